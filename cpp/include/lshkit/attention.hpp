@@ -1,0 +1,54 @@
+#pragma once
+// YOSO attention as a client of the verbs (Zeng et al., ICML 2021). It contains no hashing: codes
+// come from hash(), sums from bucket_sum's kernels.
+#include "lshkit/hash.hpp"
+#include "lshkit/tensor.hpp"
+
+namespace lshkit {
+
+enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
+// Weight of a pair in the gradient of queries and keys, with p = (1 - acos(x)/pi)^n_bits:
+//   lower_bound  n_bits/2 * p (eq. 4); from the collisions themselves where there are codes
+//   expected     dp/dx = n_bits (1 - acos(x)/pi)^(n_bits-1) / (pi sqrt(1 - x^2)) (eq. 3), 1 - x^2
+//                floored at 1e-6 (float) or 1e-12 (double): x = 1 has no direction to move in
+enum class Gradient : int { lower_bound = 0, expected = 1 };
+
+struct AttentionShape {
+  index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
+};
+struct AttentionOptions {
+  bool causal = false;  // query i sees keys j <= i
+  Normalize normalize = Normalize::l2;
+  Gradient gradient = Gradient::lower_bound;
+};
+template <class T>
+struct AttentionInputs {
+  Tensor<const T> query, key, value;  // queries and keys need not have unit norm: they are scaled
+  Mask key_mask;
+};
+template <class T>
+struct AttentionGradients {
+  Tensor<const T> out;          // gradient of the loss in the output
+  Tensor<T> query, key, value;  // every element is written
+};
+
+// Sampled estimator (YOSO-m). Writes out and the contiguous codes (batch, heads, rows, n_hashes)
+// that the backward takes. Rows with a NaN or infinity: such a query's output is NaN, such a key
+// takes no part.
+void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
+                  const HashFunctions& functions, AttentionInputs<float> in, Tensor<float> out,
+                  void* query_codes, void* key_codes, int threads);
+void yoso_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
+                   index_t n_hashes, AttentionInputs<float> in, Codes query_codes, Codes key_codes,
+                   AttentionGradients<float> gradients, int threads);
+
+// Expectation over the hash functions (YOSO-E), blocked: memory is linear in the lengths. T: float
+// or double.
+template <class T>
+void expected_forward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
+                      AttentionInputs<T> in, Tensor<T> out, int threads);
+template <class T>
+void expected_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
+                       AttentionInputs<T> in, AttentionGradients<T> gradients, int threads);
+
+}  // namespace lshkit

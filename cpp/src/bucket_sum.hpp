@@ -1,0 +1,30 @@
+#pragma once
+// The sum verb on one head, for the clients that go head by head.
+#include "kernels/kernels.hpp"
+#include "lshkit/bucket_sum.hpp"
+
+namespace lshkit {
+
+template <class T>
+struct HeadSum {
+  index_t n_queries, n_keys, n_hashes, n_buckets;
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  Matrix<const T> values;
+  const std::uint8_t* key_mask;
+  Order order;
+  T scale;
+  Matrix<T> out;
+};
+
+// The columns are cut into slices that can be computed apart.
+template <class T>
+index_t slice_count(index_t n_values) {
+  constexpr index_t columns = kSliceBytes / sizeof(T);
+  return (n_values + columns - 1) / columns;
+}
+// Slices [first, last). Uses thread_scratch.
+template <class T>
+void sum_slices(const HeadSum<T>& sum, index_t first, index_t last);
+
+}  // namespace lshkit

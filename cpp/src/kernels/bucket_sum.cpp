@@ -1,0 +1,184 @@
+// The sum verb on one slice of 64 bytes of value columns and one group of hashes, token by token:
+// the value's slice stays in registers while it is added to one table row of each hash, and a
+// query's sum stays in registers while it reads one row of each.
+//
+// The bound is the traffic of the table rows, 192 bytes a token, hash and slice (add: load and
+// store; read: load), against the L2 cache, which holds the group's tables: 768 bytes a token and
+// hash for 64 float columns.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr index_t kAhead =
+    12;  // rows to prefetch ahead: the stride of a slice defeats the hardware
+
+// One table row: a cache line, in as many registers as that takes.
+template <class T>
+struct Line {
+  static constexpr int kVectors = kSliceBytes / kVectorBytes, kColumns = kSliceBytes / sizeof(T);
+  Vec<T> v[kVectors];
+
+  LSHKIT_INLINE static Line zero() {
+    Line line;
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) line.v[i] = Vec<T>{};
+    return line;
+  }
+  template <bool Full>
+  LSHKIT_INLINE static Line read(const T* p, int width) {
+    Line line;
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i)
+      line.v[i] =
+          Full ? load(p + i * kLanes<T>) : load_first(p + i * kLanes<T>, width - i * kLanes<T>);
+    return line;
+  }
+  template <bool Full>
+  LSHKIT_INLINE void write(T* p, int width) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i)
+      if (Full)
+        store(p + i * kLanes<T>, v[i]);
+      else
+        store_first(p + i * kLanes<T>, v[i], width - i * kLanes<T>);
+  }
+  LSHKIT_INLINE void add(const Line& other) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] += other.v[i];
+  }
+};
+
+// Group: the number of hashes at compile time, or 0. Full: the slice has all its columns.
+template <class T, class Code, int Group, bool Full>
+struct Pass {
+  using Row = Line<T>;
+  const BucketSumPass<T>& p;
+
+  LSHKIT_INLINE int group() const { return Group ? Group : p.group; }
+  LSHKIT_INLINE T* row(int hash, Code code) const {
+    return p.table + (hash * p.table_rows + code) * Row::kColumns;
+  }
+  LSHKIT_INLINE void add(index_t key) const {
+    if (p.key_mask && !p.key_mask[key]) return;
+    const T* value = p.values + key * p.value_stride;
+    const Code* code = static_cast<const Code*>(p.key_codes) + key * p.key_code_stride;
+    if (key + 2 * kAhead < p.n_keys) {
+      prefetch(value + kAhead * p.value_stride);
+      prefetch(code + 2 * kAhead * p.key_code_stride);
+    }
+    const Row line = Row::template read<Full>(value, p.width);
+    const int n = group();
+    LSHKIT_UNROLL
+    for (int h = 0; h < n; ++h) {
+      Row bucket = Row::template read<true>(row(h, code[h]), 0);
+      bucket.add(line);
+      bucket.template write<true>(row(h, code[h]), 0);
+    }
+  }
+  LSHKIT_INLINE void read(index_t query) const {
+    T* out = p.out + query * p.out_stride;
+    const Code* code = static_cast<const Code*>(p.query_codes) + query * p.query_code_stride;
+    if (query + 2 * kAhead < p.n_queries) {
+      __builtin_prefetch(out + kAhead * p.out_stride, 1);
+      prefetch(code + 2 * kAhead * p.query_code_stride);
+    }
+    Row even = Row::zero(), odd = Row::zero();
+    const int n = group();
+    LSHKIT_UNROLL
+    for (int h = 0; h + 1 < n; h += 2) {
+      even.add(Row::template read<true>(row(h, code[h]), 0));
+      odd.add(Row::template read<true>(row(h + 1, code[h + 1]), 0));
+    }
+    if (n % 2) even.add(Row::template read<true>(row(n - 1, code[n - 1]), 0));
+    even.add(odd);
+    LSHKIT_UNROLL
+    for (int i = 0; i < Row::kVectors; ++i) even.v[i] *= p.scale;
+    if (p.accumulate) even.add(Row::template read<Full>(out, p.width));
+    even.template write<Full>(out, p.width);
+  }
+  void run() const {
+    std::memset(p.table, 0, std::size_t(p.group) * p.table_rows * kSliceBytes);
+    switch (p.order) {
+      case Order::all:
+        for (index_t j = 0; j < p.n_keys; ++j) add(j);
+        for (index_t i = 0; i < p.n_queries; ++i) read(i);
+        break;
+      case Order::causal:
+        for (index_t i = 0; i < p.n_queries; ++i) {
+          if (i < p.n_keys) add(i);
+          read(i);
+        }
+        break;
+      case Order::reversed:
+        for (index_t i = (p.n_keys > p.n_queries ? p.n_keys : p.n_queries) - 1; i >= 0; --i) {
+          if (i < p.n_keys) add(i);
+          if (i < p.n_queries) read(i);
+        }
+    }
+  }
+};
+
+template <class T, class Code>
+void run(const BucketSumPass<T>& p) {
+  const bool full = p.width == Line<T>::kColumns;
+  if (p.group == kMaxGroup && full) return Pass<T, Code, kMaxGroup, true>{p}.run();
+  if (p.group == kMaxGroup) return Pass<T, Code, kMaxGroup, false>{p}.run();
+  if (full) return Pass<T, Code, 0, true>{p}.run();
+  Pass<T, Code, 0, false>{p}.run();
+}
+
+template <class T>
+void run_codes(const BucketSumPass<T>& p) {
+  p.code_bytes == 1 ? run<T, std::uint8_t>(p) : run<T, std::uint16_t>(p);
+}
+
+template <class T, class Code>
+void add_rows(const BucketTableRows<T>& t, index_t hash, const T* values, index_t value_stride,
+              T sign) {
+  const Code* codes = static_cast<const Code*>(t.codes) + hash;
+  T* table = t.table + hash * t.n_buckets * t.n_values;
+  for (index_t i = 0; i < t.rows; ++i) {
+    T* row = table + codes[i * t.n_hashes] * t.n_values;
+    const T* value = values + i * value_stride;
+    for (index_t c = 0; c < t.n_values; ++c) row[c] += sign * value[c];
+  }
+}
+
+template <class T, class Code>
+void query_rows(const BucketTableRows<T>& t, T scale, T* out) {
+  const Code* codes = static_cast<const Code*>(t.codes);
+  for (index_t i = 0; i < t.rows; ++i) {
+    T* sum = out + i * t.n_values;
+    for (index_t c = 0; c < t.n_values; ++c) sum[c] = 0;
+    for (index_t h = 0; h < t.n_hashes; ++h) {
+      const T* row = t.table + (h * t.n_buckets + codes[i * t.n_hashes + h]) * t.n_values;
+      for (index_t c = 0; c < t.n_values; ++c) sum[c] += row[c];
+    }
+    for (index_t c = 0; c < t.n_values; ++c) sum[c] *= scale;
+  }
+}
+
+}  // namespace
+
+void bucket_sum(const BucketSumPass<float>& p) { run_codes(p); }
+void bucket_sum(const BucketSumPass<double>& p) { run_codes(p); }
+
+#define LSHKIT_DEFINE(T)                                                                     \
+  void table_add(const BucketTableRows<T>& t, index_t hash, const T* values, index_t stride, \
+                 T sign) {                                                                   \
+    t.code_bytes == 1 ? add_rows<T, std::uint8_t>(t, hash, values, stride, sign)             \
+                      : add_rows<T, std::uint16_t>(t, hash, values, stride, sign);           \
+  }                                                                                          \
+  void table_query(const BucketTableRows<T>& t, T scale, T* out) {                           \
+    t.code_bytes == 1 ? query_rows<T, std::uint8_t>(t, scale, out)                           \
+                      : query_rows<T, std::uint16_t>(t, scale, out);                         \
+  }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

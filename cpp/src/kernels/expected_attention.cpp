@@ -1,0 +1,254 @@
+// Attention with the collision probability itself, p(x) = (1 - acos(x) / pi)^n_bits (YOSO-E), and
+// its gradients, blocked so that no n x n matrix is formed: a chunk of keys is packed once and
+// meets the queries chunk by chunk. Bound: flops, 4 d a pair forward and 10 d backward.
+#include "kernels.hpp"
+#include "matmul.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
+
+constexpr double kPi = 3.14159265358979323846;
+
+// acos for |x| <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
+LSHKIT_INLINE Vec<float> select(Int<float> mask, Vec<float> a, Vec<float> b) {
+  return Vec<float>((mask & Int<float>(a)) | (~mask & Int<float>(b)));
+}
+LSHKIT_INLINE Vec<double> select(Int<double> mask, Vec<double> a, Vec<double> b) {
+  return Vec<double>((mask & Int<double>(a)) | (~mask & Int<double>(b)));
+}
+#if defined(LSHKIT_ISA_AVX512)
+LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
+LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm512_maskz_sqrt_pd(0xff, x); }
+#elif defined(LSHKIT_ISA_AVX2)
+LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
+LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
+#else
+LSHKIT_INLINE Vec<float> root(Vec<float> x) {
+  for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+}
+LSHKIT_INLINE Vec<double> root(Vec<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+}
+#endif
+LSHKIT_INLINE Vec<float> arccos(Vec<float> x) {
+  const Int<float> negative = x < 0.0f;
+  const Vec<float> a = select(negative, -x, x);
+  Vec<float> p = broadcast<float>(-0.0012624911f);
+  p = p * a + 0.0066700901f;
+  p = p * a - 0.0170881256f;
+  p = p * a + 0.0308918810f;
+  p = p * a - 0.0501743046f;
+  p = p * a + 0.0889789874f;
+  p = p * a - 0.2145988016f;
+  p = p * a + 1.5707963050f;
+  p *= root(1.0f - a);
+  return select(negative, float(kPi) - p, p);
+}
+LSHKIT_INLINE Vec<double> arccos(Vec<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_acos(x[i]);
+  return x;
+}
+template <class T>
+LSHKIT_INLINE Vec<T> clamp(Vec<T> x) {
+  const Vec<T> one = broadcast<T>(1);
+  x = select(x > one, one, x);
+  return select(x < -one, -one, x);
+}
+// base^n by squaring
+template <class T>
+LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
+  Vec<T> result = broadcast<T>(1);
+  for (; n > 0; n >>= 1) {
+    if (n & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+// The distance to x = 1 below which the derivative stops growing: 1 - x^2 is rounding noise there.
+template <class T>
+constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
+
+template <class T>
+LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {  // probability that one bit agrees
+  return 1 - arccos(x) * T(1 / kPi);
+}
+template <class T>
+LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {
+  return power<T>(agreement<T>(clamp<T>(x)), n_bits);
+}
+// The gradient's weight and, through p, the probability.
+template <class T>
+LSHKIT_INLINE Vec<T> weight(Vec<T> x, int n_bits, Gradient kind, Vec<T>* p) {
+  x = clamp<T>(x);
+  const Vec<T> bit = agreement<T>(x), lower = power<T>(bit, n_bits - 1);
+  *p = lower * bit;
+  if (kind == Gradient::lower_bound) return *p * T(n_bits * 0.5);
+  const Vec<T> square = 1 - x * x, floor = broadcast<T>(kFloor<T>);
+  return lower * T(n_bits / kPi) / root(select(square < floor, floor, square));
+}
+
+template <class T>
+struct Scratch {
+  T *key_t, *key, *value_t, *value;  // a chunk of keys: transposed, unit rows, values likewise
+  T *query, *x, *s;                  // a chunk of queries (unit rows), and its pairs
+  T *key_grad, *value_grad;
+  std::int32_t* keys;  // the chunk's rows
+  index_t d, dv;
+  Scratch(index_t n_features, index_t n_values, Cut& cut)
+      : d(round_up(n_features, kLanes<T>)), dv(round_up(n_values, kLanes<T>)) {
+    key_t = cut.take<T>(kKeys * d);
+    key = cut.take<T>(kKeys * d);
+    value_t = cut.take<T>(kKeys * dv);
+    value = cut.take<T>(kKeys * dv);
+    query = cut.take<T>(kQueries * d);
+    x = cut.take<T>(kQueries * kKeys);
+    s = cut.take<T>(kQueries * kKeys);
+    key_grad = cut.take<T>(kKeys * d);
+    value_grad = cut.take<T>(kKeys * dv);
+    keys = cut.take<std::int32_t>(kKeys);
+  }
+};
+
+// Calls chunk(n) with the next n <= kKeys keys that take part listed in s.keys.
+template <class T, class Body>
+LSHKIT_INLINE void for_key_chunks(const Scratch<T>& s, index_t n_keys, const std::uint8_t* valid,
+                                  const Body& body) {
+  for (index_t next = 0; next < n_keys;) {
+    index_t n = 0;
+    for (; next < n_keys && n < kKeys; ++next)
+      if (valid[next]) s.keys[n++] = std::int32_t(next);
+    if (n > 0) body(n);
+  }
+}
+
+// Columns of row r that a causal query must not see become zero.
+template <class T>
+LSHKIT_INLINE void hide_future(T* pairs, index_t padded, const std::int32_t* keys, index_t nk,
+                               index_t first_query, index_t nq) {
+  for (index_t r = 0, seen = 0; r < nq; ++r) {
+    while (seen < nk && keys[seen] <= first_query + r) ++seen;
+    for (index_t c = seen; c < padded; ++c) pairs[r * padded + c] = 0;
+  }
+}
+
+template <class T>
+void sum(const ExpectedSum<T>& p) {
+  Cut cut{p.scratch};
+  const Scratch<T> s(p.query.columns, p.value.columns, cut);
+  const index_t d = p.query.columns, dv = p.value.columns;
+  clear(p.out);
+  if (p.row_sum) std::memset(p.row_sum, 0, sizeof(T) * p.out.rows);
+  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t nk) {
+    const index_t padded = round_up(nk, kLanes<T>);
+    pack_transposed<T>(nk, d, padded, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
+                       s.key_t);
+    pack<T>(nk, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
+    const index_t start = p.causal ? larger(0, s.keys[0] - p.first_query) : 0;
+    for (index_t i = start; i < p.query.rows; i += kQueries) {
+      const index_t nq = smaller(kQueries, p.query.rows - i), position = p.first_query + i;
+      matmul<T>(nq, padded, d, {p.query.row(i), p.query.stride}, 1, s.key_t, padded, {s.x, padded},
+                false);
+      for (index_t r = 0; r < nq; ++r)
+        for (index_t c = 0; c < padded; c += kLanes<T>) {
+          T* x = s.x + r * padded + c;
+          store(x, probability<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits));
+        }
+      if (p.causal && s.keys[nk - 1] > position) hide_future(s.x, padded, s.keys, nk, position, nq);
+      if (p.row_sum)
+        for (index_t r = 0; r < nq; ++r)
+          for (index_t c = 0; c < nk; ++c) p.row_sum[i + r] += s.x[r * padded + c];
+      matmul<T>(nq, dv, nk, {s.x, padded}, 1, s.value, s.dv, {p.out.row(i), p.out.stride}, true);
+    }
+  });
+}
+
+template <class T>
+void gradient(const ExpectedGradient<T>& p) {
+  Cut cut{p.scratch};
+  const Scratch<T> s(p.query.columns, p.value.columns, cut);
+  const index_t d = p.query.columns, dv = p.value.columns;
+  clear(p.query_grad);
+  clear(p.key_grad);
+  if (p.value_grad.data) clear(p.value_grad);
+  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t nk) {
+    const index_t padded = round_up(nk, kLanes<T>);
+    const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
+    pack_transposed<T>(nk, d, padded, keys, 1, p.key_inverse_norm, s.key_t);
+    pack<T>(nk, d, s.d, keys, 1, p.key_inverse_norm, s.key);
+    pack_transposed<T>(nk, dv, padded, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
+                       s.value_t);
+    std::memset(s.key_grad, 0, sizeof(T) * kKeys * s.d);
+    std::memset(s.value_grad, 0, sizeof(T) * kKeys * s.dv);
+    for (index_t i = p.causal ? s.keys[0] : 0; i < p.query.rows; i += kQueries) {
+      const index_t nq = smaller(kQueries, p.query.rows - i);
+      const Rows<const T> queries{p.query.row(i), p.query.stride},
+          grads{p.grad.row(i), p.grad.stride};
+      // x: cosines, then probabilities; s: g . v, then the gradient's weight of each pair
+      matmul<T>(nq, padded, d, queries, 1, s.key_t, padded, {s.x, padded}, false);
+      matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
+      for (index_t r = 0; r < nq; ++r) {
+        const T bias = p.bias ? p.bias[i + r] : 0;
+        for (index_t c = 0; c < padded; c += kLanes<T>) {
+          T *x = s.x + r * padded + c, *pair = s.s + r * padded + c;
+          Vec<T> probability;
+          const Vec<T> w =
+              weight<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits, p.weight, &probability);
+          store(pair, p.query_valid[i + r] ? w * (load(pair) + bias) : Vec<T>{});
+          store(x, p.query_valid[i + r] ? probability : Vec<T>{});
+        }
+      }
+      if (p.causal && s.keys[nk - 1] > i) {
+        hide_future(s.x, padded, s.keys, nk, i, nq);
+        hide_future(s.s, padded, s.keys, nk, i, nq);
+      }
+      matmul<T>(nq, d, nk, {s.s, padded}, 1, s.key, s.d, {p.query_grad.row(i), p.query_grad.stride},
+                true);
+      pack<T>(nq, d, s.d, queries, 1, p.query_inverse_norm + i, s.query);
+      if (p.value_grad.data) pack<T>(nq, dv, s.dv, grads, 1, nullptr, s.value);
+      for (index_t r = 0; r < nq; ++r)
+        if (!p.query_valid[i + r]) {  // zero weights do not stop a NaN
+          std::memset(s.query + r * s.d, 0, sizeof(T) * s.d);
+          std::memset(s.value + r * s.dv, 0, sizeof(T) * s.dv);
+        }
+      matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
+      if (p.value_grad.data) {
+        matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
+      }
+    }
+    for (index_t r = 0; r < nk; ++r) {
+      std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
+      if (p.value_grad.data)
+        std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
+    }
+  });
+}
+
+template <class T>
+index_t scratch_bytes(index_t n_features, index_t n_values) {
+  Cut cut{nullptr};
+  Scratch<T> scratch(n_features, n_values, cut);
+  return cut.used;
+}
+
+}  // namespace
+
+index_t expected_scratch_f32(index_t n_features, index_t n_values) {
+  return scratch_bytes<float>(n_features, n_values);
+}
+index_t expected_scratch_f64(index_t n_features, index_t n_values) {
+  return scratch_bytes<double>(n_features, n_values);
+}
+void expected_sum(const ExpectedSum<float>& p) { sum(p); }
+void expected_sum(const ExpectedSum<double>& p) { sum(p); }
+void expected_gradient(const ExpectedGradient<float>& p) { gradient(p); }
+void expected_gradient(const ExpectedGradient<double>& p) { gradient(p); }
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

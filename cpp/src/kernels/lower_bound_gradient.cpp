@@ -1,0 +1,27 @@
+// Gradient of queries and keys with the lower bound of the derivative (YOSO, ICML 2021, eq. 4). Two
+// ways to the same sum: lower_bound_pairs for short sequences, lower_bound_buckets for long ones.
+#include "kernels.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+// Rows up to which comparing all pairs pays: it needs buckets of a few rows too.
+bool few(const LowerBoundGradient& p) {
+  constexpr index_t kRows = 512;
+  const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;
+  return most <= kRows && most <= 4 * p.n_buckets;
+}
+
+}  // namespace
+
+index_t lower_bound_scratch(const LowerBoundGradient& p) {
+  return few(p) ? lower_bound_pairs_scratch(p) : lower_bound_buckets_scratch(p);
+}
+
+void lower_bound_gradient(const LowerBoundGradient& p) {
+  few(p) ? lower_bound_pairs(p) : lower_bound_buckets(p);
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,161 @@
+// Row by row: norms, the normalisation of the output and the gradients through both.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+// Below this the output has no direction: it becomes zero and passes no gradient.
+constexpr double kSmallestNorm = 1e-12;
+
+template <class T>
+LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
+  Vec<T> s0 = {}, s1 = {};
+  index_t i = 0;
+  for (; i + 2 * kLanes<T> <= n; i += 2 * kLanes<T>) {
+    s0 += load(a + i) * load(b + i);
+    s1 += load(a + i + kLanes<T>) * load(b + i + kLanes<T>);
+  }
+  for (; i < n; i += kLanes<T>) s0 += load_first(a + i, int(n - i)) * load_first(b + i, int(n - i));
+  return sum_lanes<T>(s0 + s1);
+}
+
+LSHKIT_INLINE float root(float x) { return __builtin_sqrtf(x); }
+LSHKIT_INLINE double root(double x) { return __builtin_sqrt(x); }
+
+// x[i] = a * x[i] + b * y[i]
+template <class T>
+LSHKIT_INLINE void combine(T a, T* x, T b, const T* y, index_t n) {
+  for (index_t i = 0; i < n; ++i) x[i] = a * x[i] + b * y[i];
+}
+template <class T>
+LSHKIT_INLINE void scale(T a, T* x, index_t n) {
+  for (index_t i = 0; i < n; ++i) x[i] *= a;
+}
+template <class T>
+LSHKIT_INLINE void clear(T* x, index_t n) {
+  for (index_t i = 0; i < n; ++i) x[i] = 0;
+}
+
+// The norm of a row whose square may leave T's range: once more, scaled by its largest entry.
+template <class T>
+T norm(const T* x, index_t n) {
+  const T square = dot(x, x, n);
+  if (square > T(1e-30) && square < T(1e30)) return root(square);
+  T largest = 0;
+  for (index_t i = 0; i < n; ++i) {
+    const T a = x[i] < 0 ? -x[i] : x[i];
+    if (!(a <= largest)) largest = a;  // NaN stays
+    if (largest != largest) return largest;
+  }
+  if (largest == 0 || largest - largest != 0) return largest;
+  T sum = 0;
+  for (index_t i = 0; i < n; ++i) sum += (x[i] / largest) * (x[i] / largest);
+  return largest * root(sum);
+}
+
+template <class T>
+void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
+                      std::uint8_t* valid) {
+  for (index_t i = 0; i < x.rows; ++i) {
+    inverse[i] = 0;
+    valid[i] = 0;
+    if (mask && !mask[i]) continue;
+    const T length = norm(x.row(i), x.columns), reciprocal = 1 / length;
+    valid[i] = length - length == 0;
+    if (!valid[i])
+      inverse[i] = T(__builtin_nan(""));
+    else if (reciprocal - reciprocal == 0)  // zero and subnormal lengths have none
+      inverse[i] = reciprocal;
+  }
+}
+
+template <class T>
+void l2(Matrix<T> y) {
+  for (index_t i = 0; i < y.rows; ++i) {
+    const T length = norm(y.row(i), y.columns);
+    if (length <= T(kSmallestNorm))
+      clear(y.row(i), y.columns);
+    else
+      scale(1 / length, y.row(i), y.columns);
+  }
+}
+
+template <class T>
+void by_sum(Matrix<T> y, const T* sums) {
+  for (index_t i = 0; i < y.rows; ++i)
+    if (sums[i] == 0)
+      clear(y.row(i), y.columns);
+    else
+      scale(1 / sums[i], y.row(i), y.columns);
+}
+
+// d(y / |y|): (g - (g . u) u) / |y|
+template <class T>
+void l2_backward(Matrix<const T> grad, Matrix<T> y) {
+  for (index_t i = 0; i < y.rows; ++i) {
+    T* row = y.row(i);
+    const T length = norm(row, y.columns);
+    if (length <= T(kSmallestNorm)) {
+      clear(row, y.columns);
+      continue;
+    }
+    const T inverse = 1 / length;
+    scale(inverse, row, y.columns);
+    const T along = dot(grad.row(i), static_cast<const T*>(row), y.columns);
+    combine(-along * inverse, row, inverse, grad.row(i), y.columns);
+  }
+}
+
+// y = raw / sum: the gradient of raw is g / sum, that of sum is -(g . y) / sum, and sum is raw with
+// every value one.
+template <class T>
+void sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) {
+  for (index_t i = 0; i < y.rows; ++i) {
+    T* row = y.row(i);
+    bias[i] = 0;
+    if (sums[i] == 0) {
+      clear(row, y.columns);
+      continue;
+    }
+    const T inverse = 1 / sums[i];
+    bias[i] = -dot(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
+    combine(T(0), row, inverse, grad.row(i), y.columns);
+  }
+}
+
+template <class T>
+void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
+  for (index_t i = 0; i < grad.rows; ++i) {
+    T* g = grad.row(i);
+    const T along = dot(static_cast<const T*>(g), x.row(i), grad.columns) * inverse[i] * inverse[i];
+    if (inverse[i] == 0)
+      clear(g, grad.columns);
+    else
+      combine(inverse[i], g, -along * inverse[i], x.row(i), grad.columns);
+  }
+}
+
+}  // namespace
+
+#define LSHKIT_DEFINE(T)                                                                   \
+  void inverse_norms(Matrix<const T> x, const std::uint8_t* mask, T* inverse,              \
+                     std::uint8_t* valid) {                                                \
+    inverse_norms_of(x, mask, inverse, valid);                                             \
+  }                                                                                        \
+  void normalize_l2(Matrix<T> y) { l2(y); }                                                \
+  void normalize_sum(Matrix<T> y, const T* sums) { by_sum(y, sums); }                      \
+  void normalize_l2_backward(Matrix<const T> grad, Matrix<T> y) { l2_backward(grad, y); }  \
+  void normalize_sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) { \
+    sum_backward(grad, y, sums, bias);                                                     \
+  }                                                                                        \
+  void unit_norm_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {           \
+    unit_backward(x, inverse, grad);                                                       \
+  }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

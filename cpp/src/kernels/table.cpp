@@ -1,0 +1,25 @@
+// The kernels of this object's instruction set, collected.
+#include "kernels.hpp"
+
+#define LSHKIT_STRING_(x) #x
+#define LSHKIT_STRING(x) LSHKIT_STRING_(x)
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+
+Kernels table() {
+  return Kernels{LSHKIT_STRING(LSHKIT_ISA),
+                 hash_hadamard,
+                 hash_hyperplane,
+                 lower_bound_scratch,
+                 lower_bound_gradient,
+                 {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
+                  normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
+                  expected_scratch_f32, expected_sum, expected_gradient},
+                 {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
+                  normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
+                  expected_scratch_f64, expected_sum, expected_gradient}};
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

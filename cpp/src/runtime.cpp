@@ -1,0 +1,114 @@
+#include "lshkit/runtime.hpp"
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "kernels/kernels.hpp"
+#include "parallel.hpp"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace lshkit {
+namespace {
+
+// ---- threads ----
+bool used_openmp = false;
+bool in_forked_child = false;
+
+struct ForkHandler {
+  ForkHandler() {
+    pthread_atfork(nullptr, nullptr, [] { in_forked_child = in_forked_child || used_openmp; });
+  }
+} fork_handler;
+
+// ---- scratch ----
+constexpr std::size_t kKeptScratch = std::size_t(4) << 20;
+struct Buffer {
+  void* memory = nullptr;
+  std::size_t bytes = 0;
+
+  void release() {
+    std::free(memory);
+    memory = nullptr;
+    bytes = 0;
+  }
+  ~Buffer() { std::free(memory); }
+};
+thread_local Buffer buffers[2];  // by Scratch
+
+// ---- instruction set ----
+bool allowed(const char* name) {
+  const char* wanted = std::getenv("LSHKIT_ISA");
+  if (!wanted || !std::strcmp(wanted, name)) return true;
+  return !std::strcmp(wanted, "avx512") && !std::strcmp(name, "avx2");
+}
+
+Kernels choose() {
+#ifdef LSHKIT_X86
+  // Single features, not levels: Clang before 18 does not know "x86-64-v3".
+  __builtin_cpu_init();
+  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512vl");
+  if (v4 && allowed("avx512")) return avx512::table();
+  if (v3 && allowed("avx2")) return avx2::table();
+#endif
+  return base::table();
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels chosen = choose();
+  return chosen;
+}
+
+const char* instruction_set() { return kernels().name; }
+
+bool has_openmp() {
+#ifdef _OPENMP
+  return true;
+#else
+  return false;
+#endif
+}
+
+int max_threads() {
+#ifdef _OPENMP
+  if (!in_forked_child) return omp_get_max_threads();
+#endif
+  return 1;
+}
+
+int thread_count(int requested) {
+  const int most = max_threads();
+  if (in_forked_child || !has_openmp()) return 1;
+  const int threads = requested > 0 ? requested : most;
+  used_openmp = used_openmp || threads > 1;
+  return threads;
+}
+
+void* thread_scratch(std::size_t bytes, Scratch use) {
+  Buffer& buffer = buffers[int(use)];
+  if (bytes > buffer.bytes) {
+    buffer.release();
+    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
+    buffer.memory = std::aligned_alloc(4096, rounded);
+    if (!buffer.memory) throw std::bad_alloc();
+    buffer.bytes = rounded;
+  }
+  return buffer.memory;
+}
+
+void release_large_scratch() {
+  for (Buffer& buffer : buffers)
+    if (buffer.bytes > kKeptScratch) buffer.release();
+}
+
+}  // namespace lshkit

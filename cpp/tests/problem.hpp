@@ -1,0 +1,61 @@
+#pragma once
+// Random problems for the tests, and memory that shows what a kernel must not touch.
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "lshkit/tensor.hpp"
+
+using lshkit::index_t;
+
+inline std::vector<float> normal(std::size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> x(count);
+  for (float& value : x) value = distribution(generator);
+  return x;
+}
+
+template <class Code>
+std::vector<Code> random_codes(std::size_t count, int n_buckets, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_int_distribution<int> distribution(0, n_buckets - 1);
+  std::vector<Code> codes(count);
+  for (Code& code : codes) code = Code(distribution(generator));
+  return codes;
+}
+
+// An output to be written: NaN where it has not been. Allocated to its exact size, so that
+// AddressSanitizer sees a write or read past the end.
+template <class T>
+std::vector<T> unwritten(std::size_t count) {
+  return std::vector<T>(count, std::numeric_limits<T>::quiet_NaN());
+}
+
+// A contiguous (1, heads, rows, columns) view.
+template <class T, class V>
+lshkit::Tensor<T> view(V& x, index_t rows, index_t columns) {
+  return {x.data(), 0, rows * columns, columns};
+}
+
+// Address space without memory behind it but for the pages that are used. Null if refused.
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    data_ = p == MAP_FAILED ? nullptr : p;
+  }
+  ~SparseMemory() {
+    if (data_) munmap(data_, bytes_);
+  }
+  float* floats() const { return static_cast<float*>(data_); }
+
+ private:
+  void* data_;
+  std::size_t bytes_;
+};

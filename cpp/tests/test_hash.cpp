@@ -1,0 +1,177 @@
+// Codes against the definition in hash.hpp, in double precision.
+#include "check.hpp"
+#include "lshkit/hash.hpp"
+#include "problem.hpp"
+
+using namespace lshkit;
+
+namespace {
+
+struct Parameters {
+  std::vector<float> numbers;
+  index_t columns;
+};
+
+Parameters hyperplane(index_t d, int n_bits, index_t n_hashes, index_t heads, unsigned seed) {
+  return {normal(heads * n_hashes * n_bits * d, seed), d};
+}
+
+Parameters hadamard(index_t d, int n_bits, index_t n_hashes, index_t heads, unsigned seed) {
+  index_t columns = 64;
+  while (columns < d) columns *= 2;
+  const index_t rows = 2 + (n_hashes + columns - 1) / columns * n_bits;
+  Parameters p{normal(heads * rows * columns, seed), columns};
+  for (index_t head = 0; head < heads; ++head)
+    for (index_t r = 0; r < rows; ++r)
+      for (index_t c = 0; c < columns; ++c) {
+        float* row = &p.numbers[(head * rows + r) * columns];
+        if (r >= 2) row[c] = row[c] > 0 ? 1.0f : -1.0f;
+      }
+  for (index_t head = 0; head < heads; ++head)
+    for (index_t r = 0; r < 2; ++r)
+      for (index_t c = 0; c < columns / 2; ++c) {
+        float* row = &p.numbers[(head * rows + r) * columns];
+        const double angle = 3 * row[c];
+        row[c] = float(std::cos(angle));
+        row[columns / 2 + c] = float(std::sin(angle));
+      }
+  return p;
+}
+
+void transform(std::vector<double>& x) {
+  for (std::size_t half = 1; half < x.size(); half *= 2)
+    for (std::size_t i = 0; i < x.size(); ++i)
+      if (!(i & half)) {
+        const double a = x[i], b = x[i + half];
+        x[i] = a + b;
+        x[i + half] = a - b;
+      }
+}
+
+void rotate(std::vector<double>& x, const float* angles) {
+  const std::size_t half = x.size() / 2;
+  for (std::size_t i = 0; i < half; ++i) {
+    const double a = x[i], b = x[half + i];
+    x[i] = angles[i] * a - angles[half + i] * b;
+    x[half + i] = angles[half + i] * a + angles[i] * b;
+  }
+}
+
+// The projection of bit `bit` of hash `hash`, and the size of the terms it sums.
+double projection(Family family, const float* p, index_t columns, const float* x, index_t d,
+                  int n_bits, index_t hash, int bit, double* size) {
+  double sum = 0, norm = 0;
+  if (family == Family::hyperplane) {
+    for (index_t c = 0; c < d; ++c) {
+      sum += double(p[(hash * n_bits + bit) * d + c]) * x[c];
+      norm += std::fabs(double(p[(hash * n_bits + bit) * d + c]) * x[c]);
+    }
+    *size = norm;
+    return sum;
+  }
+  std::vector<double> z(columns, 0.0);
+  for (index_t c = 0; c < d; ++c) z[c] = x[c];
+  rotate(z, p);
+  transform(z);
+  rotate(z, p + columns);
+  const float* signs = p + (2 + hash / columns * n_bits + bit) * columns;
+  for (index_t c = 0; c < columns; ++c) z[c] *= signs[c];
+  for (double v : z) norm += std::fabs(v);
+  transform(z);
+  *size = norm;
+  return z[hash % columns];
+}
+
+void check_codes(Family family, index_t n, index_t d, int n_bits, index_t n_hashes, int threads) {
+  const index_t batch = 2, heads = 2;
+  const Parameters p = family == Family::hadamard ? hadamard(d, n_bits, n_hashes, heads, 1)
+                                                  : hyperplane(d, n_bits, n_hashes, heads, 1);
+  const std::vector<float> x = normal(batch * heads * n * d, 2);
+  const int bytes = n_bits <= 8 ? 1 : 2;
+  std::vector<std::uint8_t> codes(batch * heads * n * n_hashes * bytes);
+  HashFunctions f;
+  f.family = family;
+  f.parameters = p.numbers.data();
+  f.head_stride = index_t(p.numbers.size()) / heads;
+  f.columns = p.columns;
+  f.n_bits = n_bits;
+  f.n_hashes = n_hashes;
+  CHECK(hash(f, {x.data(), heads * n * d, n * d, d}, batch, heads, n, d, codes.data(), threads));
+  int wrong = 0;
+  for (index_t row = 0; row < batch * heads * n; ++row)
+    for (index_t h = 0; h < n_hashes; ++h) {
+      const index_t at = row * n_hashes + h;
+      const int code = bytes == 1 ? codes[at] : codes[2 * at] | codes[2 * at + 1] << 8;
+      if (code >> n_bits) ++wrong;
+      for (int b = 0; b < n_bits; ++b) {
+        double size;
+        const double z = projection(family, f.parameters + row / n % heads * f.head_stride,
+                                    p.columns, &x[row * d], d, n_bits, h, b, &size);
+        if (std::fabs(z) > 1e-5 * size && (code >> b & 1) != (z > 0)) ++wrong;
+      }
+    }
+  CHECK(wrong == 0);
+}
+
+}  // namespace
+
+TEST(codes_are_signs_of_projections) {
+  for (const Family family : {Family::hyperplane, Family::hadamard}) {
+    check_codes(family, 1, 1, 1, 1, 1);
+    check_codes(family, 17, 7, 8, 5, 2);
+    check_codes(family, 33, 64, 8, 32, 1);
+    check_codes(family, 5, 65, 9, 33, 2);
+    check_codes(family, 3, 200, 16, 7, 1);
+    check_codes(family, 2, 60, 3, 130, 1);
+    check_codes(family, 2, 600, 2, 40, 1);
+  }
+}
+
+TEST(zero_rows_have_code_zero_and_bad_rows_are_told) {
+  for (const Family family : {Family::hyperplane, Family::hadamard}) {
+    const index_t n = 40, d = 24, m = 9;
+    const Parameters p =
+        family == Family::hadamard ? hadamard(d, 8, m, 1, 3) : hyperplane(d, 8, m, 1, 3);
+    HashFunctions f;
+    f.family = family;
+    f.parameters = p.numbers.data();
+    f.columns = p.columns;
+    f.n_hashes = m;
+    std::vector<float> x = normal(n * d, 4);
+    std::vector<std::uint8_t> clean(n * m), codes(n * m);
+    for (index_t c = 0; c < d; ++c) x[3 * d + c] = c % 2 ? -0.0f : 0.0f;
+    CHECK(hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, clean.data(), 1));
+    for (index_t h = 0; h < m; ++h) CHECK(clean[3 * m + h] == 0);
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      std::vector<float> y = x;
+      y[35 * d + 23] = bad;
+      CHECK(!hash(f, {y.data(), 0, 0, d}, 1, 1, n, d, codes.data(), 1));
+      for (index_t i = 0; i < n * m; ++i) CHECK(i / m == 35 || codes[i] == clean[i]);
+    }
+  }
+}
+
+TEST(strides_reach_beyond_32_bits) {
+  const index_t d = 32, m = 4, stride = (index_t(1) << 31) + 64, n = 3;
+  SparseMemory memory(sizeof(float) * (stride * n));
+  if (!memory.floats()) return;
+  const std::vector<float> x = normal(n * d, 5);
+  for (index_t i = 0; i < n; ++i)
+    std::memcpy(memory.floats() + i * stride, &x[i * d], sizeof(float) * d);
+  const Parameters p = hadamard(d, 8, m, 1, 6);
+  HashFunctions f;
+  f.parameters = p.numbers.data();
+  f.columns = p.columns;
+  f.n_hashes = m;
+  std::vector<std::uint8_t> near(n * m), far(n * m);
+  hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, near.data(), 1);
+  hash(f, {memory.floats(), 0, 0, stride}, 1, 1, n, d, far.data(), 1);
+  CHECK(near == far);
+}
+
+TEST(no_rows_is_no_work) {
+  HashFunctions f;
+  CHECK(hash(f, {}, 1, 4, 0, 8, nullptr, 1));
+}
+
+LSHKIT_TEST_MAIN

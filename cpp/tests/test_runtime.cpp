@@ -1,0 +1,59 @@
+// What the machine offers, and the arithmetic of the views.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "check.hpp"
+#include "lshkit/runtime.hpp"
+#include "lshkit/tensor.hpp"
+
+using namespace lshkit;
+
+TEST(instruction_set_is_a_known_one_and_stays) {
+  const std::string isa = instruction_set();
+  CHECK(isa == "base" || isa == "avx2" || isa == "avx512");
+  setenv("LSHKIT_ISA", "base", 1);  // too late: it is read once
+  CHECK(isa == instruction_set());
+  unsetenv("LSHKIT_ISA");
+}
+
+TEST(threads_are_at_least_one) {
+  CHECK(max_threads() >= 1);
+  CHECK(has_openmp() || max_threads() == 1);
+}
+
+TEST(a_child_that_inherits_no_threads_keeps_the_default) {
+  // Nothing has run in parallel in this process, so its children may use OpenMP.
+  const int threads = max_threads();
+  const pid_t child = fork();
+  if (child == 0) _exit(max_threads() == threads ? 0 : 1);
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+TEST(offsets_exceed_32_bits) {
+  // Only addresses are formed, in a space that is never touched: 2^33 elements and more.
+  const std::uintptr_t origin = 4096;
+  Tensor<float> x{reinterpret_cast<float*>(origin), index_t{1} << 33, index_t{1} << 31, 64};
+  CHECK(reinterpret_cast<std::uintptr_t>(x.matrix(1, 1)) ==
+        origin + 4 * ((std::uintptr_t{1} << 33) + (std::uintptr_t{1} << 31)));
+  Codes codes{reinterpret_cast<const void*>(origin), 2};
+  CHECK(reinterpret_cast<std::uintptr_t>(codes.matrix(3, index_t{1} << 20, 4096)) ==
+        origin + 2 * 3 * (std::uintptr_t{1} << 32));
+  Mask mask{reinterpret_cast<const std::uint8_t*>(origin), index_t{1} << 32};
+  CHECK(reinterpret_cast<std::uintptr_t>(mask.rows(2)) == origin + 2 * (std::uintptr_t{1} << 32));
+}
+
+TEST(a_broadcast_dimension_has_stride_zero) {
+  float value = 0;
+  Tensor<float> x{&value, 0, 0, 0};
+  CHECK(x.matrix(5, 7) == &value);
+}
+
+TEST(no_mask_gives_no_rows) { CHECK(Mask{}.rows(3) == nullptr); }
+
+LSHKIT_TEST_MAIN
