@@ -36,19 +36,19 @@ struct VecOf;
 template <>
 struct VecOf<float> {
   typedef float type __attribute__((vector_size(kVectorBytes)));
-  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef float unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
   typedef std::int32_t ints __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct VecOf<double> {
   typedef double type __attribute__((vector_size(kVectorBytes)));
-  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  typedef double unaligned __attribute__((vector_size(kVectorBytes), aligned(8)));
   typedef std::int64_t ints __attribute__((vector_size(kVectorBytes)));
 };
 template <>
 struct VecOf<std::int32_t> {
   typedef std::int32_t type __attribute__((vector_size(kVectorBytes)));
-  typedef std::int32_t unaligned __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef std::int32_t unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
   typedef std::int32_t ints __attribute__((vector_size(kVectorBytes)));
 };
 template <class T>
