@@ -89,7 +89,7 @@ HashFunctions functions_of(const TensorView& parameters, int family_code, index_
       parameters.wrong_value("columns as many as a power of two that is at least 64 and at least " +
                              std::to_string(n_features) + " (n_features) are wanted, was shape " +
                              parameters.describe_shape());
-    rows = 2 + ((n_hashes + columns - 1) / columns) * n_bits;
+    rows = 3 + ((n_hashes + columns - 1) / columns) * n_bits;
     parameters.require_shape({TensorView::kAny, rows, TensorView::kAny});
   }
   if (parameters.shape(0) != 1) parameters.require_shape({heads, rows, columns});

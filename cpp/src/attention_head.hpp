@@ -1,6 +1,9 @@
 #pragma once
 // What the sampled and the expected estimator share on one head: which rows take part, and the way
 // through the normalisation of the output and of queries and keys.
+#include <algorithm>
+#include <limits>
+
 #include "kernels/kernels.hpp"
 #include "lshkit/attention.hpp"
 #include "parallel.hpp"
@@ -67,6 +70,13 @@ template <class T>
 void normalize_output(Normalize normalize, Matrix<T> out, const T* sums) {
   if (normalize == Normalize::l2) kernels().typed<T>().normalize_l2(out);
   if (normalize == Normalize::sum) kernels().typed<T>().normalize_sum(out, sums);
+}
+
+// A query with a NaN or infinity gives a row of NaN, whatever it sees.
+template <class T>
+void fill_invalid_rows(Matrix<T> out, const std::uint8_t* query_valid) {
+  for (index_t i = 0; i < out.rows; ++i)
+    if (!query_valid[i]) std::fill_n(out.row(i), out.columns, std::numeric_limits<T>::quiet_NaN());
 }
 
 // The gradient of the unnormalised output. raw_output(raw, sums) computes that output and, for

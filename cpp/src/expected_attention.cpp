@@ -57,6 +57,7 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
         expected_rows(head, norms, options.causal, n_bits, first, to,
                       options.normalize == Normalize::sum ? sums : nullptr));
     normalize_output(options.normalize, to, sums);
+    fill_invalid_rows(to, norms.query_valid);
   });
 }
 

@@ -96,10 +96,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
       collision_counts(s, counts);
     }
     normalize_output(options.normalize, s.out, counts);
-    if (valid.empty()) return;
-    for (index_t i = 0; i < s.n_queries; ++i)
-      if (!valid[index * rows + i])
-        for (index_t c = 0; c < s.out.columns; ++c) s.out.row(i)[c] = __builtin_nanf("");
+    if (!valid.empty()) fill_invalid_rows(s.out, &valid[index * rows]);
   };
 
   const index_t slices = slice_count<float>(shape.n_values);

@@ -19,16 +19,16 @@ Parameters hyperplane(index_t d, int n_bits, index_t n_hashes, index_t heads, un
 Parameters hadamard(index_t d, int n_bits, index_t n_hashes, index_t heads, unsigned seed) {
   index_t columns = 64;
   while (columns < d) columns *= 2;
-  const index_t rows = 2 + (n_hashes + columns - 1) / columns * n_bits;
+  const index_t rows = 3 + (n_hashes + columns - 1) / columns * n_bits;
   Parameters p{normal(heads * rows * columns, seed), columns};
   for (index_t head = 0; head < heads; ++head)
     for (index_t r = 0; r < rows; ++r)
       for (index_t c = 0; c < columns; ++c) {
         float* row = &p.numbers[(head * rows + r) * columns];
-        if (r >= 2) row[c] = row[c] > 0 ? 1.0f : -1.0f;
+        if (r >= 3) row[c] = row[c] > 0 ? 1.0f : -1.0f;
       }
   for (index_t head = 0; head < heads; ++head)
-    for (index_t r = 0; r < 2; ++r)
+    for (index_t r = 0; r < 3; ++r)
       for (index_t c = 0; c < columns / 2; ++c) {
         float* row = &p.numbers[(head * rows + r) * columns];
         const double angle = 3 * row[c];
@@ -74,7 +74,9 @@ double projection(Family family, const float* p, index_t columns, const float* x
   rotate(z, p);
   transform(z);
   rotate(z, p + columns);
-  const float* signs = p + (2 + hash / columns * n_bits + bit) * columns;
+  transform(z);
+  rotate(z, p + 2 * columns);
+  const float* signs = p + (3 + hash / columns * n_bits + bit) * columns;
   for (index_t c = 0; c < columns; ++c) z[c] *= signs[c];
   for (double v : z) norm += std::fabs(v);
   transform(z);

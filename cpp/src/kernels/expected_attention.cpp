@@ -128,6 +128,40 @@ LSHKIT_INLINE void for_key_chunks(const Scratch<T>& s, index_t n_keys, const std
   }
 }
 
+template <class T>
+bool finite(Matrix<const T> m, const std::int32_t* order, index_t first, index_t n) {
+  Vec<T> check = {};
+  for (index_t r = 0; r < n; ++r) {
+    const T* row = m.row(order ? order[r] : first + r);
+    for (index_t c = 0; c < m.columns; c += kLanes<T>) {
+      const Vec<T> x = load_first(row + c, int(m.columns - c));
+      check += x - x;
+    }
+  }
+  return sum_lanes<T>(check) == 0;
+}
+
+// Runs block(i, nq, nk, straddles) over the chunks of queries, where nk keys from the front of the
+// chunk's are seen by the last of the nq queries from i on; straddles: and not all by the first.
+// Zero weights hide the rest, which a NaN would survive: if there is one, queries go one by one.
+template <class T, class Block, class Finite>
+LSHKIT_INLINE void for_query_chunks(const Scratch<T>& s, index_t nk, bool causal,
+                                    index_t first_query, index_t n_queries,
+                                    const Finite& all_finite, const Block& block) {
+  for (index_t i = causal ? larger(0, s.keys[0] - first_query) : 0; i < n_queries; i += kQueries) {
+    const index_t nq = smaller(kQueries, n_queries - i);
+    if (!causal || s.keys[nk - 1] <= first_query + i)
+      block(i, nq, nk, false);
+    else if (all_finite(i, nq))
+      block(i, nq, nk, true);
+    else
+      for (index_t r = i, seen = 0; r < i + nq; ++r) {
+        while (seen < nk && s.keys[seen] <= first_query + r) ++seen;
+        if (seen > 0) block(r, 1, seen, false);
+      }
+  }
+}
+
 // Columns of row r that a causal query must not see become zero.
 template <class T>
 LSHKIT_INLINE void hide_future(T* pairs, index_t padded, const std::int32_t* keys, index_t nk,
@@ -145,14 +179,13 @@ void sum(const ExpectedSum<T>& p) {
   const index_t d = p.query.columns, dv = p.value.columns;
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(T) * p.out.rows);
-  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t nk) {
-    const index_t padded = round_up(nk, kLanes<T>);
-    pack_transposed<T>(nk, d, padded, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
+  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
+    const index_t padded = round_up(n_keys, kLanes<T>);
+    pack_transposed<T>(n_keys, d, padded, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
                        s.key_t);
-    pack<T>(nk, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
-    const index_t start = p.causal ? larger(0, s.keys[0] - p.first_query) : 0;
-    for (index_t i = start; i < p.query.rows; i += kQueries) {
-      const index_t nq = smaller(kQueries, p.query.rows - i), position = p.first_query + i;
+    pack<T>(n_keys, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
+    const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
+    const auto block = [&](index_t i, index_t nq, index_t nk, bool straddles) {
       matmul<T>(nq, padded, d, {p.query.row(i), p.query.stride}, 1, s.key_t, padded, {s.x, padded},
                 false);
       for (index_t r = 0; r < nq; ++r)
@@ -160,12 +193,15 @@ void sum(const ExpectedSum<T>& p) {
           T* x = s.x + r * padded + c;
           store(x, probability<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits));
         }
-      if (p.causal && s.keys[nk - 1] > position) hide_future(s.x, padded, s.keys, nk, position, nq);
+      if (straddles) hide_future(s.x, padded, s.keys, nk, p.first_query + i, nq);
       if (p.row_sum)
         for (index_t r = 0; r < nq; ++r)
           for (index_t c = 0; c < nk; ++c) p.row_sum[i + r] += s.x[r * padded + c];
       matmul<T>(nq, dv, nk, {s.x, padded}, 1, s.value, s.dv, {p.out.row(i), p.out.stride}, true);
-    }
+    };
+    for_query_chunks(
+        s, n_keys, p.causal, p.first_query, p.query.rows,
+        [&](index_t, index_t) { return finite_values; }, block);
   });
 }
 
@@ -177,19 +213,18 @@ void gradient(const ExpectedGradient<T>& p) {
   clear(p.query_grad);
   clear(p.key_grad);
   if (p.value_grad.data) clear(p.value_grad);
-  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t nk) {
-    const index_t padded = round_up(nk, kLanes<T>);
+  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
+    const index_t padded = round_up(n_keys, kLanes<T>);
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
-    pack_transposed<T>(nk, d, padded, keys, 1, p.key_inverse_norm, s.key_t);
-    pack<T>(nk, d, s.d, keys, 1, p.key_inverse_norm, s.key);
-    pack_transposed<T>(nk, dv, padded, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
+    pack_transposed<T>(n_keys, d, padded, keys, 1, p.key_inverse_norm, s.key_t);
+    pack<T>(n_keys, d, s.d, keys, 1, p.key_inverse_norm, s.key);
+    pack_transposed<T>(n_keys, dv, padded, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
                        s.value_t);
     std::memset(s.key_grad, 0, sizeof(T) * kKeys * s.d);
     std::memset(s.value_grad, 0, sizeof(T) * kKeys * s.dv);
-    for (index_t i = p.causal ? s.keys[0] : 0; i < p.query.rows; i += kQueries) {
-      const index_t nq = smaller(kQueries, p.query.rows - i);
-      const Rows<const T> queries{p.query.row(i), p.query.stride},
-          grads{p.grad.row(i), p.grad.stride};
+    const auto block = [&](index_t i, index_t nq, index_t nk, bool straddles) {
+      const Rows<const T> queries{p.query.row(i), p.query.stride};
+      const Rows<const T> grads{p.grad.row(i), p.grad.stride};
       // x: cosines, then probabilities; s: g . v, then the gradient's weight of each pair
       matmul<T>(nq, padded, d, queries, 1, s.key_t, padded, {s.x, padded}, false);
       matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
@@ -204,7 +239,7 @@ void gradient(const ExpectedGradient<T>& p) {
           store(x, p.query_valid[i + r] ? probability : Vec<T>{});
         }
       }
-      if (p.causal && s.keys[nk - 1] > i) {
+      if (straddles) {
         hide_future(s.x, padded, s.keys, nk, i, nq);
         hide_future(s.s, padded, s.keys, nk, i, nq);
       }
@@ -218,11 +253,15 @@ void gradient(const ExpectedGradient<T>& p) {
           std::memset(s.value + r * s.dv, 0, sizeof(T) * s.dv);
         }
       matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
-      if (p.value_grad.data) {
+      if (p.value_grad.data)
         matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
-      }
-    }
-    for (index_t r = 0; r < nk; ++r) {
+    };
+    const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
+    for_query_chunks(
+        s, n_keys, p.causal, 0, p.query.rows,
+        [&](index_t i, index_t nq) { return finite_values && finite(p.grad, nullptr, i, nq); },
+        block);
+    for (index_t r = 0; r < n_keys; ++r) {
       std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
       if (p.value_grad.data)
         std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);

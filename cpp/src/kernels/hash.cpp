@@ -153,6 +153,19 @@ LSHKIT_INLINE void rotate_planes(float* x, index_t columns, const float* paramet
   }
 }
 
+LSHKIT_INLINE void transform(float* x, index_t columns, index_t top) {
+  for (index_t stride = 1; stride < top; stride *= 8)
+    pass<8, false>(x, x, columns, stride, nullptr);
+  switch (radix(columns, top)) {
+    case 8:
+      return pass<8, false>(x, x, columns, top, nullptr);
+    case 4:
+      return pass<4, false>(x, x, columns, top, nullptr);
+    default:
+      return pass<2, false>(x, x, columns, top, nullptr);
+  }
+}
+
 // Columns > 0: known at compile time, so that the passes unroll.
 template <int Columns>
 bool hadamard(const HashRows& h) {
@@ -179,25 +192,16 @@ bool hadamard(const HashRows& h) {
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
 
     rotate_planes(z, columns, h.parameters);
-    for (index_t stride = 1; stride < top; stride *= 8)
-      pass<8, false>(z, z, columns, stride, nullptr);
-    switch (radix(columns, top)) {
-      case 8:
-        pass<8, false>(z, z, columns, top, nullptr);
-        break;
-      case 4:
-        pass<4, false>(z, z, columns, top, nullptr);
-        break;
-      default:
-        pass<2, false>(z, z, columns, top, nullptr);
-    }
+    transform(z, columns, top);
     finite = finite && all_finite(load(z));  // row 0 of H sums them all
     rotate_planes(z, columns, h.parameters + columns);
+    transform(z, columns, top);
+    rotate_planes(z, columns, h.parameters + 2 * columns);
 
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
       const index_t used = smaller(columns, h.n_hashes - group * columns);
       for (int b = 0; b < h.n_bits; ++b) {
-        const float* signs = h.parameters + (2 + group * h.n_bits + b) * columns;
+        const float* signs = h.parameters + (3 + group * h.n_bits + b) * columns;
         pass<8, true>(z, work, columns, 1, signs);
         for (index_t stride = 8; stride < top; stride *= 8)
           pass<8, false>(work, work, columns, stride, nullptr);

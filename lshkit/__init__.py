@@ -1,0 +1,28 @@
+"""Locality-sensitive hashing as a kernel: hash families, bucket sums and linear-cost attention.
+
+Submodules load on first use, so that ``import lshkit`` imports neither them nor torch:
+
+- `lshkit.hashing`: hash families, and `lshkit.buckets`: sums over their buckets (NumPy and torch)
+- `lshkit.attention`: YOSO attention (torch)
+- `lshkit.reference`: every operation in a few lines of plain NumPy
+- `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
+"""
+
+import importlib
+
+from ._versions import show_versions
+
+__version__ = "0.1.0"
+
+_SUBMODULES = ("attention", "buckets", "hashing", "reference", "torch_ops")
+__all__ = ["show_versions"]
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"lshkit.{name}")
+    raise AttributeError(f"module 'lshkit' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted([*__all__, "__version__", *_SUBMODULES])

@@ -1,0 +1,6 @@
+"""Attention whose cost is linear in the sequence length, as a client of codes and bucket sums."""
+
+from lshkit.attention.functional import yoso_attention
+from lshkit.attention.modules import YosoAttention
+
+__all__ = ["YosoAttention", "yoso_attention"]

@@ -1,0 +1,251 @@
+"""YOSO attention as a layer: projections, heads and the convolution of YOSO-C."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lshkit import checks
+from lshkit.attention.functional import check_options, seed_tensor, yoso_attention
+
+
+class YosoAttention(nn.Module):
+    """Multi-head YOSO attention, called like `torch.nn.MultiheadAttention(batch_first=True)`.
+
+    Parameters have the names, shapes and initialisation of `MultiheadAttention`, so its state_dict
+    loads here (the seed of the hash functions then stays as it is). While training, every call
+    draws fresh hash functions from torch's generator; in eval mode they come from the buffer
+    `hash_seed`, so that inference is deterministic and survives state_dict and deepcopy.
+
+    Args:
+        embed_dim: size of the model, divided among the heads.
+        num_heads: number of heads, each with its own hash functions.
+        dropout: probability of zeroing an element of the heads' output while training.
+            (MultiheadAttention drops weights; here no weight is ever formed.)
+        bias: whether the projections add one.
+        kdim: size of the keys, embed_dim if None.
+        vdim: size of the values, embed_dim if None.
+        n_bits, n_hashes, hasher, estimator, gradient, normalize: see `yoso_attention`. They are
+            plain attributes: more hashes can be taken for inference than for training.
+        conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
+            kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
+            section 5). When the call is causal the window ends at the position itself.
+        seed: of the hash functions in eval mode; None draws it from torch's generator.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        n_bits: int = 8,
+        n_hashes: int = 32,
+        hasher: str = "hadamard",
+        estimator: str = "auto",
+        gradient: str = "lower_bound",
+        normalize: str | None = "l2",
+        conv_window: int | None = None,
+        seed: int | None = None,
+        device=None,
+        dtype=None,
+    ) -> None:
+        super().__init__()
+        checks.integer("embed_dim", embed_dim, 1)
+        checks.integer("num_heads", num_heads, 1)
+        if embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads={num_heads}: {embed_dim}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
+        check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
+        if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
+            raise ValueError(f"conv_window must be odd, got {conv_window}")
+
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.dropout = dropout
+        self.n_bits, self.n_hashes, self.hasher = n_bits, n_hashes, hasher
+        self.estimator, self.gradient, self.normalize = estimator, gradient, normalize
+        self.conv_window = conv_window
+        # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
+        # path, which would put softmax attention in the place of this module's.
+        self.batch_first, self._qkv_same_embed_dim = True, False
+
+        options = {"device": device, "dtype": dtype}
+        names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        if self.kdim == self.vdim == embed_dim:
+            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **options))
+            sizes = (None, None, None)
+        else:
+            self.register_parameter("in_proj_weight", None)
+            sizes = (embed_dim, self.kdim, self.vdim)
+        for name, size in zip(names, sizes, strict=True):
+            weight = None if size is None else nn.Parameter(torch.empty(embed_dim, size, **options))
+            self.register_parameter(name, weight)
+        in_bias = nn.Parameter(torch.empty(3 * embed_dim, **options)) if bias else None
+        self.register_parameter("in_proj_bias", in_bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **options)
+        self.conv = None
+        if conv_window is not None:
+            self.conv = nn.Conv2d(
+                num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
+            )
+        self._reset_parameters()
+        self.register_buffer("hash_seed", seed_tensor(seed))
+        self.register_load_state_dict_pre_hook(_keep_seed)
+
+    def _reset_parameters(self) -> None:
+        for weight in (
+            self.in_proj_weight,
+            self.q_proj_weight,
+            self.k_proj_weight,
+            self.v_proj_weight,
+        ):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    def extra_repr(self) -> str:
+        names = ("embed_dim", "num_heads", "n_bits", "n_hashes", "hasher", "estimator")
+        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{text}, gradient={self.gradient!r}, normalize={self.normalize!r}"
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """Attend.
+
+        Args:
+            query: `(B, N_q, embed_dim)`, or `(N_q, embed_dim)` without a batch.
+            key: `(B, N_k, kdim)`.
+            value: `(B, N_k, vdim)`.
+            key_padding_mask: `(B, N_k)`, True for a key that is IGNORED, as in
+                `MultiheadAttention` (the opposite of `yoso_attention`'s attn_mask). The 0 and -inf
+                that `TransformerEncoderLayer` makes of it are taken too.
+            need_weights: must be False: the weights are never formed.
+            attn_mask: None. Beside is_causal=True it may be the causal mask that
+                `MultiheadAttention` wants there; its elements are not read.
+            average_attn_weights: ignored, as there are no weights.
+            is_causal: query i sees the keys j <= i.
+
+        Returns:
+            `(B, N_q, embed_dim)` and None.
+        """
+        if need_weights:
+            raise ValueError("need_weights must be False: attention weights are never formed")
+        self._check(query, key, value, attn_mask, is_causal)
+        batched = query.dim() == 3
+        mask = _takes_part(key_padding_mask, key)
+        q, k, v = self._heads(query, key, value)
+        if not batched:
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+            mask = None if mask is None else mask.unsqueeze(0)
+        out = yoso_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal,
+            n_bits=self.n_bits,
+            n_hashes=self.n_hashes,
+            hasher=self.hasher,
+            estimator=self.estimator,
+            gradient=self.gradient,
+            normalize=self.normalize,
+            seed=None if self.training else self.hash_seed,
+        )
+        if self.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+            out = out + self._convolve(v, mask, is_causal)
+        out = F.dropout(out, self.dropout, self.training)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        return (out if batched else out.squeeze(0)), None
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        if weight is not None and query is key and key is value:
+            projected = F.linear(query, weight, bias).chunk(3, -1)
+        else:
+            if weight is not None:
+                weights = weight.chunk(3)
+            else:
+                weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+            biases = (None, None, None) if bias is None else bias.chunk(3)
+            projected = map(F.linear, (query, key, value), weights, biases)
+        return tuple(
+            x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2) for x in projected
+        )
+
+    def _convolve(self, value: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        if mask is not None:
+            value = value.masked_fill(~mask[:, None, :, None], 0)
+        before = self.conv_window - 1 if is_causal else self.conv_window // 2
+        after = self.conv_window - 1 - before
+        return self.conv(F.pad(value, (0, 0, before, after)))
+
+    def _check(self, query, key, value, attn_mask, is_causal) -> None:
+        wanted = (("query", query, self.embed_dim), ("key", key, self.kdim))
+        for name, x, size in (*wanted, ("value", value, self.vdim)):
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+            if x.dim() not in (2, 3) or x.shape[-1] != size:
+                raise ValueError(
+                    f"{name} must be (batch, length, {size}) or (length, {size}), "
+                    f"got shape {tuple(x.shape)}"
+                )
+            if x.shape[:-2] != query.shape[:-2]:
+                raise ValueError(
+                    f"{name} must have query's batch {tuple(query.shape[:-2])}, "
+                    f"got shape {tuple(x.shape)}"
+                )
+        if value.shape[-2] != key.shape[-2]:
+            raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
+        if attn_mask is not None and not is_causal:
+            raise ValueError(
+                "attn_mask must be None: no pair of a query and a key is visited, so none can be "
+                "masked (is_causal=True gives causal attention, key_padding_mask hides keys)"
+            )
+        if self.conv is not None and query.shape[-2] != key.shape[-2]:
+            raise ValueError(
+                f"key must have query's length {query.shape[-2]} for the convolution over "
+                f"positions (conv_window={self.conv_window}), got {key.shape[-2]}"
+            )
+
+
+def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """MultiheadAttention's mask of ignored keys as yoso_attention's mask of attended ones."""
+    if key_padding_mask is None:
+        return None
+    name = "key_padding_mask"
+    if not isinstance(key_padding_mask, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(key_padding_mask).__name__}")
+    if key_padding_mask.shape != key.shape[:-1]:
+        raise ValueError(
+            f"{name} must have shape {tuple(key.shape[:-1])}, got {tuple(key_padding_mask.shape)}"
+        )
+    if key_padding_mask.dtype is torch.bool:
+        return ~key_padding_mask
+    if not key_padding_mask.is_floating_point():
+        raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
+    ignored = key_padding_mask == -torch.inf
+    if not torch.compiler.is_compiling() and not (ignored | (key_padding_mask == 0)).all():
+        raise ValueError(f"{name} of dtype {key_padding_mask.dtype} must hold 0 and -inf alone")
+    return ~ignored
+
+
+def _keep_seed(module, state_dict, prefix, *_) -> None:
+    """A state_dict of MultiheadAttention has no seed: the module keeps its own."""
+    state_dict.setdefault(prefix + "hash_seed", module.hash_seed)

@@ -1,0 +1,258 @@
+"""The verbs on codes, for numpy arrays and torch tensors alike. They know nothing of hashing."""
+
+import math
+
+import numpy as np
+
+from lshkit import _C, checks
+
+MAX_BUCKETS = 2**16
+
+
+def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_mask=None):
+    """Mean over the hashes of the sum of the values whose key shares the query's bucket.
+
+    When the codes come from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p
+    the collision probability (YOSO, ICML 2021, section 3.2). No pair is visited: the cost is
+    linear in n_q + n_k.
+
+    Parameters
+    ----------
+    query_codes : integer array or tensor `(..., n_q, n_hashes)`
+    key_codes : integer array or tensor `(..., n_k, n_hashes)`
+        Codes from 0 to n_buckets - 1. uint8 (n_buckets <= 256) and uint16 are used as they are.
+    values : array or tensor `(..., n_k, d_v)`
+        float32 and float64 are summed in their own type, shorter floats in float32 and rounded
+        to their type at the end, everything else in float64. Differentiable in torch.
+    n_buckets : int, 1 to 65536
+    causal : bool
+        Query i sees the keys j <= i only.
+    key_mask : boolean array or tensor `(..., n_k)`, optional
+        False (or 0) takes a key out, whatever its value holds.
+
+    Leading dimensions are broadcast. All arrays or all tensors.
+
+    Returns
+    -------
+    sums : array or tensor `(..., n_q, d_v)`
+        0 for a query that collides with no key. A NaN in a value reaches the queries whose sum
+        contains it and no other.
+    """
+    torch = checks.torch_of(
+        query_codes=query_codes, key_codes=key_codes, values=values, key_mask=key_mask
+    )
+    n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal must be a bool, got {causal!r} ({type(causal).__name__})")
+    query_codes = as_codes("query_codes", query_codes, n_buckets, torch)
+    key_codes = as_codes("key_codes", key_codes, n_buckets, torch)
+    values = checks.array("values", values, torch)
+    if key_mask is not None:
+        key_mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans")
+    leading = _check_shapes(query_codes, key_codes, values, key_mask)
+
+    query_codes = _heads(query_codes, leading, torch)
+    key_codes = _heads(key_codes, leading, torch)
+    values = _heads(values, leading, torch)
+    if key_mask is not None:
+        key_mask = _heads((key_mask != 0)[..., None], leading, torch)[:, 0, :, 0]
+    order = 1 if causal else 0
+    if torch is None:
+        sums = _numpy_bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask)
+    else:
+        from lshkit import torch_ops
+
+        values = values if values.is_floating_point() else values.double()
+        sums = torch_ops.bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask)
+    return sums.reshape(leading + tuple(sums.shape[-2:]))
+
+
+def _numpy_bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask):
+    given = values.dtype
+    dtype = np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
+    shape = query_codes.shape[:-1] + values.shape[-1:]
+    if 0 in shape or 0 in values.shape:
+        return np.zeros(shape, given if given == np.float16 else dtype)
+    sums = np.empty(shape, dtype)
+    values = np.ascontiguousarray(values, dtype)
+    scale = 1 / query_codes.shape[-1]
+    _C.bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask, scale, sums, 0)
+    return sums.astype(given) if given == np.float16 else sums
+
+
+def as_codes(name, codes, n_buckets, torch=None):
+    """Integer codes as contiguous uint8 (n_buckets <= 256) or uint16, each below n_buckets.
+
+    The operators of torch_ops check the range themselves, so tensors of the right type pass.
+    """
+    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
+    if codes.ndim < 2 or codes.shape[-1] == 0:
+        shape = tuple(codes.shape)
+        raise ValueError(f"{name} must have shape (..., n, n_hashes), n_hashes >= 1, got {shape}")
+    wanted = "uint8" if n_buckets <= 256 else "uint16"
+    right = codes.dtype == getattr(torch or np, wanted)
+    trusted = right and (torch is not None or n_buckets in (256, MAX_BUCKETS))
+    if not trusted and 0 not in codes.shape:
+        # Not every type of tensor has a minimum.
+        numbers = codes if torch is None else codes.to(torch.int64)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < 0 or high >= n_buckets:
+            bad = low if low < 0 else high
+            raise ValueError(f"{name} must be from 0 to n_buckets - 1 = {n_buckets - 1}, got {bad}")
+    if torch is None:
+        return np.ascontiguousarray(codes, wanted)
+    return codes.to(getattr(torch, wanted))
+
+
+def _check_shapes(query_codes, key_codes, values, key_mask):
+    """The leading dimensions that all arguments broadcast to."""
+    shapes = {
+        "query_codes": tuple(query_codes.shape),
+        "key_codes": tuple(key_codes.shape),
+        "values": tuple(values.shape),
+    }
+    if values.ndim < 2:
+        raise ValueError(f"values must have shape (..., n_k, d_v), got {shapes['values']}")
+    leading = {name: shape[:-2] for name, shape in shapes.items()}
+    if key_mask is not None:
+        shapes["key_mask"] = tuple(key_mask.shape)
+        leading["key_mask"] = shapes["key_mask"][:-1]
+    n_hashes, n_keys = shapes["query_codes"][-1], shapes["key_codes"][-2]
+    if shapes["key_codes"][-1] != n_hashes:
+        raise ValueError(
+            f"key_codes must have the {n_hashes} hashes of query_codes in its last dimension, "
+            f"got shape {shapes['key_codes']}"
+        )
+    if shapes["values"][-2] != n_keys:
+        raise ValueError(
+            f"values must have a row for each of the {n_keys} keys, got shape {shapes['values']}"
+        )
+    if key_mask is not None and shapes["key_mask"][-1:] != (n_keys,):
+        raise ValueError(
+            f"key_mask must have shape (..., {n_keys}), got shape {shapes['key_mask']}"
+        )
+    try:
+        return np.broadcast_shapes(*leading.values())
+    except ValueError:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"the leading dimensions do not match: {listed}") from None
+
+
+def _heads(x, leading, torch):
+    """x broadcast to the leading dimensions and reshaped to (batch, 1, rows, columns)."""
+    shape = leading + tuple(x.shape[-2:])
+    x = np.broadcast_to(x, shape) if torch is None else x.expand(shape)
+    return x.reshape((math.prod(leading), 1) + shape[-2:])
+
+
+class BucketTable:
+    """Sums of values by bucket, kept: a stream's sketch that is added to, removed from and merged.
+
+    Its size does not depend on the number of rows. `query` after `add` gives what `bucket_sum`
+    gives for the same rows.
+
+    Parameters
+    ----------
+    n_hashes : int >= 1
+    n_buckets : int, 1 to 65536
+    n_values : int >= 1
+        Length of a value.
+    dtype : float32 or float64
+        Of the sums. Removing what was added leaves rounding of this type, not exact zeros.
+
+    Attributes
+    ----------
+    table : array `(n_hashes, n_buckets, n_values)`
+        The sums, not divided by n_hashes.
+    count : int
+        Rows added minus rows removed.
+
+    Methods take numpy arrays or torch CPU tensors; `query` returns what it was given. Gradients do
+    not pass through a table.
+    """
+
+    def __init__(self, n_hashes, n_buckets, n_values, *, dtype=np.float32):
+        self.n_hashes = checks.integer("n_hashes", n_hashes, 1)
+        self.n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
+        self.n_values = checks.integer("n_values", n_values, 1)
+        try:
+            dtype = np.dtype(dtype)
+        except TypeError:
+            dtype = None
+        if dtype not in (np.float32, np.float64):
+            raise TypeError(f"dtype must be float32 or float64, got {dtype!r}")
+        self.table = np.zeros((self.n_hashes, self.n_buckets, self.n_values), dtype)
+        self.count = 0
+
+    @property
+    def dtype(self):
+        return self.table.dtype
+
+    def add(self, codes, values):
+        """Adds values `(..., n, n_values)` to the buckets `(..., n, n_hashes)`; returns self."""
+        return self._add(codes, values, 1)
+
+    def remove(self, codes, values):
+        """Undoes `add` of the same rows; ValueError when more rows would go than there are."""
+        return self._add(codes, values, -1)
+
+    def _add(self, codes, values, sign):
+        codes, shape, _ = self._codes(codes)
+        values = _as_numpy("values", values)
+        wanted = shape[:-1] + (self.n_values,)
+        if values.shape != wanted:
+            raise ValueError(f"values must have shape {wanted}, got {values.shape}")
+        rows = len(codes)
+        if self.count + sign * rows < 0:
+            raise ValueError(f"codes has {rows} rows to remove, the table holds {self.count}")
+        values = np.ascontiguousarray(values, self.dtype).reshape(-1, self.n_values)
+        if rows:
+            _C.bucket_table_add(self.table, codes, values, sign, 0)
+        self.count += sign * rows
+        return self
+
+    def query(self, codes):
+        """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes."""
+        codes, shape, torch = self._codes(codes)
+        out = np.empty((len(codes), self.n_values), self.dtype)
+        if len(codes):
+            _C.bucket_table_query(self.table, codes, 1 / self.n_hashes, out, 0)
+        out = out.reshape(shape[:-1] + (self.n_values,))
+        return out if torch is None else torch.from_numpy(out)
+
+    def _codes(self, codes):
+        """Codes as a numpy (rows, n_hashes) array, their shape as given, and torch if a tensor."""
+        torch = checks.torch_of(codes=codes)
+        codes = as_codes("codes", _as_numpy("codes", codes), self.n_buckets)
+        if codes.shape[-1] != self.n_hashes:
+            wanted = f"(..., n, {self.n_hashes})"
+            raise ValueError(f"codes must have shape {wanted}, got {codes.shape}")
+        return codes.reshape(-1, self.n_hashes), codes.shape, torch
+
+    def merge(self, other):
+        """Adds other's rows to this table, in place; returns self."""
+        if not isinstance(other, BucketTable):
+            raise TypeError(f"other must be a BucketTable, got {type(other).__name__}")
+        if other.table.shape != self.table.shape or other.dtype != self.dtype:
+            raise ValueError(f"other must be like {self!r}, got {other!r}")
+        self.table += other.table
+        self.count += other.count
+        return self
+
+    def copy(self):
+        """A table with the same contents that shares no memory with this one."""
+        table = BucketTable(self.n_hashes, self.n_buckets, self.n_values, dtype=self.dtype)
+        return table.merge(self)
+
+    def __repr__(self):
+        sizes = f"{self.n_hashes}, {self.n_buckets}, {self.n_values}"
+        return f"BucketTable({sizes}, dtype={self.dtype.name}, count={self.count})"
+
+
+def _as_numpy(name, x):
+    """A numpy array of an array or tensor of real numbers."""
+    torch = checks.torch_of(x=x)
+    x = checks.array(name, x, torch)
+    if torch is None:
+        return x
+    return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()

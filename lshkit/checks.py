@@ -1,0 +1,76 @@
+"""Checks at the door: what public functions accept, in numpy and torch alike."""
+
+import operator
+import sys
+
+import numpy as np
+
+
+def integer(name, value, low, high=None):
+    """value as an int in low..high. TypeError for anything but an integer (a bool is none)."""
+    wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        got = f"{value!r} ({type(value).__name__})"
+        raise TypeError(f"{name} must be {wanted}, got {got}") from None
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be {wanted}, got {number}")
+    return number
+
+
+def torch_of(**arguments):
+    """The torch module when the arguments are torch tensors, None when none is.
+
+    Never imports torch. Arguments that are None count for neither side; a mixture is a TypeError.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    given = {name: value for name, value in arguments.items() if value is not None}
+    tensors = {name: isinstance(value, torch.Tensor) for name, value in given.items()}
+    if not any(tensors.values()):
+        return None
+    for name, is_tensor in tensors.items():
+        if not is_tensor:
+            tensor = next(other for other, yes in tensors.items() if yes)
+            kind = type(given[name]).__name__
+            raise TypeError(f"{name} is a {kind} but {tensor} is a torch tensor: give one kind")
+    return torch
+
+
+def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers"):
+    """value as a numpy array, or with torch as the dense CPU tensor that it is.
+
+    kinds: letters of the accepted kinds of numbers, as in numpy's dtype.kind. TypeError for other
+    kinds, masked and sparse arrays; ValueError for a tensor on another device.
+    """
+    if torch is not None:
+        return _tensor(name, value, torch, kinds, wanted)
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, its mask would be ignored: fill it first")
+    try:
+        converted = np.asarray(value)
+    except ValueError as error:  # ragged lists
+        raise TypeError(f"{name} must be an array of {wanted}: {error}") from None
+    if converted.dtype.kind not in kinds:
+        got = f"{type(value).__name__} of dtype {converted.dtype}"
+        raise TypeError(f"{name} must hold {wanted}, got a {got}")
+    return converted
+
+
+def _tensor(name, tensor, torch, kinds, wanted):
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be on the cpu, got a tensor on {tensor.device}")
+    dtype = tensor.dtype
+    if dtype == torch.bool:
+        kind = "b"
+    else:
+        kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
+    if kind not in kinds:
+        raise TypeError(f"{name} must hold {wanted}, got a tensor of dtype {dtype}")
+    return tensor

@@ -1,0 +1,86 @@
+"""Random attention problems and what lshkit.reference says of them, for the attention tests."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from threadpoolctl import ThreadpoolController
+
+from lshkit import reference, torch_ops
+
+# Odd lengths, n_q != n_k, d_v != d, and every feature count from below to above the padding to 64.
+SHAPES = [  # n_q, n_k, d, d_v
+    (1, 1, 1, 1),
+    (3, 3, 7, 5),
+    (17, 17, 32, 32),
+    (65, 17, 60, 64),
+    (17, 65, 64, 7),
+    (130, 130, 80, 80),
+    (65, 130, 128, 33),
+    (257, 257, 200, 16),
+]
+NORMALIZE = ["l2", "sum", None]
+FAMILIES = ["hadamard", "hyperplane"]
+
+_LIBRARIES = ThreadpoolController()
+
+
+@pytest.fixture
+def one_thread():
+    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with _LIBRARIES.limit(limits=1, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
+
+
+def attention_inputs(
+    n_q=17, n_k=None, d=32, d_v=None, *, batch=2, heads=3, dtype=torch.float32, seed=0
+):
+    """query, key, value (batch, heads, rows, columns) and a gradient of the output."""
+    generator = torch.Generator().manual_seed(seed)
+    n_k, d_v = n_k or n_q, d_v or d
+    sizes = [(n_q, d), (n_k, d), (n_k, d_v), (n_q, d_v)]
+    query, key, value, grad_out = (
+        torch.randn(batch, heads, *size, generator=generator, dtype=dtype) for size in sizes
+    )
+    shared = min(n_q, n_k)  # so that some pairs are close and do collide at 16 bits
+    key[..., :shared, :] += 2 * query[..., :shared, :]
+    return SimpleNamespace(query=query, key=key, value=value, grad_out=grad_out)
+
+
+def padding_mask(batch, n_k, seed=0):
+    """About two thirds of the keys take part, and the last of the batch has none."""
+    mask = torch.rand(batch, n_k, generator=torch.Generator().manual_seed(seed)) < 0.67
+    mask[-1] = False
+    return mask
+
+
+def codes_of(x, seed, *, hasher="hadamard", n_bits=8, n_hashes=32):
+    """The codes that yoso_attention(seed=seed) gives the rows of x, from the hash operator."""
+    family = torch_ops.FAMILY[hasher]
+    parameters = torch_ops.hash_parameters(
+        torch.tensor(seed), x.shape[1], x.shape[-1], n_bits, n_hashes, family
+    )
+    return torch_ops.hash(x, parameters, family, n_bits, n_hashes)
+
+
+def arrays(case):
+    return (x.detach().double().numpy() for x in (case.query, case.key, case.value))
+
+
+def reference_options(mask, is_causal, normalize):
+    key_mask = None if mask is None else mask[:, None].numpy()  # for every head
+    return {"causal": is_causal, "key_mask": key_mask, "normalize": normalize}
+
+
+def sampled_reference(case, query_codes, key_codes, mask=None, is_causal=False, normalize="l2"):
+    options = reference_options(mask, is_causal, normalize)
+    codes = query_codes.numpy(), key_codes.numpy()
+    return torch.from_numpy(reference.yoso_forward(*arrays(case), *codes, **options))
+
+
+def expected_reference(case, n_bits=8, mask=None, is_causal=False, normalize="l2"):
+    options = reference_options(mask, is_causal, normalize)
+    return torch.from_numpy(reference.expected_forward(*arrays(case), n_bits, **options))

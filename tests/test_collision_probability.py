@@ -1,0 +1,119 @@
+"""Collision probability: the formula, and how closely the families keep to it."""
+
+import numpy as np
+import pytest
+
+from lshkit import _C
+from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, code_dtype, make_parameters
+
+FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
+both_families = pytest.mark.parametrize("family", FAMILIES)
+ANGLES = np.array([0.2, 0.6, 0.9, 1.2])
+
+
+def rows_at_angles(d, n_pairs, kind, rng):
+    """Unit vectors `(n_pairs, 1 + len(ANGLES), d)`: x, then a y at each angle from it.
+
+    y lies in the plane of x and a direction orthogonal to it. kind: "random", or x is an axis and
+    the direction is the "next" axis or the one "half" the axes away.
+    """
+    x, direction = np.zeros((2, n_pairs, d))
+    if kind == "random":
+        x, direction = rng.standard_normal((2, n_pairs, d))
+        x /= np.linalg.norm(x, axis=-1, keepdims=True)
+        direction -= (x * direction).sum(-1, keepdims=True) * x
+        direction /= np.linalg.norm(direction, axis=-1, keepdims=True)
+    else:
+        pair, axis = np.arange(n_pairs), rng.permutation(d)[:n_pairs]
+        x[pair, axis] = 1
+        direction[pair, (axis + {"next": 1, "half": d // 2}[kind]) % d] = 1
+    rows = [x, *(np.cos(angle) * x + np.sin(angle) * direction for angle in ANGLES)]
+    return np.stack(rows, 1).astype(np.float32)
+
+
+def collision_frequencies(family, rows, n_bits, n_hashes, n_sets, seed):
+    """`(n_sets, n_angles)`: share of codes in common, over the pairs and hashes of each set."""
+    parameters = make_parameters(family, rows.shape[-1], n_bits, n_hashes, n_sets, seed)
+    x = rows.reshape(-1, rows.shape[-1])
+    x = np.broadcast_to(x, (1, n_sets, *x.shape))  # a set of functions for each "head"
+    codes = np.empty((*x.shape[:-1], n_hashes), code_dtype(2**n_bits))
+    _C.hash(x, parameters, FAMILY[family], n_bits, n_hashes, codes, 0)
+    codes = codes.reshape(n_sets, *rows.shape[:2], n_hashes)
+    return (codes[:, :, :1] == codes[:, :, 1:]).mean((1, 3))
+
+
+@both_families
+@pytest.mark.parametrize("n_bits", [1, 8])
+@pytest.mark.parametrize("d", [2, 7, 64])
+def test_collisions_are_unbiased(family, d, n_bits):
+    rows = rows_at_angles(d, 4, "random", np.random.default_rng(d))
+    frequencies = [collision_frequencies(family, rows, n_bits, 32, 1, seed) for seed in range(200)]
+    standard_error = np.std(frequencies, axis=0) / np.sqrt(len(frequencies))
+    error = np.mean(frequencies, axis=0) - (1 - ANGLES / np.pi) ** n_bits
+    assert (np.abs(error) < 4 * standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("d", "kind", "n_bits", "n_pairs", "n_blocks"),
+    [
+        (64, "random", 4, 3, 24),
+        (64, "next", 4, 3, 24),
+        (64, "half", 4, 3, 24),  # axes that share a plane of the first rotation
+        (32, "half", 4, 3, 24),
+        (128, "half", 4, 3, 24),
+        (3, "random", 4, 12, 24),
+        (7, "half", 4, 3, 24),
+        (2, "next", 2, 1, 36),
+        (64, "random", 8, 12, 48),
+        (64, "next", 8, 12, 72),
+        (64, "half", 8, 12, 120),
+    ],
+)
+def test_hadamard_collision_probability(d, kind, n_bits, n_pairs, n_blocks):
+    """Rotations are pseudo-random only: within 0.5 %, which is at least 4 standard errors."""
+    rows = rows_at_angles(d, n_pairs, kind, np.random.default_rng(0))
+    frequencies = [
+        collision_frequencies("hadamard", rows, n_bits, 64, 1000, seed) for seed in range(n_blocks)
+    ]
+    frequencies = np.concatenate(frequencies) / (1 - ANGLES / np.pi) ** n_bits
+    standard_error = frequencies.std(0) / np.sqrt(len(frequencies))
+    assert (standard_error < 0.005 / 4).all()
+    assert (np.abs(frequencies.mean(0) - 1) < 0.005).all()
+
+
+@both_families
+@pytest.mark.parametrize("n_bits", [1, 8])
+def test_variance_of_the_collision_frequency(family, n_bits):
+    """p (1 - p) / n_hashes for independent hashes; the rows of a rotation do a little better."""
+    n_sets, n_hashes = 4000, 32
+    rows = rows_at_angles(60, 1, "random", np.random.default_rng(0))
+    frequencies = collision_frequencies(family, rows, n_bits, n_hashes, n_sets, seed=0)
+    p = (1 - ANGLES / np.pi) ** n_bits
+    ratio = frequencies.var(0) / (p * (1 - p) / n_hashes)
+    noise = 4 * np.sqrt(2 / n_sets)  # of the variance of a nearly normal number
+    assert (ratio < 1 + noise).all()
+    assert (ratio > {"hyperplane": 1, "hadamard": 0.7}[family] - noise).all()
+
+
+@both_families
+def test_collision_probability(family):
+    hasher = FAMILIES[family](2, 8, 1, seed=0)
+    angles = np.linspace(0, np.pi, 7)
+    y = 3 * np.stack([np.cos(angles), np.sin(angles)], -1)
+    x = np.array([0.5, 0])
+    got = hasher.collision_probability(x, y)
+    # acos near 1 turns a rounding of 1e-16 into an angle of 1e-8
+    np.testing.assert_allclose(got, (1 - angles / np.pi) ** 8, rtol=1e-6, atol=1e-30)
+    assert got.dtype == np.float64
+    assert (got <= 1).all()
+    assert hasher.collision_probability(y[:, None], y[None]).shape == (7, 7)
+    assert np.isnan(hasher.collision_probability(np.zeros(2), y)).all()
+    assert np.isnan(hasher.collision_probability([np.inf, 1], y)).all()
+
+
+def test_collision_probability_of_equal_rows_is_one_at_most():
+    hasher = Hyperplane(60, 16, 1, seed=0)
+    x = np.random.default_rng(0).standard_normal((1000, 60)).astype(np.float32)
+    probability = hasher.collision_probability(x, 2 * x)
+    assert (probability <= 1).all()
+    assert (probability > 1 - 1e-6).all()

@@ -1,0 +1,65 @@
+"""A forked child of a process that has run in parallel must not wait for threads it has not got."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from lshkit import _C
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
+    pytest.mark.skipif(not _C.has_openmp(), reason="built without OpenMP"),
+]
+N_BITS, N_HASHES, HYPERPLANE = 8, 16, 0
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 2, 2000, 64)).astype(np.float32)
+    planes = rng.standard_normal((1, N_BITS * N_HASHES, 64)).astype(np.float32)
+    return x, planes
+
+
+def hash_rows(x, planes, threads):
+    codes = np.empty((*x.shape[:3], N_HASHES), np.uint8)
+    _C.hash(x, planes, HYPERPLANE, N_BITS, N_HASHES, codes, threads)
+    return codes
+
+
+def test_forked_child_gives_the_same_codes(arrays):
+    wanted = hash_rows(*arrays, threads=2)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(30)  # a child that hangs is killed
+            equal = np.array_equal(hash_rows(*arrays, threads=2), wanted)
+            status = 0 if equal and _C.max_threads() == 1 else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(hash_rows(*arrays, threads=2), wanted)  # the parent keeps its threads
+
+
+def test_data_loader_worker(arrays):
+    torch = pytest.importorskip("torch")
+    x, planes = map(torch.from_numpy, arrays)
+
+    class Codes(torch.utils.data.Dataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            codes = torch.empty((1, *x.shape[1:3], N_HASHES), dtype=torch.uint8)
+            _C.hash(x[i : i + 1], planes, HYPERPLANE, N_BITS, N_HASHES, codes, 2)
+            return codes[0]
+
+    wanted = hash_rows(*arrays, threads=2)
+    loader = torch.utils.data.DataLoader(
+        Codes(), batch_size=2, num_workers=1, timeout=30, multiprocessing_context="fork"
+    )
+    (batch,) = loader
+    assert np.array_equal(batch.numpy(), wanted)

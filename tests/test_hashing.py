@@ -1,0 +1,365 @@
+"""Hash families against the reference and against their own collision probability."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lshkit import _C, reference
+from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, code_dtype, make_parameters
+
+FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
+both_families = pytest.mark.parametrize("family", FAMILIES)
+
+LENGTHS = [1, 2, 3, 17, 65, 130, 257]
+N_HASHES = [1, 5, 32, 33, 70]
+
+
+def bits_of(codes, n_bits):
+    return codes[..., None] >> np.arange(n_bits) & 1 == 1
+
+
+def rounding_bound(x, hasher):
+    """How far float32 arithmetic may move a projection, `(..., 1 or n_hashes, 1 or n_bits)`.
+
+    A dot product of d terms: d roundings of at most |x| |w| each. A rotation: two sums of products
+    by sines and cosines (3 roundings each) and 2 log2(D) stages, each moving the vector by at
+    most 2^-24 of its length, which is D |x| in the end.
+    """
+    length = np.linalg.norm(np.asarray(x, np.float64), axis=-1)[..., None, None]
+    if isinstance(hasher, Hyperplane):
+        return 2.0**-24 * hasher.n_features * length * np.linalg.norm(hasher.planes, axis=-1)
+    columns = hasher.parameters.shape[-1]
+    return 2.0**-24 * (6 + 2 * np.log2(columns)) * columns * length
+
+
+def assert_equal_up_to_rounding(codes, x, hasher):
+    """Bits differ from the reference's only where the projection is within rounding of zero."""
+    projected = reference.projections(
+        x, hasher.parameters, hasher.family, hasher.n_bits, hasher.n_hashes
+    )
+    assert codes.dtype == code_dtype(hasher.n_buckets)
+    assert codes.shape == projected.shape[:-1]
+    differs = bits_of(codes, hasher.n_bits) != (projected > 0)
+    assert (np.abs(projected) <= rounding_bound(x, hasher))[differs].all()
+
+
+@both_families
+@pytest.mark.parametrize("n_bits", [1, 8, 9, 16])
+@pytest.mark.parametrize("d", [1, 7, 32, 60, 64, 80, 128, 200])
+def test_equal_to_reference(family, d, n_bits):
+    rng = np.random.default_rng(d * n_bits)
+    for case, n_hashes in enumerate(N_HASHES):
+        n = LENGTHS[(case + d + n_bits) % len(LENGTHS)]
+        hasher = FAMILIES[family](d, n_bits, n_hashes, seed=case)
+        x = rng.standard_normal((n, d)).astype(np.float32)
+        assert_equal_up_to_rounding(hasher.hash(x), x, hasher)
+
+
+@both_families
+@pytest.mark.parametrize("n", LENGTHS)
+def test_equal_to_reference_at_every_length(family, n):
+    hasher = FAMILIES[family](60, 8, 33, seed=n)
+    x = np.random.default_rng(n).standard_normal((n, 60)).astype(np.float32)
+    assert_equal_up_to_rounding(hasher.hash(x), x, hasher)
+
+
+@both_families
+@pytest.mark.parametrize("d", [1, 2, 64, 128])
+def test_equal_to_reference_on_axes(family, d):
+    """Unit vectors: exact zeros and ties would show here first."""
+    hasher = FAMILIES[family](d, 8, 70, seed=0)
+    x = np.concatenate([np.eye(d), -np.eye(d)]).astype(np.float32)
+    assert_equal_up_to_rounding(hasher.hash(x), x, hasher)
+
+
+@both_families
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (2, 0, 3), (2, 1, 3, 2)])
+def test_leading_dimensions(family, shape):
+    hasher = FAMILIES[family](7, 9, 5, seed=0)
+    x = np.random.default_rng(0).standard_normal((*shape, 7))
+    codes = hasher.hash(x)
+    assert codes.shape == (*shape, 5)
+    assert codes.dtype == np.uint16
+    flat = hasher.hash(x.reshape(-1, 7))
+    np.testing.assert_array_equal(codes, flat.reshape(*shape, 5))
+
+
+@both_families
+def test_strided_input(family):
+    hasher = FAMILIES[family](7, 8, 5, seed=0)
+    x = np.random.default_rng(0).standard_normal((7, 4, 6)).astype(np.float32)
+    read_only = x.transpose(1, 2, 0)
+    read_only.flags.writeable = False
+    np.testing.assert_array_equal(hasher.hash(read_only), hasher.hash(read_only.copy()))
+    np.testing.assert_array_equal(
+        hasher.hash(read_only[:, ::-2]), hasher.hash(read_only[:, ::-2].copy())
+    )
+    broadcast = np.broadcast_to(x[:, 0, 0], (3, 7))
+    np.testing.assert_array_equal(hasher.hash(broadcast), np.tile(hasher.hash(x[:, 0, 0]), (3, 1)))
+
+
+@both_families
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int64", "uint8", "bool", ">f4"])
+def test_other_numbers_are_hashed_in_float32(family, dtype):
+    hasher = FAMILIES[family](7, 8, 5, seed=0)
+    x = (np.random.default_rng(0).standard_normal((9, 7)) * 3 + 4).astype(dtype)
+    np.testing.assert_array_equal(hasher.hash(x), hasher.hash(x.astype(np.float32)))
+    np.testing.assert_array_equal(hasher.hash(x.tolist()), hasher.hash(x))
+
+
+@both_families
+def test_a_row_of_zeros_has_code_zero(family):
+    hasher = FAMILIES[family](60, 8, 70, seed=0)
+    x = np.random.default_rng(0).standard_normal((20, 60))
+    x[[3, 19]] = 0
+    x[19] = -0.0
+    codes = hasher.hash(x)
+    assert not codes[[3, 19]].any()
+    assert codes[:3].any()
+
+
+@both_families
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("n", [2, 17, 130])
+def test_non_finite_rows_leave_the_others_alone(family, bad, n):
+    hasher = FAMILIES[family](60, 8, 33, seed=0)
+    x = np.random.default_rng(0).standard_normal((n, 60))
+    clean = hasher.hash(x)
+    rows = np.arange(n) % 7 == 1
+    x[rows, 5] = bad
+    codes = hasher.hash(x)
+    np.testing.assert_array_equal(codes[~rows], clean[~rows])
+    if np.isnan(bad) and family == "hadamard":  # it reaches every projection
+        assert not codes[rows].any()
+
+
+@both_families
+def test_the_core_says_whether_all_was_finite(family):
+    parameters = make_parameters(family, 60, 8, 33, seed=0)
+    x = np.random.default_rng(0).standard_normal((1, 1, 37, 60)).astype(np.float32)
+    codes = np.empty((1, 1, 37, 33), np.uint8)
+    for bad in (0.0, np.nan, np.inf, -np.inf):
+        for row in (0, 20, 36):
+            for column in (0, 33, 59):
+                spoiled = x.copy()
+                spoiled[..., row, column] = bad
+                finite = _C.hash(spoiled, parameters, FAMILY[family], 8, 33, codes, 0)
+                assert finite == np.isfinite(bad)
+
+
+@both_families
+def test_threads_do_not_change_codes(family):
+    parameters = make_parameters(family, 60, 9, 33, n_sets=3, seed=0)
+    x = np.random.default_rng(0).standard_normal((2, 3, 257, 60)).astype(np.float32)
+    codes = []
+    for threads in (1, 2, 3):
+        codes.append(np.zeros((2, 3, 257, 33), np.uint16))
+        _C.hash(x, parameters, FAMILY[family], 9, 33, codes[-1], threads)
+    np.testing.assert_array_equal(codes[0], codes[1])
+    np.testing.assert_array_equal(codes[0], codes[2])
+
+
+# ---------------------------------------------------------------- the random numbers
+
+
+@both_families
+@pytest.mark.parametrize("sizes", [(64, 8, 32), (1, 1, 1), (200, 9, 70), (129, 16, 300)])
+def test_parameters(family, sizes):
+    three = make_parameters(family, *sizes, n_sets=3, seed=5)
+    one = make_parameters(family, *sizes, seed=5)
+    assert three.dtype == np.float32
+    assert three.flags.c_contiguous
+    np.testing.assert_array_equal(three[:1], one)
+    assert not np.array_equal(three[1], three[0])
+    np.testing.assert_array_equal(make_parameters(family, *sizes, seed=5), one)
+    np.testing.assert_array_equal(
+        make_parameters(family, *sizes, seed=np.random.default_rng(5)), one
+    )
+    assert not np.array_equal(make_parameters(family, *sizes, seed=6), one)
+
+
+def test_hadamard_parameters_are_angles_and_signs():
+    hasher = FastHadamard(100, 9, 300, seed=0)
+    angles, signs = hasher.angles, hasher.signs
+    assert angles.shape == (3, 64)
+    assert signs.shape == (3, 9, 128)
+    np.testing.assert_allclose(np.cos(angles), hasher.parameters[0, :3, :64], atol=1e-6)
+    np.testing.assert_allclose(np.sin(angles), hasher.parameters[0, :3, 64:], atol=1e-6)
+    assert (np.abs(signs) == 1).all()
+    # 3456 fair coins: standard error 1 / sqrt(3456); 128 angles on the circle: 1 / sqrt(256)
+    assert abs(signs.mean()) < 4 / np.sqrt(signs.size)
+    assert abs(np.exp(1j * angles).mean()) < 4 / np.sqrt(2 * angles.size)
+
+
+def test_hyperplane_planes():
+    hasher = Hyperplane(5, 3, 4, seed=0)
+    assert hasher.planes.shape == (4, 3, 5)
+    np.testing.assert_array_equal(hasher.planes[1, 2], hasher.parameters[0, 5])
+
+
+@both_families
+def test_hash_functions_are_data(family):
+    """Equality, copies and pickles go by the random numbers, not by the seed's spelling."""
+    make = FAMILIES[family]
+    hasher = make(7, 8, 5, seed=3)
+    x = np.random.default_rng(0).standard_normal((9, 7))
+    for same in (
+        make(7, 8, 5, seed=np.int64(3)),
+        make(7, 8, 5, seed=np.random.default_rng(3)),
+        pickle.loads(pickle.dumps(hasher)),
+        copy.deepcopy(hasher),
+    ):
+        assert same == hasher
+        assert hash(same) == hash(hasher)
+        np.testing.assert_array_equal(same.hash(x), hasher.hash(x))
+    for other in (make(7, 8, 5, seed=4), make(7, 8, 6, seed=3), make(7, 8, 5), 3):
+        assert other != hasher
+    assert repr(hasher) == f"{make.__name__}(7, 8, 5, seed=3)"
+    assert (hasher.n_features, hasher.n_bits, hasher.n_hashes) == (7, 8, 5)
+    assert (hasher.n_buckets, hasher.seed) == (256, 3)
+
+
+def test_families_differ():
+    assert Hyperplane(7, 8, 5, seed=3) != FastHadamard(7, 8, 5, seed=3)
+
+
+# ---------------------------------------------------------------- properties
+
+
+vectors = st.lists(
+    st.floats(-100, 100, width=32, allow_subnormal=False), min_size=1, max_size=70
+).map(lambda x: np.array(x, np.float32))
+
+
+@both_families
+@settings(deadline=None, max_examples=25)
+@given(x=vectors, exponent=st.integers(-10, 10), n_bits=st.integers(1, 16), seed=st.integers(0, 99))
+def test_length_does_not_matter_and_opposites_never_collide(family, x, exponent, n_bits, seed):
+    hasher = FAMILIES[family](len(x), n_bits, 5, seed=seed)
+    codes = hasher.hash(x)
+    # a power of two scales every float exactly, unless it becomes subnormal
+    if (np.abs(x[x != 0]) > 1e-20).all():
+        np.testing.assert_array_equal(hasher.hash(np.float32(2.0**exponent) * x), codes)
+    assert not (hasher.hash(-x) & codes).any()  # a projection and its opposite are not both > 0
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@both_families
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 8, 32), ValueError, "n_features must be an integer >= 1, got 0"),
+        ((64.0, 8, 32), TypeError, r"n_features must be an integer >= 1, got 64.0 \(float\)"),
+        ((64, 0, 32), ValueError, "n_bits must be an integer from 1 to 16, got 0"),
+        ((64, 17, 32), ValueError, "n_bits must be an integer from 1 to 16, got 17"),
+        ((64, True, 32), TypeError, r"n_bits must be an integer from 1 to 16, got True \(bool\)"),
+        ((64, "8", 32), TypeError, r"n_bits must be an integer from 1 to 16, got '8' \(str\)"),
+        ((64, 8, 0), ValueError, "n_hashes must be an integer >= 1, got 0"),
+        ((64, 8, None), TypeError, "n_hashes must be an integer >= 1, got None"),
+        ((64, 8, 32, -1), ValueError, "seed must be an integer >= 0, got -1"),
+        ((64, 8, 32, 0.5), TypeError, "seed must be an integer >= 0, got 0.5"),
+        ((64, 8, 32, np.random.RandomState(0)), TypeError, "seed must be an integer >= 0"),
+    ],
+)
+def test_bad_arguments(family, arguments, error, message):
+    *sizes, seed = (*arguments, None)[:4]
+    with pytest.raises(error, match=message):
+        FAMILIES[family](*sizes, seed=seed)
+
+
+BAD_ROWS = [
+    (np.ones((3, 6)), ValueError, r"have shape \(..., 7\), .* n_features, got \(3, 6\)"),
+    (np.float64(1), ValueError, r"have shape \(..., 7\), .* got \(\)"),
+    (np.ones(0), ValueError, r"got \(0,\)"),
+    (np.ones((3, 7), object), TypeError, "hold real numbers, got a ndarray of dtype object"),
+    (np.ones((3, 7), complex), TypeError, "hold real numbers, got a ndarray of dtype complex128"),
+    (np.full((3, 7), "1"), TypeError, "hold real numbers, got a ndarray of dtype <U1"),
+    ([[1, 2], [3]], TypeError, "an array of real numbers"),
+    (None, TypeError, "hold real numbers, got a NoneType of dtype object"),
+    (np.ma.ones((3, 7)), TypeError, "masked array"),
+]
+
+
+@both_families
+@pytest.mark.parametrize(("x", "error", "message"), BAD_ROWS)
+def test_bad_rows(family, x, error, message):
+    hasher = FAMILIES[family](7, 8, 5, seed=0)
+    for call in (
+        lambda: hasher.hash(x),
+        lambda: hasher.collision_probability(x, np.ones(7)),
+    ):
+        with pytest.raises(error, match="x (must|is a).*" + message):
+            call()
+    with pytest.raises(error, match="y (must|is a).*" + message):
+        hasher.collision_probability(np.ones(7), x)
+
+
+def test_pairs_that_do_not_broadcast():
+    hasher = Hyperplane(7, 8, 5, seed=0)
+    with pytest.raises(ValueError, match=r"x \(3, 7\) and y \(4, 7\) do not broadcast"):
+        hasher.collision_probability(np.ones((3, 7)), np.ones((4, 7)))
+
+
+# ---------------------------------------------------------------- torch
+
+
+def test_hashing_does_not_import_torch():
+    code = (
+        "import sys; from lshkit.hashing import FastHadamard as F; F(7, 8, 5).hash([[1.0] * 7]); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@both_families
+@pytest.mark.parametrize("n_bits", [8, 9])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_torch_in_torch_out(family, shape, n_bits):
+    torch = pytest.importorskip("torch")
+    hasher = FAMILIES[family](7, n_bits, 5, seed=0)
+    x = np.random.default_rng(0).standard_normal((*shape, 7)).astype(np.float32)
+    expected = hasher.hash(x)
+    for tensor in (
+        torch.from_numpy(x),
+        torch.from_numpy(x).double().requires_grad_(),
+        torch.from_numpy(x).t().contiguous().t() if len(shape) == 1 else torch.from_numpy(x),
+    ):
+        codes = hasher.hash(tensor)
+        assert codes.dtype == (torch.uint8 if n_bits == 8 else torch.uint16)
+        assert not codes.requires_grad
+        assert codes.shape == (*shape, 5)
+        np.testing.assert_array_equal(codes.numpy(), expected)
+    probability = hasher.collision_probability(torch.from_numpy(x), torch.ones(7))
+    assert probability.dtype == torch.float64
+    np.testing.assert_array_equal(probability.numpy(), hasher.collision_probability(x, np.ones(7)))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int64"])
+def test_other_torch_numbers(dtype):
+    torch = pytest.importorskip("torch")
+    hasher = FastHadamard(7, 8, 5, seed=0)
+    x = (torch.arange(21).reshape(3, 7) % 5 - 2).to(getattr(torch, dtype))
+    assert torch.equal(hasher.hash(x), hasher.hash(x.float()))
+
+
+def test_bad_tensors():
+    torch = pytest.importorskip("torch")
+    hasher = FastHadamard(7, 8, 5, seed=0)
+    with pytest.raises(ValueError, match="x must be on the cpu, got a tensor on meta"):
+        hasher.hash(torch.ones(3, 7, device="meta"))
+    with pytest.raises(TypeError, match="x must be a dense tensor, got layout torch.sparse_coo"):
+        hasher.hash(torch.ones(3, 7).to_sparse())
+    with pytest.raises(TypeError, match="x must hold real numbers, got a tensor of dtype"):
+        hasher.hash(torch.ones(3, 7, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"x must have shape \(..., 7\), .* got \(3, 6\)"):
+        hasher.hash(torch.ones(3, 6))
+    with pytest.raises(TypeError, match="y is a ndarray but x is a torch tensor: give one kind"):
+        hasher.collision_probability(torch.ones(7), np.ones(7))

@@ -1,0 +1,137 @@
+"""Each instruction set that the CPU has computes what the best one does."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lshkit import _C
+
+INSTRUCTION_SETS = ("base", "avx2", "avx512")  # each contains the one before
+FLOAT32, FLOAT64 = 2e-5, 1e-12  # relative to the largest result: sums are taken in another order
+
+
+def attention_inputs(rng, dtype, n_queries=75, n_keys=83):
+    query = rng.standard_normal((2, 3, n_queries, 37)).astype(dtype)
+    key = rng.standard_normal((2, 3, n_keys, 37)).astype(dtype)
+    value = rng.standard_normal((2, 3, n_keys, 21)).astype(dtype)
+    grad_out = rng.standard_normal((2, 3, n_queries, 21)).astype(dtype)
+    mask = rng.random((2, n_keys)) < 0.8
+    return query, key, value, mask, grad_out
+
+
+def parameters_of(rng, family, n_bits, n_hashes, heads, n_features):
+    if family == 0:
+        rows = rng.standard_normal((heads, n_hashes * n_bits, n_features))
+    else:
+        columns = 64
+        rows = rng.choice([-1.0, 1.0], (heads, 3 + n_bits, columns))
+        angles = rng.uniform(0, 2 * np.pi, (heads, 3, columns // 2))
+        rows[:, :3] = np.concatenate([np.cos(angles), np.sin(angles)], axis=2)
+    return rows.astype(np.float32)
+
+
+def results():
+    """Every function of the module on fixed inputs. No projection lies within rounding of zero."""
+    rng = np.random.default_rng(7)
+    out = {}
+    for family in (0, 1):
+        for n_bits in (5, 11):
+            name, n_hashes, code = f"{family}_{n_bits}", 9, "u1" if n_bits <= 8 else "u2"
+            query, key, value, mask, grad_out = attention_inputs(rng, np.float32)
+            functions = parameters_of(rng, family, n_bits, n_hashes, 3, 37)
+            codes = np.empty((*query.shape[:3], n_hashes), code)
+            finite = _C.hash(query, functions, family, n_bits, n_hashes, codes, 1)
+            out[f"hash_{name}"], out[f"finite_{name}"] = codes, np.array(finite)
+            for causal in (False, True):
+                for normalize in (0, 1, 2):
+                    case = f"{name}_{causal}_{normalize}"
+                    y = np.empty_like(grad_out)
+                    query_codes, key_codes = np.empty_like(codes), np.empty((2, 3, 83, 9), code)
+                    _C.yoso_forward(
+                        *(query, key, value, mask, functions, family, n_bits, n_hashes),
+                        *(causal, normalize, y, query_codes, key_codes, 1),
+                    )
+                    out[f"yoso_{case}"] = y
+                    out[f"query_codes_{case}"], out[f"key_codes_{case}"] = query_codes, key_codes
+                    for gradient in (0, 1):
+                        gradients = [np.empty_like(a) for a in (query, key, value)]
+                        _C.yoso_backward(
+                            *(query, key, value, mask, query_codes, key_codes, n_bits),
+                            *(causal, normalize, gradient, grad_out, *gradients, 1),
+                        )
+                        for which, array in zip("qkv", gradients, strict=True):
+                            out[f"yoso_grad_{which}_{case}_{gradient}"] = array
+    for dtype in (np.float32, np.float64):
+        name = np.dtype(dtype).name
+        query, key, value, mask, grad_out = attention_inputs(rng, dtype)
+        for causal in (False, True):
+            for normalize in (0, 1, 2):
+                case = f"{name}_{causal}_{normalize}"
+                y = np.empty_like(grad_out)
+                _C.expected_forward(query, key, value, mask, 6, causal, normalize, y, 1)
+                out[f"expected_{case}"] = y
+                for gradient in (0, 1):
+                    gradients = [np.empty_like(a) for a in (query, key, value)]
+                    _C.expected_backward(
+                        *(query, key, value, mask, 6, causal, normalize, gradient),
+                        *(grad_out, *gradients, 1),
+                    )
+                    for which, array in zip("qkv", gradients, strict=True):
+                        out[f"expected_grad_{which}_{case}_{gradient}"] = array
+        for code in (np.uint8, np.uint16):
+            query_codes = rng.integers(0, 32, (2, 3, 75, 9)).astype(code)
+            key_codes = rng.integers(0, 32, (2, 3, 83, 9)).astype(code)
+            for order in (0, 1, 2):
+                y = np.empty_like(grad_out)
+                _C.bucket_sum(query_codes, key_codes, value, 32, order, mask, 1 / 9, y, 1)
+                out[f"bucket_sum_{name}_{code.__name__}_{order}"] = y
+            table = np.zeros((9, 32, 21), dtype)
+            _C.bucket_table_add(table, key_codes[0, 0], value[0, 0], 1.0, 1)
+            _C.bucket_table_add(table, key_codes[0, 0, :7], value[0, 0, :7], -1.0, 1)
+            y = np.empty((75, 21), dtype)
+            _C.bucket_table_query(table, query_codes[0, 0], 1 / 9, y, 1)
+            out[f"table_{name}_{code.__name__}"], out[f"query_{name}_{code.__name__}"] = table, y
+    return out
+
+
+def run(path, instruction_set=None):
+    env = {name: value for name, value in os.environ.items() if name != "LSHKIT_ISA"}
+    if instruction_set:
+        env["LSHKIT_ISA"] = instruction_set
+    done = subprocess.run(
+        [sys.executable, __file__, str(path)], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(path) as arrays:
+        return done.stdout.strip(), dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def best(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("best") / "results.npz")
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_same_results(name, best, tmp_path):
+    best_name, wanted = best
+    if INSTRUCTION_SETS.index(name) > INSTRUCTION_SETS.index(best_name):
+        pytest.skip(f"this CPU or build has no {name}, its best is {best_name}")
+    used, got = run(tmp_path / "results.npz", name)
+    assert used == name
+    assert got.keys() == wanted.keys()
+    for case, array in wanted.items():
+        if array.dtype.kind == "f":
+            relative = FLOAT32 if array.dtype == np.float32 else FLOAT64
+            assert np.isfinite(array).all(), case
+            atol = relative * np.abs(array).max()
+            np.testing.assert_allclose(got[case], array, rtol=0, atol=atol, err_msg=case)
+        else:
+            np.testing.assert_array_equal(got[case], array, err_msg=case)
+
+
+if __name__ == "__main__":
+    np.savez(sys.argv[1], **results())
+    print(_C.instruction_set())
