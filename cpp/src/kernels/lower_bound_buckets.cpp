@@ -216,6 +216,7 @@ struct Bucket {
       for (index_t j = 0; j < nk; j += 2) {
         const bool pair = j + 1 < nk;
         const index_t x = keys[j], y = keys[pair ? j + 1 : j];
+        if (p.causal && x > b) break;
         const float *vx = p.value.row(x), *vy = p.value.row(y);
         F ax = {}, bx = {}, ay = {}, by = {};
         LSHKIT_UNROLL

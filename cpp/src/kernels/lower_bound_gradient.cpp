@@ -8,7 +8,7 @@ namespace {
 
 // Rows up to which comparing all pairs pays: it needs buckets of a few rows too.
 bool few(const LowerBoundGradient& p) {
-  constexpr index_t kRows = 512;
+  constexpr index_t kRows = 1024;
   const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;
   return most <= kRows && most <= 4 * p.n_buckets;
 }

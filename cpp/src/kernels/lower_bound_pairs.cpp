@@ -45,13 +45,17 @@ LSHKIT_INLINE std::uint64_t nonzero(const std::uint16_t* counts) {
 LSHKIT_INLINE void count_collisions(const std::uint8_t* query, const std::uint8_t* block,
                                     index_t n_hashes, std::uint8_t* counts) {
   const __m512i one = _mm512_set1_epi8(1);
-  __m512i sum = _mm512_setzero_si512();
-  for (index_t h = 0; h < n_hashes; ++h) {
+  __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+  const auto count = [&](index_t h, __m512i& to) {
     const __m512i keys = _mm512_loadu_si512(block + h * kBlock);
     const __mmask64 same = _mm512_cmpeq_epi8_mask(keys, _mm512_set1_epi8(char(query[h])));
-    sum = _mm512_mask_add_epi8(sum, same, sum, one);
-  }
-  _mm512_storeu_si512(counts, sum);
+    to = _mm512_mask_add_epi8(to, same, to, one);
+  };
+  index_t h = 0;
+  for (; h + 8 <= n_hashes; h += 8) LSHKIT_UNROLL
+  for (int i = 0; i < 8; ++i) count(h + i, sum[i % 2]);
+  for (; h < n_hashes; ++h) count(h, sum[0]);
+  _mm512_storeu_si512(counts, _mm512_add_epi8(sum[0], sum[1]));
 }
 #endif
 template <class Code>
@@ -77,6 +81,7 @@ LSHKIT_INLINE void count_collisions(const Code* query, const Code* block, index_
 struct PairScratch {
   float *key, *value, *key_grad;     // (kBlock, padded columns)
   float *query, *grad, *query_grad;  // one padded row each
+  float* weight;                     // of a count
   void *block_codes, *query_codes;   // (n_hashes, kBlock) and (n_hashes), in the counting type
   index_t d, dv;                     // padded
   PairScratch(const Problem& p, Cut& cut)
@@ -87,6 +92,7 @@ struct PairScratch {
     query = cut.take<float>(d);
     grad = cut.take<float>(dv);
     query_grad = cut.take<float>(d);
+    weight = cut.take<float>(p.n_hashes + 1);
     block_codes = cut.take<std::uint16_t>(p.n_hashes * kBlock);
     query_codes = cut.take<std::uint16_t>(p.n_hashes);
   }
@@ -181,6 +187,7 @@ void pairs(const Problem& p) {
   Code* block_codes = static_cast<Code*>(s.block_codes);
   const index_t d = p.query.columns, dv = p.value.columns;
   const Visitor visit_keys = visitor(s, p);
+  for (index_t count = 0; count <= p.n_hashes; ++count) s.weight[count] = p.scale * float(count);
   clear(p.query_grad);
   for (index_t j0 = 0; j0 < p.key.rows; j0 += kBlock) {
     const index_t n = smaller(kBlock, p.key.rows - j0);
@@ -210,9 +217,9 @@ void pairs(const Problem& p) {
       float weights[kBlock + 4];
       int found = 0;
       for (; hits; hits &= hits - 1) {
-        keys[found] = std::uint8_t(__builtin_ctzll(hits));
-        weights[found] = p.scale * float(counts[keys[found]]);
-        ++found;
+        const int key = __builtin_ctzll(hits);
+        keys[found] = std::uint8_t(key);
+        weights[found++] = s.weight[counts[key]];
       }
       for (int t = found; t < found + 3; ++t) {
         keys[t] = keys[0];
