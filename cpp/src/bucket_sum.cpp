@@ -8,7 +8,8 @@
 namespace lshkit {
 namespace {
 
-// The tables of a pass: they should stay in the L2 cache beside the rows that stream through it.
+// The tables of a pass a slice wide: they should stay in the L2 cache beside the rows that stream
+// through it, at twice the width too.
 constexpr index_t kTableBytes = index_t(256) << 10;
 
 // Where most buckets must be empty, codes are replaced by slots in order of appearance among the
@@ -50,8 +51,9 @@ struct PassScratch {
   Slots slots;
   std::size_t bytes;
 
-  PassScratch(Arena arena, const HeadSum<T>& s, index_t group, index_t table_rows, bool compact)
-      : table(arena.take<T>(group * table_rows * kSliceBytes / sizeof(T))),
+  PassScratch(Arena arena, const HeadSum<T>& s, index_t group, index_t table_rows, int slices,
+              bool compact)
+      : table(arena.take<T>(group * table_rows * slices * kSliceBytes / sizeof(T))),
         slots(arena, compact ? s.n_queries : 0, compact ? s.n_keys : 0, compact ? s.n_buckets : 0,
               group),
         bytes(arena.used()) {}
@@ -66,8 +68,11 @@ void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
   index_t table_rows = compact ? s.n_keys + 1 : s.n_buckets;
   const index_t group_size = std::clamp<index_t>(kTableBytes / (table_rows * kSliceBytes), 1,
                                                  std::min<index_t>(kMaxGroup, s.n_hashes));
-  const std::size_t bytes = PassScratch<T>(Arena(), s, group_size, table_rows, compact).bytes;
-  PassScratch<T> scratch(Arena(thread_scratch(bytes)), s, group_size, table_rows, compact);
+  // Two slices at once read the codes and the loop once for both.
+  const int at_once = last - first > 1 && table_rows * kSliceBytes <= kTableBytes ? 2 : 1;
+  const PassScratch<T> size(Arena(), s, group_size, table_rows, at_once, compact);
+  PassScratch<T> scratch(Arena(thread_scratch(size.bytes)), s, group_size, table_rows, at_once,
+                         compact);
   Slots& slots = scratch.slots;
   if (compact) std::memset(slots.slot_of, 0, sizeof(std::uint16_t) * s.n_buckets);
 
@@ -98,9 +103,10 @@ void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
     pass.out_stride = s.out.stride;
     pass.accumulate = hash > 0;
     pass.table = scratch.table;
-    for (index_t slice = first; slice < last; ++slice) {
+    for (index_t slice = first; slice < last; slice += pass.slices) {
+      pass.slices = int(std::min<index_t>(at_once, last - slice));
       pass.values = s.values.data + slice * columns;
-      pass.width = int(std::min(columns, s.values.columns - slice * columns));
+      pass.width = int(std::min(pass.slices * columns, s.values.columns - slice * columns));
       pass.out = s.out.data + slice * columns;
       kernels().typed<T>().bucket_sum(pass);
     }

@@ -1,6 +1,6 @@
-// The sum verb on one slice of 64 bytes of value columns and one group of hashes, token by token:
-// the value's slice stays in registers while it is added to one table row of each hash, and a
-// query's sum stays in registers while it reads one row of each.
+// The sum verb on one or two slices of 64 bytes of value columns and a group of hashes, token by
+// token: the value's columns stay in registers while it is added to one table row of each hash, and
+// a query's sum stays in registers while it reads one row of each.
 //
 // The bound is the traffic of the table rows, 192 bytes a token, hash and slice (add: load and
 // store; read: load), against the L2 cache, which holds the group's tables: 768 bytes a token and
@@ -15,10 +15,11 @@ namespace {
 constexpr index_t kAhead =
     12;  // rows to prefetch ahead: the stride of a slice defeats the hardware
 
-// One table row: a cache line, in as many registers as that takes.
-template <class T>
+// One table row in registers: a cache line a slice.
+template <class T, int Slices>
 struct Line {
-  static constexpr int kVectors = kSliceBytes / kVectorBytes, kColumns = kSliceBytes / sizeof(T);
+  static constexpr int kBytes = Slices * kSliceBytes, kColumns = kBytes / sizeof(T);
+  static constexpr int kVectors = kBytes / kVectorBytes;
   Vec<T> v[kVectors];
 
   LSHKIT_INLINE static Line zero() {
@@ -52,9 +53,9 @@ struct Line {
 };
 
 // Group: the number of hashes at compile time, or 0. Full: the slice has all its columns.
-template <class T, class Code, int Group, bool Full>
+template <class T, class Code, int Slices, int Group, bool Full>
 struct Pass {
-  using Row = Line<T>;
+  using Row = Line<T, Slices>;
   const BucketSumPass<T>& p;
 
   LSHKIT_INLINE int group() const { return Group ? Group : p.group; }
@@ -66,7 +67,9 @@ struct Pass {
     const T* value = p.values + key * p.value_stride;
     const Code* code = static_cast<const Code*>(p.key_codes) + key * p.key_code_stride;
     if (key + 2 * kAhead < p.n_keys) {
-      prefetch(value + kAhead * p.value_stride);
+      LSHKIT_UNROLL
+      for (int i = 0; i < Slices; ++i)
+        prefetch(value + kAhead * p.value_stride + i * (kSliceBytes / int(sizeof(T))));
       prefetch(code + 2 * kAhead * p.key_code_stride);
     }
     const Row line = Row::template read<Full>(value, p.width);
@@ -82,7 +85,9 @@ struct Pass {
     T* out = p.out + query * p.out_stride;
     const Code* code = static_cast<const Code*>(p.query_codes) + query * p.query_code_stride;
     if (query + 2 * kAhead < p.n_queries) {
-      __builtin_prefetch(out + kAhead * p.out_stride, 1);
+      LSHKIT_UNROLL
+      for (int i = 0; i < Slices; ++i)
+        __builtin_prefetch(out + kAhead * p.out_stride + i * (kSliceBytes / int(sizeof(T))), 1);
       prefetch(code + 2 * kAhead * p.query_code_stride);
     }
     Row even = Row::zero(), odd = Row::zero();
@@ -100,7 +105,7 @@ struct Pass {
     even.template write<Full>(out, p.width);
   }
   void run() const {
-    std::memset(p.table, 0, std::size_t(p.group) * p.table_rows * kSliceBytes);
+    std::memset(p.table, 0, std::size_t(p.group) * p.table_rows * Row::kBytes);
     switch (p.order) {
       case Order::all:
         for (index_t j = 0; j < p.n_keys; ++j) add(j);
@@ -121,18 +126,23 @@ struct Pass {
   }
 };
 
-template <class T, class Code>
+template <class T, class Code, int Slices>
 void run(const BucketSumPass<T>& p) {
-  const bool full = p.width == Line<T>::kColumns;
-  if (p.group == kMaxGroup && full) return Pass<T, Code, kMaxGroup, true>{p}.run();
-  if (p.group == kMaxGroup) return Pass<T, Code, kMaxGroup, false>{p}.run();
-  if (full) return Pass<T, Code, 0, true>{p}.run();
-  Pass<T, Code, 0, false>{p}.run();
+  const bool full = p.width == Line<T, Slices>::kColumns;
+  if (p.group == kMaxGroup && full) return Pass<T, Code, Slices, kMaxGroup, true>{p}.run();
+  if (p.group == kMaxGroup) return Pass<T, Code, Slices, kMaxGroup, false>{p}.run();
+  if (full) return Pass<T, Code, Slices, 0, true>{p}.run();
+  Pass<T, Code, Slices, 0, false>{p}.run();
+}
+
+template <class T, class Code>
+void run_slices(const BucketSumPass<T>& p) {
+  p.slices == 1 ? run<T, Code, 1>(p) : run<T, Code, 2>(p);
 }
 
 template <class T>
 void run_codes(const BucketSumPass<T>& p) {
-  p.code_bytes == 1 ? run<T, std::uint8_t>(p) : run<T, std::uint16_t>(p);
+  p.code_bytes == 1 ? run_slices<T, std::uint8_t>(p) : run_slices<T, std::uint16_t>(p);
 }
 
 template <class T, class Code>

@@ -138,7 +138,7 @@ bool finite(Matrix<const T> m, const std::int32_t* order, index_t first, index_t
       check += x - x;
     }
   }
-  return sum_lanes<T>(check) == 0;
+  return sum_lanes(check) == 0;
 }
 
 // Runs block(i, nq, nk, straddles) over the chunks of queries, where nk keys from the front of the

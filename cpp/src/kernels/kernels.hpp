@@ -21,9 +21,9 @@ constexpr int kHashTile = 32;     // tokens, at most, whose features and codes l
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 
 // ---- bucket_sum ----
-// A pass over one slice of the value columns and one group of hashes, whose tables fit the L2
-// cache.
-constexpr int kSliceBytes = 64;  // a table row: one cache line
+// A pass over one or two slices of the value columns and one group of hashes, whose tables fit the
+// L2 cache.
+constexpr int kSliceBytes = 64;  // one cache line of a table row
 constexpr int kMaxGroup = 16;    // hashes a pass
 template <class T>
 struct BucketSumPass {
@@ -33,14 +33,14 @@ struct BucketSumPass {
   index_t n_queries, n_keys, table_rows;
   const T* values;  // the slice's first column
   index_t value_stride;
-  int width;  // columns of the slice, at most kSliceBytes / sizeof(T)
+  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
   const std::uint8_t* key_mask;
   Order order;
   T scale;
   T* out;
   index_t out_stride;
   bool accumulate;  // add to out, which an earlier group has written
-  T* table;         // group * table_rows rows of kSliceBytes, 64-byte aligned
+  T* table;         // group * table_rows rows of slices * kSliceBytes, aligned to 64
 };
 // Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
 template <class T>

@@ -18,7 +18,7 @@ LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
     s1 += load(a + i + kLanes<T>) * load(b + i + kLanes<T>);
   }
   for (; i < n; i += kLanes<T>) s0 += load_first(a + i, int(n - i)) * load_first(b + i, int(n - i));
-  return sum_lanes<T>(s0 + s1);
+  return sum_lanes(s0 + s1);
 }
 
 LSHKIT_INLINE float root(float x) { return __builtin_sqrtf(x); }

@@ -85,15 +85,6 @@ LSHKIT_INLINE void store_first(T* p, Vec<T> v, int count) {
   store(lanes, v);
   if (count > 0) std::memcpy(p, lanes, sizeof(T) * count);
 }
-template <class T>
-LSHKIT_INLINE T sum_lanes(Vec<T> v) {
-  T lanes[kLanes<T>];
-  store(lanes, v);
-  for (int width = kLanes<T> / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
 // ---- Shuffles with patterns computed at compile time ----
 template <int Step, class V, std::size_t... I>
 LSHKIT_INLINE V exchange_low(V a, V b, std::index_sequence<I...>) {
@@ -139,6 +130,15 @@ LSHKIT_INLINE Vec4 fold(V v) {
     return quarter<0>(v) + quarter<4>(v);
   else
     return v;
+}
+LSHKIT_INLINE float sum_lanes(Vec<float> v) {
+  const Vec4 s = fold<kLanes<float>>(v);
+  return (s[0] + s[1]) + (s[2] + s[3]);
+}
+LSHKIT_INLINE double sum_lanes(Vec<double> v) {
+  double sum = v[0];
+  for (int i = 1; i < kLanes<double>; ++i) sum += v[i];
+  return sum;
 }
 // The lane sums of four vectors.
 LSHKIT_INLINE Vec4 sum_lanes4(Vec<float> a, Vec<float> b, Vec<float> c, Vec<float> d) {
