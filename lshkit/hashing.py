@@ -20,19 +20,23 @@ def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
     """The random numbers that make `n_sets` independent hash function sets.
 
     Returns a float32 array `(n_sets,) + parameter_shape(...)` in the layout of the core (hash.hpp).
-    Set 0 of several equals the only set of one with the same seed. seed is as in
-    `numpy.random.default_rng`. Nothing is checked here: `Hyperplane` and `FastHadamard` do that.
+    Set 0 of several equals the only set of one with the same seed. seed: None, an int or a
+    `numpy.random.Generator`. Nothing is checked here: `Hyperplane` and `FastHadamard` do that.
     """
-    rng = np.random.default_rng(seed)
     rows, columns = parameter_shape(family, n_features, n_bits, n_hashes)
     if family == "hyperplane":
+        rng = np.random.default_rng(seed)
         return rng.standard_normal((n_sets, rows, columns), dtype=np.float32)
-    # One draw of words for everything: first 32 bits for each angle, then one for each sign.
+    # Raw words, 32 bits for each angle and one for each sign, straight from a counter: attention
+    # draws new functions in every training step, and a Generator would take twice as long.
+    if not isinstance(seed, (int, np.integer)):
+        seed = int(np.random.default_rng(seed).integers(2**63))
     half = columns // 2
     angle_words = ANGLE_ROWS * half // 2
     words = angle_words + (rows - ANGLE_ROWS) * columns // 64
-    bits = rng.integers(0, 2**64 - 1, (n_sets, words), dtype=np.uint64, endpoint=True)
-    angles = bits[:, :angle_words].view(np.uint32) * (2 * np.pi / 2**32)
+    bits = np.random.Philox(key=seed).random_raw(n_sets * words).reshape(n_sets, words)
+    angles = bits[:, :angle_words].view(np.uint32).astype(np.float32)
+    angles *= np.float32(2 * np.pi / 2**32)
     angles = angles.reshape(n_sets, ANGLE_ROWS, half)
     parameters = np.empty((n_sets, rows, columns), np.float32)
     np.cos(angles, out=parameters[:, :ANGLE_ROWS, :half])

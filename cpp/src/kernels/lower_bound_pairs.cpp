@@ -131,12 +131,11 @@ LSHKIT_NOINLINE void visit(const Problem& p, const PairScratch& s, index_t i,
       for (int c = 0; c < vv; ++c)
         dot[t] += (Vectors ? g[Vectors ? c : 0] : load(s.grad + c * W)) * load(v + c * W);
     }
-    Vec4 w;
-    std::memcpy(&w, weights + first, sizeof(w));
-    w *= sum_lanes4(dot[0], dot[1], dot[2], dot[3]) + bias;
+    const Vec4 sums = sum_lanes4(dot[0], dot[1], dot[2], dot[3]) + bias;
     LSHKIT_UNROLL
     for (int t = 0; t < 4; ++t) {
-      const F b = broadcast<float>(w[t]);
+      // Weights one by one: a vector load of what has just been stored in parts would wait for it.
+      const F b = broadcast<float>(sums[t]) * weights[first + t];
       const float* k = s.key + keys[first + t] * key_stride;
       float* dk = s.key_grad + keys[first + t] * key_stride;
       LSHKIT_UNROLL
