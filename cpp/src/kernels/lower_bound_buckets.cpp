@@ -26,6 +26,7 @@ struct BucketScratch {
   std::uint16_t *query_codes, *key_codes;  // (kGroup, rows): a group of hashes, each contiguous
   std::int32_t *query_order, *key_order;   // rows by bucket
   std::int32_t *query_start, *key_start;   // (n_buckets + 1)
+  std::uint16_t *number, *code_of;         // renumber's, (n_buckets) and (keys), or null
   std::int32_t* passed;                    // keys before each chunk of queries
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
@@ -35,8 +36,12 @@ struct BucketScratch {
     key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
     query_order = cut.take<std::int32_t>(p.query.rows);
     key_order = cut.take<std::int32_t>(p.key.rows);
-    query_start = cut.take<std::int32_t>(p.n_buckets + 1);
-    key_start = cut.take<std::int32_t>(p.n_buckets + 1);
+    const bool sparse = p.key.rows < p.n_buckets / 2;
+    const index_t most_buckets = sparse ? p.key.rows + 1 : p.n_buckets;
+    query_start = cut.take<std::int32_t>(most_buckets + 1);
+    key_start = cut.take<std::int32_t>(most_buckets + 1);
+    number = sparse ? cut.take<std::uint16_t>(p.n_buckets) : nullptr;
+    code_of = sparse ? cut.take<std::uint16_t>(p.key.rows) : nullptr;
     passed = cut.take<std::int32_t>(p.query.rows / kChunk + 2);
     key = cut.take<float>(kChunk * d);
     value = cut.take<float>(kChunk * dv);
@@ -55,6 +60,28 @@ void bring_together(const void* codes, index_t rows, index_t n_hashes, index_t f
   const Code* from = static_cast<const Code*>(codes) + first;
   for (index_t i = 0; i < rows; ++i)
     for (index_t h = 0; h < n; ++h) to[h * rows + i] = from[i * n_hashes + h];
+}
+
+// Where most buckets must be empty: numbers the keys' codes from 0 in order of appearance, so that
+// no empty bucket is looked at. Queries whose code no key has get the number after the last.
+// Returns how many numbers the keys have. s.number is zero before and after.
+index_t renumber(const BucketScratch& s, std::uint16_t* query_codes, index_t n_queries,
+                 std::uint16_t* key_codes, index_t n_keys) {
+  index_t used = 0;
+  for (index_t j = 0; j < n_keys; ++j) {
+    std::uint16_t& number = s.number[key_codes[j]];
+    if (number == 0) {
+      s.code_of[used] = key_codes[j];
+      number = std::uint16_t(++used);
+    }
+    key_codes[j] = std::uint16_t(number - 1);
+  }
+  for (index_t i = 0; i < n_queries; ++i) {
+    const std::uint16_t number = s.number[query_codes[i]];
+    query_codes[i] = std::uint16_t(number ? number - 1 : used);
+  }
+  for (index_t u = 0; u < used; ++u) s.number[s.code_of[u]] = 0;
+  return used;
 }
 
 // Rows that take part, by bucket, in ascending order within each.
@@ -285,6 +312,7 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
               row_flops = 4 * float(s.d) * float(s.dv);
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
+  if (s.number) std::memset(s.number, 0, sizeof(*s.number) * p.n_buckets);
   const bool prefetch = (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
   for (index_t h = 0; h < p.n_hashes; ++h) {
     if (h % kGroup == 0) {
@@ -294,14 +322,19 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
       gather(p.query_codes, p.query.rows, p.n_hashes, h, n, s.query_codes);
       gather(p.key_codes, p.key.rows, p.n_hashes, h, n, s.key_codes);
     }
-    counting_sort(s.query_codes + h % kGroup * p.query.rows, p.query.rows, p.query_valid,
-                  p.n_buckets, s.query_order, s.query_start);
-    counting_sort(s.key_codes + h % kGroup * p.key.rows, p.key.rows, p.key_valid, p.n_buckets,
-                  s.key_order, s.key_start);
-    for (index_t b = 0; b < p.n_buckets; ++b) {
+    std::uint16_t* query_codes = s.query_codes + h % kGroup * p.query.rows;
+    std::uint16_t* key_codes = s.key_codes + h % kGroup * p.key.rows;
+    index_t n_buckets = p.n_buckets, sorted = n_buckets;
+    if (s.number) {
+      n_buckets = renumber(s, query_codes, p.query.rows, key_codes, p.key.rows);
+      sorted = n_buckets + 1;
+    }
+    counting_sort(query_codes, p.query.rows, p.query_valid, sorted, s.query_order, s.query_start);
+    counting_sort(key_codes, p.key.rows, p.key_valid, sorted, s.key_order, s.key_start);
+    for (index_t b = 0; b < n_buckets; ++b) {
       const index_t i = s.query_start[b], nq = s.query_start[b + 1] - i;
       const index_t j = s.key_start[b], nk = s.key_start[b + 1] - j;
-      if (prefetch && b + 1 < p.n_buckets) prefetch_rows(p, s, b + 1);
+      if (prefetch && b + 1 < n_buckets) prefetch_rows(p, s, b + 1);
       if (nq == 0 || nk == 0) continue;
       const Bucket bucket{p, s, s.query_order + i, s.key_order + j};
       const float pairs = float(nq) * float(nk) * (p.causal ? 0.5f : 1.0f);
