@@ -2,6 +2,7 @@
 // that Python gives them; the core trusts. Every output is the caller's, so nothing is allocated.
 #include <pybind11/pybind11.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,12 @@ index_t check_range(const char* name, index_t value, index_t low, index_t high) 
     throw py::value_error(std::string(name) + ": " + std::to_string(low) + " to " +
                           std::to_string(high) + " is wanted, was " + std::to_string(value));
   return value;
+}
+// Attention keeps the positions of rows in 32 bits.
+void check_rows(const char* name, index_t rows) {
+  if (rows > std::numeric_limits<std::int32_t>::max())
+    throw py::value_error(std::string(name) + ": fewer than 2^31 rows are wanted, was " +
+                          std::to_string(rows));
 }
 template <class Enum>
 Enum check_option(const char* name, int code, Enum last) {
@@ -238,6 +245,8 @@ struct AttentionViews {
     value.require_shape({sizes.batch, sizes.heads, sizes.n_keys, TensorView::kAny});
     sizes.n_values = value.shape(3);
     out.require_shape({sizes.batch, sizes.heads, sizes.n_queries, sizes.n_values});
+    check_rows("query", sizes.n_queries);
+    check_rows("key", sizes.n_keys);
     return sizes;
   }
 };

@@ -9,8 +9,8 @@
 
 namespace lshkit {
 
-// The number of threads to use for a request (<= 0: OpenMP's default). One in a forked child of a
-// process that has run a parallel region: GNU OpenMP would wait for threads that fork left behind.
+// The number of threads to use for a request (<= 0: OpenMP's default). One in a forked child: GNU
+// OpenMP would wait for threads that fork left behind, of this library or another.
 int thread_count(int requested);
 
 // This thread's buffer of at least `bytes`, 64-byte aligned, contents undefined. A later call of

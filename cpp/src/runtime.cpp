@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
+#include <string>
 
 #include "kernels/kernels.hpp"
 #include "parallel.hpp"
@@ -16,12 +18,13 @@ namespace lshkit {
 namespace {
 
 // ---- threads ----
-bool used_openmp = false;
+// Whoever ran OpenMP in the parent, torch too, has left its threads behind. Children that did not
+// inherit any cannot be told apart, so every child computes on one thread.
 bool in_forked_child = false;
 
 struct ForkHandler {
   ForkHandler() {
-    pthread_atfork(nullptr, nullptr, [] { in_forked_child = in_forked_child || used_openmp; });
+    pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
   }
 } fork_handler;
 
@@ -41,10 +44,20 @@ struct Buffer {
 thread_local Buffer buffers[2];  // by Scratch
 
 // ---- instruction set ----
+// Whether LSHKIT_ISA allows the instruction set: not set or empty, all of them.
 bool allowed(const char* name) {
-  const char* wanted = std::getenv("LSHKIT_ISA");
-  if (!wanted || !std::strcmp(wanted, name)) return true;
-  return !std::strcmp(wanted, "avx512") && !std::strcmp(name, "avx2");
+  const char* sets[] = {"base", "avx2", "avx512"};
+  const char* highest = std::getenv("LSHKIT_ISA");
+  if (!highest || !*highest) return true;
+  int rank = -1, highest_rank = -1;
+  for (int i = 0; i < 3; ++i) {
+    if (!std::strcmp(sets[i], name)) rank = i;
+    if (!std::strcmp(sets[i], highest)) highest_rank = i;
+  }
+  if (highest_rank < 0)
+    throw std::runtime_error(std::string("LSHKIT_ISA must be base, avx2 or avx512, was ") +
+                             highest);
+  return rank <= highest_rank;
 }
 
 Kernels choose() {
@@ -59,6 +72,7 @@ Kernels choose() {
   if (v4 && allowed("avx512")) return avx512::table();
   if (v3 && allowed("avx2")) return avx2::table();
 #endif
+  allowed("base");
   return base::table();
 }
 
@@ -88,10 +102,7 @@ int max_threads() {
 
 int thread_count(int requested) {
   const int most = max_threads();
-  if (in_forked_child || !has_openmp()) return 1;
-  const int threads = requested > 0 ? requested : most;
-  used_openmp = used_openmp || threads > 1;
-  return threads;
+  return requested > 0 && has_openmp() && !in_forked_child ? requested : most;
 }
 
 void* thread_scratch(std::size_t bytes, Scratch use) {

@@ -13,7 +13,7 @@ constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
 
 constexpr double kPi = 3.14159265358979323846;
 
-// acos for |x| <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
+// acos for 0 <= a <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
 LSHKIT_INLINE Vec<float> select(Int<float> mask, Vec<float> a, Vec<float> b) {
   return Vec<float>((mask & Int<float>(a)) | (~mask & Int<float>(b)));
 }
@@ -36,9 +36,7 @@ LSHKIT_INLINE Vec<double> root(Vec<double> x) {
   return x;
 }
 #endif
-LSHKIT_INLINE Vec<float> arccos(Vec<float> x) {
-  const Int<float> negative = x < 0.0f;
-  const Vec<float> a = select(negative, -x, x);
+LSHKIT_INLINE Vec<float> arccos(Vec<float> a) {
   Vec<float> p = broadcast<float>(-0.0012624911f);
   p = p * a + 0.0066700901f;
   p = p * a - 0.0170881256f;
@@ -47,13 +45,13 @@ LSHKIT_INLINE Vec<float> arccos(Vec<float> x) {
   p = p * a + 0.0889789874f;
   p = p * a - 0.2145988016f;
   p = p * a + 1.5707963050f;
-  p *= root(1.0f - a);
-  return select(negative, float(kPi) - p, p);
+  return p * root(1.0f - a);
 }
-LSHKIT_INLINE Vec<double> arccos(Vec<double> x) {
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_acos(x[i]);
-  return x;
+LSHKIT_INLINE Vec<double> arccos(Vec<double> a) {
+  for (int i = 0; i < kLanes<double>; ++i) a[i] = __builtin_acos(a[i]);
+  return a;
 }
+
 template <class T>
 LSHKIT_INLINE Vec<T> clamp(Vec<T> x) {
   const Vec<T> one = broadcast<T>(1);
@@ -75,9 +73,14 @@ LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
 template <class T>
 constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
 
+// The probability 1 - acos(x) / pi that one bit agrees. From acos(|x|) at both ends, so that
+// nothing cancels near x = -1; within rounding of it vectors count as opposite and agree in no bit.
 template <class T>
-LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {  // probability that one bit agrees
-  return 1 - arccos(x) * T(1 / kPi);
+LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
+  constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
+  const Int<T> negative = x < T(0);
+  const Vec<T> a = select(negative, -x, x), t = arccos(a) * T(1 / kPi);
+  return select(negative, select(a > broadcast<T>(kOpposite), Vec<T>{}, t), 1 - t);
 }
 template <class T>
 LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {

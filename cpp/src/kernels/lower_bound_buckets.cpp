@@ -258,7 +258,9 @@ struct Bucket {
         if (p.causal)
           take = Vec4{a < x ? 0 : take[0], b < x ? 0 : take[1], a < y ? 0 : take[2],
                       b < y ? 0 : take[3]};
-        const Vec4 s4 = (sum_lanes4(ax, bx, ay, by) + bias) * take;
+        // Selected, not multiplied by zero: what is hidden may be a NaN.
+        Vec4 s4 = (sum_lanes4(ax, bx, ay, by) + bias) * take;
+        s4 = take != Vec4{} ? s4 : Vec4{};
         const float nx = p.key_inverse_norm[x], ny = p.key_inverse_norm[y];
         const Vec4 k4 = s4 * Vec4{nx, nx, ny, ny};
         add_pair<Vectors>(x, s4[0], s4[1], k4[0], k4[1], qa, qb, da, db);

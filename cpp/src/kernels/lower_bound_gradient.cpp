@@ -10,7 +10,7 @@ namespace {
 bool few(const LowerBoundGradient& p) {
   constexpr index_t kRows = 1024;
   const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;
-  return most <= kRows && most <= 4 * p.n_buckets;
+  return most <= kRows && most <= 4 * p.n_buckets && p.n_hashes <= 65535;  // counts of 16 bits
 }
 
 }  // namespace

@@ -82,10 +82,16 @@ void l2(Matrix<T> y) {
   }
 }
 
+// A sum of weights that is zero, or so small that its reciprocal is infinite.
+template <class T>
+LSHKIT_INLINE bool vanishes(T sum) {
+  return sum < (sizeof(T) == 4 ? T(1.2e-38) : T(2.3e-308));
+}
+
 template <class T>
 void by_sum(Matrix<T> y, const T* sums) {
   for (index_t i = 0; i < y.rows; ++i)
-    if (sums[i] == 0)
+    if (vanishes(sums[i]))
       clear(y.row(i), y.columns);
     else
       scale(1 / sums[i], y.row(i), y.columns);
@@ -115,7 +121,7 @@ void sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) {
   for (index_t i = 0; i < y.rows; ++i) {
     T* row = y.row(i);
     bias[i] = 0;
-    if (sums[i] == 0) {
+    if (vanishes(sums[i])) {
       clear(row, y.columns);
       continue;
     }
@@ -129,11 +135,14 @@ template <class T>
 void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
   for (index_t i = 0; i < grad.rows; ++i) {
     T* g = grad.row(i);
-    const T along = dot(static_cast<const T*>(g), x.row(i), grad.columns) * inverse[i] * inverse[i];
-    if (inverse[i] == 0)
+    const T* row = x.row(i);
+    const T scale = inverse[i];
+    if (scale == 0) {
       clear(g, grad.columns);
-    else
-      combine(inverse[i], g, -along * inverse[i], x.row(i), grad.columns);
+      continue;
+    }
+    const T along = dot(static_cast<const T*>(g), row, grad.columns) * scale;
+    for (index_t c = 0; c < grad.columns; ++c) g[c] = scale * (g[c] - along * (row[c] * scale));
   }
 }
 
