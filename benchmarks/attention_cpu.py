@@ -1,273 +1,408 @@
-"""YOSO attention against torch's softmax attention on the CPU: time, threads and memory.
+"""YOSO attention against softmax attention and plain-torch YOSO on a CPU: time and memory.
 
-Both sides run in one process, in turn, and the tables give ratios of their shortest times; a ratio
-above 1 means that lshkit is the faster. The call measured is the public one, with fresh hash
-functions each time (seed=None), so drawing them counts.
-
-    python benchmarks/attention_cpu.py                      # all of it, some 8 minutes
-    python benchmarks/attention_cpu.py --lengths 128 1024 --repeats 3
-    LSHKIT_ISA=avx2 python benchmarks/attention_cpu.py --json benchmarks/results/avx2.json
+Both sides run in one process in turns, and each keeps the smallest of its times: what is printed
+are ratios. Ours is always the public call, `lshkit.attention.yoso_attention`, with seed=None: fresh
+hash functions at every call, whose drawing is part of the time. Softmax attention is
+`torch.nn.functional.scaled_dot_product_attention` in float32. Forward passes run under no_grad.
+Memory is measured in processes of its own. A quiet machine takes about six minutes.
 """
 
 import argparse
+import datetime
 import json
+import os
 import pathlib
 import platform
-import resource
 import subprocess
 import sys
 import time
 
 import torch
-from torch.nn import functional as F
-from tqdm import tqdm
+from torch.nn.functional import scaled_dot_product_attention
 
 import lshkit
 from lshkit import _C
 from lshkit.attention import yoso_attention
 from lshkit.attention.baselines import yoso_index_add
 
-RESULTS = pathlib.Path(__file__).parent / "results"
-HEADS, DIM, N_BITS, N_HASHES = 8, 64, 8, 32
-MB = 2**20
+HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
+LENGTHS = (128, 512, 1024, 4096, 16384)
+QUICK_LENGTHS = (128, 512, 1024)
+PASSES = ("forward", "causal forward", "forward + backward")
+# Ratios to reach on AVX-512 with one thread, by length, for each pass.
+GOALS = {
+    512: (4, 4, 4),
+    1024: (8, 6.5, 5.5),
+    4096: (33, 19, 10),
+    16384: (130, 70, 12),
+}
+AUTO_GOAL = 1.0  # estimator="auto" at n = 128
+PLAIN_GOAL, THREAD_GOAL = 20.0, 1.8
+PLAIN_FROM, AUTO_UP_TO = 1024, 128  # lengths for these two
+LOOKUPS = ("gather", "embedding_bag")
+ENOUGH_ROUNDS = 300
 
 
-def arguments():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[128, 512, 1024, 4096, 16384], metavar="N"
+def inputs(length, requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, HEADS, length, HEAD_DIM)
+    return [torch.randn(shape, generator=generator).requires_grad_(requires_grad) for _ in range(3)]
+
+
+def yoso(*tensors, is_causal=False, estimator="sampled"):
+    return yoso_attention(
+        *tensors, is_causal=is_causal, n_bits=N_BITS, n_hashes=N_HASHES, estimator=estimator
     )
-    parser.add_argument("--repeats", type=int, default=7, help="of each call (the shortest counts)")
-    parser.add_argument("--threads", type=int, default=1, help="of both sides")
-    parser.add_argument("--json", type=pathlib.Path, default=RESULTS / "attention_cpu.json")
-    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)  # in a fresh process
-    args = parser.parse_args()
-    if min(args.lengths) < 1 or args.repeats < 1 or args.threads < 1:
-        parser.error("--lengths, --repeats and --threads must be at least 1")
-    return args
 
 
-def shortest(calls, repeats, budget=40.0):
-    """The shortest time of each call in seconds; they take turns, for about `budget` seconds."""
+def auto(*tensors, **options):
+    return yoso(*tensors, estimator="auto", **options)
+
+
+# --- Time ---------------------------------------------------------------------------------------
+
+
+def in_turns(calls, args):
+    """Smallest seconds of each call. The calls alternate, so that noise meets all of them."""
     best = dict.fromkeys(calls, float("inf"))
-    end = time.perf_counter() + budget
-    for _ in range(repeats):
+    start = time.perf_counter()
+    rounds = 0
+    while rounds < args.repeats or (
+        rounds < ENOUGH_ROUNDS and time.perf_counter() - start < args.seconds
+    ):
         for name, call in calls.items():
-            start = time.perf_counter()
+            begin = time.perf_counter()
             call()
-            best[name] = min(best[name], time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
+            best[name] = min(best[name], time.perf_counter() - begin)
+        rounds += 1
     return best
 
 
-def inputs(n, heads=HEADS, requires_grad=False):
-    generator = torch.Generator().manual_seed(n)
-    return [
-        torch.randn(1, heads, n, DIM, generator=generator).requires_grad_(requires_grad)
-        for _ in range(3)
-    ]
+def of_pass(attention, name, tensors, grad_out):
+    """A call without arguments that runs one pass of the attention."""
+    if name == "forward + backward":
+        return lambda: torch.autograd.grad(attention(*tensors), tensors, grad_out)
+    is_causal = name == "causal forward"
 
-
-def sampled(query, key, value, **options):
-    return yoso_attention(
-        query, key, value, n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", **options
-    )
-
-
-def automatic(query, key, value, **options):
-    return yoso_attention(query, key, value, n_bits=N_BITS, n_hashes=N_HASHES, **options)
-
-
-def softmax(query, key, value, is_causal=False):
-    return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-
-
-def measure_length(n, repeats):
-    qkv, leaves = inputs(n), inputs(n, requires_grad=True)
-    grad = torch.randn(1, HEADS, n, DIM)
-
-    def train(attention, **options):
-        torch.autograd.grad(attention(*leaves, **options), leaves, grad)
-
-    repeats = repeats if n >= 4096 else 5 * repeats
-    row = {}
-    for side, ours in (("sampled", sampled), ("auto", automatic)):
-        modes = {
-            "forward": (lambda: softmax(*qkv), lambda ours=ours: ours(*qkv)),
-            "causal forward": (
-                lambda: softmax(*qkv, is_causal=True),
-                lambda ours=ours: ours(*qkv, is_causal=True),
-            ),
-            "forward + backward": (lambda: train(softmax), lambda ours=ours: train(ours)),
-            "causal forward + backward": (
-                lambda: train(softmax, is_causal=True),
-                lambda ours=ours: train(ours, is_causal=True),
-            ),
-        }
-        if side == "auto" and n > 6 * N_HASHES:
-            continue  # it is the sampled one
-        for mode, (theirs, call) in modes.items():
-            best = shortest({"softmax": theirs, "lshkit": call}, repeats)
-            best["ratio"] = best["softmax"] / best["lshkit"]
-            row[f"{mode} ({side})"] = best
-    if n >= 1024:
+    def forward():
         with torch.no_grad():
-            calls = {"index_add_": lambda: yoso_index_add(*qkv), "lshkit": lambda: sampled(*qkv)}
-            best = shortest(calls, min(repeats, 7), budget=20)
-        row["plain torch forward"] = best | {"ratio": best["index_add_"] / best["lshkit"]}
-        row |= second_thread(qkv, train, repeats)
-    return row
+            attention(*tensors, is_causal=is_causal)
+
+    return forward
 
 
-def second_thread(qkv, train, repeats):
-    """How many times faster two threads are than one; both take turns."""
+def time_against_softmax(length, args):
+    sides = {"softmax": scaled_dot_product_attention, "yoso": yoso}
+    if length <= AUTO_UP_TO:
+        sides["auto"] = auto
+    tensors = inputs(length, requires_grad=True)
+    grad_out = torch.ones_like(tensors[0])
+    return {
+        name: in_turns(
+            {side: of_pass(call, name, tensors, grad_out) for side, call in sides.items()}, args
+        )
+        for name in PASSES
+    }
 
-    def on(threads, call):
+
+def time_against_plain_torch(length, args):
+    tensors = inputs(length)
+
+    def plain(lookup):
+        return lambda: yoso_index_add(*tensors, n_bits=N_BITS, n_hashes=N_HASHES, lookup=lookup)
+
+    calls = {"yoso": lambda: yoso(*tensors)} | {lookup: plain(lookup) for lookup in LOOKUPS}
+    with torch.no_grad():
+        return in_turns(calls, args)
+
+
+def time_threads(length, args):
+    """Seconds with args.threads threads and with twice as many."""
+    tensors = inputs(length, requires_grad=True)
+    grad_out = torch.ones_like(tensors[0])
+
+    def with_threads(count, call):
         def run():
-            torch.set_num_threads(threads)
+            torch.set_num_threads(count)
             call()
 
         return run
 
-    before = torch.get_num_threads()
-    row = {}
-    for mode, call in (("forward", lambda: sampled(*qkv)), ("training", lambda: train(sampled))):
-        best = shortest({"one": on(1, call), "two": on(2, call)}, repeats, budget=20)
-        row[f"second thread, {mode}"] = best | {"ratio": best["one"] / best["two"]}
-    torch.set_num_threads(before)
-    return row
+    counts = (args.threads, 2 * args.threads)
+    times = {}
+    for name in PASSES:
+        call = of_pass(yoso, name, tensors, grad_out)
+        calls = {str(count): with_threads(count, call) for count in counts}
+        times[name] = in_turns(calls, args)
+    torch.set_num_threads(args.threads)
+    return times
 
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# --- Memory -------------------------------------------------------------------------------------
 
 
-def memory_of(n):
-    """Bytes that a call holds beside inputs, outputs and codes, by the growth of the peak.
+def status_bytes(field):
+    """A size from /proc/self/status: VmRSS, resident now, or VmHWM, the largest it has been.
 
-    In a fresh process, one head: the peak does not go down again. Run once at a small length
-    before, so that what is loaded on first use does not count.
+    (Not getrusage's ru_maxrss: a process starts with its parent's.)
     """
-    torch.set_num_threads(1)
-    options = {"seed": torch.tensor([0])}
-    sampled(*inputs(256, 1, True), **options).sum().backward()
-    qkv, leaves = inputs(n, 1), inputs(n, 1, True)
-    out_bytes, code_bytes = 4 * n * DIM, 2 * n * N_HASHES
-    # The parts a call must allocate, touched once and given back, so that reusing them is free.
-    before = peak()
-    sampled(*qkv, **options)
-    forward = peak() - before - out_bytes - code_bytes
-    saved = []
-    pack = lambda x: saved.append(x.numel() * x.element_size()) or x  # noqa: E731
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = sampled(*leaves, **options)
-    grad = torch.ones_like(out)
-    before = peak()
-    out.backward(grad)
-    backward = peak() - before - 3 * out_bytes
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}: memory cannot be measured here")
+
+
+class PeakGrowth:
+    """Bytes by which the peak resident size in the with block exceeds the size before it."""
+
+    def __enter__(self):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        self.before = status_bytes("VmRSS")
+        return self
+
+    def __exit__(self, *_):
+        self.bytes = status_bytes("VmHWM") - self.before
+
+
+def measure_memory(length, threads):
+    """Bytes of scratch of forward and backward, and what autograd keeps. Runs in a new process.
+
+    Scratch: growth of the peak resident size over the size before the call, less the results.
+    A call on a single token before loads most of the code, so that it is not counted as scratch.
+    """
+    torch.set_num_threads(threads)
+    first = inputs(1, requires_grad=True)
+    torch.autograd.grad(yoso(*first), first, torch.ones_like(first[0]))
+    tensors = inputs(length, requires_grad=True)
+    grad_out = torch.ones_like(tensors[0])
+    kept = {}
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with PeakGrowth() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = yoso(*tensors)
+    kept_inputs = sum(kept.pop(x.untyped_storage().data_ptr(), 0) for x in tensors)
+
+    with PeakGrowth() as backward:
+        gradients = torch.autograd.grad(out, tensors, grad_out)
+
+    codes = 2 * HEADS * length * N_HASHES  # of queries and keys, a byte each
     return {
-        "forward scratch": max(forward, 0),
-        "backward scratch": max(backward, 0),
-        "saved beyond inputs": sum(saved) - 3 * out_bytes,
+        "forward_scratch": forward.bytes - out.nbytes - codes,
+        "backward_scratch": backward.bytes - sum(x.nbytes for x in gradients),
+        "saved_inputs": kept_inputs,
+        "saved_besides_inputs": sum(kept.values()),
+        "codes": codes,
     }
 
 
-def measure_memory(lengths):
-    rows = {}
-    for n in lengths:
-        command = [sys.executable, __file__, "--memory-of", str(n)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows[n] = json.loads(done.stdout)
-    return rows
+def memory(length, threads):
+    # A fixed threshold: every tensor is a mapping of its own, given back when it is freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, "--memory-of", str(length), "--threads", str(threads)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
 
 
-def cpu_name():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+# --- Tables -------------------------------------------------------------------------------------
 
 
 def table(title, header, rows):
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    print(f"\n{title}")
-    for row in [header, *rows]:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    rows = [header, *rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(r, widths)) for r in rows]
+    return "\n".join([title, *lines, ""])
 
 
-def show(results):
-    times = results["time"]
-    for side in ("sampled", "auto"):
-        modes = ["forward", "causal forward", "forward + backward", "causal forward + backward"]
-        rows = [
-            [n, *(f"{row[f'{mode} ({side})']['ratio']:.1f}" for mode in modes)]
-            for n, row in times.items()
-            if f"forward ({side})" in row
+def against(ratio, goal):
+    return f"{ratio:.2f}" if goal is None else f"{ratio:.1f} (goal {goal:g})"
+
+
+def ratio_rows(results, ours):
+    for n, times in results["softmax"].items():
+        if ours not in times[PASSES[0]]:
+            continue
+        goals = GOALS.get(int(n), (None,) * 3) if ours == "yoso" else (AUTO_GOAL,) * 3
+        cells = [
+            against(t["softmax"] / t[ours], goal)
+            for t, goal in zip(times.values(), goals, strict=True)
         ]
-        if rows:
-            title = f'Softmax time / lshkit time, estimator="{side}"'
-            table(title, ["n", *modes], rows)
-    others = ["plain torch forward", "second thread, forward", "second thread, training"]
-    rows = [
-        [n, *(f"{row[name]['ratio']:.2f}" for name in others)]
-        for n, row in times.items()
-        if others[0] in row
-    ]
-    if rows:
-        table("Times as fast as plain torch YOSO; as one thread", ["n", *others], rows)
-    rows = [
+        yield [n, *cells, *(f"{1e3 * t[ours]:.3g}" for t in times.values())]
+
+
+def report(results):
+    threads = results["settings"]["threads"]
+    milliseconds = [f"{name}, ms" for name in PASSES]
+    yield table(
+        "Softmax attention's time / ours, estimator='sampled' (goals: AVX-512, one thread)",
+        ["n", *PASSES, *milliseconds],
+        list(ratio_rows(results, "yoso")),
+    )
+    if rows := list(ratio_rows(results, "auto")):
+        yield table(
+            "Softmax attention's time / ours, estimator='auto'", ["n", *PASSES, *milliseconds], rows
+        )
+    if results["plain_torch"]:
+        yield table(
+            "Plain-torch YOSO's time / ours, forward: index_add_ and ...",
+            ["n", *LOOKUPS],
+            [
+                [
+                    n,
+                    against(t["gather"] / t["yoso"], PLAIN_GOAL),
+                    against(t["embedding_bag"] / t["yoso"], None),
+                ]
+                for n, t in results["plain_torch"].items()
+            ],
+        )
+    if results["threads"]:
+        yield table(
+            f"Ours with {threads} thread(s) / ours with {2 * threads}",
+            ["n", *PASSES],
+            [
+                [
+                    n,
+                    *(
+                        against(t[str(threads)] / t[str(2 * threads)], THREAD_GOAL)
+                        for t in times.values()
+                    ),
+                ]
+                for n, times in results["threads"].items()
+            ],
+        )
+    yield table(
+        "Memory beyond inputs and results: scratch of the forward a thread (goal: at most 2 MiB) and\n"
+        "of the backward a token and head in flight (600 bytes), saved for the backward (1 byte)",
+        ["n", "forward, MiB", "backward, bytes", "saved, bytes a token and hash"],
         [
-            str(n),
-            f"{m['forward scratch'] / MB:.2f} MB",
-            f"{m['backward scratch'] / MB:.2f} MB",
-            f"{m['backward scratch'] / n:.0f} n bytes",
-            f"{m['saved beyond inputs'] / n:.0f} n bytes",
-        ]
-        for n, m in results["memory"].items()
-    ]
-    header = ["n", "forward scratch", "backward scratch", "that is", "saved beyond inputs"]
-    table("One head: memory beside inputs, outputs and codes", header, rows)
+            [
+                n,
+                f"{m['forward_scratch'] / threads / 2**20:.2f}",
+                f"{m['backward_scratch'] / (int(n) * min(threads, HEADS)):.0f}",
+                f"{m['saved_besides_inputs'] / m['codes']:.2f}",
+            ]
+            for n, m in results["memory"].items()
+        ],
+    )
+
+
+# --- Command line -------------------------------------------------------------------------------
+
+
+def cpu_model():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def machine():
+    return {
+        "cpu": cpu_model(),
+        "logical_cpus": os.cpu_count(),
+        "load_average_at_start": os.getloadavg()[0],
+        "instruction_set": _C.instruction_set(),
+        "LSHKIT_ISA": os.environ.get("LSHKIT_ISA"),
+        "compiler": _C.compiler(),
+        "lshkit": lshkit.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+positive.__name__ = "positive integer"  # the name in argparse's message
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--lengths", type=positive, nargs="+", default=list(LENGTHS), metavar="N")
+    add("--quick", action="store_true", help=f"lengths {QUICK_LENGTHS} alone, in seconds")
+    add("--repeats", type=positive, default=3, help="least number of rounds of a measurement")
+    add("--seconds", type=float, default=2.0, help="short calls are repeated for as long as this")
+    add("--threads", type=positive, default=1, help="CPU threads")
+    add(
+        "--json",
+        type=pathlib.Path,
+        default=pathlib.Path(__file__).parent / "results" / "attention_cpu.json",
+        help="where the results go; LSHKIT_ISA=avx2 in the environment measures other kernels",
+    )
+    add("--memory-of", type=positive, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.quick:
+        args.lengths = list(QUICK_LENGTHS)
+    return args
 
 
 def main():
-    args = arguments()
+    args = parse_arguments()
     if args.memory_of:
-        print(json.dumps(memory_of(args.memory_of)))
+        print(json.dumps(measure_memory(args.memory_of, args.threads)))
         return
+    args.json.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
     torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    times = {}
-    for n in tqdm(args.lengths, desc="lengths"):
-        times[str(n)] = measure_length(n, args.repeats)
     results = {
+        "machine": machine(),
         "settings": {
             "batch": 1,
             "heads": HEADS,
-            "head dim": DIM,
-            "dtype": "float32",
+            "head_dim": HEAD_DIM,
             "n_bits": N_BITS,
             "n_hashes": N_HASHES,
-            "hasher": "hadamard",
-            "seed": "fresh in each call",
+            "dtype": "float32",
+            "seed": "None: fresh hash functions at every call",
             "threads": args.threads,
-            "times": "shortest of several, in seconds",
+            "repeats": args.repeats,
+            "seconds": args.seconds,
+            "times": "seconds, the smallest of all rounds",
         },
-        "machine": {
-            "cpu": cpu_name(),
-            "instruction set": _C.instruction_set(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torch cpu capability": torch.backends.cpu.get_cpu_capability(),
-            "lshkit": lshkit.__version__,
-        },
-        "time": times,
-        "memory": measure_memory([n for n in args.lengths if n >= 512] or [512]),
+        "softmax": {},
+        "plain_torch": {},
+        "threads": {},
+        "memory": {},
     }
-    show(results)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
+    load = results["machine"]["load_average_at_start"]
+    if load > 0.5:
+        print(f"note: other work is running here (load {load:.1f}), times will be off\n")
+
+    for n in sorted(set(args.lengths)):
+        print(f"n = {n} ...", end="\r", file=sys.stderr, flush=True)
+        key = str(n)  # as it will be in JSON
+        results["softmax"][key] = time_against_softmax(n, args)
+        if n >= PLAIN_FROM:
+            results["plain_torch"][key] = time_against_plain_torch(n, args)
+            if 2 * args.threads <= len(os.sched_getaffinity(0)):
+                results["threads"][key] = time_threads(n, args)
+        results["memory"][key] = memory(n, args.threads)
+    results["ratios"] = {
+        n: {
+            name: {side: t["softmax"] / t[side] for side in t if side != "softmax"}
+            for name, t in times.items()
+        }
+        for n, times in results["softmax"].items()
+    }
+
+    print(
+        f"{results['machine']['cpu']}, {_C.instruction_set()}, torch {torch.__version__}, "
+        f"{args.threads} thread(s): {HEADS} heads, d = {HEAD_DIM}, n_bits {N_BITS}, "
+        f"n_hashes {N_HASHES}\n"
+    )
+    print("\n".join(report(results)))
     args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nwritten to {args.json}")
+    print(f"written to {args.json}")
 
 
 if __name__ == "__main__":

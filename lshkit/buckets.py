@@ -42,8 +42,7 @@ def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_m
         query_codes=query_codes, key_codes=key_codes, values=values, key_mask=key_mask
     )
     n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be a bool, got {causal!r} ({type(causal).__name__})")
+    causal = checks.boolean("causal", causal)
     query_codes = as_codes("query_codes", query_codes, n_buckets, torch)
     key_codes = as_codes("key_codes", key_codes, n_buckets, torch)
     values = checks.array("values", values, torch)
@@ -74,7 +73,10 @@ def _numpy_bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask
     if 0 in shape or 0 in values.shape:
         return np.zeros(shape, given if given == np.float16 else dtype)
     sums = np.empty(shape, dtype)
+    # A broadcast or transposed array may reach this point as a view that is not contiguous.
     values = np.ascontiguousarray(values, dtype)
+    query_codes, key_codes = np.ascontiguousarray(query_codes), np.ascontiguousarray(key_codes)
+    key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
     scale = 1 / query_codes.shape[-1]
     _C.bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask, scale, sums, 0)
     return sums.astype(given) if given == np.float16 else sums
@@ -169,6 +171,9 @@ class BucketTable:
 
     Methods take numpy arrays or torch CPU tensors; `query` returns what it was given. Gradients do
     not pass through a table.
+
+    A table must not be changed (`add`, `remove`, `merge`) by several Python threads at once, nor
+    read while it is changed: updates would be lost. Any number of threads may `query` at once.
     """
 
     def __init__(self, n_hashes, n_buckets, n_values, *, dtype=np.float32):
@@ -176,12 +181,12 @@ class BucketTable:
         self.n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
         self.n_values = checks.integer("n_values", n_values, 1)
         try:
-            dtype = np.dtype(dtype)
-        except TypeError:
-            dtype = None
-        if dtype not in (np.float32, np.float64):
+            known = None if dtype is None else np.dtype(dtype)  # numpy takes None for float64
+        except (TypeError, ValueError):
+            known = None
+        if known not in (np.float32, np.float64):
             raise TypeError(f"dtype must be float32 or float64, got {dtype!r}")
-        self.table = np.zeros((self.n_hashes, self.n_buckets, self.n_values), dtype)
+        self.table = np.zeros((self.n_hashes, self.n_buckets, self.n_values), known)
         self.count = 0
 
     @property

@@ -21,6 +21,13 @@ def integer(name, value, low, high=None):
     return number
 
 
+def boolean(name, value):
+    """value as a bool. TypeError for anything but a bool, Python's or numpy's."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be a bool, got {value!r} ({type(value).__name__})")
+    return bool(value)
+
+
 def torch_of(**arguments):
     """The torch module when the arguments are torch tensors, None when none is.
 

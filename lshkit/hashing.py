@@ -10,6 +10,7 @@ from lshkit import _C, checks, reference
 
 FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
 MAX_BITS = 16
+MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
 ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs
 
 # Row i: the eight bits of i as signs. One look-up turns a random byte into eight of them.
@@ -68,7 +69,7 @@ class _AngularFamily:
     def __init__(self, n_features, n_bits, n_hashes, *, seed=None):
         self.n_features = checks.integer("n_features", n_features, 1)
         self.n_bits = checks.integer("n_bits", n_bits, 1, MAX_BITS)
-        self.n_hashes = checks.integer("n_hashes", n_hashes, 1)
+        self.n_hashes = checks.integer("n_hashes", n_hashes, 1, MAX_HASHES)
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
         self.seed = seed
@@ -87,7 +88,8 @@ class _AngularFamily:
         Parameters
         ----------
         x : array or tensor `(..., n_features)`
-            Real numbers of any type, hashed in float32. A row's length does not matter.
+            Real numbers of any type, hashed in float32. Only a row's direction matters, as long as
+            its projections stay within float32: for lengths from about 1e-30 to 1e34.
 
         Returns
         -------
@@ -115,7 +117,8 @@ class _AngularFamily:
     def collision_probability(self, x, y):
         """Probability that rows of x and y share a code, over the choice of the hash functions.
 
-        (1 - angle / pi)^n_bits (Charikar 2002), computed in float64.
+        (1 - angle / pi)^n_bits (Charikar 2002), in float64 and for rows of any length. Accurate at
+        small angles too: exactly 1 for a row and itself.
 
         Parameters
         ----------
@@ -173,7 +176,7 @@ class Hyperplane(_AngularFamily):
         Length of the vectors.
     n_bits : int, 1 to 16
         Bits of a code (tau in the YOSO paper): more make a sharper kernel.
-    n_hashes : int >= 1
+    n_hashes : int, 1 to 65535
         Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.
@@ -209,7 +212,7 @@ class FastHadamard(_AngularFamily):
         Length of the vectors.
     n_bits : int, 1 to 16
         Bits of a code (tau in the YOSO paper): more make a sharper kernel.
-    n_hashes : int >= 1
+    n_hashes : int, 1 to 65535
         Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.

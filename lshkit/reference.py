@@ -91,6 +91,8 @@ def hash(x, parameters, family, n_bits, n_hashes):
 def unit(x):
     """Rows scaled to length 1; a row of zeros stays zero."""
     x = np.asarray(x, np.float64)
+    largest = np.abs(x).max(-1, keepdims=True, initial=0)  # the squares of 1e200 would overflow
+    x = np.divide(x, largest, out=np.zeros_like(x), where=largest != 0)
     norm = np.linalg.norm(x, axis=-1, keepdims=True)
     return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)
 
@@ -109,10 +111,17 @@ def cosine_probability_slope(cosine, n_bits, floor):
 
 @np.errstate(invalid="ignore")
 def collision_probability(x, y, n_bits):
-    """For rows `(..., d)` of x and y, broadcast. A zero vector has no angle: NaN."""
+    """For rows `(..., d)` of x and y, broadcast. A zero vector has no angle: NaN.
+
+    The angle is 2 atan2(|u - v|, |u + v|) of the unit vectors (Kahan): acos would lose small ones.
+    """
     x, y = unit(x), unit(y)
-    probability = cosine_probability(np.einsum("...d,...d->...", x, y), n_bits)
-    return np.where(x.any(-1) & y.any(-1), probability, np.nan)
+    difference = total = 0.0
+    for u, v in zip(np.moveaxis(x, -1, 0), np.moveaxis(y, -1, 0), strict=True):
+        # Feature by feature, so that all pairs of two sets take no memory for (pairs, d).
+        difference, total = difference + (u - v) ** 2, total + (u + v) ** 2
+    angle = 2 * np.arctan2(np.sqrt(difference), np.sqrt(total))
+    return np.where(x.any(-1) & y.any(-1), (1 - angle / np.pi) ** n_bits, np.nan)
 
 
 # ---------------------------------------------------------------- the sum verb

@@ -86,7 +86,10 @@ def _new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
     sizes = n_features, n_bits, n_hashes, n_sets
-    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, seed.item())
+    seed = seed.item()
+    if seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed}")
+    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, seed)
     return torch.from_numpy(parameters)
 
 
@@ -154,10 +157,14 @@ def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
         gradients = [_new_gradient(x, dtype) for x in inputs]
         if grad_out.numel() == 0 or key.numel() == 0:
             return tuple(g.zero_().to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
+        *codes, n_bits, is_causal, normalize, gradient = codes_and_options
+        for name, c in zip(("query_codes", "key_codes"), codes, strict=False):
+            _check_codes(name, c, 2**n_bits)
         core(
             *(_rows(x, dtype) for x in inputs),
             _mask(key_mask),
-            *codes_and_options,
+            *(c.contiguous() for c in codes),
+            *(n_bits, is_causal, normalize, gradient),
             _rows(grad_out, dtype),
             *gradients,
             torch.get_num_threads(),
@@ -184,11 +191,9 @@ for _name, _kernel in (
 
 @torch.library.register_fake("lshkit::hash_parameters", lib=_lib)
 def _(seed, n_sets, n_features, n_bits, n_hashes, family):
-    if family == FAMILY["hyperplane"]:
-        shape = (n_hashes * n_bits, n_features)
-    else:
-        columns = max(64, 1 << (int(n_features) - 1).bit_length())
-        shape = (hashing.ANGLE_ROWS + n_bits * -(-n_hashes // columns), columns)
+    if family == FAMILY["hadamard"]:
+        n_features = int(n_features)  # padded to a power of two, which no symbol can be
+    shape = hashing.parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
     return seed.new_empty((n_sets, *shape), dtype=torch.float32)
 
 

@@ -296,6 +296,19 @@ def test_a_query_with_every_key_masked_gives_zeros(estimator, normalize):
     assert not out[1].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_bits", [1, 8])
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+def test_opposite_rows_have_no_weight(normalize, n_bits, dtype):
+    """A probability of 0, not one that rounding made and the normalisation blows up."""
+    case = attention_inputs(33, 1, 60, 7, dtype=dtype)
+    key = -case.query[:, :, :1] * torch.tensor([1, 2, 0.25], dtype=dtype)[:, None]
+    query, value = case.query[:, :, :1].expand(-1, -1, 33, -1), case.value.expand(-1, -1, 3, -1)
+    options = {"n_bits": n_bits, "normalize": normalize, "estimator": "expected"}
+    out = yoso_attention(query, key, value, **options)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
 def test_rows_of_zeros_share_the_code_zero():
     x = torch.zeros(1, 1, 4, 32)
     for hasher in FAMILIES:
@@ -355,12 +368,16 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
         ("n_bits", 0, ValueError, "n_bits must be an integer from 1 to 16, got 0"),
         ("n_bits", 17, ValueError, "n_bits must be an integer from 1 to 16, got 17"),
         ("n_bits", 8.0, TypeError, "n_bits must be an integer"),
-        ("n_hashes", 0, ValueError, "n_hashes must be an integer >= 1, got 0"),
+        ("n_hashes", 0, ValueError, "n_hashes must be an integer from 1 to 65535, got 0"),
+        ("n_hashes", 65536, ValueError, "n_hashes must be an integer from 1 to 65535, got 65536"),
         ("n_hashes", "32", TypeError, "n_hashes must be an integer"),
         ("hasher", "cross", ValueError, "hasher must be one of 'hyperplane', 'hadamard', got"),
         ("estimator", "soft", ValueError, "estimator must be one of 'auto', .* got 'soft'"),
         ("gradient", "eq3", ValueError, "gradient must be one of 'lower_bound', 'expected', got"),
         ("normalize", "L2", ValueError, "normalize must be one of None, 'sum', 'l2', got 'L2'"),
+        ("normalize", ["l2"], ValueError, r"normalize must be one of .* got \['l2'\]"),
+        ("is_causal", 0.1, TypeError, r"is_causal must be a bool, got 0.1 \(float\)"),
+        ("is_causal", "no", TypeError, r"is_causal must be a bool, got 'no' \(str\)"),
         ("unit_norm", "lift", ValueError, "unit_norm must be one of 'l2', got 'lift'"),
         ("enable_gqa", True, ValueError, "enable_gqa must be False"),
         ("seed", -1, ValueError, "seed must be an integer from 0"),
@@ -368,13 +385,26 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
         ("seed", 0.5, TypeError, "seed must be an integer"),
         ("seed", torch.tensor([1, 2]), ValueError, "seed must be an int64 tensor of one element"),
         ("seed", torch.tensor(1.0), ValueError, "seed must be an int64 tensor of one element"),
+        ("seed", torch.tensor(1, device="meta"), ValueError, "seed must be on the cpu, got .*meta"),
     ],
 )
 def test_bad_input(name, given, error, message):
-    arguments = {key: torch.ones(shape) for key, shape in GOOD.items()}
-    arguments |= {"estimator": "sampled", name: given}
-    with pytest.raises(error, match=message):
-        yoso_attention(**arguments)
+    arguments = {key: torch.ones(shape) for key, shape in GOOD.items()} | {name: given}
+    for estimator in {"sampled", "expected"} if name != "estimator" else {given}:
+        with pytest.raises(error, match=message):
+            yoso_attention(**(arguments | {"estimator": estimator}))
+
+
+def test_seeds_that_are_drawn_or_read():
+    case = attention_inputs(9)
+    inputs = case.query, case.key, case.value
+    with pytest.raises(ValueError, match="seed must be an integer >= 0, got -1"):
+        yoso_attention(*inputs, estimator="sampled", seed=torch.tensor(-1))
+    before = torch.get_rng_state()
+    yoso_attention(*inputs, estimator="expected")
+    assert torch.equal(torch.get_rng_state(), before)
+    causal = yoso_attention(*inputs, is_causal=np.True_, estimator="sampled", seed=0)
+    assert torch.equal(causal, yoso_attention(*inputs, None, True, estimator="sampled", seed=0))
 
 
 def test_features_are_wanted():

@@ -284,6 +284,24 @@ def test_nan_rows(estimator, is_causal, gradient):
     assert_gradients_close(actual, expected, rtol=2e-4)
 
 
+@pytest.mark.parametrize("n_bits", [8, 2])  # 2: the keys of a bucket are many
+@pytest.mark.parametrize("d", [32, 64])
+def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, n_bits):
+    bad = 1500
+    options = {"n_bits": n_bits, "normalize": None, "estimator": "sampled", "seed": 0}
+    case = attention_inputs(2048, d=d, batch=1, heads=1)
+    case.value[..., bad, 3] = math.nan
+    grad_query, _, grad_value = gradients(case, None, True, **options)
+    assert grad_query[..., :bad, :].isfinite().all()
+    assert grad_value.isfinite().all()
+
+    case = attention_inputs(2048, d=d, batch=1, heads=1)
+    case.grad_out[..., bad, 3] = math.nan
+    _, grad_key, grad_value = gradients(case, None, True, **options)
+    assert grad_key[..., bad + 1 :, :].isfinite().all()
+    assert grad_value[..., bad + 1 :, :].isfinite().all()
+
+
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("normalize", NORMALIZE)
 @pytest.mark.parametrize("estimator", ["sampled", "expected"])

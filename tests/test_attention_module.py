@@ -211,6 +211,37 @@ def test_compile_and_autocast(conv_window):
     assert all(p.grad.dtype == torch.float32 for p in module.parameters())
 
 
+@pytest.mark.parametrize("ignore", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("compile", [False, True])
+def test_float_padding_masks(compile, ignore):
+    torch._dynamo.reset()
+    module = YosoAttention(24, 3, **SAMPLED).eval()
+    attend = torch.compile(module, fullgraph=True, backend="aot_eager") if compile else module
+    x, ignored = tokens(), ~padding_mask(2, 11)
+    expected, _ = module(x, x, x, key_padding_mask=ignored)
+    mask = torch.zeros(2, 11).masked_fill(ignored, ignore)
+    torch.testing.assert_close(attend(x, x, x, key_padding_mask=mask)[0], expected)
+    for other in (-1.0, 1.0, torch.nan):
+        mask[0, 3] = other
+        with pytest.raises((ValueError, RuntimeError), match="must hold 0 and -inf alone"):
+            attend(x, x, x, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_from_the_meta_device(seed):
+    module = YosoAttention(24, 3, seed=seed, conv_window=3, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for x in (*module.parameters(), *module.buffers()):
+            x.fill_(-7)
+    torch.manual_seed(0)
+    module.reset_parameters()
+    torch.manual_seed(0)
+    new = YosoAttention(24, 3, seed=seed, conv_window=3)
+    for name, x in new.state_dict().items():
+        assert torch.equal(module.state_dict()[name], x), name
+    assert seed is None or int(module.hash_seed) == seed
+
+
 def test_dtype_and_repr():
     module = YosoAttention(24, 3, conv_window=3, dtype=torch.bfloat16).eval()
     assert module.hash_seed.dtype == torch.int64
@@ -237,6 +268,11 @@ def test_empty_sequences(is_causal):
         ({"num_heads": 5}, ValueError, "embed_dim must be a multiple of num_heads=5: 24"),
         ({"num_heads": 0}, ValueError, "num_heads must be an integer >= 1"),
         ({"dropout": 1.0}, ValueError, "dropout must be from 0 to below 1, got 1.0"),
+        ({"dropout": "x"}, TypeError, "dropout must be a number from 0 to below 1, got 'x'"),
+        ({"dropout": True}, TypeError, "dropout must be a number from 0 to below 1, got True"),
+        ({"kdim": 0}, ValueError, "kdim must be an integer >= 1, got 0"),
+        ({"vdim": 7.5}, TypeError, "vdim must be an integer >= 1, got 7.5"),
+        ({"n_hashes": 65536}, ValueError, "n_hashes must be an integer from 1 to 65535"),
         ({"conv_window": 4}, ValueError, "conv_window must be odd, got 4"),
         ({"conv_window": -1}, ValueError, "conv_window must be an integer >= 1"),
         ({"n_bits": 20}, ValueError, "n_bits must be an integer from 1 to 16"),
@@ -254,6 +290,7 @@ def test_bad_options(options, error, message):
     [
         ({"need_weights": True}, ValueError, "need_weights must be False"),
         ({"attn_mask": torch.zeros(11, 11)}, ValueError, "attn_mask must be None"),
+        ({"is_causal": "no"}, TypeError, "is_causal must be a bool, got 'no'"),
         ({"query": torch.ones(11)}, ValueError, r"query must be .* got shape \(11,\)"),
         ({"query": torch.ones(2, 11, 20)}, ValueError, r"query must be \(batch, length, 24\)"),
         ({"key": torch.ones(3, 11, 24)}, ValueError, r"key must have query's batch \(2,\)"),

@@ -106,6 +106,18 @@ def test_leading_dimensions_broadcast():
         np.testing.assert_array_equal(got[i, j], one)
 
 
+def test_one_argument_alone_has_a_leading_dimension():
+    query_codes, key_codes, values = random_case(5, 5, 4, 4, 3, (2,))
+    mask = np.asfortranarray(np.random.default_rng(0).random((2, 5)) < 0.7)
+    for codes in ((query_codes[0], key_codes), (query_codes, key_codes[0])):
+        by_rows = [np.broadcast_to(c, (2, 5, 4)) for c in codes]
+        one = [bucket_sum(q, k, values[0], 4) for q, k in zip(*by_rows, strict=True)]
+        np.testing.assert_array_equal(bucket_sum(*codes, values[0], 4), one)
+    codes = query_codes[0], key_codes[0]
+    one = [bucket_sum(*codes, v, 4, key_mask=m) for v, m in zip(values, mask, strict=True)]
+    np.testing.assert_array_equal(bucket_sum(*codes, values, 4, key_mask=mask), one)
+
+
 @pytest.mark.parametrize(
     ("leading", "n_q", "n_k", "d_v"),
     [

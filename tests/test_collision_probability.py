@@ -102,8 +102,7 @@ def test_collision_probability(family):
     y = 3 * np.stack([np.cos(angles), np.sin(angles)], -1)
     x = np.array([0.5, 0])
     got = hasher.collision_probability(x, y)
-    # acos near 1 turns a rounding of 1e-16 into an angle of 1e-8
-    np.testing.assert_allclose(got, (1 - angles / np.pi) ** 8, rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(got, (1 - angles / np.pi) ** 8, rtol=1e-12, atol=1e-30)
     assert got.dtype == np.float64
     assert (got <= 1).all()
     assert hasher.collision_probability(y[:, None], y[None]).shape == (7, 7)
@@ -111,9 +110,21 @@ def test_collision_probability(family):
     assert np.isnan(hasher.collision_probability([np.inf, 1], y)).all()
 
 
-def test_collision_probability_of_equal_rows_is_one_at_most():
+@pytest.mark.parametrize("length", [1e-200, 1, 1e200])
+def test_collision_probability_of_equal_and_opposite_rows(length):
     hasher = Hyperplane(60, 16, 1, seed=0)
-    x = np.random.default_rng(0).standard_normal((1000, 60)).astype(np.float32)
-    probability = hasher.collision_probability(x, 2 * x)
-    assert (probability <= 1).all()
-    assert (probability > 1 - 1e-6).all()
+    x = np.random.default_rng(0).standard_normal((1000, 60))
+    assert (hasher.collision_probability(x, x * length) <= 1).all()
+    np.testing.assert_allclose(hasher.collision_probability(x, x * length), 1, rtol=1e-14)
+    x *= length
+    assert (hasher.collision_probability(x, x) == 1).all()
+    assert (hasher.collision_probability(x, -x) == 0).all()
+
+
+@pytest.mark.parametrize("angle", [1e-12, 1e-9, 1e-6])
+def test_collision_probability_of_nearly_equal_and_opposite_rows(angle):
+    hasher = Hyperplane(2, 1, 1, seed=0)
+    y = [np.cos(angle), np.sin(angle)]
+    far = 1 - hasher.collision_probability([1, 0], y)
+    np.testing.assert_allclose(far, angle / np.pi, rtol=1e-3)  # 1 - p is rounded to 1e-16
+    np.testing.assert_allclose(hasher.collision_probability([-1, 0], y), angle / np.pi, rtol=1e-3)

@@ -247,6 +247,15 @@ def test_length_does_not_matter_and_opposites_never_collide(family, x, exponent,
     assert not (hasher.hash(-x) & codes).any()  # a projection and its opposite are not both > 0
 
 
+@both_families
+@pytest.mark.parametrize("length", [1e-30, 1e34])
+def test_lengths_far_from_one(family, length):
+    x = np.random.default_rng(0).standard_normal((20, 64))
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    hasher = FAMILIES[family](64, 8, 32, seed=0)
+    assert (hasher.hash(length * x) == hasher.hash(x)).mean() > 0.99  # but for rounding
+
+
 # ---------------------------------------------------------------- bad input
 
 
@@ -260,8 +269,9 @@ def test_length_does_not_matter_and_opposites_never_collide(family, x, exponent,
         ((64, 17, 32), ValueError, "n_bits must be an integer from 1 to 16, got 17"),
         ((64, True, 32), TypeError, r"n_bits must be an integer from 1 to 16, got True \(bool\)"),
         ((64, "8", 32), TypeError, r"n_bits must be an integer from 1 to 16, got '8' \(str\)"),
-        ((64, 8, 0), ValueError, "n_hashes must be an integer >= 1, got 0"),
-        ((64, 8, None), TypeError, "n_hashes must be an integer >= 1, got None"),
+        ((64, 8, 0), ValueError, "n_hashes must be an integer from 1 to 65535, got 0"),
+        ((64, 8, 65536), ValueError, "n_hashes must be an integer from 1 to 65535, got 65536"),
+        ((64, 8, None), TypeError, "n_hashes must be an integer from 1 to 65535, got None"),
         ((64, 8, 32, -1), ValueError, "seed must be an integer >= 0, got -1"),
         ((64, 8, 32, 0.5), TypeError, "seed must be an integer >= 0, got 0.5"),
         ((64, 8, 32, np.random.RandomState(0)), TypeError, "seed must be an integer >= 0"),

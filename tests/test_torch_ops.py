@@ -142,6 +142,14 @@ def test_bucket_sum_refuses_codes_beyond_the_table():
         )
 
 
+def test_attention_backward_refuses_codes_beyond_the_table():
+    case, good, bad = attention_inputs(), random_codes(3), random_codes(8)
+    tensors = case.grad_out, case.query, case.key, case.value, None
+    for name, codes in (("query_codes", (bad, good)), ("key_codes", (good, bad))):
+        with pytest.raises(ValueError, match=f"{name} has code .* n_buckets=8"):
+            OPS.yoso_attention_backward(*tensors, *codes, 3, False, 2, 0)
+
+
 # ---------------------------------------------------------------- torch.compile
 
 
@@ -240,11 +248,12 @@ def test_autocast_leaves_float64():
 # ---------------------------------------------------------------- torch.func
 
 
+@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("estimator", ["sampled", "expected"])
-def test_vmap_folds_into_the_batch(estimator):
-    case, other = attention_inputs(9), attention_inputs(9, batch=5 * 2, seed=1)
-    queries = other.query.unflatten(0, (5, 2)).movedim(0, 2)
-    masks = padding_mask(5 * 2, 9).unflatten(0, (5, 2)).movedim(0, 1)
+def test_vmap_folds_into_the_batch(estimator, batch):
+    case, other = attention_inputs(9, batch=batch), attention_inputs(9, batch=5 * batch, seed=1)
+    queries = other.query.unflatten(0, (5, batch)).movedim(0, 2)
+    masks = padding_mask(5 * batch, 9).unflatten(0, (5, batch)).movedim(0, 1)
 
     def attend(query, mask):
         return yoso_attention(query, case.key, case.value, mask, estimator=estimator, seed=3)
@@ -252,6 +261,20 @@ def test_vmap_folds_into_the_batch(estimator):
     out = torch.func.vmap(attend, in_dims=(2, 1))(queries, masks)
     expected = torch.stack([attend(queries[:, :, i], masks[:, i]) for i in range(5)])
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_jacobian(estimator, batch):
+    case = attention_inputs(3, 4, 8, 2, batch=batch, heads=1)
+
+    def attend(query, key, value):
+        return yoso_attention(query, key, value, n_bits=2, estimator=estimator, seed=3)
+
+    inputs = case.query, case.key, case.value
+    jacobians = torch.func.jacrev(attend, argnums=(0, 1, 2))(*inputs)
+    for a, e in zip(jacobians, torch.autograd.functional.jacobian(attend, inputs), strict=True):
+        torch.testing.assert_close(a, e)
 
 
 def test_vmap_over_seeds():

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lshkit import checks, torch_ops
+from lshkit import checks, hashing, torch_ops
 
 ESTIMATORS = ("auto", "sampled", "expected")
 UNIT_NORMS = ("l2",)
@@ -53,7 +53,7 @@ def yoso_attention(
             takes part. No other mask: no pair of a query and a key is ever visited.
         is_causal: query i sees the keys j <= i.
         n_bits: bits of a code, tau in the paper, 1 to 16. More bits make the weights sharper.
-        n_hashes: number of codes, m in the paper. More hashes make less noise.
+        n_hashes: number of codes, m in the paper, 1 to 65535. More hashes make less noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         estimator: "sampled" (YOSO-m), "expected" (YOSO-E) or "auto": the expectation at short
             lengths, where it is the faster one, else sampled.
@@ -65,7 +65,7 @@ def yoso_attention(
         unit_norm: how queries and keys get unit norm: "l2".
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
-            seed from torch's generator, an int >= 0 or an int64 tensor of one element fixes it.
+            seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -76,10 +76,13 @@ def yoso_attention(
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
+    is_causal = checks.boolean("is_causal", is_causal)
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     if enable_gqa:
         raise ValueError(f"enable_gqa must be False, got {enable_gqa!r}: give each head its keys")
     _check_tensors(query, key, value)
+    if seed is not None:  # None is drawn only where it is used
+        seed = seed_tensor(seed, query.device.type)
 
     shape = query.shape
     key_mask = None if attn_mask is None else _key_mask(attn_mask, query, key)
@@ -88,7 +91,7 @@ def yoso_attention(
     elif len(shape) > 4:
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
 
-    options = (bool(is_causal), torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
+    options = (is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
     if estimator == "expected" or (
         estimator == "auto" and _expected_is_faster(key.shape[-2], n_hashes)
     ):
@@ -96,7 +99,12 @@ def yoso_attention(
     else:
         family = torch_ops.FAMILY[hasher]
         parameters = torch_ops.hash_parameters(
-            seed_tensor(seed), query.shape[1], query.shape[-1], n_bits, n_hashes, family
+            seed_tensor(None) if seed is None else seed,
+            query.shape[1],
+            query.shape[-1],
+            n_bits,
+            n_hashes,
+            family,
         )
         out, _, _ = torch_ops.yoso_attention(
             query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
@@ -104,8 +112,11 @@ def yoso_attention(
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
-def seed_tensor(seed: int | Tensor | None) -> Tensor:
-    """The seed as an int64 tensor, so that a compiled graph takes new seeds without a new trace."""
+def seed_tensor(seed: int | Tensor | None, inputs_device: str = "cpu") -> Tensor:
+    """The seed as an int64 tensor, so that a compiled graph takes new seeds without a new trace.
+
+    A seed on the meta device has no value: good for inputs there, and for nothing else.
+    """
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     if isinstance(seed, Tensor):
@@ -114,6 +125,8 @@ def seed_tensor(seed: int | Tensor | None) -> Tensor:
                 f"seed must be an int64 tensor of one element, got shape {tuple(seed.shape)} and "
                 f"dtype {seed.dtype}"
             )
+        if seed.device.type not in ("cpu", inputs_device):
+            raise ValueError(f"seed must be on the cpu, got a tensor on {seed.device}")
         return seed
     seed = checks.integer("seed", seed, 0, 2**63 - 1)
     return torch.full((1,), seed, dtype=torch.int64, device="cpu")
@@ -123,7 +136,7 @@ def check_options(
     n_bits: int, n_hashes: int, hasher: str, estimator: str, gradient: str, normalize: str | None
 ) -> tuple[int, int]:
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
     _check_word("hasher", hasher, torch_ops.FAMILY)
     _check_word("estimator", estimator, ESTIMATORS)
     _check_word("gradient", gradient, torch_ops.GRADIENT)
@@ -132,7 +145,7 @@ def check_options(
 
 
 def _check_word(name, word, words) -> None:
-    if word not in words:
+    if not (word is None or isinstance(word, str)) or word not in words:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
 
 

@@ -1,11 +1,17 @@
 """YOSO attention as a layer: projections, heads and the convolution of YOSO-C."""
 
+import numbers
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks
 from lshkit.attention.functional import check_options, seed_tensor, yoso_attention
+
+# TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
+# least number of the dtype for it.
+IGNORED_FROM = -1e4
 
 
 class YosoAttention(nn.Module):
@@ -30,6 +36,9 @@ class YosoAttention(nn.Module):
             kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 5). When the call is causal the window ends at the position itself.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
+
+    A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:
+    until then its weights and its seed are memory without a meaning.
     """
 
     def __init__(
@@ -53,10 +62,12 @@ class YosoAttention(nn.Module):
         dtype=None,
     ) -> None:
         super().__init__()
-        checks.integer("embed_dim", embed_dim, 1)
-        checks.integer("num_heads", num_heads, 1)
+        embed_dim = checks.integer("embed_dim", embed_dim, 1)
+        num_heads = checks.integer("num_heads", num_heads, 1)
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads={num_heads}: {embed_dim}")
+        if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real):
+            raise TypeError(f"dropout must be a number from 0 to below 1, got {dropout!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
         check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
@@ -64,8 +75,8 @@ class YosoAttention(nn.Module):
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
+        self.kdim = embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
+        self.vdim = embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
         self.dropout = dropout
         self.n_bits, self.n_hashes, self.hasher = n_bits, n_hashes, hasher
         self.estimator, self.gradient, self.normalize = estimator, gradient, normalize
@@ -93,11 +104,19 @@ class YosoAttention(nn.Module):
             self.conv = nn.Conv2d(
                 num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
             )
-        self._reset_parameters()
-        self.register_buffer("hash_seed", seed_tensor(seed))
+        self._seed = None if seed is None else int(seed_tensor(seed))
+        self.register_buffer("hash_seed", torch.empty(1, dtype=torch.int64, device="cpu"))
+        self._reset_projections()
         self.register_load_state_dict_pre_hook(_keep_seed)
 
-    def _reset_parameters(self) -> None:
+    def reset_parameters(self) -> None:
+        """Initialises all weights, and the seed of the hash functions, as a new module would."""
+        self.out_proj.reset_parameters()
+        if self.conv is not None:
+            self.conv.reset_parameters()
+        self._reset_projections()
+
+    def _reset_projections(self) -> None:
         for weight in (
             self.in_proj_weight,
             self.q_proj_weight,
@@ -109,6 +128,7 @@ class YosoAttention(nn.Module):
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        self.hash_seed.copy_(seed_tensor(self._seed))
 
     def extra_repr(self) -> str:
         names = ("embed_dim", "num_heads", "n_bits", "n_hashes", "hasher", "estimator")
@@ -133,8 +153,9 @@ class YosoAttention(nn.Module):
             key: `(B, N_k, kdim)`.
             value: `(B, N_k, vdim)`.
             key_padding_mask: `(B, N_k)`, True for a key that is IGNORED, as in
-                `MultiheadAttention` (the opposite of `yoso_attention`'s attn_mask). The 0 and -inf
-                that `TransformerEncoderLayer` makes of it are taken too.
+                `MultiheadAttention` (the opposite of `yoso_attention`'s attn_mask). Floats are
+                taken too, as `TransformerEncoderLayer` makes them of it: 0 takes part, -inf or
+                any number <= -1e4 is ignored; others are an error.
             need_weights: must be False: the weights are never formed.
             attn_mask: None. Beside is_causal=True it may be the causal mask that
                 `MultiheadAttention` wants there; its elements are not read.
@@ -146,6 +167,7 @@ class YosoAttention(nn.Module):
         """
         if need_weights:
             raise ValueError("need_weights must be False: attention weights are never formed")
+        is_causal = checks.boolean("is_causal", is_causal)
         self._check(query, key, value, attn_mask, is_causal)
         batched = query.dim() == 3
         mask = _takes_part(key_padding_mask, key)
@@ -240,9 +262,13 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
         return ~key_padding_mask
     if not key_padding_mask.is_floating_point():
         raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
-    ignored = key_padding_mask == -torch.inf
-    if not torch.compiler.is_compiling() and not (ignored | (key_padding_mask == 0)).all():
-        raise ValueError(f"{name} of dtype {key_padding_mask.dtype} must hold 0 and -inf alone")
+    ignored = key_padding_mask <= IGNORED_FROM
+    clear = (ignored | (key_padding_mask == 0)).all()
+    message = f"{name} of dtype {key_padding_mask.dtype} must hold 0 and -inf alone"
+    if torch.compiler.is_compiling():
+        torch._assert_async(clear, message)  # a graph cannot branch on the values
+    elif not clear.is_meta and not clear:
+        raise ValueError(message)
     return ~ignored
 
 
