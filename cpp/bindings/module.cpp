@@ -122,7 +122,7 @@ bool hash_codes(py::handle x_object, py::handle parameters_object, int family, i
   check_vectors(x, kFloat32);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
-  check_codes(codes, {code_type(n_bits)}).require_writable();
+  check_codes(codes, {code_type(n_bits)}).require_output();
   codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
   if (codes.size() == 0) return true;
   py::gil_scoped_release without_gil;
@@ -151,7 +151,7 @@ void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
   shape.n_buckets = check_range("n_buckets", n_buckets, 1, kMaxBuckets);
   const Order order = check_option("order", order_code, Order::reversed);
   const MaskView key_mask("key_mask", key_mask_object, shape.batch, shape.n_keys);
-  check_vectors(out, values.type()).require_writable();
+  check_vectors(out, values.type()).require_output();
   out.require_shape({shape.batch, shape.heads, shape.n_queries, shape.n_values});
   if (out.size() == 0) return;
   py::gil_scoped_release without_gil;
@@ -196,7 +196,7 @@ void table_query(py::handle table_object, py::handle codes_object, double scale,
   const TensorView out("out", out_object);
   check_table(table, codes);
   out.require_type({table.type()}).require_shape({codes.shape(0), table.shape(2)});
-  out.require_contiguous().require_writable();
+  out.require_contiguous().require_output();
   if (out.size() == 0) return;
   py::gil_scoped_release without_gil;
   dispatch(table.type(), [&](auto element) {
@@ -272,7 +272,7 @@ struct GradientViews {
 
  private:
   static void check_like(const TensorView& gradient, const TensorView& of) {
-    check_vectors(gradient, of.type()).require_writable();
+    check_vectors(gradient, of.type()).require_output();
     gradient.require_shape({of.shape(0), of.shape(1), of.shape(2), of.shape(3)});
   }
 };
@@ -302,9 +302,9 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, in.shape.heads, in.shape.n_features);
   const AttentionOptions options = check_options(causal, normalize);
-  in.out.require_writable();
-  check_attention_codes(query_codes.require_writable(), in.query, n_bits, n_hashes);
-  check_attention_codes(key_codes.require_writable(), in.key, n_bits, n_hashes);
+  in.out.require_output();
+  check_attention_codes(query_codes.require_output(), in.query, n_bits, n_hashes);
+  check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
   if (in.out.size() == 0 && query_codes.size() == 0 && key_codes.size() == 0) return;
   py::gil_scoped_release without_gil;
   yoso_forward(in.shape, options, functions, in.inputs<float>(), matrices<float>(in.out),
@@ -338,7 +338,7 @@ void expectation_forward(py::handle query, py::handle key, py::handle value, py:
   const AttentionViews in(query, key, value, key_mask, "out", out, {kFloat32, kFloat64});
   check_range("n_bits", n_bits, 1, kMaxBits);
   const AttentionOptions options = check_options(causal, normalize);
-  in.out.require_writable();
+  in.out.require_output();
   if (in.out.size() == 0) return;
   py::gil_scoped_release without_gil;
   dispatch(in.query.type(), [&](auto element) {

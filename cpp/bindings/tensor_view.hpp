@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "dlpack.hpp"
+#include "lshkit/runtime.hpp"
 
 namespace lshkit {
 
@@ -112,11 +113,15 @@ class TensorView {
                   std::to_string(strides_[n_dims_ - 1]));
     return *this;
   }
-  const TensorView& require_contiguous() const {
+  bool contiguous() const {
     std::int64_t step = 1;
     for (int dim = n_dims_ - 1; size() > 0 && dim >= 0; step *= shape_[dim--])
-      if (shape_[dim] != 1 && strides_[dim] != step)
-        wrong_value("must be contiguous, strides were " + describe(strides_, n_dims_));
+      if (shape_[dim] != 1 && strides_[dim] != step) return false;
+    return true;
+  }
+  const TensorView& require_contiguous() const {
+    if (!contiguous())
+      wrong_value("must be contiguous, strides were " + describe(strides_, n_dims_));
     return *this;
   }
   const TensorView& require_writable() const {
@@ -124,6 +129,13 @@ class TensorView {
     if (size() > 0 && may_overlap())
       wrong_value("is written to, but some of its elements share memory: strides were " +
                   describe(strides_, n_dims_));
+    return *this;
+  }
+
+  // Writable, and mostly fresh memory of which every element will be written.
+  const TensorView& require_output() const {
+    require_writable();
+    if (contiguous()) prefer_large_pages(data_, std::size_t(size()) * (type_.bits / 8));
     return *this;
   }
 

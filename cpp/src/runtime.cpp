@@ -1,7 +1,9 @@
 #include "lshkit/runtime.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -98,6 +100,19 @@ int max_threads() {
   if (!in_forked_child) return omp_get_max_threads();
 #endif
   return 1;
+}
+
+void prefer_large_pages(void* begin, std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr std::uintptr_t kPage = std::uintptr_t(2) << 20;
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  const std::uintptr_t first = (address + kPage - 1) / kPage * kPage;
+  const std::uintptr_t last = (address + bytes) / kPage * kPage;
+  if (bytes >= 2 * kPage && last > first)  // a hint: it may be refused
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)begin, (void)bytes;
+#endif
 }
 
 int thread_count(int requested) {

@@ -1,5 +1,6 @@
 #pragma once
-// What the machine offers: instruction set and threads.
+// What the machine offers: instruction set, threads and memory pages.
+#include <cstddef>
 
 namespace lshkit {
 
@@ -9,5 +10,8 @@ const char* instruction_set();
 // OpenMP's own default, or 1 without OpenMP and in a forked child.
 int max_threads();
 bool has_openmp();
+// Asks for large pages (2 MB) where `bytes` of memory from `begin` on, of 4 MB or more, span them.
+// Fresh results arrive as 4 KB pages otherwise, whose faults take as long as the attention itself.
+void prefer_large_pages(void* begin, std::size_t bytes);
 
 }  // namespace lshkit

@@ -1,4 +1,4 @@
-// The lower bound's gradient pair by pair: a block of 64 keys is compared with a query in all
+// The lower bound's gradient pair by pair: a block of 128 keys is compared with a query in all
 // hashes at once, and every pair that collides is visited once, with its count. Quadratic, with a
 // small factor: n_hashes / 64 vector operations a pair to compare, 6 d flops for each of those that
 // collide.
@@ -14,7 +14,7 @@ constexpr int W = kLanes<float>;
 using F = Vec<float>;
 using Problem = LowerBoundGradient;
 
-constexpr int kBlock = 64;  // keys compared at once: the bits of a word
+constexpr int kBlock = 128, kWord = 64;  // keys of a block, and those that a word has bits for
 
 // A bit for each of the 64 counts that is not zero.
 LSHKIT_INLINE std::uint64_t nonzero(const std::uint8_t* counts) {
@@ -30,13 +30,13 @@ LSHKIT_INLINE std::uint64_t nonzero(const std::uint8_t* counts) {
     bits |= std::uint64_t(~zero) << (32 * i);
   }
 #else
-  for (int i = 0; i < kBlock; ++i) bits |= std::uint64_t(counts[i] != 0) << i;
+  for (int i = 0; i < kWord; ++i) bits |= std::uint64_t(counts[i] != 0) << i;
 #endif
   return bits;
 }
 LSHKIT_INLINE std::uint64_t nonzero(const std::uint16_t* counts) {
-  std::uint8_t flags[kBlock];
-  for (int i = 0; i < kBlock; ++i) flags[i] = counts[i] != 0;
+  std::uint8_t flags[kWord];
+  for (int i = 0; i < kWord; ++i) flags[i] = counts[i] != 0;
   return nonzero(flags);
 }
 
@@ -46,16 +46,16 @@ LSHKIT_INLINE void count_collisions(const std::uint8_t* query, const std::uint8_
                                     index_t n_hashes, std::uint8_t* counts) {
   const __m512i one = _mm512_set1_epi8(1);
   __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  const auto count = [&](index_t h, __m512i& to) {
-    const __m512i keys = _mm512_loadu_si512(block + h * kBlock);
-    const __mmask64 same = _mm512_cmpeq_epi8_mask(keys, _mm512_set1_epi8(char(query[h])));
-    to = _mm512_mask_add_epi8(to, same, to, one);
-  };
-  index_t h = 0;
-  for (; h + 8 <= n_hashes; h += 8) LSHKIT_UNROLL
-  for (int i = 0; i < 8; ++i) count(h + i, sum[i % 2]);
-  for (; h < n_hashes; ++h) count(h, sum[0]);
-  _mm512_storeu_si512(counts, _mm512_add_epi8(sum[0], sum[1]));
+  LSHKIT_UNROLL
+  for (index_t h = 0; h < n_hashes; ++h) {
+    const __m512i code = _mm512_set1_epi8(char(query[h]));
+    LSHKIT_UNROLL
+    for (int w = 0; w < 2; ++w) {
+      const __m512i keys = _mm512_loadu_si512(block + h * kBlock + w * kWord);
+      sum[w] = _mm512_mask_add_epi8(sum[w], _mm512_cmpeq_epi8_mask(keys, code), sum[w], one);
+    }
+  }
+  for (int w = 0; w < 2; ++w) _mm512_storeu_si512(counts + w * kWord, sum[w]);
 }
 #endif
 template <class Code>
@@ -193,9 +193,9 @@ void pairs(const Problem& p) {
     pack<float>(n, d, s.d, {p.key.row(j0), p.key.stride}, 1, p.key_inverse_norm + j0, s.key);
     pack<float>(n, dv, s.dv, {p.value.row(j0), p.value.stride}, 1, nullptr, s.value);
     std::memset(s.key_grad, 0, sizeof(float) * kBlock * s.d);
-    std::uint64_t valid = 0;
+    std::uint64_t valid[kBlock / kWord] = {};
     for (index_t j = 0; j < n; ++j) {
-      valid |= std::uint64_t(p.key_valid[j0 + j] != 0) << j;
+      valid[j / kWord] |= std::uint64_t(p.key_valid[j0 + j] != 0) << (j % kWord);
       for (index_t h = 0; h < p.n_hashes; ++h)
         block_codes[h * kBlock + j] = code_at<Code>(p, p.key_codes, j0 + j, h);
     }
@@ -209,17 +209,21 @@ void pairs(const Problem& p) {
       }
       Code counts[kBlock];
       count_collisions(codes, block_codes, p.n_hashes, counts);
-      std::uint64_t hits = nonzero(counts) & valid;
-      if (p.causal && i - j0 < kBlock - 1) hits &= (std::uint64_t(2) << (i - j0)) - 1;
-      if (!hits) continue;
       std::uint8_t keys[kBlock + 4];
       float weights[kBlock + 4];
       int found = 0;
-      for (; hits; hits &= hits - 1) {
-        const int key = __builtin_ctzll(hits);
-        keys[found] = std::uint8_t(key);
-        weights[found++] = s.weight[counts[key]];
+      LSHKIT_UNROLL
+      for (int w = 0; w < kBlock / kWord; ++w) {
+        std::uint64_t hits = nonzero(counts + w * kWord) & valid[w];
+        const index_t last = i - j0 - w * kWord;  // key of the word that a causal query sees last
+        if (p.causal && last < kWord - 1) hits &= last < 0 ? 0 : (std::uint64_t(2) << last) - 1;
+        for (; hits; hits &= hits - 1) {
+          const int key = w * kWord + __builtin_ctzll(hits);
+          keys[found] = std::uint8_t(key);
+          weights[found++] = s.weight[counts[key]];
+        }
       }
+      if (!found) continue;
       for (int t = found; t < found + 3; ++t) {
         keys[t] = keys[0];
         weights[t] = 0;
