@@ -5,6 +5,10 @@ are ratios. Ours is always the public call, `lshkit.attention.yoso_attention`, w
 hash functions at every call, whose drawing is part of the time. Softmax attention is
 `torch.nn.functional.scaled_dot_product_attention` in float32. Forward passes run under no_grad.
 Memory is measured in processes of its own. A quiet machine takes about six minutes.
+
+    python benchmarks/attention_cpu.py
+    python benchmarks/attention_cpu.py --quick
+    LSHKIT_ISA=avx2 python benchmarks/attention_cpu.py --json benchmarks/results/avx2.json
 """
 
 import argparse
@@ -28,18 +32,19 @@ from lshkit.attention.baselines import yoso_index_add
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
 LENGTHS = (128, 512, 1024, 4096, 16384)
 QUICK_LENGTHS = (128, 512, 1024)
-PASSES = ("forward", "causal forward", "forward + backward")
-# Ratios to reach on AVX-512 with one thread, by length, for each pass.
+PASSES = ("forward", "causal forward", "forward + backward", "causal forward + backward")
+# Ratios to reach on AVX-512 with one thread, by length, for each pass (None: no goal).
 GOALS = {
-    512: (4, 4, 4),
-    1024: (8, 6.5, 5.5),
-    4096: (33, 19, 10),
-    16384: (130, 70, 12),
+    512: (4, 4, 4, None),
+    1024: (8, 6.5, 5.5, None),
+    4096: (33, 19, 10, None),
+    16384: (130, 70, 12, None),
 }
-AUTO_GOAL = 1.0  # estimator="auto" at n = 128
-PLAIN_GOAL, THREAD_GOAL = 20.0, 1.8
+NO_GOALS = (None,) * len(PASSES)
+AUTO_GOALS = (1,) * len(PASSES)  # estimator="auto" at n = 128
+PLAIN_GOALS = {"gather": 20.0, "embedding_bag": None}  # by yoso_index_add's lookup
+THREAD_GOAL = 1.8  # a second thread
 PLAIN_FROM, AUTO_UP_TO = 1024, 128  # lengths for these two
-LOOKUPS = ("gather", "embedding_bag")
 ENOUGH_ROUNDS = 300
 
 
@@ -80,15 +85,16 @@ def in_turns(calls, args):
 
 def of_pass(attention, name, tensors, grad_out):
     """A call without arguments that runs one pass of the attention."""
-    if name == "forward + backward":
-        return lambda: torch.autograd.grad(attention(*tensors), tensors, grad_out)
-    is_causal = name == "causal forward"
+    is_causal = "causal" in name
 
     def forward():
         with torch.no_grad():
             attention(*tensors, is_causal=is_causal)
 
-    return forward
+    def forward_and_backward():
+        torch.autograd.grad(attention(*tensors, is_causal=is_causal), tensors, grad_out)
+
+    return forward_and_backward if "backward" in name else forward
 
 
 def time_against_softmax(length, args):
@@ -111,7 +117,7 @@ def time_against_plain_torch(length, args):
     def plain(lookup):
         return lambda: yoso_index_add(*tensors, n_bits=N_BITS, n_hashes=N_HASHES, lookup=lookup)
 
-    calls = {"yoso": lambda: yoso(*tensors)} | {lookup: plain(lookup) for lookup in LOOKUPS}
+    calls = {"yoso": lambda: yoso(*tensors)} | {lookup: plain(lookup) for lookup in PLAIN_GOALS}
     with torch.no_grad():
         return in_turns(calls, args)
 
@@ -169,6 +175,7 @@ def measure_memory(length, threads):
 
     Scratch: growth of the peak resident size over the size before the call, less the results.
     A call on a single token before loads most of the code, so that it is not counted as scratch.
+    Resident pages are counted to some 0.1 MiB, and the backward reuses what the forward keeps.
     """
     torch.set_num_threads(threads)
     first = inputs(1, requires_grad=True)
@@ -212,7 +219,9 @@ def memory(length, threads):
 def table(title, header, rows):
     rows = [header, *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(r, widths)) for r in rows]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(r, widths, strict=True)) for r in rows
+    ]
     return "\n".join([title, *lines, ""])
 
 
@@ -222,65 +231,51 @@ def against(ratio, goal):
 
 def ratio_rows(results, ours):
     for n, times in results["softmax"].items():
-        if ours not in times[PASSES[0]]:
-            continue
-        goals = GOALS.get(int(n), (None,) * 3) if ours == "yoso" else (AUTO_GOAL,) * 3
-        cells = [
-            against(t["softmax"] / t[ours], goal)
-            for t, goal in zip(times.values(), goals, strict=True)
-        ]
-        yield [n, *cells, *(f"{1e3 * t[ours]:.3g}" for t in times.values())]
+        if ours in times[PASSES[0]]:
+            goals = GOALS.get(int(n), NO_GOALS) if ours == "yoso" else AUTO_GOALS
+            ratios = [t["softmax"] / t[ours] for t in times.values()]
+            yield [n, *map(against, ratios, goals)]
+
+
+def time_rows(results, ours):
+    for n, times in results["softmax"].items():
+        yield [n, *(f"{1e3 * t[ours]:.3g}" for t in times.values())]
 
 
 def report(results):
     threads = results["settings"]["threads"]
-    milliseconds = [f"{name}, ms" for name in PASSES]
+    header = ["n", *PASSES]
+    yield table("Ours in ms, estimator='sampled'", header, list(time_rows(results, "yoso")))
     yield table(
         "Softmax attention's time / ours, estimator='sampled' (goals: AVX-512, one thread)",
-        ["n", *PASSES, *milliseconds],
+        header,
         list(ratio_rows(results, "yoso")),
     )
     if rows := list(ratio_rows(results, "auto")):
-        yield table(
-            "Softmax attention's time / ours, estimator='auto'", ["n", *PASSES, *milliseconds], rows
-        )
+        yield table("Softmax attention's time / ours, estimator='auto'", header, rows)
     if results["plain_torch"]:
-        yield table(
-            "Plain-torch YOSO's time / ours, forward: index_add_ and ...",
-            ["n", *LOOKUPS],
-            [
-                [
-                    n,
-                    against(t["gather"] / t["yoso"], PLAIN_GOAL),
-                    against(t["embedding_bag"] / t["yoso"], None),
-                ]
-                for n, t in results["plain_torch"].items()
-            ],
-        )
+        rows = [
+            [n, *(against(t[x] / t["yoso"], goal) for x, goal in PLAIN_GOALS.items())]
+            for n, t in results["plain_torch"].items()
+        ]
+        title = "Plain-torch YOSO's time / ours, forward: index_add_ and ..."
+        yield table(title, ["n", *PLAIN_GOALS], rows)
     if results["threads"]:
-        yield table(
-            f"Ours with {threads} thread(s) / ours with {2 * threads}",
-            ["n", *PASSES],
-            [
-                [
-                    n,
-                    *(
-                        against(t[str(threads)] / t[str(2 * threads)], THREAD_GOAL)
-                        for t in times.values()
-                    ),
-                ]
-                for n, times in results["threads"].items()
-            ],
-        )
+        few, many = str(threads), str(2 * threads)
+        rows = [
+            [n, *(against(t[few] / t[many], THREAD_GOAL) for t in times.values())]
+            for n, times in results["threads"].items()
+        ]
+        yield table(f"Ours with {few} thread(s) / ours with {many}", header, rows)
     yield table(
-        "Memory beyond inputs and results: scratch of the forward a thread (goal: at most 2 MiB) and\n"
-        "of the backward a token and head in flight (600 bytes), saved for the backward (1 byte)",
-        ["n", "forward, MiB", "backward, bytes", "saved, bytes a token and hash"],
+        "Memory beyond inputs and results: forward scratch a thread (goal: at most 2 MiB),\n"
+        "backward scratch a token and head in flight (600 bytes), saved for the backward (1 byte)",
+        ["n", "forward, MiB", "backward, bytes", "saved, bytes / (token hash)"],
         [
             [
                 n,
                 f"{m['forward_scratch'] / threads / 2**20:.2f}",
-                f"{m['backward_scratch'] / (int(n) * min(threads, HEADS)):.0f}",
+                f"{max(m['backward_scratch'], 0) / (int(n) * min(threads, HEADS)):.0f}",
                 f"{m['saved_besides_inputs'] / m['codes']:.2f}",
             ]
             for n, m in results["memory"].items()
