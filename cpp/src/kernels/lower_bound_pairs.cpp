@@ -217,11 +217,16 @@ void pairs(const Problem& p) {
         std::uint64_t hits = nonzero(counts + w * kWord) & valid[w];
         const index_t last = i - j0 - w * kWord;  // key of the word that a causal query sees last
         if (p.causal && last < kWord - 1) hits &= last < 0 ? 0 : (std::uint64_t(2) << last) - 1;
-        for (; hits; hits &= hits - 1) {
-          const int key = w * kWord + __builtin_ctzll(hits);
-          keys[found] = std::uint8_t(key);
-          weights[found++] = s.weight[counts[key]];
+        // Four at a time: the end of the loop is then guessed right more often than not. What is
+        // listed too many is overwritten by the next word's or by the padding.
+        const int count = __builtin_popcountll(hits);
+        for (int t = 0; t < count; t += 4) LSHKIT_UNROLL
+        for (int u = 0; u < 4; ++u, hits &= hits - 1) {
+          const int key = w * kWord + __builtin_ctzll(hits | std::uint64_t(1) << 63);
+          keys[found + t + u] = std::uint8_t(key);
+          weights[found + t + u] = s.weight[counts[key]];
         }
+        found += count;
       }
       if (!found) continue;
       for (int t = found; t < found + 3; ++t) {
