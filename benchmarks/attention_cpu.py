@@ -4,7 +4,7 @@ Both sides run in one process in turns, and each keeps the smallest of its times
 are ratios. Ours is always the public call, `lshkit.attention.yoso_attention`, with seed=None: fresh
 hash functions at every call, whose drawing is part of the time. Softmax attention is
 `torch.nn.functional.scaled_dot_product_attention` in float32. Forward passes run under no_grad.
-Memory is measured in processes of its own. A quiet machine takes about six minutes.
+Memory is measured in processes of its own. A quiet machine takes about four minutes.
 
     python benchmarks/attention_cpu.py
     python benchmarks/attention_cpu.py --quick
