@@ -184,7 +184,7 @@ def test_tensor_without_readable_memory_is_named(function, name):
         ("bucket_sum", "order", 3, "0 to 2 is wanted, was 3"),
         ("bucket_sum", "n_buckets", 0, "1 to 65536 is wanted, was 0"),
         ("yoso_forward", "normalize", -1, "0 to 2 is wanted, was -1"),
-        ("yoso_backward", "gradient", 2, "0 to 1 is wanted, was 2"),
+        ("yoso_backward", "gradient", 4, "0 to 3 is wanted, was 4"),
         ("yoso_backward", "n_bits", 17, "was 17"),
         ("expected_forward", "n_bits", 0, "was 0"),
         ("expected_backward", "normalize", 3, "was 3"),

@@ -7,11 +7,16 @@
 namespace lshkit {
 
 enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
-// Weight of a pair in the gradient of queries and keys, with p = (1 - acos(x)/pi)^n_bits:
+// Weight of a pair in the gradient of queries and keys, x its cosine, p(x) = (1 -
+// acos(x)/pi)^n_bits its collision probability and p'(x) the derivative of p (eq. 3), whose 1 - x^2
+// is floored at 1e-6 (float) or 1e-12 (double): x = 1 has no direction to move in.
 //   lower_bound  n_bits/2 * p (eq. 4); from the collisions themselves where there are codes
-//   expected     dp/dx = n_bits (1 - acos(x)/pi)^(n_bits-1) / (pi sqrt(1 - x^2)) (eq. 3), 1 - x^2
-//                floored at 1e-6 (float) or 1e-12 (double): x = 1 has no direction to move in
-enum class Gradient : int { lower_bound = 0, expected = 1 };
+//   expected     p'(x), of all pairs
+//   collided     p'(x) of the pairs that collide in some hash (*YOSO, appendix 1.4)
+//   unbiased     p'(x) / (1 - (1 - p)^n_hashes) of the pairs that collide in some hash
+enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiased = 3 };
+// fast: hashing and tables in 16-bit integers.
+enum class Precision : int { full = 0, fast = 1 };
 
 struct AttentionShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
@@ -20,6 +25,8 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
+  Precision precision = Precision::full;
+  index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
 };
 template <class T>
 struct AttentionInputs {

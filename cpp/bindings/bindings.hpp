@@ -1,0 +1,13 @@
+#pragma once
+// What each file of bindings adds to the module.
+#include <pybind11/pybind11.h>
+
+namespace lshkit {
+
+namespace py = pybind11;
+
+void bind_hash(py::module_& module);
+void bind_buckets(py::module_& module);
+void bind_attention(py::module_& module);
+
+}  // namespace lshkit

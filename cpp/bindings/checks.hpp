@@ -1,0 +1,116 @@
+#pragma once
+// Checks that the bindings share, under the names that Python gives the arguments; the core trusts.
+#include <pybind11/pybind11.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "lshkit/hash.hpp"
+#include "lshkit/tensor.hpp"
+#include "tensor_view.hpp"
+
+namespace lshkit {
+
+constexpr const char* kVectorAxes = "(batch, heads, rows, columns)";
+constexpr const char* kCodeAxes = "(batch, heads, rows, n_hashes)";
+constexpr int kMaxBits = 16;
+constexpr index_t kMaxBuckets = index_t{1} << kMaxBits;  // what a uint16 code can name
+constexpr index_t kMaxHashes = index_t{1} << 24;
+
+inline index_t check_range(const char* name, index_t value, index_t low, index_t high) {
+  if (value < low || value > high)
+    throw py::value_error(std::string(name) + ": " + std::to_string(low) + " to " +
+                          std::to_string(high) + " is wanted, was " + std::to_string(value));
+  return value;
+}
+// Attention keeps the positions of rows in 32 bits.
+inline void check_rows(const char* name, index_t rows) {
+  if (rows > std::numeric_limits<std::int32_t>::max())
+    throw py::value_error(std::string(name) + ": fewer than 2^31 rows are wanted, was " +
+                          std::to_string(rows));
+}
+template <class Enum>
+Enum check_option(const char* name, int code, Enum last) {
+  return static_cast<Enum>(check_range(name, code, 0, static_cast<index_t>(last)));
+}
+
+template <class T>
+Tensor<T> matrices(const TensorView& view) {
+  return {view.data<T>(), view.stride(0), view.stride(1), view.stride(2)};
+}
+
+inline const TensorView& check_vectors(const TensorView& view,
+                                       std::initializer_list<ElementType> types) {
+  return view.require_type(types).require_dims(4, kVectorAxes).require_contiguous_rows();
+}
+inline const TensorView& check_vectors(const TensorView& view, ElementType type) {
+  return check_vectors(view, {type});
+}
+inline const TensorView& check_codes(const TensorView& view,
+                                     std::initializer_list<ElementType> types) {
+  view.require_type(types).require_dims(4, kCodeAxes).require_contiguous();
+  if (view.shape(3) < 1 || view.shape(3) > kMaxHashes)
+    view.wrong_value("1 to " + std::to_string(kMaxHashes) + " hashes are wanted, was " +
+                     view.describe_shape());
+  return view;
+}
+inline Codes codes_of(const TensorView& view) {
+  return {view.data<const void>(), view.type() == kUint8 ? 1 : 2};
+}
+inline ElementType code_type(index_t n_bits) { return n_bits <= 8 ? kUint8 : kUint16; }
+
+// (batch, n_keys), or None: every key takes part.
+class MaskView {
+ public:
+  MaskView(const char* name, py::handle object, index_t batch, index_t n_keys) {
+    if (object.is_none()) return;
+    view_.emplace(name, object);
+    view_->require_type({kBool, kUint8}).require_shape({batch, n_keys}).require_contiguous_rows();
+  }
+  Mask mask() const {
+    return view_ ? Mask{view_->data<const std::uint8_t>(), view_->stride(0)} : Mask{};
+  }
+
+ private:
+  std::optional<TensorView> view_;
+};
+
+// The arrays that make a set of hash functions, as hash.hpp lays them out.
+inline HashFunctions functions_of(const TensorView& parameters, int family_code, index_t n_bits,
+                                  index_t n_hashes, index_t heads, index_t n_features) {
+  HashFunctions functions;
+  functions.family = check_option("family", family_code, Family::hadamard);
+  functions.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, kMaxBits));
+  functions.n_hashes = check_range("n_hashes", n_hashes, 1, kMaxHashes);
+  parameters.require_type({kFloat32}).require_dims(3, "(1 or heads, rows, columns)");
+  parameters.require_contiguous();
+  const index_t columns = parameters.shape(2);
+  index_t rows = n_hashes * n_bits;
+  if (functions.family == Family::hyperplane) {
+    parameters.require_shape({TensorView::kAny, rows, n_features});
+  } else {
+    if (columns < 64 || columns < n_features || (columns & (columns - 1)) != 0)
+      parameters.wrong_value("columns as many as a power of two that is at least 64 and at least " +
+                             std::to_string(n_features) + " (n_features) are wanted, was shape " +
+                             parameters.describe_shape());
+    rows = 3 + ((n_hashes + columns - 1) / columns) * n_bits;
+    parameters.require_shape({TensorView::kAny, rows, TensorView::kAny});
+  }
+  if (parameters.shape(0) != 1) parameters.require_shape({heads, rows, columns});
+  functions.parameters = parameters.data<const float>();
+  functions.head_stride = parameters.shape(0) == 1 ? 0 : rows * columns;
+  functions.columns = columns;
+  return functions;
+}
+
+// float or double, by the type of a checked view: call(T{}).
+template <class Call>
+void dispatch(ElementType type, Call&& call) {
+  if (type == kFloat32)
+    call(float{});
+  else
+    call(double{});
+}
+
+}  // namespace lshkit

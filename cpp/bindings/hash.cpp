@@ -1,0 +1,33 @@
+// lshkit._C: hash codes.
+#include "lshkit/hash.hpp"
+
+#include "bindings.hpp"
+#include "checks.hpp"
+
+namespace lshkit {
+namespace {
+
+bool hash_codes(py::handle x_object, py::handle parameters_object, int family, index_t n_bits,
+                index_t n_hashes, py::handle codes_object, int threads) {
+  const TensorView x("x", x_object), parameters("parameters", parameters_object);
+  const TensorView codes("codes", codes_object);
+  check_vectors(x, kFloat32);
+  const HashFunctions functions =
+      functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
+  check_codes(codes, {code_type(n_bits)}).require_output();
+  codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
+  if (codes.size() == 0) return true;
+  py::gil_scoped_release without_gil;
+  return hash(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2), x.shape(3),
+              codes.data<void>(), threads);
+}
+
+}  // namespace
+
+void bind_hash(py::module_& module) {
+  using namespace pybind11::literals;
+  module.def("hash", &hash_codes, "x"_a, "parameters"_a, "family"_a, "n_bits"_a, "n_hashes"_a,
+             "codes"_a, "threads"_a = 0);
+}
+
+}  // namespace lshkit

@@ -1,0 +1,35 @@
+"""torch.ops.lshkit.*: the core's operators for PyTorch, with fake kernels, autograd and autocast.
+
+Every operator is functional, allocates its results and takes the hash parameters as a tensor, so a
+compiled graph needs no new trace for new hash functions. Tensors are (batch, heads, rows, columns)
+and may be strided, key masks (batch, keys) booleans with True for a key that takes part, codes
+uint8 (n_bits <= 8) or uint16. Options are the core's integers: FAMILY, NORMALIZE, GRADIENT
+and, for bucket_sum, order 0 (all keys), 1 (causal) or 2 (the transpose of causal).
+The public doors with the checks of shapes and words are lshkit.attention and lshkit.buckets.
+"""
+
+from lshkit.torch_ops.attention import (
+    GRADIENT,
+    NORMALIZE,
+    expected_attention,
+    expected_attention_backward,
+    yoso_attention,
+    yoso_attention_backward,
+)
+from lshkit.torch_ops.buckets import bucket_sum
+from lshkit.torch_ops.hashing import FAMILY, hash, hash_parameters
+from lshkit.torch_ops.library import code_dtype
+
+__all__ = [
+    "FAMILY",
+    "GRADIENT",
+    "NORMALIZE",
+    "bucket_sum",
+    "code_dtype",
+    "expected_attention",
+    "expected_attention_backward",
+    "hash",
+    "hash_parameters",
+    "yoso_attention",
+    "yoso_attention_backward",
+]

@@ -1,0 +1,67 @@
+"""Hash functions from a seed, and codes."""
+
+import torch
+
+from lshkit import _C, hashing
+from lshkit.torch_ops.library import (
+    LIBRARY,
+    define,
+    fake,
+    new_codes,
+    not_differentiable,
+    register_vmap,
+    rows,
+)
+
+FAMILY = hashing.FAMILY
+_FAMILY_NAME = {number: name for name, number in FAMILY.items()}
+
+define(
+    "hash_parameters(Tensor seed, int n_sets, SymInt n_features, int n_bits, int n_hashes, "
+    "int family) -> Tensor",
+    "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes) -> Tensor",
+)
+
+
+def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
+    sizes = n_features, n_bits, n_hashes, n_sets
+    seed = seed.item()
+    if seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed}")
+    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, seed)
+    return torch.from_numpy(parameters)
+
+
+def _hash(x, parameters, family, n_bits, n_hashes):
+    codes = new_codes(x, n_bits, n_hashes)
+    if x.numel() == 0:
+        return codes.zero_()
+    x, parameters = rows(x, torch.float32), parameters.contiguous()
+    _C.hash(x, parameters, family, n_bits, n_hashes, codes, torch.get_num_threads())
+    return codes
+
+
+LIBRARY.impl("hash_parameters", _hash_parameters, "CPU")
+LIBRARY.impl("hash", _hash, "CPU")
+
+
+@fake("hash_parameters")
+def _(seed, n_sets, n_features, n_bits, n_hashes, family):
+    if family == FAMILY["hadamard"]:
+        n_features = int(n_features)  # padded to a power of two, which no symbol can be
+    shape = hashing.parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
+    return seed.new_empty((n_sets, *shape), dtype=torch.float32)
+
+
+@fake("hash")
+def _(x, parameters, family, n_bits, n_hashes):
+    return new_codes(x, n_bits, n_hashes)
+
+
+not_differentiable("hash_parameters")
+not_differentiable("hash")
+register_vmap("hash_parameters", ())
+register_vmap("hash", (0,))
+
+hash_parameters = torch.ops.lshkit.hash_parameters.default
+hash = torch.ops.lshkit.hash.default

@@ -1,0 +1,164 @@
+"""How operators are registered: the library, and rules for autograd, autocast and vmap."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# Library.define and .impl cost less per call than the custom_op decorator. The object is kept
+# alive: the registrations end with it.
+LIBRARY = torch.library.Library("lshkit", "FRAGMENT")
+
+
+def define(*schemas: str) -> None:
+    for schema in schemas:
+        LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
+
+
+def fake(*names: str) -> Callable:
+    """Decorator: the shapes and dtypes of these operators' results, without data."""
+
+    def register(function):
+        for name in names:
+            torch.library.register_fake(f"lshkit::{name}", function, lib=LIBRARY)
+        return function
+
+    return register
+
+
+def not_differentiable(name: str) -> None:
+    """For an operator that is a step function of its input."""
+    LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def nothing_to_save(ctx, inputs, output) -> None:
+    pass
+
+
+def no_second_derivative(ctx, *grads):
+    raise NotImplementedError(
+        "lshkit attention can be differentiated once: the gradient of its gradient "
+        "(create_graph=True, torch.func.hessian) is not available"
+    )
+
+
+def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
+    """Registers what is kept for the backward pass and the backward pass; returns what to call.
+
+    That is the operator, or an autograd.Function where torch.func or forward mode differentiates:
+    the function that register_autograd makes of the same formulas refuses torch.func.grad, and
+    forward mode would pass it by and give tangents of zero; this one says that it has no jvp.
+    """
+    torch.library.register_autograd(f"lshkit::{name}", backward, setup_context=setup, lib=LIBRARY)
+    op = getattr(torch.ops.lshkit, name).default
+    methods = {"forward": op, "setup_context": setup, "backward": backward}
+    function = type(
+        f"{name}_function",
+        (torch.autograd.Function,),
+        {key: staticmethod(method) for key, method in methods.items()}
+        | {"generate_vmap_rule": True},
+    )
+
+    def call(*args):
+        if not torch.compiler.is_compiling() and (
+            torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+        ):
+            return function.apply(*args)
+        return op(*args)
+
+    return call
+
+
+def register_autocast(name: str) -> None:
+    """Queries, keys and values in the autocast dtype, as scaled_dot_product_attention has them.
+
+    torch.library.register_autocast would cast to one dtype fixed here, and the parameters too.
+    """
+    op = getattr(torch.ops.lshkit, name).default
+
+    def kernel(query, key, value, *rest):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (
+            x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value)
+        )
+        with torch.autocast("cpu", enabled=False):
+            return op(query, key, value, *rest)
+
+    LIBRARY.impl(name, kernel, "AutocastCPU")
+
+
+def register_vmap(name: str, with_batch: tuple[int, ...]) -> None:
+    """Fold the mapped dimension into the batch of the arguments in with_batch.
+
+    Seeds and parameters have no batch: where these are mapped there is one call for each.
+    """
+    op = getattr(torch.ops.lshkit, name).default
+
+    def fold(x, dim, size):
+        if x is None:
+            return None
+        x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+        return x.flatten(0, 1)
+
+    def rule(info, in_dims, *args):
+        size = info.batch_size
+        mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
+        if mapped <= set(with_batch):
+            args = [fold(x, in_dims[i], size) if i in with_batch else x for i, x in enumerate(args)]
+            out = op(*args)
+            if isinstance(out, Tensor):
+                return out.unflatten(0, (size, -1)), 0
+            return tuple(x.unflatten(0, (size, -1)) for x in out), (0,) * len(out)
+        outs = [
+            op(*(x.select(in_dims[i], j) if i in mapped else x for i, x in enumerate(args)))
+            for j in range(size)
+        ]
+        if isinstance(outs[0], Tensor):
+            return torch.stack(outs), 0
+        return tuple(torch.stack(out) for out in zip(*outs, strict=True)), (0,) * len(outs[0])
+
+    torch.library.register_vmap(f"lshkit::{name}", rule, lib=LIBRARY)
+
+
+# --- What goes down to the core -------------------------------------------------------------
+
+
+def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in the dtype, its last dimension contiguous; a strided view passes without a copy."""
+    if x.dtype is not dtype:
+        x = x.to(dtype)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def mask_rows(key_mask: Tensor | None) -> Tensor | None:
+    return key_mask if key_mask is None or key_mask.stride(-1) == 1 else key_mask.contiguous()
+
+
+def code_dtype(n_bits: int) -> torch.dtype:
+    return torch.uint8 if n_bits <= 8 else torch.uint16
+
+
+def float_dtype(x: Tensor) -> torch.dtype:
+    """What sums are computed in where the core has both."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
+
+
+def new_codes(x: Tensor, n_bits: int, n_hashes: int) -> Tensor:
+    return x.new_empty((*x.shape[:-1], n_hashes), dtype=code_dtype(n_bits))
+
+
+def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
+
+
+def new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.new_empty(x.shape, dtype=dtype)
+
+
+def check_codes(name: str, codes: Tensor, n_buckets: int) -> None:
+    """The core trusts codes as table rows, so a code out of range would leave the table."""
+    if n_buckets < (256 if codes.dtype is torch.uint8 else 65536):
+        largest = int(codes.numpy().max())
+        if largest >= n_buckets:
+            raise ValueError(f"{name} has code {largest}, wanted codes below n_buckets={n_buckets}")
