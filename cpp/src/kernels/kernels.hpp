@@ -128,6 +128,9 @@ struct TypedKernels {
 
 struct Kernels {
   const char* name;
+  // count floats from bfloat16 or float16 and back, rounded to nearest even; NaN stays NaN.
+  void (*widen)(const void* from, Element element, index_t count, float* to);
+  void (*narrow)(const float* from, index_t count, Element element, void* to);
   bool (*hash_hadamard)(const HashRows&);
   bool (*hash_hyperplane)(const HashRows&);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
@@ -159,6 +162,8 @@ Kernels table();
 #ifdef LSHKIT_ISA
 // What the kernel files of one instruction set define, and its table.cpp collects.
 namespace LSHKIT_ISA {
+void widen(const void*, Element, index_t, float*);
+void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 index_t lower_bound_scratch(const LowerBoundGradient&);

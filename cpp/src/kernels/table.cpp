@@ -9,6 +9,8 @@ namespace LSHKIT_ISA {
 
 Kernels table() {
   return Kernels{LSHKIT_STRING(LSHKIT_ISA),
+                 widen,
+                 narrow,
                  hash_hadamard,
                  hash_hyperplane,
                  lower_bound_scratch,
