@@ -97,6 +97,19 @@ def unit(x):
     return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)
 
 
+def lift(query, key, scale):
+    """Unit rows of two more features with the inner products of query and key over the scale.
+
+    [q, sqrt(scale - |q|^2), 0] / sqrt(scale) and [k, 0, sqrt(scale - |k|^2)] / sqrt(scale) for
+    squared norms up to the scale (YOSO, appendix 1.1, after Neyshabur and Srebro 2015).
+    """
+    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
+    rest = [np.sqrt(scale - (x**2).sum(-1, keepdims=True)) for x in (query, key)]
+    lifted_query = np.concatenate([query, rest[0], np.zeros_like(rest[0])], -1)
+    lifted_key = np.concatenate([key, np.zeros_like(rest[1]), rest[1]], -1)
+    return lifted_query / np.sqrt(scale), lifted_key / np.sqrt(scale)
+
+
 def cosine_probability(cosine, n_bits):
     """Probability that two unit vectors share a code: the expectation of B in eq. 2."""
     return (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** n_bits
