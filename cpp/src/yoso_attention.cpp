@@ -4,6 +4,7 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "window.hpp"
 
 namespace lshkit {
 namespace {
@@ -76,6 +77,26 @@ struct ValidRows {
   }
 };
 
+// add_window for a head whose queries and keys are not at hand yet.
+void add_window_of_head(const AttentionShape& shape, const AttentionOptions& options,
+                        const AttentionInputs<float>& in, const HeadRange& r,
+                        const HeadSum<float>& sampled, int n_bits, float* sums) {
+  const index_t query_size = conversion_size(in.query, r.n_queries, shape.n_features);
+  const index_t key_size = conversion_size(in.key, r.n_keys, shape.n_features);
+  const index_t rows = r.n_queries + r.n_keys;
+  std::vector<float> numbers(rows + query_size + key_size);
+  std::vector<std::uint8_t> valid(rows);
+  float* converted = numbers.data() + rows;
+  AttentionHead<float> head;
+  head.query = rows_as<float>(in.query, r.queries, r.n_queries, shape.n_features, converted);
+  head.key = rows_as<float>(in.key, r.keys, r.n_keys, shape.n_features, converted + query_size);
+  head.value = sampled.values;
+  head.key_mask = mask_of(in.key_mask, r);
+  const Norms<float> norms(numbers.data(), valid.data(), r.n_queries);
+  norms.fill(head);
+  add_window(head, norms, sampled, options, n_bits, sums);
+}
+
 }  // namespace
 
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
@@ -114,6 +135,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
       counts = static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
       collision_counts(s, counts);
     }
+    if (options.window > 0) add_window_of_head(shape, options, in, r, s, functions.n_bits, counts);
     normalize_output(options.normalize, s.out, counts);
     if (valid) fill_invalid_rows(s.out, &valid->queries[r.query_row]);
     store_rows(out, r.queries, s.out);
@@ -150,6 +172,9 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
           forward.out = raw;
           sum_slices(forward, 0, slices);
           if (options.normalize == Normalize::sum) collision_counts(forward, sums);
+          if (options.window > 0)
+            add_window(head, s.norms, forward, options, n_bits,
+                       options.normalize == Normalize::sum ? sums : nullptr);
         });
 
     // Values: the transpose of the sum, from the same codes.
@@ -165,6 +190,11 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       if (!s.norms.key_valid[j])
         std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);
 
+    const auto finish = [&](const PairGradient<float>& p) {
+      if (options.window > 0)
+        add_window_gradient(p, s.norms, forward, options, n_bits, b.value_grad);
+      unit_norms_backward(p);
+    };
     if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
@@ -176,7 +206,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.scale = 0.5f * float(n_bits) / float(n_hashes);
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     } else {
       ExpectedGradient<float> p;
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
@@ -185,7 +215,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.value_grad = {};
       p.scratch = thread_scratch(kernels().f32.expected_scratch(shape.n_features, shape.n_values));
       kernels().f32.expected_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     }
   });
 }

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
+from lshkit.attention.unit_norm import check_lift_scale, lift
 
 ESTIMATORS = ("auto", "sampled", "expected")
-UNIT_NORMS = ("l2",)
+UNIT_NORMS = ("l2", "lift")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # Number of keys per hash up to which the expectation costs less than sampling it: products of every
@@ -33,6 +34,8 @@ def yoso_attention(
     gradient: str = "lower_bound",
     normalize: str | None = "l2",
     unit_norm: str = "l2",
+    lift_scale: float | Tensor | str = 1.0,
+    window: int | None = None,
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -64,7 +67,20 @@ def yoso_attention(
             time. Values get the exact gradient of the sum that was computed.
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
-        unit_norm: how queries and keys get unit norm: "l2".
+        unit_norm: how queries and keys get unit norm. "l2" scales each row, so that cosines are
+            compared. "lift" keeps their lengths: two more features make unit vectors of them whose
+            cosines are q . k / lift_scale (appendix 1.1). Then D + 2 features are hashed, which
+            "hadamard" pads to a power of two: a D of 62 costs half of what a D of 64 does.
+        lift_scale: of "lift", the bound on the squared norms of queries and keys, also called tau
+            in the paper: a number, a tensor of one, or of one for each key head (gradients reach
+            it), or "auto", the largest squared norm of each sequence and head. "auto" would show
+            the future to a causal query, and is refused there. Masked keys and rows with a NaN or
+            infinity do not count.
+        window: None, or the near window of the sampled estimator: pairs of positions |i - j| <
+            window (causal: 0 <= i - j < window) get the probability itself in the place of the
+            collisions that estimate it, in the output and in all gradients (those of queries and
+            keys: its exact weight of the word `gradient`). The mean stays what it is, these pairs
+            add no noise; the cost is n_q window d. The expectation is exact anyway. Not "soft".
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
@@ -80,11 +96,18 @@ def yoso_attention(
         such a key takes no part. A query that sees no key gives zeros.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
+            row is longer than sqrt(lift_scale).
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
+    if window and estimator == "soft":
+        raise ValueError(
+            f"window must be None with estimator='soft', got {window}: the weight that soft codes "
+            f"estimate has no closed form"
+        )
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     _check_tensors(query, key, value, enable_gqa)
@@ -98,6 +121,9 @@ def yoso_attention(
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     elif len(shape) > 4:
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    if unit_norm == "lift":
+        check_lift_scale(lift_scale, key.shape[1], is_causal)
+        query, key = lift(query, key, key_mask, lift_scale)
 
     options = (is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
     if estimator == "expected" or (
@@ -118,7 +144,17 @@ def yoso_attention(
             family,
         )
         out, _, _ = torch_ops.yoso_attention(
-            query, key, value, key_mask, *starts, parameters, family, n_bits, n_hashes, *options
+            query,
+            key,
+            value,
+            key_mask,
+            *starts,
+            parameters,
+            family,
+            n_bits,
+            n_hashes,
+            *options,
+            window,
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 

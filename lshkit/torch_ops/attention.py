@@ -32,10 +32,10 @@ _QKV = (
     "Tensor? key_starts"
 )
 define(
-    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
+    "int window=0) -> (Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"int n_bits, {_OPTIONS}, int window=0) -> (Tensor, Tensor, Tensor)",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor)",
@@ -69,6 +69,7 @@ def _yoso_attention(
     is_causal,
     normalize,
     gradient,
+    window=0,
 ):
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
@@ -81,6 +82,7 @@ def _yoso_attention(
         *(parameters.contiguous(), family, n_bits, n_hashes, is_causal, normalize),
         *(out, *codes, torch.get_num_threads()),
         **_starts(query_starts, key_starts),
+        window=window,
     )
     return out.to(query.dtype), *codes
 
@@ -110,7 +112,9 @@ def _backward_kernel(core: Callable, core_dtype: Callable) -> Callable:
         gradients = [new_gradient(x, dtype) for x in inputs]
         if grad_out.numel() == 0 or key.numel() == 0:
             return tuple(g.zero_().to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-        *codes, n_bits, is_causal, normalize, gradient = codes_and_options
+        n_codes = sum(isinstance(x, Tensor) for x in codes_and_options)
+        codes, options = codes_and_options[:n_codes], codes_and_options[n_codes:]
+        n_bits, is_causal, normalize, gradient, *more = options
         for name, c in zip(("query_codes", "key_codes"), codes, strict=False):
             check_codes(name, c, 2**n_bits)
         core(
@@ -122,6 +126,7 @@ def _backward_kernel(core: Callable, core_dtype: Callable) -> Callable:
             *gradients,
             torch.get_num_threads(),
             **_starts(query_starts, key_starts),
+            **dict(zip(("window",), more, strict=False)),
         )
         return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
@@ -170,9 +175,9 @@ def _setup_yoso_attention(ctx, inputs, output):
 
 def _yoso_attention_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 13
+        return (None,) * 14
     gradients = yoso_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 10
+    return *gradients, *(None,) * 11
 
 
 def _setup_expected_attention(ctx, inputs, output):
