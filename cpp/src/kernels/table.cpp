@@ -15,6 +15,8 @@ Kernels table() {
                  hash_hyperplane,
                  lower_bound_scratch,
                  lower_bound_gradient,
+                 collided_scratch,
+                 collided_gradient,
                  window_scratch,
                  window_sum,
                  window_gradient,
