@@ -35,6 +35,7 @@ def yoso_attention(
     unit_norm: str = "l2",
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
+    gradient_rank: int | None = None,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, eq. 1-4).
 
@@ -66,6 +67,10 @@ def yoso_attention(
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
             seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
+        gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
+            cheaper: each hash takes R coordinates of a pair's product of output gradient and value,
+            after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
+            few tokens or the sequence 1024 or less. For estimator "sampled" or "auto". None: exact.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -77,6 +82,7 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     if enable_gqa:
         raise ValueError(f"enable_gqa must be False, got {enable_gqa!r}: give each head its keys")
@@ -98,8 +104,14 @@ def yoso_attention(
         out = torch_ops.expected_attention(query, key, value, key_mask, n_bits, *options)
     else:
         family = torch_ops.FAMILY[hasher]
+        if seed is None:
+            seed = seed_tensor(None)
+        sketch = ()
+        if rank and torch.is_grad_enabled():
+            rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
+            sketch = rank, rotation
         parameters = torch_ops.hash_parameters(
-            seed_tensor(None) if seed is None else seed,
+            seed,
             query.shape[1],
             query.shape[-1],
             n_bits,
@@ -107,7 +119,8 @@ def yoso_attention(
             family,
         )
         out, _, _ = torch_ops.yoso_attention(
-            query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
+            *(query, key, value, key_mask, parameters, family, n_bits, n_hashes),
+            *(*options, *sketch),
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
@@ -142,6 +155,19 @@ def check_options(
     _check_word("gradient", gradient, torch_ops.GRADIENT)
     _check_word("normalize", normalize, torch_ops.NORMALIZE)
     return n_bits, n_hashes
+
+
+def _check_gradient_rank(rank: int | None, value, estimator: str, gradient: str) -> int:
+    """As the operators take it: 0 for None."""
+    if rank is None:
+        return 0
+    n_values = value.shape[-1] if isinstance(value, Tensor) and value.dim() else None
+    rank = checks.integer("gradient_rank", rank, 1, n_values)
+    if gradient != "lower_bound":
+        raise ValueError(f'gradient_rank needs gradient="lower_bound", got gradient={gradient!r}')
+    if estimator == "expected":
+        raise ValueError('gradient_rank needs estimator "sampled" or "auto", got "expected"')
+    return rank
 
 
 def _check_word(name, word, words) -> None:

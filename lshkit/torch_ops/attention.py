@@ -28,12 +28,14 @@ NORMALIZE = {None: 0, "sum": 1, "l2": 2}
 GRADIENT = {"lower_bound": 0, "expected": 1}
 
 _OPTIONS = "bool is_causal, int normalize, int gradient"
+_SKETCH = "int gradient_rank=0, Tensor? rotation=None"
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 define(
-    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}) "
+    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
+    f"{_SKETCH}) "
     "-> (Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"int n_bits, {_OPTIONS}, {_SKETCH}) -> (Tensor, Tensor, Tensor)",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor)",
@@ -44,9 +46,9 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
     return torch.float32
 
 
-def _yoso_attention(query, key, value, key_mask, parameters, *options):
-    *forward_options, _ = options
-    _, n_bits, n_hashes, *_ = options
+def _yoso_attention(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options):
+    is_causal, normalize, *_ = options  # the others are the backward's
+    forward_options = family, n_bits, n_hashes, is_causal, normalize
     out = new_output(query, value, torch.float32)
     codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     if out.numel() == 0 or key.numel() == 0:
@@ -72,7 +74,8 @@ def _expected_attention(query, key, value, key_mask, n_bits, is_causal, normaliz
 
 
 def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
-    """The backward operators differ in the codes alone, which stand between mask and n_bits."""
+    """The backward operators differ in the codes, which stand between mask and n_bits, and in
+    the sketch at the end. Codes are the first tensors among the options."""
 
     def kernel(grad_out, query, key, value, key_mask, *codes_and_options):
         dtype = compute_dtype(query)
@@ -80,7 +83,9 @@ def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
         gradients = [new_gradient(x, dtype) for x in inputs]
         if grad_out.numel() == 0 or key.numel() == 0:
             return tuple(g.zero_().to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-        *codes, n_bits, is_causal, normalize, gradient = codes_and_options
+        n_codes = sum(isinstance(x, Tensor) for x in codes_and_options[:2])
+        codes = codes_and_options[:n_codes]
+        n_bits, is_causal, normalize, gradient, *sketch = codes_and_options[n_codes:]
         for name, c in zip(("query_codes", "key_codes"), codes, strict=False):
             check_codes(name, c, 2**n_bits)
         core(
@@ -91,6 +96,7 @@ def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
             rows(grad_out, dtype),
             *gradients,
             torch.get_num_threads(),
+            **dict(zip(("gradient_rank", "rotation"), sketch, strict=False)),
         )
         return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
@@ -132,13 +138,14 @@ def _setup_yoso_attention(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     ctx.save_for_backward(query, key, value, key_mask, query_codes, key_codes)
     ctx.options = (n_bits, *options)
+    ctx.n_inputs = len(inputs)
 
 
 def _yoso_attention_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 11
+        return (None,) * ctx.n_inputs
     gradients = yoso_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 8
+    return *gradients, *(None,) * (ctx.n_inputs - 3)
 
 
 def _setup_expected_attention(ctx, inputs, output):

@@ -80,6 +80,10 @@ struct LowerBoundGradient : PairGradient<float> {
   int code_bytes;
   index_t n_hashes, n_buckets;
   float scale;
+  // Coordinates of grad . value that a hash takes (lower_bound_sketch.hpp), 0 for all: exact.
+  index_t rank = 0;
+  const float* rotation = nullptr;  // (2, rotation_columns)
+  index_t rotation_columns = 0;
 };
 // w from the collision probability p(x) = (1 - acos(x) / pi)^n_bits, x = q_i . k_j.
 template <class T>
