@@ -13,6 +13,8 @@ MAX_BITS = 16
 MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
 ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs
 
+_ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
+
 # Row i: the eight bits of i as signs. One look-up turns a random byte into eight of them.
 _BYTE_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, -1, 1).astype(np.float32)
 
@@ -45,6 +47,27 @@ def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
     signs = _BYTE_SIGNS.take(bits[:, angle_words:].view(np.uint8), axis=0)
     parameters[:, ANGLE_ROWS:] = signs.reshape(n_sets, rows - ANGLE_ROWS, columns)
     return parameters
+
+
+def make_rotation(n_values, n_sets=1, seed=None):
+    """The random numbers of `n_sets` rotations of `n_values` coordinates, for a gradient's sketch.
+
+    Returns a float32 array `(n_sets, 2, D)` as the core takes it (GradientSketch), D a power of
+    two: two rows of D/2 cosines, then D/2 sines. From a stream of its own: with an int seed they
+    are independent of the hash functions that `make_parameters` gives for it.
+    """
+    half = rotation_columns(n_values) // 2
+    if not isinstance(seed, (int, np.integer)):
+        seed = int(np.random.default_rng(seed).integers(2**63))
+    bits = np.random.Philox(key=int(seed) + _ROTATION_STREAM).random_raw(n_sets * half)
+    angles = bits.view(np.uint32).astype(np.float32).reshape(n_sets, 2, half)
+    angles *= np.float32(2 * np.pi / 2**32)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+def rotation_columns(n_values):
+    """D of `make_rotation`: the power of two that holds the coordinates, 16 or more."""
+    return max(16, 1 << (n_values - 1).bit_length())
 
 
 def parameter_shape(family, n_features, n_bits, n_hashes):

@@ -205,22 +205,25 @@ def attention_backward(query, key, value, weights, slopes, normalize, grad_out):
     With s_ij the derivative of the loss in weight ij, the unit rows get
     dq_i = sum_j slope_ij s_ij k_j and dk_j = sum_i slope_ij s_ij q_i (eq. 3 and 4).
     """
-    inverse = _inverse_scale(weights, value, normalize)
-    out = weighted_sum(weights, value) * inverse
-    along = (grad_out * out).sum(-1, keepdims=True)
-    if normalize == "l2":  # d(r / |r|) = (I - y y^T) dr / |r|
-        grad_raw = (grad_out - along * out) * inverse
-    else:
-        grad_raw = grad_out * inverse
-    grad_weights = grad_raw @ np.swapaxes(value, -1, -2)
-    if normalize == "sum":  # y = sum_j w_j v_j / sum_j w_j, so dy/dw_j has - y / sum_j w_j
-        grad_weights = grad_weights - along * inverse
+    grad_raw, bias = _grad_raw(value, weights, normalize, grad_out)
+    grad_weights = grad_raw @ np.swapaxes(value, -1, -2) + bias
     grad_cosine = np.where(slopes != 0, slopes * grad_weights, 0)
     return (
         _through_unit(query, weighted_sum(grad_cosine, unit(key))),
         _through_unit(key, weighted_sum(np.swapaxes(grad_cosine, -1, -2), unit(query))),
         weighted_sum(np.swapaxes(weights, -1, -2), grad_raw),
     )
+
+
+def _grad_raw(value, weights, normalize, grad_out):
+    """g and b, for which the derivative of the loss in weight ij is g_i . v_j + b_i."""
+    inverse = _inverse_scale(weights, value, normalize)
+    out = weighted_sum(weights, value) * inverse
+    along = (grad_out * out).sum(-1, keepdims=True)
+    if normalize == "l2":  # d(r / |r|) = (I - y y^T) dr / |r|
+        return (grad_out - along * out) * inverse, 0.0
+    # y = sum_j w_j v_j / sum_j w_j, so dy/dw_j has - y / sum_j w_j
+    return grad_out * inverse, -along * inverse if normalize == "sum" else 0.0
 
 
 def _through_unit(x, grad):
@@ -394,3 +397,61 @@ def expected_backward(
     weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
+
+
+# ---------------------------------------------------------------- the lower bound's sketch
+
+
+def rotation_matrix(parameters, n_values):
+    """U = H G1 H G0 / D without the columns beyond n_values, `(..., D, n_values)`.
+
+    G rotates the planes (i, i + D/2). Rows u of a random U have E[u u^T] = 1 / D.
+    """
+    parameters = np.asarray(parameters, np.float64)
+    columns = parameters.shape[-1]
+    cosine, sine = np.split(parameters[..., None, :], 2, axis=-1)  # (..., 2, 1, D/2)
+    z = np.eye(columns)[:n_values]
+    for i in range(2):
+        upper, lower = np.split(z, 2, axis=-1)
+        c, s = cosine[..., i, :, :], sine[..., i, :, :]
+        z = np.concatenate([c * upper - s * lower, s * upper + c * lower], -1)
+        z = z @ walsh_hadamard(columns)
+    return np.swapaxes(z, -1, -2) / columns
+
+
+def sketched_backward(
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    grad_out,
+    n_bits,
+    rotation,
+    rank,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+):
+    """(grad_query, grad_key) of `yoso_backward`'s lower bound from `rank` coordinates a hash.
+
+    In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over group h mod ceil(D / R) of the
+    coordinates: R in turn, the last group going on at the first coordinate. Finite rows only.
+    rotation: U, `(..., D, n_values)`.
+    """
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    pairs = _attending(query, key, causal, key_mask)
+    grad_raw, bias = _grad_raw(np.asarray(value, np.float64), weights, normalize, grad_out)
+    g, v = (x @ np.swapaxes(rotation, -1, -2) for x in (grad_raw, value))
+    n_hashes, columns = query_codes.shape[-1], rotation.shape[-2]
+    grad_cosine = 0
+    for h in range(n_hashes):
+        group = (h % -(-columns // rank) * rank + np.arange(rank)) % columns
+        products = g[..., group] @ np.swapaxes(v[..., group], -1, -2) * columns / rank + bias
+        collide = query_codes[..., :, None, h] == key_codes[..., None, :, h]
+        grad_cosine = grad_cosine + n_bits / 2 / n_hashes * (pairs & collide) * products
+    return (
+        _through_unit(query, grad_cosine @ unit(key)),
+        _through_unit(key, np.swapaxes(grad_cosine, -1, -2) @ unit(query)),
+    )

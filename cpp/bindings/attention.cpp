@@ -116,6 +116,27 @@ void check_attention_codes(const TensorView& codes, const TensorView& rows_of, i
   codes.require_shape({rows_of.shape(0), rows_of.shape(1), rows_of.shape(2), n_hashes});
 }
 
+// view: the rotation's, which must outlive the sketch.
+GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionShape& shape,
+                            std::optional<TensorView>& view) {
+  GradientSketch sketch;
+  sketch.rank = check_range("gradient_rank", rank, 0, std::numeric_limits<std::int32_t>::max());
+  if (rank == 0) return sketch;
+  if (rotation.is_none()) throw py::value_error("rotation: gradient_rank needs one, was None");
+  view.emplace("rotation", rotation);
+  view->require_type({kFloat32}).require_dims(3, "(1 or heads, 2, columns)").require_contiguous();
+  const index_t columns = view->shape(2);
+  if (columns < 16 || columns < shape.n_values || (columns & (columns - 1)) != 0)
+    view->wrong_value("columns as many as a power of two that is at least 16 and at least " +
+                      std::to_string(shape.n_values) + " (n_values) are wanted, was shape " +
+                      view->describe_shape());
+  view->require_shape({view->shape(0) == 1 ? 1 : shape.heads, 2, columns});
+  sketch.rotation = view->data<const float>();
+  sketch.head_stride = view->shape(0) == 1 ? 0 : 2 * columns;
+  sketch.columns = columns;
+  return sketch;
+}
+
 void sampled_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                      py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
                      bool causal, int normalize, py::handle out, py::handle query_codes_object,
@@ -144,7 +165,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                       py::handle query_codes_object, py::handle key_codes_object, index_t n_bits,
                       bool causal, int normalize, int gradient, py::handle grad_out,
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
-                      int threads, index_t window, py::handle query_starts, py::handle key_starts) {
+                      int threads, index_t window, index_t gradient_rank,
+                      py::handle rotation_object, py::handle query_starts, py::handle key_starts) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
@@ -155,8 +177,10 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const index_t n_hashes = query_codes.shape(3);
   check_attention_codes(query_codes, in.query, n_bits, n_hashes);
   check_attention_codes(key_codes, in.key, n_bits, n_hashes);
-  const AttentionOptions options =
+  AttentionOptions options =
       check_options(causal, normalize, gradient, Gradient::unbiased, window, 0);
+  std::optional<TensorView> rotation;
+  options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
   if (gradients.empty()) return;
   py::gil_scoped_release without_gil;
   yoso_backward(in.shape, options, static_cast<int>(n_bits), n_hashes, in.inputs<float>(),
@@ -213,8 +237,8 @@ void bind_attention(py::module_& module) {
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
-             py::kw_only(), "window"_a = 0, "query_starts"_a = py::none(),
-             "key_starts"_a = py::none());
+             py::kw_only(), "window"_a = 0, "gradient_rank"_a = 0, "rotation"_a = py::none(),
+             "query_starts"_a = py::none(), "key_starts"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0, py::kw_only(),
              "query_starts"_a = py::none(), "key_starts"_a = py::none());

@@ -38,6 +38,7 @@ def yoso_attention(
     window: int | None = None,
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
+    gradient_rank: int | None = None,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
@@ -81,6 +82,10 @@ def yoso_attention(
             it), or "auto", the largest squared norm of each sequence and head. "auto" would show
             the future to a causal query, and is refused there. Masked keys and rows with a NaN or
             infinity do not count.
+        gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
+            cheaper: each hash takes R coordinates of a pair's product of output gradient and value,
+            after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
+            few tokens or the sequence 1024 or less. For estimator "sampled" or "auto". None: exact.
         window: None, or the near window of the sampled estimator: pairs of positions |i - j| <
             window (causal: 0 <= i - j < window) get the probability itself in the place of the
             collisions that estimate it, in the output and in all gradients (those of queries and
@@ -107,6 +112,7 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
     window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
     if window and estimator == "soft":
         raise ValueError(
@@ -144,27 +150,17 @@ def yoso_attention(
         )
     else:
         family = torch_ops.FAMILY[hasher]
-        parameters = torch_ops.hash_parameters(
-            seed_tensor(None) if seed is None else seed,
-            key.shape[1],
-            query.shape[-1],
-            n_bits,
-            n_hashes,
-            family,
-        )
+        if seed is None:
+            seed = seed_tensor(None)
+        sketch = ()
+        if rank and torch.is_grad_enabled():
+            rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
+            sketch = rank, rotation
+        sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
+        parameters = torch_ops.hash_parameters(seed, *sizes, family)
         out, _, _ = torch_ops.yoso_attention(
-            query,
-            key,
-            value,
-            key_mask,
-            *starts,
-            parameters,
-            family,
-            n_bits,
-            n_hashes,
-            *options,
-            torch_ops.GRADIENT[gradient],
-            window,
+            *(query, key, value, key_mask, *starts, parameters, family, n_bits, n_hashes),
+            *(*options, torch_ops.GRADIENT[gradient], window, *sketch),
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
@@ -199,6 +195,19 @@ def check_options(
     _check_word("gradient", gradient, torch_ops.GRADIENT)
     _check_word("normalize", normalize, torch_ops.NORMALIZE)
     return n_bits, n_hashes
+
+
+def _check_gradient_rank(rank: int | None, value, estimator: str, gradient: str) -> int:
+    """As the operators take it: 0 for None."""
+    if rank is None:
+        return 0
+    n_values = value.shape[-1] if isinstance(value, Tensor) and value.dim() else None
+    rank = checks.integer("gradient_rank", rank, 1, n_values)
+    if gradient != "lower_bound":
+        raise ValueError(f'gradient_rank needs gradient="lower_bound", got gradient={gradient!r}')
+    if estimator == "expected":
+        raise ValueError('gradient_rank needs estimator "sampled" or "auto", got "expected"')
+    return rank
 
 
 def _check_word(name, word, words) -> None:

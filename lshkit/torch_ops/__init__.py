@@ -17,7 +17,7 @@ from lshkit.torch_ops.attention import (
     yoso_attention_backward,
 )
 from lshkit.torch_ops.buckets import bucket_sum
-from lshkit.torch_ops.hashing import FAMILY, hash, hash_parameters
+from lshkit.torch_ops.hashing import FAMILY, gradient_rotation, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "code_dtype",
     "expected_attention",
     "expected_attention_backward",
+    "gradient_rotation",
     "hash",
     "hash_parameters",
     "yoso_attention",

@@ -1,6 +1,8 @@
-"""Sampled and expected attention."""
+"""Sampled and expected attention.
 
-from collections.abc import Callable
+query_starts and key_starts, int64, say where packed sequences start (batch 1). rotation, from
+`gradient_rotation`, goes with gradient_rank; window, precision, gradient_rank 0 are off.
+"""
 
 import torch
 from torch import Tensor
@@ -25,34 +27,28 @@ from lshkit.torch_ops.library import (
 
 NORMALIZE = {None: 0, "sum": 1, "l2": 2}
 GRADIENT = {"lower_bound": 0, "expected": 1, "collided": 2, "unbiased": 3}
+PRECISION = {"full": 0, "fast": 1}
 
-_OPTIONS = "bool is_causal, int normalize, int gradient"
 _QKV = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
     "Tensor? key_starts"
 )
+_OPTIONS = "bool is_causal, int normalize, int gradient"
+_SKETCH = "int gradient_rank=0, Tensor? rotation=None"
+_THREE = "(Tensor, Tensor, Tensor)"
 define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
-    "int window=0) -> (Tensor, Tensor, Tensor)",
+    f"int window=0, {_SKETCH}, int precision=0) -> {_THREE}",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}, int window=0) -> (Tensor, Tensor, Tensor)",
+    f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}) -> {_THREE}",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
-    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) -> {_THREE}",
 )
 
 
 def _sampled_dtype(x: Tensor) -> torch.dtype:
     """What the core reads and writes: 16-bit floats as they are."""
     return torch.float32 if x.dtype is torch.float64 else x.dtype
-
-
-def _expected_dtype(x: Tensor) -> torch.dtype:
-    return x.dtype
-
-
-def _starts(query_starts: Tensor | None, key_starts: Tensor | None) -> dict:
-    return {"query_starts": query_starts, "key_starts": key_starts}
 
 
 def _yoso_attention(
@@ -70,6 +66,9 @@ def _yoso_attention(
     normalize,
     gradient,
     window=0,
+    gradient_rank=0,
+    rotation=None,
+    precision=0,
 ):
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
@@ -81,63 +80,93 @@ def _yoso_attention(
         mask_rows(key_mask),
         *(parameters.contiguous(), family, n_bits, n_hashes, is_causal, normalize),
         *(out, *codes, torch.get_num_threads()),
-        **_starts(query_starts, key_starts),
         window=window,
+        precision=precision,
+        query_starts=query_starts,
+        key_starts=key_starts,
     )
     return out.to(query.dtype), *codes
+
+
+def _yoso_attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    key_mask,
+    query_starts,
+    key_starts,
+    query_codes,
+    key_codes,
+    n_bits,
+    is_causal,
+    normalize,
+    gradient,
+    window=0,
+    gradient_rank=0,
+    rotation=None,
+):
+    dtype = _sampled_dtype(query)
+    inputs = (query, key, value)
+    gradients = [new_gradient(x, dtype) for x in inputs]
+    if grad_out.numel() == 0 or key.numel() == 0:
+        return tuple(g.zero_().to(query.dtype) for g in gradients)
+    check_codes("query_codes", query_codes, 2**n_bits)
+    check_codes("key_codes", key_codes, 2**n_bits)
+    _C.yoso_backward(
+        *(rows(x, dtype) for x in inputs),
+        mask_rows(key_mask),
+        *(query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, is_causal, normalize, gradient),
+        *(rows(grad_out, dtype), *gradients, torch.get_num_threads()),
+        window=window,
+        gradient_rank=gradient_rank,
+        rotation=rotation,
+        query_starts=query_starts,
+        key_starts=key_starts,
+    )
+    return tuple(g.to(query.dtype) for g in gradients)
 
 
 def _expected_attention(
     query, key, value, key_mask, query_starts, key_starts, n_bits, is_causal, normalize, gradient
 ):
-    dtype = _expected_dtype(query)
-    out = new_output(query, value, dtype)
+    out = new_output(query, value, query.dtype)
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_()
     _C.expected_forward(
-        *(rows(x, dtype) for x in (query, key, value)),
+        *(rows(x, query.dtype) for x in (query, key, value)),
         mask_rows(key_mask),
         *(n_bits, is_causal, normalize, out, torch.get_num_threads()),
-        **_starts(query_starts, key_starts),
+        query_starts=query_starts,
+        key_starts=key_starts,
     )
     return out
 
 
-def _backward_kernel(core: Callable, core_dtype: Callable) -> Callable:
-    """The backward operators differ in the codes alone, which stand between starts and n_bits."""
-
-    def kernel(grad_out, query, key, value, key_mask, query_starts, key_starts, *codes_and_options):
-        dtype = core_dtype(query)
-        inputs = (query, key, value)
-        gradients = [new_gradient(x, dtype) for x in inputs]
-        if grad_out.numel() == 0 or key.numel() == 0:
-            return tuple(g.zero_().to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-        n_codes = sum(isinstance(x, Tensor) for x in codes_and_options)
-        codes, options = codes_and_options[:n_codes], codes_and_options[n_codes:]
-        n_bits, is_causal, normalize, gradient, *more = options
-        for name, c in zip(("query_codes", "key_codes"), codes, strict=False):
-            check_codes(name, c, 2**n_bits)
-        core(
-            *(rows(x, dtype) for x in inputs),
-            mask_rows(key_mask),
-            *(c.contiguous() for c in codes),
-            *(n_bits, is_causal, normalize, gradient),
-            rows(grad_out, dtype),
-            *gradients,
-            torch.get_num_threads(),
-            **_starts(query_starts, key_starts),
-            **dict(zip(("window",), more, strict=False)),
-        )
-        return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-
-    return kernel
+def _expected_attention_backward(
+    grad_out, query, key, value, key_mask, query_starts, key_starts, *options
+):
+    inputs = (query, key, value)
+    gradients = tuple(new_gradient(x, query.dtype) for x in inputs)
+    if grad_out.numel() == 0 or key.numel() == 0:
+        return tuple(g.zero_() for g in gradients)
+    _C.expected_backward(
+        *(rows(x, query.dtype) for x in inputs),
+        mask_rows(key_mask),
+        *options,
+        *(rows(grad_out, query.dtype), *gradients, torch.get_num_threads()),
+        query_starts=query_starts,
+        key_starts=key_starts,
+    )
+    return gradients
 
 
 for _name, _kernel in (
     ("yoso_attention", _yoso_attention),
-    ("yoso_attention_backward", _backward_kernel(_C.yoso_backward, _sampled_dtype)),
+    ("yoso_attention_backward", _yoso_attention_backward),
     ("expected_attention", _expected_attention),
-    ("expected_attention_backward", _backward_kernel(_C.expected_backward, _expected_dtype)),
+    ("expected_attention_backward", _expected_attention_backward),
 ):
     LIBRARY.impl(_name, _kernel, "CPU")
 
@@ -162,42 +191,39 @@ def _(grad_out, query, key, value, *options):
     return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
 
 
-def _setup_yoso_attention(ctx, inputs, output):
-    query, key, value, key_mask, query_starts, key_starts, _, _, n_bits, _, *options = inputs
+def _setup_yoso(ctx, inputs, output):
+    *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation, _ = inputs
     _, query_codes, key_codes = output
     ctx.mark_non_differentiable(query_codes, key_codes)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
-    ctx.save_for_backward(
-        query, key, value, key_mask, query_starts, key_starts, query_codes, key_codes
-    )
-    ctx.options = (n_bits, *options)
+    ctx.save_for_backward(*tensors, query_codes, key_codes, rotation)
+    ctx.options = (n_bits, is_causal, normalize, gradient, window, rank)
 
 
-def _yoso_attention_backward(ctx, grad_out, *_):
+def _yoso_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 14
-    gradients = yoso_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 11
+        return (None,) * 17
+    *tensors, rotation = ctx.saved_tensors
+    gradients = yoso_attention_backward(grad_out, *tensors, *ctx.options, rotation)
+    return *gradients, *(None,) * 14
 
 
-def _setup_expected_attention(ctx, inputs, output):
+def _setup_expected(ctx, inputs, output):
     *tensors, n_bits, is_causal, normalize, gradient = inputs
     ctx.save_for_backward(*tensors)
     ctx.options = (n_bits, is_causal, normalize, gradient)
 
 
-def _expected_attention_backward(ctx, grad_out):
+def _expected_backward(ctx, grad_out):
     gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     return *gradients, *(None,) * 7
 
 
-yoso_attention = differentiable("yoso_attention", _setup_yoso_attention, _yoso_attention_backward)
+yoso_attention = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
 yoso_attention_backward = differentiable(
     "yoso_attention_backward", nothing_to_save, no_second_derivative
 )
-expected_attention = differentiable(
-    "expected_attention", _setup_expected_attention, _expected_attention_backward
-)
+expected_attention = differentiable("expected_attention", _setup_expected, _expected_backward)
 expected_attention_backward = differentiable(
     "expected_attention_backward", nothing_to_save, no_second_derivative
 )

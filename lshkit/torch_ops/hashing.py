@@ -19,17 +19,26 @@ _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
 define(
     "hash_parameters(Tensor seed, int n_sets, SymInt n_features, int n_bits, int n_hashes, "
     "int family) -> Tensor",
+    "gradient_rotation(Tensor seed, int n_sets, SymInt n_values) -> Tensor",
     "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes) -> Tensor",
 )
 
 
 def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
     sizes = n_features, n_bits, n_hashes, n_sets
-    seed = seed.item()
+    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, _seed_of(seed))
+    return torch.from_numpy(parameters)
+
+
+def _gradient_rotation(seed, n_sets, n_values):
+    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed)))
+
+
+def _seed_of(tensor):
+    seed = tensor.item()
     if seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed}")
-    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, seed)
-    return torch.from_numpy(parameters)
+    return seed
 
 
 def _hash(x, parameters, family, n_bits, n_hashes):
@@ -42,6 +51,7 @@ def _hash(x, parameters, family, n_bits, n_hashes):
 
 
 LIBRARY.impl("hash_parameters", _hash_parameters, "CPU")
+LIBRARY.impl("gradient_rotation", _gradient_rotation, "CPU")
 LIBRARY.impl("hash", _hash, "CPU")
 
 
@@ -53,15 +63,24 @@ def _(seed, n_sets, n_features, n_bits, n_hashes, family):
     return seed.new_empty((n_sets, *shape), dtype=torch.float32)
 
 
+@fake("gradient_rotation")
+def _(seed, n_sets, n_values):
+    columns = hashing.rotation_columns(int(n_values))
+    return seed.new_empty((n_sets, 2, columns), dtype=torch.float32)
+
+
 @fake("hash")
 def _(x, parameters, family, n_bits, n_hashes):
     return new_codes(x, n_bits, n_hashes)
 
 
 not_differentiable("hash_parameters")
+not_differentiable("gradient_rotation")
 not_differentiable("hash")
 register_vmap("hash_parameters", ())
+register_vmap("gradient_rotation", ())
 register_vmap("hash", (0,))
 
 hash_parameters = torch.ops.lshkit.hash_parameters.default
+gradient_rotation = torch.ops.lshkit.gradient_rotation.default
 hash = torch.ops.lshkit.hash.default

@@ -18,6 +18,20 @@ enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiase
 // fast: hashing and tables in 16-bit integers.
 enum class Precision : int { full = 0, fast = 1 };
 
+// An unbiased estimate of the sampled lower bound's gradient, for long sequences: a hash takes
+// `rank` coordinates of g_i . v_j, the product of output gradient and value, after a random
+// rotation of both. Where buckets are small, products are exact all the same. Scratch: about 2 n D
+// floats a head.
+struct GradientSketch {
+  index_t rank = 0;  // 0, or n_values and more: exact
+  // Of U = H G1 H G0 / D, H the Hadamard matrix of size D (columns), a power of two >= n_values and
+  // >= 16: float32 (2, D), for G0 and G1 the D/2 cosines, then D/2 sines, of rotations of the
+  // planes (i, i + D/2) by angles uniform in [0, 2 pi), independent of the hash functions.
+  const float* rotation = nullptr;
+  index_t head_stride = 0;  // elements from one head's rotation to the next; 0: one for all heads
+  index_t columns = 0;
+};
+
 struct AttentionShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
   // Heads of keys and values, each read by heads / key_heads heads of queries in turn and with hash
@@ -34,6 +48,7 @@ struct AttentionOptions {
   Gradient gradient = Gradient::lower_bound;
   Precision precision = Precision::full;
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
+  GradientSketch sketch;
 };
 template <class T>
 struct AttentionInputs {

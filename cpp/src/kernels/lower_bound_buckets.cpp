@@ -6,6 +6,7 @@
 //
 // Bound: flops. The linear form takes 32,768 a token and hash at d = d_v = 64.
 #include "kernels.hpp"
+#include "lower_bound_sketch.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
 
@@ -30,8 +31,9 @@ struct BucketScratch {
   std::int32_t* passed;                    // keys before each chunk of queries
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
+  Sketch sketch;
   BucketScratch(const Problem& p, Cut& cut)
-      : d(round_up(p.query.columns, W)), dv(round_up(p.value.columns, W)) {
+      : d(round_up(p.query.columns, W)), dv(round_up(p.value.columns, W)), sketch(p, cut) {
     query_codes = cut.take<std::uint16_t>(kGroup * p.query.rows);
     key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
     query_order = cut.take<std::int32_t>(p.query.rows);
@@ -224,6 +226,25 @@ struct Bucket {
     }
   }
 
+  // From the coordinates of hash h's group.
+  void sketched(index_t nq, index_t nk, index_t h) const {
+    const Sketch& sketch = s.sketch;
+    const SketchSide query_side = {sketch.group_of(sketch.grad, p.query.rows, h),
+                                   p.query,
+                                   p.query_inverse_norm,
+                                   p.query_grad,
+                                   queries,
+                                   nq};
+    const SketchSide key_side = {sketch.group_of(sketch.value, p.key.rows, h),
+                                 p.key,
+                                 p.key_inverse_norm,
+                                 p.key_grad,
+                                 keys,
+                                 nk};
+    sketch_bucket(key_side, query_side, sketch.width, p.causal, 1);
+    sketch_bucket(query_side, key_side, sketch.width, p.causal, -1);
+  }
+
   // A few rows of Vectors registers each, where they lie: two queries meet two keys at a time, and
   // nothing is packed.
   template <int Vectors>
@@ -288,17 +309,25 @@ struct Bucket {
   }
 };
 
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, index_t bucket) {
+LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, index_t bucket,
+                                 index_t h) {
+  const Sketch& k = s.sketch;
+  const Matrix<const float> grad =
+      p.rank ? Matrix<const float>{k.group_of(k.grad, p.query.rows, h), k.width, 0, k.width}
+             : p.grad;
+  const Matrix<const float> value =
+      p.rank ? Matrix<const float>{k.group_of(k.value, p.key.rows, h), k.width, 0, k.width}
+             : p.value;
   const index_t i_end = smaller(s.query_start[bucket + 1], s.query_start[bucket] + 2 * kChunk);
   for (index_t t = s.query_start[bucket]; t < i_end; ++t) {
     prefetch_row(p.query.row(s.query_order[t]), 4 * p.query.columns);
-    prefetch_row(p.grad.row(s.query_order[t]), 4 * p.grad.columns);
+    prefetch_row(grad.row(s.query_order[t]), 4 * grad.columns);
     prefetch_row(p.query_grad.row(s.query_order[t]), 4 * p.query.columns);
   }
   const index_t j_end = smaller(s.key_start[bucket + 1], s.key_start[bucket] + 2 * kChunk);
   for (index_t t = s.key_start[bucket]; t < j_end; ++t) {
     prefetch_row(p.key.row(s.key_order[t]), 4 * p.key.columns);
-    prefetch_row(p.value.row(s.key_order[t]), 4 * p.value.columns);
+    prefetch_row(value.row(s.key_order[t]), 4 * value.columns);
     prefetch_row(p.key_grad.row(s.key_order[t]), 4 * p.key.columns);
   }
 }
@@ -310,8 +339,10 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
   const BucketScratch s(p, cut);
   clear(p.query_grad);
   clear(p.key_grad);
+  s.sketch.fill(p);
+  const bool sketched = p.rank > 0;
   const float pair_flops = 2 * float(s.dv) + 4 * float(s.d),
-              row_flops = 4 * float(s.d) * float(s.dv);
+              row_flops = 4 * float(s.d) * float(sketched ? s.sketch.width : s.dv);
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.number) std::memset(s.number, 0, sizeof(*s.number) * p.n_buckets);
@@ -336,11 +367,13 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
     for (index_t b = 0; b < n_buckets; ++b) {
       const index_t i = s.query_start[b], nq = s.query_start[b + 1] - i;
       const index_t j = s.key_start[b], nk = s.key_start[b + 1] - j;
-      if (prefetch && b + 1 < n_buckets) prefetch_rows(p, s, b + 1);
+      if (prefetch && b + 1 < n_buckets) prefetch_rows(p, s, b + 1, h);
       if (nq == 0 || nk == 0) continue;
       const Bucket bucket{p, s, s.query_order + i, s.key_order + j};
       const float pairs = float(nq) * float(nk) * (p.causal ? 0.5f : 1.0f);
-      if (Vectors && nq <= kDirectRows && nk <= kDirectRows)
+      if (sketched && pairs * pair_flops > row_flops * float(nq + nk))
+        bucket.sketched(nq, nk, h);
+      else if (Vectors && nq <= kDirectRows && nk <= kDirectRows)
         bucket.direct<(Vectors ? Vectors : 1)>(nq, nk);
       else if (pairs * pair_flops <= row_flops * float(nq + nk))
         bucket.quadratic(0, nq, 0, nk);
