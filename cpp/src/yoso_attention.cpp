@@ -3,6 +3,7 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "fast_bucket_sum.hpp"
 
 namespace lshkit {
 namespace {
@@ -64,9 +65,9 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
   const bool finite_queries = hash(functions, in.query, shape.batch, shape.heads, shape.n_queries,
-                                   shape.n_features, query_codes, threads);
+                                   shape.n_features, query_codes, threads, options.precision);
   const bool finite_keys = hash(functions, in.key, shape.batch, shape.heads, shape.n_keys,
-                                shape.n_features, key_codes, threads);
+                                shape.n_features, key_codes, threads, options.precision);
   // Rows that are not finite are looked for only when there is a sign of them.
   std::vector<float> inverse;
   std::vector<std::uint8_t> valid;
@@ -99,15 +100,18 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     if (!valid.empty()) fill_invalid_rows(s.out, &valid[index * rows]);
   };
 
-  const index_t slices = slice_count<float>(shape.n_values);
+  const bool fast = options.precision == Precision::fast;
+  const auto sum = fast ? fast_sum_slices : sum_slices<float>;
+  const index_t slices =
+      fast ? fast_slice_count(shape.n_values) : slice_count<float>(shape.n_values);
   if (heads >= 2 * thread_count(threads)) {
     parallel_for(heads, threads, [&](index_t index) {
-      sum_slices(sum_of(index), 0, slices);
+      sum(sum_of(index), 0, slices);
       finish(index);
     });
   } else {
     parallel_for(heads * slices, threads, [&](index_t task) {
-      sum_slices(sum_of(task / slices), task % slices, task % slices + 1);
+      sum(sum_of(task / slices), task % slices, task % slices + 1);
     });
     parallel_for(heads, threads, finish);
   }

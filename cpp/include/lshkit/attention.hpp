@@ -15,8 +15,6 @@ enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
 //   collided     p'(x) of the pairs that collide in some hash (*YOSO, appendix 1.4)
 //   unbiased     p'(x) / (1 - (1 - p)^n_hashes) of the pairs that collide in some hash
 enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiased = 3 };
-// fast: hashing and tables in 16-bit integers.
-enum class Precision : int { full = 0, fast = 1 };
 
 struct AttentionShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
@@ -25,7 +23,7 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
-  Precision precision = Precision::full;
+  Precision precision = Precision::full;  // of the forward; "fast" has tables of 16 bits too
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
 };
 template <class T>
