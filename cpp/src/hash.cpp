@@ -9,16 +9,23 @@
 namespace lshkit {
 
 bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
-          index_t rows, index_t n_features, void* codes, int threads) {
+          index_t rows, index_t n_features, void* codes, int threads, Precision precision) {
   if (batch * heads * rows == 0) return true;
-  const auto kernel =
-      functions.family == Family::hadamard ? kernels().hash_hadamard : kernels().hash_hyperplane;
   const index_t columns = functions.columns, n_hashes = functions.n_hashes;
+  const bool hadamard = functions.family == Family::hadamard;
+  const bool fast = hadamard && precision == Precision::fast && columns <= kMaxFastColumns;
+  const auto kernel = fast       ? kernels().fast_hash_hadamard
+                      : hadamard ? kernels().hash_hadamard
+                                 : kernels().hash_hyperplane;
   // Long enough to amortise a task, short enough to share one long sequence among threads.
   constexpr index_t kRows = 512;
   const index_t tasks_per_head = (rows + kRows - 1) / kRows;
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
-  const index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
+  index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
+  if (fast) {
+    const index_t groups = (n_hashes + columns - 1) / columns;
+    scratch = kHashTile * (4 * columns + n_hashes) + groups * functions.n_bits * columns;
+  }
   const index_t converted = x.converted() ? kRows * n_features : 0;
   std::atomic<bool> finite{true};
   parallel_for(batch * heads * tasks_per_head, threads, [&](index_t task) {

@@ -4,6 +4,7 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "fast_bucket_sum.hpp"
 #include "window.hpp"
 
 namespace lshkit {
@@ -107,13 +108,19 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
-  const bool finite_queries = hash(query_functions, in.query, shape.batch, shape.heads,
-                                   shape.n_queries, shape.n_features, query_codes, threads);
+  const bool finite_queries =
+      hash(query_functions, in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features,
+           query_codes, threads, options.precision);
   const bool finite_keys = hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys,
-                                shape.n_features, key_codes, threads);
+                                shape.n_features, key_codes, threads, options.precision);
   // Rows that are not finite are looked for only when there is a sign of them.
   std::optional<ValidRows> valid;
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
+
+  const bool fast = options.precision == Precision::fast;
+  const auto sum = fast ? fast_sum_slices : sum_slices<float>;
+  const index_t slices =
+      fast ? fast_slice_count(shape.n_values) : slice_count<float>(shape.n_values);
 
   // Slices [first, last) of a head's sums; at the end of a head its normalisation.
   const auto run = [&](index_t index, index_t first, index_t last, bool finish) {
@@ -128,7 +135,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     s.key_mask = valid ? &valid->keys[r.key_row] : mask_of(in.key_mask, r);
-    sum_slices(s, first, last);
+    sum(s, first, last);
     if (!finish) return;
     float* counts = nullptr;
     if (options.normalize == Normalize::sum) {
@@ -142,7 +149,6 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   };
 
   // A few heads are cut into slices of columns, unless these must be converted.
-  const index_t slices = slice_count<float>(shape.n_values);
   if (heads >= 2 * thread_count(threads) || in.value.converted() || out.converted()) {
     parallel_for(heads, threads, [&](index_t index) { run(index, 0, slices, true); });
   } else {

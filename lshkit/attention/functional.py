@@ -39,6 +39,7 @@ def yoso_attention(
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
     gradient_rank: int | None = None,
+    precision: str = "full",
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
@@ -112,6 +113,7 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    _check_word("precision", precision, torch_ops.PRECISION)
     rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
     window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
     if window and estimator == "soft":
@@ -152,15 +154,15 @@ def yoso_attention(
         family = torch_ops.FAMILY[hasher]
         if seed is None:
             seed = seed_tensor(None)
-        sketch = ()
+        rotation = None
         if rank and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
-            sketch = rank, rotation
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
         parameters = torch_ops.hash_parameters(seed, *sizes, family)
         out, _, _ = torch_ops.yoso_attention(
             *(query, key, value, key_mask, *starts, parameters, family, n_bits, n_hashes),
-            *(*options, torch_ops.GRADIENT[gradient], window, *sketch),
+            *(*options, torch_ops.GRADIENT[gradient], window),
+            *(0 if rotation is None else rank, rotation, torch_ops.PRECISION[precision]),
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 

@@ -52,6 +52,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     """
     torch.library.register_autograd(f"lshkit::{name}", backward, setup_context=setup, lib=LIBRARY)
     op = getattr(torch.ops.lshkit, name).default
+    defaults = [argument.default_value for argument in op._schema.arguments]
     methods = {"forward": op, "setup_context": setup, "backward": backward}
     function = type(
         f"{name}_function",
@@ -64,7 +65,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
         if not torch.compiler.is_compiling() and (
             torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         ):
-            return function.apply(*args)
+            return function.apply(*args, *defaults[len(args) :])
         return op(*args)
 
     return call

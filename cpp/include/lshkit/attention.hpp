@@ -15,8 +15,6 @@ enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
 //   collided     p'(x) of the pairs that collide in some hash (*YOSO, appendix 1.4)
 //   unbiased     p'(x) / (1 - (1 - p)^n_hashes) of the pairs that collide in some hash
 enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiased = 3 };
-// fast: hashing and tables in 16-bit integers.
-enum class Precision : int { full = 0, fast = 1 };
 
 // An unbiased estimate of the sampled lower bound's gradient, for long sequences: a hash takes
 // `rank` coordinates of g_i . v_j, the product of output gradient and value, after a random
@@ -46,7 +44,7 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
-  Precision precision = Precision::full;
+  Precision precision = Precision::full;  // of the forward; "fast" has tables of 16 bits too
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
   GradientSketch sketch;
 };

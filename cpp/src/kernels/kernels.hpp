@@ -17,6 +17,8 @@ struct HashRows {
   void* codes;     // (rows, n_hashes)
   float* scratch;  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats
 };
+// In 16 bits: 64-byte aligned, kHashTile * (4 * columns + n_hashes) floats and one for each sign.
+constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 
@@ -41,6 +43,28 @@ struct BucketSumPass {
   index_t out_stride;
   bool accumulate;  // add to out, which an earlier group has written
   T* table;         // group * table_rows rows of slices * kSliceBytes, aligned to 64
+};
+// The same in 16-bit integers, of values that have been rounded to them.
+constexpr int kFastColumns = kSliceBytes / 2;
+struct FastSumPass {
+  const void *query_codes, *key_codes;  // of the group's first hash
+  index_t code_stride;
+  int code_bytes, group;
+  index_t n_queries, n_keys, table_rows;
+  const std::int16_t* values;  // rows of fast_values, the slice's first column
+  index_t value_stride;
+  int slices, width;  // 1 or 2, and their columns
+  const std::uint8_t* key_mask;
+  bool causal;
+  const float* scale;  // of each column: from a sum of rounded values to the output
+  float* out;
+  index_t out_stride;
+  bool accumulate;
+  std::uint32_t* table;  // group * table_rows rows of slices * kSliceBytes, aligned to 64
+};
+// Of up to kFastColumns columns, over the keys that are not masked out.
+struct FastColumnSums {
+  float largest[kFastColumns], sum[kFastColumns], square_sum[kFastColumns];
 };
 // Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
 template <class T>
@@ -178,6 +202,13 @@ struct Kernels {
   void (*narrow)(const float* from, index_t count, Element element, void* to);
   bool (*hash_hadamard)(const HashRows&);
   bool (*hash_hyperplane)(const HashRows&);
+  bool (*fast_hash_hadamard)(const HashRows&);  // columns <= kMaxFastColumns
+  // value_j * scale to the nearest integer, columns in the order of fast_bucket_sum's lanes
+  void (*fast_values)(Matrix<const float> values, const float* scale, std::int16_t* out,
+                      index_t out_stride);
+  void (*fast_column_sums)(Matrix<const float> values, const std::uint8_t* mask, FastColumnSums*);
+  // False if a bucket left 16 bits at some time: the output may be anything.
+  bool (*fast_bucket_sum)(const FastSumPass&);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   index_t (*collided_scratch)(const CollidedGradient&);  // bytes
@@ -216,6 +247,10 @@ void widen(const void*, Element, index_t, float*);
 void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
+bool fast_hash_hadamard(const HashRows&);
+void fast_values(Matrix<const float>, const float*, std::int16_t*, index_t);
+void fast_column_sums(Matrix<const float>, const std::uint8_t*, FastColumnSums*);
+bool fast_bucket_sum(const FastSumPass&);
 index_t lower_bound_scratch(const LowerBoundGradient&);
 void lower_bound_gradient(const LowerBoundGradient&);
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);

@@ -51,6 +51,18 @@ struct VecOf<std::int32_t> {
   typedef std::int32_t unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
   typedef std::int32_t ints __attribute__((vector_size(kVectorBytes)));
 };
+template <>
+struct VecOf<std::int16_t> {
+  typedef std::int16_t type __attribute__((vector_size(kVectorBytes)));
+  typedef std::int16_t unaligned __attribute__((vector_size(kVectorBytes), aligned(2)));
+  typedef std::int16_t ints __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct VecOf<std::uint32_t> {
+  typedef std::uint32_t type __attribute__((vector_size(kVectorBytes)));
+  typedef std::uint32_t unaligned __attribute__((vector_size(kVectorBytes), aligned(4)));
+  typedef std::int32_t ints __attribute__((vector_size(kVectorBytes)));
+};
 template <class T>
 using Vec = typename VecOf<T>::type;
 template <class T>

@@ -1,0 +1,191 @@
+// The sum verb in 16-bit integers: half the bytes of bucket_sum.cpp's table rows, so half their
+// traffic. One or two slices of 32 columns and a group of hashes, token by token.
+//
+// Each 32-bit lane of a row holds two columns. The table wraps around, so an addition is one
+// addition; that none of them left 16 bits is checked at every one, in two operations that hide
+// behind the loads and stores. Reading keeps two 32-bit sums a lane, of the whole lanes and of
+// their upper halves; the lower halves are the difference. For this they are stored plus 2^15: as
+// unsigned numbers, which carry into the upper half in a known way.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr int W = kLanes<float>;
+using F = Vec<float>;
+using I = Vec<std::int32_t>;
+using U = Vec<std::uint32_t>;
+typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes)));
+
+constexpr index_t kAhead = 12;                     // rows to prefetch ahead
+constexpr int kLine = kSliceBytes / kVectorBytes;  // registers a slice; each has 2 W columns
+constexpr int kLaneCount = kSliceBytes / 4;        // 32-bit lanes a slice
+constexpr std::uint32_t kLowerHalf = 0xffff, kBias = 0x8000;  // of the lower halves
+
+template <class Code, int Slices, int Group>
+struct FastPass {
+  static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kLaneCount;
+  const FastSumPass& p;
+
+  LSHKIT_INLINE int group() const { return Group ? Group : p.group; }
+  LSHKIT_INLINE std::uint32_t* row(int hash, Code code) const {
+    return p.table + (hash * p.table_rows + code) * kStride;
+  }
+  LSHKIT_INLINE const Code* codes(const void* of, index_t i) const {
+    return static_cast<const Code*>(of) + i * p.code_stride;
+  }
+  // Returns sign bits where a sum left 16 bits.
+  LSHKIT_INLINE U add(index_t key) const {
+    U overflow = {};
+    if (p.key_mask && !p.key_mask[key]) return overflow;
+    const std::int16_t* value = p.values + key * p.value_stride;
+    const Code* code = codes(p.key_codes, key);
+    if (key + 2 * kAhead < p.n_keys) prefetch(code + 2 * kAhead * p.code_stride);
+    U16 line[kRegisterCount], flipped[kRegisterCount];
+    LSHKIT_UNROLL
+    for (int i = 0; i < kRegisterCount; ++i) {
+      std::memcpy(&line[i], value + i * 2 * W, kVectorBytes);
+      flipped[i] = (U16)((U)line[i] ^ kBias);
+    }
+    const int n = group();
+    LSHKIT_UNROLL
+    for (int h = 0; h < n; ++h) {
+      std::uint32_t* bucket = row(h, code[h]);
+      LSHKIT_UNROLL
+      for (int i = 0; i < kRegisterCount; ++i) {
+        const U16 before = (U16)load(bucket + i * W), after = before + line[i];
+        // The sign, which the lower halves store flipped, differs from that of both terms.
+        overflow |= (U)((before ^ after) & (flipped[i] ^ after));
+        store(bucket + i * W, (U)after);
+      }
+    }
+    return overflow;
+  }
+  LSHKIT_INLINE void read(index_t query) const {
+    float* out = p.out + query * p.out_stride;
+    const Code* code = codes(p.query_codes, query);
+    if (query + 2 * kAhead < p.n_queries) {
+      LSHKIT_UNROLL
+      for (int i = 0; i < 2 * Slices; ++i)
+        __builtin_prefetch(out + kAhead * p.out_stride + i * (kSliceBytes / 4), 1);
+      prefetch(code + 2 * kAhead * p.code_stride);
+    }
+    U whole[kRegisterCount] = {};
+    I upper[kRegisterCount] = {};
+    const int n = group();
+    LSHKIT_UNROLL
+    for (int h = 0; h < n; ++h) {
+      const std::uint32_t* bucket = row(h, code[h]);
+      LSHKIT_UNROLL
+      for (int i = 0; i < kRegisterCount; ++i) {
+        const U lanes = load(bucket + i * W);
+        whole[i] += lanes;
+        upper[i] += (I)lanes >> 16;
+      }
+    }
+    const bool full = p.width == Slices * kFastColumns;
+    LSHKIT_UNROLL
+    for (int i = 0; i < kRegisterCount; ++i) {
+      const U lower = whole[i] - ((U)upper[i] << 16) - std::uint32_t(n) * kBias;
+      write(out, 2 * i * W, (I)lower, full);
+      write(out, (2 * i + 1) * W, upper[i], full);
+    }
+  }
+  LSHKIT_INLINE void write(float* out, int column, I sum, bool full) const {
+    F y = __builtin_convertvector(sum, F) * load(p.scale + column);
+    if (full) {
+      if (p.accumulate) y += load(out + column);
+      store(out + column, y);
+    } else {
+      if (p.accumulate) y += load_first(out + column, p.width - column);
+      store_first(out + column, y, p.width - column);
+    }
+  }
+  static bool fits(U overflow) {
+    std::uint32_t any = 0;
+    for (int i = 0; i < W; ++i) any |= overflow[i];
+    return !(any & 0x80008000u);
+  }
+  bool run() const {
+    U overflow = {};
+    const index_t size = p.group * p.table_rows * kStride;
+    const U zero = broadcast<std::uint32_t>(kBias);
+    for (index_t i = 0; i < size; i += W) store(p.table + i, zero);
+    if (p.causal) {
+      for (index_t i = 0; i < p.n_queries; ++i) {
+        if (i < p.n_keys) overflow |= add(i);
+        read(i);
+      }
+      return fits(overflow);
+    }
+    for (index_t j = 0; j < p.n_keys; ++j) overflow |= add(j);
+    if (!fits(overflow)) return false;
+    for (index_t i = 0; i < p.n_queries; ++i) read(i);
+    return true;
+  }
+};
+
+template <class Code, int Slices>
+bool run(const FastSumPass& p) {
+  constexpr int kUsual = 8;
+  if (p.group == kUsual) return FastPass<Code, Slices, kUsual>{p}.run();
+  return FastPass<Code, Slices, 0>{p}.run();
+}
+
+template <class Code>
+bool run_slices(const FastSumPass& p) {
+  return p.slices == 1 ? run<Code, 1>(p) : run<Code, 2>(p);
+}
+
+}  // namespace
+
+bool fast_bucket_sum(const FastSumPass& p) {
+  return p.code_bytes == 1 ? run_slices<std::uint8_t>(p) : run_slices<std::uint16_t>(p);
+}
+
+void fast_values(Matrix<const float> values, const float* scale, std::int16_t* out,
+                 index_t out_stride) {
+  // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the lowest bits.
+  const F shift = broadcast(12582912.0f);
+  const auto rounded = [&](const float* row, index_t column) {
+    const F v = load_first(row + column, int(smaller(W, values.columns - column)));
+    return (U)(v * load(scale + column) + shift);
+  };
+  for (index_t j = 0; j < values.rows; ++j) {
+    const float* row = values.row(j);
+    for (index_t column = 0; column < out_stride; column += 2 * W) {
+      const U lower = rounded(row, column), upper = rounded(row, column + W);
+      const U both = (lower & kLowerHalf) | (upper << 16);
+      std::memcpy(out + j * out_stride + column, &both, kVectorBytes);
+    }
+  }
+}
+
+void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, FastColumnSums* sums) {
+  constexpr int kVectors = kFastColumns / W;
+  F largest[kVectors] = {}, sum[kVectors] = {}, square_sum[kVectors] = {};
+  const int width = int(values.columns);
+  for (index_t j = 0; j < values.rows; ++j) {
+    if (mask && !mask[j]) continue;
+    const float* row = values.row(j);
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      const F v = load_first(row + i * W, width - i * W);
+      const F size = (F)((I)v & 0x7fffffff);
+      largest[i] = size > largest[i] ? size : largest[i];
+      sum[i] += v;
+      square_sum[i] += v * v;
+    }
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    store(sums->largest + i * W, largest[i]);
+    store(sums->sum + i * W, sum[i]);
+    store(sums->square_sum + i * W, square_sum[i]);
+  }
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,268 @@
+// FastHadamard codes with 16-bit rotations, two tiles of W tokens at a time. The shared first stage
+// z = G2 H G1 H G0 x is float32, as in hash.cpp; then each token's z is scaled to 16 bits, and the
+// rotations H S z run on twice the lanes.
+//
+// An element q of z stands for q + 1/2: to change its sign is then to change its bits, which is one
+// operation with the signs read from memory. The halves cancel in every projection but row 0 of H.
+// The scale leaves no sum of half of z's elements beyond 16 bits, and the last step of the
+// transform compares two of these instead of adding them. Rounding z moves a projection by 3e-4 of
+// its standard deviation at 64 columns.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr int W = kLanes<float>, L = kLanes<std::int16_t>;
+using F = Vec<float>;
+using I = Vec<std::int32_t>;
+using S = Vec<std::int16_t>;
+constexpr int kBatch = 4;  // rotations whose transforms stay in L1 at once
+
+LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, index_t first, F* r) {
+  const index_t width = h.n_features - first;
+  LSHKIT_UNROLL
+  for (int t = 0; t < W; ++t) {
+    const float* row = h.x + (token + (t < count ? t : count - 1)) * h.row_stride + first;
+    r[t] = width >= W ? load(row) : load_first(row, int(width));
+  }
+  transpose<float>(r);
+}
+
+template <int N, int Least = 1, class V>
+LSHKIT_INLINE void butterfly(V* v) {
+  LSHKIT_UNROLL
+  for (int half = N / 2; half >= Least; half /= 2) LSHKIT_UNROLL
+  for (int i = 0; i < N; ++i)
+    if (!(i & half)) {
+      const V a = v[i], b = v[i + half];
+      v[i] = a + b;
+      v[i + half] = a - b;
+    }
+}
+
+LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
+  const F turned = c * a - s * b;
+  b = s * a + c * b;
+  a = turned;
+}
+
+LSHKIT_INLINE F absolute(F v) { return (F)((I)v & 0x7fffffff); }
+
+// A plane rotation, then the transform at strides 8 and up, of R = columns / 8 elements each.
+template <int R>
+LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
+  for (int i = 0; i < 8; ++i) {
+    F v[R];
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) v[k] = load(z + (i + 8 * k) * W);
+    LSHKIT_UNROLL
+    for (int k = 0; k < R / 2; ++k)
+      rotate_plane(v[k], v[k + R / 2], angles[i + 8 * k], angles[4 * R + i + 8 * k]);
+    butterfly<R>(v);
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) store(z + (i + 8 * k) * W, v[k]);
+  }
+}
+
+// The first stage of a tile; sums: of |z| / 1024 over the elements with bit 3 clear and set.
+template <int R>
+LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums,
+                               F* check) {
+  for (index_t first = 0; first < h.n_features; first += W) {
+    F r[W];
+    load_tile(h, token, count, first, r);
+    LSHKIT_UNROLL
+    for (int i = 0; i < W; ++i) store(z + (first + i) * W, r[i]);
+  }
+  for (index_t i = round_up(h.n_features, W); i < 8 * R; ++i) store(z + i * W, F{});
+  rotate_and_transform<R>(z, h.parameters);
+  for (int a = 0; a < R; ++a) {
+    F v[8];
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) v[k] = load(z + (8 * a + k) * W);
+    butterfly<8>(v);
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) store(z + (8 * a + k) * W, v[k]);
+  }
+  *check += load(z) - load(z);  // row 0 of H sums them all
+  rotate_and_transform<R>(z, h.parameters + 8 * R);
+  const float* angles = h.parameters + 16 * R;
+  for (int a = 0; a < R / 2; ++a) {
+    F v[8], w[8];
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      v[k] = load(z + (8 * a + k) * W);
+      w[k] = load(z + (8 * a + k + 4 * R) * W);
+    }
+    butterfly<8>(v);
+    butterfly<8>(w);
+    F sum = {};
+    LSHKIT_UNROLL
+    for (int k = 0; k < 8; ++k) {
+      rotate_plane(v[k], w[k], angles[8 * a + k], angles[4 * R + 8 * a + k]);
+      store(z + (8 * a + k) * W, v[k]);
+      store(z + (8 * a + k + 4 * R) * W, w[k]);
+      sum += absolute(v[k]) * (1.0f / 1024) + absolute(w[k]) * (1.0f / 1024);
+    }
+    sums[a % 2] += sum;
+  }
+}
+
+// The bits of used projections of a batch of rotations, of which the codes [0, 8 * Out) are.
+template <int R, int Out>
+void sign_pass(const std::int16_t* work, int batch, int first_bit, std::int16_t* bits) {
+  constexpr int kPairs = Out > 1 ? Out / 2 : 1;
+  for (int i = 0; i < 8; ++i) {
+    S code[Out] = {};
+    if (first_bit > 0) LSHKIT_UNROLL
+    for (int k = 0; k < Out; ++k) code[k] = load(bits + (i + 8 * k) * L);
+    for (int b = 0; b < batch; ++b) {
+      const S one = broadcast(std::int16_t(1 << (first_bit + b)));
+      S v[R];
+      LSHKIT_UNROLL
+      for (int k = 0; k < R; ++k) v[k] = load(work + (b * 8 * R + i + 8 * k) * L);
+      LSHKIT_UNROLL
+      for (int half = R / 2; half >= (Out > 1 ? Out : 2); half /= 2) LSHKIT_UNROLL
+      for (int k = 0; k < half; ++k) v[k] += v[k + half];
+      butterfly<2 * kPairs, 2>(v);
+      LSHKIT_UNROLL
+      for (int k = 0; k < 2 * kPairs; k += 2) {
+        // The halves that the elements stand for and do not have add up in row 0 alone.
+        const S sum = i == 0 && k == 0 ? v[k] + std::int16_t(4 * R) : v[k];
+        code[k] |= (sum > -v[k + 1]) & one;
+        if (Out > 1) code[k + 1] |= (v[k] > v[k + 1]) & one;
+      }
+    }
+    LSHKIT_UNROLL
+    for (int k = 0; k < Out; ++k) store(bits + (i + 8 * k) * L, code[k]);
+  }
+}
+
+// As store_codes of hash.cpp; a lane holds the codes of a token of each tile.
+template <class Code>
+void store_codes(const HashRows& h, const std::int16_t* bits, S valid, index_t token,
+                 index_t count) {
+  constexpr int kPacked = 4 / sizeof(Code), kHashes = W * kPacked;
+  Code* codes = static_cast<Code*>(h.codes) + token * h.n_hashes;
+  for (index_t first = 0; first < h.n_hashes; first += kHashes) {
+    const index_t width = smaller(kHashes, h.n_hashes - first);
+    I r[2][W];
+    LSHKIT_UNROLL
+    for (int i = 0; i < W; ++i) {
+      r[0][i] = r[1][i] = I{};
+      if (i * kPacked >= width) continue;
+      const auto pair = [&](int k) {
+        const std::int16_t* of = bits + (first + i * kPacked + k * kPacked / 2) * L;
+        const I low = (I)(load(of) & valid);
+        return kPacked == 2 ? low : low | (I)(load(of + L) & valid) << 8;
+      };
+      const I p = pair(0), q = pair(1);
+      r[0][i] = (p & 0xffff) | q << 16;
+      r[1][i] = (I)((Vec<std::uint32_t>)p >> 16) | (q & ~0xffff);
+    }
+    LSHKIT_UNROLL
+    for (int tile = 0; tile < 2; ++tile) {
+      transpose<std::int32_t>(r[tile]);
+      const index_t start = tile * W;
+      for (int t = 0; t < W && start + t < count; ++t) {
+        Code* to = codes + (start + t) * h.n_hashes + first;
+        if (width == kHashes / 2)
+          std::memcpy(to, &r[tile][t], kVectorBytes / 2);
+        else
+          std::memcpy(to, &r[tile][t], sizeof(Code) * width);
+      }
+    }
+  }
+}
+
+template <int R>  // columns / 8
+bool hadamard(const HashRows& h) {
+  constexpr int D = 8 * R;
+  const index_t groups = (h.n_hashes + D - 1) / D, n_signs = groups * h.n_bits * D;
+  Cut cut{h.scratch};
+  float* z = cut.take<float>(2 * D * W);  // (tiles, D, W)
+  std::int16_t* rounded = cut.take<std::int16_t>(D * L);
+  std::int16_t* work = cut.take<std::int16_t>(kBatch * D * L);
+  std::int16_t* bits = cut.take<std::int16_t>(groups * D * L);
+  std::int32_t* signs = cut.take<std::int32_t>(n_signs);
+  for (index_t i = 0; i < n_signs; ++i) signs[i] = h.parameters[3 * D + i] < 0 ? -1 : 0;
+  F check = {};
+
+  for (index_t token = 0; token < h.rows; token += 2 * W) {
+    const index_t count = smaller(2 * W, h.rows - token);
+    F scale[2];
+    for (int tile = 0; tile < 2; ++tile) {
+      const index_t start = smaller(tile * W, count - 1);
+      F sums[2] = {};
+      first_stage<R>(h, token + start, smaller(W, count - start), z + tile * D * W, sums, &check);
+      // The half with the larger sum; a row of zeros stays one.
+      const F larger_sum = sums[0] > sums[1] ? sums[0] : sums[1];
+      const F least = broadcast(1e-36f);
+      scale[tile] = float(32767 - D) / 1024 / (larger_sum > least ? larger_sum : least);
+    }
+    for (int t = 0; t < 2 * W; ++t)
+      prefetch_row(h.x + smaller(token + 2 * W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
+
+    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the lowest bits.
+    const F shift = broadcast(12582912.0f);
+    I any[2] = {};
+    for (int i = 0; i < D; ++i) {
+      I q[2];
+      LSHKIT_UNROLL
+      for (int tile = 0; tile < 2; ++tile) {
+        const F v = load(z + (tile * D + i) * W);
+        any[tile] |= (I)v;
+        q[tile] = (I)((v * scale[tile] - 0.5f) + shift);
+      }
+      store(rounded + i * L, (S)((q[0] & 0xffff) | q[1] << 16));
+    }
+    // Zeros are rounded to 1/2 like all else, but a row of them has the code 0.
+    const I zero[2] = {(any[0] & 0x7fffffff) == I{}, (any[1] & 0x7fffffff) == I{}};
+    const S valid = (S) ~((zero[0] & 0xffff) | zero[1] << 16);
+
+    for (index_t group = 0; group < groups; ++group) {
+      const index_t used = h.n_hashes - group * D;
+      std::int16_t* codes = bits + group * D * L;
+      for (int first_bit = 0; first_bit < h.n_bits; first_bit += kBatch) {
+        const int batch = int(smaller(kBatch, h.n_bits - first_bit));
+        for (int b = 0; b < batch; ++b) {
+          const std::int32_t* sign = signs + (group * h.n_bits + first_bit + b) * D;
+          for (int a = 0; a < R; ++a) {
+            S v[8];
+            LSHKIT_UNROLL
+            for (int k = 0; k < 8; ++k)
+              v[k] = load(rounded + (8 * a + k) * L) ^ (S)broadcast(sign[8 * a + k]);
+            butterfly<8>(v);
+            LSHKIT_UNROLL
+            for (int k = 0; k < 8; ++k) store(work + (b * D + 8 * a + k) * L, v[k]);
+          }
+        }
+        if (used <= 8)
+          sign_pass<R, 1>(work, batch, first_bit, codes);
+        else if (used <= 16)
+          sign_pass<R, 2>(work, batch, first_bit, codes);
+        else if (used <= 32)
+          sign_pass<R, 4>(work, batch, first_bit, codes);
+        else
+          sign_pass<R, R>(work, batch, first_bit, codes);
+      }
+    }
+    h.n_bits <= 8 ? store_codes<std::uint8_t>(h, bits, valid, token, count)
+                  : store_codes<std::uint16_t>(h, bits, valid, token, count);
+  }
+  const I bad = check != F{};  // NaN for NaN and infinities, and NaN differs from everything
+  std::int32_t any = 0;
+  for (int i = 0; i < W; ++i) any |= bad[i];
+  return any == 0;
+}
+
+}  // namespace
+
+bool fast_hash_hadamard(const HashRows& h) {
+  return h.columns == 64 ? hadamard<8>(h) : hadamard<16>(h);
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit
