@@ -33,6 +33,7 @@ def yoso_attention(
     gradient: str = "lower_bound",
     normalize: str | None = "l2",
     unit_norm: str = "l2",
+    precision: str = "full",
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
 ) -> Tensor:
@@ -63,6 +64,15 @@ def yoso_attention(
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
         unit_norm: how queries and keys get unit norm: "l2".
+        precision: of the forward pass where it samples. "fast" hashes with 16-bit rotations
+            ("hadamard" with up to 128 features; else in full) and sums in tables of 16-bit
+            integers, in about half the time. About one bit of a code in 10^4 differs, where its
+            projection is within rounding of zero: codes collide with the same probability. Each
+            value is rounded to a step of its column, which puts an error of 1e-4 (length 512) to
+            1e-3 (40,000 and more), relative to the output's root mean square before normalize,
+            on random values. Values that 16 bits cannot hold so well (a few much larger than the
+            rest, very many in a bucket, not finite) are summed in full. Gradients are computed in
+            full from these codes.
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
             seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
@@ -78,6 +88,7 @@ def yoso_attention(
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
+    _check_word("precision", precision, torch_ops.PRECISION)
     if enable_gqa:
         raise ValueError(f"enable_gqa must be False, got {enable_gqa!r}: give each head its keys")
     _check_tensors(query, key, value)
@@ -106,6 +117,7 @@ def yoso_attention(
             n_hashes,
             family,
         )
+        options += (torch_ops.PRECISION[precision],)
         out, _, _ = torch_ops.yoso_attention(
             query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
         )

@@ -11,6 +11,7 @@ The public doors with the checks of shapes and words are lshkit.attention and ls
 from lshkit.torch_ops.attention import (
     GRADIENT,
     NORMALIZE,
+    PRECISION,
     expected_attention,
     expected_attention_backward,
     yoso_attention,
@@ -24,6 +25,7 @@ __all__ = [
     "FAMILY",
     "GRADIENT",
     "NORMALIZE",
+    "PRECISION",
     "bucket_sum",
     "code_dtype",
     "expected_attention",

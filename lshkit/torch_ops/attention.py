@@ -26,12 +26,13 @@ from lshkit.torch_ops.library import (
 
 NORMALIZE = {None: 0, "sum": 1, "l2": 2}
 GRADIENT = {"lower_bound": 0, "expected": 1}
+PRECISION = {"full": 0, "fast": 1}
 
 _OPTIONS = "bool is_causal, int normalize, int gradient"
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 define(
-    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
+    "int precision=0) -> (Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
     f"int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
@@ -45,17 +46,22 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
 
 
 def _yoso_attention(query, key, value, key_mask, parameters, *options):
-    *forward_options, _ = options
-    _, n_bits, n_hashes, *_ = options
+    family, n_bits, n_hashes, is_causal, normalize, _, *precision = options
+    precision = precision[0] if precision else 0  # a default may be left out
     out = new_output(query, value, torch.float32)
     codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_().to(query.dtype), *(c.zero_() for c in codes)
     inputs = (rows(x, torch.float32) for x in (query, key, value))
-    parameters = parameters.contiguous()
-    threads = torch.get_num_threads()
     _C.yoso_forward(
-        *inputs, mask_rows(key_mask), parameters, *forward_options, out, *codes, threads
+        *inputs,
+        mask_rows(key_mask),
+        parameters.contiguous(),
+        *(family, n_bits, n_hashes, is_causal, normalize),
+        out,
+        *codes,
+        torch.get_num_threads(),
+        precision=precision,
     )
     return out.to(query.dtype), *codes
 
@@ -127,18 +133,20 @@ def _(grad_out, query, key, value, *options):
 
 def _setup_yoso_attention(ctx, inputs, output):
     query, key, value, key_mask, _, _, n_bits, _, *options = inputs
+    options = options[:3]  # the backward has one precision
     _, query_codes, key_codes = output
     ctx.mark_non_differentiable(query_codes, key_codes)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     ctx.save_for_backward(query, key, value, key_mask, query_codes, key_codes)
     ctx.options = (n_bits, *options)
+    ctx.n_inputs = len(inputs)
 
 
 def _yoso_attention_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 11
+        return (None,) * ctx.n_inputs
     gradients = yoso_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 8
+    return *gradients, *(None,) * (ctx.n_inputs - 3)
 
 
 def _setup_expected_attention(ctx, inputs, output):
