@@ -12,10 +12,11 @@ namespace {
 
 // The tables of a pass two slices wide, beside the rows that stream through the L2 cache.
 constexpr index_t kTableBytes = index_t(256) << 10;
-// Rounding moves a value by at most half a step: at most this many root mean squares of its column.
-// The errors of different keys are as good as independent, so a sum's, relative to the sum's own
-// root mean square, is 1/sqrt(3) of it.
-constexpr float kLargestError = 1.75e-3f;
+// Rounding moves a value by at most half a step: at most this many mean magnitudes of its column
+// (not root mean squares, which one large value among small ones would raise). The errors of
+// different keys are as good as independent, so a sum's, relative to the sum's own root mean
+// square, is 1/sqrt(3) of it.
+constexpr float kLargestError = 2e-3f;
 constexpr float kWiden = 4;  // the step after an overflow
 // Below, the sum of squares is too close to what float32 cannot hold.
 constexpr float kLeastSquareSum = 1e-24f;
@@ -105,7 +106,8 @@ class FastSum {
       const float mean = std::fabs(sums.sum[c]) / count, rms = std::sqrt(square_sum / count);
       const float bound = 1.5f * keys * mean + 5 * std::sqrt(keys) * rms + largest;
       to_integer[c] = 32767 / (widening * bound);
-      if (!(0.5f <= kLargestError * rms * to_integer[c])) return false;
+      const float magnitude = sums.magnitude_sum[c] / count;
+      if (!(0.5f <= kLargestError * magnitude * to_integer[c])) return false;
     }
     return true;
   }

@@ -22,10 +22,9 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
   const index_t tasks_per_head = (rows + kRows - 1) / kRows;
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
-  if (fast) {
-    const index_t groups = (n_hashes + columns - 1) / columns;
-    scratch = kHashTile * (4 * columns + n_hashes) + groups * functions.n_bits * columns;
-  }
+  if (fast)  // with the signs for 16 rows of codes at a time or more
+    scratch =
+        kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;
   const index_t converted = x.converted() ? kRows * n_features : 0;
   std::atomic<bool> finite{true};
   parallel_for(batch * heads * tasks_per_head, threads, [&](index_t task) {

@@ -165,7 +165,8 @@ void fast_values(Matrix<const float> values, const float* scale, std::int16_t* o
 
 void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, FastColumnSums* sums) {
   constexpr int kVectors = kFastColumns / W;
-  F largest[kVectors] = {}, sum[kVectors] = {}, square_sum[kVectors] = {};
+  F largest[kVectors] = {}, sum[kVectors] = {}, magnitude_sum[kVectors] = {},
+    square_sum[kVectors] = {};
   const int width = int(values.columns);
   for (index_t j = 0; j < values.rows; ++j) {
     if (mask && !mask[j]) continue;
@@ -176,6 +177,7 @@ void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, Fast
       const F size = (F)((I)v & 0x7fffffff);
       largest[i] = size > largest[i] ? size : largest[i];
       sum[i] += v;
+      magnitude_sum[i] += size;
       square_sum[i] += v * v;
     }
   }
@@ -183,6 +185,7 @@ void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, Fast
   for (int i = 0; i < kVectors; ++i) {
     store(sums->largest + i * W, largest[i]);
     store(sums->sum + i * W, sum[i]);
+    store(sums->magnitude_sum + i * W, magnitude_sum[i]);
     store(sums->square_sum + i * W, square_sum[i]);
   }
 }

@@ -4,9 +4,10 @@
 //
 // An element q of z stands for q + 1/2: to change its sign is then to change its bits, which is one
 // operation with the signs read from memory. The halves cancel in every projection but row 0 of H.
-// The scale leaves no sum of half of z's elements beyond 16 bits, and the last step of the
-// transform compares two of these instead of adding them. Rounding z moves a projection by 3e-4 of
-// its standard deviation at 64 columns.
+// 32 rows of H S z at a time: sums over what they share leave a transform of 32 elements, which
+// AVX-512 keeps in registers. The scale leaves no sum of half of z's elements beyond 16 bits, and
+// the last step of the transform compares two of these instead of adding them. Rounding z moves a
+// projection by 3e-4 of its standard deviation at 64 columns.
 #include "kernels.hpp"
 #include "simd.hpp"
 
@@ -18,7 +19,6 @@ constexpr int W = kLanes<float>, L = kLanes<std::int16_t>;
 using F = Vec<float>;
 using I = Vec<std::int32_t>;
 using S = Vec<std::int16_t>;
-constexpr int kBatch = 4;  // rotations whose transforms stay in L1 at once
 
 LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, index_t first, F* r) {
   const index_t width = h.n_features - first;
@@ -30,10 +30,10 @@ LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, in
   transpose<float>(r);
 }
 
-template <int N, int Least = 1, class V>
+template <int N, class V>
 LSHKIT_INLINE void butterfly(V* v) {
   LSHKIT_UNROLL
-  for (int half = N / 2; half >= Least; half /= 2) LSHKIT_UNROLL
+  for (int half = N / 2; half >= 1; half /= 2) LSHKIT_UNROLL
   for (int i = 0; i < N; ++i)
     if (!(i & half)) {
       const V a = v[i], b = v[i + half];
@@ -66,7 +66,7 @@ LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
   }
 }
 
-// The first stage of a tile; sums: of |z| / 1024 over the elements with bit 3 clear and set.
+// The first stage of a tile; sums: of |z| / 1024 over the even and the odd elements.
 template <int R>
 LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums,
                                F* check) {
@@ -98,67 +98,68 @@ LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, 
     }
     butterfly<8>(v);
     butterfly<8>(w);
-    F sum = {};
     LSHKIT_UNROLL
     for (int k = 0; k < 8; ++k) {
       rotate_plane(v[k], w[k], angles[8 * a + k], angles[4 * R + 8 * a + k]);
       store(z + (8 * a + k) * W, v[k]);
       store(z + (8 * a + k + 4 * R) * W, w[k]);
-      sum += absolute(v[k]) * (1.0f / 1024) + absolute(w[k]) * (1.0f / 1024);
+      sums[k % 2] += (absolute(v[k]) + absolute(w[k])) * (1.0f / 1024);
     }
-    sums[a % 2] += sum;
   }
 }
 
-// The bits of used projections of a batch of rotations, of which the codes [0, 8 * Out) are.
-template <int R, int Out>
-void sign_pass(const std::int16_t* work, int batch, int first_bit, std::int16_t* bits) {
-  constexpr int kPairs = Out > 1 ? Out / 2 : 1;
-  for (int i = 0; i < 8; ++i) {
-    S code[Out] = {};
-    if (first_bit > 0) LSHKIT_UNROLL
-    for (int k = 0; k < Out; ++k) code[k] = load(bits + (i + 8 * k) * L);
-    for (int b = 0; b < batch; ++b) {
-      const S one = broadcast(std::int16_t(1 << (first_bit + b)));
-      S v[R];
-      LSHKIT_UNROLL
-      for (int k = 0; k < R; ++k) v[k] = load(work + (b * 8 * R + i + 8 * k) * L);
-      LSHKIT_UNROLL
-      for (int half = R / 2; half >= (Out > 1 ? Out : 2); half /= 2) LSHKIT_UNROLL
-      for (int k = 0; k < half; ++k) v[k] += v[k + half];
-      butterfly<2 * kPairs, 2>(v);
-      LSHKIT_UNROLL
-      for (int k = 0; k < 2 * kPairs; k += 2) {
-        // The halves that the elements stand for and do not have add up in row 0 alone.
-        const S sum = i == 0 && k == 0 ? v[k] + std::int16_t(4 * R) : v[k];
-        code[k] |= (sum > -v[k + 1]) & one;
-        if (Out > 1) code[k + 1] |= (v[k] > v[k + 1]) & one;
-      }
-    }
+// Bit `bit` of the codes of C rows of H S z. signs: of S, and of what these rows have above row C
+// of H. Codes of a byte share a lane of 16 bits: two rows, of hashes one after the other.
+template <int R, int C, int CodeBytes>
+LSHKIT_INLINE void sign_rows(const std::int16_t* z, const std::int32_t* signs, bool row_zero,
+                             int bit, std::int16_t* codes) {
+  constexpr int kPairs = C / 2, kWords = CodeBytes == 1 ? 1 : 2;
+  S sums[2][kPairs];  // over the even and the odd elements
+  LSHKIT_UNROLL
+  for (int odd = 0; odd < 2; ++odd) {
     LSHKIT_UNROLL
-    for (int k = 0; k < Out; ++k) store(bits + (i + 8 * k) * L, code[k]);
+    for (int j = 0; j < kPairs; ++j) {
+      const int first = 2 * j + odd;
+      sums[odd][j] = load(z + first * L) ^ (S)broadcast(signs[first]);
+      LSHKIT_UNROLL
+      for (int i = first + C; i < 8 * R; i += C)
+        sums[odd][j] += load(z + i * L) ^ (S)broadcast(signs[i]);
+    }
+    butterfly<kPairs>(sums[odd]);
+  }
+  const S one = broadcast(std::int16_t(1 << bit));
+  const S next = CodeBytes == 1 ? one << 8 : one;
+  // The halves that the elements stand for and do not have add up in row 0 alone.
+  const S halves = broadcast(std::int16_t(row_zero ? 4 * R : 0));
+  LSHKIT_UNROLL
+  for (int j = 0; j < kPairs; ++j) {
+    const S even = sums[0][j], odd = sums[1][j];
+    const S sum = ((j == 0 ? even + halves : even) > -odd) & one, difference = (even > odd) & next;
+    std::int16_t* word = codes + j * kWords * L;
+    if (CodeBytes == 1) {
+      store(word, load(word) | sum | difference);
+    } else {
+      store(word, load(word) | sum);
+      store(word + L, load(word + L) | difference);
+    }
   }
 }
 
-// As store_codes of hash.cpp; a lane holds the codes of a token of each tile.
+// As store_codes of hash.cpp; a lane of words holds one or two codes of a token of each tile.
 template <class Code>
-void store_codes(const HashRows& h, const std::int16_t* bits, S valid, index_t token,
+void store_codes(const HashRows& h, const std::int16_t* words, S valid, index_t token,
                  index_t count) {
-  constexpr int kPacked = 4 / sizeof(Code), kHashes = W * kPacked;
+  constexpr int kHashes = W * 4 / sizeof(Code);
   Code* codes = static_cast<Code*>(h.codes) + token * h.n_hashes;
-  for (index_t first = 0; first < h.n_hashes; first += kHashes) {
+  for (index_t first = 0; first < h.n_hashes; first += kHashes, words += 2 * W * L) {
     const index_t width = smaller(kHashes, h.n_hashes - first);
     I r[2][W];
     LSHKIT_UNROLL
     for (int i = 0; i < W; ++i) {
       r[0][i] = r[1][i] = I{};
-      if (i * kPacked >= width) continue;
-      const auto pair = [&](int k) {
-        const std::int16_t* of = bits + (first + i * kPacked + k * kPacked / 2) * L;
-        const I low = (I)(load(of) & valid);
-        return kPacked == 2 ? low : low | (I)(load(of + L) & valid) << 8;
-      };
-      const I p = pair(0), q = pair(1);
+      if (i * 4 >= width * index_t(sizeof(Code))) continue;
+      const I p = (I)(load(words + 2 * i * L) & valid),
+              q = (I)(load(words + (2 * i + 1) * L) & valid);
       r[0][i] = (p & 0xffff) | q << 16;
       r[1][i] = (I)((Vec<std::uint32_t>)p >> 16) | (q & ~0xffff);
     }
@@ -177,17 +178,24 @@ void store_codes(const HashRows& h, const std::int16_t* bits, S valid, index_t t
   }
 }
 
-template <int R>  // columns / 8
+template <int R, int C, int CodeBytes>  // R = columns / 8, C rows of codes at a time
 bool hadamard(const HashRows& h) {
   constexpr int D = 8 * R;
-  const index_t groups = (h.n_hashes + D - 1) / D, n_signs = groups * h.n_bits * D;
+  const index_t chunks = (h.n_hashes + C - 1) / C, n_signs = chunks * h.n_bits * D;
+  const index_t n_words = round_up(chunks * C * CodeBytes / 2, 2 * W);
   Cut cut{h.scratch};
   float* z = cut.take<float>(2 * D * W);  // (tiles, D, W)
   std::int16_t* rounded = cut.take<std::int16_t>(D * L);
-  std::int16_t* work = cut.take<std::int16_t>(kBatch * D * L);
-  std::int16_t* bits = cut.take<std::int16_t>(groups * D * L);
-  std::int32_t* signs = cut.take<std::int32_t>(n_signs);
-  for (index_t i = 0; i < n_signs; ++i) signs[i] = h.parameters[3 * D + i] < 0 ? -1 : 0;
+  std::int16_t* words = cut.take<std::int16_t>(n_words * L);
+  std::int32_t* signs = cut.take<std::int32_t>(n_signs);  // (chunks, n_bits, D): 0 or -1
+  for (index_t chunk = 0; chunk < chunks; ++chunk)
+    for (int bit = 0; bit < h.n_bits; ++bit) {
+      const index_t rotation = chunk * C / D * h.n_bits + bit, block = chunk % (D / C);
+      const float* from = h.parameters + (3 + rotation) * D;
+      std::int32_t* to = signs + (chunk * h.n_bits + bit) * D;
+      for (index_t i = 0; i < D; ++i)
+        to[i] = (from[i] < 0) != (__builtin_popcountll(block & (i / C)) % 2) ? -1 : 0;
+    }
   F check = {};
 
   for (index_t token = 0; token < h.rows; token += 2 * W) {
@@ -222,35 +230,13 @@ bool hadamard(const HashRows& h) {
     const I zero[2] = {(any[0] & 0x7fffffff) == I{}, (any[1] & 0x7fffffff) == I{}};
     const S valid = (S) ~((zero[0] & 0xffff) | zero[1] << 16);
 
-    for (index_t group = 0; group < groups; ++group) {
-      const index_t used = h.n_hashes - group * D;
-      std::int16_t* codes = bits + group * D * L;
-      for (int first_bit = 0; first_bit < h.n_bits; first_bit += kBatch) {
-        const int batch = int(smaller(kBatch, h.n_bits - first_bit));
-        for (int b = 0; b < batch; ++b) {
-          const std::int32_t* sign = signs + (group * h.n_bits + first_bit + b) * D;
-          for (int a = 0; a < R; ++a) {
-            S v[8];
-            LSHKIT_UNROLL
-            for (int k = 0; k < 8; ++k)
-              v[k] = load(rounded + (8 * a + k) * L) ^ (S)broadcast(sign[8 * a + k]);
-            butterfly<8>(v);
-            LSHKIT_UNROLL
-            for (int k = 0; k < 8; ++k) store(work + (b * D + 8 * a + k) * L, v[k]);
-          }
-        }
-        if (used <= 8)
-          sign_pass<R, 1>(work, batch, first_bit, codes);
-        else if (used <= 16)
-          sign_pass<R, 2>(work, batch, first_bit, codes);
-        else if (used <= 32)
-          sign_pass<R, 4>(work, batch, first_bit, codes);
-        else
-          sign_pass<R, R>(work, batch, first_bit, codes);
-      }
-    }
-    h.n_bits <= 8 ? store_codes<std::uint8_t>(h, bits, valid, token, count)
-                  : store_codes<std::uint16_t>(h, bits, valid, token, count);
+    std::memset(words, 0, sizeof(*words) * n_words * L);
+    for (index_t chunk = 0; chunk < chunks; ++chunk)
+      for (int bit = 0; bit < h.n_bits; ++bit)
+        sign_rows<R, C, CodeBytes>(rounded, signs + (chunk * h.n_bits + bit) * D,
+                                   chunk * C % D == 0, bit, words + chunk * C * CodeBytes / 2 * L);
+    CodeBytes == 1 ? store_codes<std::uint8_t>(h, words, valid, token, count)
+                   : store_codes<std::uint16_t>(h, words, valid, token, count);
   }
   const I bad = check != F{};  // NaN for NaN and infinities, and NaN differs from everything
   std::int32_t any = 0;
@@ -258,10 +244,16 @@ bool hadamard(const HashRows& h) {
   return any == 0;
 }
 
+template <int R>
+bool hadamard_codes(const HashRows& h) {
+  if (h.n_hashes <= 16) return h.n_bits <= 8 ? hadamard<R, 16, 1>(h) : hadamard<R, 16, 2>(h);
+  return h.n_bits <= 8 ? hadamard<R, 32, 1>(h) : hadamard<R, 32, 2>(h);
+}
+
 }  // namespace
 
 bool fast_hash_hadamard(const HashRows& h) {
-  return h.columns == 64 ? hadamard<8>(h) : hadamard<16>(h);
+  return h.columns == 64 ? hadamard_codes<8>(h) : hadamard_codes<16>(h);
 }
 
 }  // namespace LSHKIT_ISA

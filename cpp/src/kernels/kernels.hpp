@@ -64,7 +64,8 @@ struct FastSumPass {
 };
 // Of up to kFastColumns columns, over the keys that are not masked out.
 struct FastColumnSums {
-  float largest[kFastColumns], sum[kFastColumns], square_sum[kFastColumns];
+  float largest[kFastColumns], sum[kFastColumns], magnitude_sum[kFastColumns],
+      square_sum[kFastColumns];
 };
 // Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
 template <class T>

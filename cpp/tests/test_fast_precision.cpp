@@ -1,0 +1,142 @@
+// The 16-bit forward against the full one: few bits of the codes differ, and the sum of the codes
+// that it gives is close to bucket_sum's.
+#include "check.hpp"
+#include "lshkit/attention.hpp"
+#include "lshkit/bucket_sum.hpp"
+#include "problem.hpp"
+
+using namespace lshkit;
+
+namespace {
+
+struct Case {
+  index_t nq, nk, d, dv;
+  int n_bits;
+  index_t n_hashes;
+};
+
+// Buffers of their exact size, so that AddressSanitizer sees a step beyond.
+struct Forward {
+  Case c;
+  bool causal;
+  std::vector<float> q, k, v, out, parameters;
+  std::vector<std::uint8_t> query_codes, key_codes, mask;
+
+  Forward(const Case& problem, bool is_causal)
+      : c(problem),
+        causal(is_causal),
+        q(normal(c.nq * c.d, 1)),
+        k(normal(c.nk * c.d, 2)),
+        v(normal(c.nk * c.dv, 3)),
+        out(unwritten<float>(c.nq * c.dv)),
+        query_codes(c.nq * c.n_hashes * code_bytes()),
+        key_codes(c.nk * c.n_hashes * code_bytes()),
+        mask(c.nk) {
+    for (index_t j = 0; j < c.nk; ++j) mask[j] = j % 4 != 2;
+    const index_t groups = (c.n_hashes + columns() - 1) / columns();
+    parameters = normal((3 + groups * c.n_bits) * columns(), 4);
+    for (index_t rotation = 0; rotation < 3; ++rotation)
+      for (index_t i = 0; i < columns() / 2; ++i) {
+        float* plane = &parameters[rotation * columns() + i];
+        const float angle = 10 * *plane;
+        plane[0] = std::cos(angle);
+        plane[columns() / 2] = std::sin(angle);
+      }
+    for (std::size_t i = 3 * columns(); i < parameters.size(); ++i)
+      parameters[i] = parameters[i] < 0 ? -1.0f : 1.0f;
+  }
+  index_t columns() const { return c.d > 64 ? 128 : 64; }
+  int code_bytes() const { return c.n_bits <= 8 ? 1 : 2; }
+
+  void run(Precision precision, int threads) {
+    HashFunctions f;
+    f.parameters = parameters.data();
+    f.columns = columns();
+    f.n_bits = c.n_bits;
+    f.n_hashes = c.n_hashes;
+    AttentionOptions options;
+    options.causal = causal;
+    options.normalize = Normalize::none;
+    options.precision = precision;
+    const AttentionInputs<float> in{view<const float>(q, c.nq, c.d),
+                                    view<const float>(k, c.nk, c.d),
+                                    view<const float>(v, c.nk, c.dv),
+                                    {mask.data(), 0}};
+    yoso_forward({1, 1, c.nq, c.nk, c.d, c.dv}, options, f, in, view<float>(out, c.nq, c.dv),
+                 query_codes.data(), key_codes.data(), threads);
+  }
+  std::vector<float> sum_of_codes() const {
+    auto sum = unwritten<float>(c.nq * c.dv);
+    bucket_sum<float>({1, 1, c.nq, c.nk, c.n_hashes, c.dv, index_t(1) << c.n_bits},
+                      {query_codes.data(), code_bytes()}, {key_codes.data(), code_bytes()},
+                      view<const float>(v, c.nk, c.dv), {mask.data(), 0},
+                      causal ? Order::causal : Order::all, 1.0f / float(c.n_hashes),
+                      view<float>(sum, c.nq, c.dv), 1);
+    return sum;
+  }
+};
+
+double relative_error(const std::vector<float>& x, const std::vector<float>& wanted) {
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    error += (double(x[i]) - wanted[i]) * (double(x[i]) - wanted[i]);
+    size += double(wanted[i]) * wanted[i];
+  }
+  return size > 0 ? std::sqrt(error / size) : error;
+}
+
+const Case kCases[] = {
+    {1, 1, 1, 1, 1, 1},        {33, 31, 64, 64, 3, 5},       {700, 650, 40, 80, 8, 33},
+    {300, 420, 128, 7, 5, 70}, {2100, 2090, 64, 33, 12, 17}, {700, 700, 64, 64, 8, 32},
+};
+
+}  // namespace
+
+TEST(sums_are_close_and_codes_nearly_equal) {
+  for (const Case& c : kCases)
+    for (const bool causal : {false, true}) {
+      Forward full(c, causal), fast(c, causal);
+      full.run(Precision::full, 1);
+      fast.run(Precision::fast, 1);
+      CHECK(relative_error(fast.out, fast.sum_of_codes()) < 2e-3);
+      index_t changed = 0;
+      for (std::size_t i = 0; i < full.key_codes.size(); ++i)
+        changed += full.key_codes[i] != fast.key_codes[i];
+      CHECK(double(changed) <= 2 + 0.003 * double(c.nk * c.n_hashes));
+    }
+}
+
+TEST(threads_do_not_change_a_bit) {
+  Forward one({700, 700, 64, 80, 8, 32}, false), two = one;
+  one.run(Precision::fast, 1);
+  two.run(Precision::fast, 2);
+  CHECK(one.out == two.out && one.key_codes == two.key_codes);
+}
+
+TEST(buckets_that_overflow_are_summed_again) {
+  for (const bool causal : {false, true}) {
+    Forward f({3000, 3000, 16, 40, 8, 9}, causal);
+    for (std::size_t i = 0; i < f.k.size(); ++i) f.k[i] = f.q[i] = 1;
+    // Each half's sum is far from what values of this mean and size would have in one bucket.
+    for (index_t i = 0; i < 3000 * 40; ++i) f.v[i] = i < 1500 * 40 ? 1.0f : -1.0f;
+    f.run(Precision::fast, 1);
+    const std::vector<float> wanted = f.sum_of_codes();
+    for (std::size_t i = 0; i < wanted.size(); ++i) CHECK_CLOSE(f.out[i], wanted[i], 1e-3, 2);
+  }
+}
+
+TEST(values_of_any_size) {
+  for (const float size : {1e30f, 1e-30f, INFINITY, NAN}) {
+    Forward f({600, 600, 64, 64, 8, 8}, false);
+    for (index_t j = 0; j < 600; ++j) f.v[j * 64 + 50] *= j == 7 ? size : 1;
+    f.mask[7] = 1;
+    f.run(Precision::fast, 1);
+    const std::vector<float> wanted = f.sum_of_codes();
+    index_t unequal = 0;  // NaN where bucket_sum has NaN, and no other infinities
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      unequal += std::isfinite(wanted[i]) != std::isfinite(f.out[i]);
+    CHECK(unequal == 0);
+  }
+}
+
+LSHKIT_TEST_MAIN
