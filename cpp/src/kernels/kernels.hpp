@@ -2,6 +2,7 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/collisions.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -69,6 +70,13 @@ struct PairCodes {
   const std::uint8_t *query_valid, *key_valid;  // null: all
   bool causal;                                  // key <= query
   index_t first_query;                          // the position of query 0 among all
+};
+// visit(context, query, keys, counts, n): see CollisionVisitor.
+struct CollisionPass {
+  PairCodes codes;
+  CollisionVisitor visit;
+  void* context;
+  void* scratch;  // 64-byte aligned
 };
 
 // ---- gradients of queries and keys ----
@@ -154,6 +162,8 @@ struct Kernels {
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   index_t (*collided_scratch)(const CollidedGradient&);  // bytes
   void (*collided_gradient)(const CollidedGradient&);
+  index_t (*collisions_scratch)(const PairCodes&);  // bytes
+  void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
 
@@ -191,6 +201,8 @@ index_t lower_bound_buckets_scratch(const LowerBoundGradient&);
 void lower_bound_buckets(const LowerBoundGradient&);
 index_t collided_scratch(const CollidedGradient&);
 void collided_gradient(const CollidedGradient&);
+index_t collisions_scratch(const PairCodes&);
+void collisions(const CollisionPass&);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \
