@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from lshkit import _C, checks
+from lshkit import _C, checks, hashing
 
 MAX_BUCKETS = 2**16
 
@@ -145,6 +145,74 @@ def _heads(x, leading, torch):
     shape = leading + tuple(x.shape[-2:])
     x = np.broadcast_to(x, shape) if torch is None else x.expand(shape)
     return x.reshape((math.prod(leading), 1) + shape[-2:])
+
+
+def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+    """Every pair of a query and a key that share a code in some hash, with the number of hashes.
+
+    Parameters
+    ----------
+    query_codes : integer array or tensor `(n_q, n_hashes)`, n_hashes 1 to 65535
+    key_codes : integer array or tensor `(n_k, n_hashes)`
+        Codes from 0 to 65535. uint8 and uint16, the same for both, are used as they are.
+    causal : bool
+        Query i sees the keys j <= i only.
+    key_mask : boolean array or tensor `(n_k,)`, optional
+        False (or 0) takes a key out.
+
+    All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
+
+    Returns
+    -------
+    indptr, indices, counts : arrays or tensors `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
+        The pairs in CSR form: query i collides with the keys
+        `indices[indptr[i]:indptr[i + 1]]`, ascending, in `counts[...]` of the hashes.
+        `scipy.sparse.csr_array((counts, indices, indptr), (n_q, n_k))` is the matrix of counts.
+
+    The time is that of comparing all codes, n_q n_k n_hashes bytes (twice that for uint16) through
+    the vector unit, or, where it costs less, that of going through the buckets: the sum of the
+    counts, and a few lookups for each query and hash. Each is done twice, once for the size of the
+    result. The memory is the result's and, for the buckets, up to 20 bytes a key and hash.
+
+    >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
+    >>> indptr.tolist(), indices.tolist(), counts.tolist()
+    ([0, 2, 3], [0, 1, 0], [2, 1, 1])
+    """
+    torch = checks.torch_of(query_codes=query_codes, key_codes=key_codes, key_mask=key_mask)
+    causal = checks.boolean("causal", causal)
+    names = ("query_codes", "key_codes")
+    codes = [
+        checks.array(name, x, torch, kinds="iu", wanted="integer codes")
+        for name, x in zip(names, (query_codes, key_codes), strict=True)
+    ]
+    for name, x in zip(names, codes, strict=True):
+        if x.ndim != 2 or not 1 <= x.shape[1] <= hashing.MAX_HASHES:
+            wanted = f"(n, n_hashes), n_hashes 1 to {hashing.MAX_HASHES}"
+            raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
+    if codes[0].shape[1] != codes[1].shape[1]:
+        raise ValueError(
+            f"key_codes must have the {codes[0].shape[1]} hashes of query_codes, "
+            f"got shape {tuple(codes[1].shape)}"
+        )
+    if key_mask is not None:
+        key_mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans") != 0
+        if tuple(key_mask.shape) != (codes[1].shape[0],):
+            wanted = (codes[1].shape[0],)
+            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(key_mask.shape)}")
+        key_mask = np.ascontiguousarray(key_mask)
+    small = all(x.dtype == (torch or np).uint8 for x in codes)
+    codes = [
+        as_codes(name, x, 256 if small else MAX_BUCKETS, torch)
+        for name, x in zip(names, codes, strict=True)
+    ]
+    codes = [np.ascontiguousarray(x) for x in codes]  # of a tensor: a view of its memory
+    threads = 0 if torch is None else torch.get_num_threads()
+    indptr = np.empty(len(codes[0]) + 1, np.int64)
+    _C.collision_indptr(*codes, key_mask, causal, indptr, threads)
+    indices, counts = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.int32)
+    _C.collisions(*codes, key_mask, causal, indptr, indices, counts, threads)
+    csr = indptr, indices, counts
+    return csr if torch is None else tuple(torch.from_numpy(x) for x in csr)
 
 
 class BucketTable:

@@ -172,6 +172,20 @@ def bucket_sum(query_codes, key_codes, values, *, causal=False, key_mask=None):
     return weighted_sum(counts / query_codes.shape[-1], np.asarray(values, np.float64))
 
 
+# ---------------------------------------------------------------- the pairs verb
+
+
+def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+    """The colliding pairs of `(n_q, m)` and `(n_k, m)` codes in CSR form: indptr, indices, counts.
+
+    Query i collides with the keys indices[indptr[i]:indptr[i + 1]], in counts[...] hashes.
+    """
+    pairs = visible(len(query_codes), len(key_codes), causal, key_mask)
+    counts = collision_counts(query_codes, key_codes) * pairs
+    _, indices = np.nonzero(counts)
+    return np.append(0, np.cumsum((counts > 0).sum(-1))), indices, counts[counts > 0]
+
+
 # ---------------------------------------------------------------- YOSO attention
 # Both estimators are weights @ value (eq. 2), then a normalisation. The weights are the collision
 # frequencies of m hashes (YOSO-m) or the collision probabilities (YOSO-E); the rest is the same.

@@ -2,6 +2,7 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/collisions.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -94,6 +95,13 @@ struct PairCodes {
   const std::uint8_t *query_valid, *key_valid;  // null: all
   bool causal;                                  // key <= query
   index_t first_query;                          // the position of query 0 among all
+};
+// visit(context, query, keys, counts, n): see CollisionVisitor.
+struct CollisionPass {
+  PairCodes codes;
+  CollisionVisitor visit;
+  void* context;
+  void* scratch;  // 64-byte aligned
 };
 
 // ---- gradients of queries and keys ----
@@ -217,6 +225,8 @@ struct Kernels {
   index_t (*window_scratch)(const WindowPairs&);  // bytes
   void (*window_sum)(const WindowSum&);
   void (*window_gradient)(const WindowGradient&);
+  index_t (*collisions_scratch)(const PairCodes&);  // bytes
+  void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
 
@@ -263,6 +273,8 @@ void collided_gradient(const CollidedGradient&);
 index_t window_scratch(const WindowPairs&);
 void window_sum(const WindowSum&);
 void window_gradient(const WindowGradient&);
+index_t collisions_scratch(const PairCodes&);
+void collisions(const CollisionPass&);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

@@ -24,6 +24,8 @@ Kernels table() {
                  window_scratch,
                  window_sum,
                  window_gradient,
+                 collisions_scratch,
+                 collisions,
                  {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
                   normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
                   expected_scratch_f32, expected_sum, expected_gradient},

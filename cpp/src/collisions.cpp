@@ -1,0 +1,207 @@
+#include "lshkit/collisions.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "parallel.hpp"
+
+namespace lshkit {
+namespace {
+
+struct Problem {
+  const CollisionShape& shape;
+  Codes queries, keys;
+  const std::uint8_t* key_mask;
+  bool causal;
+  int threads;
+
+  bool takes_part(index_t key) const { return !key_mask || key_mask[key]; }
+};
+
+struct Visitor {
+  CollisionVisitor visit;
+  void* context;
+};
+
+index_t code_of(Codes codes, index_t at) {
+  return codes.bytes == 1 ? static_cast<const std::uint8_t*>(codes.data)[at]
+                          : static_cast<const std::uint16_t*>(codes.data)[at];
+}
+
+// ---- by comparison ----
+void by_comparison(const Problem& p, Visitor v) {
+  // A run packs all keys for itself, which pays from some hundred queries on.
+  const index_t fair = p.shape.n_queries / (4 * thread_count(p.threads)) + 1;
+  const index_t run = std::clamp<index_t>(fair, 512, 8192);
+  parallel_for((p.shape.n_queries + run - 1) / run, p.threads, [&](index_t task) {
+    const index_t first = task * run;
+    CollisionPass pass;
+    pass.codes = {
+        static_cast<const char*>(p.queries.data) + first * p.shape.n_hashes * p.queries.bytes,
+        p.keys.data,
+        p.queries.bytes,
+        p.shape.n_hashes,
+        std::min(run, p.shape.n_queries - first),
+        p.shape.n_keys,
+        nullptr,
+        p.key_mask,
+        p.causal,
+        first};
+    pass.visit = v.visit;
+    pass.context = v.context;
+    pass.scratch = thread_scratch(kernels().collisions_scratch(pass.codes));
+    kernels().collisions(pass);
+  });
+}
+
+// ---- by buckets ----
+// The keys of each bucket of each hash, ascending.
+struct Buckets {
+  index_t n_buckets, n_keys;
+  std::vector<std::int32_t> start, order;  // (n_hashes, n_buckets + 1) and (n_hashes, n_keys)
+
+  Buckets(const Problem& p, index_t buckets)
+      : n_buckets(buckets),
+        n_keys(p.shape.n_keys),
+        start(p.shape.n_hashes * (n_buckets + 1)),
+        order(p.shape.n_hashes * n_keys) {
+    parallel_for(p.shape.n_hashes, p.threads, [&](index_t h) {
+      std::int32_t* first = &start[h * (n_buckets + 1)];
+      const auto key_code = [&](index_t j) { return code_of(p.keys, j * p.shape.n_hashes + h); };
+      for (index_t j = 0; j < n_keys; ++j)
+        if (p.takes_part(j)) ++first[key_code(j) + 1];
+      for (index_t b = 0; b < n_buckets; ++b) first[b + 1] += first[b];
+      // Placing a key moves its bucket's start on to the next one's: one bucket further in the end.
+      for (index_t j = 0; j < n_keys; ++j)
+        if (p.takes_part(j)) order[h * n_keys + first[key_code(j)]++] = std::int32_t(j);
+      for (index_t b = n_buckets; b > 0; --b) first[b] = first[b - 1];
+      first[0] = 0;
+    });
+  }
+};
+
+void by_buckets(const Problem& p, const Buckets& buckets, Visitor v, bool ascending) {
+  const index_t n_hashes = p.shape.n_hashes, n_keys = p.shape.n_keys;
+  constexpr index_t kRun = 256;
+  parallel_for((p.shape.n_queries + kRun - 1) / kRun, p.threads, [&](index_t task) {
+    const auto cut = [&](Arena arena, std::int32_t** count, std::int32_t** keys) {
+      *count = arena.take<std::int32_t>(n_keys);
+      *keys = arena.take<std::int32_t>(n_keys);
+      return arena.used();
+    };
+    std::int32_t *count, *keys;
+    cut(Arena(thread_scratch(cut(Arena(), &count, &keys))), &count, &keys);
+    std::memset(count, 0, sizeof(std::int32_t) * n_keys);
+    std::vector<std::int32_t> counts;
+    const index_t end = std::min(p.shape.n_queries, (task + 1) * kRun);
+    for (index_t i = task * kRun; i < end; ++i) {
+      index_t n = 0;
+      for (index_t h = 0; h < n_hashes; ++h) {
+        const index_t at = h * (buckets.n_buckets + 1) + code_of(p.queries, i * n_hashes + h);
+        const std::int32_t* bucket = &buckets.order[h * n_keys];
+        for (index_t t = buckets.start[at]; t < buckets.start[at + 1]; ++t) {
+          const std::int32_t j = bucket[t];
+          if (p.causal && j > i) break;
+          if (count[j]++ == 0) keys[n++] = j;
+        }
+      }
+      if (n == 0) continue;
+      if (ascending && n < n_keys / 32) {
+        std::sort(keys, keys + n);
+      } else if (ascending) {  // then looking at all of them costs less
+        n = 0;
+        for (index_t j = 0; j < n_keys; ++j)
+          if (count[j]) keys[n++] = std::int32_t(j);
+      }
+      counts.resize(n);
+      for (index_t t = 0; t < n; ++t) {
+        counts[t] = count[keys[t]];
+        count[keys[t]] = 0;
+      }
+      v.visit(v.context, i, keys, counts.data(), n);
+    }
+  });
+}
+
+// ---- the cheaper way ----
+// Pairs of a query and a key in one bucket, summed over the hashes.
+double bucket_pairs(const Problem& p, index_t n_buckets) {
+  const index_t n_hashes = p.shape.n_hashes;
+  std::vector<double> pairs(n_hashes);
+  parallel_for(n_hashes, p.threads, [&](index_t h) {
+    auto* keys = static_cast<std::int32_t*>(thread_scratch(sizeof(std::int32_t) * n_buckets));
+    std::memset(keys, 0, sizeof(std::int32_t) * n_buckets);
+    for (index_t j = 0; j < p.shape.n_keys; ++j) ++keys[code_of(p.keys, j * n_hashes + h)];
+    for (index_t i = 0; i < p.shape.n_queries; ++i)
+      pairs[h] += keys[code_of(p.queries, i * n_hashes + h)];
+  });
+  double sum = 0;
+  for (const double n : pairs) sum += n;
+  return sum;
+}
+
+// Measured, in the time that comparing 64 bytes of codes takes: a pair of a bucket, and the look-up
+// of a bucket.
+constexpr double kBucketPair = 4, kLookUp = 16;
+
+void for_each(const Problem& p, Visitor v, bool ascending) {
+  const double rows = double(p.shape.n_queries) * double(p.shape.n_hashes);
+  const double compare = rows * double(p.shape.n_keys) * p.queries.bytes / 64;
+  const index_t n_buckets = p.queries.bytes == 1 ? 256 : 65536;
+  // Small tables against the keys' codes, and a chance that it pays.
+  if (n_buckets <= 4 * p.shape.n_keys && rows * kLookUp < compare &&
+      rows * kLookUp + bucket_pairs(p, n_buckets) * kBucketPair < compare)
+    by_buckets(p, Buckets(p, n_buckets), v, ascending);
+  else
+    by_comparison(p, v);
+}
+
+}  // namespace
+
+void for_each_collision(const CollisionShape& shape, Codes query_codes, Codes key_codes,
+                        const std::uint8_t* key_mask, Order order, CollisionVisitor visit,
+                        void* context, int threads) {
+  if (shape.n_queries == 0 || shape.n_keys == 0) return;
+  for_each({shape, query_codes, key_codes, key_mask, order == Order::causal, threads},
+           {visit, context}, true);
+}
+
+void collision_indptr(const CollisionShape& shape, Codes query_codes, Codes key_codes,
+                      const std::uint8_t* key_mask, Order order, std::int64_t* indptr,
+                      int threads) {
+  std::fill_n(indptr, shape.n_queries + 1, 0);
+  if (shape.n_queries == 0 || shape.n_keys == 0) return;
+  const CollisionVisitor add = [](void* context, index_t query, const std::int32_t*,
+                                  const std::int32_t*, index_t n) {
+    static_cast<std::int64_t*>(context)[query + 1] += n;
+  };
+  for_each({shape, query_codes, key_codes, key_mask, order == Order::causal, threads},
+           {add, indptr}, false);
+  for (index_t i = 0; i < shape.n_queries; ++i) indptr[i + 1] += indptr[i];
+}
+
+void collisions(const CollisionShape& shape, Codes query_codes, Codes key_codes,
+                const std::uint8_t* key_mask, Order order, const std::int64_t* indptr,
+                std::int32_t* indices, std::int32_t* counts, int threads) {
+  std::vector<std::int64_t> next(indptr, indptr + shape.n_queries);
+  std::atomic<bool> fits{true};
+  auto write = [&](index_t query, const std::int32_t* keys, const std::int32_t* key_counts,
+                   index_t n) {
+    if (n > indptr[query + 1] - next[query]) {
+      fits = false;
+      return;
+    }
+    std::memcpy(indices + next[query], keys, sizeof(std::int32_t) * n);
+    std::memcpy(counts + next[query], key_counts, sizeof(std::int32_t) * n);
+    next[query] += n;
+  };
+  for_each_collision(shape, query_codes, key_codes, key_mask, order, write, threads);
+  for (index_t i = 0; i < shape.n_queries && fits; ++i) fits = next[i] == indptr[i + 1];
+  if (!fits) throw std::runtime_error("indptr does not belong to these codes: have they changed?");
+}
+
+}  // namespace lshkit
