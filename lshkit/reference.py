@@ -268,6 +268,16 @@ def _slopes(gradient, weights, pairs, cosine, n_bits, floor):
     return pairs * cosine_probability_slope(cosine, n_bits, floor)
 
 
+def _collided(gradient, weights, cosine, n_bits, n_hashes):
+    """What the slopes of the pairs are multiplied by where only those that collide count."""
+    if gradient == "collided":
+        return weights > 0
+    with np.errstate(divide="ignore"):  # p = 1
+        misses = n_hashes * np.log1p(-cosine_probability(cosine, n_bits))
+    seen = -np.expm1(misses)  # 1 - (1 - p)^n_hashes
+    return np.divide(weights > 0, seen, out=np.zeros_like(cosine), where=seen > 0)
+
+
 def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask):
     grad_out = np.where(_finite_rows(query)[..., None], np.asarray(grad_out, np.float64), 0)
     if key_mask is None:
@@ -312,12 +322,17 @@ def yoso_backward(
     """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
 
     A code is a step function of its input, so the queries and keys get the gradient of the
-    expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4), or
-    "expected", the exact slope of the probability (eq. 3) on every visible pair.
+    expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4);
+    "expected", the exact slope of the probability (eq. 3) on every visible pair; "collided", that
+    slope on the pairs that collide in some hash (*YOSO, appendix 1.4); or "unbiased", those over
+    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952).
     """
     weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
     _, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
+    if gradient in ("collided", "unbiased"):
+        n_hashes = query_codes.shape[-1]
+        slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
@@ -340,7 +355,10 @@ def expected_backward(
     gradient="lower_bound",
     floor=1e-12,
 ):
-    """(grad_query, grad_key, grad_value) of `expected_forward`; "expected" is the exact one."""
+    """(grad_query, grad_key, grad_value) of `expected_forward`.
+
+    Every gradient but "lower_bound" is the exact one: all pairs count, with their own weights.
+    """
     weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)

@@ -162,6 +162,18 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
       unit_norms_backward(p);
+    } else if (options.gradient == Gradient::collided || options.gradient == Gradient::unbiased) {
+      CollidedGradient p;
+      fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
+      p.query_codes = forward.query_codes;
+      p.key_codes = forward.key_codes;
+      p.code_bytes = query_codes.bytes;
+      p.n_hashes = n_hashes;
+      p.n_bits = n_bits;
+      p.weight = options.gradient;
+      p.scratch = thread_scratch(kernels().collided_scratch(p));
+      kernels().collided_gradient(p);
+      unit_norms_backward(p);
     } else {
       ExpectedGradient<float> p;
       fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);

@@ -61,7 +61,12 @@ def yoso_attention(
             lengths, where it is the faster one, else sampled.
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4), "expected" by the exact derivative of the probability (eq. 3), in quadratic
-            time. Values get the exact gradient of the sum that was computed.
+            time. "collided" (*YOSO) takes that derivative on the pairs that collide in some hash,
+            "unbiased" divides it by the probability 1 - (1 - p)^n_hashes that such a pair does, so
+            that its mean is the exact gradient; both compare all pairs of codes, in quadratic time
+            and linear memory. For the expectation (also where "auto" takes it) every pair counts
+            and both are the exact derivative, as "expected" is. Values get the exact gradient of
+            the sum that was computed.
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
         unit_norm: how queries and keys get unit norm. "l2" scales each row, so that cosines are
@@ -105,11 +110,13 @@ def yoso_attention(
         check_lift_scale(lift_scale, key.shape[1], is_causal)
         query, key = lift(query, key, key_mask, lift_scale)
 
-    options = (is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
+    options = (is_causal, torch_ops.NORMALIZE[normalize])
     if estimator == "expected" or (
         estimator == "auto" and _expected_is_faster(key.shape[-2], n_hashes)
     ):
-        out = torch_ops.expected_attention(query, key, value, key_mask, n_bits, *options)
+        # Every pair has a weight, as if all collided: what is left of the others is the derivative.
+        code = torch_ops.GRADIENT["lower_bound" if gradient == "lower_bound" else "expected"]
+        out = torch_ops.expected_attention(query, key, value, key_mask, n_bits, *options, code)
     else:
         family = torch_ops.FAMILY[hasher]
         parameters = torch_ops.hash_parameters(
@@ -121,7 +128,16 @@ def yoso_attention(
             family,
         )
         out, _, _ = torch_ops.yoso_attention(
-            query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
+            query,
+            key,
+            value,
+            key_mask,
+            parameters,
+            family,
+            n_bits,
+            n_hashes,
+            *options,
+            torch_ops.GRADIENT[gradient],
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 

@@ -25,7 +25,7 @@ from lshkit.torch_ops.library import (
 )
 
 NORMALIZE = {None: 0, "sum": 1, "l2": 2}
-GRADIENT = {"lower_bound": 0, "expected": 1}
+GRADIENT = {"lower_bound": 0, "expected": 1, "collided": 2, "unbiased": 3}
 
 _OPTIONS = "bool is_causal, int normalize, int gradient"
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"

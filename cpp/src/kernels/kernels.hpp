@@ -60,6 +60,17 @@ struct Matrix {
   T* row(index_t i) const { return data + i * stride; }
 };
 
+// ---- collisions ----
+// The rows whose pairs are looked at; n_hashes <= 65535.
+struct PairCodes {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes, n_queries, n_keys;
+  const std::uint8_t *query_valid, *key_valid;  // null: all
+  bool causal;                                  // key <= query
+  index_t first_query;                          // the position of query 0 among all
+};
+
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
 // query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
@@ -80,6 +91,15 @@ struct LowerBoundGradient : PairGradient<float> {
   int code_bytes;
   index_t n_hashes, n_buckets;
   float scale;
+};
+// Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.
+// n_hashes <= 65535.
+struct CollidedGradient : PairGradient<float> {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes;
+  int n_bits;
+  Gradient weight;
 };
 // w from the collision probability p(x) = (1 - acos(x) / pi)^n_bits, x = q_i . k_j.
 template <class T>
@@ -132,6 +152,8 @@ struct Kernels {
   bool (*hash_hyperplane)(const HashRows&);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
+  index_t (*collided_scratch)(const CollidedGradient&);  // bytes
+  void (*collided_gradient)(const CollidedGradient&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
 
@@ -167,6 +189,8 @@ index_t lower_bound_pairs_scratch(const LowerBoundGradient&);
 void lower_bound_pairs(const LowerBoundGradient&);
 index_t lower_bound_buckets_scratch(const LowerBoundGradient&);
 void lower_bound_buckets(const LowerBoundGradient&);
+index_t collided_scratch(const CollidedGradient&);
+void collided_gradient(const CollidedGradient&);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

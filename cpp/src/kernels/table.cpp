@@ -13,6 +13,8 @@ Kernels table() {
                  hash_hyperplane,
                  lower_bound_scratch,
                  lower_bound_gradient,
+                 collided_scratch,
+                 collided_gradient,
                  {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
                   normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
                   expected_scratch_f32, expected_sum, expected_gradient},
