@@ -257,6 +257,21 @@ def _expected(query, key, n_bits, causal, key_mask):
     return pairs * cosine_probability(cosine, n_bits), pairs, cosine
 
 
+def _near(query, key, window, causal):
+    """The pairs |i - j| < window, causal: 0 <= i - j < window."""
+    distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
+    return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
+
+
+def _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask):
+    """The sampled weights, with the probability itself where the pair is in the window."""
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    if not window:
+        return weights
+    exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
+    return np.where(_near(query, key, window, causal), exact, weights)
+
+
 def _forward(query, value, weights, normalize):
     out = attention_forward(weights, np.asarray(value, np.float64), normalize)
     return np.where(_finite_rows(query)[..., None], out, np.nan)
@@ -293,14 +308,25 @@ def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
 def yoso_forward(
-    query, key, value, query_codes, key_codes, *, causal=False, key_mask=None, normalize="l2"
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    n_bits=None,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+    window=0,
 ):
     """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
 
     A query with a NaN or infinity gives a NaN row, such a key takes no part. normalize: "l2",
-    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part.
+    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part. window: pairs of positions |i - j| <
+    window have the collision probability of n_bits for their weight.
     """
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
     return _forward(query, value, weights, normalize)
 
 
@@ -318,6 +344,7 @@ def yoso_backward(
     normalize="l2",
     gradient="lower_bound",
     floor=1e-6,
+    window=0,
 ):
     """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
 
@@ -325,14 +352,19 @@ def yoso_backward(
     expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4);
     "expected", the exact slope of the probability (eq. 3) on every visible pair; "collided", that
     slope on the pairs that collide in some hash (*YOSO, appendix 1.4); or "unbiased", those over
-    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952).
+    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952). Pairs in the
+    window have the slope that the word has in `expected_backward`.
     """
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    _, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
+    exact, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     if gradient in ("collided", "unbiased"):
         n_hashes = query_codes.shape[-1]
         slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
+    if window:
+        kernel = "lower_bound" if gradient == "lower_bound" else "expected"
+        in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
+        slopes = np.where(_near(query, key, window, causal), in_window, slopes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 

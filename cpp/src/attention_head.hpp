@@ -36,6 +36,12 @@ struct Norms {
         key(arena.take<T>(shape.n_keys)),
         query_valid(arena.take<std::uint8_t>(shape.n_queries)),
         key_valid(arena.take<std::uint8_t>(shape.n_keys)) {}
+  // Of the caller's memory, (n_queries + n_keys) of each.
+  Norms(T* inverse, std::uint8_t* valid, index_t n_queries)
+      : query(inverse),
+        key(inverse + n_queries),
+        query_valid(valid),
+        key_valid(valid + n_queries) {}
 
   void fill(const AttentionHead<T>& head) const {
     kernels().typed<T>().inverse_norms(head.query, nullptr, query, query_valid);

@@ -3,6 +3,7 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "window.hpp"
 
 namespace lshkit {
 namespace {
@@ -67,20 +68,20 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
                                    shape.n_features, query_codes, threads);
   const bool finite_keys = hash(functions, in.key, shape.batch, shape.heads, shape.n_keys,
                                 shape.n_features, key_codes, threads);
-  // Rows that are not finite are looked for only when there is a sign of them.
+  // Rows that are not finite are looked for only when there is a sign of them; the window takes
+  // their norms too.
   std::vector<float> inverse;
   std::vector<std::uint8_t> valid;
   const index_t rows = shape.n_queries + shape.n_keys;
-  if (!finite_queries || !finite_keys) {
+  const auto norms_of = [&](index_t index) {
+    return Norms<float>(inverse.data() + index * rows, valid.data() + index * rows,
+                        shape.n_queries);
+  };
+  if (!finite_queries || !finite_keys || options.window > 0) {
     inverse.resize(heads * rows);
     valid.resize(heads * rows);
-    parallel_for(heads, threads, [&](index_t index) {
-      const AttentionHead<float> head = head_of(shape, in, index);
-      kernels().f32.inverse_norms(head.query, nullptr, &inverse[index * rows],
-                                  &valid[index * rows]);
-      kernels().f32.inverse_norms(head.key, head.key_mask, &inverse[index * rows] + shape.n_queries,
-                                  &valid[index * rows] + shape.n_queries);
-    });
+    parallel_for(heads, threads,
+                 [&](index_t index) { norms_of(index).fill(head_of(shape, in, index)); });
   }
   const auto sum_of = [&](index_t index) {
     AttentionHead<float> head = head_of(shape, in, index);
@@ -88,12 +89,21 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     return head_sum(shape, head, queries, keys, index, functions.n_bits, functions.n_hashes,
                     options.causal, rows_of(out, shape, index, shape.n_queries, shape.n_values));
   };
+  std::vector<float> window_sums(
+      options.window > 0 && options.normalize == Normalize::sum ? heads * shape.n_queries : 0);
+  const index_t runs = window_runs(options, shape.n_queries);
+  const auto add_window_run = [&](index_t index, index_t run) {
+    add_window(head_of(shape, in, index), norms_of(index), sum_of(index), options, functions.n_bits,
+               run, window_sums.empty() ? nullptr : &window_sums[index * shape.n_queries]);
+  };
   const auto finish = [&](index_t index) {
     const HeadSum<float> s = sum_of(index);
     float* counts = nullptr;
     if (options.normalize == Normalize::sum) {
       counts = static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
       collision_counts(s, counts);
+      for (index_t i = 0; i < s.n_queries && !window_sums.empty(); ++i)
+        counts[i] += window_sums[index * s.n_queries + i];
     }
     normalize_output(options.normalize, s.out, counts);
     if (!valid.empty()) fill_invalid_rows(s.out, &valid[index * rows]);
@@ -103,12 +113,15 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   if (heads >= 2 * thread_count(threads)) {
     parallel_for(heads, threads, [&](index_t index) {
       sum_slices(sum_of(index), 0, slices);
+      for (index_t run = 0; run < runs; ++run) add_window_run(index, run);
       finish(index);
     });
   } else {
     parallel_for(heads * slices, threads, [&](index_t task) {
       sum_slices(sum_of(task / slices), task % slices, task % slices + 1);
     });
+    parallel_for(heads * runs, threads,
+                 [&](index_t task) { add_window_run(task / runs, task % runs); });
     parallel_for(heads, threads, finish);
   }
 }
@@ -131,6 +144,9 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
           forward.out = raw;
           sum_slices(forward, 0, slices);
           if (options.normalize == Normalize::sum) collision_counts(forward, sums);
+          for (index_t run = 0; run < window_runs(options, shape.n_queries); ++run)
+            add_window(head, s.norms, forward, options, n_bits, run,
+                       options.normalize == Normalize::sum ? sums : nullptr);
         });
 
     // Values: the transpose of the sum, from the same codes.
@@ -150,6 +166,11 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
         rows_of(gradients.query, shape, index, shape.n_queries, shape.n_features);
     const Matrix<float> key_grad =
         rows_of(gradients.key, shape, index, shape.n_keys, shape.n_features);
+    const auto finish = [&](const PairGradient<float>& p) {
+      if (options.window > 0)
+        add_window_gradient(p, head, s.norms, forward, options, n_bits, transposed.out);
+      unit_norms_backward(p);
+    };
     if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
@@ -161,7 +182,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.scale = 0.5f * float(n_bits) / float(n_hashes);
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     } else if (options.gradient == Gradient::collided || options.gradient == Gradient::unbiased) {
       CollidedGradient p;
       fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
@@ -173,7 +194,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.weight = options.gradient;
       p.scratch = thread_scratch(kernels().collided_scratch(p));
       kernels().collided_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     } else {
       ExpectedGradient<float> p;
       fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
@@ -182,7 +203,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.value_grad = {};
       p.scratch = thread_scratch(kernels().f32.expected_scratch(shape.n_features, shape.n_values));
       kernels().f32.expected_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     }
   });
 }

@@ -35,6 +35,7 @@ def yoso_attention(
     normalize: str | None = "l2",
     unit_norm: str = "l2",
     lift_scale: float | Tensor | str = 1.0,
+    window: int | None = None,
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
 ) -> Tensor:
@@ -78,6 +79,11 @@ def yoso_attention(
             it), or "auto", the largest squared norm of each sequence and head. "auto" would show
             the future to a causal query, and is refused there. Masked keys and rows with a NaN or
             infinity do not count.
+        window: None, or the near window of the sampled estimator: pairs of positions |i - j| <
+            window (causal: 0 <= i - j < window) get the probability itself in the place of the
+            collisions that estimate it, in the output and in all gradients (those of queries and
+            keys: its exact weight of the word `gradient`). The mean stays what it is, these pairs
+            add no noise; the cost is n_q window d. The expectation is exact anyway. Not "soft".
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
             seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
@@ -93,6 +99,12 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
+    if window and estimator == "soft":
+        raise ValueError(
+            f"window must be None with estimator='soft', got {window}: the weight that soft codes "
+            f"estimate has no closed form"
+        )
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     if enable_gqa:
         raise ValueError(f"enable_gqa must be False, got {enable_gqa!r}: give each head its keys")
@@ -138,6 +150,7 @@ def yoso_attention(
             n_hashes,
             *options,
             torch_ops.GRADIENT[gradient],
+            window,
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 

@@ -30,10 +30,10 @@ GRADIENT = {"lower_bound": 0, "expected": 1, "collided": 2, "unbiased": 3}
 _OPTIONS = "bool is_causal, int normalize, int gradient"
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 define(
-    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor)",
+    f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
+    "int window=0) -> (Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"int n_bits, {_OPTIONS}, int window=0) -> (Tensor, Tensor, Tensor)",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor)",
@@ -44,9 +44,20 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
     return torch.float32
 
 
-def _yoso_attention(query, key, value, key_mask, parameters, *options):
-    *forward_options, _ = options
-    _, n_bits, n_hashes, *_ = options
+def _yoso_attention(
+    query,
+    key,
+    value,
+    key_mask,
+    parameters,
+    family,
+    n_bits,
+    n_hashes,
+    is_causal,
+    normalize,
+    gradient,
+    window=0,
+):
     out = new_output(query, value, torch.float32)
     codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     if out.numel() == 0 or key.numel() == 0:
@@ -54,8 +65,16 @@ def _yoso_attention(query, key, value, key_mask, parameters, *options):
     inputs = (rows(x, torch.float32) for x in (query, key, value))
     parameters = parameters.contiguous()
     threads = torch.get_num_threads()
+    options = family, n_bits, n_hashes, is_causal, normalize
     _C.yoso_forward(
-        *inputs, mask_rows(key_mask), parameters, *forward_options, out, *codes, threads
+        *inputs,
+        mask_rows(key_mask),
+        parameters,
+        *options,
+        out,
+        *codes,
+        threads,
+        window=window,
     )
     return out.to(query.dtype), *codes
 
@@ -72,15 +91,17 @@ def _expected_attention(query, key, value, key_mask, n_bits, is_causal, normaliz
 
 
 def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
-    """The backward operators differ in the codes alone, which stand between mask and n_bits."""
+    """The backward operators differ in the codes, which stand between mask and n_bits, and in the
+    window at the end, which the dispatcher drops where it is zero."""
 
-    def kernel(grad_out, query, key, value, key_mask, *codes_and_options):
+    def kernel(grad_out, query, key, value, key_mask, *rest):
         dtype = compute_dtype(query)
         inputs = (query, key, value)
         gradients = [new_gradient(x, dtype) for x in inputs]
         if grad_out.numel() == 0 or key.numel() == 0:
             return tuple(g.zero_().to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
-        *codes, n_bits, is_causal, normalize, gradient = codes_and_options
+        codes = [x for x in rest if isinstance(x, Tensor)]
+        n_bits, is_causal, normalize, gradient, *window = rest[len(codes) :]
         for name, c in zip(("query_codes", "key_codes"), codes, strict=False):
             check_codes(name, c, 2**n_bits)
         core(
@@ -91,6 +112,7 @@ def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
             rows(grad_out, dtype),
             *gradients,
             torch.get_num_threads(),
+            **({"window": window[0]} if window else {}),
         )
         return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 
@@ -136,9 +158,9 @@ def _setup_yoso_attention(ctx, inputs, output):
 
 def _yoso_attention_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 11
+        return (None,) * 12
     gradients = yoso_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 8
+    return *gradients, *(None,) * 9
 
 
 def _setup_expected_attention(ctx, inputs, output):

@@ -122,6 +122,27 @@ struct ExpectedSum {
   void* scratch;
 };
 
+// ---- near window ----
+// The pairs of valid rows with |i - j| < window, causal: 0 <= i - j < window.
+struct WindowPairs : PairGradient<float> {
+  PairCodes codes;
+  int n_bits;
+  index_t window;
+};
+// out_i += sum_j e_ij value_j and, where not null, row_sum_i += sum_j e_ij, with e_ij = p(x_ij) -
+// the share of the hashes in which the pair collides, for the queries first <= i < last.
+struct WindowSum : WindowPairs {
+  index_t first, last;
+  Matrix<float> out;
+  float* row_sum;
+};
+// value_grad_j += sum_i e_ij grad_i, and query_grad and key_grad gain what the pairs' exact weights
+// are above their sampled ones.
+struct WindowGradient : WindowPairs {
+  Gradient weight;
+  Matrix<float> value_grad;
+};
+
 template <class T>
 struct TypedKernels {
   void (*bucket_sum)(const BucketSumPass<T>&);
@@ -154,6 +175,9 @@ struct Kernels {
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   index_t (*collided_scratch)(const CollidedGradient&);  // bytes
   void (*collided_gradient)(const CollidedGradient&);
+  index_t (*window_scratch)(const WindowPairs&);  // bytes
+  void (*window_sum)(const WindowSum&);
+  void (*window_gradient)(const WindowGradient&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
 
@@ -191,6 +215,9 @@ index_t lower_bound_buckets_scratch(const LowerBoundGradient&);
 void lower_bound_buckets(const LowerBoundGradient&);
 index_t collided_scratch(const CollidedGradient&);
 void collided_gradient(const CollidedGradient&);
+index_t window_scratch(const WindowPairs&);
+void window_sum(const WindowSum&);
+void window_gradient(const WindowGradient&);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \
