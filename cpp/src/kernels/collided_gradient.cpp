@@ -16,35 +16,72 @@ PairCodes codes_of(const Problem& p) {
   return pair_codes(p, p.query_codes, p.key_codes, p.code_bytes, p.n_hashes);
 }
 
-// All cosines first, then all weights, a register at a time: one by one they would cost more than
-// the rows.
-template <int Vectors>
-LSHKIT_NOINLINE void visit(const Problem& p, const PairScratch& s, index_t i, Colliding c) {
+// Pairs of several queries, listed: their weights are computed a register at a time, and pairs by
+// the hundred hide how long that takes.
+struct PairList {
+  static constexpr int W = kLanes<float>, kFull = 256, kMost = kFull + kBlock + W;
+  int n = 0, queries = 0;
+  index_t query[kFull];
+  int first[kFull + 1];  // of a query's pairs, whose number is a multiple of four
+  std::uint8_t key[kMost];
+  float x[kMost], b[kMost];  // cosine; g . v, then the pair's share in the gradient
+};
+
+LSHKIT_INLINE void weigh(const Problem& p, PairList& list) {
   constexpr int W = kLanes<float>;
-  PairRow<Vectors> row(p, s, i);
-  float x[kBlock + W], b[kBlock + W];
-  for (int t = 0; t < c.n; t += 4) {
-    const Vec4 cosines = row.cosines(c.keys + t), values = row.values(c.keys + t);
-    std::memcpy(x + t, &cosines, sizeof cosines);
-    std::memcpy(b + t, &values, sizeof values);
-  }
-  // The keys beyond n repeat the first: their share is zero.
-  for (int t = c.n; t < int(round_up(c.n, W)); ++t) x[t] = b[t] = 0;
-  for (int t = 0; t < c.n; t += W) {
-    Vec<float> probability;
-    store(b + t, load(b + t) * (p.weight == Gradient::unbiased
-                                    ? unbiased_weight(load(x + t), p.n_bits, float(p.n_hashes))
-                                    : weight<float>(load(x + t), p.n_bits, Gradient::expected,
-                                                    &probability)));
-  }
-  for (int t = 0; t < c.n; t += 4) LSHKIT_UNROLL
-  for (int u = 0; u < 4; ++u) row.add(broadcast<float>(b[t + u]), c.keys[t + u]);
-  row.finish();
+  for (int t = list.n; t < list.n + W; ++t) list.x[t] = list.b[t] = 0;
+  if (p.weight == Gradient::unbiased)
+    for (int t = 0; t < list.n; t += W)
+      store(list.b + t,
+            load(list.b + t) * unbiased_weight(load(list.x + t), p.n_bits, float(p.n_hashes)));
+  else
+    for (int t = 0; t < list.n; t += W) {
+      Vec<float> probability;
+      store(list.b + t, load(list.b + t) * weight<float>(load(list.x + t), p.n_bits,
+                                                         Gradient::expected, &probability));
+    }
 }
 
-using Visitor = void (*)(const Problem&, const PairScratch&, index_t, Colliding);
-Visitor visitor(int vectors) {
-  return vectors == 2 ? visit<2> : vectors == 4 ? visit<4> : vectors == 8 ? visit<8> : visit<0>;
+template <int Vectors>
+LSHKIT_NOINLINE void append(const Problem& p, const PairScratch& s, PairList& list,
+                            const Colliding<std::uint8_t>& c) {
+  const PairRow<Vectors> row(p, s, c.query);
+  list.query[list.queries] = c.query;
+  list.first[list.queries++] = list.n;
+  for (int t = 0; t < c.n; t += 4) {
+    const Vec4 cosines = row.cosines(c.keys + t), values = row.values(c.keys + t);
+    std::memcpy(list.key + list.n + t, c.keys + t, 4);
+    std::memcpy(list.x + list.n + t, &cosines, sizeof cosines);
+    std::memcpy(list.b + list.n + t, &values, sizeof values);
+  }
+  const int end = list.n + c.n;
+  list.n += int(round_up(c.n, 4));
+  for (int t = end; t < list.n; ++t) list.b[t] = 0;  // these repeat the first
+}
+
+template <int Vectors>
+LSHKIT_NOINLINE void flush(const Problem& p, const PairScratch& s, PairList& list) {
+  weigh(p, list);
+  list.first[list.queries] = list.n;
+  for (int r = 0; r < list.queries; ++r) {
+    PairRow<Vectors> row(p, s, list.query[r]);
+    for (int t = list.first[r]; t < list.first[r + 1]; t += 4) LSHKIT_UNROLL
+    for (int u = 0; u < 4; ++u) row.add(broadcast<float>(list.b[t + u]), list.key[t + u]);
+    row.finish();
+  }
+  list.n = list.queries = 0;
+}
+
+template <class Code, int Vectors>
+void pairs_of(const Problem& p, const PairCodes& codes, const PairScratch& s) {
+  PairList list;
+  pair_gradient<Code, std::uint8_t>(
+      p, codes, s, [](Code) { return std::uint8_t(1); },  // the count does not matter
+      [&](const Colliding<std::uint8_t>& c) {
+        append<Vectors>(p, s, list, c);
+        if (list.n >= PairList::kFull) flush<Vectors>(p, s, list);
+      },
+      [&] { flush<Vectors>(p, s, list); });
 }
 
 template <class Code>
@@ -52,8 +89,16 @@ void pairs(const Problem& p) {
   Cut cut{p.scratch};
   const PairCodes codes = codes_of(p);
   const PairScratch s(p, codes, cut);
-  const Visitor visit_keys = visitor(row_vectors(p));
-  pair_gradient<Code>(p, codes, s, [&](index_t i, Colliding c) { visit_keys(p, s, i, c); });
+  switch (row_vectors(p)) {
+    case 2:
+      return pairs_of<Code, 2>(p, codes, s);
+    case 4:
+      return pairs_of<Code, 4>(p, codes, s);
+    case 8:
+      return pairs_of<Code, 8>(p, codes, s);
+    default:
+      return pairs_of<Code, 0>(p, codes, s);
+  }
 }
 
 }  // namespace

@@ -21,19 +21,18 @@ struct Scratch : PairScratch {
 };
 
 template <int Vectors>
-LSHKIT_NOINLINE void visit(const Problem& p, const Scratch& s, index_t i, Colliding c) {
-  PairRow<Vectors> row(p, s, i);
+LSHKIT_NOINLINE void visit(const Problem& p, const Scratch& s, const Colliding<float>& c) {
+  PairRow<Vectors> row(p, s, c.query);
   for (int t = 0; t < c.n; t += 4) {
     const Vec4 sums = row.values(c.keys + t);
     // Weights one by one: a vector load of what has just been stored in parts would wait for it.
     LSHKIT_UNROLL
-    for (int u = 0; u < 4; ++u)
-      row.add(broadcast<float>(sums[u]) * s.weight[c.counts[t + u]], c.keys[t + u]);
+    for (int u = 0; u < 4; ++u) row.add(broadcast<float>(sums[u]) * c.values[t + u], c.keys[t + u]);
   }
   row.finish();
 }
 
-using Visitor = void (*)(const Problem&, const Scratch&, index_t, Colliding);
+using Visitor = void (*)(const Problem&, const Scratch&, const Colliding<float>&);
 Visitor visitor(int vectors) {
   return vectors == 2 ? visit<2> : vectors == 4 ? visit<4> : vectors == 8 ? visit<8> : visit<0>;
 }
@@ -44,7 +43,9 @@ void pairs(const Problem& p) {
   const Scratch s(p, cut);
   for (index_t count = 0; count <= p.n_hashes; ++count) s.weight[count] = p.scale * float(count);
   const Visitor visit_keys = visitor(row_vectors(p));
-  pair_gradient<Code>(p, codes_of(p), s, [&](index_t i, Colliding c) { visit_keys(p, s, i, c); });
+  pair_gradient<Code, float>(
+      p, codes_of(p), s, [&](Code count) { return s.weight[count]; },
+      [&](const Colliding<float>& c) { visit_keys(p, s, c); }, [] {});
 }
 
 }  // namespace

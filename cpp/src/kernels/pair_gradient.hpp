@@ -44,7 +44,7 @@ struct PairRow {
   const PairScratch& s;
   float* out;
   int kv, vv;
-  index_t d;
+  index_t d, key_stride, value_stride;
   float bias;
   F g[kMost], q[kMost], dq[kMost];
 
@@ -54,6 +54,8 @@ struct PairRow {
         kv(Vectors ? Vectors : int(s.d / W)),
         vv(Vectors ? Vectors : int(s.dv / W)),
         d(p.query.columns),
+        key_stride(kv * W),
+        value_stride(vv * W),
         bias(p.bias ? p.bias[i] : 0) {
     if (Vectors) {
       LSHKIT_UNROLL
@@ -70,15 +72,16 @@ struct PairRow {
   }
   // g . v + bias and q . k of four keys
   LSHKIT_INLINE Vec4 values(const std::uint8_t* keys) const {
-    return dots(keys, g, s.grad, s.value, vv) + bias;
+    return dots(keys, g, s.grad, s.value, value_stride, vv) + bias;
   }
   LSHKIT_INLINE Vec4 cosines(const std::uint8_t* keys) const {
-    return dots(keys, q, s.query, s.key, kv);
+    return dots(keys, q, s.query, s.key, key_stride, kv);
   }
   // dq += b k and dk += b q
-  LSHKIT_INLINE void add(F b, int key) {
-    const float* k = s.key + key * index_t(kv * W);
-    float* dk = s.key_grad + key * index_t(kv * W);
+  LSHKIT_INLINE void add(F b, std::uint8_t key) {
+    const index_t at = offset(key, key_stride);
+    const float* k = s.key + at;
+    float* dk = s.key_grad + at;
     LSHKIT_UNROLL
     for (int c = 0; c < kv; ++c) {
       const F query = Vectors ? q[Vectors ? c : 0] : load(s.query + c * W);
@@ -96,12 +99,18 @@ struct PairRow {
   }
 
  private:
+  // Hidden from the compiler, which would else compute an address for each register of a row.
+  static LSHKIT_INLINE index_t offset(std::uint8_t key, index_t stride) {
+    index_t at = key * stride;
+    asm("" : "+r"(at));
+    return at;
+  }
   LSHKIT_INLINE Vec4 dots(const std::uint8_t* keys, const F* row, const float* padded_row,
-                          const float* block, int n) const {
+                          const float* block, index_t stride, int n) const {
     F dot[4] = {};
     LSHKIT_UNROLL
     for (int t = 0; t < 4; ++t) {
-      const float* x = block + keys[t] * index_t(n * W);
+      const float* x = block + offset(keys[t], stride);
       LSHKIT_UNROLL
       for (int c = 0; c < n; ++c)
         dot[t] += (Vectors ? row[Vectors ? c : 0] : load(padded_row + c * W)) * load(x + c * W);
@@ -118,10 +127,12 @@ LSHKIT_INLINE int row_vectors(const PairGradient<float>& p) {
   return filled && (n == 2 || n == 4 || n == 8) ? int(n) : 0;
 }
 
-// visit(i, colliding) for each query and block of keys that has some for it: see for_each_query.
-template <class Code, class Visit>
+// visit(colliding) for each query and block of keys that has some for it (see for_each_query), and
+// end_of_block() before the block goes.
+template <class Code, class Value, class ValueOf, class Visit, class End>
 LSHKIT_INLINE void pair_gradient(const PairGradient<float>& p, const PairCodes& codes,
-                                 const PairScratch& s, const Visit& visit) {
+                                 const PairScratch& s, const ValueOf& value_of, const Visit& visit,
+                                 const End& end_of_block) {
   const index_t d = p.query.columns;
   clear(p.query_grad);
   for (index_t j0 = 0; j0 < p.key.rows; j0 += kBlock) {
@@ -129,7 +140,8 @@ LSHKIT_INLINE void pair_gradient(const PairGradient<float>& p, const PairCodes& 
     pack<float>(n, d, s.d, {p.key.row(j0), p.key.stride}, 1, p.key_inverse_norm + j0, s.key);
     pack<float>(n, p.value.columns, s.dv, {p.value.row(j0), p.value.stride}, 1, nullptr, s.value);
     std::memset(s.key_grad, 0, sizeof(float) * kBlock * s.d);
-    for_each_query<Code>(codes, s.collisions, j0, n, visit);
+    for_each_query<Code, Value>(codes, s.collisions, j0, n, value_of, visit);
+    end_of_block();
     for (index_t j = 0; j < n; ++j)
       std::memcpy(p.key_grad.row(j0 + j), s.key_grad + j * s.d, sizeof(float) * d);
   }
