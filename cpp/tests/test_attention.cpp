@@ -85,7 +85,8 @@ void dense_weights(const Run& r, bool sampled, std::vector<double>& weight,
       if (!r.sees(i, j)) continue;
       const double x = cosine(r, i, j), bit = 1 - std::acos(x) / kPi;
       double w = std::pow(bit, c.n_bits);
-      if (sampled) {
+      const bool near = std::abs(i - j) < r.options.window;
+      if (sampled && !near) {
         w = 0;
         for (index_t h = 0; h < c.n_hashes; ++h)
           w += code(r.queries(), i * c.n_hashes + h) == code(r.keys(), j * c.n_hashes + h);
@@ -221,6 +222,19 @@ TEST(sampled_equals_dense) {
         }
 }
 
+TEST(window_equals_dense) {
+  for (const Case& c : kCases)
+    for (const index_t window : {1, 30, 2000})
+      for (const bool causal : {false, true})
+        for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2}) {
+          // At 14 bits a row's weights may sum to 1e-3 and a share of 1/3 be added and taken out.
+          if (c.nq > 400 && (window != 30 || normalize != Normalize::none)) continue;
+          Run r(c, {causal, normalize, Gradient::lower_bound, Precision::full, window}, !causal, 7);
+          run_sampled(r, 2);
+          check_against_dense(r, true);
+        }
+}
+
 TEST(expected_equals_dense) {
   for (const Case& c : kCases)
     for (const bool causal : {false, true})
@@ -244,9 +258,12 @@ TEST(threads_do_not_change_a_bit) {
 }
 
 TEST(a_bad_row_stays_alone) {
-  for (const bool sampled : {true, false}) {
+  for (const index_t window : {-1, 0, 9}) {  // -1: the expectation
+    const bool sampled = window >= 0;
     const Case c{50, 45, 16, 16, 3, 8};
-    Run clean(c, {false, Normalize::l2, Gradient::lower_bound}, true, 9), bad = clean;
+    Run clean(c, {false, Normalize::l2, Gradient::lower_bound}, true, 9);
+    clean.options.window = window;
+    Run bad = clean;
     bad.q[4 * c.d + 1] = NAN;   // a query that takes no part
     bad.k[2 * c.d] = INFINITY;  // a masked key may hold anything
     bad.v[2 * c.dv] = NAN;

@@ -1,5 +1,6 @@
 // The near window: pairs close to the diagonal take their exact weight instead of the sampled one.
-// What is added is the difference of the two, so that the sampled kernels need not know of it. A
+// What is added is the difference of the two, so that the sampled kernels need not know of it (and
+// a share that was added and is taken out leaves its rounding, 1e-7 of 1 / n_hashes and more). A
 // chunk of keys meets the runs of queries that see some of it, as in expected_attention.cpp, but
 // only in the columns of the band. Bound: flops, 4 d a pair forward and 10 d backward, and n_hashes
 // comparisons of a byte a pair.
