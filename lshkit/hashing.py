@@ -11,7 +11,7 @@ from lshkit import _C, checks, reference
 FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
 MAX_BITS = 16
 MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
-ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs
+ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
 
 _ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
 
@@ -52,15 +52,17 @@ def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
 def make_rotation(n_values, n_sets=1, seed=None):
     """The random numbers of `n_sets` rotations of `n_values` coordinates, for a gradient's sketch.
 
-    Returns a float32 array `(n_sets, 2, D)` as the core takes it (GradientSketch), D a power of
-    two: two rows of D/2 cosines, then D/2 sines. From a stream of its own: with an int seed they
-    are independent of the hash functions that `make_parameters` gives for it.
+    Returns a float32 array `(n_sets, ANGLE_ROWS, D)` as the core takes it (GradientSketch), D a
+    power of two: rows of D/2 cosines, then D/2 sines. From a stream of its own: with an int seed
+    they are independent of the hash functions that `make_parameters` gives for it.
     """
     half = rotation_columns(n_values) // 2
     if not isinstance(seed, (int, np.integer)):
         seed = int(np.random.default_rng(seed).integers(2**63))
-    bits = np.random.Philox(key=int(seed) + _ROTATION_STREAM).random_raw(n_sets * half)
-    angles = bits.view(np.uint32).astype(np.float32).reshape(n_sets, 2, half)
+    bits = np.random.Philox(key=int(seed) + _ROTATION_STREAM).random_raw(
+        n_sets * ANGLE_ROWS * half // 2
+    )
+    angles = bits.view(np.uint32).astype(np.float32).reshape(n_sets, ANGLE_ROWS, half)
     angles *= np.float32(2 * np.pi / 2**32)
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
 

@@ -417,20 +417,20 @@ def expected_backward(
 
 
 def rotation_matrix(parameters, n_values):
-    """U = H G1 H G0 / D without the columns beyond n_values, `(..., D, n_values)`.
+    """U = H G2 H G1 H G0 / D^1.5 without the columns beyond n_values, `(..., D, n_values)`.
 
     G rotates the planes (i, i + D/2). Rows u of a random U have E[u u^T] = 1 / D.
     """
     parameters = np.asarray(parameters, np.float64)
     columns = parameters.shape[-1]
-    cosine, sine = np.split(parameters[..., None, :], 2, axis=-1)  # (..., 2, 1, D/2)
+    cosine, sine = np.split(parameters[..., None, :], 2, axis=-1)  # (..., 3, 1, D/2)
     z = np.eye(columns)[:n_values]
-    for i in range(2):
+    for i in range(3):
         upper, lower = np.split(z, 2, axis=-1)
         c, s = cosine[..., i, :, :], sine[..., i, :, :]
         z = np.concatenate([c * upper - s * lower, s * upper + c * lower], -1)
-        z = z @ walsh_hadamard(columns)
-    return np.swapaxes(z, -1, -2) / columns
+        z = z @ walsh_hadamard(columns) / np.sqrt(columns)
+    return np.swapaxes(z, -1, -2)
 
 
 def sketched_backward(
@@ -450,8 +450,9 @@ def sketched_backward(
 ):
     """(grad_query, grad_key) of `yoso_backward`'s lower bound from `rank` coordinates a hash.
 
-    In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over group h mod ceil(D / R) of the
-    coordinates: R in turn, the last group going on at the first coordinate. Finite rows only.
+    In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over one of the C = ceil(D / R) groups
+    of coordinates, the C h / n_hashes-th: R in turn, the last group going on at the first
+    coordinate. Finite rows only.
     rotation: U, `(..., D, n_values)`.
     """
     weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
@@ -461,7 +462,7 @@ def sketched_backward(
     n_hashes, columns = query_codes.shape[-1], rotation.shape[-2]
     grad_cosine = 0
     for h in range(n_hashes):
-        group = (h % -(-columns // rank) * rank + np.arange(rank)) % columns
+        group = (h * -(-columns // rank) // n_hashes * rank + np.arange(rank)) % columns
         products = g[..., group] @ np.swapaxes(v[..., group], -1, -2) * columns / rank + bias
         collide = query_codes[..., :, None, h] == key_codes[..., None, :, h]
         grad_cosine = grad_cosine + n_bits / 2 / n_hashes * (pairs & collide) * products

@@ -83,7 +83,7 @@ def test_equals_reference(sizes, normalize, is_causal):
 def test_rotation_is_orthogonal_and_isotropic():
     for n_values, columns in ((1, 16), (64, 64), (80, 128)):
         parameters = hashing.make_rotation(n_values, 3, seed=1)
-        assert parameters.shape == (3, 2, columns) and parameters.dtype == np.float32
+        assert parameters.shape == (3, 3, columns) and parameters.dtype == np.float32
         rotation = reference.rotation_matrix(parameters, n_values)
         product = np.swapaxes(rotation, -1, -2) @ rotation
         np.testing.assert_allclose(
@@ -126,7 +126,7 @@ def test_variance_equals_theory():
     times that. So with a_c the sum of m_h over the hashes of group c, and abar their mean,
     var = kappa C / (C - 1) sum_c (D |g|^2 |a_c - abar|^2 + (D - 2) (g . (a_c - abar))^2).
     """
-    size, rank, n_hashes, n_bits = 16, 4, 7, 1
+    size, rank, n_hashes, n_bits = 64, 16, 7, 1
     case = attention_inputs(40, 60, 24, size, batch=1, heads=1)
     case.grad_out[:, :, 1:] = 0
     codes = [codes_of(x, 3, n_bits=n_bits, n_hashes=n_hashes) for x in (case.query, case.key)]
@@ -143,7 +143,7 @@ def test_variance_equals_theory():
         a = np.zeros((size // rank, size))
         for h in range(n_hashes):
             collide = codes[1][0, 0, :, h] == codes[0][0, 0, 0, h]
-            a[h % len(a)] += n_bits / 2 / n_hashes * (along * collide.numpy()) @ value
+            a[h * len(a) // n_hashes] += n_bits / 2 / n_hashes * (along * collide.numpy()) @ value
         a -= a.mean(0)
         kappa = (size - rank) / (rank * (size + 2) * (size - 1))
         variance = (size * (g @ g) * (a**2).sum() + (size - 2) * ((a @ g) ** 2).sum()) * (
@@ -282,7 +282,7 @@ def test_vmap():
 
 @pytest.mark.parametrize(
     ("shape", "match"),
-    [((1, 2, 32), "rotation: .*columns"), ((2, 2, 64), "rotation"), ((1, 3, 64), "rotation")],
+    [((1, 3, 32), "rotation: .*columns"), ((2, 3, 64), "rotation"), ((1, 2, 64), "rotation")],
 )
 def test_core_checks_the_rotation(shape, match):
     case = attention_inputs(40, 40, 64, 64, batch=1, heads=3)

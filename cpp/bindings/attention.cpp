@@ -124,15 +124,15 @@ GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionSh
   if (rank == 0) return sketch;
   if (rotation.is_none()) throw py::value_error("rotation: gradient_rank needs one, was None");
   view.emplace("rotation", rotation);
-  view->require_type({kFloat32}).require_dims(3, "(1 or heads, 2, columns)").require_contiguous();
+  view->require_type({kFloat32}).require_dims(3, "(1 or heads, 3, columns)").require_contiguous();
   const index_t columns = view->shape(2);
   if (columns < 16 || columns < shape.n_values || (columns & (columns - 1)) != 0)
     view->wrong_value("columns as many as a power of two that is at least 16 and at least " +
                       std::to_string(shape.n_values) + " (n_values) are wanted, was shape " +
                       view->describe_shape());
-  view->require_shape({view->shape(0) == 1 ? 1 : shape.heads, 2, columns});
+  view->require_shape({view->shape(0) == 1 ? 1 : shape.heads, 3, columns});
   sketch.rotation = view->data<const float>();
-  sketch.head_stride = view->shape(0) == 1 ? 0 : 2 * columns;
+  sketch.head_stride = view->shape(0) == 1 ? 0 : 3 * columns;
   sketch.columns = columns;
   return sketch;
 }

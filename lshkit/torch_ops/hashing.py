@@ -66,7 +66,7 @@ def _(seed, n_sets, n_features, n_bits, n_hashes, family):
 @fake("gradient_rotation")
 def _(seed, n_sets, n_values):
     columns = hashing.rotation_columns(int(n_values))
-    return seed.new_empty((n_sets, 2, columns), dtype=torch.float32)
+    return seed.new_empty((n_sets, hashing.ANGLE_ROWS, columns), dtype=torch.float32)
 
 
 @fake("hash")

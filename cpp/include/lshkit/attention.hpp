@@ -22,8 +22,9 @@ enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiase
 // floats a head.
 struct GradientSketch {
   index_t rank = 0;  // 0, or n_values and more: exact
-  // Of U = H G1 H G0 / D, H the Hadamard matrix of size D (columns), a power of two >= n_values and
-  // >= 16: float32 (2, D), for G0 and G1 the D/2 cosines, then D/2 sines, of rotations of the
+  // Of U = H G2 H G1 H G0 / D^1.5, H the Hadamard matrix of size D (columns), a power of two >=
+  // n_values and
+  // >= 16: float32 (3, D), for each G the D/2 cosines, then D/2 sines, of rotations of the
   // planes (i, i + D/2) by angles uniform in [0, 2 pi), independent of the hash functions.
   const float* rotation = nullptr;
   index_t head_stride = 0;  // elements from one head's rotation to the next; 0: one for all heads

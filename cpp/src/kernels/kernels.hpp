@@ -126,7 +126,7 @@ struct LowerBoundGradient : PairGradient<float> {
   float scale;
   // Coordinates of grad . value that a hash takes (lower_bound_sketch.hpp), 0 for all: exact.
   index_t rank = 0;
-  const float* rotation = nullptr;  // (2, rotation_columns)
+  const float* rotation = nullptr;  // (3, rotation_columns)
   index_t rotation_columns = 0;
 };
 // Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.

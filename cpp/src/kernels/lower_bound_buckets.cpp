@@ -23,12 +23,27 @@ constexpr index_t kChunk = 128;                    // rows of a bucket that are 
 constexpr index_t kGroup = 8;                      // hashes whose codes are brought together
 constexpr index_t kDirectRows = 24;  // rows of a bucket up to which packing does not pay
 
+// The rows of one hash that take part, by bucket.
+struct Buckets {
+  std::int32_t *query_order, *key_order, *query_start, *key_start;
+  index_t count;
+
+  index_t queries(index_t b) const { return query_start[b + 1] - query_start[b]; }
+  index_t keys(index_t b) const { return key_start[b + 1] - key_start[b]; }
+};
+
+// (rows), with kSketchAhead rows before and after that may be looked up.
+std::int32_t* take_order(Cut& cut, index_t rows) {
+  auto* order = cut.take<std::int32_t>(rows + 2 * kSketchAhead);
+  return order ? order + kSketchAhead : nullptr;
+}
+
 struct BucketScratch {
   std::uint16_t *query_codes, *key_codes;  // (kGroup, rows): a group of hashes, each contiguous
-  std::int32_t *query_order, *key_order;   // rows by bucket
-  std::int32_t *query_start, *key_start;   // (n_buckets + 1)
-  std::uint16_t *number, *code_of;         // renumber's, (n_buckets) and (keys), or null
-  std::int32_t* passed;                    // keys before each chunk of queries
+  // Of one hash, or where the gradient is sketched of a group: (rows) and (n_buckets + 1).
+  Buckets buckets[kGroup];
+  std::uint16_t *number, *code_of;  // renumber's, (n_buckets) and (keys), or null
+  std::int32_t* passed;             // keys before each chunk of queries
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
   Sketch sketch;
@@ -36,12 +51,15 @@ struct BucketScratch {
       : d(round_up(p.query.columns, W)), dv(round_up(p.value.columns, W)), sketch(p, cut) {
     query_codes = cut.take<std::uint16_t>(kGroup * p.query.rows);
     key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
-    query_order = cut.take<std::int32_t>(p.query.rows);
-    key_order = cut.take<std::int32_t>(p.key.rows);
     const bool sparse = p.key.rows < p.n_buckets / 2;
     const index_t most_buckets = sparse ? p.key.rows + 1 : p.n_buckets;
-    query_start = cut.take<std::int32_t>(most_buckets + 1);
-    key_start = cut.take<std::int32_t>(most_buckets + 1);
+    for (index_t g = 0; g < (p.rank > 0 ? kGroup : 1); ++g) {
+      Buckets& b = buckets[g];
+      b.query_order = take_order(cut, p.query.rows);
+      b.key_order = take_order(cut, p.key.rows);
+      b.query_start = cut.take<std::int32_t>(most_buckets + 1);
+      b.key_start = cut.take<std::int32_t>(most_buckets + 1);
+    }
     number = sparse ? cut.take<std::uint16_t>(p.n_buckets) : nullptr;
     code_of = sparse ? cut.take<std::uint16_t>(p.key.rows) : nullptr;
     passed = cut.take<std::int32_t>(p.query.rows / kChunk + 2);
@@ -86,7 +104,7 @@ index_t renumber(const BucketScratch& s, std::uint16_t* query_codes, index_t n_q
   return used;
 }
 
-// Rows that take part, by bucket, in ascending order within each.
+// Rows that take part, by bucket, in ascending order within each; row 0 before and after them.
 void counting_sort(const std::uint16_t* codes, index_t rows, const std::uint8_t* valid,
                    index_t n_buckets, std::int32_t* order, std::int32_t* start) {
   std::memset(start, 0, sizeof(*start) * (n_buckets + 1));
@@ -96,6 +114,28 @@ void counting_sort(const std::uint16_t* codes, index_t rows, const std::uint8_t*
     if (valid[i]) order[start[codes[i]]++] = std::int32_t(i);
   for (index_t b = n_buckets; b > 0; --b) start[b] = start[b - 1];
   start[0] = 0;
+  std::memset(order - kSketchAhead, 0, sizeof(*order) * kSketchAhead);
+  std::memset(order + start[n_buckets], 0, sizeof(*order) * kSketchAhead);
+}
+
+// Brings the rows of hash h's buckets together; hashes are asked for in turn.
+void sort_hash(const Problem& p, const BucketScratch& s, index_t h, Buckets& to) {
+  if (h % kGroup == 0) {
+    const index_t n = smaller(kGroup, p.n_hashes - h);
+    const auto gather =
+        p.code_bytes == 1 ? bring_together<std::uint8_t> : bring_together<std::uint16_t>;
+    gather(p.query_codes, p.query.rows, p.n_hashes, h, n, s.query_codes);
+    gather(p.key_codes, p.key.rows, p.n_hashes, h, n, s.key_codes);
+  }
+  std::uint16_t* query_codes = s.query_codes + h % kGroup * p.query.rows;
+  std::uint16_t* key_codes = s.key_codes + h % kGroup * p.key.rows;
+  index_t sorted = to.count = p.n_buckets;
+  if (s.number) {
+    to.count = renumber(s, query_codes, p.query.rows, key_codes, p.key.rows);
+    sorted = to.count + 1;
+  }
+  counting_sort(query_codes, p.query.rows, p.query_valid, sorted, to.query_order, to.query_start);
+  counting_sort(key_codes, p.key.rows, p.key_valid, sorted, to.key_order, to.key_start);
 }
 
 // The rows of one bucket of one hash, in ascending order.
@@ -226,25 +266,6 @@ struct Bucket {
     }
   }
 
-  // From the coordinates of hash h's group.
-  void sketched(index_t nq, index_t nk, index_t h) const {
-    const Sketch& sketch = s.sketch;
-    const SketchSide query_side = {sketch.group_of(sketch.grad, p.query.rows, h),
-                                   p.query,
-                                   p.query_inverse_norm,
-                                   p.query_grad,
-                                   queries,
-                                   nq};
-    const SketchSide key_side = {sketch.group_of(sketch.value, p.key.rows, h),
-                                 p.key,
-                                 p.key_inverse_norm,
-                                 p.key_grad,
-                                 keys,
-                                 nk};
-    sketch_bucket(key_side, query_side, sketch.width, p.causal, 1);
-    sketch_bucket(query_side, key_side, sketch.width, p.causal, -1);
-  }
-
   // A few rows of Vectors registers each, where they lie: two queries meet two keys at a time, and
   // nothing is packed.
   template <int Vectors>
@@ -309,79 +330,100 @@ struct Bucket {
   }
 };
 
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, index_t bucket,
-                                 index_t h) {
-  const Sketch& k = s.sketch;
-  const Matrix<const float> grad =
-      p.rank ? Matrix<const float>{k.group_of(k.grad, p.query.rows, h), k.width, 0, k.width}
-             : p.grad;
-  const Matrix<const float> value =
-      p.rank ? Matrix<const float>{k.group_of(k.value, p.key.rows, h), k.width, 0, k.width}
-             : p.value;
+LSHKIT_INLINE void prefetch_rows(const Problem& p, const Buckets& s, index_t bucket) {
   const index_t i_end = smaller(s.query_start[bucket + 1], s.query_start[bucket] + 2 * kChunk);
   for (index_t t = s.query_start[bucket]; t < i_end; ++t) {
     prefetch_row(p.query.row(s.query_order[t]), 4 * p.query.columns);
-    prefetch_row(grad.row(s.query_order[t]), 4 * grad.columns);
+    prefetch_row(p.grad.row(s.query_order[t]), 4 * p.grad.columns);
     prefetch_row(p.query_grad.row(s.query_order[t]), 4 * p.query.columns);
   }
   const index_t j_end = smaller(s.key_start[bucket + 1], s.key_start[bucket] + 2 * kChunk);
   for (index_t t = s.key_start[bucket]; t < j_end; ++t) {
     prefetch_row(p.key.row(s.key_order[t]), 4 * p.key.columns);
-    prefetch_row(value.row(s.key_order[t]), 4 * value.columns);
+    prefetch_row(p.value.row(s.key_order[t]), 4 * p.value.columns);
     prefetch_row(p.key_grad.row(s.key_order[t]), 4 * p.key.columns);
   }
+}
+
+// Flops of a bucket pair by pair and through its products.
+struct Costs {
+  float pair, row;
+  bool causal;
+
+  Costs(const Problem& p, const BucketScratch& s)
+      : pair(2 * float(s.dv) + 4 * float(s.d)),
+        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv)),
+        causal(p.causal) {}
+  bool pairs_are_cheaper(index_t nq, index_t nk) const {
+    return float(nq) * float(nk) * (causal ? 0.5f : 1.0f) * pair <= row * float(nq + nk);
+  }
+};
+
+// The products of the large buckets of n hashes from `first`, sketched. A part of the features and
+// one direction at a time: of the rows that lie all over memory, as many as can be are in a cache.
+void sketched(const Problem& p, const BucketScratch& s, const Costs& costs, index_t first,
+              index_t n) {
+  for (const bool to_queries : {true, false})
+    for (index_t column = 0; column < p.query.columns; column += kSketchColumns * W)
+      for (index_t g = 0; g < n; ++g) {
+        const Buckets& of = s.buckets[g];
+        const index_t group = s.sketch.group(first + g, p.n_hashes);
+        const SketchSide queries = {s.sketch.group_of(s.sketch.grad, p.query.rows, group), p.query,
+                                    p.query_inverse_norm, p.query_grad};
+        const SketchSide keys = {s.sketch.group_of(s.sketch.value, p.key.rows, group), p.key,
+                                 p.key_inverse_norm, p.key_grad};
+        // Keys get theirs on the way back, from the queries that come no earlier.
+        const bool back = p.causal && !to_queries;
+        for (index_t t = 0; t < of.count; ++t) {
+          const index_t b = back ? of.count - 1 - t : t;
+          const index_t nq = of.queries(b), nk = of.keys(b);
+          if (nq == 0 || nk == 0 || costs.pairs_are_cheaper(nq, nk)) continue;
+          const SketchRows query_rows = {of.query_order + of.query_start[b], nq},
+                           key_rows = {of.key_order + of.key_start[b], nk};
+          if (to_queries)
+            sketch_columns(keys, key_rows, queries, query_rows, s.sketch.width, column, p.causal,
+                           1);
+          else
+            sketch_columns(queries, query_rows, keys, key_rows, s.sketch.width, column, p.causal,
+                           back ? -1 : 1);
+        }
+      }
 }
 
 // Vectors: as in Bucket::direct, or 0 where rows do not have that form.
 template <int Vectors>
 LSHKIT_NOINLINE void buckets(const Problem& p) {
   Cut cut{p.scratch};
-  const BucketScratch s(p, cut);
+  BucketScratch s(p, cut);
   clear(p.query_grad);
   clear(p.key_grad);
   s.sketch.fill(p);
-  const bool sketched = p.rank > 0;
-  const float pair_flops = 2 * float(s.dv) + 4 * float(s.d),
-              row_flops = 4 * float(s.d) * float(sketched ? s.sketch.width : s.dv);
+  const Costs costs(p, s);
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.number) std::memset(s.number, 0, sizeof(*s.number) * p.n_buckets);
-  const bool prefetch = (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
+  const bool prefetch = p.rank == 0 && (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
   for (index_t h = 0; h < p.n_hashes; ++h) {
-    if (h % kGroup == 0) {
-      const index_t n = smaller(kGroup, p.n_hashes - h);
-      const auto gather =
-          p.code_bytes == 1 ? bring_together<std::uint8_t> : bring_together<std::uint16_t>;
-      gather(p.query_codes, p.query.rows, p.n_hashes, h, n, s.query_codes);
-      gather(p.key_codes, p.key.rows, p.n_hashes, h, n, s.key_codes);
-    }
-    std::uint16_t* query_codes = s.query_codes + h % kGroup * p.query.rows;
-    std::uint16_t* key_codes = s.key_codes + h % kGroup * p.key.rows;
-    index_t n_buckets = p.n_buckets, sorted = n_buckets;
-    if (s.number) {
-      n_buckets = renumber(s, query_codes, p.query.rows, key_codes, p.key.rows);
-      sorted = n_buckets + 1;
-    }
-    counting_sort(query_codes, p.query.rows, p.query_valid, sorted, s.query_order, s.query_start);
-    counting_sort(key_codes, p.key.rows, p.key_valid, sorted, s.key_order, s.key_start);
-    for (index_t b = 0; b < n_buckets; ++b) {
-      const index_t i = s.query_start[b], nq = s.query_start[b + 1] - i;
-      const index_t j = s.key_start[b], nk = s.key_start[b + 1] - j;
-      if (prefetch && b + 1 < n_buckets) prefetch_rows(p, s, b + 1, h);
+    Buckets& of = s.buckets[p.rank > 0 ? h % kGroup : 0];
+    sort_hash(p, s, h, of);
+    for (index_t b = 0; b < of.count; ++b) {
+      const index_t nq = of.queries(b), nk = of.keys(b);
+      if (prefetch && b + 1 < of.count) prefetch_rows(p, of, b + 1);
       if (nq == 0 || nk == 0) continue;
-      const Bucket bucket{p, s, s.query_order + i, s.key_order + j};
-      const float pairs = float(nq) * float(nk) * (p.causal ? 0.5f : 1.0f);
-      if (sketched && pairs * pair_flops > row_flops * float(nq + nk))
-        bucket.sketched(nq, nk, h);
-      else if (Vectors && nq <= kDirectRows && nk <= kDirectRows)
+      const bool pairs = costs.pairs_are_cheaper(nq, nk);
+      if (p.rank > 0 && !pairs) continue;  // sketched below
+      const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
+      if (Vectors && nq <= kDirectRows && nk <= kDirectRows)
         bucket.direct<(Vectors ? Vectors : 1)>(nq, nk);
-      else if (pairs * pair_flops <= row_flops * float(nq + nk))
+      else if (pairs)
         bucket.quadratic(0, nq, 0, nk);
       else if (p.causal)
         bucket.linear_causal(nq, nk);
       else
         bucket.linear(nq, nk);
     }
+    if (p.rank > 0 && (h % kGroup == kGroup - 1 || h == p.n_hashes - 1))
+      sketched(p, s, costs, h / kGroup * kGroup, h % kGroup + 1);
   }
 }
 
