@@ -30,7 +30,7 @@ def positive(name, value):
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{wanted}, {got}")
-    if not 0 < value <= np.finfo(np.float32).max:
+    if not 0 < value <= float(np.finfo(np.float32).max):
         raise ValueError(f"{wanted}, {got}")
     return float(value)
 

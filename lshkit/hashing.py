@@ -149,8 +149,8 @@ class _AngularFamily:
         weights : float32 array or tensor `(..., n_hashes, n_probes)`
             The softmax of the log-likelihoods over the probes; exactly 1 for n_probes=1. In torch
             differentiable in x and sharpness, exactly but for the choice of bits, which is
-            piecewise constant. A row of zeros weighs all its probes alike and has no gradient; one
-            with a NaN or infinity has weights and a gradient of NaN.
+            piecewise constant. A row of zeros weighs all its probes alike and has no gradient; for
+            n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
@@ -163,7 +163,7 @@ class _AngularFamily:
             sharpness = _sharpness_tensor(sharpness, torch)
             x = x.reshape(1, 1, -1, self.n_features)
             parameters = torch.from_numpy(self.parameters)
-            probes, weights, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
+            weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
             return probes.reshape(shape), weights.reshape(shape)
         sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)
         probes, weights = np.empty(shape, code_dtype(self.n_buckets)), np.empty(shape, np.float32)

@@ -19,7 +19,7 @@ from lshkit.torch_ops.library import (
 
 _HASHER = "int family, int n_bits"
 define(
-    # Probe codes and weights (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
+    # Weights and probe codes (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
     # own codes (batch, heads, n, n_hashes), selected bits and their margins (..., n_selected).
     f"soft_hash(Tensor x, Tensor parameters, Tensor sharpness, {_HASHER}, int n_hashes, "
     "int n_probes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -46,8 +46,8 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
-        codes.new_empty((*codes.shape, n_probes)),
         x.new_empty((*codes.shape, n_probes), dtype=torch.float32),
+        codes.new_empty((*codes.shape, n_probes)),
         codes,
         x.new_empty(selected, dtype=torch.uint8),
         x.new_empty(selected, dtype=torch.float32),
@@ -59,7 +59,7 @@ def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
     out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
     if x.numel() == 0:
         return tuple(o.zero_() for o in out)
-    probe_codes, weights, codes, bits, margins = out
+    weights, probe_codes, codes, bits, margins = out
     x, parameters = rows(x, torch.float32), parameters.contiguous()
     sharpness = sharpness.to(torch.float32).contiguous()
     arrays = (a.flatten(3) for a in (bits, margins, probe_codes, weights))
@@ -128,14 +128,14 @@ def _(grad_weights, x, parameters, *rest):
 
 def _setup_soft_hash(ctx, inputs, output):
     x, parameters, sharpness, family, n_bits, _, _ = inputs
-    probe_codes, weights, codes, bits, margins = output
+    weights, probe_codes, codes, bits, margins = output
     ctx.mark_non_differentiable(probe_codes, codes, bits, margins)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     ctx.save_for_backward(x, parameters, sharpness, codes, bits, margins, weights)
     ctx.options = family, n_bits
 
 
-def _soft_hash_grad(ctx, _, grad_weights, *rest):
+def _soft_hash_grad(ctx, grad_weights, *_):
     if grad_weights is None:
         return (None,) * 7
     parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == hashing.FAMILY["hyperplane"]
