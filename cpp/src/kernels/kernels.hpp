@@ -180,7 +180,8 @@ struct Kernels {
   index_t (*soft_hash_gradient_scratch)(const SoftHashGradient&);  // bytes
   void (*soft_hash_gradient)(const SoftHashGradient&);
   void (*plane_gradient)(const PlaneGradient&, index_t first, index_t last);
-  // probe_codes (uint8 or uint16, probe_code_bytes) and weights: (rows, group, n_probes).
+  // probe_codes and weights: (rows, group, n_probes) at probe_stride. probe_code_bytes: 2, or 1 for
+  // codes of one byte.
   void (*expand_probes)(const ProbeRows&, int probe_code_bytes, void* probe_codes, float* weights);
   // weights, as expand_probes gave them (0: the row passes no gradient), and weight_grads. Writes
   // margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.

@@ -58,26 +58,28 @@ LSHKIT_INLINE Four weigh4(float w, const float* e) {
   return low * high * w;
 }
 
-// The n_probes t of one pair. T > 0: known at compile time.
+// The n_probes t of one pair, e its exponentials and complement = 1 / (1 + e), the probability that
+// a bit is not flipped. T > 0: known at compile time.
 template <int T, class Code>
-LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const float* e, index_t t,
-                             int n_selected, Code* codes, float* weights) {
+LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const float* e,
+                             const float* complement, index_t t, int n_selected, Code* codes,
+                             float* weights) {
   if (T) t = T;
   if (t < 4) {
     codes[0] = own;
     if (t > 1) codes[1] = Code(own ^ (1 << bits[0]));
     if (t > 2) codes[2] = Code(own ^ (1 << bits[1]));
     const float first = t > 1 ? e[0] : 0, second = t > 2 ? e[1] : 0;
-    const float inverse = 1 / (1 + first + second);
+    const float inverse = t == 3 ? 1 / (1 + first + second) : t == 2 ? complement[0] : 1;
     weights[0] = inverse;
     if (t > 1) weights[1] = first * inverse;
     if (t > 2) weights[2] = second * inverse;
     return;
   }
   const bool all = (t & (t - 1)) == 0;  // their weights are products of sigmoids
-  float product = 1;
-  for (int k = 0; k < n_selected && all; ++k) product *= 1 + e[k];
-  const Four w = weigh4(1 / product, e);
+  float own_weight = 1;
+  for (int k = 0; k < n_selected && all; ++k) own_weight *= complement[k];
+  const Four w = weigh4(own_weight, e);
   flip4(own, bits, codes);
   std::memcpy(weights, &w, sizeof(w));
   for (int k = 2; k < n_selected; ++k) {
@@ -106,49 +108,51 @@ LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const flo
   for (index_t a = 0; a < t; ++a) weights[a] /= sum;
 }
 
-template <class Code, int Probes>
-void expand(const ProbeRows& p, Code* probe_codes, float* weights) {
+template <int Probes, class Own, class Code>
+void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* weights) {
   const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
   const index_t step = r ? kRun / r : p.group;
-  float e[kRun];
+  float e[kRun], complement[kRun];
   const Vec<float> twice = broadcast(2 * p.sharpness);
   for (index_t i = 0; i < p.rows; ++i)
     for (index_t first = 0; first < p.group; first += step) {
       const index_t pair = i * p.n_hashes + p.first_hash + first;
       const index_t count = smaller(step, p.group - first), n = count * r;
       const float* margins = p.margins + pair * r;
-      const Code* own = static_cast<const Code*>(p.codes) + pair;
+      const Own* own = all_own + pair;
       const std::uint8_t* bits = p.bits + pair * r;
-      index_t c = 0;
-      for (; c + kLanes<float> <= n; c += kLanes<float>)
-        store(e + c, exp_minus(load(margins + c) * twice));
-      if (c < n) store(e + c, exp_minus(load_first(margins + c, int(n - c)) * twice));
+      for (index_t c = 0; c < n; c += kLanes<float>) {
+        const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
+        const Vec<float> power = exp_minus(u);
+        store(e + c, power);
+        store(complement + c, 1.0f / (1.0f + power));
+      }
       Code* codes_out = probe_codes + i * p.probe_stride + first * t;
       float* out = weights + i * p.probe_stride + first * t;
       for (index_t h = 0; h < count; ++h)
-        probes_of<Probes>(own[h], bits + h * r, e + h * r, t, int(r), codes_out + h * t,
-                          out + h * t);
+        probes_of<Probes>(Code(own[h]), bits + h * r, e + h * r, complement + h * r, t, int(r),
+                          codes_out + h * t, out + h * t);
       if (p.valid && !p.valid[i]) std::memset(out, 0, sizeof(float) * count * t);
     }
 }
 
-template <class Code>
-void expand_any(const ProbeRows& p, Code* probe_codes, float* weights) {
+template <class Own, class Code>
+void expand_any(const ProbeRows& p, const Own* own, Code* probe_codes, float* weights) {
   switch (p.n_probes) {
     case 1:
-      return expand<Code, 1>(p, probe_codes, weights);
+      return expand<1>(p, own, probe_codes, weights);
     case 2:
-      return expand<Code, 2>(p, probe_codes, weights);
+      return expand<2>(p, own, probe_codes, weights);
     case 3:
-      return expand<Code, 3>(p, probe_codes, weights);
+      return expand<3>(p, own, probe_codes, weights);
     case 4:
-      return expand<Code, 4>(p, probe_codes, weights);
+      return expand<4>(p, own, probe_codes, weights);
     case 8:
-      return expand<Code, 8>(p, probe_codes, weights);
+      return expand<8>(p, own, probe_codes, weights);
     case 16:
-      return expand<Code, 16>(p, probe_codes, weights);
+      return expand<16>(p, own, probe_codes, weights);
     default:
-      return expand<Code, 0>(p, probe_codes, weights);
+      return expand<0>(p, own, probe_codes, weights);
   }
 }
 
@@ -237,10 +241,14 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
 }  // namespace
 
 void expand_probes(const ProbeRows& p, int probe_code_bytes, void* probe_codes, float* weights) {
-  if (p.code_bytes == 1 && probe_code_bytes == 1)
-    expand_any(p, static_cast<std::uint8_t*>(probe_codes), weights);
+  const auto* bytes = static_cast<const std::uint8_t*>(p.codes);
+  const auto* words = static_cast<const std::uint16_t*>(p.codes);
+  if (probe_code_bytes == 1)
+    expand_any(p, bytes, static_cast<std::uint8_t*>(probe_codes), weights);
+  else if (p.code_bytes == 1)
+    expand_any(p, bytes, static_cast<std::uint16_t*>(probe_codes), weights);
   else
-    expand_any(p, static_cast<std::uint16_t*>(probe_codes), weights);
+    expand_any(p, words, static_cast<std::uint16_t*>(probe_codes), weights);
 }
 
 double reduce_probes(const ProbeRows& p, const float* weights, const float* weight_grads,

@@ -181,8 +181,12 @@ LSHKIT_INLINE void each_slope(const SoftHashGradient& g, index_t token, index_t 
                                                  : static_cast<const std::uint16_t*>(g.codes)[pair];
     for (int k = 0; k < g.n_selected; ++k) {
       const int bit = g.bits[pair * g.n_selected + k];
-      const float slope = g.margin_grads[pair * g.n_selected + k];
-      call(h * g.n_bits + bit, code >> bit & 1 ? slope : -slope);
+      std::uint32_t slope;  // negated by its sign bit: a branch would be taken at random
+      std::memcpy(&slope, g.margin_grads + pair * g.n_selected + k, sizeof(slope));
+      slope ^= ~(code >> bit) << 31;
+      float signed_slope;
+      std::memcpy(&signed_slope, &slope, sizeof(slope));
+      call(h * g.n_bits + bit, signed_slope);
     }
   }
 }
