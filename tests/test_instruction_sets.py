@@ -64,6 +64,7 @@ def results():
                         )
                         for which, array in zip("qkv", gradients, strict=True):
                             out[f"yoso_grad_{which}_{case}_{gradient}"] = array
+            out |= soft_results(name, query, functions, family, n_bits, n_hashes)
     for dtype in (np.float32, np.float64):
         name = np.dtype(dtype).name
         query, key, value, mask, grad_out = attention_inputs(rng, dtype)
@@ -97,6 +98,28 @@ def results():
     return out
 
 
+def soft_results(name, x, functions, family, n_bits, n_hashes):
+    out, code = {}, np.uint8 if n_bits <= 8 else np.uint16
+    for n_probes in (1, 2, 3, 4, 8, 11, 16):
+        rows, selected = x.shape[:3], n_hashes * (n_probes - 1).bit_length()
+        sharpness = np.float32([1, 2, 3])
+        options = x, functions, sharpness, family, n_bits, n_hashes, n_probes
+        codes, bits = np.empty((*rows, n_hashes), code), np.empty((*rows, selected), np.uint8)
+        margins = np.empty((*rows, selected), np.float32)
+        probes = np.empty((*rows, n_hashes * n_probes), code)
+        weights = np.empty(probes.shape, np.float32)
+        _C.soft_hash(*options, codes, bits, margins, probes, weights, 1)
+        grad = np.cos(np.arange(weights.size, dtype=np.float32)).reshape(weights.shape)
+        grad_x, grad_sharpness = np.empty_like(x), np.empty(rows[:2], np.float32)
+        planes = np.empty_like(functions) if family == 0 else None
+        saved = codes, bits, margins, weights
+        _C.soft_hash_backward(*options, *saved, grad, grad_x, grad_sharpness, planes, 1)
+        arrays = codes, bits, margins, probes, weights, grad_x, grad_sharpness
+        for i, array in enumerate(arrays if planes is None else (*arrays, planes)):
+            out[f"soft_{name}_{n_probes}_{i}"] = array
+    return out
+
+
 def run(path, instruction_set=None):
     env = {name: value for name, value in os.environ.items() if name != "LSHKIT_ISA"}
     if instruction_set:
@@ -126,7 +149,7 @@ def test_same_results(name, best, tmp_path):
         if array.dtype.kind == "f":
             relative = FLOAT32 if array.dtype == np.float32 else FLOAT64
             assert np.isfinite(array).all(), case
-            atol = relative * np.abs(array).max()
+            atol = relative * np.abs(array).max(initial=0)
             np.testing.assert_allclose(got[case], array, rtol=0, atol=atol, err_msg=case)
         else:
             np.testing.assert_array_equal(got[case], array, err_msg=case)

@@ -10,5 +10,6 @@ void bind_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_collisions(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_soft_hash(py::module_& module);
 
 }  // namespace lshkit

@@ -22,6 +22,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_buckets(module);
   lshkit::bind_collisions(module);
   lshkit::bind_attention(module);
+  lshkit::bind_soft_hash(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("has_openmp", &lshkit::has_openmp);

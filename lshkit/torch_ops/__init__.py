@@ -20,6 +20,7 @@ from lshkit.torch_ops.attention import (
 from lshkit.torch_ops.buckets import bucket_sum
 from lshkit.torch_ops.hashing import FAMILY, gradient_rotation, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
+from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
 
 __all__ = [
     "FAMILY",
@@ -33,6 +34,8 @@ __all__ = [
     "gradient_rotation",
     "hash",
     "hash_parameters",
+    "soft_hash",
+    "soft_hash_backward",
     "yoso_attention",
     "yoso_attention_backward",
 ]
