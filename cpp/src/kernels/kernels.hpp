@@ -20,6 +20,59 @@ struct HashRows {
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 
+// ---- rows ----
+template <class T>
+struct Matrix {
+  T* data;
+  index_t stride, rows, columns;
+  T* row(index_t i) const { return data + i * stride; }
+};
+
+// ---- soft_hash ----
+// Codes, selected bits and margins as soft_hash.hpp defines them.
+struct SoftHashRows : HashRows {
+  Family family;
+  const float* inverse_norm;  // (rows)
+  int n_selected;
+  std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  float* margins;      // (rows, n_hashes, n_selected)
+};
+// From the gradient of the margins to that of the unit vectors x_i * inverse_norm_i; the way
+// through the norm is unit_norm_backward.
+struct SoftHashGradient {
+  Family family;
+  const float* parameters;
+  index_t columns;
+  int n_bits;
+  index_t n_hashes;
+  int n_selected;
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;   // (rows, n_hashes, n_selected)
+  const float* margin_grads;  // (rows, n_hashes, n_selected)
+  Matrix<float> grad;         // every element is written
+  float* scratch;             // 64-byte aligned
+};
+// The gradient of the hyperplanes of the hashes [first, last), added to plane_grads
+// (n_hashes * n_bits, n_features). Rows without an inverse norm (0 or NaN) take no part.
+struct PlaneGradient : SoftHashGradient {
+  Matrix<const float> x;
+  const float* inverse_norm;
+  float* plane_grads;
+};
+// The probes of the hashes [first_hash, first_hash + group) of a run of rows.
+struct ProbeRows {
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  const float* margins;      // (rows, n_hashes, n_selected)
+  index_t rows, n_hashes, first_hash, group, n_probes;
+  index_t probe_stride;       // from one row's (group, n_probes) to the next
+  int n_selected;             // selected_bits(n_probes)
+  const std::uint8_t* valid;  // (rows), null: all; other rows have weights 0 and pass no gradient
+  float sharpness;
+};
+
 // ---- bucket_sum ----
 // A pass over one or two slices of the value columns and one group of hashes, whose tables fit the
 // L2 cache.
@@ -52,53 +105,11 @@ struct BucketTableRows {
   index_t rows;
 };
 
-// ---- weighted_bucket_sum ----
-// Rows that belong to n_probes table rows each, with weights.
+// ---- weighted_bucket_sum: see its header ----
 template <class T>
-struct WeightedRows {
-  index_t count = 0;
-  int n_probes = 1;
-  const std::uint16_t* slots = nullptr;  // (count, n_probes): rows of the table
-  const T* weights = nullptr;            // (count, n_probes)
-  const T* rows = nullptr;               // the slice's first column
-  index_t stride = 0;
-  const std::uint8_t* valid = nullptr;  // of those that are added; null: all
-};
-// add's rows go into the table, weight * row to each of its slots; read's rows take from it sum_i =
-// scale * the weighted sum of its table rows, and dots_ik = scale * the dot product of row i with
-// the table row of its probe k. The table is not cleared. In the orders causal and reversed, row i
-// is added before row i reads.
+struct WeightedPass;
 template <class T>
-struct WeightedPass {
-  T* table;           // rows of slices * kSliceBytes, aligned to 64
-  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
-  Order order;
-  WeightedRows<T> add, read;  // read.rows only for the dots
-  T scale;
-  T* sum = nullptr;  // null: not wanted
-  index_t sum_stride = 0;
-  bool accumulate_sum = false;
-  T* dots = nullptr;  // (read.count, n_probes); null: not wanted
-  bool accumulate_dots = false;
-};
-// The same for a single column, whose table has one number a row. No rows: a column of ones. Sums
-// (contiguous) and dots are always added to.
-template <class T>
-struct WeightedColumn {
-  T* table;
-  Order order;
-  WeightedRows<T> add, read;
-  T scale;
-  T *sum = nullptr, *dots = nullptr;
-};
-
-// ---- rows of attention ----
-template <class T>
-struct Matrix {
-  T* data;
-  index_t stride, rows, columns;
-  T* row(index_t i) const { return data + i * stride; }
-};
+struct WeightedColumn;
 
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
@@ -172,6 +183,17 @@ struct Kernels {
   const char* name;
   bool (*hash_hadamard)(const HashRows&);
   bool (*hash_hyperplane)(const HashRows&);
+  index_t (*soft_hash_scratch)(const SoftHashRows&);  // bytes
+  void (*soft_hash)(const SoftHashRows&);
+  index_t (*soft_hash_gradient_scratch)(const SoftHashGradient&);  // bytes
+  void (*soft_hash_gradient)(const SoftHashGradient&);
+  void (*plane_gradient)(const PlaneGradient&, index_t first, index_t last);
+  // probe_codes (uint8 or uint16, probe_code_bytes) and weights: (rows, group, n_probes).
+  void (*expand_probes)(const ProbeRows&, int probe_code_bytes, void* probe_codes, float* weights);
+  // weights, as expand_probes gave them (0: the row passes no gradient), and weight_grads. Writes
+  // margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.
+  double (*reduce_probes)(const ProbeRows&, const float* weights, const float* weight_grads,
+                          float* margin_grads, index_t margin_grad_stride);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   TypedKernels<float> f32;
@@ -203,6 +225,13 @@ Kernels table();
 namespace LSHKIT_ISA {
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
+index_t soft_hash_scratch(const SoftHashRows&);
+void soft_hash(const SoftHashRows&);
+index_t soft_hash_gradient_scratch(const SoftHashGradient&);
+void soft_hash_gradient(const SoftHashGradient&);
+void plane_gradient(const PlaneGradient&, index_t first, index_t last);
+void expand_probes(const ProbeRows&, int, void*, float*);
+double reduce_probes(const ProbeRows&, const float*, const float*, float*, index_t);
 index_t lower_bound_scratch(const LowerBoundGradient&);
 void lower_bound_gradient(const LowerBoundGradient&);
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);

@@ -6,12 +6,16 @@
 // The bound is the traffic of table rows, for a probe and slice 192 bytes forward (add: load and
 // store; read: load), against the L2 cache that holds the table: 768 bytes a probe, token and hash
 // for 64 float columns. The gradients take as many again, each.
+#include "weighted_bucket_sum.hpp"
+
 #include "kernels.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
+
+#define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 4")
 
 constexpr index_t kAhead = 12;  // rows to prefetch ahead
 
@@ -26,6 +30,14 @@ LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
     const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
     return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
   }
+}
+
+template <class T>
+__attribute__((noinline)) void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
+                                           int count) {
+  Vec<T> sums = sum_each<kLanes<T>, T>(partial) * scale;
+  if (accumulate) sums += load_first(to, count);
+  store_first(to, sums, count);
 }
 
 template <class T, int Slices, int AddProbes, int ReadProbes, bool Full>
@@ -57,7 +69,7 @@ struct Run {
     const int probes = add_probes();
     const std::uint16_t* slot = p.add.slots + row * probes;
     const T* weight = p.add.weights + row * probes;
-    LSHKIT_UNROLL
+    LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       T* to = p.table + index_t(slot[a]) * kColumns;
       const Vec<T> w = broadcast(weight[a]);
@@ -82,7 +94,7 @@ struct Run {
     if (Sum && ahead) prefetch_ahead(out, p.sum_stride);
     const int shared = probes < n ? n / probes : 1;  // rows whose dots are reduced together
     int k = Dots ? int(row % shared) * probes : 0;
-    LSHKIT_UNROLL
+    LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       const T* from = p.table + index_t(slot[a]) * kColumns;
       Vec<T> v[kVectors];
@@ -124,9 +136,7 @@ struct Run {
     }
   }
   LSHKIT_INLINE void reduce(T* to, int count) const {
-    Vec<T> sums = sum_each<n, T>(partial) * p.scale;
-    if (p.accumulate_dots) sums += load_first(to, count);
-    store_first(to, sums, count);
+    reduce_dots<T>(partial, p.scale, p.accumulate_dots, to, count);
   }
 
   template <bool Sum, bool Dots>
