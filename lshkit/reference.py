@@ -149,14 +149,46 @@ def weighted_sum(weights, values):
     return np.where(weights[..., None] != 0, terms, 0).sum(-2)
 
 
-def bucket_sum(query_codes, key_codes, values, *, causal=False, key_mask=None):
+def bucket_sum(
+    query_codes,
+    key_codes,
+    values,
+    *,
+    causal=False,
+    key_mask=None,
+    query_weights=None,
+    key_weights=None,
+):
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
-    Pair by pair: the count of a pair's collisions over m estimates its collision probability.
+    Pair by pair: the count of a pair's collisions over m estimates its collision probability. With
+    weights, see `probe_weights`.
     """
-    pairs = visible(query_codes.shape[-2], key_codes.shape[-2], causal, key_mask)
-    counts = collision_counts(query_codes, key_codes) * pairs
-    return weighted_sum(counts / query_codes.shape[-1], np.asarray(values, np.float64))
+    if query_weights is None and key_weights is None:
+        pairs = visible(query_codes.shape[-2], key_codes.shape[-2], causal, key_mask)
+        weights = collision_counts(query_codes, key_codes) / query_codes.shape[-1]
+    else:
+        query, key = as_probes(query_codes, query_weights), as_probes(key_codes, key_weights)
+        pairs = visible(query[0].shape[-3], key[0].shape[-3], causal, key_mask)
+        weights = probe_weights(*query, *key)
+    return weighted_sum(weights * pairs, np.asarray(values, np.float64))
+
+
+def as_probes(codes, weights):
+    """Codes and weights `(..., n, m, t)`; codes without weights are single probes of weight 1."""
+    if weights is None:
+        return codes[..., None], np.ones(codes.shape + (1,))
+    return codes, np.asarray(weights, np.float64)
+
+
+def probe_weights(query_codes, query_weights, key_codes, key_weights):
+    """`(..., n_q, m, t_q)` and `(..., n_k, m, t_k)` to weights of pairs `(..., n_q, n_k)`.
+
+    The mean over the hashes of the product of both weights, summed over the shared buckets.
+    """
+    shared = query_codes[..., :, None, :, :, None] == key_codes[..., None, :, :, None, :]
+    products = query_weights[..., :, None, :, :, None] * key_weights[..., None, :, :, None, :]
+    return np.where(shared, products, 0).sum((-1, -2)).mean(-1)
 
 
 # ---------------------------------------------------------------- YOSO attention

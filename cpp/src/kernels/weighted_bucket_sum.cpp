@@ -90,7 +90,7 @@ struct Run {
       if (ahead) prefetch_ahead(from, p.read.stride);
       load_row(from, x);
     }
-    T* out = p.sum + row * p.sum_stride;
+    T* out = Sum ? p.sum + row * p.sum_stride : nullptr;
     if (Sum && ahead) prefetch_ahead(out, p.sum_stride);
     const int shared = probes < n ? n / probes : 1;  // rows whose dots are reduced together
     int k = Dots ? int(row % shared) * probes : 0;
