@@ -1,0 +1,200 @@
+#include "lshkit/soft_attention.hpp"
+
+#include <cstring>
+#include <vector>
+
+#include "attention_head.hpp"
+#include "bucket_sum.hpp"
+#include "soft_hash.hpp"
+#include "weighted_bucket_sum.hpp"
+
+namespace lshkit {
+namespace {
+
+// The soft codes of one side of a head.
+struct SoftSide {
+  SoftCodes soft;
+  index_t rows, n_hashes, n_probes;
+  float sharpness;
+  int n_selected = selected_bits(n_probes);
+
+  ProbeRows probe_rows_of(const ProbeRun& run, const std::uint8_t* valid) const {
+    return probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
+                      run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
+  }
+  WeightedSide<float> weighted(const std::uint8_t* valid) const {
+    WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
+    side.probes = [this](const ProbeRun& run, std::uint16_t* codes, float* weights) {
+      const index_t count = run.rows * run.group * n_probes;
+      // Codes of one byte are expanded into the second half, then widened from the front.
+      auto* narrow = reinterpret_cast<std::uint8_t*>(codes) + (soft.bytes == 1 ? count : 0);
+      kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, narrow, weights);
+      for (index_t k = 0; soft.bytes == 1 && k < count; ++k) codes[k] = narrow[k];
+    };
+    return side;
+  }
+};
+
+WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSide& query,
+                                  const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
+                                  bool causal) {
+  return {query.weighted(query_valid), key.weighted(head.key_mask),
+          query.n_hashes,              index_t(1) << n_bits,
+          head.value,                  causal ? Order::causal : Order::all,
+          1.0f / float(query.n_hashes)};
+}
+
+struct Sides {
+  SoftSide query, key;
+
+  Sides(const AttentionShape& shape, const SoftOptions& options, SoftCodes queries, SoftCodes keys,
+        index_t n_hashes, index_t index)
+      : query(side(queries, shape.n_queries, n_hashes, options.query_probes, options, shape, index)),
+        key(side(keys, shape.n_keys, n_hashes, options.key_probes, options, shape, index)) {}
+
+ private:
+  static SoftSide side(SoftCodes soft, index_t rows, index_t n_hashes, index_t n_probes,
+                       const SoftOptions& options, const AttentionShape& shape, index_t index) {
+    return {soft.matrix(index, rows, n_hashes, selected_bits(n_probes)), rows, n_hashes, n_probes,
+            options.sharpness[index % shape.heads * options.sharpness_stride]};
+  }
+};
+
+}  // namespace
+
+void soft_attention_forward(const AttentionShape& shape, const SoftOptions& options,
+                            const HashFunctions& functions, AttentionInputs<float> in,
+                            Tensor<float> out, SoftCodesOut queries, SoftCodesOut keys,
+                            int threads) {
+  const index_t heads = shape.batch * shape.heads, n_hashes = functions.n_hashes;
+  const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
+  const bool finite_queries =
+      soft_hash(functions, in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features,
+                options.query_probes, queries.codes, queries.bits, queries.margins, threads);
+  const bool finite_keys =
+      soft_hash(functions, in.key, shape.batch, shape.heads, shape.n_keys, shape.n_features,
+                options.key_probes, keys.codes, keys.bits, keys.margins, threads);
+  const SoftCodes query_codes{queries.codes, code_bytes, queries.bits, queries.margins};
+  const SoftCodes key_codes{keys.codes, code_bytes, keys.bits, keys.margins};
+  // Rows that are not finite are looked for only when there are some.
+  std::vector<float> inverse;
+  std::vector<std::uint8_t> valid;
+  const index_t rows = shape.n_queries + shape.n_keys;
+  if (!finite_queries || !finite_keys) {
+    inverse.resize(heads * rows);
+    valid.resize(heads * rows);
+    parallel_for(heads, threads, [&](index_t index) {
+      const AttentionHead<float> head = head_of(shape, in, index);
+      kernels().f32.inverse_norms(head.query, nullptr, &inverse[index * rows],
+                                  &valid[index * rows]);
+      kernels().f32.inverse_norms(head.key, head.key_mask, &inverse[index * rows] + shape.n_queries,
+                                  &valid[index * rows] + shape.n_queries);
+    });
+  }
+  std::vector<float> weight_sums(options.normalize == Normalize::sum ? heads * shape.n_queries : 0);
+  const index_t slices = slice_count<float>(shape.n_values);
+  const auto sum = [&](index_t index, index_t first, index_t last) {
+    AttentionHead<float> head = head_of(shape, in, index);
+    if (!valid.empty()) head.key_mask = &valid[index * rows] + shape.n_queries;
+    const Sides sides(shape, options, query_codes, key_codes, n_hashes, index);
+    weighted_sum(
+        weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
+        rows_of(out, shape, index, shape.n_queries, shape.n_values),
+        first > 0 || weight_sums.empty() ? nullptr : &weight_sums[index * shape.n_queries], first,
+        last);
+  };
+  const auto finish = [&](index_t index) {
+    const Matrix<float> rows_out = rows_of(out, shape, index, shape.n_queries, shape.n_values);
+    normalize_output(options.normalize, rows_out,
+                     weight_sums.empty() ? nullptr : &weight_sums[index * shape.n_queries]);
+    if (!valid.empty()) fill_invalid_rows(rows_out, &valid[index * rows]);
+  };
+  if (heads >= 2 * thread_count(threads)) {
+    parallel_for(heads, threads, [&](index_t index) {
+      sum(index, 0, slices);
+      finish(index);
+    });
+  } else {
+    parallel_for(heads * slices, threads, [&](index_t task) {
+      sum(task / slices, task % slices, task % slices + 1);
+    });
+    parallel_for(heads, threads, finish);
+  }
+}
+
+void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
+                             const HashFunctions& functions, AttentionInputs<float> in,
+                             SoftCodes query_codes, SoftCodes key_codes,
+                             AttentionGradients<float> gradients, float* sharpness_grads,
+                             int threads) {
+  const index_t n_hashes = functions.n_hashes, slices = slice_count<float>(shape.n_values);
+  parallel_for(shape.batch * shape.heads, threads, [&](index_t index) {
+    AttentionHead<float> head = head_of(shape, in, index);
+    const Sides sides(shape, options, query_codes, key_codes, n_hashes, index);
+    // Gradients of the margins, of all hashes: the way back through a rotation takes them together.
+    const std::size_t begin = BackwardScratch<float>(Arena(), shape, options.normalize).bytes;
+    const auto margins_of = [&](const SoftSide& side) {
+      return side.rows * n_hashes * side.n_selected;
+    };
+    Arena size;
+    size.take<float>(margins_of(sides.query));
+    size.take<float>(margins_of(sides.key));
+    char* memory = static_cast<char*>(thread_scratch(begin + size.used(), Scratch::head));
+    const BackwardScratch<float> s(Arena(memory), shape, options.normalize);
+    Arena arena(memory + begin);
+    float* query_margins = arena.take<float>(margins_of(sides.query));
+    float* key_margins = arena.take<float>(margins_of(sides.key));
+
+    s.norms.fill(head);
+    head.key_mask = s.norms.key_valid;
+    WeightedHead<float> weighted = weighted_head(head, sides.query, sides.key, s.norms.query_valid,
+                                                 functions.n_bits, options.causal);
+    const float* bias;
+    const Matrix<const float> grad = output_backward<float>(
+        options.normalize, rows_of(gradients.out, shape, index, shape.n_queries, shape.n_values), s,
+        &bias, [&](Matrix<float> raw, float* sums) {
+          weighted_sum(weighted, raw, options.normalize == Normalize::sum ? sums : nullptr, 0,
+                       slices);
+        });
+
+    double sharpness = 0;
+    const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
+                                         float* margin_grads) {
+      if (side.n_probes == 1) return;  // a weight of 1, whatever the row
+      to.take_grads = [&sharpness, &side, &to, margin_grads](
+                          const ProbeRun& run, const float* weights, const float* weight_grads) {
+        const index_t stride = side.n_hashes * side.n_selected;
+        sharpness += kernels().reduce_probes(
+            side.probe_rows_of(run, to.valid), weights, weight_grads,
+            margin_grads + run.first * stride + run.hash * side.n_selected, stride);
+      };
+    };
+    take_grads(weighted.query, sides.query, query_margins);
+    take_grads(weighted.key, sides.key, key_margins);
+    const Matrix<float> value_grad =
+        rows_of(gradients.value, shape, index, shape.n_keys, shape.n_values);
+    weighted_sum_backward(weighted, grad, bias, value_grad);
+    for (index_t j = 0; j < shape.n_keys; ++j)
+      if (!s.norms.key_valid[j])
+        std::memset(value_grad.row(j), 0, sizeof(float) * shape.n_values);
+    sharpness_grads[index] = float(sharpness);
+
+    const HashFunctions of_head = functions_of_head(functions, index % shape.heads);
+    const auto rows_backward = [&](Matrix<const float> x, const float* inverse,
+                                   const SoftSide& side, const float* margin_grads,
+                                   Matrix<float> to) {
+      if (side.n_probes > 1)
+        return soft_hash_rows_backward(of_head, x, inverse, side.soft, side.n_selected,
+                                       margin_grads, to);
+      for (index_t i = 0; i < to.rows; ++i)
+        std::memset(to.row(i), 0, sizeof(float) * to.columns);
+      kernels().f32.unit_norm_backward(x, inverse, to);  // NaN where the row is not finite
+    };
+    rows_backward(head.query, s.norms.query, sides.query, query_margins,
+                  rows_of(gradients.query, shape, index, shape.n_queries, shape.n_features));
+    rows_backward(head.key, s.norms.key, sides.key, key_margins,
+                  rows_of(gradients.key, shape, index, shape.n_keys, shape.n_features));
+  });
+}
+
+}  // namespace lshkit
