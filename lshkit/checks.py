@@ -21,6 +21,20 @@ def integer(name, value, low, high=None):
     return number
 
 
+def positive(name, value):
+    """value as a float that float32 holds and that is > 0. TypeError for what is no real number."""
+    wanted = f"{name} must be a finite number > 0"
+    got = f"got {value!r} ({type(value).__name__})"
+    kinds = int, float, np.integer, np.floating
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        raise TypeError(f"{wanted}, {got}")
+    if not 0 < value <= np.finfo(np.float32).max:
+        raise ValueError(f"{wanted}, {got}")
+    return float(value)
+
+
 def boolean(name, value):
     """value as a bool. TypeError for anything but a bool, Python's or numpy's."""
     if not isinstance(value, (bool, np.bool_)):

@@ -61,6 +61,17 @@ def code_dtype(n_buckets):
     return np.dtype(np.uint8 if n_buckets <= 256 else np.uint16)
 
 
+def _sharpness_tensor(sharpness, torch):
+    """A number, or a tensor of one, as the operators take it: `(1,)`. They check its value."""
+    if not isinstance(sharpness, torch.Tensor):
+        return torch.tensor([checks.positive("sharpness", sharpness)])
+    sharpness = checks.array("sharpness", sharpness, torch, kinds="f", wanted="a real number")
+    if sharpness.numel() != 1:
+        shape = tuple(sharpness.shape)
+        raise ValueError(f"sharpness must be one number, got a tensor of shape {shape}")
+    return sharpness.reshape(1)
+
+
 class _AngularFamily:
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
@@ -113,6 +124,61 @@ class _AngularFamily:
                 x = np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
             _C.hash(x, self.parameters, *options, codes.reshape(1, 1, -1, self.n_hashes), 0)
         return codes
+
+    def soft_hash(self, x, n_probes, sharpness):
+        """The n_probes most likely buckets of every row and hash, with weights that sum to 1.
+
+        With z the projections of x / |x| at unit variance, bucket c has the likelihood
+        prod_b sigmoid(2 sharpness z_b c_b), c_b = +-1 its bits (RACE's soft bucket). Probe 0 is the
+        code of `hash`; probe a has the k-th of the bits of smallest |z| flipped where bit k of
+        a is set. For n_probes <= 3 these are the most likely buckets, for 2^n_bits all of them; in
+        between, the likeliest of the choices that flip the same few bits in every way.
+
+        Parameters
+        ----------
+        x : array or tensor `(..., n_features)`
+            Real numbers of any type, used in float32. Only a row's direction matters.
+        n_probes : int, 1 to 2^n_bits
+        sharpness : float > 0, or in torch a tensor of one such number
+            How fast the weight of a bucket falls with the margins |z|; 2 and more for few probes.
+
+        Returns
+        -------
+        codes : array or tensor `(..., n_hashes, n_probes)`
+            uint8 when n_bits <= 8, else uint16.
+        weights : float32 array or tensor `(..., n_hashes, n_probes)`
+            The softmax of the log-likelihoods over the probes; exactly 1 for n_probes=1. In torch
+            differentiable in x and sharpness, exactly but for the choice of bits, which is
+            piecewise constant. A row of zeros weighs all its probes alike and has no gradient; one
+            with a NaN or infinity has weights and a gradient of NaN.
+        """
+        torch = checks.torch_of(x=x)
+        x = self._rows("x", x, torch)
+        n_probes = checks.integer("n_probes", n_probes, 1, self.n_buckets)
+        options = FAMILY[self.family], self.n_bits, self.n_hashes, n_probes
+        shape = tuple(x.shape[:-1]) + (self.n_hashes, n_probes)
+        if torch is not None:
+            from lshkit import torch_ops
+
+            sharpness = _sharpness_tensor(sharpness, torch)
+            x = x.reshape(1, 1, -1, self.n_features)
+            parameters = torch.from_numpy(self.parameters)
+            probes, weights, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
+            return probes.reshape(shape), weights.reshape(shape)
+        sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)
+        probes, weights = np.empty(shape, code_dtype(self.n_buckets)), np.empty(shape, np.float32)
+        if probes.size:
+            with np.errstate(over="ignore"):  # beyond float32 is infinity
+                x = np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
+            rows, n_selected = (1, 1, x.shape[2]), self.n_hashes * (n_probes - 1).bit_length()
+            _C.soft_hash(
+                *(x, self.parameters, sharpness, *options),
+                np.empty((*rows, self.n_hashes), probes.dtype),
+                np.empty((*rows, n_selected), np.uint8),
+                np.empty((*rows, n_selected), np.float32),
+                *(probes.reshape(*rows, -1), weights.reshape(*rows, -1), 0),
+            )
+        return probes, weights
 
     def collision_probability(self, x, y):
         """Probability that rows of x and y share a code, over the choice of the hash functions.

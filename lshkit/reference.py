@@ -88,6 +88,28 @@ def hash(x, parameters, family, n_bits, n_hashes):
     return codes(projections(x, parameters, family, n_bits, n_hashes))
 
 
+def unit_projections(x, parameters, family, n_bits, n_hashes):
+    """`projections` of the rows' directions at unit variance: what soft codes are made of."""
+    scale = np.shape(parameters)[-1] if family == "hadamard" else 1  # three transforms of D^(1/2)
+    return projections(unit(x), parameters, family, n_bits, n_hashes) / scale
+
+
+def soft_codes(projected, n_probes, sharpness):
+    """The n_probes likely buckets of every hash: codes and weights `(..., n_hashes, n_probes)`.
+
+    Probe a is the own code with the k-th of the bits of smallest |z| flipped where bit k of a is
+    set. The weights are the softmax of the sum over all bits of log sigmoid(2 sharpness z bit),
+    bit = +-1: flipping one adds -2 sharpness |z|.
+    """
+    flipped = np.arange(n_probes)[:, None] >> np.arange((n_probes - 1).bit_length()) & 1
+    order = np.argsort(np.abs(projected), -1, kind="stable")[..., : flipped.shape[-1]]
+    margins = np.take_along_axis(np.abs(projected), order, -1)
+    own = codes(projected)[..., None]
+    probes = own ^ (flipped << order[..., None, :]).sum(-1).astype(own.dtype)
+    likelihood = np.exp(-2 * sharpness * (flipped * margins[..., None, :]).sum(-1))
+    return probes, likelihood / likelihood.sum(-1, keepdims=True)
+
+
 def unit(x):
     """Rows scaled to length 1; a row of zeros stays zero."""
     x = np.asarray(x, np.float64)

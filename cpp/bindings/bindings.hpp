@@ -9,6 +9,7 @@ namespace py = pybind11;
 void bind_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
 

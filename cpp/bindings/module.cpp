@@ -21,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_hash(module);
   lshkit::bind_buckets(module);
   lshkit::bind_attention(module);
+  lshkit::bind_soft_hash(module);
   lshkit::bind_soft(module);
   lshkit::bind_weighted_buckets(module);
   module.def("instruction_set", &lshkit::instruction_set);

@@ -19,6 +19,7 @@ from lshkit.torch_ops.attention import (
 from lshkit.torch_ops.buckets import bucket_sum
 from lshkit.torch_ops.hashing import FAMILY, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
+from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
 from lshkit.torch_ops.weighted_buckets import weighted_bucket_sum, weighted_bucket_sum_backward
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "expected_attention_backward",
     "hash",
     "hash_parameters",
+    "soft_hash",
+    "soft_hash_backward",
     "weighted_bucket_sum",
     "weighted_bucket_sum_backward",
     "yoso_attention",

@@ -38,7 +38,7 @@ def nothing_to_save(ctx, inputs, output) -> None:
 
 def no_second_derivative(ctx, *grads):
     raise NotImplementedError(
-        "lshkit attention can be differentiated once: the gradient of its gradient "
+        "lshkit's operators can be differentiated once: the gradient of a gradient "
         "(create_graph=True, torch.func.hessian) is not available"
     )
 

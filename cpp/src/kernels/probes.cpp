@@ -33,83 +33,82 @@ LSHKIT_INLINE Vec<float> exp_minus(Vec<float> u) {
   return p * power;
 }
 
+// ceil(log2 Probes)
+template <int Probes>
+constexpr int kSelected = Probes <= 1   ? 0
+                          : Probes <= 2 ? 1
+                          : Probes <= 4 ? 2
+                          : Probes <= 8 ? 3
+                                        : 4;
 constexpr index_t kRun = 1024;  // margins whose exponentials are kept, a multiple of every register
 
-template <class Code>
-struct Probes {
-  const Code* codes;
-  const std::uint8_t* bits;
-  const float* exponentials;  // exp(-2 sharpness margin)
-};
-
-// One pair's codes: `pattern` has a one in every code, and flips[k] in those that bit k flips.
-template <class Code>
-LSHKIT_INLINE void flip2(Code own, const std::uint8_t* bits, Code* out) {
-  out[0] = own;
-  out[1] = Code(own ^ (1 << bits[0]));
-}
+// The own code with the bits of a = 0 .. 3 flipped.
 template <class Code>
 LSHKIT_INLINE void flip4(Code own, const std::uint8_t* bits, Code* out) {
   constexpr int width = 8 * int(sizeof(Code));
-  const std::uint64_t odd = (std::uint64_t(1) << width) | (std::uint64_t(1) << 3 * width);
-  const std::uint64_t upper = (std::uint64_t(1) << 2 * width) | (std::uint64_t(1) << 3 * width);
-  const std::uint64_t all = odd | (odd >> width);
-  const std::uint64_t probes = own * all ^ odd << bits[0] ^ upper << bits[1];
+  constexpr std::uint64_t odd = (std::uint64_t(1) << width) | (std::uint64_t(1) << 3 * width);
+  constexpr std::uint64_t upper = (std::uint64_t(1) << 2 * width) | (std::uint64_t(1) << 3 * width);
+  constexpr std::uint64_t all = odd | (odd >> width);
+  const std::uint64_t probes = (own * all) ^ (odd << bits[0]) ^ (upper << bits[1]);
   std::memcpy(out, &probes, 4 * sizeof(Code));
 }
+// Four weights, of which the first is w.
+LSHKIT_INLINE Four weigh4(float w, const float* e) {
+  const Four low = {1, e[0], 1, e[0]}, high = {1, 1, e[1], e[1]};
+  return low * high * w;
+}
 
-template <class Code>
+// The n_probes t of one pair. T > 0: known at compile time.
+template <int T, class Code>
 LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const float* e, index_t t,
                              int n_selected, Code* codes, float* weights) {
-  switch (t) {
-    case 1:
-      codes[0] = own;
-      weights[0] = 1;
-      return;
-    case 2: {
-      const float inverse = 1 / (1 + e[0]);
-      flip2(own, bits, codes);
-      weights[0] = inverse;
-      weights[1] = e[0] * inverse;
-      return;
-    }
-    case 4: {
-      const float inverse = 1 / ((1 + e[0]) * (1 + e[1]));
-      const Four low = {1, e[0], 1, e[0]}, high = {1, 1, e[1], e[1]};
-      const Four w = low * high * inverse;
-      flip4(own, bits, codes);
-      std::memcpy(weights, &w, sizeof(w));
-      return;
-    }
-    case 8: {
-      const float inverse = 1 / ((1 + e[0]) * (1 + e[1]) * (1 + e[2]));
-      const Four low = {1, e[0], 1, e[0]}, high = {1, 1, e[1], e[1]};
-      const Four w = low * high * inverse, upper = w * e[2];
-      flip4(own, bits, codes);
-      flip4(Code(own ^ (1 << bits[2])), bits, codes + 4);
-      std::memcpy(weights, &w, sizeof(w));
-      std::memcpy(weights + 4, &upper, sizeof(upper));
-      return;
-    }
+  if (T) t = T;
+  if (t < 4) {
+    codes[0] = own;
+    if (t > 1) codes[1] = Code(own ^ (1 << bits[0]));
+    if (t > 2) codes[2] = Code(own ^ (1 << bits[1]));
+    const float first = t > 1 ? e[0] : 0, second = t > 2 ? e[1] : 0;
+    const float inverse = 1 / (1 + first + second);
+    weights[0] = inverse;
+    if (t > 1) weights[1] = first * inverse;
+    if (t > 2) weights[2] = second * inverse;
+    return;
   }
-  codes[0] = own;
-  weights[0] = 1;
-  for (int k = 0; k < n_selected; ++k) {
+  const bool all = (t & (t - 1)) == 0;  // their weights are products of sigmoids
+  float product = 1;
+  for (int k = 0; k < n_selected && all; ++k) product *= 1 + e[k];
+  const Four w = weigh4(1 / product, e);
+  flip4(own, bits, codes);
+  std::memcpy(weights, &w, sizeof(w));
+  for (int k = 2; k < n_selected; ++k) {
     const index_t half = index_t(1) << k, count = smaller(half, t - half);
-    for (index_t a = 0; a < count; ++a) {
-      codes[half + a] = Code(codes[a] ^ (1 << bits[k]));
+    const Code flip = Code(1 << bits[k]);
+    const std::uint64_t flips = flip * (sizeof(Code) == 1 ? 0x01010101u : 0x0001000100010001u);
+    index_t a = 0;
+    for (; a + 4 <= count; a += 4) {
+      std::uint64_t four = 0;
+      std::memcpy(&four, codes + a, 4 * sizeof(Code));
+      four ^= flips;
+      std::memcpy(codes + half + a, &four, 4 * sizeof(Code));
+      Four v;
+      std::memcpy(&v, weights + a, sizeof(v));
+      v *= e[k];
+      std::memcpy(weights + half + a, &v, sizeof(v));
+    }
+    for (; a < count; ++a) {
+      codes[half + a] = Code(codes[a] ^ flip);
       weights[half + a] = weights[a] * e[k];
     }
   }
+  if (all) return;
   float sum = 0;
   for (index_t a = 0; a < t; ++a) sum += weights[a];
-  const float inverse = 1 / sum;
-  for (index_t a = 0; a < t; ++a) weights[a] *= inverse;
+  for (index_t a = 0; a < t; ++a) weights[a] /= sum;
 }
 
 template <class Code, int Probes>
 void expand(const ProbeRows& p, Code* probe_codes, float* weights) {
-  const index_t t = Probes ? Probes : p.n_probes, r = p.n_selected;
+  const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
   const index_t step = r ? kRun / r : p.group;
   float e[kRun];
   const Vec<float> twice = broadcast(2 * p.sharpness);
@@ -127,7 +126,8 @@ void expand(const ProbeRows& p, Code* probe_codes, float* weights) {
       Code* codes_out = probe_codes + i * p.probe_stride + first * t;
       float* out = weights + i * p.probe_stride + first * t;
       for (index_t h = 0; h < count; ++h)
-        probes_of<Code>(own[h], bits + h * r, e + h * r, t, int(r), codes_out + h * t, out + h * t);
+        probes_of<Probes>(own[h], bits + h * r, e + h * r, t, int(r), codes_out + h * t,
+                          out + h * t);
       if (p.valid && !p.valid[i]) std::memset(out, 0, sizeof(float) * count * t);
     }
 }
@@ -139,52 +139,70 @@ void expand_any(const ProbeRows& p, Code* probe_codes, float* weights) {
       return expand<Code, 1>(p, probe_codes, weights);
     case 2:
       return expand<Code, 2>(p, probe_codes, weights);
+    case 3:
+      return expand<Code, 3>(p, probe_codes, weights);
     case 4:
       return expand<Code, 4>(p, probe_codes, weights);
     case 8:
       return expand<Code, 8>(p, probe_codes, weights);
+    case 16:
+      return expand<Code, 16>(p, probe_codes, weights);
     default:
       return expand<Code, 0>(p, probe_codes, weights);
   }
 }
 
+LSHKIT_INLINE Four load4(const float* p) {
+  Four v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+LSHKIT_INLINE Four add_pairs(Four v) { return v + __builtin_shufflevector(v, v, 1, 0, 3, 2); }
+LSHKIT_INLINE Four add_halves(Four v) { return v + __builtin_shufflevector(v, v, 2, 3, 0, 1); }
+
 // With logits -sum of u_k over the flipped k, u = 2 sharpness margin: d loss / d u_k is the sum
 // over the probes with k flipped of w_a (s - g_a), s = sum of w g. to[k]: of one pair.
+template <int T>
 LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int n_selected,
                                   float* to) {
-  switch (t) {
-    case 2: {
-      to[0] = w[0] * w[1] * (g[0] - g[1]);
-      return;
-    }
-    case 4: {
-      Four weight, grad;
-      std::memcpy(&weight, w, sizeof(weight));
-      std::memcpy(&grad, g, sizeof(grad));
-      Four s = weight * grad;
-      s += __builtin_shufflevector(s, s, 1, 0, 3, 2);
-      s += __builtin_shufflevector(s, s, 2, 3, 0, 1);
-      const Four part = weight * (s - grad);
-      to[0] = part[1] + part[3];
-      to[1] = part[2] + part[3];
-      return;
-    }
+  if (T) t = T;
+  if (t == 2) {
+    to[0] = w[0] * w[1] * (g[0] - g[1]);
+    return;
   }
-  float s = 0;
-  for (index_t a = 0; a < t; ++a) s += w[a] * g[a];
-  for (int k = 0; k < n_selected; ++k) {
+  if (t % 4) {
+    float s = 0;
+    for (index_t a = 0; a < t; ++a) s += w[a] * g[a];
+    for (int k = 0; k < n_selected; ++k) {
+      const index_t half = index_t(1) << k;
+      float sum = 0;
+      for (index_t base = half; base < t; base += 2 * half)
+        for (index_t a = base; a < smaller(base + half, t); ++a) sum += w[a] * (s - g[a]);
+      to[k] = sum;
+    }
+    return;
+  }
+  Four s = {};
+  for (index_t a = 0; a < t; a += 4) s += load4(w + a) * load4(g + a);
+  s = add_halves(add_pairs(s));
+  Four all = {};
+  for (index_t a = 0; a < t; a += 4) all += load4(w + a) * (s - load4(g + a));
+  to[0] = all[1] + all[3];
+  to[1] = all[2] + all[3];
+  for (int k = 2; k < n_selected; ++k) {
     const index_t half = index_t(1) << k;
-    float sum = 0;
+    Four sum = {};
     for (index_t base = half; base < t; base += 2 * half)
-      for (index_t a = base; a < smaller(base + half, t); ++a) sum += w[a] * (s - g[a]);
-    to[k] = sum;
+      for (index_t a = base; a < smaller(base + half, t); a += 4)
+        sum += load4(w + a) * (s - load4(g + a));
+    to[k] = add_halves(add_pairs(sum))[0];
   }
 }
 
 template <int Probes>
 double reduce(const ProbeRows& p, const float* weights, const float* weight_grads,
               float* margin_grads, index_t margin_grad_stride) {
-  const index_t t = Probes ? Probes : p.n_probes, r = p.n_selected;
+  const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
   const Vec<float> twice = broadcast(2 * p.sharpness);
   double total = 0;
   for (index_t i = 0; i < p.rows; ++i) {
@@ -198,7 +216,7 @@ double reduce(const ProbeRows& p, const float* weights, const float* weight_grad
     const float* w = weights + i * p.probe_stride;
     const float* g = weight_grads + i * p.probe_stride;
     for (index_t h = 0; h < p.group; ++h)
-      logit_gradient(w + h * t, g + h * t, t, int(r), out + h * r);
+      logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
     Vec<float> sum = {};
     index_t c = 0;
     for (; c + kLanes<float> <= n; c += kLanes<float>) {
@@ -231,10 +249,14 @@ double reduce_probes(const ProbeRows& p, const float* weights, const float* weig
   switch (p.n_probes) {
     case 2:
       return reduce<2>(p, weights, weight_grads, margin_grads, margin_grad_stride);
+    case 3:
+      return reduce<3>(p, weights, weight_grads, margin_grads, margin_grad_stride);
     case 4:
       return reduce<4>(p, weights, weight_grads, margin_grads, margin_grad_stride);
     case 8:
       return reduce<8>(p, weights, weight_grads, margin_grads, margin_grad_stride);
+    case 16:
+      return reduce<16>(p, weights, weight_grads, margin_grads, margin_grad_stride);
     default:
       return reduce<0>(p, weights, weight_grads, margin_grads, margin_grad_stride);
   }

@@ -1,0 +1,136 @@
+// lshkit._C: soft codes and their gradient.
+#include "lshkit/soft_hash.hpp"
+
+#include "bindings.hpp"
+#include "checks.hpp"
+
+namespace lshkit {
+namespace {
+
+// (1 or heads): one number for all heads, or one each.
+struct Sharpness {
+  const float* data;
+  index_t stride;
+
+  Sharpness(const TensorView& view, index_t heads) {
+    view.require_type({kFloat32}).require_dims(1, "(1 or heads)").require_contiguous();
+    if (view.shape(0) != 1) view.require_shape({heads});
+    data = view.data<const float>();
+    stride = view.shape(0) == 1 ? 0 : 1;
+  }
+};
+
+// The arrays of soft codes for the rows of x, with those that hold every probe.
+struct SoftViews {
+  TensorView codes, bits, margins, weights;
+  index_t n_probes;
+
+  SoftViews(py::handle codes_object, py::handle bits_object, py::handle margins_object,
+            py::handle weights_object, const TensorView& x, index_t n_bits, index_t n_hashes,
+            index_t probes)
+      : codes("codes", codes_object),
+        bits("bits", bits_object),
+        margins("margins", margins_object),
+        weights("weights", weights_object),
+        n_probes(check_range("n_probes", probes, 1, index_t{1} << n_bits)) {
+    check_codes(codes, {code_type(n_bits)});
+    codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
+    // Four dimensions are as many as a view has: hashes and what each has are one.
+    bits.require_type({kUint8});
+    margins.require_type({kFloat32});
+    weights.require_type({kFloat32});
+    check(bits, x, n_hashes * selected_bits(n_probes));
+    check(margins, x, n_hashes * selected_bits(n_probes));
+    check(weights, x, n_hashes * n_probes);
+  }
+  static void check(const TensorView& view, const TensorView& x, index_t columns) {
+    view.require_shape({x.shape(0), x.shape(1), x.shape(2), columns}).require_contiguous();
+  }
+  SoftCodes soft() const {
+    return {codes.data<const void>(), codes.type() == kUint8 ? 1 : 2,
+            bits.data<const std::uint8_t>(), margins.data<const float>()};
+  }
+};
+
+bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::handle sharpness_object,
+                     int family, index_t n_bits, index_t n_hashes, index_t n_probes,
+                     py::handle codes_object, py::handle bits_object, py::handle margins_object,
+                     py::handle probe_codes_object, py::handle weights_object, int threads) {
+  const TensorView x("x", x_object), parameters("parameters", parameters_object);
+  const TensorView sharpness_view("sharpness", sharpness_object);
+  const TensorView probe_codes("probe_codes", probe_codes_object);
+  check_vectors(x, kFloat32);
+  const HashFunctions functions =
+      functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
+  const Sharpness sharpness(sharpness_view, x.shape(1));
+  const SoftViews out(codes_object, bits_object, margins_object, weights_object, x, n_bits,
+                      n_hashes, n_probes);
+  probe_codes.require_type({code_type(n_bits)});
+  SoftViews::check(probe_codes, x, n_hashes * n_probes);
+  for (const TensorView* view : {&out.codes, &out.bits, &out.margins, &out.weights, &probe_codes})
+    view->require_output();
+  if (out.codes.size() == 0) return true;
+  py::gil_scoped_release without_gil;
+  const index_t batch = x.shape(0), heads = x.shape(1), rows = x.shape(2);
+  const bool finite = soft_hash(functions, matrices<const float>(x), batch, heads, rows, x.shape(3),
+                                n_probes, out.codes.data<void>(), out.bits.data<std::uint8_t>(),
+                                out.margins.data<float>(), threads);
+  soft_probes(out.soft(), batch, heads, rows, n_hashes, n_probes, sharpness.data, sharpness.stride,
+              probe_codes.data<void>(), out.weights.data<float>(), threads);
+  return finite;
+}
+
+void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
+                        py::handle sharpness_object, int family, index_t n_bits, index_t n_hashes,
+                        index_t n_probes, py::handle codes_object, py::handle bits_object,
+                        py::handle margins_object, py::handle weights_object,
+                        py::handle grad_weights_object, py::handle grad_x_object,
+                        py::handle grad_sharpness_object, py::handle grad_parameters_object,
+                        int threads) {
+  const TensorView x("x", x_object), parameters("parameters", parameters_object);
+  const TensorView sharpness_view("sharpness", sharpness_object);
+  const TensorView grad_weights("grad_weights", grad_weights_object);
+  const TensorView grad_x("grad_x", grad_x_object);
+  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object);
+  check_vectors(x, kFloat32);
+  const HashFunctions functions =
+      functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
+  const Sharpness sharpness(sharpness_view, x.shape(1));
+  const SoftViews in(codes_object, bits_object, margins_object, weights_object, x, n_bits, n_hashes,
+                     n_probes);
+  grad_weights.require_type({kFloat32});
+  SoftViews::check(grad_weights, x, n_hashes * n_probes);
+  check_vectors(grad_x, kFloat32).require_output();
+  grad_x.require_shape({x.shape(0), x.shape(1), x.shape(2), x.shape(3)});
+  grad_sharpness.require_type({kFloat32}).require_shape({x.shape(0), x.shape(1)});
+  grad_sharpness.require_contiguous().require_output();
+  SoftHashGradients gradients{matrices<float>(grad_x), grad_sharpness.data<float>(), nullptr};
+  if (!grad_parameters_object.is_none()) {
+    const TensorView grad("grad_parameters", grad_parameters_object);
+    if (functions.family != Family::hyperplane)
+      grad.wrong_value("only hyperplanes have a gradient: None is wanted");
+    grad.require_type({kFloat32}).require_contiguous().require_output();
+    grad.require_shape({parameters.shape(0), parameters.shape(1), parameters.shape(2)});
+    gradients.parameters = grad.data<float>();
+  }
+  py::gil_scoped_release without_gil;
+  soft_hash_backward(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2),
+                     x.shape(3), n_probes, sharpness.data, sharpness.stride, in.soft(),
+                     in.weights.data<const float>(), grad_weights.data<const float>(), gradients,
+                     threads);
+}
+
+}  // namespace
+
+void bind_soft_hash(py::module_& module) {
+  using namespace pybind11::literals;
+  module.def("soft_hash", &soft_hash_codes, "x"_a, "parameters"_a, "sharpness"_a, "family"_a,
+             "n_bits"_a, "n_hashes"_a, "n_probes"_a, "codes"_a, "bits"_a, "margins"_a,
+             "probe_codes"_a, "weights"_a, "threads"_a = 0);
+  module.def("soft_hash_backward", &soft_hash_gradient, "x"_a, "parameters"_a, "sharpness"_a,
+             "family"_a, "n_bits"_a, "n_hashes"_a, "n_probes"_a, "codes"_a, "bits"_a, "margins"_a,
+             "weights"_a, "grad_weights"_a, "grad_x"_a, "grad_sharpness"_a, "grad_parameters"_a,
+             "threads"_a = 0);
+}
+
+}  // namespace lshkit

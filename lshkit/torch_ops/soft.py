@@ -1,0 +1,160 @@
+"""Soft codes: the most likely buckets of every hash with weights that are differentiable."""
+
+import torch
+
+from lshkit import _C, hashing
+from lshkit.torch_ops.library import (
+    LIBRARY,
+    check_codes,
+    define,
+    differentiable,
+    fake,
+    new_codes,
+    new_gradient,
+    no_second_derivative,
+    nothing_to_save,
+    register_vmap,
+    rows,
+)
+
+_HASHER = "int family, int n_bits"
+define(
+    # Probe codes and weights (batch, heads, n, n_hashes, n_probes), then what the gradient needs:
+    # own codes (batch, heads, n, n_hashes), selected bits and their margins (..., n_selected).
+    f"soft_hash(Tensor x, Tensor parameters, Tensor sharpness, {_HASHER}, int n_hashes, "
+    "int n_probes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # Gradients of x, of sharpness for every (batch, head), and of the parameters if wanted.
+    "soft_hash_backward(Tensor grad_weights, Tensor x, Tensor parameters, Tensor sharpness, "
+    f"Tensor codes, Tensor bits, Tensor margins, Tensor weights, {_HASHER}, bool parameters_too) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+
+
+def selected_bits(n_probes: int) -> int:
+    """Bits that are flipped in some of n_probes probes: ceil(log2(n_probes))."""
+    return (n_probes - 1).bit_length()
+
+
+def _check_sharpness(sharpness):
+    good = torch.isfinite(sharpness) & (sharpness > 0)
+    if not good.all():
+        bad = sharpness[~good][0].item()
+        raise ValueError(f"sharpness must be a finite number > 0, got {bad}")
+
+
+def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+    codes = new_codes(x, n_bits, n_hashes)
+    selected = (*codes.shape, selected_bits(n_probes))
+    return (
+        codes.new_empty((*codes.shape, n_probes)),
+        x.new_empty((*codes.shape, n_probes), dtype=torch.float32),
+        codes,
+        x.new_empty(selected, dtype=torch.uint8),
+        x.new_empty(selected, dtype=torch.float32),
+    )
+
+
+def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+    _check_sharpness(sharpness)
+    out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
+    if x.numel() == 0:
+        return tuple(o.zero_() for o in out)
+    probe_codes, weights, codes, bits, margins = out
+    x, parameters = rows(x, torch.float32), parameters.contiguous()
+    sharpness = sharpness.to(torch.float32).contiguous()
+    arrays = (a.flatten(3) for a in (bits, margins, probe_codes, weights))
+    options = family, n_bits, n_hashes, n_probes
+    _C.soft_hash(x, parameters, sharpness, *options, codes, *arrays, torch.get_num_threads())
+    return out
+
+
+def _new_gradients(x, parameters, parameters_too, dtype):
+    shape = parameters.shape if parameters_too else (0,)
+    return (
+        new_gradient(x, dtype),
+        x.new_empty(x.shape[:2], dtype=torch.float32),
+        parameters.new_empty(shape),
+    )
+
+
+def _soft_hash_backward(
+    grad_weights,
+    x,
+    parameters,
+    sharpness,
+    codes,
+    bits,
+    margins,
+    weights,
+    family,
+    n_bits,
+    parameters_too,
+):
+    grads = _new_gradients(x, parameters, parameters_too, torch.float32)
+    grad_x, grad_sharpness, grad_parameters = grads
+    if x.numel() == 0:
+        return grad_x.zero_().to(x.dtype), grad_sharpness.zero_(), grad_parameters.zero_()
+    if bits.numel():  # the core trusts them as rows of the parameters
+        check_codes("bits", bits, n_bits)
+    n_hashes, n_probes = weights.shape[-2:]
+    saved = (a.contiguous().flatten(3) for a in (bits, margins, weights))
+    _C.soft_hash_backward(
+        rows(x, torch.float32),
+        parameters.contiguous(),
+        sharpness.to(torch.float32).contiguous(),
+        *(family, n_bits, n_hashes, n_probes),
+        codes.contiguous(),
+        *saved,
+        grad_weights.to(torch.float32).contiguous().flatten(3),
+        *(grad_x, grad_sharpness, grad_parameters if parameters_too else None),
+        torch.get_num_threads(),
+    )
+    return grad_x.to(x.dtype), grad_sharpness, grad_parameters
+
+
+LIBRARY.impl("soft_hash", _soft_hash, "CPU")
+LIBRARY.impl("soft_hash_backward", _soft_hash_backward, "CPU")
+
+
+@fake("soft_hash")
+def _(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+    return _new_soft_codes(x, n_bits, n_hashes, n_probes)
+
+
+@fake("soft_hash_backward")
+def _(grad_weights, x, parameters, *rest):
+    return _new_gradients(x, parameters, rest[-1], x.dtype)
+
+
+def _setup_soft_hash(ctx, inputs, output):
+    x, parameters, sharpness, family, n_bits, _, _ = inputs
+    probe_codes, weights, codes, bits, margins = output
+    ctx.mark_non_differentiable(probe_codes, codes, bits, margins)
+    ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
+    ctx.save_for_backward(x, parameters, sharpness, codes, bits, margins, weights)
+    ctx.options = family, n_bits
+
+
+def _soft_hash_grad(ctx, _, grad_weights, *rest):
+    if grad_weights is None:
+        return (None,) * 7
+    parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == hashing.FAMILY["hyperplane"]
+    x, parameters, sharpness, *saved = ctx.saved_tensors
+    grad_x, grad_sharpness, grad_parameters = soft_hash_backward(
+        grad_weights, x, parameters, sharpness, *saved, *ctx.options, parameters_too
+    )
+    grad_sharpness = grad_sharpness.sum(0)
+    if sharpness.shape[0] == 1:
+        grad_sharpness = grad_sharpness.sum(0, keepdim=True)
+    return (
+        grad_x,
+        grad_parameters if parameters_too else None,
+        grad_sharpness.to(sharpness.dtype),
+        *(None,) * 4,
+    )
+
+
+soft_hash = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
+soft_hash_backward = differentiable("soft_hash_backward", nothing_to_save, no_second_derivative)
+register_vmap("soft_hash", (0,))
+register_vmap("soft_hash_backward", ())  # a gradient of the parameters is summed over the batch
