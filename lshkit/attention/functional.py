@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
 
-ESTIMATORS = ("auto", "sampled", "expected")
+ESTIMATORS = ("auto", "sampled", "expected", "soft")
 UNIT_NORMS = ("l2",)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -35,6 +35,8 @@ def yoso_attention(
     unit_norm: str = "l2",
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
+    n_probes: int | tuple[int, int] = 4,
+    sharpness: float | Tensor = 2.0,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, eq. 1-4).
 
@@ -56,16 +58,25 @@ def yoso_attention(
         n_hashes: number of codes, m in the paper, 1 to 65535. More hashes make less noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         estimator: "sampled" (YOSO-m), "expected" (YOSO-E) or "auto": the expectation at short
-            lengths, where it is the faster one, else sampled.
+            lengths, where it is the faster one, else sampled. "soft": a row belongs to its
+            n_probes likeliest buckets of a hash, with weights; linear too, and its gradient is
+            the exact one of what was computed, given which buckets these are.
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4), "expected" by the exact derivative of the probability (eq. 3), in quadratic
-            time. Values get the exact gradient of the sum that was computed.
+            time. Values get the exact gradient of the sum that was computed. "soft" has its own
+            exact gradient: the word does not apply.
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
         unit_norm: how queries and keys get unit norm: "l2".
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
             seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
+        n_probes: of "soft", buckets a row belongs to, of queries and keys or `(queries, keys)`, 1
+            to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
+            alone, 2^n_bits are all buckets (the features of RACE attention).
+        sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
+            bits have to cross: weights are the softmax of -2 sharpness sum |z|. A number > 0 or a
+            tensor () or (H,), which may require a gradient.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -92,6 +103,9 @@ def yoso_attention(
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
 
     options = (is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
+    if estimator == "soft":
+        probes = check_probes(n_probes, n_bits)
+        sharpness = _sharpness_tensor(sharpness, query.shape[1], query.device)
     if estimator == "expected" or (
         estimator == "auto" and _expected_is_faster(key.shape[-2], n_hashes)
     ):
@@ -106,9 +120,16 @@ def yoso_attention(
             n_hashes,
             family,
         )
-        out, _, _ = torch_ops.yoso_attention(
-            query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
-        )
+        hasher_options = family, n_bits, n_hashes
+        if estimator == "soft":
+            out, *_ = torch_ops.soft_attention(
+                *(query, key, value, key_mask, parameters, sharpness),
+                *(*hasher_options, *probes, *options[:2]),
+            )
+        else:
+            out, _, _ = torch_ops.yoso_attention(
+                query, key, value, key_mask, parameters, *hasher_options, *options
+            )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
@@ -142,6 +163,36 @@ def check_options(
     _check_word("gradient", gradient, torch_ops.GRADIENT)
     _check_word("normalize", normalize, torch_ops.NORMALIZE)
     return n_bits, n_hashes
+
+
+def check_probes(n_probes: int | tuple[int, int], n_bits: int) -> tuple[int, int]:
+    """Numbers of probes of queries and of keys."""
+    if not isinstance(n_probes, (tuple, list)):
+        n_probes = n_probes, n_probes
+    if len(n_probes) != 2:
+        raise ValueError(f"n_probes must be a number or (queries, keys), got {n_probes!r}")
+    queries, keys = (checks.integer("n_probes", t, 1, 2**n_bits) for t in n_probes)
+    return queries, keys
+
+
+def _sharpness_tensor(sharpness: float | Tensor, heads: int, device: torch.device) -> Tensor:
+    """(1,) or (heads,). The operator checks the values of a tensor."""
+    if not isinstance(sharpness, Tensor):
+        return torch.tensor(
+            [checks.positive("sharpness", sharpness)], dtype=torch.float32, device=device
+        )
+    if not sharpness.is_floating_point():
+        raise TypeError(f"sharpness must be a tensor of floats, got {sharpness.dtype}")
+    if sharpness.shape not in ((), (1,), (heads,)):
+        raise ValueError(
+            f"sharpness must be a number or a tensor of shape () or (heads,) = ({heads},), "
+            f"got shape {tuple(sharpness.shape)}"
+        )
+    if sharpness.device != device:
+        raise ValueError(
+            f"sharpness must be on query's device {device}, got a tensor on {sharpness.device}"
+        )
+    return sharpness.reshape(1) if sharpness.dim() == 0 else sharpness
 
 
 def _check_word(name, word, words) -> None:
