@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from attention_cases import NORMALIZE, attention_inputs, padding_mask
+from attention_cases import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: F401
 
 from lshkit import reference, torch_ops
 from lshkit.attention import yoso_attention
@@ -79,18 +79,18 @@ def run(function, inputs, grad_out):
 
 
 def assert_close(got, expected, tolerance=2e-5):
-    """Against the largest entry: rows next to zero have no relative accuracy."""
+    """Against the largest entry, or what float32 leaves of terms of size 1 that cancel."""
     assert got.shape == expected.shape
-    size = float(expected.abs().max()) + 1e-6
+    size = max(float(expected.abs().max()), 1e-2)
     assert float((got.double() - expected).abs().max()) <= tolerance * size
 
 
-def compare(case, got, expected):
+def compare(got, expected):
     for name, a, b in zip(
         ("out", "query", "key", "value", "sharpness"), got, expected, strict=True
     ):
         tolerance = 2e-5 if name in ("out", "value") else 2e-4
-        assert_close(a, b, tolerance), (name, case)
+        assert_close(a, b, tolerance)
 
 
 @pytest.mark.parametrize("hasher", ["hadamard", "hyperplane"])
@@ -135,9 +135,7 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
         tensors = inputs.query, inputs.key, inputs.value, sharpness
         got = run(ours, [x.clone().requires_grad_() for x in tensors], inputs.grad_out)
         expected = run(dense, [x.double().requires_grad_() for x in tensors], inputs.grad_out)
-        if normalize == "l2" and n_bits == 16:
-            continue  # outputs of a single rare collision: the direction of rounding
-        compare((case, normalize), got, expected)
+        compare(got, expected)
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
@@ -167,7 +165,7 @@ def test_all_buckets_need_no_selection(n_bits, n_q, n_k, is_causal, normalize):
     tensors = inputs.query, inputs.key, inputs.value, sharpness
     got = run(ours, [x.clone().requires_grad_() for x in tensors], inputs.grad_out)
     expected = run(dense, [x.double().requires_grad_() for x in tensors], inputs.grad_out)
-    compare((n_bits, is_causal, normalize), got, expected)
+    compare(got, expected)
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
@@ -196,7 +194,7 @@ def test_equals_the_reference(normalize):
         *arrays, hasher, inputs.grad_out.double().numpy(), *sharpness, **options
     )
     expected = [torch.from_numpy(x) for x in (out, *grads, grad_sharpness.sum(0))]
-    compare(normalize, got, expected)
+    compare(got, expected)
 
 
 @pytest.mark.parametrize("n_bits", [8, 12])
