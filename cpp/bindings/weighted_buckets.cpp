@@ -45,8 +45,8 @@ struct WeightedViews {
 
   WeightedViews(py::handle query_codes, py::handle query_weights, index_t query_probes,
                 py::handle key_codes, py::handle key_weights, index_t key_probes,
-                py::handle values_object, index_t n_buckets, int order_code,
-                py::handle mask_object, const char* out_name, py::handle out_object)
+                py::handle values_object, index_t n_buckets, int order_code, py::handle mask_object,
+                const char* out_name, py::handle out_object)
       : queries("query_codes", query_codes, "query_weights", query_weights, "query_probes",
                 query_probes),
         keys("key_codes", key_codes, "key_weights", key_weights, "key_probes", key_probes),
@@ -106,8 +106,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
                          key_probes, values, n_buckets, order, key_mask, "grad_out", grad_out);
   const TensorView grad_values("grad_values", grad_values_object);
   check_vectors(grad_values, in.values.type()).require_output();
-  grad_values.require_shape(
-      {in.shape.batch, in.shape.heads, in.shape.n_keys, in.shape.n_values});
+  grad_values.require_shape({in.shape.batch, in.shape.heads, in.shape.n_keys, in.shape.n_values});
   std::optional<TensorView> weights[2];
   if (!grad_query_weights_object.is_none()) {
     weights[0].emplace("grad_query_weights", grad_query_weights_object);
@@ -121,12 +120,13 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
   py::gil_scoped_release without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);
-    weighted_bucket_sum_backward<T>(
-        in.shape, in.queries.probes<T>(), in.keys.probes<T>(), matrices<const T>(in.values),
-        in.key_mask.mask(), in.order, static_cast<T>(scale),
-        {matrices<const T>(in.out), matrices<T>(grad_values),
-         weights[0] ? weights[0]->data<T>() : nullptr, weights[1] ? weights[1]->data<T>() : nullptr},
-        threads);
+    weighted_bucket_sum_backward<T>(in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
+                                    matrices<const T>(in.values), in.key_mask.mask(), in.order,
+                                    static_cast<T>(scale),
+                                    {matrices<const T>(in.out), matrices<T>(grad_values),
+                                     weights[0] ? weights[0]->data<T>() : nullptr,
+                                     weights[1] ? weights[1]->data<T>() : nullptr},
+                                    threads);
   });
 }
 

@@ -24,23 +24,77 @@ struct SoftSide {
   }
   WeightedSide<float> weighted(const std::uint8_t* valid) const {
     WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
-    side.probes = [this](const ProbeRun& run, std::uint16_t* codes, float* weights) {
-      const index_t count = run.rows * run.group * n_probes;
-      // Codes of one byte are expanded into the second half, then widened from the front.
-      auto* narrow = reinterpret_cast<std::uint8_t*>(codes) + (soft.bytes == 1 ? count : 0);
-      kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, narrow, weights);
-      for (index_t k = 0; soft.bytes == 1 && k < count; ++k) codes[k] = narrow[k];
+    side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
+      soft.bytes == 1 ? expand<std::uint8_t>(run, group, codes, weights)
+                      : expand<std::uint16_t>(run, group, codes, weights);
     };
+    if (n_probes <= kBatchProbes / kBatch) side.batch = kBatch;
     return side;
+  }
+
+ private:
+  // The exponentials of a few hashes fill a register, those of one do not; so a tile of rows is
+  // expanded for all hashes of a run and then parted into groups.
+  static constexpr index_t kBatch = 8, kBatchProbes = 64, kTileRows = 32;
+
+  template <class Code>
+  void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {
+    const index_t row = run.group * n_probes;
+    if (run.group <= group && sizeof(Code) == 2) {
+      kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, codes, weights);
+      return;
+    }
+    Code few_codes[kTileRows * kBatchProbes];
+    float few_weights[kTileRows * kBatchProbes];
+    std::vector<Code> many_codes;
+    std::vector<float> many_weights;
+    index_t tile = std::min(kTileRows * kBatchProbes / row, run.rows);
+    if (tile == 0) {
+      tile = 1;
+      many_codes.resize(row);
+      many_weights.resize(row);
+    }
+    Code* from_codes = many_codes.empty() ? few_codes : many_codes.data();
+    float* from_weights = many_weights.empty() ? few_weights : many_weights.data();
+    for (index_t first = 0; first < run.rows; first += tile) {
+      const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
+      kernels().expand_probes(probe_rows_of(part, nullptr), soft.bytes, from_codes, from_weights);
+      for (index_t h = 0; h < run.group; h += group) {
+        const index_t count = std::min(group, run.group - h) * n_probes;
+        const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
+        if (count == 4)
+          part_rows<4>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+        else if (count == 2)
+          part_rows<2>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+        else
+          part_rows<0>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+      }
+    }
+  }
+  template <int Count, class Code>
+  static void part_rows(index_t rows, index_t stride, const Code* codes, const float* weights,
+                        std::uint16_t* to_codes, float* to_weights, index_t count) {
+    if (Count) count = Count;
+    for (index_t i = 0; i < rows; ++i)
+      for (index_t a = 0; a < count; ++a) {
+        to_codes[i * count + a] = codes[i * stride + a];
+        to_weights[i * count + a] = weights[i * stride + a];
+      }
   }
 };
 
 WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSide& query,
                                   const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
                                   bool causal) {
-  return {query.weighted(query_valid), key.weighted(head.key_mask),
-          query.n_hashes,              index_t(1) << n_bits,
-          head.value,                  causal ? Order::causal : Order::all,
+  return {query.weighted(query_valid),
+          key.weighted(head.key_mask),
+          query.n_hashes,
+          index_t(1) << n_bits,
+          head.value,
+          causal ? Order::causal : Order::all,
           1.0f / float(query.n_hashes)};
 }
 
@@ -49,7 +103,8 @@ struct Sides {
 
   Sides(const AttentionShape& shape, const SoftOptions& options, SoftCodes queries, SoftCodes keys,
         index_t n_hashes, index_t index)
-      : query(side(queries, shape.n_queries, n_hashes, options.query_probes, options, shape, index)),
+      : query(
+            side(queries, shape.n_queries, n_hashes, options.query_probes, options, shape, index)),
         key(side(keys, shape.n_keys, n_hashes, options.key_probes, options, shape, index)) {}
 
  private:
@@ -115,9 +170,8 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
       finish(index);
     });
   } else {
-    parallel_for(heads * slices, threads, [&](index_t task) {
-      sum(task / slices, task % slices, task % slices + 1);
-    });
+    parallel_for(heads * slices, threads,
+                 [&](index_t task) { sum(task / slices, task % slices, task % slices + 1); });
     parallel_for(heads, threads, finish);
   }
 }
@@ -175,8 +229,7 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
         rows_of(gradients.value, shape, index, shape.n_keys, shape.n_values);
     weighted_sum_backward(weighted, grad, bias, value_grad);
     for (index_t j = 0; j < shape.n_keys; ++j)
-      if (!s.norms.key_valid[j])
-        std::memset(value_grad.row(j), 0, sizeof(float) * shape.n_values);
+      if (!s.norms.key_valid[j]) std::memset(value_grad.row(j), 0, sizeof(float) * shape.n_values);
     sharpness_grads[index] = float(sharpness);
 
     const HashFunctions of_head = functions_of_head(functions, index % shape.heads);
@@ -186,8 +239,7 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
       if (side.n_probes > 1)
         return soft_hash_rows_backward(of_head, x, inverse, side.soft, side.n_selected,
                                        margin_grads, to);
-      for (index_t i = 0; i < to.rows; ++i)
-        std::memset(to.row(i), 0, sizeof(float) * to.columns);
+      for (index_t i = 0; i < to.rows; ++i) std::memset(to.row(i), 0, sizeof(float) * to.columns);
       kernels().f32.unit_norm_backward(x, inverse, to);  // NaN where the row is not finite
     };
     rows_backward(head.query, s.norms.query, sides.query, query_margins,

@@ -12,17 +12,18 @@ namespace {
 
 // A pass's tables should stay in the L2 cache.
 constexpr index_t kPassBytes = index_t(512) << 10;
-// Probes of a run of rows: large enough that the tables of the next slices seldom take the cache
-// from those of the last, and constant in the length.
-constexpr index_t kProbeBytes = index_t(1) << 20;
+// Probes of a side that are there at once, at most: longer sides go in runs of rows.
+constexpr index_t kProbeBytes = index_t(24) << 20;
 
 // Probes of a run of rows, with codes replaced by table rows.
 template <class T>
 struct Expanded {
   const WeightedSide<T>* side;
-  std::uint16_t* slots;
-  T* weights;
-  ProbeRun run;  // what is there
+  std::uint16_t* batch_slots;  // of a batch of hashes, one group after the other
+  T* batch_weights;
+  ProbeRun batch, run;  // what is there: a batch, and that group of it that is in use
+  std::uint16_t* slots = nullptr;
+  T* weights = nullptr;
 
   index_t probes() const { return run.group * side->n_probes; }
 };
@@ -35,17 +36,24 @@ class HeadPasses {
   HeadPasses(const WeightedHead<T>& head, index_t first, index_t last)
       : s_(head), first_slice_(first), last_slice_(last) {
     const index_t most = head.key.rows * head.key.n_probes;
+    const index_t rows = std::max(head.query.rows, head.key.rows);
+    const index_t row_bytes =
+        std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
     // Where most buckets must be empty, codes are replaced by slots in order of appearance among
     // the keys. Slot 0 is for codes that no key has.
-    compact_ = most < head.n_buckets / 2;
+    compact_ = most < head.n_buckets / 2 && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     at_once_ = table_rows_ * 2 * kSliceBytes <= kPassBytes ? 2 : 1;
     group_ = compact_ ? 1
                       : std::clamp<index_t>(kPassBytes / (table_rows_ * at_once_ * kSliceBytes), 1,
                                             std::min<index_t>(kMaxGroup, head.n_hashes));
-    const index_t probes = group_ * std::max(head.query.n_probes, head.key.n_probes);
-    run_rows_ = std::max<index_t>(kProbeBytes / (probes * index_t(2 + 2 * sizeof(T))), 16);
-    run_rows_ = std::clamp<index_t>(std::max(head.query.rows, head.key.rows), 1, run_rows_);
+    const index_t wanted = std::max(head.query.batch, head.key.batch);
+    batch_ =
+        group_ *
+        std::max<index_t>(
+            std::min(wanted, kProbeBytes / (std::max<index_t>(rows, 1) * row_bytes)) / group_, 1);
+    run_rows_ =
+        std::clamp<index_t>(kProbeBytes / (batch_ * row_bytes), 16, std::max<index_t>(rows, 16));
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
     if (compact_) std::memset(slot_of_, 0, sizeof(*slot_of_) * head.n_buckets);
@@ -59,19 +67,15 @@ class HeadPasses {
   // Empty tables, and slots of the keys of these hashes.
   void begin(index_t hash, index_t group) {
     clear();
-    queries_.run = keys_.run = {0, 0, 0, 0};
     if (!compact_) return;
     for (index_t k = 0; k < used_; ++k) slot_of_[code_of_[k]] = 0;
     used_ = 0;
-    for (index_t first = 0; first < s_.key.rows; first += run_rows_) {
-      const ProbeRun run{first, std::min(run_rows_, s_.key.rows - first), hash, group};
-      s_.key.probes(run, keys_.slots, keys_.weights);
-      for (index_t k = 0; k < run.rows * s_.key.n_probes; ++k) {
-        std::uint16_t& slot = slot_of_[keys_.slots[k]];
-        if (slot) continue;
-        code_of_[used_++] = keys_.slots[k];
-        slot = std::uint16_t(used_);
-      }
+    view(keys_, {0, s_.key.rows, hash, group});
+    for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) {
+      std::uint16_t& slot = slot_of_[keys_.slots[k]];
+      if (slot) continue;
+      code_of_[used_++] = keys_.slots[k];
+      slot = std::uint16_t(used_);
     }
   }
   void clear() {
@@ -141,25 +145,36 @@ class HeadPasses {
     table_ = arena.take<T>(group_ * table_rows_ * (last_slice_ - first_slice_) * kSliceBytes /
                            index_t(sizeof(T)));
     column_table_ = arena.take<T>(group_ * table_rows_);
-    index_t probes[2];
-    Expanded<T>* sides[] = {&queries_, &keys_};
-    const WeightedSide<T>* from[] = {&s_.query, &s_.key};
-    for (int i = 0; i < 2; ++i) {
-      probes[i] = run_rows_ * group_ * from[i]->n_probes;
-      *sides[i] = {from[i], arena.take<std::uint16_t>(probes[i]), arena.take<T>(probes[i]), {}};
-    }
-    grads_ = arena.take<T>(std::max(probes[0], probes[1]));
+    const auto take = [&](const WeightedSide<T>& side) {
+      const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
+      std::uint16_t* slots = arena.take<std::uint16_t>(probes);
+      return Expanded<T>{&side, slots, arena.take<T>(probes), {}, {}};
+    };
+    queries_ = take(s_.query);
+    keys_ = take(s_.key);
+    grads_ = arena.take<T>(run_rows_ * group_ * std::max(s_.query.n_probes, s_.key.n_probes));
     slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
     code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
     bytes_ = arena.used();
   }
 
+  // The probes of a group, codes as they come.
+  void view(Expanded<T>& e, const ProbeRun& run) const {
+    const ProbeRun& b = e.batch;
+    if (b.first != run.first || b.rows != run.rows || run.hash < b.hash ||
+        run.hash >= b.hash + b.group) {
+      e.batch = {run.first, run.rows, run.hash, std::min(batch_, s_.n_hashes - run.hash)};
+      e.side->probes(e.batch, group_, e.batch_slots, e.batch_weights);
+    }
+    const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
+    e.slots = e.batch_slots + at;
+    e.weights = e.batch_weights + at;
+  }
   void fill(Expanded<T>& e, const ProbeRun& run) const {
     const ProbeRun& is = e.run;
-    if (run.rows == 0 || (is.first == run.first && is.rows == run.rows && is.hash == run.hash &&
-                          is.group == run.group))
+    if (run.rows == 0 || (is.first == run.first && is.rows == run.rows && is.hash == run.hash))
       return;
-    e.side->probes(run, e.slots, e.weights);
+    view(e, run);
     e.run = run;
     const index_t count = run.rows * e.probes();
     if (compact_) {
@@ -175,7 +190,7 @@ class HeadPasses {
   }
 
   const WeightedHead<T>& s_;
-  index_t first_slice_, last_slice_, table_rows_, group_, run_rows_;
+  index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
   int at_once_;
   bool compact_;
   T *table_, *column_table_, *grads_;
@@ -206,25 +221,25 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
     passes.begin(hash, group);
     passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
                  [&](index_t row, index_t added, index_t readers) {
-      passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
-        p.order = s.order;
-        p.add = passes.rows(passes.keys(), added, s.values, column, row);
-        p.read = passes.rows(passes.queries(), readers, {}, 0, row);
-        p.sum = readers ? out.row(row) + column : nullptr;
-        p.sum_stride = out.stride;
-        p.accumulate_sum = hash > 0;
-        kernels().typed<T>().weighted_bucket_sum(p);
-      });
-      if (!weight_sums) return;
-      WeightedColumn<T> p;
-      p.table = passes.column_table();
-      p.order = s.order;
-      p.add = passes.rows(passes.keys(), added, {}, 0, row);
-      p.read = passes.rows(passes.queries(), readers, {}, 0, row);
-      p.scale = s.scale;
-      p.sum = weight_sums + row;
-      kernels().typed<T>().weighted_column_sum(p);
-    });
+                   passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
+                     p.order = s.order;
+                     p.add = passes.rows(passes.keys(), added, s.values, column, row);
+                     p.read = passes.rows(passes.queries(), readers, {}, 0, row);
+                     p.sum = readers ? out.row(row) + column : nullptr;
+                     p.sum_stride = out.stride;
+                     p.accumulate_sum = hash > 0;
+                     kernels().typed<T>().weighted_bucket_sum(p);
+                   });
+                   if (!weight_sums) return;
+                   WeightedColumn<T> p;
+                   p.table = passes.column_table();
+                   p.order = s.order;
+                   p.add = passes.rows(passes.keys(), added, {}, 0, row);
+                   p.read = passes.rows(passes.queries(), readers, {}, 0, row);
+                   p.scale = s.scale;
+                   p.sum = weight_sums + row;
+                   kernels().typed<T>().weighted_column_sum(p);
+                 });
   }
 }
 
@@ -246,57 +261,57 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
     if (s.query.take_grads) {
       passes.sweep(keys, queries, s.order, hash, group,
                    [&](index_t row, index_t added, index_t readers) {
-        passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
-          p.order = s.order;
-          p.add = passes.rows(keys, added, s.values, column, row);
-          p.read = passes.rows(queries, readers, grad, column, row);
-          p.dots = dots;
-          p.accumulate_dots = column > 0;
-          kernels().typed<T>().weighted_bucket_sum(p);
-        });
-        if (bias) {
-          WeightedColumn<T> p;
-          p.table = passes.column_table();
-          p.order = s.order;
-          p.add = passes.rows(keys, added, {}, 0, row);
-          p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, 0, row);
-          p.scale = s.scale;
-          p.dots = dots;
-          kernels().typed<T>().weighted_column_sum(p);
-        }
-        take(queries, row, readers);
-      });
+                     passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
+                       p.order = s.order;
+                       p.add = passes.rows(keys, added, s.values, column, row);
+                       p.read = passes.rows(queries, readers, grad, column, row);
+                       p.dots = dots;
+                       p.accumulate_dots = column > 0;
+                       kernels().typed<T>().weighted_bucket_sum(p);
+                     });
+                     if (bias) {
+                       WeightedColumn<T> p;
+                       p.table = passes.column_table();
+                       p.order = s.order;
+                       p.add = passes.rows(keys, added, {}, 0, row);
+                       p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, 0, row);
+                       p.scale = s.scale;
+                       p.dots = dots;
+                       kernels().typed<T>().weighted_column_sum(p);
+                     }
+                     take(queries, row, readers);
+                   });
       passes.clear();
     }
     // A key's weight gets that of its value with the bucket of gradients, and its value the sum of
     // those buckets.
     passes.sweep(queries, keys, back, hash, group,
                  [&](index_t row, index_t added, index_t readers) {
-      passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
-        p.order = back;
-        p.add = passes.rows(queries, added, grad, column, row);
-        p.read = passes.rows(keys, readers, s.values, column, row);
-        p.sum = readers ? value_grad.row(row) + column : nullptr;
-        p.sum_stride = value_grad.stride;
-        p.accumulate_sum = hash > 0;
-        if (s.key.take_grads) {
-          p.dots = dots;
-          p.accumulate_dots = column > 0;
-        }
-        kernels().typed<T>().weighted_bucket_sum(p);
-      });
-      if (bias && s.key.take_grads) {
-        WeightedColumn<T> p;
-        p.table = passes.column_table();
-        p.order = back;
-        p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, 0, row);
-        p.read = passes.rows(keys, readers, {}, 0, row);
-        p.scale = s.scale;
-        p.dots = dots;
-        kernels().typed<T>().weighted_column_sum(p);
-      }
-      take(keys, row, readers);
-    });
+                   passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
+                     p.order = back;
+                     p.add = passes.rows(queries, added, grad, column, row);
+                     p.read = passes.rows(keys, readers, s.values, column, row);
+                     p.sum = readers ? value_grad.row(row) + column : nullptr;
+                     p.sum_stride = value_grad.stride;
+                     p.accumulate_sum = hash > 0;
+                     if (s.key.take_grads) {
+                       p.dots = dots;
+                       p.accumulate_dots = column > 0;
+                     }
+                     kernels().typed<T>().weighted_bucket_sum(p);
+                   });
+                   if (bias && s.key.take_grads) {
+                     WeightedColumn<T> p;
+                     p.table = passes.column_table();
+                     p.order = back;
+                     p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, 0, row);
+                     p.read = passes.rows(keys, readers, {}, 0, row);
+                     p.scale = s.scale;
+                     p.dots = dots;
+                     kernels().typed<T>().weighted_column_sum(p);
+                   }
+                   take(keys, row, readers);
+                 });
   }
 }
 
@@ -310,7 +325,7 @@ WeightedSide<T> side_of(const Probes<T>& probes, index_t head, index_t rows, ind
   const Code* codes = static_cast<const Code*>(probes.codes.data) + begin;
   const T* weights = probes.weights ? probes.weights + begin : nullptr;
   WeightedSide<T> side{rows, t, valid, nullptr, nullptr};
-  side.probes = [=](const ProbeRun& run, std::uint16_t* to_codes, T* to_weights) {
+  side.probes = [=](const ProbeRun& run, index_t, std::uint16_t* to_codes, T* to_weights) {
     const index_t count = run.group * t;
     for (index_t i = 0; i < run.rows; ++i) {
       const index_t at = (run.first + i) * row_size + run.hash * t;
@@ -347,14 +362,14 @@ WeightedHead<T> head_of(const BucketSumShape& shape, const Probes<T>& queries,
                ? side_of<T, std::uint8_t>(probes, head, rows, shape.n_hashes, rows_valid, grads)
                : side_of<T, std::uint16_t>(probes, head, rows, shape.n_hashes, rows_valid, grads);
   };
-  return {side(queries, shape.n_queries, nullptr, query_grads),
-          side(keys, shape.n_keys, valid, key_grads),
-          shape.n_hashes,
-          shape.n_buckets,
-          {values.matrix(batch, head % shape.heads), values.row_stride, shape.n_keys,
-           shape.n_values},
-          order,
-          scale};
+  return {
+      side(queries, shape.n_queries, nullptr, query_grads),
+      side(keys, shape.n_keys, valid, key_grads),
+      shape.n_hashes,
+      shape.n_buckets,
+      {values.matrix(batch, head % shape.heads), values.row_stride, shape.n_keys, shape.n_values},
+      order,
+      scale};
 }
 
 }  // namespace
@@ -367,8 +382,8 @@ void weighted_bucket_sum(const BucketSumShape& shape, Probes<T> queries, Probes<
   const index_t parts = heads >= 2 * thread_count(threads) ? 1 : slices;
   parallel_for(heads * parts, threads, [&](index_t task) {
     const index_t head = task / parts, part = task % parts;
-    const WeightedHead<T> s = head_of<T>(shape, queries, keys, values, key_mask, order, scale, head,
-                                         nullptr, nullptr);
+    const WeightedHead<T> s =
+        head_of<T>(shape, queries, keys, values, key_mask, order, scale, head, nullptr, nullptr);
     weighted_sum<T>(s,
                     {out.matrix(head / shape.heads, head % shape.heads), out.row_stride,
                      shape.n_queries, shape.n_values},
@@ -387,23 +402,23 @@ void weighted_bucket_sum_backward(const BucketSumShape& shape, Probes<T> queries
                                          gradients.query_weights, gradients.key_weights);
     const Matrix<T> value_grad{gradients.values.matrix(batch, h), gradients.values.row_stride,
                                shape.n_keys, shape.n_values};
-    weighted_sum_backward<T>(s,
-                             {gradients.out.matrix(batch, h), gradients.out.row_stride,
-                              shape.n_queries, shape.n_values},
-                             nullptr, value_grad);
+    weighted_sum_backward<T>(
+        s,
+        {gradients.out.matrix(batch, h), gradients.out.row_stride, shape.n_queries, shape.n_values},
+        nullptr, value_grad);
     for (index_t j = 0; s.key.valid && j < shape.n_keys; ++j)
       if (!s.key.valid[j]) std::fill_n(value_grad.row(j), shape.n_values, T(0));
   });
 }
 
-#define LSHKIT_INSTANTIATE(T)                                                                      \
-  template void weighted_sum(const WeightedHead<T>&, Matrix<T>, T*, index_t, index_t);             \
-  template void weighted_sum_backward(const WeightedHead<T>&, Matrix<const T>, const T*,           \
-                                      Matrix<T>);                                                  \
-  template void weighted_bucket_sum(const BucketSumShape&, Probes<T>, Probes<T>, Tensor<const T>,  \
-                                    Mask, Order, T, Tensor<T>, int);                               \
-  template void weighted_bucket_sum_backward(const BucketSumShape&, Probes<T>, Probes<T>,          \
-                                             Tensor<const T>, Mask, Order, T,                      \
+#define LSHKIT_INSTANTIATE(T)                                                                     \
+  template void weighted_sum(const WeightedHead<T>&, Matrix<T>, T*, index_t, index_t);            \
+  template void weighted_sum_backward(const WeightedHead<T>&, Matrix<const T>, const T*,          \
+                                      Matrix<T>);                                                 \
+  template void weighted_bucket_sum(const BucketSumShape&, Probes<T>, Probes<T>, Tensor<const T>, \
+                                    Mask, Order, T, Tensor<T>, int);                              \
+  template void weighted_bucket_sum_backward(const BucketSumShape&, Probes<T>, Probes<T>,         \
+                                             Tensor<const T>, Mask, Order, T,                     \
                                              WeightedSumGradients<T>, int);
 LSHKIT_INSTANTIATE(float)
 LSHKIT_INSTANTIATE(double)

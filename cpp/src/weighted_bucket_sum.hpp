@@ -16,10 +16,12 @@ template <class T>
 struct WeightedSide {
   index_t rows, n_probes;
   const std::uint8_t* valid;  // (rows), null: all take part
-  // Writes codes and weights, each contiguous (run.rows, run.group, n_probes).
-  std::function<void(const ProbeRun& run, std::uint16_t* codes, T* weights)> probes;
+  // Writes codes and weights: for one `group` of the run's hashes after the other, each contiguous
+  // (run.rows, group, n_probes).
+  std::function<void(const ProbeRun& run, index_t group, std::uint16_t* codes, T* weights)> probes;
   // Takes the gradient of the weights of a run. Null: not wanted.
   std::function<void(const ProbeRun& run, const T* weights, const T* weight_grads)> take_grads;
+  index_t batch = 1;  // hashes whose probes are best made together
 };
 
 template <class T>

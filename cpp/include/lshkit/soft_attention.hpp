@@ -31,8 +31,7 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
 // sharpness_grads: (batch, heads), to be summed over what shares one sharpness.
 void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
                              const HashFunctions& functions, AttentionInputs<float> in,
-                             SoftCodes queries, SoftCodes keys,
-                             AttentionGradients<float> gradients, float* sharpness_grads,
-                             int threads);
+                             SoftCodes queries, SoftCodes keys, AttentionGradients<float> gradients,
+                             float* sharpness_grads, int threads);
 
 }  // namespace lshkit

@@ -24,7 +24,7 @@ void weighted_bucket_sum(const BucketSumShape& shape, Probes<T> queries, Probes<
 template <class T>
 struct WeightedSumGradients {
   Tensor<const T> out;  // gradient of the loss in the sums
-  Tensor<T> values;     // every element is written; a masked key gets zeros, here and in its weights
+  Tensor<T> values;  // every element is written; a masked key gets zeros, here and in its weights
   T *query_weights, *key_weights;  // like the weights; null: not wanted
 };
 template <class T>

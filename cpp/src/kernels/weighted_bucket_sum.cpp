@@ -120,7 +120,8 @@ struct Run {
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) {
         sum[i] *= p.scale;
-        if (p.accumulate_sum) sum[i] += Full ? load(out + i * n) : load_first(out + i * n, p.width - i * n);
+        if (p.accumulate_sum)
+          sum[i] += Full ? load(out + i * n) : load_first(out + i * n, p.width - i * n);
         if (Full)
           store(out + i * n, sum[i]);
         else
@@ -223,8 +224,8 @@ void run_column(const WeightedColumn<T>& p) {
 
 }  // namespace
 
-#define LSHKIT_DEFINE(T)                                                  \
-  void weighted_bucket_sum(const WeightedPass<T>& p) { run_slices(p); }   \
+#define LSHKIT_DEFINE(T)                                                \
+  void weighted_bucket_sum(const WeightedPass<T>& p) { run_slices(p); } \
   void weighted_column_sum(const WeightedColumn<T>& p) { run_column(p); }
 LSHKIT_DEFINE(float)
 LSHKIT_DEFINE(double)
