@@ -9,7 +9,17 @@ from lshkit import _C, checks, hashing
 MAX_BUCKETS = 2**16
 
 
-def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_mask=None):
+def bucket_sum(
+    query_codes,
+    key_codes,
+    values,
+    n_buckets,
+    *,
+    causal=False,
+    key_mask=None,
+    query_weights=None,
+    key_weights=None,
+):
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
     When the codes come from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p
@@ -29,6 +39,11 @@ def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_m
         Query i sees the keys j <= i only.
     key_mask : boolean array or tensor `(..., n_k)`, optional
         False (or 0) takes a key out, whatever its value holds.
+    query_weights, key_weights : arrays or tensors like their codes, optional
+        With either, a row belongs to several buckets of a hash: codes and weights of that side are
+        `(..., n, n_hashes, n_probes)`, and a pair counts with the sum over its shared buckets of
+        query weight times key weight. The numbers of probes of the two sides may differ; a side
+        without weights keeps its one code a hash. Differentiable in torch, once.
 
     Leading dimensions are broadcast. All arrays or all tensors.
 
@@ -38,6 +53,11 @@ def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_m
         0 for a query that collides with no key. A NaN in a value reaches the queries whose sum
         contains it and no other.
     """
+    if query_weights is not None or key_weights is not None:
+        from lshkit import weighted_buckets
+
+        sides = (query_codes, query_weights), (key_codes, key_weights)
+        return weighted_buckets.bucket_sum(*sides, values, n_buckets, causal, key_mask)
     torch = checks.torch_of(
         query_codes=query_codes, key_codes=key_codes, values=values, key_mask=key_mask
     )
@@ -67,8 +87,7 @@ def bucket_sum(query_codes, key_codes, values, n_buckets, *, causal=False, key_m
 
 
 def _numpy_bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask):
-    given = values.dtype
-    dtype = np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
+    given, dtype = values.dtype, sum_dtype(values)
     shape = query_codes.shape[:-1] + values.shape[-1:]
     if 0 in shape or 0 in values.shape:
         return np.zeros(shape, given if given == np.float16 else dtype)
@@ -80,6 +99,12 @@ def _numpy_bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask
     scale = 1 / query_codes.shape[-1]
     _C.bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask, scale, sums, 0)
     return sums.astype(given) if given == np.float16 else sums
+
+
+def sum_dtype(values):
+    """What an array's sums are computed in."""
+    given = values.dtype
+    return np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
 
 
 def as_codes(name, codes, n_buckets, torch=None):

@@ -23,6 +23,8 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_collisions(module);
   lshkit::bind_attention(module);
   lshkit::bind_soft_hash(module);
+  lshkit::bind_soft(module);
+  lshkit::bind_weighted_buckets(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("has_openmp", &lshkit::has_openmp);

@@ -3,6 +3,7 @@
 // through the normalisation of the output and of queries and keys.
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "kernels/kernels.hpp"
 #include "lshkit/attention.hpp"
@@ -13,6 +14,7 @@ namespace lshkit {
 
 // One head of one sequence: which rows of the tensors, and of the contiguous arrays of codes.
 struct HeadRange {
+  index_t index;  // of the head of queries
   RowPosition queries, keys;
   index_t n_queries, n_keys;
   index_t query_row, key_row;  // of all rows of all heads in turn
@@ -33,6 +35,7 @@ inline HeadRange head_range(const AttentionShape& shape, index_t index) {
   const index_t sequence = index / shape.heads, head = index % shape.heads;
   const index_t key_head = head / (shape.heads / key_heads(shape));
   HeadRange r;
+  r.index = index;
   r.n_queries = shape.n_queries;
   r.n_keys = shape.n_keys;
   r.queries = {sequence, head, 0};
@@ -99,6 +102,30 @@ struct Norms {
   void fill(const AttentionHead<T>& head) const {
     kernels().typed<T>().inverse_norms(head.query, nullptr, query, query_valid);
     kernels().typed<T>().inverse_norms(head.key, head.key_mask, key, key_valid);
+  }
+};
+
+// Which rows of all heads take part: not masked, and finite.
+struct ValidRows {
+  std::vector<std::uint8_t> queries, keys;
+
+  ValidRows(const AttentionShape& shape, const AttentionInputs<float>& in, int threads) {
+    find(in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features, {}, threads,
+         queries);
+    find(in.key, shape.batch, key_heads(shape), shape.n_keys, shape.n_features, in.key_mask,
+         threads, keys);
+  }
+  static void find(const Input<float>& x, index_t batch, index_t heads, index_t rows,
+                   index_t columns, Mask mask, int threads, std::vector<std::uint8_t>& valid) {
+    valid.resize(batch * heads * rows);
+    parallel_for(batch * heads, threads, [&](index_t head) {
+      Arena arena(thread_scratch(sizeof(float) * (rows + conversion_size(x, rows, columns)) + 128));
+      float* inverse = arena.take<float>(rows);
+      const Matrix<const float> m =
+          rows_as<float>(x, {head / heads, head % heads, 0}, rows, columns,
+                         arena.take<float>(conversion_size(x, rows, columns)));
+      kernels().f32.inverse_norms(m, mask.rows(head / heads), inverse, &valid[head * rows]);
+    });
   }
 };
 

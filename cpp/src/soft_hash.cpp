@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "parallel.hpp"
+#include "rows.hpp"
 
 namespace lshkit {
 namespace {
@@ -28,10 +29,6 @@ Matrix<const float> rows_at(Tensor<const float> x, index_t heads, index_t head, 
           n_features};
 }
 
-SoftCodes from_row(SoftCodes soft, index_t row, index_t n_hashes, int n_selected) {
-  return soft.matrix(row, 1, n_hashes, n_selected);
-}
-
 }  // namespace
 
 ProbeRows probe_rows(SoftCodes soft, index_t rows, index_t n_hashes, index_t first, index_t group,
@@ -53,7 +50,7 @@ ProbeRows probe_rows(SoftCodes soft, index_t rows, index_t n_hashes, index_t fir
   return p;
 }
 
-bool soft_hash(const HashFunctions& functions, Tensor<const float> x, index_t batch, index_t heads,
+bool soft_hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
                index_t rows, index_t n_features, index_t n_probes, void* codes, std::uint8_t* bits,
                float* margins, int threads) {
   if (batch * heads * rows == 0) return true;
@@ -62,14 +59,17 @@ bool soft_hash(const HashFunctions& functions, Tensor<const float> x, index_t ba
   std::atomic<bool> finite{true};
   parallel_for(tasks.count(), threads, [&](index_t task) {
     const index_t head = tasks.head(task), first = tasks.first(task), size = tasks.size(task);
-    const Matrix<const float> part = rows_at(x, heads, head, first, size, n_features);
+    std::vector<float> converted(conversion_size(x, size, n_features));
+    const Matrix<const float> part =
+        rows_as<float>(x, {head / heads, head % heads, first}, size, n_features, converted.data());
     float inverse[kRows];
     std::uint8_t valid[kRows];
     kernels().f32.inverse_norms(part, nullptr, inverse, valid);
     if (std::count(valid, valid + size, 0)) finite = false;
     SoftHashRows h;
     h.family = functions.family;
-    h.parameters = functions.parameters + head % heads * functions.head_stride;
+    h.parameters =
+        functions.parameters + head % heads / functions.heads_per_set * functions.head_stride;
     h.columns = functions.columns;
     h.n_bits = functions.n_bits;
     h.n_hashes = functions.n_hashes;
@@ -97,8 +97,8 @@ void soft_probes(SoftCodes soft, index_t batch, index_t heads, index_t rows, ind
   parallel_for(tasks.count(), threads, [&](index_t task) {
     const index_t head = tasks.head(task), row = head * rows + tasks.first(task);
     const ProbeRows p =
-        probe_rows(from_row(soft, row, n_hashes, n_selected), tasks.size(task), n_hashes, 0,
-                   n_hashes, n_probes, sharpness[head % heads * sharpness_stride], nullptr);
+        probe_rows(soft.rows(row, n_hashes, n_selected), tasks.size(task), n_hashes, 0, n_hashes,
+                   n_probes, sharpness[head % heads * sharpness_stride], nullptr);
     const index_t at = row * n_hashes * n_probes;
     kernels().expand_probes(p, soft.bytes, static_cast<char*>(probe_codes) + at * soft.bytes,
                             weights + at);
@@ -146,7 +146,7 @@ void soft_hash_backward(const HashFunctions& functions, Tensor<const float> x, i
     const index_t head = tasks.head(task), row = head * rows + tasks.first(task);
     const index_t size = tasks.size(task);
     block.x = rows_at(x, heads, head, tasks.first(task), size, n_features);
-    block.soft = from_row(soft, row, n_hashes, n_selected);
+    block.soft = soft.rows(row, n_hashes, n_selected);
     std::uint8_t valid[kRows];
     kernels().f32.inverse_norms(block.x, nullptr, block.inverse, valid);
     ProbeRows p = probe_rows(block.soft, size, n_hashes, first, last - first, n_probes,

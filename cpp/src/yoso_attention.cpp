@@ -54,30 +54,6 @@ void collision_counts(const HeadSum<float>& s, float* counts) {
                     : collision_counts<std::uint16_t>(s, counts);
 }
 
-// Which rows of all heads take part: not masked, and finite.
-struct ValidRows {
-  std::vector<std::uint8_t> queries, keys;
-
-  ValidRows(const AttentionShape& shape, const AttentionInputs<float>& in, int threads) {
-    find(in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features, {}, threads,
-         queries);
-    find(in.key, shape.batch, key_heads(shape), shape.n_keys, shape.n_features, in.key_mask,
-         threads, keys);
-  }
-  static void find(const Input<float>& x, index_t batch, index_t heads, index_t rows,
-                   index_t columns, Mask mask, int threads, std::vector<std::uint8_t>& valid) {
-    valid.resize(batch * heads * rows);
-    parallel_for(batch * heads, threads, [&](index_t head) {
-      Arena arena(thread_scratch(sizeof(float) * (rows + conversion_size(x, rows, columns)) + 128));
-      float* inverse = arena.take<float>(rows);
-      const Matrix<const float> m =
-          rows_as<float>(x, {head / heads, head % heads, 0}, rows, columns,
-                         arena.take<float>(conversion_size(x, rows, columns)));
-      kernels().f32.inverse_norms(m, mask.rows(head / heads), inverse, &valid[head * rows]);
-    });
-  }
-};
-
 // add_window for a head whose queries and keys are not at hand yet.
 void add_window_of_head(const AttentionShape& shape, const AttentionOptions& options,
                         const AttentionInputs<float>& in, const HeadRange& r,

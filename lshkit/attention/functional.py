@@ -6,7 +6,7 @@ from torch import Tensor
 from lshkit import checks, hashing, torch_ops
 from lshkit.attention.unit_norm import check_lift_scale, lift
 
-ESTIMATORS = ("auto", "sampled", "expected")
+ESTIMATORS = ("auto", "sampled", "expected", "soft")
 UNIT_NORMS = ("l2", "lift")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -38,6 +38,8 @@ def yoso_attention(
     window: int | None = None,
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
+    n_probes: int | tuple[int, int] = 4,
+    sharpness: float | Tensor = 2.0,
     gradient_rank: int | None = None,
     precision: str = "full",
     cu_seqlens: Tensor | None = None,
@@ -63,7 +65,9 @@ def yoso_attention(
         n_hashes: number of codes, m in the paper, 1 to 65535. More hashes make less noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         estimator: "sampled" (YOSO-m), "expected" (YOSO-E) or "auto": the expectation at short
-            lengths, where it is the faster one, else sampled.
+            lengths, where it is the faster one, else sampled. "soft": a row belongs to its
+            n_probes likeliest buckets of a hash, with weights; linear too, and its gradient is
+            the exact one of what was computed, given which buckets these are.
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4), "expected" by the exact derivative of the probability (eq. 3), in quadratic
             time. "collided" (*YOSO) takes that derivative on the pairs that collide in some hash,
@@ -71,7 +75,7 @@ def yoso_attention(
             that its mean is the exact gradient; both compare all pairs of codes, in quadratic time
             and linear memory. For the expectation (also where "auto" takes it) every pair counts
             and both are the exact derivative, as "expected" is. Values get the exact gradient of
-            the sum that was computed.
+            the sum that was computed. "soft" has its own exact gradient: the word does not apply.
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
         unit_norm: how queries and keys get unit norm. "l2" scales each row, so that cosines are
@@ -110,6 +114,12 @@ def yoso_attention(
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone.
         cu_seqlens_k: the same for the keys, where it differs.
+        n_probes: of "soft", buckets a row belongs to, of queries and keys or `(queries, keys)`, 1
+            to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
+            alone, 2^n_bits are all buckets (the features of RACE attention).
+        sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
+            bits have to cross: weights are the softmax of -2 sharpness sum |z|. A number > 0 or a
+            tensor () or (H_k,), which may require a gradient.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -148,6 +158,9 @@ def yoso_attention(
         query, key = lift(query, key, key_mask, lift_scale)
 
     options = (is_causal, torch_ops.NORMALIZE[normalize])
+    if estimator == "soft":
+        probes = check_probes(n_probes, n_bits)
+        sharpness = _sharpness_tensor(sharpness, key.shape[1], query.device)
     if estimator == "expected" or (
         estimator == "auto"
         and _expected_is_faster(
@@ -168,11 +181,18 @@ def yoso_attention(
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
         parameters = torch_ops.hash_parameters(seed, *sizes, family)
-        out, _, _ = torch_ops.yoso_attention(
-            *(query, key, value, key_mask, *starts, parameters, family, n_bits, n_hashes),
-            *(*options, torch_ops.GRADIENT[gradient], window),
-            *(0 if rotation is None else rank, rotation, torch_ops.PRECISION[precision]),
-        )
+        hash_options = family, n_bits, n_hashes
+        if estimator == "soft":
+            out, *_ = torch_ops.soft_attention(
+                *(query, key, value, key_mask, *starts, parameters, sharpness),
+                *(*hash_options, *probes, *options),
+            )
+        else:
+            out, _, _ = torch_ops.yoso_attention(
+                *(query, key, value, key_mask, *starts, parameters, *hash_options, *options),
+                *(torch_ops.GRADIENT[gradient], window, 0 if rotation is None else rank),
+                *(rotation, torch_ops.PRECISION[precision]),
+            )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
 
@@ -219,6 +239,36 @@ def _check_gradient_rank(rank: int | None, value, estimator: str, gradient: str)
     if estimator == "expected":
         raise ValueError('gradient_rank needs estimator "sampled" or "auto", got "expected"')
     return rank
+
+
+def check_probes(n_probes: int | tuple[int, int], n_bits: int) -> tuple[int, int]:
+    """Numbers of probes of queries and of keys."""
+    if not isinstance(n_probes, (tuple, list)):
+        n_probes = n_probes, n_probes
+    if len(n_probes) != 2:
+        raise ValueError(f"n_probes must be a number or (queries, keys), got {n_probes!r}")
+    queries, keys = (checks.integer("n_probes", t, 1, 2**n_bits) for t in n_probes)
+    return queries, keys
+
+
+def _sharpness_tensor(sharpness: float | Tensor, heads: int, device: torch.device) -> Tensor:
+    """(1,) or (heads,). The operator checks the values of a tensor."""
+    if not isinstance(sharpness, Tensor):
+        return torch.tensor(
+            [checks.positive("sharpness", sharpness)], dtype=torch.float32, device=device
+        )
+    if not sharpness.is_floating_point():
+        raise TypeError(f"sharpness must be a tensor of floats, got {sharpness.dtype}")
+    if sharpness.shape not in ((), (1,), (heads,)):
+        raise ValueError(
+            f"sharpness must be a number or a tensor of shape () or (heads,) = ({heads},), "
+            f"got shape {tuple(sharpness.shape)}"
+        )
+    if sharpness.device != device:
+        raise ValueError(
+            f"sharpness must be on query's device {device}, got a tensor on {sharpness.device}"
+        )
+    return sharpness.reshape(1) if sharpness.dim() == 0 else sharpness
 
 
 def _check_word(name, word, words) -> None:

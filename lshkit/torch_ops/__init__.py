@@ -21,6 +21,8 @@ from lshkit.torch_ops.buckets import bucket_sum
 from lshkit.torch_ops.hashing import FAMILY, gradient_rotation, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
 from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
+from lshkit.torch_ops.soft_attention import soft_attention, soft_attention_backward
+from lshkit.torch_ops.weighted_buckets import weighted_bucket_sum, weighted_bucket_sum_backward
 
 __all__ = [
     "FAMILY",
@@ -34,8 +36,12 @@ __all__ = [
     "gradient_rotation",
     "hash",
     "hash_parameters",
+    "soft_attention",
+    "soft_attention_backward",
     "soft_hash",
     "soft_hash_backward",
+    "weighted_bucket_sum",
+    "weighted_bucket_sum_backward",
     "yoso_attention",
     "yoso_attention_backward",
 ]

@@ -35,7 +35,7 @@ def selected_bits(n_probes: int) -> int:
     return (n_probes - 1).bit_length()
 
 
-def _check_sharpness(sharpness):
+def check_sharpness(sharpness):
     good = torch.isfinite(sharpness) & (sharpness > 0)
     if not good.all():
         bad = sharpness[~good][0].item()
@@ -55,7 +55,7 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
 
 
 def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
-    _check_sharpness(sharpness)
+    check_sharpness(sharpness)
     out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
     if x.numel() == 0:
         return tuple(o.zero_() for o in out)

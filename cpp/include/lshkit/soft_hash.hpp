@@ -31,12 +31,16 @@ struct SoftCodes {
     return {static_cast<const char*>(codes) + first * bytes, bytes, bits + first * n_selected,
             margins + first * n_selected};
   }
+  // From a row of all heads' rows in turn.
+  SoftCodes rows(index_t row, index_t n_hashes, int n_selected) const {
+    return matrix(row, 1, n_hashes, n_selected);
+  }
 };
 
 // Writes codes (uint8 for n_bits <= 8, else uint16), bits and margins; n_probes: 1 to 2^n_bits. A
 // row of zeros has code 0 and margins 0, a row with a NaN or infinity margins of NaN. Margins carry
 // 20 bits. Returns true when every row is finite.
-bool soft_hash(const HashFunctions& functions, Tensor<const float> x, index_t batch, index_t heads,
+bool soft_hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
                index_t rows, index_t n_features, index_t n_probes, void* codes, std::uint8_t* bits,
                float* margins, int threads);
 

@@ -149,6 +149,12 @@ struct CollisionPass {
   void* scratch;  // 64-byte aligned
 };
 
+// ---- weighted_bucket_sum: see its header ----
+template <class T>
+struct WeightedPass;
+template <class T>
+struct WeightedColumn;
+
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
 // query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
@@ -247,6 +253,8 @@ struct TypedKernels {
   index_t (*expected_scratch)(index_t n_features, index_t n_values);  // bytes
   void (*expected_sum)(const ExpectedSum<T>&);
   void (*expected_gradient)(const ExpectedGradient<T>&);
+  void (*weighted_bucket_sum)(const WeightedPass<T>&);
+  void (*weighted_column_sum)(const WeightedColumn<T>&);
 };
 
 struct Kernels {
@@ -350,7 +358,9 @@ void collisions(const CollisionPass&);
   void normalize_sum_backward(Matrix<const T>, Matrix<T>, const T*, T*);       \
   void unit_norm_backward(Matrix<const T>, const T*, Matrix<T>);               \
   void expected_sum(const ExpectedSum<T>&);                                    \
-  void expected_gradient(const ExpectedGradient<T>&);
+  void expected_gradient(const ExpectedGradient<T>&);                          \
+  void weighted_bucket_sum(const WeightedPass<T>&);                            \
+  void weighted_column_sum(const WeightedColumn<T>&);
 LSHKIT_DECLARE(float)
 LSHKIT_DECLARE(double)
 #undef LSHKIT_DECLARE

@@ -1,0 +1,139 @@
+// lshkit._C: attention with soft codes. Bits and margins come with n_hashes and n_selected as one
+// last dimension.
+#include "attention_views.hpp"
+#include "bindings.hpp"
+#include "lshkit/soft_attention.hpp"
+
+namespace lshkit {
+namespace {
+
+struct SoftCodeViews {
+  TensorView codes, bits, margins;
+
+  SoftCodeViews(const std::string& side, py::handle codes_object, py::handle bits_object,
+                py::handle margins_object)
+      : codes((side + "_codes").c_str(), codes_object),
+        bits((side + "_bits").c_str(), bits_object),
+        margins((side + "_margins").c_str(), margins_object) {}
+
+  void check(index_t batch, index_t heads, index_t rows, const HashFunctions& functions,
+             index_t n_probes) const {
+    const index_t selected = functions.n_hashes * selected_bits(n_probes);
+    codes.require_type({code_type(functions.n_bits)}).require_contiguous();
+    codes.require_shape({batch, heads, rows, functions.n_hashes});
+    bits.require_type({kUint8}).require_contiguous();
+    bits.require_shape({batch, heads, rows, selected});
+    margins.require_type({kFloat32}).require_contiguous();
+    margins.require_shape({batch, heads, rows, selected});
+  }
+  SoftCodes soft() const {
+    return {codes.data<const void>(), codes.type() == kUint8 ? 1 : 2,
+            bits.data<const std::uint8_t>(), margins.data<const float>()};
+  }
+  SoftCodesOut output() const {
+    codes.require_output();
+    bits.require_output();
+    margins.require_output();
+    return {codes.data<void>(), bits.data<std::uint8_t>(), margins.data<float>()};
+  }
+};
+
+// What forward and backward share; out is the output or its gradient.
+struct SoftViews {
+  AttentionViews in;
+  TensorView parameters, sharpness;
+  HashFunctions functions;
+  SoftOptions options;
+
+  SoftViews(py::handle query, py::handle key, py::handle value, py::handle mask,
+            py::handle parameters_object, py::handle sharpness_object, int family, index_t n_bits,
+            index_t n_hashes, index_t query_probes, index_t key_probes, bool causal, int normalize,
+            const char* out_name, py::handle out, py::handle query_starts, py::handle key_starts)
+      : in(query, key, value, mask, out_name, out, kSampledTypes, query_starts, key_starts),
+        parameters("parameters", parameters_object),
+        sharpness("sharpness", sharpness_object),
+        functions(functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads,
+                               in.shape.n_features)) {
+    options.causal = causal;
+    options.normalize = check_option("normalize", normalize, Normalize::l2);
+    options.query_probes =
+        check_range("query_probes", query_probes, 1, index_t{1} << functions.n_bits);
+    options.key_probes = check_range("key_probes", key_probes, 1, index_t{1} << functions.n_bits);
+    sharpness.require_type({kFloat32}).require_shape({TensorView::kAny}).require_contiguous();
+    if (sharpness.shape(0) != 1) sharpness.require_shape({in.shape.key_heads});
+    options.sharpness = sharpness.data<const float>();
+    options.sharpness_stride = sharpness.shape(0) == 1 ? 0 : 1;
+  }
+  void check_codes_of(const SoftCodeViews& queries, const SoftCodeViews& keys) const {
+    const AttentionShape& shape = in.shape;
+    queries.check(shape.batch, shape.heads, shape.n_queries, functions, options.query_probes);
+    keys.check(shape.batch, shape.key_heads, shape.n_keys, functions, options.key_probes);
+  }
+};
+
+void soft_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
+                  py::handle parameters, py::handle sharpness, int family, index_t n_bits,
+                  index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
+                  int normalize, py::handle out, py::handle query_codes, py::handle query_bits,
+                  py::handle query_margins, py::handle key_codes, py::handle key_bits,
+                  py::handle key_margins, int threads, py::handle query_starts,
+                  py::handle key_starts) {
+  const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
+                       query_probes, key_probes, causal, normalize, "out", out, query_starts,
+                       key_starts);
+  const SoftCodeViews queries("query", query_codes, query_bits, query_margins);
+  const SoftCodeViews keys("key", key_codes, key_bits, key_margins);
+  const AttentionViews& in = soft.in;
+  soft.check_codes_of(queries, keys);
+  const SoftCodesOut query_output = queries.output(), key_output = keys.output();
+  in.out.require_output();
+  if (in.out.size() == 0 && queries.codes.size() == 0 && keys.codes.size() == 0) return;
+  py::gil_scoped_release without_gil;
+  soft_attention_forward(in.shape, soft.options, soft.functions, in.inputs<float>(),
+                         float_matrices<float, void>(in.out), query_output, key_output, threads);
+}
+
+void soft_backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
+                   py::handle parameters, py::handle sharpness, int family, index_t n_bits,
+                   index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
+                   int normalize, py::handle grad_out, py::handle query_codes,
+                   py::handle query_bits, py::handle query_margins, py::handle key_codes,
+                   py::handle key_bits, py::handle key_margins, py::handle grad_query,
+                   py::handle grad_key, py::handle grad_value, py::handle grad_sharpness_object,
+                   int threads, py::handle query_starts, py::handle key_starts) {
+  const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
+                       query_probes, key_probes, causal, normalize, "grad_out", grad_out,
+                       query_starts, key_starts);
+  const SoftCodeViews queries("query", query_codes, query_bits, query_margins);
+  const SoftCodeViews keys("key", key_codes, key_bits, key_margins);
+  const AttentionViews& in = soft.in;
+  soft.check_codes_of(queries, keys);
+  const GradientViews gradients(in, grad_query, grad_key, grad_value);
+  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object);
+  grad_sharpness.require_type({kFloat32})
+      .require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
+  grad_sharpness.require_contiguous().require_writable();
+  py::gil_scoped_release without_gil;
+  soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(),
+                          queries.soft(), keys.soft(), gradients.gradients<float>(in),
+                          grad_sharpness.data<float>(), threads);
+}
+
+}  // namespace
+
+void bind_soft(py::module_& module) {
+  using namespace pybind11::literals;
+  module.def("soft_attention_forward", &soft_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
+             "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
+             "key_probes"_a, "causal"_a, "normalize"_a, "out"_a, "query_codes"_a, "query_bits"_a,
+             "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a, "threads"_a = 0,
+             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none());
+  module.def("soft_attention_backward", &soft_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
+             "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
+             "key_probes"_a, "causal"_a, "normalize"_a, "grad_out"_a, "query_codes"_a,
+             "query_bits"_a, "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a,
+             "grad_query"_a, "grad_key"_a, "grad_value"_a, "grad_sharpness"_a, "threads"_a = 0,
+             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none());
+}
+
+}  // namespace lshkit

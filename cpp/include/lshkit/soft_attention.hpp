@@ -1,0 +1,37 @@
+#pragma once
+// Attention with soft codes: the weight of a pair is the mean over the hashes of the product of the
+// weights of the query and of the key in the buckets that they share (soft_hash.hpp). A sparse,
+// positive feature map of queries and keys: the output is a weighted bucket sum, and its exact
+// gradient, given the selected bits, is linear in the lengths too. n_probes = 2^n_bits on both
+// sides is the dense feature map of RACE attention.
+#include "lshkit/attention.hpp"
+#include "lshkit/soft_hash.hpp"
+
+namespace lshkit {
+
+struct SoftOptions {
+  bool causal = false;
+  Normalize normalize = Normalize::l2;
+  index_t query_probes = 4, key_probes = 4;  // 1 to 2^n_bits; 1: the code itself, with weight 1
+  const float* sharpness = nullptr;          // one number, or one a head of keys, stride 1
+  index_t sharpness_stride = 0;
+};
+// What the backward takes from the forward; see SoftCodes.
+struct SoftCodesOut {
+  void* codes;
+  std::uint8_t* bits;
+  float* margins;
+};
+
+// Rows with a NaN or infinity: such a query's output is NaN, such a key takes no part.
+void soft_attention_forward(const AttentionShape& shape, const SoftOptions& options,
+                            const HashFunctions& functions, AttentionInputs<float> in,
+                            Output<float> out, SoftCodesOut queries, SoftCodesOut keys,
+                            int threads);
+// sharpness_grads: (batch or sequences, heads), to be summed over what shares one sharpness.
+void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
+                             const HashFunctions& functions, AttentionInputs<float> in,
+                             SoftCodes queries, SoftCodes keys, AttentionGradients<float> gradients,
+                             float* sharpness_grads, int threads);
+
+}  // namespace lshkit

@@ -1,0 +1,235 @@
+// The sum verb with weights, and its gradients: rows with explicit probes (the table rows that a
+// row belongs to, each with a weight) against one table, one or two slices of 64 bytes of columns
+// at a time. A row that is added goes to all of its probes, its columns staying in registers; a
+// row that reads takes a weighted sum, dot products with itself, or both, in one visit.
+//
+// The bound is the traffic of table rows, for a probe and slice 192 bytes forward (add: load and
+// store; read: load), against the L2 cache that holds the table: 768 bytes a probe, token and hash
+// for 64 float columns. The gradients take as many again, each.
+#include "weighted_bucket_sum.hpp"
+
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+#define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 4")
+
+constexpr index_t kAhead = 12;  // rows to prefetch ahead
+
+// Lane i is the sum of the lanes of r[i].
+template <int Count, class T>
+LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
+  if constexpr (Count == 1) {
+    return r[0];
+  } else {
+    constexpr int step = Count / 2;
+    constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
+    const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
+    return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
+  }
+}
+
+template <class T>
+__attribute__((noinline)) void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
+                                           int count) {
+  Vec<T> sums = sum_each<kLanes<T>, T>(partial) * scale;
+  if (accumulate) sums += load_first(to, count);
+  store_first(to, sums, count);
+}
+
+template <class T, int Slices, int AddProbes, int ReadProbes, bool Full>
+struct Run {
+  static constexpr int kColumns = Slices * kSliceBytes / int(sizeof(T));
+  static constexpr int kVectors = Slices * kSliceBytes / kVectorBytes, n = kLanes<T>;
+  const WeightedPass<T>& p;
+  Vec<T> partial[n] = {};  // of the dot products of the rows that share a register
+
+  LSHKIT_INLINE int add_probes() const { return AddProbes ? AddProbes : p.add.n_probes; }
+  LSHKIT_INLINE int read_probes() const { return ReadProbes ? ReadProbes : p.read.n_probes; }
+  LSHKIT_INLINE void load_row(const T* x, Vec<T>* v) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i)
+      v[i] = Full ? load(x + i * n) : load_first(x + i * n, p.width - i * n);
+  }
+  LSHKIT_INLINE void prefetch_ahead(const T* x, index_t stride) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < Slices; ++i)
+      prefetch(x + kAhead * stride + i * (kSliceBytes / int(sizeof(T))));
+  }
+
+  LSHKIT_INLINE void add(index_t row) const {
+    if (p.add.valid && !p.add.valid[row]) return;
+    const T* x = p.add.rows + row * p.add.stride;
+    if (row + kAhead < p.add.count) prefetch_ahead(x, p.add.stride);
+    Vec<T> v[kVectors];
+    load_row(x, v);
+    const int probes = add_probes();
+    const std::uint16_t* slot = p.add.slots + row * probes;
+    const T* weight = p.add.weights + row * probes;
+    LSHKIT_UNROLL_PROBES
+    for (int a = 0; a < probes; ++a) {
+      T* to = p.table + index_t(slot[a]) * kColumns;
+      const Vec<T> w = broadcast(weight[a]);
+      LSHKIT_UNROLL
+      for (int i = 0; i < kVectors; ++i) store(to + i * n, load(to + i * n) + w * v[i]);
+    }
+  }
+
+  template <bool Sum, bool Dots>
+  LSHKIT_INLINE void read(index_t row) {
+    const int probes = read_probes();
+    const std::uint16_t* slot = p.read.slots + row * probes;
+    const T* weight = p.read.weights + row * probes;
+    const bool ahead = row + kAhead < p.read.count;
+    Vec<T> x[kVectors], sum[kVectors] = {};
+    if (Dots) {
+      const T* from = p.read.rows + row * p.read.stride;
+      if (ahead) prefetch_ahead(from, p.read.stride);
+      load_row(from, x);
+    }
+    T* out = Sum ? p.sum + row * p.sum_stride : nullptr;
+    if (Sum && ahead) prefetch_ahead(out, p.sum_stride);
+    const int shared = probes < n ? n / probes : 1;  // rows whose dots are reduced together
+    int k = Dots ? int(row % shared) * probes : 0;
+    LSHKIT_UNROLL_PROBES
+    for (int a = 0; a < probes; ++a) {
+      const T* from = p.table + index_t(slot[a]) * kColumns;
+      Vec<T> v[kVectors];
+      LSHKIT_UNROLL
+      for (int i = 0; i < kVectors; ++i) v[i] = load(from + i * n);
+      if (Sum) {
+        const Vec<T> w = broadcast(weight[a]);
+        LSHKIT_UNROLL
+        for (int i = 0; i < kVectors; ++i) sum[i] += w * v[i];
+      }
+      if (Dots) {
+        Vec<T> dot = v[0] * x[0];
+        LSHKIT_UNROLL
+        for (int i = 1; i < kVectors; ++i) dot += v[i] * x[i];
+        if (k == n) {  // only rows of more probes than a register has lanes
+          reduce(p.dots + row * probes + a - n, n);
+          k = 0;
+        }
+        partial[k++] = dot;
+      }
+    }
+    if (Sum) {
+      LSHKIT_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        sum[i] *= p.scale;
+        if (p.accumulate_sum)
+          sum[i] += Full ? load(out + i * n) : load_first(out + i * n, p.width - i * n);
+        if (Full)
+          store(out + i * n, sum[i]);
+        else
+          store_first(out + i * n, sum[i], p.width - i * n);
+      }
+    }
+    if (Dots) {
+      const index_t first = row / shared * shared, last = smaller(first + shared, p.read.count) - 1;
+      if (probes > n)
+        reduce(p.dots + (row + 1) * probes - k, k);
+      else if (row == (p.order == Order::reversed ? first : last))
+        reduce(p.dots + first * probes, int(last + 1 - first) * probes);
+    }
+  }
+  LSHKIT_INLINE void reduce(T* to, int count) const {
+    reduce_dots<T>(partial, p.scale, p.accumulate_dots, to, count);
+  }
+
+  template <bool Sum, bool Dots>
+  LSHKIT_INLINE void rows() {
+    const index_t added = p.add.count, readers = p.read.count;
+    switch (p.order) {
+      case Order::all:
+        for (index_t j = 0; j < added; ++j) add(j);
+        for (index_t i = 0; i < readers; ++i) read<Sum, Dots>(i);
+        break;
+      case Order::causal:
+        for (index_t i = 0; i < larger(added, readers); ++i) {
+          if (i < added) add(i);
+          if (i < readers) read<Sum, Dots>(i);
+        }
+        break;
+      case Order::reversed:
+        for (index_t i = larger(added, readers) - 1; i >= 0; --i) {
+          if (i < added) add(i);
+          if (i < readers) read<Sum, Dots>(i);
+        }
+    }
+  }
+  LSHKIT_INLINE void all() {
+    if (!p.dots) return rows<true, false>();
+    if (!p.sum) return rows<false, true>();
+    rows<true, true>();
+  }
+};
+
+template <class T, int Slices>
+LSHKIT_INLINE void run(const WeightedPass<T>& p) {
+  const bool full = p.width == Slices * kSliceBytes / int(sizeof(T));
+  const int a = p.add.n_probes, r = p.read.n_probes;
+  if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>{p}.all();
+  if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>{p}.all();
+  if (full) return Run<T, Slices, 0, 0, true>{p}.all();
+  Run<T, Slices, 0, 0, false>{p}.all();
+}
+
+template <class T>
+void run_slices(const WeightedPass<T>& p) {
+  p.slices == 1 ? run<T, 1>(p) : run<T, 2>(p);
+}
+
+// A single column of which the table has one number a row.
+template <class T>
+void run_column(const WeightedColumn<T>& p) {
+  const auto add = [&](index_t row) {
+    if (p.add.valid && !p.add.valid[row]) return;
+    const T x = p.add.rows ? p.add.rows[row] : T(1);
+    for (index_t k = row * p.add.n_probes; k < (row + 1) * p.add.n_probes; ++k)
+      p.table[p.add.slots[k]] += p.add.weights[k] * x;
+  };
+  const auto read = [&](index_t row) {
+    T sum = 0;
+    const T x = p.scale * (p.read.rows ? p.read.rows[row] : T(1));
+    for (index_t k = row * p.read.n_probes; k < (row + 1) * p.read.n_probes; ++k) {
+      const T value = p.table[p.read.slots[k]];
+      sum += p.read.weights[k] * value;
+      if (p.dots) p.dots[k] += x * value;
+    }
+    if (p.sum) p.sum[row] += p.scale * sum;
+  };
+  const index_t added = p.add.count, readers = p.read.count;
+  switch (p.order) {
+    case Order::all:
+      for (index_t j = 0; j < added; ++j) add(j);
+      for (index_t i = 0; i < readers; ++i) read(i);
+      break;
+    case Order::causal:
+      for (index_t i = 0; i < larger(added, readers); ++i) {
+        if (i < added) add(i);
+        if (i < readers) read(i);
+      }
+      break;
+    case Order::reversed:
+      for (index_t i = larger(added, readers) - 1; i >= 0; --i) {
+        if (i < added) add(i);
+        if (i < readers) read(i);
+      }
+  }
+}
+
+}  // namespace
+
+#define LSHKIT_DEFINE(T)                                                \
+  void weighted_bucket_sum(const WeightedPass<T>& p) { run_slices(p); } \
+  void weighted_column_sum(const WeightedColumn<T>& p) { run_column(p); }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

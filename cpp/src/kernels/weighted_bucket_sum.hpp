@@ -1,0 +1,46 @@
+#pragma once
+// The sum verb with weights on one table: what its kernels take.
+#include "lshkit/tensor.hpp"
+
+namespace lshkit {
+
+// Rows that belong to n_probes table rows each, with weights.
+template <class T>
+struct WeightedRows {
+  index_t count = 0;
+  int n_probes = 1;
+  const std::uint16_t* slots = nullptr;  // (count, n_probes): rows of the table
+  const T* weights = nullptr;            // (count, n_probes)
+  const T* rows = nullptr;               // the slice's first column
+  index_t stride = 0;
+  const std::uint8_t* valid = nullptr;  // of those that are added; null: all
+};
+// add's rows go into the table, weight * row to each of its slots; read's rows take from it sum_i =
+// scale * the weighted sum of its table rows, and dots_ik = scale * the dot product of row i with
+// the table row of its probe k. The table is not cleared. In the orders causal and reversed, row i
+// is added before row i reads.
+template <class T>
+struct WeightedPass {
+  T* table;           // rows of slices * kSliceBytes, aligned to 64
+  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
+  Order order;
+  WeightedRows<T> add, read;  // read.rows only for the dots
+  T scale;
+  T* sum = nullptr;  // null: not wanted
+  index_t sum_stride = 0;
+  bool accumulate_sum = false;
+  T* dots = nullptr;  // (read.count, n_probes); null: not wanted
+  bool accumulate_dots = false;
+};
+// The same for a single column, whose table has one number a row. No rows: a column of ones. Sums
+// (contiguous) and dots are always added to.
+template <class T>
+struct WeightedColumn {
+  T* table;
+  Order order;
+  WeightedRows<T> add, read;
+  T scale;
+  T *sum = nullptr, *dots = nullptr;
+};
+
+}  // namespace lshkit

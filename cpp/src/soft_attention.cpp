@@ -1,0 +1,246 @@
+#include "lshkit/soft_attention.hpp"
+
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "attention_head.hpp"
+#include "bucket_sum.hpp"
+#include "soft_hash.hpp"
+#include "weighted_bucket_sum.hpp"
+
+namespace lshkit {
+namespace {
+
+// The soft codes of one side of a head.
+struct SoftSide {
+  SoftCodes soft;
+  index_t rows, n_hashes, n_probes;
+  float sharpness;
+  int n_selected = selected_bits(n_probes);
+
+  ProbeRows probe_rows_of(const ProbeRun& run, const std::uint8_t* valid) const {
+    return probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
+                      run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
+  }
+  WeightedSide<float> weighted(const std::uint8_t* valid) const {
+    WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
+    side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
+      soft.bytes == 1 ? expand<std::uint8_t>(run, group, codes, weights)
+                      : expand<std::uint16_t>(run, group, codes, weights);
+    };
+    if (n_probes <= kBatchProbes / kBatch) side.batch = kBatch;
+    return side;
+  }
+
+ private:
+  // The exponentials of a few hashes fill a register, those of one do not; so a tile of rows is
+  // expanded for all hashes of a run and then parted into groups.
+  static constexpr index_t kBatch = 8, kBatchProbes = 64, kTileRows = 32;
+
+  template <class Code>
+  void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {
+    const index_t row = run.group * n_probes;
+    if (run.group <= group && sizeof(Code) == 2) {
+      kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, codes, weights);
+      return;
+    }
+    Code few_codes[kTileRows * kBatchProbes];
+    float few_weights[kTileRows * kBatchProbes];
+    std::vector<Code> many_codes;
+    std::vector<float> many_weights;
+    index_t tile = std::min(kTileRows * kBatchProbes / row, run.rows);
+    if (tile == 0) {
+      tile = 1;
+      many_codes.resize(row);
+      many_weights.resize(row);
+    }
+    Code* from_codes = many_codes.empty() ? few_codes : many_codes.data();
+    float* from_weights = many_weights.empty() ? few_weights : many_weights.data();
+    for (index_t first = 0; first < run.rows; first += tile) {
+      const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
+      kernels().expand_probes(probe_rows_of(part, nullptr), soft.bytes, from_codes, from_weights);
+      for (index_t h = 0; h < run.group; h += group) {
+        const index_t count = std::min(group, run.group - h) * n_probes;
+        const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
+        if (count == 4)
+          part_rows<4>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+        else if (count == 2)
+          part_rows<2>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+        else
+          part_rows<0>(part.rows, row, from_codes + from, from_weights + from, codes + at,
+                       weights + at, count);
+      }
+    }
+  }
+  template <int Count, class Code>
+  static void part_rows(index_t rows, index_t stride, const Code* codes, const float* weights,
+                        std::uint16_t* to_codes, float* to_weights, index_t count) {
+    if (Count) count = Count;
+    for (index_t i = 0; i < rows; ++i)
+      for (index_t a = 0; a < count; ++a) {
+        to_codes[i * count + a] = codes[i * stride + a];
+        to_weights[i * count + a] = weights[i * stride + a];
+      }
+  }
+};
+
+WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSide& query,
+                                  const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
+                                  bool causal) {
+  return {query.weighted(query_valid),
+          key.weighted(head.key_mask),
+          query.n_hashes,
+          index_t(1) << n_bits,
+          head.value,
+          causal ? Order::causal : Order::all,
+          1.0f / float(query.n_hashes)};
+}
+
+struct Sides {
+  SoftSide query, key;
+
+  Sides(const SoftOptions& options, SoftCodes queries, SoftCodes keys, index_t n_hashes,
+        const HeadRange& r)
+      : query(side(queries, r.query_row, r.n_queries, n_hashes, options.query_probes, options, r)),
+        key(side(keys, r.key_row, r.n_keys, n_hashes, options.key_probes, options, r)) {}
+
+ private:
+  static SoftSide side(SoftCodes soft, index_t first, index_t rows, index_t n_hashes,
+                       index_t n_probes, const SoftOptions& options, const HeadRange& r) {
+    return {soft.rows(first, n_hashes, selected_bits(n_probes)), rows, n_hashes, n_probes,
+            options.sharpness[r.keys.head * options.sharpness_stride]};
+  }
+};
+
+}  // namespace
+
+void soft_attention_forward(const AttentionShape& shape, const SoftOptions& options,
+                            const HashFunctions& functions, AttentionInputs<float> in,
+                            Output<float> out, SoftCodesOut queries, SoftCodesOut keys,
+                            int threads) {
+  const index_t heads = head_count(shape), n_hashes = functions.n_hashes;
+  const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
+  HashFunctions query_functions = functions;
+  query_functions.heads_per_set = shape.heads / key_heads(shape);
+  const bool finite_queries = soft_hash(query_functions, in.query, shape.batch, shape.heads,
+                                        shape.n_queries, shape.n_features, options.query_probes,
+                                        queries.codes, queries.bits, queries.margins, threads);
+  const bool finite_keys =
+      soft_hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys, shape.n_features,
+                options.key_probes, keys.codes, keys.bits, keys.margins, threads);
+  const SoftCodes query_codes{queries.codes, code_bytes, queries.bits, queries.margins};
+  const SoftCodes key_codes{keys.codes, code_bytes, keys.bits, keys.margins};
+  // Rows that are not finite are looked for only when there are some.
+  std::optional<ValidRows> valid;
+  if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
+
+  const bool sums_wanted = options.normalize == Normalize::sum;
+  std::vector<float> weight_sums(sums_wanted ? shape.batch * shape.heads * shape.n_queries : 0);
+  const index_t slices = slice_count<float>(shape.n_values);
+  // Slices [first, last) of a head's sums; at the end of a head its normalisation.
+  const auto run = [&](index_t index, index_t first, index_t last, bool finish) {
+    const HeadRange r = head_range(shape, index);
+    const index_t value_size = conversion_size(in.value, r.n_keys, shape.n_values);
+    const index_t out_size = conversion_size(out, r.n_queries, shape.n_values);
+    Arena arena(thread_scratch(sizeof(float) * (value_size + out_size) + 128, Scratch::rows));
+    AttentionHead<float> head;
+    head.value =
+        rows_as<float>(in.value, r.keys, r.n_keys, shape.n_values, arena.take<float>(value_size));
+    head.key_mask = valid ? &valid->keys[r.key_row] : mask_of(in.key_mask, r);
+    const Matrix<float> to =
+        rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
+    float* sums = sums_wanted ? &weight_sums[r.query_row] : nullptr;
+    const Sides sides(options, query_codes, key_codes, n_hashes, r);
+    if (last > first)
+      weighted_sum(
+          weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
+          to, first > 0 ? nullptr : sums, first, last);
+    if (!finish) return;
+    normalize_output(options.normalize, to, sums);
+    if (valid) fill_invalid_rows(to, &valid->queries[r.query_row]);
+    store_rows(out, r.queries, to);
+  };
+  // A few heads are cut into slices of columns, unless these must be converted.
+  if (heads >= 2 * thread_count(threads) || in.value.converted() || out.converted()) {
+    parallel_for(heads, threads, [&](index_t index) { run(index, 0, slices, true); });
+  } else {
+    parallel_for(heads * slices, threads, [&](index_t task) {
+      run(task / slices, task % slices, task % slices + 1, false);
+    });
+    parallel_for(heads, threads, [&](index_t index) { run(index, 0, 0, true); });
+  }
+}
+
+void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
+                             const HashFunctions& functions, AttentionInputs<float> in,
+                             SoftCodes query_codes, SoftCodes key_codes,
+                             AttentionGradients<float> gradients, float* sharpness_grads,
+                             int threads) {
+  const index_t n_hashes = functions.n_hashes, slices = slice_count<float>(shape.n_values);
+  for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<float>& b) {
+    AttentionHead<float> head = b.head;
+    const Sides sides(options, query_codes, key_codes, n_hashes, b.range);
+    // Gradients of the margins, of all hashes: the way back through a rotation takes them together.
+    const std::size_t begin = BackwardScratch<float>(Arena(), head, options.normalize).bytes;
+    const auto margins_of = [&](const SoftSide& side) {
+      return side.rows * n_hashes * side.n_selected;
+    };
+    Arena size;
+    size.take<float>(margins_of(sides.query));
+    size.take<float>(margins_of(sides.key));
+    char* memory = static_cast<char*>(thread_scratch(begin + size.used(), Scratch::head));
+    const BackwardScratch<float> s(Arena(memory), head, options.normalize);
+    Arena arena(memory + begin);
+    float* query_margins = arena.take<float>(margins_of(sides.query));
+    float* key_margins = arena.take<float>(margins_of(sides.key));
+
+    s.norms.fill(head);
+    head.key_mask = s.norms.key_valid;
+    WeightedHead<float> weighted = weighted_head(head, sides.query, sides.key, s.norms.query_valid,
+                                                 functions.n_bits, options.causal);
+    const float* bias;
+    const Matrix<const float> grad = output_backward<float>(
+        options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
+          weighted_sum(weighted, raw, options.normalize == Normalize::sum ? sums : nullptr, 0,
+                       slices);
+        });
+
+    double sharpness = 0;
+    const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
+                                         float* margin_grads) {
+      if (side.n_probes == 1) return;  // a weight of 1, whatever the row
+      to.take_grads = [&sharpness, &side, &to, margin_grads](
+                          const ProbeRun& run, const float* weights, const float* weight_grads) {
+        const index_t stride = side.n_hashes * side.n_selected;
+        sharpness += kernels().reduce_probes(
+            side.probe_rows_of(run, to.valid), weights, weight_grads,
+            margin_grads + run.first * stride + run.hash * side.n_selected, stride);
+      };
+    };
+    take_grads(weighted.query, sides.query, query_margins);
+    take_grads(weighted.key, sides.key, key_margins);
+    weighted_sum_backward(weighted, grad, bias, b.value_grad);
+    for (index_t j = 0; j < b.range.n_keys; ++j)
+      if (!s.norms.key_valid[j])
+        std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);
+    sharpness_grads[b.range.index] = float(sharpness);
+
+    const HashFunctions of_head = functions_of_head(functions, b.range.keys.head);
+    const auto rows_backward = [&](Matrix<const float> x, const float* inverse,
+                                   const SoftSide& side, const float* margin_grads,
+                                   Matrix<float> to) {
+      if (side.n_probes > 1)
+        return soft_hash_rows_backward(of_head, x, inverse, side.soft, side.n_selected,
+                                       margin_grads, to);
+      for (index_t i = 0; i < to.rows; ++i) std::memset(to.row(i), 0, sizeof(float) * to.columns);
+      kernels().f32.unit_norm_backward(x, inverse, to);  // NaN where the row is not finite
+    };
+    rows_backward(head.query, s.norms.query, sides.query, query_margins, b.query_grad);
+    rows_backward(head.key, s.norms.key, sides.key, key_margins, b.key_grad);
+  });
+}
+
+}  // namespace lshkit

@@ -1,0 +1,176 @@
+"""Attention with soft codes."""
+
+import torch
+
+from lshkit import _C
+from lshkit.torch_ops.library import (
+    LIBRARY,
+    check_codes,
+    define,
+    differentiable,
+    fake,
+    mask_rows,
+    new_codes,
+    new_gradient,
+    new_output,
+    no_second_derivative,
+    nothing_to_save,
+    register_autocast,
+    register_vmap,
+    rows,
+)
+from lshkit.torch_ops.soft import check_sharpness, selected_bits
+
+_QKV = (
+    "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
+    "Tensor? key_starts"
+)
+_OPTIONS = (
+    "Tensor parameters, Tensor sharpness, int family, int n_bits, int n_hashes, "
+    "int query_probes, int key_probes, bool is_causal, int normalize"
+)
+# Of queries, then of keys: own codes (batch, heads, rows, n_hashes), selected bits and their
+# margins (..., n_selected).
+_CODES = ", ".join(
+    f"Tensor {side}_{part}" for side in "qk" for part in ("codes", "bits", "margins")
+)
+define(
+    f"soft_attention({_QKV}, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # The gradient of sharpness is for every (batch, head).
+    f"soft_attention_backward(Tensor grad_out, {_QKV}, {_CODES}, {_OPTIONS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+)
+
+
+def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+    codes = new_codes(x, n_bits, n_hashes)
+    selected = (*codes.shape, selected_bits(n_probes))
+    return (
+        codes,
+        x.new_empty(selected, dtype=torch.uint8),
+        x.new_empty(selected, dtype=torch.float32),
+    )
+
+
+def _new_results(query, key, value, n_bits, n_hashes, probes, dtype):
+    return (
+        new_output(query, value, dtype),
+        *_new_soft_codes(query, n_bits, n_hashes, probes[0]),
+        *_new_soft_codes(key, n_bits, n_hashes, probes[1]),
+    )
+
+
+def _core_dtype(x):
+    """What the core reads and writes: 16-bit floats as they are."""
+    return torch.float32 if x.dtype is torch.float64 else x.dtype
+
+
+def _core_inputs(query, key, value, key_mask, parameters, sharpness):
+    inputs = (rows(x, _core_dtype(query)) for x in (query, key, value))
+    sharpness = sharpness.to(torch.float32).contiguous()
+    return *inputs, mask_rows(key_mask), parameters.contiguous(), sharpness
+
+
+def _flat(soft_codes):
+    """Hashes and what each has as one dimension, as the core takes them."""
+    return (x.contiguous().flatten(3) for x in soft_codes)
+
+
+def _soft_attention(
+    query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options
+):
+    check_sharpness(sharpness)
+    _, n_bits, n_hashes, *probes, _, _ = options
+    results = _new_results(query, key, value, n_bits, n_hashes, probes, _core_dtype(query))
+    out, *soft_codes = results
+    if out.numel() == 0 or key.numel() == 0:
+        return out.zero_().to(query.dtype), *(x.zero_() for x in soft_codes)
+    _C.soft_attention_forward(
+        *_core_inputs(query, key, value, key_mask, parameters, sharpness),
+        *(*options, out, *_flat(soft_codes), torch.get_num_threads()),
+        query_starts=query_starts,
+        key_starts=key_starts,
+    )
+    return out.to(query.dtype), *soft_codes
+
+
+def _new_gradients(query, key, value, query_starts, dtype):
+    gradients = (new_gradient(x, dtype) for x in (query, key, value))
+    sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
+    shape = sequences, query.shape[1]
+    return *gradients, query.new_empty(shape, dtype=torch.float32)
+
+
+def _soft_attention_backward(
+    grad_out, query, key, value, key_mask, query_starts, key_starts, *rest
+):
+    soft_codes, (parameters, sharpness, *options) = rest[:6], rest[6:]
+    dtype = _core_dtype(query)
+    gradients = _new_gradients(query, key, value, query_starts, dtype)
+    if grad_out.numel() == 0 or key.numel() == 0:
+        gradients = tuple(g.zero_() for g in gradients)
+    else:
+        n_bits = options[1]
+        for name, codes, largest in zip(
+            ("query_codes", "query_bits", "key_codes", "key_bits"),
+            (*soft_codes[:2], *soft_codes[3:5]),
+            (2**n_bits, n_bits) * 2,
+            strict=True,
+        ):
+            if codes.numel():
+                check_codes(name, codes, largest)
+        _C.soft_attention_backward(
+            *_core_inputs(query, key, value, key_mask, parameters, sharpness),
+            *(*options, rows(grad_out, dtype), *_flat(soft_codes)),
+            *(*gradients, torch.get_num_threads()),
+            query_starts=query_starts,
+            key_starts=key_starts,
+        )
+    return *(g.to(query.dtype) for g in gradients[:3]), gradients[3]
+
+
+LIBRARY.impl("soft_attention", _soft_attention, "CPU")
+LIBRARY.impl("soft_attention_backward", _soft_attention_backward, "CPU")
+
+
+@fake("soft_attention")
+def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options):
+    _, n_bits, n_hashes, *probes, _, _ = options
+    return _new_results(query, key, value, n_bits, n_hashes, probes, query.dtype)
+
+
+@fake("soft_attention_backward")
+def _(grad_out, query, key, value, key_mask, query_starts, *rest):
+    return _new_gradients(query, key, value, query_starts, query.dtype)
+
+
+def _setup(ctx, inputs, output):
+    *tensors, parameters, sharpness, _, _, _, _, _, _, _ = inputs
+    _, *soft_codes = output
+    ctx.mark_non_differentiable(*soft_codes)
+    ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
+    ctx.save_for_backward(*tensors, *soft_codes, parameters, sharpness)
+    ctx.options = inputs[len(tensors) + 2 :]
+
+
+def _backward(ctx, grad_out, *_):
+    if grad_out is None:
+        return (None,) * 15
+    sharpness = ctx.saved_tensors[-1]
+    *gradients, grad_sharpness = soft_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
+    key = gradients[1]
+    # One sharpness a head of keys, or one for all.
+    grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key.shape[1], -1)).sum(1)
+    if sharpness.shape[0] == 1:
+        grad_sharpness = grad_sharpness.sum(0, keepdim=True)
+    return *gradients, *(None,) * 4, grad_sharpness.to(sharpness.dtype), *(None,) * 7
+
+
+soft_attention = differentiable("soft_attention", _setup, _backward)
+soft_attention_backward = differentiable(
+    "soft_attention_backward", nothing_to_save, no_second_derivative
+)
+register_autocast("soft_attention")
+register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
+register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, *range(7, 13)), (5, 6))

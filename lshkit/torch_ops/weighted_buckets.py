@@ -1,0 +1,117 @@
+"""The sum verb with weights: codes and weights are (batch, heads, rows, n_hashes, n_probes)."""
+
+import torch
+
+from lshkit import _C
+from lshkit.torch_ops.library import (
+    LIBRARY,
+    check_codes,
+    define,
+    differentiable,
+    fake,
+    float_dtype,
+    mask_rows,
+    no_second_derivative,
+    nothing_to_save,
+    register_vmap,
+    rows,
+)
+
+_INPUTS = (
+    "Tensor query_codes, Tensor key_codes, Tensor values, Tensor? query_weights, "
+    "Tensor? key_weights, SymInt n_buckets, int order, Tensor? key_mask"
+)
+define(
+    f"weighted_bucket_sum({_INPUTS}) -> Tensor",
+    f"weighted_bucket_sum_backward(Tensor grad_out, {_INPUTS}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _new_output(query_codes, values, dtype):
+    return values.new_empty((*query_codes.shape[:-2], values.shape[-1]), dtype=dtype)
+
+
+def _side(name, codes, weights, n_buckets, dtype):
+    """Codes, weights or None, and n_probes, as the core takes them."""
+    check_codes(name, codes, n_buckets)
+    if weights is not None:
+        weights = weights.to(dtype).contiguous().flatten(-2)
+    return codes.contiguous().flatten(-2), weights, codes.shape[-1]
+
+
+def _arguments(query_codes, key_codes, values, query_weights, key_weights, n_buckets, *options):
+    order, key_mask = options
+    dtype = float_dtype(values)
+    return (
+        *_side("query_codes", query_codes, query_weights, n_buckets, dtype),
+        *_side("key_codes", key_codes, key_weights, n_buckets, dtype),
+        *(rows(values, dtype), n_buckets, order, mask_rows(key_mask)),
+        1.0 / query_codes.shape[-2],
+    )
+
+
+def _weighted_bucket_sum(query_codes, key_codes, values, *rest):
+    out = _new_output(query_codes, values, float_dtype(values))
+    if out.numel() == 0 or key_codes.numel() == 0:
+        return out.zero_().to(values.dtype)
+    arguments = _arguments(query_codes, key_codes, values, *rest)
+    _C.weighted_bucket_sum(*arguments, out, torch.get_num_threads())
+    return out.to(values.dtype)
+
+
+def _weighted_bucket_sum_backward(grad_out, query_codes, key_codes, values, *rest):
+    dtype = float_dtype(values)
+    given = values, *rest[:2]
+    grads = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in given]
+    if grad_out.numel() == 0 or key_codes.numel() == 0:
+        for grad in grads:
+            if grad is not None:
+                grad.zero_()
+    else:
+        arguments = _arguments(query_codes, key_codes, values, *rest)
+        flat = (grad if grad is None else grad.flatten(-2) for grad in grads[1:])
+        grad_out, threads = rows(grad_out, dtype), torch.get_num_threads()
+        _C.weighted_bucket_sum_backward(*arguments, grad_out, grads[0], *flat, threads)
+    return tuple(
+        values.new_empty((values.shape[0], 0)) if grad is None else grad.to(x.dtype)
+        for grad, x in zip(grads, given, strict=True)
+    )
+
+
+LIBRARY.impl("weighted_bucket_sum", _weighted_bucket_sum, "CPU")
+LIBRARY.impl("weighted_bucket_sum_backward", _weighted_bucket_sum_backward, "CPU")
+
+
+@fake("weighted_bucket_sum")
+def _(query_codes, key_codes, values, *options):
+    return _new_output(query_codes, values, values.dtype)
+
+
+@fake("weighted_bucket_sum_backward")
+def _(grad_out, query_codes, key_codes, values, query_weights, key_weights, *options):
+    return tuple(
+        values.new_empty((values.shape[0], 0)) if x is None else x.new_empty(x.shape)
+        for x in (values, query_weights, key_weights)
+    )
+
+
+def _setup(ctx, inputs, output):
+    *tensors, n_buckets, order, key_mask = inputs
+    ctx.save_for_backward(*tensors, key_mask)
+    ctx.options = n_buckets, order
+
+
+def _backward(ctx, grad_out):
+    *tensors, key_mask = ctx.saved_tensors
+    grads = weighted_bucket_sum_backward(grad_out, *tensors, *ctx.options, key_mask)
+    given = tensors[2:]
+    grads = (grad if x is not None else None for grad, x in zip(grads, given, strict=True))
+    return None, None, *grads, None, None, None
+
+
+weighted_bucket_sum = differentiable("weighted_bucket_sum", _setup, _backward)
+weighted_bucket_sum_backward = differentiable(
+    "weighted_bucket_sum_backward", nothing_to_save, no_second_derivative
+)
+register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))
+register_vmap("weighted_bucket_sum_backward", (0, 1, 2, 3, 4, 5, 8))
