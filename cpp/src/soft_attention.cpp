@@ -28,7 +28,7 @@ struct SoftSide {
       soft.bytes == 1 ? expand<std::uint8_t>(run, group, codes, weights)
                       : expand<std::uint16_t>(run, group, codes, weights);
     };
-    if (n_probes <= kBatchProbes / kBatch) side.batch = kBatch;
+    if (n_probes <= 8) side.batch = n_selected == 1 ? 16 : 8;
     return side;
   }
   // From the gradient of the weights of a run to that of its margins, in an array of all hashes;
@@ -58,9 +58,9 @@ struct SoftSide {
   }
 
  private:
-  // The exponentials of a few hashes fill a register, those of one do not; so a tile of rows is
+  // The exponentials of 8 or 16 hashes fill a register, those of one do not; so a tile of rows is
   // expanded for all hashes of a run and then parted into groups.
-  static constexpr index_t kBatch = 8, kBatchProbes = 64, kTileRows = 32;
+  static constexpr index_t kBatchProbes = 64, kTileRows = 32;
 
   template <class Code>
   void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {

@@ -8,26 +8,25 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 
 Kernels table() {
-  return Kernels{LSHKIT_STRING(LSHKIT_ISA),
-                 hash_hadamard,
-                 hash_hyperplane,
-                 soft_hash_scratch,
-                 soft_hash,
-                 soft_hash_gradient_scratch,
-                 soft_hash_gradient,
-                 plane_gradient,
-                 expand_probes,
-                 reduce_probes,
-                 lower_bound_scratch,
-                 lower_bound_gradient,
-                 {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
-                  normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
-                  expected_scratch_f32, expected_sum, expected_gradient, weighted_bucket_sum,
-                  weighted_column_sum},
-                 {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
-                  normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
-                  expected_scratch_f64, expected_sum, expected_gradient, weighted_bucket_sum,
-                  weighted_column_sum}};
+  return Kernels{
+      LSHKIT_STRING(LSHKIT_ISA),
+      hash_hadamard,
+      hash_hyperplane,
+      soft_hash_scratch,
+      soft_hash,
+      soft_hash_gradient_scratch,
+      soft_hash_gradient,
+      plane_gradient,
+      expand_probes,
+      reduce_probes,
+      lower_bound_scratch,
+      lower_bound_gradient,
+      {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
+       normalize_l2_backward, normalize_sum_backward, unit_norm_backward, expected_scratch_f32,
+       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum},
+      {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
+       normalize_l2_backward, normalize_sum_backward, unit_norm_backward, expected_scratch_f64,
+       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum}};
 }
 
 }  // namespace LSHKIT_ISA
