@@ -29,14 +29,39 @@ struct SoftSide {
       soft.bytes == 1 ? expand<std::uint8_t>(run, group, codes, weights)
                       : expand<std::uint16_t>(run, group, codes, weights);
     };
-    if (n_probes <= kBatchProbes / kBatch) side.batch = kBatch;
+    if (n_probes <= 8) side.batch = n_selected == 1 ? 16 : 8;
     return side;
+  }
+  // From the gradient of the weights of a run to that of its margins, in an array of all hashes;
+  // returns the gradient of the sharpness.
+  double reduce(const ProbeRun& run, const std::uint8_t* valid, index_t group, const float* weights,
+                const float* weight_grads, float* margin_grads) const {
+    const index_t stride = n_hashes * n_selected;
+    float* to = margin_grads + run.first * stride + run.hash * n_selected;
+    if (run.group <= group)
+      return kernels().reduce_probes(probe_rows_of(run, valid), weights, weight_grads, to, stride);
+    const index_t row = run.group * n_probes, tile = kTileRows * kBatchProbes / row;
+    float tile_weights[kTileRows * kBatchProbes], tile_grads[kTileRows * kBatchProbes];
+    double sharpness_grad = 0;
+    for (index_t first = 0; first < run.rows; first += tile) {
+      const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
+      for (index_t h = 0; h < run.group; h += group) {
+        const index_t count = std::min(group, run.group - h) * n_probes;
+        const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
+        const auto join = count == 4 ? join_rows<4> : count == 2 ? join_rows<2> : join_rows<0>;
+        join(part.rows, row, weights + at, tile_weights + from, count);
+        join(part.rows, row, weight_grads + at, tile_grads + from, count);
+      }
+      sharpness_grad += kernels().reduce_probes(probe_rows_of(part, valid), tile_weights,
+                                                tile_grads, to + first * stride, stride);
+    }
+    return sharpness_grad;
   }
 
  private:
-  // The exponentials of a few hashes fill a register, those of one do not; so a tile of rows is
+  // The exponentials of 8 or 16 hashes fill a register, those of one do not; so a tile of rows is
   // expanded for all hashes of a run and then parted into groups.
-  static constexpr index_t kBatch = 8, kBatchProbes = 64, kTileRows = 32;
+  static constexpr index_t kBatchProbes = 64, kTileRows = 32;
 
   template <class Code>
   void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {
@@ -74,6 +99,12 @@ struct SoftSide {
                        weights + at, count);
       }
     }
+  }
+  template <int Count>
+  static void join_rows(index_t rows, index_t stride, const float* from, float* to, index_t count) {
+    if (Count) count = Count;
+    for (index_t i = 0; i < rows; ++i)
+      for (index_t a = 0; a < count; ++a) to[i * stride + a] = from[i * count + a];
   }
   template <int Count, class Code>
   static void part_rows(index_t rows, index_t stride, const Code* codes, const float* weights,
@@ -212,12 +243,10 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
                                          float* margin_grads) {
       if (side.n_probes == 1) return;  // a weight of 1, whatever the row
-      to.take_grads = [&sharpness, &side, &to, margin_grads](
-                          const ProbeRun& run, const float* weights, const float* weight_grads) {
-        const index_t stride = side.n_hashes * side.n_selected;
-        sharpness += kernels().reduce_probes(
-            side.probe_rows_of(run, to.valid), weights, weight_grads,
-            margin_grads + run.first * stride + run.hash * side.n_selected, stride);
+      to.take_grads = [&sharpness, &side, &to, margin_grads](const ProbeRun& run, index_t group,
+                                                             const float* weights,
+                                                             const float* weight_grads) {
+        sharpness += side.reduce(run, to.valid, group, weights, weight_grads, margin_grads);
       };
     };
     take_grads(weighted.query, sides.query, query_margins);

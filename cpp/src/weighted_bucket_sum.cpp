@@ -21,9 +21,10 @@ struct Expanded {
   const WeightedSide<T>* side;
   std::uint16_t* batch_slots;  // of a batch of hashes, one group after the other
   T* batch_weights;
-  ProbeRun batch, run;  // what is there: a batch, and that group of it that is in use
+  ProbeRun batch, run;       // what is there: a batch, and that group of it that is in use
+  T* batch_grads = nullptr;  // of the weights, where they are wanted
   std::uint16_t* slots = nullptr;
-  T* weights = nullptr;
+  T *weights = nullptr, *grads = nullptr;
 
   index_t probes() const { return run.group * side->n_probes; }
 };
@@ -62,7 +63,6 @@ class HeadPasses {
   index_t group() const { return group_; }
   Expanded<T>& queries() { return queries_; }
   Expanded<T>& keys() { return keys_; }
-  T* grads() { return grads_; }
 
   // Empty tables, and slots of the keys of these hashes.
   void begin(index_t hash, index_t group) {
@@ -148,11 +148,12 @@ class HeadPasses {
     const auto take = [&](const WeightedSide<T>& side) {
       const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
       std::uint16_t* slots = arena.take<std::uint16_t>(probes);
-      return Expanded<T>{&side, slots, arena.take<T>(probes), {}, {}};
+      T* weights = arena.take<T>(probes);
+      return Expanded<T>{&side, slots, weights,
+                         {},    {},    arena.take<T>(side.take_grads ? probes : 0)};
     };
     queries_ = take(s_.query);
     keys_ = take(s_.key);
-    grads_ = arena.take<T>(run_rows_ * group_ * std::max(s_.query.n_probes, s_.key.n_probes));
     slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
     code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
     bytes_ = arena.used();
@@ -169,6 +170,7 @@ class HeadPasses {
     const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
     e.slots = e.batch_slots + at;
     e.weights = e.batch_weights + at;
+    e.grads = e.batch_grads + at;
   }
   void fill(Expanded<T>& e, const ProbeRun& run) const {
     const ProbeRun& is = e.run;
@@ -193,7 +195,7 @@ class HeadPasses {
   index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
   int at_once_;
   bool compact_;
-  T *table_, *column_table_, *grads_;
+  T *table_, *column_table_;
   Expanded<T> queries_, keys_;
   std::uint16_t *slot_of_, *code_of_;
   index_t used_ = 0;
@@ -249,13 +251,13 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
   const Order back = transposed(s.order);
-  T* dots = passes.grads();
   for (index_t hash = 0; hash < s.n_hashes; hash += passes.group()) {
     const index_t group = std::min(passes.group(), s.n_hashes - hash);
     passes.begin(hash, group);
-    const auto take = [&](const Expanded<T>& e, index_t row, index_t rows) {
-      if (rows > 0 && e.side->take_grads)
-        e.side->take_grads({row, rows, hash, group}, e.weights, dots);
+    const auto take = [&](const Expanded<T>& e, index_t rows) {
+      const bool last = hash + group == e.batch.hash + e.batch.group;
+      if (rows > 0 && last && e.side->take_grads)
+        e.side->take_grads(e.batch, passes.group(), e.batch_weights, e.batch_grads);
     };
     // A query's weight gets the product of its gradient with the bucket of values.
     if (s.query.take_grads) {
@@ -265,7 +267,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                        p.order = s.order;
                        p.add = passes.rows(keys, added, s.values, column, row);
                        p.read = passes.rows(queries, readers, grad, column, row);
-                       p.dots = dots;
+                       p.dots = queries.grads;
                        p.accumulate_dots = column > 0;
                        kernels().typed<T>().weighted_bucket_sum(p);
                      });
@@ -276,10 +278,10 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                        p.add = passes.rows(keys, added, {}, 0, row);
                        p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, 0, row);
                        p.scale = s.scale;
-                       p.dots = dots;
+                       p.dots = queries.grads;
                        kernels().typed<T>().weighted_column_sum(p);
                      }
-                     take(queries, row, readers);
+                     take(queries, readers);
                    });
       passes.clear();
     }
@@ -295,7 +297,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                      p.sum_stride = value_grad.stride;
                      p.accumulate_sum = hash > 0;
                      if (s.key.take_grads) {
-                       p.dots = dots;
+                       p.dots = keys.grads;
                        p.accumulate_dots = column > 0;
                      }
                      kernels().typed<T>().weighted_bucket_sum(p);
@@ -307,10 +309,10 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                      p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, 0, row);
                      p.read = passes.rows(keys, readers, {}, 0, row);
                      p.scale = s.scale;
-                     p.dots = dots;
+                     p.dots = keys.grads;
                      kernels().typed<T>().weighted_column_sum(p);
                    }
-                   take(keys, row, readers);
+                   take(keys, readers);
                  });
   }
 }
@@ -337,7 +339,7 @@ WeightedSide<T> side_of(const Probes<T>& probes, index_t head, index_t rows, ind
   };
   if (!weight_grads) return side;
   weight_grads += begin;
-  side.take_grads = [=](const ProbeRun& run, const T*, const T* grads) {
+  side.take_grads = [=](const ProbeRun& run, index_t, const T*, const T* grads) {
     const index_t count = run.group * t;
     for (index_t i = 0; i < run.rows; ++i) {
       T* to = weight_grads + (run.first + i) * row_size + run.hash * t;

@@ -19,8 +19,9 @@ struct WeightedSide {
   // Writes codes and weights: for one `group` of the run's hashes after the other, each contiguous
   // (run.rows, group, n_probes).
   std::function<void(const ProbeRun& run, index_t group, std::uint16_t* codes, T* weights)> probes;
-  // Takes the gradient of the weights of a run. Null: not wanted.
-  std::function<void(const ProbeRun& run, const T* weights, const T* weight_grads)> take_grads;
+  // Takes the gradient of the weights of a run, laid out as the weights are. Null: not wanted.
+  std::function<void(const ProbeRun& run, index_t group, const T* weights, const T* weight_grads)>
+      take_grads;
   index_t batch = 1;  // hashes whose probes are best made together
 };
 
