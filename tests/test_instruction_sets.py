@@ -56,7 +56,7 @@ def results():
                     )
                     out[f"yoso_{case}"] = y
                     out[f"query_codes_{case}"], out[f"key_codes_{case}"] = query_codes, key_codes
-                    for gradient in (0, 1):
+                    for gradient in (0, 1, 2, 3):
                         gradients = [np.empty_like(a) for a in (query, key, value)]
                         _C.yoso_backward(
                             *(query, key, value, mask, query_codes, key_codes, n_bits),
@@ -89,6 +89,11 @@ def results():
                 y = np.empty_like(grad_out)
                 _C.bucket_sum(query_codes, key_codes, value, 32, order, mask, 1 / 9, y, 1)
                 out[f"bucket_sum_{name}_{code.__name__}_{order}"] = y
+            indptr = np.empty(76, np.int64)
+            _C.collision_indptr(query_codes[0, 0], key_codes[0, 0], mask[0], True, indptr, 1)
+            pairs = [np.empty(indptr[-1], np.int32) for _ in range(2)]
+            _C.collisions(query_codes[0, 0], key_codes[0, 0], mask[0], True, indptr, *pairs, 1)
+            out[f"collisions_{name}_{code.__name__}"] = np.stack(pairs)
             table = np.zeros((9, 32, 21), dtype)
             _C.bucket_table_add(table, key_codes[0, 0], value[0, 0], 1.0, 1)
             _C.bucket_table_add(table, key_codes[0, 0, :7], value[0, 0, :7], -1.0, 1)

@@ -34,9 +34,10 @@ index_t code_of(Codes codes, index_t at) {
 
 // ---- by comparison ----
 void by_comparison(const Problem& p, Visitor v) {
-  // A run packs all keys for itself, which pays from some hundred queries on.
+  // A run packs all keys for itself, which pays from some hundred queries on. The ends of too many
+  // rows of results would not stay in cache from one block of keys to the next.
   const index_t fair = p.shape.n_queries / (4 * thread_count(p.threads)) + 1;
-  const index_t run = std::clamp<index_t>(fair, 512, 8192);
+  const index_t run = std::clamp<index_t>(fair, 256, 1024);
   parallel_for((p.shape.n_queries + run - 1) / run, p.threads, [&](index_t task) {
     const index_t first = task * run;
     CollisionPass pass;
@@ -84,18 +85,39 @@ struct Buckets {
   }
 };
 
+struct RunScratch {
+  index_t words;
+  std::int32_t *count, *keys;  // of each key, and those of a query
+  std::uint64_t* bits;         // of all keys; zeros between uses
+  std::size_t bytes;
+
+  RunScratch(Arena arena, index_t n_keys)
+      : words((n_keys + 63) / 64),
+        count(arena.take<std::int32_t>(n_keys)),
+        keys(arena.take<std::int32_t>(n_keys)),
+        bits(arena.take<std::uint64_t>(words)),
+        bytes(arena.used()) {}
+
+  // Sorts n distinct keys, in time words + n.
+  void sort(index_t n) const {
+    for (index_t t = 0; t < n; ++t) bits[keys[t] / 64] |= std::uint64_t(1) << (keys[t] % 64);
+    std::int32_t* next = keys;
+    for (index_t w = 0; w < words; ++w) {
+      for (; bits[w]; bits[w] &= bits[w] - 1)
+        *next++ = std::int32_t(w * 64 + __builtin_ctzll(bits[w]));
+    }
+  }
+};
+
 void by_buckets(const Problem& p, const Buckets& buckets, Visitor v, bool ascending) {
   const index_t n_hashes = p.shape.n_hashes, n_keys = p.shape.n_keys;
   constexpr index_t kRun = 256;
   parallel_for((p.shape.n_queries + kRun - 1) / kRun, p.threads, [&](index_t task) {
-    const auto cut = [&](Arena arena, std::int32_t** count, std::int32_t** keys) {
-      *count = arena.take<std::int32_t>(n_keys);
-      *keys = arena.take<std::int32_t>(n_keys);
-      return arena.used();
-    };
-    std::int32_t *count, *keys;
-    cut(Arena(thread_scratch(cut(Arena(), &count, &keys))), &count, &keys);
+    const RunScratch size(Arena(), n_keys);
+    const RunScratch s(Arena(thread_scratch(size.bytes)), n_keys);
+    std::int32_t *count = s.count, *keys = s.keys;
     std::memset(count, 0, sizeof(std::int32_t) * n_keys);
+    std::memset(s.bits, 0, sizeof(std::uint64_t) * s.words);
     std::vector<std::int32_t> counts;
     const index_t end = std::min(p.shape.n_queries, (task + 1) * kRun);
     for (index_t i = task * kRun; i < end; ++i) {
@@ -110,13 +132,10 @@ void by_buckets(const Problem& p, const Buckets& buckets, Visitor v, bool ascend
         }
       }
       if (n == 0) continue;
-      if (ascending && n < n_keys / 32) {
+      if (ascending && n < s.words / 16)
         std::sort(keys, keys + n);
-      } else if (ascending) {  // then looking at all of them costs less
-        n = 0;
-        for (index_t j = 0; j < n_keys; ++j)
-          if (count[j]) keys[n++] = std::int32_t(j);
-      }
+      else if (ascending)
+        s.sort(n);
       counts.resize(n);
       for (index_t t = 0; t < n; ++t) {
         counts[t] = count[keys[t]];
@@ -146,7 +165,7 @@ double bucket_pairs(const Problem& p, index_t n_buckets) {
 
 // Measured, in the time that comparing 64 bytes of codes takes: a pair of a bucket, and the look-up
 // of a bucket.
-constexpr double kBucketPair = 4, kLookUp = 16;
+constexpr double kBucketPair = 16, kLookUp = 128;
 
 void for_each(const Problem& p, Visitor v, bool ascending) {
   const double rows = double(p.shape.n_queries) * double(p.shape.n_hashes);

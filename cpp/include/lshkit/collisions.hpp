@@ -19,7 +19,7 @@ using CollisionVisitor = void (*)(void* context, index_t query, const std::int32
 // key_mask: null, or bytes of which zero takes a key out. Order: all or causal. The cheaper of two
 // ways: comparing the codes of all pairs, n_queries * n_keys * n_hashes bytes through the vector
 // unit, or going through the buckets, where the work is that of the collisions. The latter keeps
-// tables of at most 20 bytes a key and hash, and 8 bytes a key and thread; the former a block.
+// tables of at most 20 bytes a key and hash, and 9 bytes a key and thread; the former a block.
 void for_each_collision(const CollisionShape& shape, Codes query_codes, Codes key_codes,
                         const std::uint8_t* key_mask, Order order, CollisionVisitor visit,
                         void* context, int threads);

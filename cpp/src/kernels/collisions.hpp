@@ -80,6 +80,7 @@ LSHKIT_INLINE bool bytes_suffice(const PairCodes& p) {
 
 struct CollisionScratch {
   void *block_codes, *query_codes;  // (n_hashes, kBlock) and (n_hashes), in the counting type
+  CollisionScratch() = default;
   CollisionScratch(const PairCodes& p, Cut& cut) {
     block_codes = cut.take<std::uint16_t>(p.n_hashes * kBlock);
     query_codes = cut.take<std::uint16_t>(p.n_hashes);

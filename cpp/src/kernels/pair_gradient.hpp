@@ -19,19 +19,18 @@ LSHKIT_INLINE PairCodes pair_codes(const PairGradient<float>& p, const void* que
 struct PairScratch {
   float *key, *value, *key_grad;     // (kBlock, padded columns)
   float *query, *grad, *query_grad;  // one padded row each
+  index_t d, dv;                     // padded
   CollisionScratch collisions;
-  index_t d, dv;  // padded
 
   PairScratch(const PairGradient<float>& p, const PairCodes& codes, Cut& cut)
-      : collisions(codes, cut),
-        d(round_up(p.query.columns, kLanes<float>)),
-        dv(round_up(p.value.columns, kLanes<float>)) {
+      : d(round_up(p.query.columns, kLanes<float>)), dv(round_up(p.value.columns, kLanes<float>)) {
     key = cut.take<float>(kBlock * d);
     value = cut.take<float>(kBlock * dv);
     key_grad = cut.take<float>(kBlock * d);
     query = cut.take<float>(d);
     grad = cut.take<float>(dv);
     query_grad = cut.take<float>(d);
+    collisions = CollisionScratch(codes, cut);
   }
 };
 
