@@ -97,6 +97,7 @@ def _backward_kernel(core: Callable, compute_dtype: Callable) -> Callable:
             *gradients,
             torch.get_num_threads(),
             **dict(zip(("gradient_rank", "rotation"), sketch, strict=False)),
+            **({"bfloat16_products": True} if codes and query.dtype is torch.bfloat16 else {}),
         )
         return tuple(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True))
 

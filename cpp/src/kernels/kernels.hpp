@@ -84,6 +84,7 @@ struct LowerBoundGradient : PairGradient<float> {
   index_t rank = 0;
   const float* rotation = nullptr;  // (3, rotation_columns)
   index_t rotation_columns = 0;
+  bool bfloat16_products = false;  // may be taken
 };
 // w from the collision probability p(x) = (1 - acos(x) / pi)^n_bits, x = q_i . k_j.
 template <class T>
