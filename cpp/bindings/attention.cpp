@@ -74,7 +74,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                       bool causal, int normalize, int gradient, py::handle grad_out,
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
                       int threads, index_t window, index_t gradient_rank,
-                      py::handle rotation_object, py::handle query_starts, py::handle key_starts) {
+                      py::handle rotation_object, bool bfloat16_products, py::handle query_starts,
+                      py::handle key_starts) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
@@ -89,6 +90,7 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
       check_options(causal, normalize, gradient, Gradient::unbiased, window, 0);
   std::optional<TensorView> rotation;
   options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
+  options.bfloat16_products = bfloat16_products;
   if (gradients.empty()) return;
   py::gil_scoped_release without_gil;
   yoso_backward(in.shape, options, static_cast<int>(n_bits), n_hashes, in.inputs<float>(),
@@ -146,7 +148,8 @@ void bind_attention(py::module_& module) {
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
              py::kw_only(), "window"_a = 0, "gradient_rank"_a = 0, "rotation"_a = py::none(),
-             "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             "bfloat16_products"_a = false, "query_starts"_a = py::none(),
+             "key_starts"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0, py::kw_only(),
              "query_starts"_a = py::none(), "key_starts"_a = py::none());

@@ -186,6 +186,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.n_hashes = n_hashes;
       p.n_buckets = forward.n_buckets;
       p.scale = 0.5f * float(n_bits) / float(n_hashes);
+      p.bfloat16_products = options.bfloat16_products;
       if (options.sketch.rank < shape.n_values) {
         p.rank = options.sketch.rank;
         p.rotation = options.sketch.rotation + b.range.queries.head * options.sketch.head_stride;

@@ -122,6 +122,7 @@ def _yoso_attention_backward(
         window=window,
         gradient_rank=gradient_rank,
         rotation=rotation,
+        bfloat16_products=dtype is torch.bfloat16,
         query_starts=query_starts,
         key_starts=key_starts,
     )

@@ -47,7 +47,10 @@ struct AttentionOptions {
   Gradient gradient = Gradient::lower_bound;
   Precision precision = Precision::full;  // of the forward; "fast" has tables of 16 bits too
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
-  GradientSketch sketch;
+  GradientSketch sketch = {};
+  // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has
+  // such instructions: for inputs that have no more digits.
+  bool bfloat16_products = false;
 };
 template <class T>
 struct AttentionInputs {

@@ -179,6 +179,7 @@ struct LowerBoundGradient : PairGradient<float> {
   index_t rank = 0;
   const float* rotation = nullptr;  // (3, rotation_columns)
   index_t rotation_columns = 0;
+  bool bfloat16_products = false;  // may be taken
 };
 // Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.
 // n_hashes <= 65535.

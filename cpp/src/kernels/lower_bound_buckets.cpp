@@ -6,6 +6,7 @@
 //
 // Bound: flops. The linear form takes 32,768 a token and hash at d = d_v = 64.
 #include "kernels.hpp"
+#include "lower_bound_bfloat16.hpp"
 #include "lower_bound_sketch.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
@@ -47,8 +48,12 @@ struct BucketScratch {
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
   Sketch sketch;
+  Bfloat16Rows words;
   BucketScratch(const Problem& p, Cut& cut)
-      : d(round_up(p.query.columns, W)), dv(round_up(p.value.columns, W)), sketch(p, cut) {
+      : d(round_up(p.query.columns, W)),
+        dv(round_up(p.value.columns, W)),
+        sketch(p, cut),
+        words(p, cut) {
     query_codes = cut.take<std::uint16_t>(kGroup * p.query.rows);
     key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
     const bool sparse = p.key.rows < p.n_buckets / 2;
@@ -235,6 +240,12 @@ struct Bucket {
   }
 
   void linear(index_t nq, index_t nk) const {
+    const Bfloat16Rows& w = s.words;
+    if (w.on) {
+      w.apply(w.value, w.key, keys, nk, w.grad, queries, nq, p.scale, p.query_grad);
+      w.apply(w.grad, w.query, queries, nq, w.value, keys, nk, p.scale, p.key_grad);
+      return;
+    }
     clear_product();
     accumulate_keys(0, nk);
     apply_to_queries(0, nq);
@@ -330,18 +341,28 @@ struct Bucket {
   }
 };
 
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const Buckets& s, index_t bucket) {
-  const index_t i_end = smaller(s.query_start[bucket + 1], s.query_start[bucket] + 2 * kChunk);
-  for (index_t t = s.query_start[bucket]; t < i_end; ++t) {
-    prefetch_row(p.query.row(s.query_order[t]), 4 * p.query.columns);
-    prefetch_row(p.grad.row(s.query_order[t]), 4 * p.grad.columns);
-    prefetch_row(p.query_grad.row(s.query_order[t]), 4 * p.query.columns);
+template <class T>
+LSHKIT_INLINE void prefetch_side(Matrix<const T> x, Matrix<const T> y, Matrix<float> gradient,
+                                 const std::int32_t* order, index_t n) {
+  for (index_t t = 0; t < smaller(n, 2 * kChunk); ++t) {
+    prefetch_row(x.row(order[t]), 4 * x.columns);
+    prefetch_row(y.row(order[t]), 4 * y.columns);
+    prefetch_row(gradient.row(order[t]), 4 * gradient.columns);
   }
-  const index_t j_end = smaller(s.key_start[bucket + 1], s.key_start[bucket] + 2 * kChunk);
-  for (index_t t = s.key_start[bucket]; t < j_end; ++t) {
-    prefetch_row(p.key.row(s.key_order[t]), 4 * p.key.columns);
-    prefetch_row(p.value.row(s.key_order[t]), 4 * p.value.columns);
-    prefetch_row(p.key_grad.row(s.key_order[t]), 4 * p.key.columns);
+}
+LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Buckets& of,
+                                 index_t b) {
+  const Bfloat16Rows& w = s.words;
+  const std::int32_t *queries = of.query_order + of.query_start[b],
+                     *keys = of.key_order + of.key_start[b];
+  const index_t nq = of.queries(b), nk = of.keys(b);
+  if (w.on) {
+    const index_t x = w.d / 2, y = w.dv / 2;
+    prefetch_side<Word>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
+    prefetch_side<Word>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
+  } else {
+    prefetch_side<float>(p.query, p.grad, p.query_grad, queries, nq);
+    prefetch_side<float>(p.key, p.value, p.key_grad, keys, nk);
   }
 }
 
@@ -352,7 +373,7 @@ struct Costs {
 
   Costs(const Problem& p, const BucketScratch& s)
       : pair(2 * float(s.dv) + 4 * float(s.d)),
-        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv)),
+        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv) * (s.words.on ? 0.5f : 1)),
         causal(p.causal) {}
   bool pairs_are_cheaper(index_t nq, index_t nk) const {
     return float(nq) * float(nk) * (causal ? 0.5f : 1.0f) * pair <= row * float(nq + nk);
@@ -398,6 +419,7 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
   clear(p.query_grad);
   clear(p.key_grad);
   s.sketch.fill(p);
+  s.words.fill(p);
   const Costs costs(p, s);
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
@@ -408,7 +430,7 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
     sort_hash(p, s, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
-      if (prefetch && b + 1 < of.count) prefetch_rows(p, of, b + 1);
+      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, of, b + 1);
       if (nq == 0 || nk == 0) continue;
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
       if (p.rank > 0 && !pairs) continue;  // sketched below
