@@ -9,5 +9,6 @@ namespace py = pybind11;
 void bind_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_decoding(py::module_& module);
 
 }  // namespace lshkit

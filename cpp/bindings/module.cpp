@@ -21,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_hash(module);
   lshkit::bind_buckets(module);
   lshkit::bind_attention(module);
+  lshkit::bind_decoding(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("has_openmp", &lshkit::has_openmp);

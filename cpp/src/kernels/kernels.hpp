@@ -52,6 +52,31 @@ struct BucketTableRows {
   index_t rows;
 };
 
+// ---- decoding ----
+// Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with
+// weights, or one code of weight 1 where there are no weights.
+struct DecodingCodes {
+  const void* codes;     // (rows, n_hashes, n_probes)
+  const float* weights;  // the same shape, or null
+  index_t n_probes, rows;
+};
+struct DecodingHead {
+  void* sums;     // (n_hashes, n_buckets, n_values), of float or IEEE half precision
+  float* counts;  // (n_hashes, n_buckets), or null
+  bool half;
+  int code_bytes;
+  index_t n_hashes, n_buckets, n_values;
+  DecodingCodes keys, queries;  // queries.rows of each of the group's heads, head after head
+  index_t group;
+  const float* values;
+  index_t value_stride;
+  const std::uint8_t* key_valid;  // null: all keys
+  bool causal;                    // key i before query i, else all keys before all queries
+  float* out;                     // of the group's first head, with the strides of rows and heads
+  index_t out_row_stride, out_head_stride;
+  float* out_counts;  // (group, queries): where there are counts
+};
+
 // ---- rows of attention ----
 template <class T>
 struct Matrix {
@@ -134,6 +159,9 @@ struct Kernels {
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  // Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
+  // fetched while the one before is worked on.
+  void (*decode_heads)(const DecodingHead* heads, index_t count);
 
   template <class T>
   const TypedKernels<T>& typed() const {
@@ -167,6 +195,7 @@ index_t lower_bound_pairs_scratch(const LowerBoundGradient&);
 void lower_bound_pairs(const LowerBoundGradient&);
 index_t lower_bound_buckets_scratch(const LowerBoundGradient&);
 void lower_bound_buckets(const LowerBoundGradient&);
+void decode_heads(const DecodingHead* heads, index_t count);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

@@ -18,7 +18,8 @@ Kernels table() {
                   expected_scratch_f32, expected_sum, expected_gradient},
                  {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
                   normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
-                  expected_scratch_f64, expected_sum, expected_gradient}};
+                  expected_scratch_f64, expected_sum, expected_gradient},
+                 decode_heads};
 }
 
 }  // namespace LSHKIT_ISA
