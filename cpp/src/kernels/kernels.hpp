@@ -20,6 +20,59 @@ struct HashRows {
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 
+// ---- rows ----
+template <class T>
+struct Matrix {
+  T* data;
+  index_t stride, rows, columns;
+  T* row(index_t i) const { return data + i * stride; }
+};
+
+// ---- soft_hash ----
+// Codes, selected bits and margins as soft_hash.hpp defines them.
+struct SoftHashRows : HashRows {
+  Family family;
+  const float* inverse_norm;  // (rows)
+  int n_selected;
+  std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  float* margins;      // (rows, n_hashes, n_selected)
+};
+// From the gradient of the margins to that of the unit vectors x_i * inverse_norm_i; the way
+// through the norm is unit_norm_backward.
+struct SoftHashGradient {
+  Family family;
+  const float* parameters;
+  index_t columns;
+  int n_bits;
+  index_t n_hashes;
+  int n_selected;
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;   // (rows, n_hashes, n_selected)
+  const float* margin_grads;  // (rows, n_hashes, n_selected)
+  Matrix<float> grad;         // every element is written
+  float* scratch;             // 64-byte aligned
+};
+// The gradient of the hyperplanes of the hashes [first, last), added to plane_grads
+// (n_hashes * n_bits, n_features). Rows without an inverse norm (0 or NaN) take no part.
+struct PlaneGradient : SoftHashGradient {
+  Matrix<const float> x;
+  const float* inverse_norm;
+  float* plane_grads;
+};
+// The probes of the hashes [first_hash, first_hash + group) of a run of rows.
+struct ProbeRows {
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  const float* margins;      // (rows, n_hashes, n_selected)
+  index_t rows, n_hashes, first_hash, group, n_probes;
+  index_t probe_stride;       // from one row's (group, n_probes) to the next
+  int n_selected;             // selected_bits(n_probes)
+  const std::uint8_t* valid;  // (rows), null: all; other rows have weights 0 and pass no gradient
+  float sharpness;
+};
+
 // ---- bucket_sum ----
 // A pass over one or two slices of the value columns and one group of hashes, whose tables fit the
 // L2 cache.
@@ -75,14 +128,6 @@ struct DecodingHead {
   float* out;                     // of the group's first head, with the strides of rows and heads
   index_t out_row_stride, out_head_stride;
   float* out_counts;  // (group, queries): where there are counts
-};
-
-// ---- rows of attention ----
-template <class T>
-struct Matrix {
-  T* data;
-  index_t stride, rows, columns;
-  T* row(index_t i) const { return data + i * stride; }
 };
 
 // ---- gradients of queries and keys ----
@@ -155,6 +200,17 @@ struct Kernels {
   const char* name;
   bool (*hash_hadamard)(const HashRows&);
   bool (*hash_hyperplane)(const HashRows&);
+  index_t (*soft_hash_scratch)(const SoftHashRows&);  // bytes
+  void (*soft_hash)(const SoftHashRows&);
+  index_t (*soft_hash_gradient_scratch)(const SoftHashGradient&);  // bytes
+  void (*soft_hash_gradient)(const SoftHashGradient&);
+  void (*plane_gradient)(const PlaneGradient&, index_t first, index_t last);
+  // probe_codes (uint8 or uint16, probe_code_bytes) and weights: (rows, group, n_probes).
+  void (*expand_probes)(const ProbeRows&, int probe_code_bytes, void* probe_codes, float* weights);
+  // weights, as expand_probes gave them (0: the row passes no gradient), and weight_grads. Writes
+  // margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.
+  double (*reduce_probes)(const ProbeRows&, const float* weights, const float* weight_grads,
+                          float* margin_grads, index_t margin_grad_stride);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   TypedKernels<float> f32;
@@ -189,6 +245,13 @@ Kernels table();
 namespace LSHKIT_ISA {
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
+index_t soft_hash_scratch(const SoftHashRows&);
+void soft_hash(const SoftHashRows&);
+index_t soft_hash_gradient_scratch(const SoftHashGradient&);
+void soft_hash_gradient(const SoftHashGradient&);
+void plane_gradient(const PlaneGradient&, index_t first, index_t last);
+void expand_probes(const ProbeRows&, int, void*, float*);
+double reduce_probes(const ProbeRows&, const float*, const float*, float*, index_t);
 index_t lower_bound_scratch(const LowerBoundGradient&);
 void lower_bound_gradient(const LowerBoundGradient&);
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);

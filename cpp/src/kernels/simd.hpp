@@ -13,6 +13,7 @@
 #include "lshkit/tensor.hpp"
 
 #define LSHKIT_INLINE inline __attribute__((always_inline))
+#define LSHKIT_ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 #define LSHKIT_UNROLL _Pragma("GCC unroll 16")
 
 namespace lshkit {

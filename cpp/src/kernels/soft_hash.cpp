@@ -1,0 +1,231 @@
+// Soft codes, tokens in lanes: a tile's projections stay in L1, and the bits of the smallest |z|
+// are kept by minimum and maximum of integers that hold |z| and, in their 4 lowest bits, the bit's
+// number. So a margin carries 20 bits, and no index has to follow a comparison.
+#include "hadamard.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+static_assert(sizeof(float) == sizeof(std::int32_t), "keys are floats");
+constexpr std::int32_t kBitOfKey = 15;
+
+// The selected bits of a tile for a run of hashes, before they are moved to rows.
+struct Selection {
+  std::int32_t *codes, *bits, *margins;  // (hashes, W), then (hashes, n_selected, W)
+
+  Selection(Cut& cut, index_t hashes, int n_selected)
+      : codes(cut.take<std::int32_t>(round_up(hashes, 4 * W) * W)),
+        bits(cut.take<std::int32_t>(round_up(hashes * n_selected, 4 * W) * W)),
+        margins(cut.take<std::int32_t>(round_up(hashes * n_selected, 4 * W) * W)) {}
+
+  void store(const SoftHashRows& h, index_t first, index_t hashes, index_t token,
+             index_t count) const {
+    const index_t m = h.n_hashes, r = h.n_selected, pair = token * m + first;
+    if (h.n_bits <= 8)
+      store_rows(codes, hashes, static_cast<std::uint8_t*>(h.codes) + pair, m, count);
+    else
+      store_rows(codes, hashes, static_cast<std::uint16_t*>(h.codes) + pair, m, count);
+    store_rows(bits, hashes * r, h.bits + pair * r, m * r, count);
+    store_rows(margins, hashes * r, reinterpret_cast<Word*>(h.margins + pair * r), m * r, count);
+  }
+
+ private:
+  typedef std::int32_t __attribute__((may_alias)) Word;
+};
+
+LSHKIT_INLINE I minimum(I a, I b) { return a < b ? a : b; }
+LSHKIT_INLINE I maximum(I a, I b) { return a < b ? b : a; }
+
+// Of the hashes 0 .. hashes - 1, whose projection b is at hash * hash_stride + b * bit_stride.
+// Selected >= 0: known at compile time.
+template <int Selected>
+void select(const float* projections, index_t hash_stride, index_t bit_stride, index_t hashes,
+            int n_bits, int n_selected, const Selection& to) {
+  constexpr int kMost = Selected >= 0 ? Selected : 16;
+  const int r = Selected >= 0 ? Selected : n_selected;
+  const I low = broadcast<std::int32_t>(kBitOfKey), none = broadcast<std::int32_t>(0x7fffffff);
+  for (index_t i = 0; i < hashes; ++i) {
+    I code = {}, key[kMost + 1];
+    LSHKIT_UNROLL
+    for (int k = 0; k < r; ++k) key[k] = none;
+    const float* z = projections + i * hash_stride * W;
+    for (int b = 0; b < n_bits; ++b) {
+      const F v = load(z + b * bit_stride * W);
+      code |= (v > F{}) & (1 << b);
+      if (r == 0) continue;
+      I own;
+      std::memcpy(&own, &v, sizeof(own));
+      own = (own & (0x7fffffff & ~kBitOfKey)) | b;
+      LSHKIT_UNROLL
+      for (int k = 0; k < r; ++k) {
+        const I smallest = minimum(key[k], own);
+        own = maximum(key[k], own);
+        key[k] = smallest;
+      }
+    }
+    store(to.codes + i * W, code);
+    LSHKIT_UNROLL
+    for (int k = 0; k < r; ++k) {
+      const index_t at = (i * r + k) * W;
+      // The middle of what the lost bits leave open; zero stays zero.
+      const I margin = key[k] & ~low, middle = margin | 8;
+      store(to.bits + at, key[k] & low);
+      store(to.margins + at, key[k] > low ? middle : margin);
+    }
+  }
+}
+
+LSHKIT_INLINE void select_any(const float* projections, index_t hash_stride, index_t bit_stride,
+                              index_t hashes, int n_bits, int n_selected, const Selection& to) {
+  switch (n_selected) {
+    case 0:
+      return select<0>(projections, hash_stride, bit_stride, hashes, n_bits, 0, to);
+    case 1:
+      return select<1>(projections, hash_stride, bit_stride, hashes, n_bits, 1, to);
+    case 2:
+      return select<2>(projections, hash_stride, bit_stride, hashes, n_bits, 2, to);
+    case 3:
+      return select<3>(projections, hash_stride, bit_stride, hashes, n_bits, 3, to);
+    default:
+      return select<-1>(projections, hash_stride, bit_stride, hashes, n_bits, n_selected, to);
+  }
+}
+
+// The tile's unit vectors times scale, zeros up to `columns`.
+LSHKIT_INLINE void load_unit_tile(const SoftHashRows& h, index_t token, index_t count,
+                                  index_t columns, float scale, float* x) {
+  float inverse[W];
+  for (int t = 0; t < W; ++t) inverse[t] = h.inverse_norm[token + (t < count ? t : count - 1)];
+  const F norm = load(inverse);
+  for (index_t first = 0; first < h.n_features; first += W) {
+    F r[W];
+    load_tile(h, token, count, first, r);
+    LSHKIT_UNROLL
+    for (int i = 0; i < W; ++i) store(x + (first + i) * W, r[i] * norm * scale);
+  }
+  for (index_t i = round_up(h.n_features, W); i < columns; ++i) store(x + i * W, F{});
+}
+
+struct HadamardTile {
+  float *z, *work;     // (columns, W)
+  float* projections;  // (n_bits, hashes, W)
+  Selection selection;
+
+  HadamardTile(Cut cut, const SoftHashRows& h) : HadamardTile(&cut, h) { bytes = cut.used; }
+  index_t bytes;
+
+ private:
+  HadamardTile(Cut* cut, const SoftHashRows& h)
+      : z(cut->take<float>(h.columns * W)),
+        work(cut->take<float>(h.columns * W)),
+        projections(cut->take<float>(h.n_bits * smaller(h.columns, h.n_hashes) * W)),
+        selection(*cut, smaller(h.columns, h.n_hashes), h.n_selected) {}
+};
+
+template <int Columns>
+void soft_hadamard(const SoftHashRows& h) {
+  const index_t columns = Columns ? Columns : h.columns, top = top_stride(columns);
+  const HadamardTile tile(Cut{h.scratch}, h);
+  float* z = tile.z;
+  for (index_t token = 0; token < h.rows; token += W) {
+    const index_t count = smaller(W, h.rows - token);
+    // Scaled to unit variance here, where 1 / D is exact: three transforms of length D^(1/2).
+    load_unit_tile(h, token, count, columns, 1.0f / float(columns), z);
+    for (int t = 0; t < W; ++t)
+      prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
+    rotate_planes(z, columns, h.parameters);
+    transform(z, columns, top);
+    rotate_planes(z, columns, h.parameters + columns);
+    transform(z, columns, top);
+    rotate_planes(z, columns, h.parameters + 2 * columns);
+    for (index_t group = 0; group * columns < h.n_hashes; ++group) {
+      const index_t used = smaller(columns, h.n_hashes - group * columns);
+      for (int b = 0; b < h.n_bits; ++b) {
+        const float* signs = h.parameters + (3 + group * h.n_bits + b) * columns;
+        float* to = tile.projections + b * used * W;
+        rotate(z, tile.work, columns, top, signs, used,
+               [=](index_t row, F v) LSHKIT_ALWAYS_INLINE { store(to + row * W, v); });
+      }
+      select_any(tile.projections, 1, used, used, h.n_bits, h.n_selected, tile.selection);
+      tile.selection.store(h, group * columns, used, token, count);
+    }
+  }
+}
+
+constexpr int kTiles = 2, kPlanes = kRegisters >= 32 ? 8 : 4;
+constexpr index_t kRun = 16;  // hashes whose projections are kept
+
+struct HyperplaneTiles {
+  index_t x_size, projections_size;
+  float *x, *projections;  // of kTiles tiles: (d rounded up, W) and (kRun * n_bits, W)
+  Selection selection;
+  index_t bytes;
+
+  HyperplaneTiles(Cut cut, const SoftHashRows& h) : HyperplaneTiles(&cut, h) { bytes = cut.used; }
+
+ private:
+  HyperplaneTiles(Cut* cut, const SoftHashRows& h)
+      : x_size(round_up(h.n_features, W) * W),
+        projections_size(kRun * h.n_bits * W),
+        x(cut->take<float>(kTiles * x_size)),
+        projections(cut->take<float>(kTiles * projections_size)),
+        selection(*cut, kRun, h.n_selected) {}
+};
+
+void soft_hyperplane(const SoftHashRows& h) {
+  const index_t d = h.n_features;
+  const HyperplaneTiles tiles(Cut{h.scratch}, h);
+  for (index_t token = 0; token < h.rows; token += kTiles * W) {
+    const index_t count = smaller(kTiles * W, h.rows - token);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const index_t start = smaller(tile * W, count - 1);
+      load_unit_tile(h, token + start, smaller(W, count - start), d, 1.0f,
+                     tiles.x + tile * tiles.x_size);
+    }
+    for (index_t first = 0; first < h.n_hashes; first += kRun) {
+      const index_t hashes = smaller(kRun, h.n_hashes - first), n_planes = hashes * h.n_bits;
+      for (index_t plane = 0; plane < n_planes; plane += kPlanes) {
+        const float* normal[kPlanes];
+        for (int p = 0; p < kPlanes; ++p)
+          normal[p] = h.parameters + (first * h.n_bits + smaller(plane + p, n_planes - 1)) * d;
+        F sum[kPlanes][kTiles] = {};
+        for (index_t k = 0; k < d; ++k) {
+          F v[kTiles];
+          LSHKIT_UNROLL
+          for (int t = 0; t < kTiles; ++t) v[t] = load(tiles.x + t * tiles.x_size + k * W);
+          LSHKIT_UNROLL
+          for (int p = 0; p < kPlanes; ++p) LSHKIT_UNROLL
+          for (int t = 0; t < kTiles; ++t) sum[p][t] += normal[p][k] * v[t];
+        }
+        LSHKIT_UNROLL
+        for (int p = 0; p < kPlanes; ++p) {
+          if (plane + p >= n_planes) break;
+          LSHKIT_UNROLL
+          for (int t = 0; t < kTiles; ++t)
+            store(tiles.projections + t * tiles.projections_size + (plane + p) * W, sum[p][t]);
+        }
+      }
+      for (int tile = 0; tile < kTiles && tile * W < count; ++tile) {
+        select_any(tiles.projections + tile * tiles.projections_size, h.n_bits, 1, hashes, h.n_bits,
+                   h.n_selected, tiles.selection);
+        tiles.selection.store(h, first, hashes, token + tile * W, smaller(W, count - tile * W));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+index_t soft_hash_scratch(const SoftHashRows& h) {
+  return h.family == Family::hadamard ? HadamardTile(Cut{nullptr}, h).bytes
+                                      : HyperplaneTiles(Cut{nullptr}, h).bytes;
+}
+
+void soft_hash(const SoftHashRows& h) {
+  if (h.family == Family::hyperplane) return soft_hyperplane(h);
+  return h.columns == 64 ? soft_hadamard<64>(h) : soft_hadamard<0>(h);
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit
