@@ -213,6 +213,108 @@ def test_other_dtypes_are_computed_in_float32(dtype):
     assert torch.equal(out, in_steps(state_for(*in_float), in_float).to(dtype))
 
 
+# --- Soft codes ---------------------------------------------------------------------------------
+
+
+def soft_features(x, functions, family, n_bits, n_hashes, n_probes, sharpness):
+    """Rows as weights over the buckets of every hash, `(..., n, n_hashes, 2^n_bits)`, in numpy."""
+    z = reference.projections(reference.unit(x), functions, family, n_bits, n_hashes)
+    z = z / (functions.shape[-1] if family == "hadamard" else 1)
+    margins = np.abs(z)
+    order = np.argsort(margins, -1, kind="stable")
+    features = np.zeros((*z.shape[:-1], 2**n_bits))
+    own = reference.codes(z).astype(int)
+    codes, logits = [], []
+    for a in range(n_probes):
+        code, logit = own, 0
+        for k in range(n_bits):
+            if a >> k & 1:
+                bit = order[..., k]
+                code = code ^ (1 << bit)
+                picked = np.take_along_axis(margins, bit[..., None], -1)[..., 0]
+                logit = logit - 2 * sharpness * picked
+        codes.append(code)
+        logits.append(logit + np.zeros_like(z[..., 0]))
+    weights = np.exp(logits) / np.exp(logits).sum(0)
+    for code, weight in zip(codes, weights, strict=True):
+        np.put_along_axis(features, code[..., None], weight[..., None], -1)
+    return features
+
+
+@pytest.mark.parametrize("n_probes", [1, 2, 4, 5, 16, (4, 1), (1, 3), (2, 8)])
+@pytest.mark.parametrize("hasher", FAMILIES)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_soft_codes(normalize, hasher, n_probes):
+    tensors = qkv(n=21, heads=4, key_heads=2)
+    query, key, value = (x.double().numpy() for x in tensors)
+    sharpness, n_bits, m = torch.tensor([2.0, 0.5]), 4, 6
+    functions = torch_ops.hash_parameters(
+        torch.tensor([SEED]), 2, 20, n_bits, m, torch_ops.FAMILY[hasher]
+    ).numpy()
+    probes = n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
+    expected = np.empty((2, 4, 21, 9))
+    for head in range(4):
+        options = functions[head // 2], hasher, n_bits, m
+        beta = float(sharpness[head // 2])
+        q = soft_features(query[:, head], *options, probes[0], beta)
+        k = soft_features(key[:, head // 2], *options, probes[1], beta)
+        weights = np.tril(np.einsum("bihc,bjhc->bij", q, k) / m)
+        expected[:, head] = reference.attention_forward(weights, value[:, head // 2], normalize)
+    options = {"normalize": normalize, "hasher": hasher, "n_bits": n_bits, "n_hashes": m}
+    options |= {"estimator": "soft", "n_probes": n_probes, "sharpness": sharpness}
+    state = state_for(*tensors, **options)
+    out = in_steps(state, tensors)
+    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
+    other = state_for(*tensors, **options)
+    assert torch.equal(in_chunks(other, tensors, (10, 11)), out)
+    assert same_contents(state, other)
+
+
+def test_one_soft_probe_is_the_hard_code():
+    tensors = qkv()
+    hard, soft = state_for(*tensors), state_for(*tensors, estimator="soft", n_probes=1)
+    assert torch.equal(hard.prefill(*tensors), soft.prefill(*tensors))
+    assert torch.equal(hard._sums, soft._sums)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_soft_codes_of_masked_and_broken_rows(normalize):
+    query, key, value = tensors = qkv(n=20)
+    options = {"normalize": normalize, "estimator": "soft"}
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[1, :6] = False
+    expected = state_for(*tensors, **options).prefill(*tensors, mask)
+    state = state_for(*tensors, **options)
+    key[1, 0, 3] = torch.nan
+    value[1, 0, 3] = torch.nan
+    query[0, 2, 5, 1] = torch.inf
+    out = state.prefill(*tensors, mask)
+    assert out[0, 2, 5].isnan().all()
+    out[0, 2, 5] = expected[0, 2, 5]
+    assert torch.equal(out, expected)
+    key[0, 1, :10] = torch.nan  # takes no part either
+    mask = torch.ones(2, 20, dtype=torch.bool)
+    mask[0, :10] = False
+    broken = in_steps(state.reset(), positions(tensors, 0, 20))[0, 1]
+    assert torch.equal(broken, state.reset().prefill(*tensors, mask)[0, 1])
+
+
+def test_options_of_soft_codes():
+    for wrong in (0, 257, (1, 2, 3), (4, 0)):
+        with pytest.raises(ValueError, match="n_probes"):
+            YosoState(1, 4, 8, estimator="soft", n_probes=wrong, seed=0)
+    for wrong in (0, -1.0, torch.nan, torch.inf, torch.ones(3)):
+        with pytest.raises(ValueError, match="sharpness"):
+            YosoState(1, 4, 8, estimator="soft", sharpness=wrong, seed=0)
+    state = YosoState(1, 4, 8, estimator="soft", sharpness=torch.ones(4), seed=0)
+    assert "n_probes=(4, 4), sharpness=[1.0" in repr(state)
+    state.load_state_dict(YosoState(1, 4, 8, estimator="soft", sharpness=1, seed=0).state_dict())
+    for name, value in (("n_probes", (2, 4)), ("sharpness", 2.5), ("estimator", "sampled")):
+        options = {"estimator": "soft", "sharpness": 1, name: value}
+        with pytest.raises(ValueError, match=name):
+            state.load_state_dict(YosoState(1, 4, 8, seed=0, **options).state_dict())
+
+
 # --- 16-bit tables ----------------------------------------------------------------------------
 
 

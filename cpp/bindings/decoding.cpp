@@ -32,6 +32,7 @@ class RowsView {
 
 void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch,
                  py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
+                 py::handle sharpness_object, index_t query_probes, index_t key_probes,
                  int normalize, py::handle query_object, py::handle key_object,
                  py::handle value_object, py::handle mask_object, bool causal,
                  py::handle out_object, int threads) {
@@ -82,6 +83,17 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
                      ") are wanted, was " + key->describe_shape());
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, tables.key_heads, in.n_features);
+  DecodingProbes probes;
+  std::optional<TensorView> sharpness;
+  if (!sharpness_object.is_none()) {
+    sharpness.emplace("sharpness", sharpness_object);
+    sharpness->require_type({kFloat32}).require_dims(1, "(1 or key_heads)").require_contiguous();
+    if (sharpness->shape(0) != 1) sharpness->require_shape({tables.key_heads});
+    probes.queries = check_range("query_probes", query_probes, 1, n_buckets);
+    probes.keys = check_range("key_probes", key_probes, 1, n_buckets);
+    probes.sharpness = sharpness->data<const float>();
+    probes.sharpness_stride = sharpness->shape(0) == 1 ? 0 : 1;
+  }
   const Normalize options = check_option("normalize", normalize, Normalize::l2);
   const MaskView key_mask("key_mask", mask_object, batch, in.n_keys);
   std::optional<TensorView> counts;
@@ -100,7 +112,7 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   const Tensor<float> result = out.matrices<float>();
   if (in.n_features == 0) return;
   py::gil_scoped_release without_gil;
-  decode(tables, functions, options, in, result, threads);
+  decode(tables, functions, probes, options, in, result, threads);
 }
 
 // Asks for large pages: a step touches rows all over the tables.
@@ -111,8 +123,9 @@ void use_large_pages(py::handle tensor) { TensorView("tensor", tensor).require_o
 void bind_decoding(py::module_& module) {
   using namespace pybind11::literals;
   module.def("decode", &decode_rows, "sums"_a, "counts"_a, "batch"_a, "parameters"_a, "family"_a,
-             "n_bits"_a, "n_hashes"_a, "normalize"_a, "query"_a, "key"_a, "value"_a, "key_mask"_a,
-             "causal"_a, "out"_a, "threads"_a = 0);
+             "n_bits"_a, "n_hashes"_a, "sharpness"_a, "query_probes"_a, "key_probes"_a,
+             "normalize"_a, "query"_a, "key"_a, "value"_a, "key_mask"_a, "causal"_a, "out"_a,
+             "threads"_a = 0);
   module.def("use_large_pages", &use_large_pages, "tensor"_a);
 }
 

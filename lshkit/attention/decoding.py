@@ -8,7 +8,7 @@ from lshkit.attention.functional import DTYPES, UNIT_NORMS, _check_word, check_o
 from lshkit.torch_ops.library import rows
 
 VERSION = 1  # of state_dict
-ESTIMATORS = ("sampled",)
+ESTIMATORS = ("sampled", "soft")
 TABLE_DTYPES = (torch.float32, torch.float16)
 # What two states must share for one to load the other, in the order of state_dict's "config".
 _CONFIG = (
@@ -21,6 +21,7 @@ _CONFIG = (
     "n_hashes",
     "hasher",
     "estimator",
+    "n_probes",
     "normalize",
     "unit_norm",
     "conv_window",
@@ -31,7 +32,7 @@ _CONFIG = (
 # Words and dtypes as the integers of "config".
 _CODES = {
     "hasher": tuple(torch_ops.FAMILY),
-    "estimator": ("sampled", "soft"),
+    "estimator": ESTIMATORS,
     "normalize": tuple(torch_ops.NORMALIZE),
     "unit_norm": UNIT_NORMS,
     "dtype": DTYPES,
@@ -44,8 +45,8 @@ class YosoState:
 
     Memory, and the time of a token, do not depend on the number of tokens: a key head has n_hashes
     tables of 2^n_bits rows. A new token adds its value to one row of each table; a query reads one
-    of each (YOSO, ICML 2021, section 3.2, as a stream). Outputs are those of
-    `yoso_attention(..., is_causal=True, estimator="sampled")` with the same seed: to the last bit
+    of each (YOSO, ICML 2021, section 3.2, as a stream); with soft codes it is n_probes rows.
+    Outputs are those of `yoso_attention(..., is_causal=True)` with the same seed: to the last bit
     the same however the tokens are divided among calls, to rounding the same as in one call of it.
 
     Args:
@@ -56,7 +57,11 @@ class YosoState:
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads the
             tables of key head h // (H / H_k), with its hash functions. H if None.
         n_bits, n_hashes, hasher, normalize, unit_norm: see `yoso_attention`.
-        estimator: "sampled".
+        estimator: "sampled" or "soft".
+        n_probes: of soft codes, the buckets of a hash that a token belongs to: an int, or one for
+            queries and one for keys.
+        sharpness: of the weights of soft codes: a number > 0, or a tensor of one for all heads
+            or of one for each key head.
         seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of
             one element. None draws it from torch's generator; the attribute `seed` tells it.
         dtype: of queries, keys, values and outputs: float32, bfloat16, float16 or float64. All is
@@ -84,6 +89,8 @@ class YosoState:
         n_hashes: int = 32,
         hasher: str = "hadamard",
         estimator: str = "sampled",
+        n_probes: int | tuple[int, int] = 4,
+        sharpness: float | Tensor = 2.0,
         normalize: str | None = "l2",
         unit_norm: str = "l2",
         seed: int | Tensor | None,
@@ -130,11 +137,17 @@ class YosoState:
             self.n_hashes,
             torch_ops.FAMILY[hasher],
         )
+        self.n_probes, self._sharpness = (1, 1), None
+        if estimator == "soft":
+            self.n_probes = _probes(n_probes, 2**self.n_bits)
+            self._sharpness = _sharpness(sharpness, self.num_key_heads)
         self._options = (
             self._parameters,
             torch_ops.FAMILY[hasher],
             self.n_bits,
             self.n_hashes,
+            self._sharpness,
+            *self.n_probes,
             torch_ops.NORMALIZE[normalize],
         )
         tables = (batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
@@ -322,6 +335,7 @@ class YosoState:
             "version": torch.tensor(VERSION, device="cpu"),
             "config": self._config(),
             "positions": torch.tensor(self._positions, device="cpu"),
+            **({} if self._sharpness is None else {"sharpness": self._sharpness.clone()}),
             **{name: x.clone() for name, x in self._tensors().items()},
         }
 
@@ -331,6 +345,7 @@ class YosoState:
         ValueError names the argument that differs, and what is missing or unknown.
         """
         mine = {"version", "config", "positions", *self._tensors()}
+        mine |= set() if self._sharpness is None else {"sharpness"}
         version = int(state_dict.get("version", -1))
         if version != VERSION:
             raise ValueError(f"state_dict must have version {VERSION}, got {version}")
@@ -345,6 +360,13 @@ class YosoState:
         if config is None or len(config) != len(_CONFIG) or set(state_dict) != mine:
             wrong = sorted(mine ^ set(state_dict)) or ["config"]
             raise ValueError(f"state_dict must have {sorted(mine)}, differs in {wrong}")
+        if self._sharpness is not None and not torch.equal(
+            *(x.expand(self.num_key_heads) for x in (self._sharpness, state_dict["sharpness"]))
+        ):
+            raise ValueError(
+                f"state_dict is of a state with sharpness={state_dict['sharpness'].tolist()}, "
+                f"this one has {self._sharpness.tolist()}"
+            )
         for name, x in self._tensors().items():
             if state_dict[name].shape != x.shape or state_dict[name].dtype != x.dtype:
                 raise ValueError(
@@ -384,8 +406,10 @@ class YosoState:
         return other
 
     def __repr__(self) -> str:
-        names = ("n_bits", "n_hashes", "hasher", "estimator", "normalize", "table_dtype", "seed")
+        names = ["n_bits", "n_hashes", "hasher", "estimator", "normalize", "table_dtype", "seed"]
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        if self.estimator == "soft":
+            options += f", n_probes={self.n_probes}, sharpness={self._sharpness.tolist()}"
         return (
             f"YosoState({self.batch_size}, {self.num_heads}, {self.head_dim}, {self.value_dim}, "
             f"num_key_heads={self.num_key_heads}, {options}, dtype={self.dtype}; "
@@ -401,13 +425,34 @@ def _new_table(shape, dtype) -> Tensor:
     return table
 
 
+def _probes(n_probes, n_buckets) -> tuple[int, int]:
+    if not isinstance(n_probes, (tuple, list)):
+        return (checks.integer("n_probes", n_probes, 1, n_buckets),) * 2
+    if len(n_probes) != 2:
+        raise ValueError(f"n_probes must be an int, or one for queries and keys, got {n_probes}")
+    queries, keys = (checks.integer("n_probes", t, 1, n_buckets) for t in n_probes)
+    return queries, keys
+
+
+def _sharpness(sharpness, heads) -> Tensor:
+    given = sharpness
+    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
+    if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
+        raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
+    return sharpness
+
+
 def _encoded(name, value) -> int:
     if name in _CODES:
         return _CODES[name].index(value)
+    if name == "n_probes":
+        return value[0] << 32 | value[1]
     return -1 if value is None else value
 
 
 def _decoded(name, number):
+    if name == "n_probes":
+        return number >> 32, number & (2**32 - 1)
     return repr(_CODES[name][number] if name in _CODES else None if number == -1 else number)
 
 

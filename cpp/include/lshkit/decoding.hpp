@@ -18,6 +18,14 @@ struct DecodingTables {
                             // the keys in a bucket. Wanted for Normalize::sum alone
 };
 
+// Soft codes (soft_hash.hpp) where there is a sharpness, one number or key_heads of them with
+// sharpness_stride 1; else hard ones.
+struct DecodingProbes {
+  index_t queries = 1, keys = 1;
+  const float* sharpness = nullptr;
+  index_t sharpness_stride = 0;
+};
+
 struct DecodingInputs {
   index_t n_queries = 0, n_keys = 0, n_features = 0;
   Tensor<const float> query;       // (batch, key_heads * group, n_queries, n_features)
@@ -30,7 +38,8 @@ struct DecodingInputs {
 // Adds the keys to the tables and writes the attention of the queries: with either number 0 it does
 // the other half alone. Outputs, masks and rows that are not finite are as in yoso_forward, and the
 // same bits come out however the rows are divided among calls.
-void decode(const DecodingTables& tables, const HashFunctions& functions, Normalize normalize,
-            const DecodingInputs& in, Tensor<float> out, int threads);
+void decode(const DecodingTables& tables, const HashFunctions& functions,
+            const DecodingProbes& probes, Normalize normalize, const DecodingInputs& in,
+            Tensor<float> out, int threads);
 
 }  // namespace lshkit
