@@ -76,7 +76,7 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
       query->wrong_value("heads that are a multiple of the " + std::to_string(tables.key_heads) +
                          " key heads are wanted, was " + query->describe_shape());
     tables.group = query->shape(1) / tables.key_heads;
-    out->require_writable().require_shape({batch, query->shape(1), in.n_queries, tables.n_values});
+    out->require_output().require_shape({batch, query->shape(1), in.n_queries, tables.n_values});
   }
   if (causal && in.n_keys != in.n_queries)
     key->wrong_value("as many rows as query has (" + std::to_string(in.n_queries) +

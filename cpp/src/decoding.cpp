@@ -29,7 +29,7 @@ struct Plan {
   index_t position_rows() const { return key_rows() + query_rows(); }
 };
 
-constexpr index_t kBlockRows = 256;                    // of all units of a block
+constexpr index_t kBlockRows = 1024;                   // of all units of a block
 constexpr index_t kBlockBytes = index_t(2) << 20;      // of their scratch, where a row is long
 constexpr index_t kBytesPerThread = index_t(1) << 19;  // of table rows: less is done sooner alone
 

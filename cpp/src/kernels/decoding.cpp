@@ -12,7 +12,8 @@ namespace {
 
 using F = Vec<float>;
 constexpr int W = kLanes<float>;
-constexpr index_t kAhead = 8;  // positions, where a head has many
+constexpr index_t kGroup = 4;  // hashes that a row stays in registers for: their tables fit L2
+constexpr index_t kAhead = 8;  // positions of which a head's rows are fetched before it begins
 
 // ---- rows of sums: float, or half precision as its bits ----
 using Half = std::uint16_t;
@@ -77,14 +78,54 @@ LSHKIT_INLINE void store_rest(T* p, F v, index_t count) {
   std::memcpy(p, lanes, sizeof(T) * count);
 }
 
-// to += weight * from
-template <class T, class U>
-LSHKIT_INLINE void add_row(T* to, const U* from, float weight, index_t n) {
-  index_t c = 0;
-  for (; c + W <= n; c += W) store_row(to + c, load_row(to + c) + weight * load_row(from + c));
-  if (c < n)
-    store_rest(to + c, load_rest(to + c, n - c) + weight * load_rest(from + c, n - c), n - c);
-}
+// A row in registers where its length is known, else in memory that stays in L1.
+template <int Values>
+struct Row {
+  static constexpr int kVectors = Values / W;
+  F v[kVectors];
+
+  template <class T>
+  LSHKIT_INLINE Row(const T* p, index_t) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] = load_row(p + i * W);
+  }
+  template <class T>
+  LSHKIT_INLINE void add_to(T* p, float weight, index_t) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) store_row(p + i * W, load_row(p + i * W) + weight * v[i]);
+  }
+  template <class T>
+  LSHKIT_INLINE void add(const T* p, float weight, index_t) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] += weight * load_row(p + i * W);
+  }
+  LSHKIT_INLINE void write(float* p, index_t) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) store_row(p + i * W, v[i]);
+  }
+};
+template <>
+struct Row<0> {
+  float* p;
+
+  LSHKIT_INLINE Row(const float* data, index_t) : p(const_cast<float*>(data)) {}
+  template <class T, class U>
+  LSHKIT_INLINE static void add(T* to, const U* from, float weight, index_t n) {
+    index_t c = 0;
+    for (; c + W <= n; c += W) store_row(to + c, load_row(to + c) + weight * load_row(from + c));
+    if (c < n)
+      store_rest(to + c, load_rest(to + c, n - c) + weight * load_rest(from + c, n - c), n - c);
+  }
+  template <class T>
+  LSHKIT_INLINE void add_to(T* to, float weight, index_t n) const {
+    add(to, p, weight, n);
+  }
+  template <class T>
+  LSHKIT_INLINE void add(const T* from, float weight, index_t n) {
+    add(p, from, weight, n);
+  }
+  LSHKIT_INLINE void write(float*, index_t) const {}
+};
 
 // Values > 0: n_values known at compile time.
 template <class T, class Code, int Values>
@@ -93,103 +134,100 @@ struct Head {
   const index_t n_values = Values ? Values : d.n_values;
 
   LSHKIT_INLINE T* sums(index_t row) const { return static_cast<T*>(d.sums) + row * n_values; }
-  LSHKIT_INLINE static index_t first_probe(const DecodingCodes& c, index_t row, index_t n_hashes,
-                                           index_t hash) {
-    return (row * n_hashes + hash) * c.n_probes;
+
+  // The buckets of a row in the hashes [first, last), each with its weight.
+  template <class Visit>
+  LSHKIT_INLINE void each(const DecodingCodes& c, index_t row, index_t first, index_t last,
+                          const Visit& visit) const {
+    const index_t start = row * d.n_hashes * c.n_probes;
+    const Code* codes = static_cast<const Code*>(c.codes) + start;
+    if (!c.weights) {
+      for (index_t h = first; h < last; ++h) visit(h * d.n_buckets + codes[h], 1.0f);
+      return;
+    }
+    const float* weights = c.weights + start;
+    for (index_t h = first; h < last; ++h)
+      for (index_t a = h * c.n_probes; a < (h + 1) * c.n_probes; ++a)
+        visit(h * d.n_buckets + codes[a], weights[a]);
   }
 
-  LSHKIT_INLINE void add(index_t hash, index_t row) const {
+  LSHKIT_INLINE void add(index_t row, index_t first, index_t last) const {
     if (d.key_valid && !d.key_valid[row]) return;
-    const index_t first = first_probe(d.keys, row, d.n_hashes, hash);
-    for (index_t a = first; a < first + d.keys.n_probes; ++a) {
-      const index_t bucket = hash * d.n_buckets + static_cast<const Code*>(d.keys.codes)[a];
-      const float weight = d.keys.weights ? d.keys.weights[a] : 1.0f;
-      add_row(sums(bucket), d.values + row * d.value_stride, weight, n_values);
+    const Row<Values> value(d.values + row * d.value_stride, n_values);
+    each(d.keys, row, first, last, [&](index_t bucket, float weight) {
+      value.add_to(sums(bucket), weight, n_values);
       if (d.counts) d.counts[bucket] += weight;
-    }
+    });
   }
 
-  LSHKIT_INLINE void read(index_t hash, index_t head, index_t row) const {
+  LSHKIT_INLINE void read(index_t head, index_t row, index_t first, index_t last) const {
     const index_t index = head * d.queries.rows + row;
-    const index_t first = first_probe(d.queries, index, d.n_hashes, hash);
     float* out = d.out + head * d.out_head_stride + row * d.out_row_stride;
-    for (index_t a = first; a < first + d.queries.n_probes; ++a) {
-      const index_t bucket = hash * d.n_buckets + static_cast<const Code*>(d.queries.codes)[a];
-      const float weight = d.queries.weights ? d.queries.weights[a] : 1.0f;
-      add_row(out, static_cast<const T*>(sums(bucket)), weight, n_values);
-      if (d.counts) d.out_counts[index] += weight * d.counts[bucket];
-    }
+    if (first == 0) std::memset(out, 0, sizeof(float) * n_values);
+    Row<Values> sum(out, n_values);
+    float count = first == 0 || !d.counts ? 0 : d.out_counts[index];
+    each(d.queries, index, first, last, [&](index_t bucket, float weight) {
+      sum.add(static_cast<const T*>(sums(bucket)), weight, n_values);
+      if (d.counts) count += weight * d.counts[bucket];
+    });
+    sum.write(out, n_values);
+    if (d.counts) d.out_counts[index] = count;
   }
 
-  LSHKIT_INLINE void fetch(const DecodingCodes& c, index_t hash, index_t row) const {
-    const index_t first = first_probe(c, row, d.n_hashes, hash);
-    for (index_t a = first; a < first + c.n_probes; ++a) {
-      const index_t bucket = hash * d.n_buckets + static_cast<const Code*>(c.codes)[a];
+  LSHKIT_INLINE void fetch(const DecodingCodes& c, index_t row, index_t first, index_t last) const {
+    each(c, row, first, last, [&](index_t bucket, float) {
       prefetch_row(sums(bucket), sizeof(T) * n_values);
       if (d.counts) prefetch(d.counts + bucket);
-    }
+    });
   }
-  LSHKIT_INLINE void fetch_position(index_t hash, index_t row) const {
-    if (row < d.keys.rows) fetch(d.keys, hash, row);
-    if (row < d.queries.rows)
-      for (index_t head = 0; head < d.group; ++head)
-        fetch(d.queries, hash, head * d.queries.rows + row);
-  }
-  // What the head will touch first in a hash's table.
-  LSHKIT_INLINE void fetch_first(index_t hash) const {
-    const index_t rows = smaller(kAhead, larger(d.keys.rows, d.queries.rows));
-    for (index_t row = 0; row < rows; ++row) fetch_position(hash, row);
+  // What the head touches first in the hashes' tables; later rows mostly share these.
+  LSHKIT_INLINE void fetch_first(index_t first, index_t last) const {
+    for (index_t i = 0; i < smaller(kAhead, d.keys.rows); ++i) fetch(d.keys, i, first, last);
+    for (index_t head = 0; head < d.group; ++head)
+      for (index_t i = 0; i < smaller(kAhead, d.queries.rows); ++i)
+        fetch(d.queries, head * d.queries.rows + i, first, last);
   }
 
-  LSHKIT_INLINE void run_hash(index_t hash) const {
-    const bool many = larger(d.keys.rows, d.queries.rows) > kAhead;
+  LSHKIT_INLINE void run(index_t first, index_t last) const {
     if (d.causal) {
       for (index_t i = 0; i < d.queries.rows; ++i) {
-        if (many) fetch_position(hash, i + kAhead);
-        add(hash, i);
-        for (index_t head = 0; head < d.group; ++head) read(hash, head, i);
+        add(i, first, last);
+        for (index_t head = 0; head < d.group; ++head) read(head, i, first, last);
       }
       return;
     }
-    for (index_t j = 0; j < d.keys.rows; ++j) {
-      if (many && j + kAhead < d.keys.rows) fetch(d.keys, hash, j + kAhead);
-      add(hash, j);
-    }
+    for (index_t j = 0; j < d.keys.rows; ++j) add(j, first, last);
     for (index_t head = 0; head < d.group; ++head)
-      for (index_t i = 0; i < d.queries.rows; ++i) {
-        if (many && i + kAhead < d.queries.rows)
-          fetch(d.queries, hash, head * d.queries.rows + i + kAhead);
-        read(hash, head, i);
-      }
-  }
-
-  void clear() const {
-    for (index_t head = 0; head < d.group; ++head)
-      for (index_t i = 0; i < d.queries.rows; ++i)
-        std::memset(d.out + head * d.out_head_stride + i * d.out_row_stride, 0,
-                    sizeof(float) * n_values);
-    if (d.counts && d.queries.rows)
-      std::memset(d.out_counts, 0, sizeof(float) * d.group * d.queries.rows);
+      for (index_t i = 0; i < d.queries.rows; ++i) read(head, i, first, last);
   }
 };
 
 template <class T, class Code, int Values>
 void run(const DecodingHead* heads, index_t count) {
-  for (index_t hash = 0; hash < heads[0].n_hashes; ++hash)
-    Head<T, Code, Values>{heads[0]}.fetch_first(hash);
+  const index_t m = heads[0].n_hashes;
+  Head<T, Code, Values>{heads[0]}.fetch_first(0, m);
   for (index_t i = 0; i < count; ++i) {
     const Head<T, Code, Values> head{heads[i]}, next{heads[i + 1 < count ? i + 1 : i]};
-    head.clear();
-    for (index_t hash = 0; hash < head.d.n_hashes; ++hash) {
-      if (i + 1 < count) next.fetch_first(hash);
-      head.run_hash(hash);
+    for (index_t first = 0; first < m; first += kGroup) {
+      const index_t last = smaller(first + kGroup, m);
+      if (i + 1 < count) next.fetch_first(first, last);
+      head.run(first, last);
     }
   }
 }
 
 template <class T, class Code>
 void run_values(const DecodingHead* heads, index_t count) {
-  heads[0].n_values == 64 ? run<T, Code, 64>(heads, count) : run<T, Code, 0>(heads, count);
+  switch (heads[0].n_values) {
+    case 32:
+      return run<T, Code, 32>(heads, count);
+    case 64:
+      return run<T, Code, 64>(heads, count);
+    case 128:
+      return run<T, Code, 128>(heads, count);
+    default:
+      return run<T, Code, 0>(heads, count);
+  }
 }
 
 template <class T>
