@@ -13,5 +13,6 @@ void bind_attention(py::module_& module);
 void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
+void bind_decoding(py::module_& module);
 
 }  // namespace lshkit

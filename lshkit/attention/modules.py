@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks
+from lshkit.attention.decoding import YosoState, decode, module_options
 from lshkit.attention.functional import check_options, seed_tensor, yoso_attention
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
@@ -145,6 +146,7 @@ class YosoAttention(nn.Module):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        state: YosoState | None = None,
     ) -> tuple[Tensor, None]:
         """Attend.
 
@@ -161,6 +163,8 @@ class YosoAttention(nn.Module):
                 `MultiheadAttention` wants there; its elements are not read.
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i.
+            state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
+                those that it holds, and are added to it.
 
         Returns:
             `(B, N_q, embed_dim)` and None.
@@ -175,6 +179,9 @@ class YosoAttention(nn.Module):
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             mask = None if mask is None else mask.unsqueeze(0)
+        if state is not None:
+            out = decode(self, state, q, k, v, mask, is_causal)
+            return (out if batched else out.squeeze(0)), None
         out = yoso_attention(
             q,
             k,
@@ -194,6 +201,18 @@ class YosoAttention(nn.Module):
         out = F.dropout(out, self.dropout, self.training)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         return (out if batched else out.squeeze(0)), None
+
+    def new_state(self, batch_size: int, table_dtype: torch.dtype = torch.float32) -> YosoState:
+        """An empty state for forward(..., state=...): causal decoding step by step, in eval mode.
+
+        The outputs are those of the causal forward with estimator="sampled".
+        """
+        return YosoState(
+            batch_size,
+            dtype=self.out_proj.weight.dtype,
+            table_dtype=table_dtype,
+            **module_options(self),
+        )
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""

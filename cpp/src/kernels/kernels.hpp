@@ -155,6 +155,31 @@ struct WeightedPass;
 template <class T>
 struct WeightedColumn;
 
+// ---- decoding ----
+// Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with
+// weights, or one code of weight 1 where there are no weights.
+struct DecodingCodes {
+  const void* codes;     // (rows, n_hashes, n_probes)
+  const float* weights;  // the same shape, or null
+  index_t n_probes, rows;
+};
+struct DecodingHead {
+  void* sums;     // (n_hashes, n_buckets, n_values), of float or IEEE half precision
+  float* counts;  // (n_hashes, n_buckets), or null
+  bool half;
+  int code_bytes;
+  index_t n_hashes, n_buckets, n_values;
+  DecodingCodes keys, queries;  // queries.rows of each of the group's heads, head after head
+  index_t group;
+  const float* values;
+  index_t value_stride;
+  const std::uint8_t* key_valid;  // null: all keys
+  bool causal;                    // key i before query i, else all keys before all queries
+  float* out;                     // of the group's first head, with the strides of rows and heads
+  index_t out_row_stride, out_head_stride;
+  float* out_counts;  // (group, queries): where there are counts
+};
+
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
 // query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
@@ -295,6 +320,9 @@ struct Kernels {
   void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  // Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
+  // fetched while the one before is worked on.
+  void (*decode_heads)(const DecodingHead* heads, index_t count);
 
   template <class T>
   const TypedKernels<T>& typed() const {
@@ -348,6 +376,7 @@ void window_sum(const WindowSum&);
 void window_gradient(const WindowGradient&);
 index_t collisions_scratch(const PairCodes&);
 void collisions(const CollisionPass&);
+void decode_heads(const DecodingHead* heads, index_t count);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

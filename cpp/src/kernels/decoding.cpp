@@ -1,0 +1,247 @@
+// Step-by-step attention on the tables of one key head after the other.
+//
+// A step reads and writes one row of every hash's table, and reads another: 3 * n_values elements a
+// hash, from tables of some megabytes that lie in the L3 cache or in memory. What bounds it is
+// their latency, so every row is asked for long before its turn.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+using F = Vec<float>;
+constexpr int W = kLanes<float>;
+constexpr index_t kGroup = 4;  // hashes that a row stays in registers for: their tables fit L2
+constexpr index_t kAhead = 8;  // positions of which a head's rows are fetched before it begins
+
+// ---- rows of sums: float, or half precision as its bits ----
+using Half = std::uint16_t;
+
+LSHKIT_INLINE F load_row(const float* p) { return load(p); }
+LSHKIT_INLINE void store_row(float* p, F v) { store(p, v); }
+
+#if defined(LSHKIT_ISA_AVX512)
+LSHKIT_INLINE F load_row(const Half* p) {
+  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+LSHKIT_INLINE void store_row(Half* p, F v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+#elif defined(LSHKIT_ISA_AVX2)
+LSHKIT_INLINE F load_row(const Half* p) {
+  return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+LSHKIT_INLINE void store_row(Half* p, F v) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+}
+#else
+using I = Int<float>;
+LSHKIT_INLINE I select(I mask, I a, I b) { return (mask & a) | (~mask & b); }
+
+// Multiplication by 2^112 moves the exponent, of subnormal numbers too.
+LSHKIT_INLINE F load_row(const Half* p) {
+  I bits;
+  for (int i = 0; i < W; ++i) bits[i] = p[i];
+  const F magnitude = (F)((bits & 0x7fff) << 13) * 0x1p112f;
+  const I not_finite = (magnitude >= F{} + 65536.0f) & 0x7f800000;
+  return (F)((I)magnitude | not_finite | ((bits & 0x8000) << 16));
+}
+// Round to nearest, ties to even: below 2^-14 by the addition of a number whose last place is half
+// precision's smallest, above it by a carry out of the bits that go.
+LSHKIT_INLINE void store_row(Half* p, F v) {
+  const I given = (I)v, magnitude = given & 0x7fffffff;
+  constexpr std::int32_t kMagic = 126 << 23;  // 0.5
+  const I small = (I)((F)magnitude + (F)(I{} + kMagic)) - kMagic;
+  const I normal = (magnitude + ((15 - 127) * (1 << 23) + 0xfff) + ((magnitude >> 13) & 1)) >> 13;
+  const I not_finite = select(magnitude > 0x7f800000, I{} + 0x7e00, I{} + 0x7c00);
+  I bits = select(magnitude < (113 << 23), small, normal);
+  bits = select(magnitude >= (143 << 23), not_finite, bits);
+  bits |= (given >> 16) & 0x8000;
+  for (int i = 0; i < W; ++i) p[i] = Half(bits[i]);
+}
+#endif
+
+// The last elements of a row, fewer than a register.
+template <class T>
+LSHKIT_INLINE F load_rest(const T* p, index_t count) {
+  T lanes[W] = {};
+  std::memcpy(lanes, p, sizeof(T) * count);
+  return load_row(lanes);
+}
+template <class T>
+LSHKIT_INLINE void store_rest(T* p, F v, index_t count) {
+  T lanes[W];
+  store_row(lanes, v);
+  std::memcpy(p, lanes, sizeof(T) * count);
+}
+
+// A row in registers where its length is known, else in memory that stays in L1.
+template <int Values>
+struct Row {
+  static constexpr int kVectors = Values / W;
+  F v[kVectors];
+
+  template <class T>
+  LSHKIT_INLINE Row(const T* p, index_t) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] = load_row(p + i * W);
+  }
+  template <class T>
+  LSHKIT_INLINE void add_to(T* p, float weight, index_t) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) store_row(p + i * W, load_row(p + i * W) + weight * v[i]);
+  }
+  template <class T>
+  LSHKIT_INLINE void add(const T* p, float weight, index_t) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) v[i] += weight * load_row(p + i * W);
+  }
+  LSHKIT_INLINE void write(float* p, index_t) const {
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) store_row(p + i * W, v[i]);
+  }
+};
+template <>
+struct Row<0> {
+  float* p;
+
+  LSHKIT_INLINE Row(const float* data, index_t) : p(const_cast<float*>(data)) {}
+  template <class T, class U>
+  LSHKIT_INLINE static void add(T* to, const U* from, float weight, index_t n) {
+    index_t c = 0;
+    for (; c + W <= n; c += W) store_row(to + c, load_row(to + c) + weight * load_row(from + c));
+    if (c < n)
+      store_rest(to + c, load_rest(to + c, n - c) + weight * load_rest(from + c, n - c), n - c);
+  }
+  template <class T>
+  LSHKIT_INLINE void add_to(T* to, float weight, index_t n) const {
+    add(to, p, weight, n);
+  }
+  template <class T>
+  LSHKIT_INLINE void add(const T* from, float weight, index_t n) {
+    add(p, from, weight, n);
+  }
+  LSHKIT_INLINE void write(float*, index_t) const {}
+};
+
+// Values > 0: n_values known at compile time.
+template <class T, class Code, int Values>
+struct Head {
+  const DecodingHead& d;
+  const index_t n_values = Values ? Values : d.n_values;
+
+  LSHKIT_INLINE T* sums(index_t row) const { return static_cast<T*>(d.sums) + row * n_values; }
+
+  // The buckets of a row in the hashes [first, last), each with its weight.
+  template <class Visit>
+  LSHKIT_INLINE void each(const DecodingCodes& c, index_t row, index_t first, index_t last,
+                          const Visit& visit) const {
+    const index_t start = row * d.n_hashes * c.n_probes;
+    const Code* codes = static_cast<const Code*>(c.codes) + start;
+    if (!c.weights) {
+      for (index_t h = first; h < last; ++h) visit(h * d.n_buckets + codes[h], 1.0f);
+      return;
+    }
+    const float* weights = c.weights + start;
+    for (index_t h = first; h < last; ++h)
+      for (index_t a = h * c.n_probes; a < (h + 1) * c.n_probes; ++a)
+        visit(h * d.n_buckets + codes[a], weights[a]);
+  }
+
+  LSHKIT_INLINE void add(index_t row, index_t first, index_t last) const {
+    if (d.key_valid && !d.key_valid[row]) return;
+    const Row<Values> value(d.values + row * d.value_stride, n_values);
+    each(d.keys, row, first, last, [&](index_t bucket, float weight) {
+      value.add_to(sums(bucket), weight, n_values);
+      if (d.counts) d.counts[bucket] += weight;
+    });
+  }
+
+  LSHKIT_INLINE void read(index_t head, index_t row, index_t first, index_t last) const {
+    const index_t index = head * d.queries.rows + row;
+    float* out = d.out + head * d.out_head_stride + row * d.out_row_stride;
+    if (first == 0) std::memset(out, 0, sizeof(float) * n_values);
+    Row<Values> sum(out, n_values);
+    float count = first == 0 || !d.counts ? 0 : d.out_counts[index];
+    each(d.queries, index, first, last, [&](index_t bucket, float weight) {
+      sum.add(static_cast<const T*>(sums(bucket)), weight, n_values);
+      if (d.counts) count += weight * d.counts[bucket];
+    });
+    sum.write(out, n_values);
+    if (d.counts) d.out_counts[index] = count;
+  }
+
+  LSHKIT_INLINE void fetch(const DecodingCodes& c, index_t row, index_t first, index_t last) const {
+    each(c, row, first, last, [&](index_t bucket, float) {
+      prefetch_row(sums(bucket), sizeof(T) * n_values);
+      if (d.counts) prefetch(d.counts + bucket);
+    });
+  }
+  // What the head touches first in the hashes' tables; later rows mostly share these.
+  LSHKIT_INLINE void fetch_first(index_t first, index_t last) const {
+    for (index_t i = 0; i < smaller(kAhead, d.keys.rows); ++i) fetch(d.keys, i, first, last);
+    for (index_t head = 0; head < d.group; ++head)
+      for (index_t i = 0; i < smaller(kAhead, d.queries.rows); ++i)
+        fetch(d.queries, head * d.queries.rows + i, first, last);
+  }
+
+  LSHKIT_INLINE void run(index_t first, index_t last) const {
+    if (d.causal) {
+      for (index_t i = 0; i < d.queries.rows; ++i) {
+        add(i, first, last);
+        for (index_t head = 0; head < d.group; ++head) read(head, i, first, last);
+      }
+      return;
+    }
+    for (index_t j = 0; j < d.keys.rows; ++j) add(j, first, last);
+    for (index_t head = 0; head < d.group; ++head)
+      for (index_t i = 0; i < d.queries.rows; ++i) read(head, i, first, last);
+  }
+};
+
+template <class T, class Code, int Values>
+void run(const DecodingHead* heads, index_t count) {
+  const index_t m = heads[0].n_hashes;
+  Head<T, Code, Values>{heads[0]}.fetch_first(0, m);
+  for (index_t i = 0; i < count; ++i) {
+    const Head<T, Code, Values> head{heads[i]}, next{heads[i + 1 < count ? i + 1 : i]};
+    for (index_t first = 0; first < m; first += kGroup) {
+      const index_t last = smaller(first + kGroup, m);
+      if (i + 1 < count) next.fetch_first(first, last);
+      head.run(first, last);
+    }
+  }
+}
+
+template <class T, class Code>
+void run_values(const DecodingHead* heads, index_t count) {
+  switch (heads[0].n_values) {
+    case 32:
+      return run<T, Code, 32>(heads, count);
+    case 64:
+      return run<T, Code, 64>(heads, count);
+    case 128:
+      return run<T, Code, 128>(heads, count);
+    default:
+      return run<T, Code, 0>(heads, count);
+  }
+}
+
+template <class T>
+void run_codes(const DecodingHead* heads, index_t count) {
+  heads[0].code_bytes == 1 ? run_values<T, std::uint8_t>(heads, count)
+                           : run_values<T, std::uint16_t>(heads, count);
+}
+
+}  // namespace
+
+void decode_heads(const DecodingHead* heads, index_t count) {
+  if (count == 0) return;
+  heads[0].half ? run_codes<Half>(heads, count) : run_codes<float>(heads, count);
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

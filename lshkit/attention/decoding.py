@@ -1,0 +1,501 @@
+"""Attention step by step: a state of constant size in the place of the keys and values so far."""
+
+import torch
+from torch import Tensor
+
+from lshkit import _C, checks, torch_ops
+from lshkit.attention.functional import DTYPES, UNIT_NORMS, _check_word, check_options, seed_tensor
+from lshkit.torch_ops.library import rows
+
+VERSION = 1  # of state_dict
+ESTIMATORS = ("sampled", "soft")
+TABLE_DTYPES = (torch.float32, torch.float16)
+# What two states must share for one to load the other, in the order of state_dict's "config".
+_CONFIG = (
+    "batch_size",
+    "num_heads",
+    "num_key_heads",
+    "head_dim",
+    "value_dim",
+    "n_bits",
+    "n_hashes",
+    "hasher",
+    "estimator",
+    "n_probes",
+    "normalize",
+    "unit_norm",
+    "conv_window",
+    "dtype",
+    "table_dtype",
+    "seed",
+)
+# Words and dtypes as the integers of "config".
+_CODES = {
+    "hasher": tuple(torch_ops.FAMILY),
+    "estimator": ESTIMATORS,
+    "normalize": tuple(torch_ops.NORMALIZE),
+    "unit_norm": UNIT_NORMS,
+    "dtype": DTYPES,
+    "table_dtype": TABLE_DTYPES,
+}
+
+
+class YosoState:
+    """What causal YOSO attention needs of the past: sums of the values by hash bucket.
+
+    Memory, and the time of a token, do not depend on the number of tokens: a key head has n_hashes
+    tables of 2^n_bits rows. A new token adds its value to one row of each table; a query reads one
+    of each (YOSO, ICML 2021, section 3.2, as a stream); with soft codes it is n_probes rows.
+    Outputs are those of `yoso_attention(..., is_causal=True)` with the same seed: to the last bit
+    the same however the tokens are divided among calls, to rounding the same as in one call of it.
+
+    Args:
+        batch_size: number of sequences.
+        num_heads: number of query heads, H.
+        head_dim: features of queries and keys, D.
+        value_dim: features of values, D_v; head_dim if None.
+        num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads the
+            tables of key head h // (H / H_k), with its hash functions. H if None.
+        n_bits, n_hashes, hasher, normalize, unit_norm: see `yoso_attention`.
+        estimator: "sampled" or "soft".
+        n_probes: of soft codes, the buckets of a hash that a token belongs to: an int, or one for
+            queries and one for keys.
+        sharpness: of the weights of soft codes: a number > 0, or a tensor of one for all heads
+            or of one for each key head.
+        seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of
+            one element. None draws it from torch's generator; the attribute `seed` tells it.
+        dtype: of queries, keys, values and outputs: float32, bfloat16, float16 or float64. All is
+            computed in float32.
+        table_dtype: of the sums. float32, or float16 for half the memory: every addition then
+            rounds to 11 bits. A row that has grown to 2048 times a value no longer takes it in, and
+            a sum beyond 65504 overflows: see docs/attention.md for the error measured.
+        conv_window: None, or the positions of a `YosoAttention` module's convolution: the state
+            then keeps the values of the last conv_window - 1 positions.
+
+    There is no autograd through a state: RuntimeError where grad mode is on and an input requires
+    grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
+    used by two threads at once.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        num_key_heads: int | None = None,
+        n_bits: int = 8,
+        n_hashes: int = 32,
+        hasher: str = "hadamard",
+        estimator: str = "sampled",
+        n_probes: int | tuple[int, int] = 4,
+        sharpness: float | Tensor = 2.0,
+        normalize: str | None = "l2",
+        unit_norm: str = "l2",
+        seed: int | Tensor | None,
+        dtype: torch.dtype = torch.float32,
+        table_dtype: torch.dtype = torch.float32,
+        conv_window: int | None = None,
+    ) -> None:
+        self.batch_size = checks.integer("batch_size", batch_size, 1)
+        self.num_heads = checks.integer("num_heads", num_heads, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 1)
+        self.value_dim = (
+            self.head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
+        )
+        self.num_key_heads = (
+            self.num_heads
+            if num_key_heads is None
+            else checks.integer("num_key_heads", num_key_heads, 1)
+        )
+        if self.num_heads % self.num_key_heads:
+            raise ValueError(
+                f"num_key_heads must divide num_heads={num_heads}, got {num_key_heads}"
+            )
+        self.n_bits, self.n_hashes = check_options(
+            n_bits, n_hashes, hasher, "sampled", "lower_bound", normalize
+        )
+        _check_word("estimator", estimator, ESTIMATORS)
+        _check_word("unit_norm", unit_norm, UNIT_NORMS)
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
+        if table_dtype not in TABLE_DTYPES:
+            raise TypeError(f"table_dtype must be float32 or float16, got {table_dtype!r}")
+        if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
+            raise ValueError(f"conv_window must be odd, got {conv_window}")
+        self.hasher, self.estimator = hasher, estimator
+        self.normalize, self.unit_norm = normalize, unit_norm
+        self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
+        seed = seed_tensor(seed)
+        self.seed = int(seed)
+        self._parameters = torch_ops.hash_parameters(
+            seed,
+            self.num_key_heads,
+            self.head_dim,
+            self.n_bits,
+            self.n_hashes,
+            torch_ops.FAMILY[hasher],
+        )
+        self.n_probes, self._sharpness = (1, 1), None
+        if estimator == "soft":
+            self.n_probes = _probes(n_probes, 2**self.n_bits)
+            self._sharpness = _sharpness(sharpness, self.num_key_heads)
+        self._options = (
+            self._parameters,
+            torch_ops.FAMILY[hasher],
+            self.n_bits,
+            self.n_hashes,
+            self._sharpness,
+            *self.n_probes,
+            torch_ops.NORMALIZE[normalize],
+        )
+        tables = (batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
+        self._sums = _new_table((*tables, self.value_dim), table_dtype)
+        self._counts = _new_table(tables, torch.float32) if normalize == "sum" else None
+        self._positions = 0  # the same for all sequences, ...
+        self._masked = torch.zeros(batch_size, dtype=torch.int64, device="cpu")  # ... less these
+        self._tail = None
+        if conv_window is not None:
+            shape = (batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
+            self._tail = torch.empty(shape, dtype=dtype, device="cpu")
+        self.reset()
+
+    # --- Attention ------------------------------------------------------------------------------
+
+    def append(self, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> None:
+        """Adds keys `(B, H_k, n, D)` and values `(B, H_k, n, D_v)` to the tables.
+
+        attn_mask: boolean `(B, n)` or `(B, 1, 1, n)`, True for a position that takes part; others
+        are not added. A key with a NaN or infinity takes no part either, but counts in `length`.
+        """
+        self._check(None, key, value)
+        self._decode(None, key, value, self._mask(attn_mask, key), False)
+
+    def attend(self, query: Tensor) -> Tensor:
+        """Attention `(B, H, n, D_v)` of queries `(B, H, n, D)`, which all see all that was added.
+
+        A query that collides with nothing gives zeros, one with a NaN or infinity a NaN row.
+        """
+        self._check(query, None, None)
+        return self._decode(query, None, None, None, False)
+
+    def step(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """`append`, then `attend`, in one call of the core: the next token of a generation."""
+        self._check(query, key, value)
+        return self._decode(query, key, value, self._mask(attn_mask, key), False)
+
+    def prefill(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Causal attention of n positions at once: query i sees the past and the keys j <= i.
+
+        The prompt, or a piece of it: pieces in turn give what the whole gives.
+        """
+        self._check(query, key, value)
+        if query.shape[-2] != key.shape[-2]:
+            raise ValueError(f"key must have query's length {query.shape[-2]}, got {key.shape[-2]}")
+        return self._decode(query, key, value, self._mask(attn_mask, key), True)
+
+    def _decode(self, query, key, value, mask, is_causal):
+        out = None
+        if query is not None:
+            out = torch.empty((*query.shape[:-1], self.value_dim), device="cpu")
+            query = rows(query, torch.float32)
+        if key is not None:
+            key, value = rows(key, torch.float32), rows(value, torch.float32)
+        _C.decode(
+            self._sums,
+            self._counts,
+            self.batch_size,
+            *self._options,
+            query,
+            key,
+            value,
+            mask,
+            is_causal,
+            out,
+            torch.get_num_threads(),
+        )
+        if key is not None:
+            self._positions += key.shape[2]
+            if mask is not None:
+                self._masked += mask.logical_not().sum(1)
+        return out if out is None or self.dtype is torch.float32 else out.to(self.dtype)
+
+    def _check(self, query, key, value) -> None:
+        sizes = (
+            ("query", query, self.num_heads, self.head_dim),
+            ("key", key, self.num_key_heads, self.head_dim),
+            ("value", value, self.num_key_heads, self.value_dim),
+        )
+        if query is None:
+            sizes = sizes[1:]
+        elif key is None:
+            sizes = sizes[:1]
+        grad = torch.is_grad_enabled()
+        for name, x, heads, size in sizes:
+            if not isinstance(x, Tensor):
+                raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+            shape = x.shape
+            if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (self.batch_size, heads, size):
+                wanted = f"({self.batch_size}, {heads}, n, {size})"
+                raise ValueError(f"{name} must be {wanted}, got shape {tuple(shape)}")
+            if x.dtype is not self.dtype:
+                raise TypeError(f"{name} must have the state's dtype {self.dtype}, got {x.dtype}")
+            if not x.is_cpu:
+                raise NotImplementedError(f"{name} must be on the cpu, got {x.device}")
+            if grad and x.requires_grad:
+                raise RuntimeError(
+                    f"{name} requires grad, and there is no autograd through a state: call it "
+                    f"under torch.no_grad() or torch.inference_mode()"
+                )
+        if value is not None and value.shape[2] != key.shape[2]:
+            raise ValueError(f"value must have key's length {key.shape[2]}, got {value.shape[2]}")
+
+    def _mask(self, mask, key):
+        """The padding mask as (batch, n), its last dimension contiguous."""
+        if mask is None:
+            return None
+        n = key.shape[2]
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
+            got = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"attn_mask must be a boolean tensor, True to take part, got {got}")
+        if tuple(mask.shape) not in ((self.batch_size, n), (self.batch_size, 1, 1, n)):
+            raise ValueError(
+                f"attn_mask must be ({self.batch_size}, {n}) or ({self.batch_size}, 1, 1, {n}), "
+                f"got shape {tuple(mask.shape)}"
+            )
+        return mask.reshape(self.batch_size, n).contiguous()
+
+    # --- The state as a thing -------------------------------------------------------------------
+
+    @property
+    def length(self) -> Tensor:
+        """Positions added to each sequence, masked ones left out: int64 `(B,)`."""
+        return self._positions - self._masked
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors, hash functions included."""
+        return sum(x.nbytes for x in (self._parameters, *self._tensors().values()))
+
+    def reset(self) -> "YosoState":
+        """Forgets everything that was added; returns self."""
+        self._positions = 0
+        for x in self._tensors().values():
+            x.zero_()
+        return self
+
+    def clone(self) -> "YosoState":
+        """A state with the same contents that shares no memory that is written to."""
+        return self._like(range(self.batch_size))
+
+    def reorder(self, indices: Tensor) -> "YosoState":
+        """Makes sequence i what sequence indices[i] was, for beam search; returns self.
+
+        indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
+        """
+        indices = torch.as_tensor(indices)
+        integers = indices.dtype in (torch.int64, torch.int32)
+        if indices.dim() != 1 or not integers or not len(indices):
+            raise ValueError(
+                f"indices must be integers (n,), n >= 1, got shape {tuple(indices.shape)} and "
+                f"dtype {indices.dtype}"
+            )
+        indices = indices.tolist()
+        low, high = min(indices), max(indices)
+        if low < 0 or high >= self.batch_size:
+            bad = low if low < 0 else high
+            raise ValueError(f"indices must be from 0 to {self.batch_size - 1}, got {bad}")
+        self.__dict__.update(self._like(indices).__dict__)
+        return self
+
+    def to(self, dtype: torch.dtype | torch.device | str) -> "YosoState":
+        """Takes and gives another dtype from now on; the tables stay. Returns self.
+
+        A device is taken as well, where it is the CPU.
+        """
+        if not isinstance(dtype, torch.dtype):
+            if torch.device(dtype).type != "cpu":
+                raise NotImplementedError(f"device must be the cpu, got {dtype}")
+            return self
+        if dtype not in DTYPES:
+            raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
+        self.dtype = dtype
+        if self._tail is not None:
+            self._tail = self._tail.to(dtype)
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Plain tensors: "version", "config" and copies of all that was added."""
+        return {
+            "version": torch.tensor(VERSION, device="cpu"),
+            "config": self._config(),
+            "positions": torch.tensor(self._positions, device="cpu"),
+            **({} if self._sharpness is None else {"sharpness": self._sharpness.clone()}),
+            **{name: x.clone() for name, x in self._tensors().items()},
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Takes the contents of a state that was made with the same arguments.
+
+        ValueError names the argument that differs, and what is missing or unknown.
+        """
+        mine = {"version", "config", "positions", *self._tensors()}
+        mine |= set() if self._sharpness is None else {"sharpness"}
+        version = int(state_dict.get("version", -1))
+        if version != VERSION:
+            raise ValueError(f"state_dict must have version {VERSION}, got {version}")
+        config = state_dict.get("config")
+        if config is not None and len(config) == len(_CONFIG):
+            for name, mine_, other in zip(_CONFIG, self._config(), config, strict=True):
+                if mine_ != other:
+                    raise ValueError(
+                        f"state_dict is of a state with {name}={_decoded(name, int(other))}, "
+                        f"this one has {_decoded(name, int(mine_))}"
+                    )
+        if config is None or len(config) != len(_CONFIG) or set(state_dict) != mine:
+            wrong = sorted(mine ^ set(state_dict)) or ["config"]
+            raise ValueError(f"state_dict must have {sorted(mine)}, differs in {wrong}")
+        if self._sharpness is not None and not torch.equal(
+            *(x.expand(self.num_key_heads) for x in (self._sharpness, state_dict["sharpness"]))
+        ):
+            raise ValueError(
+                f"state_dict is of a state with sharpness={state_dict['sharpness'].tolist()}, "
+                f"this one has {self._sharpness.tolist()}"
+            )
+        for name, x in self._tensors().items():
+            if state_dict[name].shape != x.shape or state_dict[name].dtype != x.dtype:
+                raise ValueError(
+                    f"{name} must be {x.dtype} {tuple(x.shape)}, got {state_dict[name].dtype} "
+                    f"{tuple(state_dict[name].shape)}"
+                )
+        for name, x in self._tensors().items():
+            x.copy_(state_dict[name])
+        self._positions = int(state_dict["positions"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that changes as positions are added."""
+        tensors = {
+            "sums": self._sums,
+            "counts": self._counts,
+            "masked": self._masked,
+            "tail": self._tail,
+        }
+        return {name: x for name, x in tensors.items() if x is not None}
+
+    def _config(self) -> Tensor:
+        numbers = [_encoded(name, getattr(self, name)) for name in _CONFIG]
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+    def _like(self, indices) -> "YosoState":
+        """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
+        other = object.__new__(YosoState)
+        other.__dict__.update(self.__dict__)
+        indices = torch.tensor(list(indices), dtype=torch.int64, device="cpu")
+        other.batch_size = len(indices)
+        for name, x in self._tensors().items():
+            by_sequence = x.view(self.batch_size, -1)
+            copy = _new_table((other.batch_size, by_sequence.shape[1]), x.dtype)
+            torch.index_select(by_sequence, 0, indices, out=copy)
+            heads = len(x) // self.batch_size
+            setattr(other, f"_{name}", copy.view(other.batch_size * heads, *x.shape[1:]))
+        return other
+
+    def __repr__(self) -> str:
+        names = ["n_bits", "n_hashes", "hasher", "estimator", "normalize", "table_dtype", "seed"]
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        if self.estimator == "soft":
+            options += f", n_probes={self.n_probes}, sharpness={self._sharpness.tolist()}"
+        return (
+            f"YosoState({self.batch_size}, {self.num_heads}, {self.head_dim}, {self.value_dim}, "
+            f"num_key_heads={self.num_key_heads}, {options}, dtype={self.dtype}; "
+            f"length={self.length.tolist()}, {self.nbytes / 2**20:.1f} MB)"
+        )
+
+
+def _new_table(shape, dtype) -> Tensor:
+    """Memory without contents, in large pages where the system has them."""
+    table = torch.empty(shape, dtype=dtype, device="cpu")
+    if dtype in TABLE_DTYPES:
+        _C.use_large_pages(table)
+    return table
+
+
+def _probes(n_probes, n_buckets) -> tuple[int, int]:
+    if not isinstance(n_probes, (tuple, list)):
+        return (checks.integer("n_probes", n_probes, 1, n_buckets),) * 2
+    if len(n_probes) != 2:
+        raise ValueError(f"n_probes must be an int, or one for queries and keys, got {n_probes}")
+    queries, keys = (checks.integer("n_probes", t, 1, n_buckets) for t in n_probes)
+    return queries, keys
+
+
+def _sharpness(sharpness, heads) -> Tensor:
+    given = sharpness
+    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
+    if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
+        raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
+    return sharpness
+
+
+def _encoded(name, value) -> int:
+    if name in _CODES:
+        return _CODES[name].index(value)
+    if name == "n_probes":
+        return value[0] << 32 | value[1]
+    return -1 if value is None else value
+
+
+def _decoded(name, number):
+    if name == "n_probes":
+        return number >> 32, number & (2**32 - 1)
+    return repr(_CODES[name][number] if name in _CODES else None if number == -1 else number)
+
+
+# --- A module's state -----------------------------------------------------------------------------
+
+
+def module_options(module) -> dict:
+    """The arguments of the state that stands for a module's causal forward in eval mode."""
+    if module.estimator not in ("sampled", "auto"):
+        raise ValueError(
+            f"estimator must be 'sampled' or 'auto' to decode step by step, is {module.estimator!r}"
+        )
+    return {
+        "num_heads": module.num_heads,
+        "head_dim": module.head_dim,
+        "n_bits": module.n_bits,
+        "n_hashes": module.n_hashes,
+        "hasher": module.hasher,
+        "estimator": "sampled",
+        "normalize": module.normalize,
+        "conv_window": module.conv_window,
+        "seed": int(module.hash_seed),
+    }
+
+
+def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
+    """The module's output `(B, n, embed_dim)` for positions that follow those in the state."""
+    if not isinstance(state, YosoState):
+        raise TypeError(f"state must be a YosoState, got {type(state).__name__}")
+    if module.training:
+        raise ValueError("state must be None while training: call eval() to decode step by step")
+    if not is_causal:
+        raise ValueError("is_causal must be True with a state: it holds what came before")
+    for name, wanted in module_options(module).items():
+        if getattr(state, name) != wanted:
+            raise ValueError(
+                f"state must have the module's {name}={wanted!r}, has {getattr(state, name)!r}"
+            )
+    out = state.prefill(query, key, value, mask)
+    if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        if mask is not None:
+            value = value.masked_fill(~mask[:, None, :, None], 0)
+        values = torch.cat((state._tail, value), -2)
+        state._tail = values[:, :, values.shape[2] - state._tail.shape[2] :].clone()
+        out = out + module.conv(values)
+    return module.out_proj(out.transpose(1, 2).flatten(2))
