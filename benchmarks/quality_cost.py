@@ -336,29 +336,47 @@ def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
 
 
 def mean_and_spread(values: list[float]) -> str:
-    text = f"{np.mean(values):.3f}"
-    return f"{text} ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else text
+    if not values:
+        return ""
+    spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{spread}"
 
 
 def table(results: dict) -> str:
-    """Markdown: a row for each method, a column for each budget."""
+    """Markdown: a row for each method, columns for each budget.
+
+    Without runs of a budget in seconds the losses at equal seconds are read off the others' curves,
+    at the time when the first method with attention is done.
+    """
     budgets = list(dict.fromkeys(run["budget"] for run in results["runs"]))
-    lines = ["| method | " + " | ".join(f"loss after {b} | steps/s" for b in budgets)]
-    lines[0] += f" | with {2 * N_HASHES} hashes | seeds |"
-    lines.append("|---" * (3 + 2 * len(budgets)) + "|")
-    for method in MIX:
-        cells, finer = [], []
-        runs = [find(results, method, b) for b in budgets]
-        if not any(runs):
-            continue
-        for found in runs:
-            speed = [run["steps"][-1] / run["seconds"][-1] for run in found]
-            cells.append(mean_and_spread([run["losses"][-1] for run in found]) if found else "")
-            cells.append(f"{np.median(speed):.1f}" if found else "")
-        finer = [r.get("loss_with_twice_the_hashes") for r in runs[0]]
-        cells.append(f"{np.mean(finer):.3f}" if finer and None not in finer else "")
-        seeds = sorted({run["seed"] for found in runs for run in found})
-        lines.append(f"| {method} | {' | '.join(cells)} | {', '.join(map(str, seeds))} |")
+    found = {method: [find(results, method, b) for b in budgets] for method in MIX}
+    found = {method: runs for method, runs in found.items() if any(runs)}
+    ends = [
+        np.mean([run["seconds"][-1] for run in runs[0]])
+        for method, runs in found.items()
+        if method not in CONTROLS and runs[0]
+    ]
+    read_at = min(ends) if ends and all("steps" in b for b in budgets) else None
+
+    header = [f"loss after {b} | steps/s" for b in budgets]
+    header += [f"on the way, at {read_at:.0f} s"] * (read_at is not None)
+    header += [f"with {2 * N_HASHES} hashes", "seeds"]
+    lines = [f"| method | {' | '.join(header)} |"]
+    lines.append("|---" * (lines[0].count("|") - 1) + "|")
+    for method, by_budget in found.items():
+        cells = []
+        for runs in by_budget:
+            cells.append(mean_and_spread([run["losses"][-1] for run in runs]))
+            speed = [run["steps"][-1] / run["seconds"][-1] for run in runs]
+            cells.append(f"{np.median(speed):.1f}" if runs else "")
+        first = by_budget[0]
+        if read_at is not None:
+            losses = [np.interp(read_at, run["seconds"], run["losses"]) for run in first]
+            cells.append(mean_and_spread(losses))
+        finer = [run.get("loss_with_twice_the_hashes") for run in first]
+        cells.append("" if None in finer else mean_and_spread(finer))
+        cells.append(str(len({run["seed"] for runs in by_budget for run in runs})))
+        lines.append(f"| {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
