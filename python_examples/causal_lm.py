@@ -23,7 +23,6 @@ from tqdm import tqdm
 
 from lshkit.attention import YosoState, yoso_attention
 
-HARD = {"estimator": "sampled", "n_bits": 8}  # the small state of the table of sizes
 SIZES_AT = {"1k": 2**10, "16k": 2**14, "128k": 2**17}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
@@ -252,20 +251,15 @@ def generate(
     return bytes(torch.cat(made).tolist()), float(np.median(seconds))
 
 
-def state_bytes(state: YosoState) -> int:
-    return sum(x.nbytes for x in state.state_dict().values())
-
-
 def memory_sizes(args: argparse.Namespace) -> dict[str, list[int]]:
     """Bytes that all layers keep at each context of SIZES_AT."""
     soft = SoftCodes(args, 0)
-    hard = YosoState(*soft.shape, n_hashes=args.n_hashes, normalize="l2", seed=0, **HARD)
+    hard = YosoState(*soft.shape, n_bits=8, n_hashes=args.n_hashes, seed=0)
     contexts = SIZES_AT.values()
     sizes = {
         "softmax: key-value cache": [8 * args.embed_dim * context for context in contexts],
-        f"soft codes, n_bits={args.n_bits}": [state_bytes(soft.memory(0))] * len(contexts),
-        f"hard codes, n_bits={HARD['n_bits']} (not trained here)": [state_bytes(hard)]
-        * len(contexts),
+        f"soft codes, n_bits={args.n_bits}": [soft.memory(0).nbytes] * len(contexts),
+        "hard codes, n_bits=8 (not trained here)": [hard.nbytes] * len(contexts),
     }
     return {name: [args.layers * size for size in row] for name, row in sizes.items()}
 
