@@ -97,6 +97,19 @@ def unit(x):
     return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)
 
 
+def lift(query, key, scale):
+    """Unit rows of two more features with the inner products of query and key over the scale.
+
+    [q, sqrt(scale - |q|^2), 0] / sqrt(scale) and [k, 0, sqrt(scale - |k|^2)] / sqrt(scale) for
+    squared norms up to the scale (YOSO, appendix 1.1, after Neyshabur and Srebro 2015).
+    """
+    query, key = np.asarray(query, np.float64), np.asarray(key, np.float64)
+    rest = [np.sqrt(scale - (x**2).sum(-1, keepdims=True)) for x in (query, key)]
+    lifted_query = np.concatenate([query, rest[0], np.zeros_like(rest[0])], -1)
+    lifted_key = np.concatenate([key, np.zeros_like(rest[1]), rest[1]], -1)
+    return lifted_query / np.sqrt(scale), lifted_key / np.sqrt(scale)
+
+
 def cosine_probability(cosine, n_bits):
     """Probability that two unit vectors share a code: the expectation of B in eq. 2."""
     return (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** n_bits
@@ -244,6 +257,21 @@ def _expected(query, key, n_bits, causal, key_mask):
     return pairs * cosine_probability(cosine, n_bits), pairs, cosine
 
 
+def _near(query, key, window, causal):
+    """The pairs |i - j| < window, causal: 0 <= i - j < window."""
+    distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
+    return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
+
+
+def _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask):
+    """The sampled weights, with the probability itself where the pair is in the window."""
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    if not window:
+        return weights
+    exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
+    return np.where(_near(query, key, window, causal), exact, weights)
+
+
 def _forward(query, value, weights, normalize):
     out = attention_forward(weights, np.asarray(value, np.float64), normalize)
     return np.where(_finite_rows(query)[..., None], out, np.nan)
@@ -253,6 +281,16 @@ def _slopes(gradient, weights, pairs, cosine, n_bits, floor):
     if gradient == "lower_bound":  # eq. 4: dp/dx >= n_bits / 2 * p
         return n_bits / 2 * weights
     return pairs * cosine_probability_slope(cosine, n_bits, floor)
+
+
+def _collided(gradient, weights, cosine, n_bits, n_hashes):
+    """What the slopes of the pairs are multiplied by where only those that collide count."""
+    if gradient == "collided":
+        return weights > 0
+    with np.errstate(divide="ignore"):  # p = 1
+        misses = n_hashes * np.log1p(-cosine_probability(cosine, n_bits))
+    seen = -np.expm1(misses)  # 1 - (1 - p)^n_hashes
+    return np.divide(weights > 0, seen, out=np.zeros_like(cosine), where=seen > 0)
 
 
 def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask):
@@ -270,14 +308,25 @@ def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
 def yoso_forward(
-    query, key, value, query_codes, key_codes, *, causal=False, key_mask=None, normalize="l2"
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    n_bits=None,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+    window=0,
 ):
     """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
 
     A query with a NaN or infinity gives a NaN row, such a key takes no part. normalize: "l2",
-    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part.
+    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part. window: pairs of positions |i - j| <
+    window have the collision probability of n_bits for their weight.
     """
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
     return _forward(query, value, weights, normalize)
 
 
@@ -295,16 +344,27 @@ def yoso_backward(
     normalize="l2",
     gradient="lower_bound",
     floor=1e-6,
+    window=0,
 ):
     """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
 
     A code is a step function of its input, so the queries and keys get the gradient of the
-    expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4), or
-    "expected", the exact slope of the probability (eq. 3) on every visible pair.
+    expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4);
+    "expected", the exact slope of the probability (eq. 3) on every visible pair; "collided", that
+    slope on the pairs that collide in some hash (*YOSO, appendix 1.4); or "unbiased", those over
+    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952).
+    Pairs in the window have the slope that the word has in `expected_backward`.
     """
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    _, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
+    exact, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
+    if gradient in ("collided", "unbiased"):
+        n_hashes = query_codes.shape[-1]
+        slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
+    if window:
+        kernel = "lower_bound" if gradient == "lower_bound" else "expected"
+        in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
+        slopes = np.where(_near(query, key, window, causal), in_window, slopes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
@@ -327,7 +387,10 @@ def expected_backward(
     gradient="lower_bound",
     floor=1e-12,
 ):
-    """(grad_query, grad_key, grad_value) of `expected_forward`; "expected" is the exact one."""
+    """(grad_query, grad_key, grad_value) of `expected_forward`.
+
+    Every gradient but "lower_bound" is the exact one: all pairs count, with their own weights.
+    """
     weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)

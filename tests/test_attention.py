@@ -379,6 +379,8 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
         ("is_causal", 0.1, TypeError, r"is_causal must be a bool, got 0.1 \(float\)"),
         ("is_causal", "no", TypeError, r"is_causal must be a bool, got 'no' \(str\)"),
         ("unit_norm", "lift", ValueError, "unit_norm must be one of 'l2', got 'lift'"),
+        ("enable_gqa", 1, TypeError, "enable_gqa must be a bool"),
+        ("unit_norm", "l1", ValueError, "unit_norm must be one of 'l2', 'lift', got 'l1'"),
         ("enable_gqa", True, ValueError, "enable_gqa must be False"),
         ("seed", -1, ValueError, "seed must be an integer from 0"),
         ("seed", 2**63, ValueError, "seed must be an integer from 0"),

@@ -68,21 +68,23 @@ def test_opcheck_attention(n_bits, masked, dtype):
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
     mask = padding_mask(2, 13) if masked else None
     parameters = OPS.hash_parameters(torch.tensor(0), 3, 32, n_bits, 4, 1)
-    options = (True, 2, 0)
+    options, starts = (True, 2, 0), (None, None)
     torch.library.opcheck(
-        OPS.yoso_attention.default, (*inputs, mask, parameters, 1, n_bits, 4, *options)
+        OPS.yoso_attention.default, (*inputs, mask, *starts, parameters, 1, n_bits, 4, *options)
     )
-    torch.library.opcheck(OPS.expected_attention.default, (*inputs, mask, n_bits, *options))
+    torch.library.opcheck(
+        OPS.expected_attention.default, (*inputs, mask, *starts, n_bits, *options)
+    )
 
     inputs = [x.detach() for x in inputs]
     codes = random_codes(n_bits), random_codes(n_bits, rows=13)
     torch.library.opcheck(
         OPS.yoso_attention_backward.default,
-        (case.grad_out, *inputs, mask, *codes, n_bits, *options),
+        (case.grad_out, *inputs, mask, *starts, *codes, n_bits, *options),
     )
     torch.library.opcheck(
         OPS.expected_attention_backward.default,
-        (case.grad_out, *inputs, mask, n_bits, *options),
+        (case.grad_out, *inputs, mask, *starts, n_bits, *options),
     )
 
 
@@ -93,7 +95,7 @@ def test_attention_returns_the_codes_of_hash():
     case = attention_inputs(33)
     parameters = OPS.hash_parameters(torch.tensor(7), 3, 32, 8, 32, 1)
     inputs = case.query, case.key, case.value
-    _, *codes = OPS.yoso_attention(*inputs, None, parameters, 1, 8, 32, False, 2, 0)
+    _, *codes = OPS.yoso_attention(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
     for x, returned in zip(inputs, codes, strict=False):
         assert torch.equal(returned, codes_of(x, 7))
 
@@ -144,7 +146,7 @@ def test_bucket_sum_refuses_codes_beyond_the_table():
 
 def test_attention_backward_refuses_codes_beyond_the_table():
     case, good, bad = attention_inputs(), random_codes(3), random_codes(8)
-    tensors = case.grad_out, case.query, case.key, case.value, None
+    tensors = case.grad_out, case.query, case.key, case.value, None, None, None
     for name, codes in (("query_codes", (bad, good)), ("key_codes", (good, bad))):
         with pytest.raises(ValueError, match=f"{name} has code .* n_buckets=8"):
             OPS.yoso_attention_backward(*tensors, *codes, 3, False, 2, 0)

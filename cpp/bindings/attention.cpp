@@ -7,26 +7,43 @@
 namespace lshkit {
 namespace {
 
+constexpr auto kSampledTypes = {kFloat32, kBfloat16, kFloat16};
+constexpr auto kExpectedTypes = {kFloat32, kFloat64, kBfloat16, kFloat16};
+
 // The inputs that the four attention functions share, with the output or its gradient.
 struct AttentionViews {
   TensorView query, key, value, out;
   AttentionShape shape;
   MaskView key_mask;
+  StartsView query_starts, key_starts;
 
   AttentionViews(py::handle query_object, py::handle key_object, py::handle value_object,
                  py::handle mask_object, const char* out_name, py::handle out_object,
-                 std::initializer_list<ElementType> types)
+                 std::initializer_list<ElementType> types, py::handle query_starts_object,
+                 py::handle key_starts_object)
       : query("query", query_object),
         key("key", key_object),
         value("value", value_object),
         out(out_name, out_object),
         shape(check_shape(types)),
-        key_mask("key_mask", mask_object, shape.batch, shape.n_keys) {}
+        key_mask("key_mask", mask_object, shape.batch, shape.n_keys),
+        query_starts("query_starts", query_starts_object, shape.n_queries),
+        key_starts("key_starts", key_starts_object, shape.n_keys) {
+    if (query_starts.sequences() != key_starts.sequences())
+      throw py::value_error("key_starts: as many sequences as in query_starts (" +
+                            std::to_string(query_starts.sequences()) + ") are wanted, was " +
+                            std::to_string(key_starts.sequences()));
+    if (query_starts.data() && shape.batch != 1)
+      query.wrong_value("packed sequences have a batch of 1, was shape " + query.describe_shape());
+    shape.sequences = query_starts.sequences();
+    shape.query_starts = query_starts.data();
+    shape.key_starts = key_starts.data();
+  }
 
   template <class T>
   AttentionInputs<T> inputs() const {
-    return {matrices<const T>(query), matrices<const T>(key), matrices<const T>(value),
-            key_mask.mask()};
+    return {float_matrices<T, const void>(query), float_matrices<T, const void>(key),
+            float_matrices<T, const void>(value), key_mask.mask()};
   }
 
  private:
@@ -40,9 +57,13 @@ struct AttentionViews {
     sizes.heads = query.shape(1);
     sizes.n_queries = query.shape(2);
     sizes.n_features = query.shape(3);
-    key.require_shape({sizes.batch, sizes.heads, TensorView::kAny, sizes.n_features});
+    key.require_shape({sizes.batch, TensorView::kAny, TensorView::kAny, sizes.n_features});
+    sizes.key_heads = key.shape(1);
+    if (sizes.key_heads == 0 ? sizes.heads != 0 : sizes.heads % sizes.key_heads != 0)
+      key.wrong_value("a number of heads that divides query's " + std::to_string(sizes.heads) +
+                      " is wanted, was shape " + key.describe_shape());
     sizes.n_keys = key.shape(2);
-    value.require_shape({sizes.batch, sizes.heads, sizes.n_keys, TensorView::kAny});
+    value.require_shape({sizes.batch, sizes.key_heads, sizes.n_keys, TensorView::kAny});
     sizes.n_values = value.shape(3);
     out.require_shape({sizes.batch, sizes.heads, sizes.n_queries, sizes.n_values});
     check_rows("query", sizes.n_queries);
@@ -67,7 +88,8 @@ struct GradientViews {
 
   template <class T>
   AttentionGradients<T> gradients(const AttentionViews& in) const {
-    return {matrices<const T>(in.out), matrices<T>(query), matrices<T>(key), matrices<T>(value)};
+    return {float_matrices<T, const void>(in.out), float_matrices<T, void>(query),
+            float_matrices<T, void>(key), float_matrices<T, void>(value)};
   }
 
  private:
@@ -97,13 +119,15 @@ void check_attention_codes(const TensorView& codes, const TensorView& rows_of, i
 void sampled_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                      py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
                      bool causal, int normalize, py::handle out, py::handle query_codes_object,
-                     py::handle key_codes_object, int threads, index_t window, int precision) {
-  const AttentionViews in(query, key, value, key_mask, "out", out, {kFloat32});
+                     py::handle key_codes_object, int threads, index_t window, int precision,
+                     py::handle query_starts, py::handle key_starts) {
+  const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
+                          key_starts);
   const TensorView parameters("parameters", parameters_object);
   const TensorView query_codes("query_codes", query_codes_object);
   const TensorView key_codes("key_codes", key_codes_object);
   const HashFunctions functions =
-      functions_of(parameters, family, n_bits, n_hashes, in.shape.heads, in.shape.n_features);
+      functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads, in.shape.n_features);
   const AttentionOptions options =
       check_options(causal, normalize, 0, Gradient::unbiased, window, precision);
   in.out.require_output();
@@ -111,16 +135,18 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
   if (in.out.size() == 0 && query_codes.size() == 0 && key_codes.size() == 0) return;
   py::gil_scoped_release without_gil;
-  yoso_forward(in.shape, options, functions, in.inputs<float>(), matrices<float>(in.out),
-               query_codes.data<void>(), key_codes.data<void>(), threads);
+  yoso_forward(in.shape, options, functions, in.inputs<float>(),
+               float_matrices<float, void>(in.out), query_codes.data<void>(),
+               key_codes.data<void>(), threads);
 }
 
 void sampled_backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                       py::handle query_codes_object, py::handle key_codes_object, index_t n_bits,
                       bool causal, int normalize, int gradient, py::handle grad_out,
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
-                      int threads, index_t window) {
-  const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, {kFloat32});
+                      int threads, index_t window, py::handle query_starts, py::handle key_starts) {
+  const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
+                          query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   const TensorView query_codes("query_codes", query_codes_object);
   const TensorView key_codes("key_codes", key_codes_object);
@@ -139,8 +165,10 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
 }
 
 void expectation_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
-                         index_t n_bits, bool causal, int normalize, py::handle out, int threads) {
-  const AttentionViews in(query, key, value, key_mask, "out", out, {kFloat32, kFloat64});
+                         index_t n_bits, bool causal, int normalize, py::handle out, int threads,
+                         py::handle query_starts, py::handle key_starts) {
+  const AttentionViews in(query, key, value, key_mask, "out", out, kExpectedTypes, query_starts,
+                          key_starts);
   check_range("n_bits", n_bits, 1, kMaxBits);
   const AttentionOptions options = check_options(causal, normalize, 0, Gradient::expected, 0, 0);
   in.out.require_output();
@@ -149,15 +177,17 @@ void expectation_forward(py::handle query, py::handle key, py::handle value, py:
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);
     expected_forward<T>(in.shape, options, static_cast<int>(n_bits), in.inputs<T>(),
-                        matrices<T>(in.out), threads);
+                        float_matrices<T, void>(in.out), threads);
   });
 }
 
 void expectation_backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                           index_t n_bits, bool causal, int normalize, int gradient,
                           py::handle grad_out, py::handle grad_query, py::handle grad_key,
-                          py::handle grad_value, int threads) {
-  const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, {kFloat32, kFloat64});
+                          py::handle grad_value, int threads, py::handle query_starts,
+                          py::handle key_starts) {
+  const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kExpectedTypes,
+                          query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   check_range("n_bits", n_bits, 1, kMaxBits);
   const AttentionOptions options =
@@ -178,16 +208,20 @@ void bind_attention(py::module_& module) {
   module.def("yoso_forward", &sampled_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "causal"_a, "normalize"_a,
              "out"_a, "query_codes"_a, "key_codes"_a, "threads"_a = 0, py::kw_only(),
-             "window"_a = 0, "precision"_a = 0);
+             "window"_a = 0, "precision"_a = 0, "query_starts"_a = py::none(),
+             "key_starts"_a = py::none());
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
-             py::kw_only(), "window"_a = 0);
+             py::kw_only(), "window"_a = 0, "query_starts"_a = py::none(),
+             "key_starts"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
-             "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0);
+             "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0, py::kw_only(),
+             "query_starts"_a = py::none(), "key_starts"_a = py::none());
   module.def("expected_backward", &expectation_backward, "query"_a, "key"_a, "value"_a,
              "key_mask"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a, "grad_out"_a,
-             "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0);
+             "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0, py::kw_only(),
+             "query_starts"_a = py::none(), "key_starts"_a = py::none());
 }
 
 }  // namespace lshkit

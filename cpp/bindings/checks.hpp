@@ -40,6 +40,18 @@ Tensor<T> matrices(const TensorView& view) {
   return {view.data<T>(), view.stride(0), view.stride(1), view.stride(2)};
 }
 
+inline Element element_of(ElementType type) {
+  if (type == kBfloat16) return Element::bfloat16;
+  if (type == kFloat16) return Element::float16;
+  return type == kFloat64 ? Element::float64 : Element::float32;
+}
+// Computed with in T; Void: void or const void.
+template <class T, class Void>
+FloatTensor<T, Void> float_matrices(const TensorView& view) {
+  return {view.data<Void>(), view.stride(0), view.stride(1), view.stride(2),
+          element_of(view.type())};
+}
+
 inline const TensorView& check_vectors(const TensorView& view,
                                        std::initializer_list<ElementType> types) {
   return view.require_type(types).require_dims(4, kVectorAxes).require_contiguous_rows();
@@ -104,13 +116,36 @@ inline HashFunctions functions_of(const TensorView& parameters, int family_code,
   return functions;
 }
 
-// float or double, by the type of a checked view: call(T{}).
+// What a checked view is computed with in, float or double: call(T{}).
 template <class Call>
 void dispatch(ElementType type, Call&& call) {
-  if (type == kFloat32)
-    call(float{});
-  else
+  if (type == kFloat64)
     call(double{});
+  else
+    call(float{});
 }
+
+// The rows at which packed sequences start, and at last their number; or None.
+class StartsView {
+ public:
+  StartsView(const char* name, py::handle object, index_t rows) {
+    if (object.is_none()) return;
+    view_.emplace(name, object);
+    view_->require_type({kInt64}).require_dims(1, "(sequences + 1)").require_contiguous();
+    const index_t count = view_->shape(0);
+    const index_t* starts = view_->data<const index_t>();
+    if (count < 2 || starts[0] != 0 || starts[count - 1] != rows)
+      view_->wrong_value("numbers from 0 to " + std::to_string(rows) + " (the rows) are wanted");
+    for (index_t s = 1; s < count; ++s)
+      if (starts[s] < starts[s - 1])
+        view_->wrong_value("increasing numbers are wanted, " + std::to_string(starts[s]) +
+                           " came after " + std::to_string(starts[s - 1]));
+  }
+  index_t sequences() const { return view_ ? view_->shape(0) - 1 : 0; }
+  const index_t* data() const { return view_ ? view_->data<const index_t>() : nullptr; }
+
+ private:
+  std::optional<TensorView> view_;
+};
 
 }  // namespace lshkit

@@ -29,7 +29,9 @@ struct ElementType {
   bool operator==(ElementType other) const { return code == other.code && bits == other.bits; }
 };
 constexpr ElementType kFloat32{dlpack::floating, 32}, kFloat64{dlpack::floating, 64};
+constexpr ElementType kBfloat16{dlpack::bfloat, 16}, kFloat16{dlpack::floating, 16};
 constexpr ElementType kUint8{dlpack::unsigned_integer, 8}, kUint16{dlpack::unsigned_integer, 16};
+constexpr ElementType kInt64{dlpack::signed_integer, 64};
 constexpr ElementType kBool{dlpack::boolean, 8};
 
 inline std::string to_string(ElementType type) {

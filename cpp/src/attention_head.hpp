@@ -7,8 +7,46 @@
 #include "kernels/kernels.hpp"
 #include "lshkit/attention.hpp"
 #include "parallel.hpp"
+#include "rows.hpp"
 
 namespace lshkit {
+
+// One head of one sequence: which rows of the tensors, and of the contiguous arrays of codes.
+struct HeadRange {
+  RowPosition queries, keys;
+  index_t n_queries, n_keys;
+  index_t query_row, key_row;  // of all rows of all heads in turn
+};
+
+inline index_t key_heads(const AttentionShape& shape) {
+  return shape.key_heads ? shape.key_heads : shape.heads;
+}
+inline index_t sequence_count(const AttentionShape& shape) {
+  return shape.query_starts ? shape.sequences : shape.batch;
+}
+inline index_t head_count(const AttentionShape& shape) {
+  return sequence_count(shape) * shape.heads;
+}
+
+// Heads are numbered sequence by sequence.
+inline HeadRange head_range(const AttentionShape& shape, index_t index) {
+  const index_t sequence = index / shape.heads, head = index % shape.heads;
+  const index_t key_head = head / (shape.heads / key_heads(shape));
+  HeadRange r;
+  r.n_queries = shape.n_queries;
+  r.n_keys = shape.n_keys;
+  r.queries = {sequence, head, 0};
+  r.keys = {sequence, key_head, 0};
+  if (shape.query_starts) {
+    r.queries = {0, head, shape.query_starts[sequence]};
+    r.keys = {0, key_head, shape.key_starts[sequence]};
+    r.n_queries = shape.query_starts[sequence + 1] - r.queries.row;
+    r.n_keys = shape.key_starts[sequence + 1] - r.keys.row;
+  }
+  r.query_row = (r.queries.batch * shape.heads + head) * shape.n_queries + r.queries.row;
+  r.key_row = (r.keys.batch * key_heads(shape) + key_head) * shape.n_keys + r.keys.row;
+  return r;
+}
 
 template <class T>
 struct AttentionHead {
@@ -16,13 +54,28 @@ struct AttentionHead {
   const std::uint8_t* key_mask;  // null: all keys
 };
 
+// Memory for the rows of a head whose elements are converted.
 template <class T>
-AttentionHead<T> head_of(const AttentionShape& shape, const AttentionInputs<T>& in, index_t head) {
-  const index_t b = head / shape.heads, h = head % shape.heads;
-  return {{in.query.matrix(b, h), in.query.row_stride, shape.n_queries, shape.n_features},
-          {in.key.matrix(b, h), in.key.row_stride, shape.n_keys, shape.n_features},
-          {in.value.matrix(b, h), in.value.row_stride, shape.n_keys, shape.n_values},
-          in.key_mask.rows(b)};
+struct ConvertedHead {
+  T *query, *key, *value;
+
+  ConvertedHead(Arena& arena, const AttentionShape& shape, const AttentionInputs<T>& in,
+                const HeadRange& r)
+      : query(arena.take<T>(conversion_size(in.query, r.n_queries, shape.n_features))),
+        key(arena.take<T>(conversion_size(in.key, r.n_keys, shape.n_features))),
+        value(arena.take<T>(conversion_size(in.value, r.n_keys, shape.n_values))) {}
+};
+
+inline const std::uint8_t* mask_of(Mask mask, const HeadRange& r) {
+  return mask.data ? mask.rows(r.keys.batch) + r.keys.row : nullptr;
+}
+template <class T>
+AttentionHead<T> head_of(const AttentionShape& shape, const AttentionInputs<T>& in,
+                         const HeadRange& r, const ConvertedHead<T>& memory) {
+  return {rows_as<T>(in.query, r.queries, r.n_queries, shape.n_features, memory.query),
+          rows_as<T>(in.key, r.keys, r.n_keys, shape.n_features, memory.key),
+          rows_as<T>(in.value, r.keys, r.n_keys, shape.n_values, memory.value),
+          mask_of(in.key_mask, r)};
 }
 
 // A row's inverse norm and whether it takes part: see TypedKernels::inverse_norms.
@@ -31,11 +84,17 @@ struct Norms {
   T *query, *key;
   std::uint8_t *query_valid, *key_valid;
 
-  Norms(Arena& arena, const AttentionShape& shape)
-      : query(arena.take<T>(shape.n_queries)),
-        key(arena.take<T>(shape.n_keys)),
-        query_valid(arena.take<std::uint8_t>(shape.n_queries)),
-        key_valid(arena.take<std::uint8_t>(shape.n_keys)) {}
+  Norms(Arena& arena, index_t n_queries, index_t n_keys)
+      : query(arena.take<T>(n_queries)),
+        key(arena.take<T>(n_keys)),
+        query_valid(arena.take<std::uint8_t>(n_queries)),
+        key_valid(arena.take<std::uint8_t>(n_keys)) {}
+  // In the caller's memory, (n_queries + n_keys) of each.
+  Norms(T* inverse, std::uint8_t* valid, index_t n_queries)
+      : query(inverse),
+        key(inverse + n_queries),
+        query_valid(valid),
+        key_valid(valid + n_queries) {}
 
   void fill(const AttentionHead<T>& head) const {
     kernels().typed<T>().inverse_norms(head.query, nullptr, query, query_valid);
@@ -51,18 +110,19 @@ struct BackwardScratch {
   T *sums, *bias;
   std::size_t bytes;
 
-  BackwardScratch(Arena arena, const AttentionShape& shape, Normalize normalize)
-      : norms(arena, shape) {
-    const index_t rows = normalize == Normalize::none ? 0 : shape.n_queries;
-    raw = {arena.take<T>(rows * shape.n_values), shape.n_values, shape.n_queries, shape.n_values};
-    const index_t sum_rows = normalize == Normalize::sum ? shape.n_queries : 0;
+  BackwardScratch(Arena arena, const AttentionHead<T>& head, Normalize normalize)
+      : norms(arena, head.query.rows, head.key.rows) {
+    const index_t n = head.query.rows, n_values = head.value.columns;
+    const index_t rows = normalize == Normalize::none ? 0 : n;
+    raw = {arena.take<T>(rows * n_values), n_values, n, n_values};
+    const index_t sum_rows = normalize == Normalize::sum ? n : 0;
     sums = arena.take<T>(sum_rows);
     bias = arena.take<T>(sum_rows);
     bytes = arena.used();
   }
-  static BackwardScratch of_thread(const AttentionShape& shape, Normalize normalize) {
-    const std::size_t bytes = BackwardScratch(Arena(), shape, normalize).bytes;
-    return BackwardScratch(Arena(thread_scratch(bytes, Scratch::head)), shape, normalize);
+  static BackwardScratch of_thread(const AttentionHead<T>& head, Normalize normalize) {
+    const std::size_t bytes = BackwardScratch(Arena(), head, normalize).bytes;
+    return BackwardScratch(Arena(thread_scratch(bytes, Scratch::head)), head, normalize);
   }
 };
 
@@ -97,14 +157,23 @@ Matrix<const T> output_backward(Normalize normalize, Matrix<const T> grad,
   return {s.raw.data, s.raw.stride, s.raw.rows, s.raw.columns};
 }
 
-// The parts of a pair gradient that do not depend on the weight of a pair.
+// The backward pass of one head: its inputs, and where its gradients go.
 template <class T>
-void fill_pair_gradient(PairGradient<T>& p, const AttentionHead<T>& head, const Norms<T>& norms,
-                        Matrix<const T> grad, const T* bias, bool causal, Matrix<T> query_grad,
-                        Matrix<T> key_grad) {
-  p.query = head.query;
-  p.key = head.key;
-  p.value = head.value;
+struct HeadBackward {
+  HeadRange range;
+  AttentionHead<T> head;
+  Matrix<const T> grad;  // of the output
+  Matrix<T> query_grad, key_grad, value_grad;
+};
+
+// The parts of a pair gradient that do not depend on the weight of a pair. grad: of the output
+// before its normalisation.
+template <class T>
+void fill_pair_gradient(PairGradient<T>& p, const HeadBackward<T>& b, const Norms<T>& norms,
+                        Matrix<const T> grad, const T* bias, bool causal) {
+  p.query = b.head.query;
+  p.key = b.head.key;
+  p.value = b.head.value;
   p.grad = grad;
   p.bias = bias;
   p.query_inverse_norm = norms.query;
@@ -112,8 +181,8 @@ void fill_pair_gradient(PairGradient<T>& p, const AttentionHead<T>& head, const 
   p.query_valid = norms.query_valid;
   p.key_valid = norms.key_valid;
   p.causal = causal;
-  p.query_grad = query_grad;
-  p.key_grad = key_grad;
+  p.query_grad = b.query_grad;
+  p.key_grad = b.key_grad;
 }
 
 template <class T>
@@ -122,10 +191,68 @@ void unit_norms_backward(const PairGradient<T>& p) {
   kernels().typed<T>().unit_norm_backward(p.key, p.key_inverse_norm, p.key_grad);
 }
 
+// Memory of a thread for the heads of queries that share a head of keys: what is converted, and the
+// gradients of keys and values of one of them before they are added to the sum.
 template <class T>
-Matrix<T> rows_of(Tensor<T> tensor, const AttentionShape& shape, index_t head, index_t rows,
-                  index_t columns) {
-  return {tensor.matrix(head / shape.heads, head % shape.heads), tensor.row_stride, rows, columns};
+struct BackwardMemory {
+  ConvertedHead<T> head;
+  T *grad, *query_grad, *key_sum, *value_sum, *key_grad, *value_grad;
+  std::size_t bytes;
+
+  BackwardMemory(Arena arena, const AttentionShape& shape, const AttentionInputs<T>& in,
+                 const AttentionGradients<T>& to, const HeadRange& r, bool several)
+      : head(arena, shape, in, r),
+        grad(arena.take<T>(conversion_size(to.out, r.n_queries, shape.n_values))),
+        query_grad(arena.take<T>(conversion_size(to.query, r.n_queries, shape.n_features))),
+        key_sum(arena.take<T>(conversion_size(to.key, r.n_keys, shape.n_features))),
+        value_sum(arena.take<T>(conversion_size(to.value, r.n_keys, shape.n_values))),
+        key_grad(arena.take<T>(several ? r.n_keys * shape.n_features : 0)),
+        value_grad(arena.take<T>(several ? r.n_keys * shape.n_values : 0)),
+        bytes(arena.used()) {}
+};
+
+template <class T>
+void add_rows(Matrix<T> to, Matrix<T> from) {
+  for (index_t i = 0; i < to.rows; ++i)
+    for (index_t c = 0; c < to.columns; ++c) to.row(i)[c] += from.row(i)[c];
+}
+
+// body(const HeadBackward<T>&) writes the gradients of one head. Those of keys and values that
+// several heads of queries share are added up in the order of the heads.
+template <class T, class Body>
+void for_each_head_backward(const AttentionShape& shape, const AttentionInputs<T>& in,
+                            const AttentionGradients<T>& to, int threads, const Body& body) {
+  const index_t group = shape.heads / key_heads(shape);
+  const index_t d = shape.n_features, dv = shape.n_values;
+  parallel_for(head_count(shape) / group, threads, [&](index_t task) {
+    HeadBackward<T> b;
+    b.range = head_range(shape, task * group);
+    const index_t n_queries = b.range.n_queries, n_keys = b.range.n_keys;
+    if (n_queries == 0 && n_keys == 0) return;
+    const bool several = group > 1;
+    const std::size_t bytes = BackwardMemory<T>(Arena(), shape, in, to, b.range, several).bytes;
+    const BackwardMemory<T> memory(Arena(thread_scratch(bytes, Scratch::rows)), shape, in, to,
+                                   b.range, several);
+    const Matrix<T> key_sum = rows_to(to.key, b.range.keys, n_keys, d, memory.key_sum);
+    const Matrix<T> value_sum = rows_to(to.value, b.range.keys, n_keys, dv, memory.value_sum);
+    b.head = head_of(shape, in, b.range, memory.head);
+    for (index_t g = 0; g < group; ++g) {
+      b.range = head_range(shape, task * group + g);
+      if (g > 0)
+        b.head.query = rows_as<T>(in.query, b.range.queries, n_queries, d, memory.head.query);
+      b.grad = rows_as<T>(to.out, b.range.queries, n_queries, dv, memory.grad);
+      b.query_grad = rows_to(to.query, b.range.queries, n_queries, d, memory.query_grad);
+      b.key_grad = g == 0 ? key_sum : Matrix<T>{memory.key_grad, d, n_keys, d};
+      b.value_grad = g == 0 ? value_sum : Matrix<T>{memory.value_grad, dv, n_keys, dv};
+      body(b);
+      store_rows(to.query, b.range.queries, b.query_grad);
+      if (g == 0) continue;
+      add_rows(key_sum, b.key_grad);
+      add_rows(value_sum, b.value_grad);
+    }
+    store_rows(to.key, b.range.keys, key_sum);
+    store_rows(to.value, b.range.keys, value_sum);
+  });
 }
 
 }  // namespace lshkit

@@ -29,24 +29,31 @@ ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms
 
 template <class T>
 void expected_forward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
-                      AttentionInputs<T> in, Tensor<T> out, int threads) {
+                      AttentionInputs<T> in, Output<T> out, int threads) {
   // Runs of queries, so that a single long sequence is shared among threads.
   constexpr index_t kRows = 384;
-  const index_t heads = shape.batch * shape.heads;
-  const index_t rows = heads >= 2 * thread_count(threads) ? shape.n_queries : kRows;
-  const index_t parts = rows > 0 ? (shape.n_queries + rows - 1) / rows : 0;
+  const index_t heads = head_count(shape), n = shape.n_queries;
+  const index_t rows = heads >= 2 * thread_count(threads) || shape.query_starts ? n : kRows;
+  const index_t parts = rows > 0 ? (n + rows - 1) / rows : 0;
   parallel_for(heads * parts, threads, [&](index_t task) {
+    HeadRange r = head_range(shape, task / parts);
     const index_t first = task % parts * rows;
-    AttentionShape run = shape;
-    run.n_queries = std::min(rows, shape.n_queries - first);
-    AttentionHead<T> head = head_of(shape, in, task / parts);
-    head.query = {head.query.row(first), head.query.stride, run.n_queries, shape.n_features};
-    Matrix<T> to = rows_of(out, shape, task / parts, shape.n_queries, shape.n_values);
-    to = {to.row(first), to.stride, run.n_queries, shape.n_values};
+    r.queries.row += first;
+    r.n_queries = std::min(rows, r.n_queries - first);
+
+    const auto convert = [&](Arena arena, T** to) {
+      const ConvertedHead<T> memory(arena, shape, in, r);
+      *to = arena.take<T>(conversion_size(out, r.n_queries, shape.n_values));
+      return std::make_pair(memory, arena.used());
+    };
+    T* converted = nullptr;
+    void* memory = thread_scratch(convert(Arena(), &converted).second, Scratch::rows);
+    const AttentionHead<T> head = head_of(shape, in, r, convert(Arena(memory), &converted).first);
+    const Matrix<T> to = rows_to(out, r.queries, r.n_queries, shape.n_values, converted);
 
     const auto cut = [&](Arena arena, T** sums) {
-      const Norms<T> norms(arena, run);
-      *sums = arena.take<T>(run.n_queries);
+      const Norms<T> norms(arena, r.n_queries, r.n_keys);
+      *sums = arena.take<T>(r.n_queries);
       return std::make_pair(norms, arena.used());
     };
     T* sums = nullptr;
@@ -58,31 +65,28 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
                       options.normalize == Normalize::sum ? sums : nullptr));
     normalize_output(options.normalize, to, sums);
     fill_invalid_rows(to, norms.query_valid);
+    store_rows(out, r.queries, to);
   });
 }
 
 template <class T>
 void expected_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                        AttentionInputs<T> in, AttentionGradients<T> gradients, int threads) {
-  parallel_for(shape.batch * shape.heads, threads, [&](index_t index) {
-    const AttentionHead<T> head = head_of(shape, in, index);
-    const auto s = BackwardScratch<T>::of_thread(shape, options.normalize);
-    s.norms.fill(head);
+  for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<T>& b) {
+    const auto s = BackwardScratch<T>::of_thread(b.head, options.normalize);
+    s.norms.fill(b.head);
     const T* bias;
-    const Matrix<const T> grad = output_backward<T>(
-        options.normalize, rows_of(gradients.out, shape, index, shape.n_queries, shape.n_values), s,
-        &bias, [&](Matrix<T> raw, T* sums) {
+    const Matrix<const T> grad =
+        output_backward<T>(options.normalize, b.grad, s, &bias, [&](Matrix<T> raw, T* sums) {
           kernels().typed<T>().expected_sum(
-              expected_rows(head, s.norms, options.causal, n_bits, 0, raw,
+              expected_rows(b.head, s.norms, options.causal, n_bits, 0, raw,
                             options.normalize == Normalize::sum ? sums : nullptr));
         });
     ExpectedGradient<T> p;
-    fill_pair_gradient<T>(p, head, s.norms, grad, bias, options.causal,
-                          rows_of(gradients.query, shape, index, shape.n_queries, shape.n_features),
-                          rows_of(gradients.key, shape, index, shape.n_keys, shape.n_features));
+    fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
     p.n_bits = n_bits;
     p.weight = options.gradient;
-    p.value_grad = rows_of(gradients.value, shape, index, shape.n_keys, shape.n_values);
+    p.value_grad = b.value_grad;
     p.scratch =
         thread_scratch(kernels().typed<T>().expected_scratch(shape.n_features, shape.n_values));
     kernels().typed<T>().expected_gradient(p);
@@ -92,7 +96,7 @@ void expected_backward(const AttentionShape& shape, const AttentionOptions& opti
 
 #define LSHKIT_INSTANTIATE(T)                                                          \
   template void expected_forward(const AttentionShape&, const AttentionOptions&, int,  \
-                                 AttentionInputs<T>, Tensor<T>, int);                  \
+                                 AttentionInputs<T>, Output<T>, int);                  \
   template void expected_backward(const AttentionShape&, const AttentionOptions&, int, \
                                   AttentionInputs<T>, AttentionGradients<T>, int);
 LSHKIT_INSTANTIATE(float)

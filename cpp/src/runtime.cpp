@@ -43,7 +43,7 @@ struct Buffer {
   }
   ~Buffer() { std::free(memory); }
 };
-thread_local Buffer buffers[2];  // by Scratch
+thread_local Buffer buffers[3];  // by Scratch
 
 // ---- instruction set ----
 // Whether LSHKIT_ISA allows the instruction set: not set or empty, all of them.

@@ -1,28 +1,26 @@
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "window.hpp"
 
 namespace lshkit {
 namespace {
 
-HeadSum<float> head_sum(const AttentionShape& shape, const AttentionHead<float>& head,
-                        Codes query_codes, Codes key_codes, index_t index, int n_bits,
-                        index_t n_hashes, bool causal, Matrix<float> out) {
+HeadSum<float> head_sum(const HeadRange& r, Codes query_codes, Codes key_codes, int n_bits,
+                        index_t n_hashes, bool causal) {
   HeadSum<float> s;
-  s.n_queries = shape.n_queries;
-  s.n_keys = shape.n_keys;
+  s.n_queries = r.n_queries;
+  s.n_keys = r.n_keys;
   s.n_hashes = n_hashes;
   s.n_buckets = index_t(1) << n_bits;
-  s.query_codes = query_codes.matrix(index, shape.n_queries, n_hashes);
-  s.key_codes = key_codes.matrix(index, shape.n_keys, n_hashes);
+  s.query_codes = query_codes.rows(r.query_row, n_hashes);
+  s.key_codes = key_codes.rows(r.key_row, n_hashes);
   s.code_bytes = query_codes.bytes;
-  s.values = head.value;
-  s.key_mask = head.key_mask;
   s.order = causal ? Order::causal : Order::all;
   s.scale = 1.0f / float(n_hashes);
-  s.out = out;
   return s;
 }
 
@@ -55,61 +53,103 @@ void collision_counts(const HeadSum<float>& s, float* counts) {
                     : collision_counts<std::uint16_t>(s, counts);
 }
 
+// Which rows of all heads take part: not masked, and finite.
+struct ValidRows {
+  std::vector<std::uint8_t> queries, keys;
+
+  ValidRows(const AttentionShape& shape, const AttentionInputs<float>& in, int threads) {
+    find(in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features, {}, threads,
+         queries);
+    find(in.key, shape.batch, key_heads(shape), shape.n_keys, shape.n_features, in.key_mask,
+         threads, keys);
+  }
+  static void find(const Input<float>& x, index_t batch, index_t heads, index_t rows,
+                   index_t columns, Mask mask, int threads, std::vector<std::uint8_t>& valid) {
+    valid.resize(batch * heads * rows);
+    parallel_for(batch * heads, threads, [&](index_t head) {
+      Arena arena(thread_scratch(sizeof(float) * (rows + conversion_size(x, rows, columns)) + 128));
+      float* inverse = arena.take<float>(rows);
+      const Matrix<const float> m =
+          rows_as<float>(x, {head / heads, head % heads, 0}, rows, columns,
+                         arena.take<float>(conversion_size(x, rows, columns)));
+      kernels().f32.inverse_norms(m, mask.rows(head / heads), inverse, &valid[head * rows]);
+    });
+  }
+};
+
+// add_window for a head whose queries and keys are not at hand yet.
+void add_window_of_head(const AttentionShape& shape, const AttentionOptions& options,
+                        const AttentionInputs<float>& in, const HeadRange& r,
+                        const HeadSum<float>& sampled, int n_bits, float* sums) {
+  const index_t query_size = conversion_size(in.query, r.n_queries, shape.n_features);
+  const index_t key_size = conversion_size(in.key, r.n_keys, shape.n_features);
+  const index_t rows = r.n_queries + r.n_keys;
+  std::vector<float> numbers(rows + query_size + key_size);
+  std::vector<std::uint8_t> valid(rows);
+  float* converted = numbers.data() + rows;
+  AttentionHead<float> head;
+  head.query = rows_as<float>(in.query, r.queries, r.n_queries, shape.n_features, converted);
+  head.key = rows_as<float>(in.key, r.keys, r.n_keys, shape.n_features, converted + query_size);
+  head.value = sampled.values;
+  head.key_mask = mask_of(in.key_mask, r);
+  const Norms<float> norms(numbers.data(), valid.data(), r.n_queries);
+  norms.fill(head);
+  add_window(head, norms, sampled, options, n_bits, sums);
+}
+
 }  // namespace
 
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
-                  const HashFunctions& functions, AttentionInputs<float> in, Tensor<float> out,
+                  const HashFunctions& functions, AttentionInputs<float> in, Output<float> out,
                   void* query_codes, void* key_codes, int threads) {
-  const index_t heads = shape.batch * shape.heads;
+  const index_t heads = head_count(shape);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
-  const bool finite_queries = hash(functions, in.query, shape.batch, shape.heads, shape.n_queries,
-                                   shape.n_features, query_codes, threads);
-  const bool finite_keys = hash(functions, in.key, shape.batch, shape.heads, shape.n_keys,
+  HashFunctions query_functions = functions;
+  query_functions.heads_per_set = shape.heads / key_heads(shape);
+  const bool finite_queries = hash(query_functions, in.query, shape.batch, shape.heads,
+                                   shape.n_queries, shape.n_features, query_codes, threads);
+  const bool finite_keys = hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys,
                                 shape.n_features, key_codes, threads);
   // Rows that are not finite are looked for only when there is a sign of them.
-  std::vector<float> inverse;
-  std::vector<std::uint8_t> valid;
-  const index_t rows = shape.n_queries + shape.n_keys;
-  if (!finite_queries || !finite_keys) {
-    inverse.resize(heads * rows);
-    valid.resize(heads * rows);
-    parallel_for(heads, threads, [&](index_t index) {
-      const AttentionHead<float> head = head_of(shape, in, index);
-      kernels().f32.inverse_norms(head.query, nullptr, &inverse[index * rows],
-                                  &valid[index * rows]);
-      kernels().f32.inverse_norms(head.key, head.key_mask, &inverse[index * rows] + shape.n_queries,
-                                  &valid[index * rows] + shape.n_queries);
-    });
-  }
-  const auto sum_of = [&](index_t index) {
-    AttentionHead<float> head = head_of(shape, in, index);
-    if (!valid.empty()) head.key_mask = &valid[index * rows] + shape.n_queries;
-    return head_sum(shape, head, queries, keys, index, functions.n_bits, functions.n_hashes,
-                    options.causal, rows_of(out, shape, index, shape.n_queries, shape.n_values));
-  };
-  const auto finish = [&](index_t index) {
-    const HeadSum<float> s = sum_of(index);
+  std::optional<ValidRows> valid;
+  if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
+
+  // Slices [first, last) of a head's sums; at the end of a head its normalisation.
+  const auto run = [&](index_t index, index_t first, index_t last, bool finish) {
+    const HeadRange r = head_range(shape, index);
+    HeadSum<float> s =
+        head_sum(r, queries, keys, functions.n_bits, functions.n_hashes, options.causal);
+    const index_t value_size = conversion_size(in.value, r.n_keys, shape.n_values);
+    const index_t out_size = conversion_size(out, r.n_queries, shape.n_values);
+    Arena arena(thread_scratch(sizeof(float) * (value_size + out_size) + 128, Scratch::rows));
+    s.values =
+        rows_as<float>(in.value, r.keys, r.n_keys, shape.n_values, arena.take<float>(value_size));
+    s.out =
+        rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
+    s.key_mask = valid ? &valid->keys[r.key_row] : mask_of(in.key_mask, r);
+    sum_slices(s, first, last);
+    if (!finish) return;
     float* counts = nullptr;
     if (options.normalize == Normalize::sum) {
       counts = static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
       collision_counts(s, counts);
     }
+    if (options.window > 0) add_window_of_head(shape, options, in, r, s, functions.n_bits, counts);
     normalize_output(options.normalize, s.out, counts);
-    if (!valid.empty()) fill_invalid_rows(s.out, &valid[index * rows]);
+    if (valid) fill_invalid_rows(s.out, &valid->queries[r.query_row]);
+    store_rows(out, r.queries, s.out);
   };
 
+  // A few heads are cut into slices of columns, unless these must be converted.
   const index_t slices = slice_count<float>(shape.n_values);
-  if (heads >= 2 * thread_count(threads)) {
-    parallel_for(heads, threads, [&](index_t index) {
-      sum_slices(sum_of(index), 0, slices);
-      finish(index);
-    });
+  if (heads >= 2 * thread_count(threads) || in.value.converted() || out.converted()) {
+    parallel_for(heads, threads, [&](index_t index) { run(index, 0, slices, true); });
   } else {
     parallel_for(heads * slices, threads, [&](index_t task) {
-      sum_slices(sum_of(task / slices), task % slices, task % slices + 1);
+      run(task / slices, task % slices, task % slices + 1, false);
     });
-    parallel_for(heads, threads, finish);
+    parallel_for(heads, threads, [&](index_t index) { run(index, 0, 0, true); });
   }
 }
 
@@ -117,20 +157,24 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
                    index_t n_hashes, AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                    AttentionGradients<float> gradients, int threads) {
   const index_t slices = slice_count<float>(shape.n_values);
-  parallel_for(shape.batch * shape.heads, threads, [&](index_t index) {
-    AttentionHead<float> head = head_of(shape, in, index);
-    const auto s = BackwardScratch<float>::of_thread(shape, options.normalize);
+  for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<float>& b) {
+    AttentionHead<float> head = b.head;
+    const auto s = BackwardScratch<float>::of_thread(head, options.normalize);
     s.norms.fill(head);
     head.key_mask = s.norms.key_valid;
     HeadSum<float> forward =
-        head_sum(shape, head, query_codes, key_codes, index, n_bits, n_hashes, options.causal, {});
+        head_sum(b.range, query_codes, key_codes, n_bits, n_hashes, options.causal);
+    forward.values = head.value;
+    forward.key_mask = head.key_mask;
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
-        options.normalize, rows_of(gradients.out, shape, index, shape.n_queries, shape.n_values), s,
-        &bias, [&](Matrix<float> raw, float* sums) {
+        options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
           forward.out = raw;
           sum_slices(forward, 0, slices);
           if (options.normalize == Normalize::sum) collision_counts(forward, sums);
+          if (options.window > 0)
+            add_window(head, s.norms, forward, options, n_bits,
+                       options.normalize == Normalize::sum ? sums : nullptr);
         });
 
     // Values: the transpose of the sum, from the same codes.
@@ -140,19 +184,20 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     transposed.values = grad;
     transposed.key_mask = s.norms.query_valid;
     transposed.order = options.causal ? Order::reversed : Order::all;
-    transposed.out = rows_of(gradients.value, shape, index, shape.n_keys, shape.n_values);
+    transposed.out = b.value_grad;
     sum_slices(transposed, 0, slices);
-    for (index_t j = 0; j < shape.n_keys; ++j)
+    for (index_t j = 0; j < b.range.n_keys; ++j)
       if (!s.norms.key_valid[j])
-        std::memset(transposed.out.row(j), 0, sizeof(float) * shape.n_values);
+        std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);
 
-    const Matrix<float> query_grad =
-        rows_of(gradients.query, shape, index, shape.n_queries, shape.n_features);
-    const Matrix<float> key_grad =
-        rows_of(gradients.key, shape, index, shape.n_keys, shape.n_features);
+    const auto finish = [&](const PairGradient<float>& p) {
+      if (options.window > 0)
+        add_window_gradient(p, s.norms, forward, options, n_bits, b.value_grad);
+      unit_norms_backward(p);
+    };
     if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
-      fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
+      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.query_codes = forward.query_codes;
       p.key_codes = forward.key_codes;
       p.code_bytes = query_codes.bytes;
@@ -161,16 +206,28 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.scale = 0.5f * float(n_bits) / float(n_hashes);
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
+    } else if (options.gradient == Gradient::collided || options.gradient == Gradient::unbiased) {
+      CollidedGradient p;
+      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
+      p.query_codes = forward.query_codes;
+      p.key_codes = forward.key_codes;
+      p.code_bytes = query_codes.bytes;
+      p.n_hashes = n_hashes;
+      p.n_bits = n_bits;
+      p.weight = options.gradient;
+      p.scratch = thread_scratch(kernels().collided_scratch(p));
+      kernels().collided_gradient(p);
+      finish(p);
     } else {
       ExpectedGradient<float> p;
-      fill_pair_gradient<float>(p, head, s.norms, grad, bias, options.causal, query_grad, key_grad);
+      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.n_bits = n_bits;
       p.weight = Gradient::expected;
       p.value_grad = {};
       p.scratch = thread_scratch(kernels().f32.expected_scratch(shape.n_features, shape.n_values));
       kernels().f32.expected_gradient(p);
-      unit_norms_backward(p);
+      finish(p);
     }
   });
 }

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
+from lshkit.attention.unit_norm import check_lift_scale, lift
 
 ESTIMATORS = ("auto", "sampled", "expected")
-UNIT_NORMS = ("l2",)
+UNIT_NORMS = ("l2", "lift")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # Number of keys per hash up to which the expectation costs less than sampling it: products of every
@@ -33,8 +34,12 @@ def yoso_attention(
     gradient: str = "lower_bound",
     normalize: str | None = "l2",
     unit_norm: str = "l2",
+    lift_scale: float | Tensor | str = 1.0,
+    window: int | None = None,
     enable_gqa: bool = False,
     seed: int | Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, eq. 1-4).
 
@@ -59,55 +64,107 @@ def yoso_attention(
             lengths, where it is the faster one, else sampled.
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4), "expected" by the exact derivative of the probability (eq. 3), in quadratic
-            time. Values get the exact gradient of the sum that was computed.
+            time. "collided" (*YOSO) takes that derivative on the pairs that collide in some hash,
+            "unbiased" divides it by the probability 1 - (1 - p)^n_hashes that such a pair does, so
+            that its mean is the exact gradient; both compare all pairs of codes, in quadratic time
+            and linear memory. For the expectation (also where "auto" takes it) every pair counts
+            and both are the exact derivative, as "expected" is. Values get the exact gradient of
+            the sum that was computed.
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
-        unit_norm: how queries and keys get unit norm: "l2".
-        enable_gqa: False; grouped query heads are not available.
-        seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
-            seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
+        unit_norm: how queries and keys get unit norm. "l2" scales each row, so that cosines are
+            compared. "lift" keeps their lengths: two more features make unit vectors of them whose
+            cosines are q . k / lift_scale (appendix 1.1). Then D + 2 features are hashed, which
+            "hadamard" pads to a power of two: a D of 62 costs half of what a D of 64 does.
+        lift_scale: of "lift", the bound on the squared norms of queries and keys, also called tau
+            in the paper: a number, a tensor of one, or of one for each key head (gradients reach
+            it), or "auto", the largest squared norm of each sequence and head. "auto" would show
+            the future to a causal query, and is refused there. Masked keys and rows with a NaN or
+            infinity do not count.
+        window: None, or the near window of the sampled estimator: pairs of positions |i - j| <
+            window (causal: 0 <= i - j < window) get the probability itself in the place of the
+            collisions that estimate it, in the output and in all gradients (those of queries and
+            keys: its exact weight of the word `gradient`). The mean stays what it is, these pairs
+            add no noise; the cost is n_q window d. The expectation is exact anyway. Not "soft".
+        enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
+            theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
+        seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
+            a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
+            fixes it.
+        cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
+            `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
+            Batch 1. Causal masking and the hash functions are those of each sequence alone.
+        cu_seqlens_k: the same for the keys, where it differs.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
         such a key takes no part. A query that sees no key gives zeros.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
+            row is longer than sqrt(lift_scale).
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
+    window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
+    if window and estimator == "soft":
+        raise ValueError(
+            f"window must be None with estimator='soft', got {window}: the weight that soft codes "
+            f"estimate has no closed form"
+        )
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
-    if enable_gqa:
-        raise ValueError(f"enable_gqa must be False, got {enable_gqa!r}: give each head its keys")
-    _check_tensors(query, key, value)
+    enable_gqa = checks.boolean("enable_gqa", enable_gqa)
+    _check_tensors(query, key, value, enable_gqa)
     if seed is not None:  # None is drawn only where it is used
         seed = seed_tensor(seed, query.device.type)
 
     shape = query.shape
     key_mask = None if attn_mask is None else _key_mask(attn_mask, query, key)
+    starts = _starts(cu_seqlens, cu_seqlens_k, query, key)
     if len(shape) == 3:  # one head
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     elif len(shape) > 4:
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    if unit_norm == "lift":
+        check_lift_scale(lift_scale, key.shape[1], is_causal)
+        query, key = lift(query, key, key_mask, lift_scale)
 
-    options = (is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient])
+    options = (is_causal, torch_ops.NORMALIZE[normalize])
     if estimator == "expected" or (
-        estimator == "auto" and _expected_is_faster(key.shape[-2], n_hashes)
+        estimator == "auto"
+        and _expected_is_faster(
+            key.shape[-2] // (1 if cu_seqlens is None else starts[0].shape[0] - 1), n_hashes
+        )
     ):
-        out = torch_ops.expected_attention(query, key, value, key_mask, n_bits, *options)
+        # Every pair has a weight, as if all collided: what is left of the others is the derivative.
+        code = torch_ops.GRADIENT["lower_bound" if gradient == "lower_bound" else "expected"]
+        out = torch_ops.expected_attention(
+            query, key, value, key_mask, *starts, n_bits, *options, code
+        )
     else:
         family = torch_ops.FAMILY[hasher]
         parameters = torch_ops.hash_parameters(
             seed_tensor(None) if seed is None else seed,
-            query.shape[1],
+            key.shape[1],
             query.shape[-1],
             n_bits,
             n_hashes,
             family,
         )
         out, _, _ = torch_ops.yoso_attention(
-            query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options
+            query,
+            key,
+            value,
+            key_mask,
+            *starts,
+            parameters,
+            family,
+            n_bits,
+            n_hashes,
+            *options,
+            torch_ops.GRADIENT[gradient],
+            window,
         )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
 
@@ -149,7 +206,7 @@ def _check_word(name, word, words) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
 
 
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
@@ -167,9 +224,13 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
         if x.dtype is not query.dtype and not torch.is_autocast_enabled("cpu"):
             raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
-        if x.shape[:-2] != query.shape[:-2]:
+        wanted = query.shape[:-2] if name == "key" or not enable_gqa else key.shape[:-2]
+        if name == "key" and enable_gqa:
+            _check_groups(query, key)
+        elif x.shape[:-2] != wanted:
+            of = "query" if wanted is query.shape[:-2] or not enable_gqa else "key"
             raise ValueError(
-                f"{name} must have query's batch and heads {tuple(query.shape[:-2])}, "
+                f"{name} must have {of}'s batch and heads {tuple(wanted)}, "
                 f"got {tuple(x.shape[:-2])}"
             )
     if query.device.type not in ("cpu", "meta"):
@@ -184,6 +245,75 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"query must have features, got shape {tuple(query.shape)}")
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
+
+
+def _check_groups(query: Tensor, key: Tensor) -> None:
+    if query.dim() < 4 or key.dim() != query.dim():
+        raise ValueError(
+            f"key must be (batch, heads, rows, columns) like query with enable_gqa, got shapes "
+            f"{tuple(key.shape)} and {tuple(query.shape)}"
+        )
+    heads, key_heads = query.shape[-3], key.shape[-3]
+    if key.shape[:-3] != query.shape[:-3]:
+        raise ValueError(
+            f"key must have query's batch {tuple(query.shape[:-3])}, got {tuple(key.shape[:-3])}"
+        )
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(
+            f"key must have a number of heads that divides query's {heads} with enable_gqa, "
+            f"got {key_heads}"
+        )
+
+
+def _starts(
+    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Where packed sequences start among queries and keys, int64 and checked."""
+    if cu_seqlens is None:
+        if cu_seqlens_k is not None:
+            raise ValueError("cu_seqlens_k must be None without cu_seqlens, which the queries need")
+        return None, None
+    batch = query.shape[:1] if query.dim() == 3 else query.shape[:-3]
+    if any(size != 1 for size in batch):
+        raise ValueError(f"query must have batch 1 with cu_seqlens, got batch {tuple(batch)}")
+    query_starts = _sequence_starts("cu_seqlens", cu_seqlens, query)
+    if cu_seqlens_k is None:
+        if key.shape[-2] != query.shape[-2]:
+            raise ValueError(
+                f"cu_seqlens_k must be given where key's length {key.shape[-2]} differs from "
+                f"query's {query.shape[-2]}"
+            )
+        return query_starts, query_starts
+    key_starts = _sequence_starts("cu_seqlens_k", cu_seqlens_k, key)
+    if key_starts.shape != query_starts.shape:
+        raise ValueError(
+            f"cu_seqlens_k must have as many sequences as cu_seqlens, {len(query_starts) - 1}, "
+            f"got {len(key_starts) - 1}"
+        )
+    return query_starts, key_starts
+
+
+def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
+    if starts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
+    if starts.dim() != 1 or starts.shape[0] < 2:
+        raise ValueError(
+            f"{name} must have shape (sequences + 1,), at least one sequence, "
+            f"got {tuple(starts.shape)}"
+        )
+    if starts.device != x.device:
+        raise ValueError(f"{name} must be on {x.device}, got a tensor on {starts.device}")
+    n_rows = x.shape[-2]
+    if not (torch.compiler.is_compiling() or starts.is_meta):  # else the core looks at the values
+        if starts[0] != 0 or starts[-1] != n_rows:
+            raise ValueError(
+                f"{name} must go from 0 to the {n_rows} rows, got {starts[0]} to {starts[-1]}"
+            )
+        if (starts.diff() < 0).any():
+            raise ValueError(f"{name} must not decrease, got {starts.tolist()}")
+    return starts.to(torch.int64).contiguous()
 
 
 def _key_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:

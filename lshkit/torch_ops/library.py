@@ -88,10 +88,13 @@ def register_autocast(name: str) -> None:
     LIBRARY.impl(name, kernel, "AutocastCPU")
 
 
-def register_vmap(name: str, with_batch: tuple[int, ...]) -> None:
+def register_vmap(
+    name: str, with_batch: tuple[int, ...], only_without: tuple[int, ...] = ()
+) -> None:
     """Fold the mapped dimension into the batch of the arguments in with_batch.
 
-    Seeds and parameters have no batch: where these are mapped there is one call for each.
+    Seeds and parameters have no batch: where these are mapped there is one call for each, as where
+    an argument of only_without is given.
     """
     op = getattr(torch.ops.lshkit, name).default
 
@@ -104,7 +107,7 @@ def register_vmap(name: str, with_batch: tuple[int, ...]) -> None:
     def rule(info, in_dims, *args):
         size = info.batch_size
         mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
-        if mapped <= set(with_batch):
+        if mapped <= set(with_batch) and all(args[i] is None for i in only_without):
             args = [fold(x, in_dims[i], size) if i in with_batch else x for i, x in enumerate(args)]
             out = op(*args)
             if isinstance(out, Tensor):

@@ -20,6 +20,13 @@ enum class Precision : int { full = 0, fast = 1 };
 
 struct AttentionShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
+  // Heads of keys and values, each read by heads / key_heads heads of queries in turn and with hash
+  // functions of its own; 0: as many as heads.
+  index_t key_heads = 0;
+  // Packed sequences, batch 1: sequence s has the rows [starts[s], starts[s + 1]) and sees itself
+  // alone. Arrays of sequences + 1 numbers from 0 to the number of rows, or null.
+  index_t sequences = 0;
+  const index_t *query_starts = nullptr, *key_starts = nullptr;
 };
 struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
@@ -30,20 +37,21 @@ struct AttentionOptions {
 };
 template <class T>
 struct AttentionInputs {
-  Tensor<const T> query, key, value;  // queries and keys need not have unit norm: they are scaled
+  Input<T> query, key, value;  // queries and keys need not have unit norm: they are scaled
   Mask key_mask;
 };
 template <class T>
 struct AttentionGradients {
-  Tensor<const T> out;          // gradient of the loss in the output
-  Tensor<T> query, key, value;  // every element is written
+  Input<T> out;                 // gradient of the loss in the output
+  Output<T> query, key, value;  // every element is written
 };
 
-// Sampled estimator (YOSO-m). Writes out and the contiguous codes (batch, heads, rows, n_hashes)
+// Sampled estimator (YOSO-m). Writes out and the contiguous codes (batch, heads, rows, n_hashes) of
+// queries and of keys, the latter with key_heads heads,
 // that the backward takes. Rows with a NaN or infinity: such a query's output is NaN, such a key
 // takes no part.
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
-                  const HashFunctions& functions, AttentionInputs<float> in, Tensor<float> out,
+                  const HashFunctions& functions, AttentionInputs<float> in, Output<float> out,
                   void* query_codes, void* key_codes, int threads);
 void yoso_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                    index_t n_hashes, AttentionInputs<float> in, Codes query_codes, Codes key_codes,
@@ -53,7 +61,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
 // or double.
 template <class T>
 void expected_forward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
-                      AttentionInputs<T> in, Tensor<T> out, int threads);
+                      AttentionInputs<T> in, Output<T> out, int threads);
 template <class T>
 void expected_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                        AttentionInputs<T> in, AttentionGradients<T> gradients, int threads);

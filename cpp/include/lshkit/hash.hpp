@@ -23,7 +23,8 @@ enum class Family : int { hyperplane = 0, hadamard = 1 };
 struct HashFunctions {
   Family family = Family::hadamard;
   const float* parameters = nullptr;
-  index_t head_stride = 0;  // elements from one head's set to the next; 0: one set for all heads
+  index_t head_stride = 0;    // elements from one head's set to the next; 0: one set for all heads
+  index_t heads_per_set = 1;  // heads in a row that share a set
   index_t columns = 0;
   int n_bits = 8;  // 1 to 16
   index_t n_hashes = 32;
@@ -32,7 +33,7 @@ struct HashFunctions {
 // codes: contiguous (batch, heads, rows, n_hashes), uint8 for n_bits <= 8, else uint16.
 // Returns true when every projection was finite, that is when x has no NaN or infinity (values so
 // large that a projection overflows float32 also give false).
-bool hash(const HashFunctions& functions, Tensor<const float> x, index_t batch, index_t heads,
+bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
           index_t rows, index_t n_features, void* codes, int threads);
 
 }  // namespace lshkit

@@ -21,6 +21,45 @@ struct Tensor {
   }
 };
 
+// The floats that a tensor's elements may be.
+enum class Element : int { float32 = 0, float64 = 1, bfloat16 = 2, float16 = 3 };
+template <class T>
+constexpr Element kElement = sizeof(T) == 4 ? Element::float32 : Element::float64;
+constexpr index_t element_bytes(Element element) {
+  return element == Element::float64 ? 8 : element == Element::float32 ? 4 : 2;
+}
+
+// A Tensor that is computed with in T (float or double) and whose elements may be shorter: rows are
+// converted where they are used, never the whole of it. Void: const void or void.
+template <class T, class Void>
+struct FloatTensor {
+  Void* data = nullptr;
+  index_t batch_stride = 0;
+  index_t head_stride = 0;
+  index_t row_stride = 0;
+  Element element = kElement<T>;
+
+  FloatTensor() = default;
+  FloatTensor(Void* elements, index_t batch, index_t head, index_t row, Element kind)
+      : data(elements), batch_stride(batch), head_stride(head), row_stride(row), element(kind) {}
+  template <class Same>
+  FloatTensor(Tensor<Same> t)
+      : FloatTensor(t.data, t.batch_stride, t.head_stride, t.row_stride, kElement<T>) {
+    static_assert(sizeof(Same) == sizeof(T), "other elements are named by their kind");
+  }
+  bool converted() const { return element != kElement<T>; }
+  Void* row(index_t batch, index_t head, index_t index) const {
+    const index_t offset = batch * batch_stride + head * head_stride + index * row_stride;
+    return static_cast<Void*>(
+        const_cast<char*>(static_cast<const char*>(static_cast<const void*>(data))) +
+        offset * element_bytes(element));
+  }
+};
+template <class T>
+using Input = FloatTensor<T, const void>;
+template <class T>
+using Output = FloatTensor<T, void>;
+
 // A key mask (batch, rows) of bytes, shared by the heads: nonzero takes part. No data: all do.
 struct Mask {
   const std::uint8_t* data = nullptr;
@@ -38,6 +77,10 @@ struct Codes {
 
   const void* matrix(index_t flat_head, index_t rows, index_t n_hashes) const {
     return static_cast<const char*>(data) + flat_head * rows * n_hashes * bytes;
+  }
+  // From a row of all heads' rows in turn.
+  const void* rows(index_t row, index_t n_hashes) const {
+    return static_cast<const char*>(data) + row * n_hashes * bytes;
   }
 };
 

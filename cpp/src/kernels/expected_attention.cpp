@@ -1,6 +1,7 @@
 // Attention with the collision probability itself, p(x) = (1 - acos(x) / pi)^n_bits (YOSO-E), and
 // its gradients, blocked so that no n x n matrix is formed: a chunk of keys is packed once and
 // meets the queries chunk by chunk. Bound: flops, 4 d a pair forward and 10 d backward.
+#include "collision_probability.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
@@ -10,92 +11,6 @@ namespace LSHKIT_ISA {
 namespace {
 
 constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
-
-constexpr double kPi = 3.14159265358979323846;
-
-// acos for 0 <= a <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
-LSHKIT_INLINE Vec<float> select(Int<float> mask, Vec<float> a, Vec<float> b) {
-  return Vec<float>((mask & Int<float>(a)) | (~mask & Int<float>(b)));
-}
-LSHKIT_INLINE Vec<double> select(Int<double> mask, Vec<double> a, Vec<double> b) {
-  return Vec<double>((mask & Int<double>(a)) | (~mask & Int<double>(b)));
-}
-#if defined(LSHKIT_ISA_AVX512)
-LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
-LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm512_maskz_sqrt_pd(0xff, x); }
-#elif defined(LSHKIT_ISA_AVX2)
-LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
-LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
-#else
-LSHKIT_INLINE Vec<float> root(Vec<float> x) {
-  for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
-  return x;
-}
-LSHKIT_INLINE Vec<double> root(Vec<double> x) {
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
-  return x;
-}
-#endif
-LSHKIT_INLINE Vec<float> arccos(Vec<float> a) {
-  Vec<float> p = broadcast<float>(-0.0012624911f);
-  p = p * a + 0.0066700901f;
-  p = p * a - 0.0170881256f;
-  p = p * a + 0.0308918810f;
-  p = p * a - 0.0501743046f;
-  p = p * a + 0.0889789874f;
-  p = p * a - 0.2145988016f;
-  p = p * a + 1.5707963050f;
-  return p * root(1.0f - a);
-}
-LSHKIT_INLINE Vec<double> arccos(Vec<double> a) {
-  for (int i = 0; i < kLanes<double>; ++i) a[i] = __builtin_acos(a[i]);
-  return a;
-}
-
-template <class T>
-LSHKIT_INLINE Vec<T> clamp(Vec<T> x) {
-  const Vec<T> one = broadcast<T>(1);
-  x = select(x > one, one, x);
-  return select(x < -one, -one, x);
-}
-// base^n by squaring
-template <class T>
-LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
-  Vec<T> result = broadcast<T>(1);
-  for (; n > 0; n >>= 1) {
-    if (n & 1) result *= base;
-    base *= base;
-  }
-  return result;
-}
-
-// The distance to x = 1 below which the derivative stops growing: 1 - x^2 is rounding noise there.
-template <class T>
-constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
-
-// The probability 1 - acos(x) / pi that one bit agrees. From acos(|x|) at both ends, so that
-// nothing cancels near x = -1; within rounding of it vectors count as opposite and agree in no bit.
-template <class T>
-LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
-  constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
-  const Int<T> negative = x < T(0);
-  const Vec<T> a = select(negative, -x, x), t = arccos(a) * T(1 / kPi);
-  return select(negative, select(a > broadcast<T>(kOpposite), Vec<T>{}, t), 1 - t);
-}
-template <class T>
-LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {
-  return power<T>(agreement<T>(clamp<T>(x)), n_bits);
-}
-// The gradient's weight and, through p, the probability.
-template <class T>
-LSHKIT_INLINE Vec<T> weight(Vec<T> x, int n_bits, Gradient kind, Vec<T>* p) {
-  x = clamp<T>(x);
-  const Vec<T> bit = agreement<T>(x), lower = power<T>(bit, n_bits - 1);
-  *p = lower * bit;
-  if (kind == Gradient::lower_bound) return *p * T(n_bits * 0.5);
-  const Vec<T> square = 1 - x * x, floor = broadcast<T>(kFloor<T>);
-  return lower * T(n_bits / kPi) / root(select(square < floor, floor, square));
-}
 
 template <class T>
 struct Scratch {

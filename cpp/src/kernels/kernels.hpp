@@ -60,6 +60,17 @@ struct Matrix {
   T* row(index_t i) const { return data + i * stride; }
 };
 
+// ---- collisions ----
+// The rows whose pairs are looked at; n_hashes <= 65535.
+struct PairCodes {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes, n_queries, n_keys;
+  const std::uint8_t *query_valid, *key_valid;  // null: all
+  bool causal;                                  // key <= query
+  index_t first_query;                          // the position of query 0 among all
+};
+
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
 // query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
@@ -81,6 +92,15 @@ struct LowerBoundGradient : PairGradient<float> {
   index_t n_hashes, n_buckets;
   float scale;
 };
+// Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.
+// n_hashes <= 65535.
+struct CollidedGradient : PairGradient<float> {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes;
+  int n_bits;
+  Gradient weight;
+};
 // w from the collision probability p(x) = (1 - acos(x) / pi)^n_bits, x = q_i . k_j.
 template <class T>
 struct ExpectedGradient : PairGradient<T> {
@@ -100,6 +120,27 @@ struct ExpectedSum {
   Matrix<T> out;
   T* row_sum;
   void* scratch;
+};
+
+// ---- near window ----
+// The pairs of valid rows with |i - j| < window, causal: 0 <= i - j < window.
+struct WindowPairs : PairGradient<float> {
+  PairCodes codes;
+  int n_bits;
+  index_t window;
+};
+// out_i += sum_j e_ij value_j and, where not null, row_sum_i += sum_j e_ij, with e_ij = p(x_ij) -
+// the share of the hashes in which the pair collides, for the queries first <= i < last.
+struct WindowSum : WindowPairs {
+  index_t first, last;
+  Matrix<float> out;
+  float* row_sum;
+};
+// value_grad_j += sum_i e_ij grad_i, and query_grad and key_grad gain what the pairs' exact weights
+// are above their sampled ones.
+struct WindowGradient : WindowPairs {
+  Gradient weight;
+  Matrix<float> value_grad;
 };
 
 template <class T>
@@ -128,10 +169,18 @@ struct TypedKernels {
 
 struct Kernels {
   const char* name;
+  // count floats from bfloat16 or float16 and back, rounded to nearest even; NaN stays NaN.
+  void (*widen)(const void* from, Element element, index_t count, float* to);
+  void (*narrow)(const float* from, index_t count, Element element, void* to);
   bool (*hash_hadamard)(const HashRows&);
   bool (*hash_hyperplane)(const HashRows&);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
+  index_t (*collided_scratch)(const CollidedGradient&);  // bytes
+  void (*collided_gradient)(const CollidedGradient&);
+  index_t (*window_scratch)(const WindowPairs&);  // bytes
+  void (*window_sum)(const WindowSum&);
+  void (*window_gradient)(const WindowGradient&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
 
@@ -159,6 +208,8 @@ Kernels table();
 #ifdef LSHKIT_ISA
 // What the kernel files of one instruction set define, and its table.cpp collects.
 namespace LSHKIT_ISA {
+void widen(const void*, Element, index_t, float*);
+void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 index_t lower_bound_scratch(const LowerBoundGradient&);
@@ -167,6 +218,11 @@ index_t lower_bound_pairs_scratch(const LowerBoundGradient&);
 void lower_bound_pairs(const LowerBoundGradient&);
 index_t lower_bound_buckets_scratch(const LowerBoundGradient&);
 void lower_bound_buckets(const LowerBoundGradient&);
+index_t collided_scratch(const CollidedGradient&);
+void collided_gradient(const CollidedGradient&);
+index_t window_scratch(const WindowPairs&);
+void window_sum(const WindowSum&);
+void window_gradient(const WindowGradient&);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

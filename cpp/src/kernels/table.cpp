@@ -9,10 +9,17 @@ namespace LSHKIT_ISA {
 
 Kernels table() {
   return Kernels{LSHKIT_STRING(LSHKIT_ISA),
+                 widen,
+                 narrow,
                  hash_hadamard,
                  hash_hyperplane,
                  lower_bound_scratch,
                  lower_bound_gradient,
+                 collided_scratch,
+                 collided_gradient,
+                 window_scratch,
+                 window_sum,
+                 window_gradient,
                  {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
                   normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
                   expected_scratch_f32, expected_sum, expected_gradient},

@@ -1,0 +1,151 @@
+#pragma once
+// The collision probability p(x) = (1 - acos(x) / pi)^n_bits of a pair with cosine x, and a pair's
+// weight in the gradient of queries and keys, a register of pairs at a time.
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// acos for 0 <= a <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
+LSHKIT_INLINE Vec<float> select(Int<float> mask, Vec<float> a, Vec<float> b) {
+  return Vec<float>((mask & Int<float>(a)) | (~mask & Int<float>(b)));
+}
+LSHKIT_INLINE Vec<double> select(Int<double> mask, Vec<double> a, Vec<double> b) {
+  return Vec<double>((mask & Int<double>(a)) | (~mask & Int<double>(b)));
+}
+#if defined(LSHKIT_ISA_AVX512)
+LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm512_maskz_sqrt_ps(0xffff, x); }
+LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm512_maskz_sqrt_pd(0xff, x); }
+#elif defined(LSHKIT_ISA_AVX2)
+LSHKIT_INLINE Vec<float> root(Vec<float> x) { return _mm256_sqrt_ps(x); }
+LSHKIT_INLINE Vec<double> root(Vec<double> x) { return _mm256_sqrt_pd(x); }
+#else
+LSHKIT_INLINE Vec<float> root(Vec<float> x) {
+  for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+}
+LSHKIT_INLINE Vec<double> root(Vec<double> x) {
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+}
+#endif
+LSHKIT_INLINE Vec<float> arccos(Vec<float> a) {
+  Vec<float> p = broadcast<float>(-0.0012624911f);
+  p = p * a + 0.0066700901f;
+  p = p * a - 0.0170881256f;
+  p = p * a + 0.0308918810f;
+  p = p * a - 0.0501743046f;
+  p = p * a + 0.0889789874f;
+  p = p * a - 0.2145988016f;
+  p = p * a + 1.5707963050f;
+  return p * root(1.0f - a);
+}
+LSHKIT_INLINE Vec<double> arccos(Vec<double> a) {
+  for (int i = 0; i < kLanes<double>; ++i) a[i] = __builtin_acos(a[i]);
+  return a;
+}
+
+template <class T>
+LSHKIT_INLINE Vec<T> clamp(Vec<T> x) {
+  const Vec<T> one = broadcast<T>(1);
+  x = select(x > one, one, x);
+  return select(x < -one, -one, x);
+}
+// base^n by squaring
+template <class T>
+LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
+  Vec<T> result = broadcast<T>(1);
+  for (; n > 0; n >>= 1) {
+    if (n & 1) result *= base;
+    base *= base;
+  }
+  return result;
+}
+
+// The distance to x = 1 below which the derivative stops growing: 1 - x^2 is rounding noise there.
+template <class T>
+constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
+
+// The probability 1 - acos(x) / pi that one bit agrees. From acos(|x|) at both ends, so that
+// nothing cancels near x = -1; within rounding of it vectors count as opposite and agree in no bit.
+template <class T>
+LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
+  constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
+  const Int<T> negative = x < T(0);
+  const Vec<T> a = select(negative, -x, x), t = arccos(a) * T(1 / kPi);
+  return select(negative, select(a > broadcast<T>(kOpposite), Vec<T>{}, t), 1 - t);
+}
+template <class T>
+LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {
+  return power<T>(agreement<T>(clamp<T>(x)), n_bits);
+}
+// The gradient's weight and, through p, the probability.
+template <class T>
+LSHKIT_INLINE Vec<T> weight(Vec<T> x, int n_bits, Gradient kind, Vec<T>* p) {
+  x = clamp<T>(x);
+  const Vec<T> bit = agreement<T>(x), lower = power<T>(bit, n_bits - 1);
+  *p = lower * bit;
+  if (kind == Gradient::lower_bound) return *p * T(n_bits * 0.5);
+  const Vec<T> square = 1 - x * x, floor = broadcast<T>(kFloor<T>);
+  return lower * T(n_bits / kPi) / root(select(square < floor, floor, square));
+}
+
+// log(1 - p) and e^t - 1 for 0 <= p <= 1 and t <= 0, to a few units of the last place of the result
+// (polynomials: Cephes, S. L. Moshier). p = 1 counts as 1 - 1e-30.
+LSHKIT_INLINE Vec<float> log1p_minus(Vec<float> p) {
+  const Vec<float> smallest = broadcast<float>(1e-30f);
+  Vec<float> u = 1 - p;
+  const Vec<float> rounded = (1 - u) - p;  // what u lacks, exactly
+  u = select(u < smallest, smallest, u);
+  const Int<float> bits = Int<float>(u), exponent = (bits - 0x3f3504f3) >> 23;
+  const Vec<float> e = __builtin_convertvector(exponent, Vec<float>);
+  const Vec<float> x = Vec<float>(bits - (exponent << 23)) - 1, square = x * x;
+  Vec<float> y = broadcast<float>(7.0376836292e-2f);
+  y = y * x - 1.1514610310e-1f;
+  y = y * x + 1.1676998740e-1f;
+  y = y * x - 1.2420140846e-1f;
+  y = y * x + 1.4249322787e-1f;
+  y = y * x - 1.6668057665e-1f;
+  y = y * x + 2.0000714765e-1f;
+  y = y * x - 2.4999993993e-1f;
+  y = y * x + 3.3333331174e-1f;
+  y = y * x * square - 2.12194440e-4f * e - 0.5f * square + rounded / u;
+  return x + y + 0.693359375f * e;
+}
+LSHKIT_INLINE Vec<float> expm1(Vec<float> t) {
+  const Vec<float> lowest = broadcast<float>(-80.0f);
+  t = select(t < lowest, lowest, t);
+  const Int<float> n = __builtin_convertvector(t * 1.44269504f - 0.5f, Int<float>);
+  const Vec<float> whole = __builtin_convertvector(n, Vec<float>);
+  const Vec<float> r = t - 0.693359375f * whole + 2.12194440e-4f * whole;
+  Vec<float> y = broadcast<float>(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * r * r + r;
+  const Vec<float> scale = Vec<float>((n + 127) << 23);
+  return scale * y + (scale - 1);
+}
+// p'(x) / (1 - (1 - p)^n_hashes), the weight of a pair that has collided in one of n_hashes hashes,
+// as (p' / p) (p / (1 - (1 - p)^n_hashes)): p may be too small for a float, its ratios are not.
+// Where no bit can agree there is no such pair, and the weight is 0.
+LSHKIT_INLINE Vec<float> unbiased_weight(Vec<float> x, int n_bits, float n_hashes) {
+  x = clamp<float>(x);
+  const Vec<float> bit = agreement<float>(x), p = power<float>(bit, n_bits);
+  const Vec<float> square = 1 - x * x, floor = broadcast<float>(kFloor<float>);
+  const Vec<float> sine = root(select(square < floor, floor, square));
+  const Vec<float> seen = p / -expm1(n_hashes * log1p_minus(p));
+  const Vec<float> share = select(p < 1e-30f, broadcast<float>(1 / n_hashes), seen);
+  const Vec<float> w = share * float(n_bits / kPi) / (sine * bit);
+  return select(bit > 0.0f, w, Vec<float>{});
+}
+
+}  // namespace
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,42 @@
+#pragma once
+// Rows of a tensor as the kernels take them: in float or double, converted where they are shorter.
+#include "kernels/kernels.hpp"
+
+namespace lshkit {
+
+struct RowPosition {
+  index_t batch, head, row;
+};
+
+// What rows_as needs to convert to: so many T, none where the tensor's elements are T already.
+template <class T, class Void>
+index_t conversion_size(const FloatTensor<T, Void>& x, index_t rows, index_t columns) {
+  return x.converted() ? rows * columns : 0;
+}
+
+template <class T>
+Matrix<const T> rows_as(const Input<T>& x, RowPosition at, index_t rows, index_t columns,
+                        T* converted) {
+  if (!x.converted())
+    return {static_cast<const T*>(x.row(at.batch, at.head, at.row)), x.row_stride, rows, columns};
+  if constexpr (sizeof(T) == sizeof(float))
+    for (index_t i = 0; i < rows; ++i)
+      kernels().widen(x.row(at.batch, at.head, at.row + i), x.element, columns,
+                      converted + i * columns);
+  return {converted, columns, rows, columns};
+}
+
+// Where to write such rows: the tensor's own, or `converted`, for store_rows to bring home.
+template <class T>
+Matrix<T> rows_to(const Output<T>& x, RowPosition at, index_t rows, index_t columns, T* converted) {
+  if (x.converted()) return {converted, columns, rows, columns};
+  return {static_cast<T*>(x.row(at.batch, at.head, at.row)), x.row_stride, rows, columns};
+}
+template <class T>
+void store_rows(const Output<T>& x, RowPosition at, Matrix<T> rows) {
+  if constexpr (sizeof(T) == sizeof(float))
+    for (index_t i = 0; x.converted() && i < rows.rows; ++i)
+      kernels().narrow(rows.row(i), rows.columns, x.element, x.row(at.batch, at.head, at.row + i));
+}
+
+}  // namespace lshkit

@@ -1,0 +1,154 @@
+"""Unit norm by two more coordinates instead of a division: attention by inner products."""
+
+import math
+import numbers
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+AUTO = "auto"
+
+
+def check_lift_scale(lift_scale: float | Tensor | str, n_heads: int, is_causal: bool) -> None:
+    """What can be said without the values of a tensor."""
+    wanted = "a number > 0, a tensor of one or of a number for each head, or 'auto'"
+    if isinstance(lift_scale, str):
+        if lift_scale != AUTO:
+            raise ValueError(f"lift_scale must be {wanted}, got {lift_scale!r}")
+        if is_causal:
+            raise ValueError(
+                "lift_scale must be a number or tensor with is_causal=True, got 'auto': the "
+                "largest norm of all rows would tell early queries of later ones"
+            )
+    elif isinstance(lift_scale, Tensor):
+        if not lift_scale.is_floating_point():
+            raise TypeError(f"lift_scale must be {wanted}, got dtype {lift_scale.dtype}")
+        if lift_scale.shape not in ((), (1,), (n_heads,)):
+            raise ValueError(
+                f"lift_scale must be {wanted}: shape () or ({n_heads},), "
+                f"got {tuple(lift_scale.shape)}"
+            )
+    elif isinstance(lift_scale, bool) or not isinstance(lift_scale, numbers.Real):
+        raise TypeError(f"lift_scale must be {wanted}, got {lift_scale!r}")
+    elif not 0 < lift_scale < math.inf:
+        raise ValueError(f"lift_scale must be {wanted}, got {lift_scale}")
+
+
+def lift(
+    query: Tensor, key: Tensor, key_mask: Tensor | None, lift_scale: float | Tensor | str
+) -> tuple[Tensor, Tensor]:
+    """Unit rows whose inner products are those of query and key over tau = lift_scale.
+
+    [q, sqrt(tau - |q|^2), 0] / sqrt(tau) and [k, 0, sqrt(tau - |k|^2)] / sqrt(tau) (YOSO, ICML
+    2021, appendix 1.1, after Neyshabur and Srebro 2015). tau bounds the squared norms.
+
+    The root's argument (in units of tau) is kept at the machine epsilon and above, while its
+    derivative stays that of the argument itself. So a row on the bound, where the root has an
+    infinite slope, has finite gradients, and they are the right ones: a cosine q . k / tau does not
+    depend on the roots, whose parts in its gradient cancel for whatever value they have.
+
+    Args:
+        query: `(B, H, N_q, D)`. Half precision is lifted in float32 and rounded at the end.
+        key: `(B, H_k, N_k, D)`; H is a multiple of H_k.
+        key_mask: `(B, N_k)`, True takes part, or None.
+        lift_scale: tau, of shape () or (H_k,) if a tensor, or "auto": the largest squared norm of
+            the finite rows that take part, for each sequence and key head, so that a sequence does
+            not depend on its batch mates. It is differentiated like everything else: without that
+            part the gradient would ask for ever larger norms, which scale nothing.
+
+    Returns:
+        `(B, H, N_q, D + 2)` and `(B, H_k, N_k, D + 2)`.
+
+    Raises:
+        ValueError: a finite row of a query or of a key that takes part is outside the bound, by
+            more than rounding makes of it, or lift_scale is not positive. In a compiled graph that
+            is an assertion, raised when the graph runs.
+    """
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    if key_mask is not None:  # whatever they hold, NaN included, it reaches no gradient
+        key = key.masked_fill(~key_mask[:, None, :, None], 0)
+    rows = query.to(wide), key.to(wide)
+    if isinstance(lift_scale, str):
+        tau = _largest_square(*rows)
+    elif isinstance(lift_scale, Tensor):
+        tau = lift_scale.to(wide).reshape(-1, 1, 1)
+        _require((tau > 0) & tau.isfinite(), "lift_scale must be > 0 and finite")
+    else:
+        tau = float(lift_scale)
+    query_tau = tau
+    if isinstance(tau, Tensor) and tau.shape[-3] > 1:
+        query_tau = tau.repeat_interleave(query.shape[1] // key.shape[1], -3)
+    bounded = not isinstance(lift_scale, str)  # or else the bound comes from the rows
+    if bounded:
+        _require_inside("query", query, rows[0], query_tau)
+        _require_inside("key", key, rows[1], tau)
+    lifted = _lift(rows[0], query_tau, True), _lift(rows[1], tau, False)
+    return lifted[0].to(query.dtype), lifted[1].to(key.dtype)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x.detach(), math.inf, -1, keepdim=True).isfinite()
+
+
+def _largest_square(query: Tensor, key: Tensor) -> Tensor:
+    """(B, H_k, 1, 1); one where all rows are zero."""
+    groups = query.shape[1] // max(1, key.shape[1])
+    query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3)  # heads that share keys
+    both = torch.cat((query, key), -2)
+    if both.shape[-2] == 0:
+        return both.new_ones(()).expand(*both.shape[:2], 1, 1)
+    both = torch.where(_finite(both), both, 0)
+    largest = (both * both).sum(-1, keepdim=True).amax(-2, keepdim=True)
+    _require(
+        largest.isfinite(), f"query and key must have squared norms below the limit of {both.dtype}"
+    )
+    return torch.where(largest > 0, largest, 1)
+
+
+def _lift(x: Tensor, tau: float | Tensor, is_query: bool) -> Tensor:
+    # A NaN must not reach the gradient of a scale that other rows share.
+    shared = isinstance(tau, Tensor) and tau.requires_grad
+    finite = _finite(x) if shared else None
+    scaled = _over_root(torch.where(finite, x, 0) if shared else x, tau)
+    rest = 1 - (scaled * scaled).sum(-1, keepdim=True)
+    rest = rest + (torch.finfo(x.dtype).eps - rest.detach()).clamp(min=0)
+    root, other = rest.sqrt(), torch.zeros_like(rest)
+    lifted = torch.cat((scaled, root, other) if is_query else (scaled, other, root), -1)
+    return torch.where(finite, lifted, torch.nn.functional.pad(x, (0, 2))) if shared else lifted
+
+
+def _over_root(x: Tensor, tau: float | Tensor) -> Tensor:
+    return x / (tau.sqrt() if isinstance(tau, Tensor) else math.sqrt(tau))
+
+
+def _require_inside(name: str, given: Tensor, x: Tensor, tau: float | Tensor) -> None:
+    """x: the rows given, in the wider dtype. The slack is what scaling them to the bound rounds."""
+    slack = 2 * torch.finfo(given.dtype).eps + 8 * torch.finfo(x.dtype).eps
+    x = x.detach()
+    scaled = _over_root(x, tau.detach() if isinstance(tau, Tensor) else tau)
+    square = (scaled * scaled).sum(-1)
+    inside = (square <= 1 + slack) | ~_finite(x).squeeze(-1)
+
+    def details():
+        worst = int(square.masked_fill(inside, 0).argmax())
+        norm = float(x.reshape(-1, x.shape[-1])[worst].double().norm())
+        bound = norm / float(scaled.reshape(-1, x.shape[-1])[worst].double().norm())
+        return f" = {bound:.6g}, got {norm:.6g}: give a larger lift_scale, or 'auto'"
+
+    _require(inside, f"{name} must have rows of norm at most sqrt(lift_scale)", details)
+
+
+def _require(condition: Tensor, message: str, details=None) -> None:
+    condition = condition.detach().all()
+    if condition.is_meta:
+        return
+    if torch.compiler.is_compiling() or is_fake(condition):  # a graph cannot branch on the values
+        torch._assert_async(condition, message)
+        return
+    if torch._C._functorch.is_functorch_wrapped_tensor(condition):  # all of what vmap maps over
+        details = None
+        while torch._C._functorch.is_functorch_wrapped_tensor(condition):
+            condition = torch._C._functorch.get_unwrapped(condition)
+    if not condition.all():
+        raise ValueError(message + (details() if details else ""))
