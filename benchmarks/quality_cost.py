@@ -361,7 +361,8 @@ def table(results: dict) -> str:
     read_at = min(ends) if ends and all("steps" in b for b in budgets) else None
 
     header = [f"loss after {b} | steps/s" for b in budgets]
-    header += [f"on the way, at {read_at:.0f} s"] * (read_at is not None)
+    if read_at is not None:
+        header.append(f"on the way, at {read_at:.0f} s")
     header += [f"with {2 * N_HASHES} hashes", "seeds"]
     lines = [f"| method | {' | '.join(header)} |"]
     lines.append("|---" * (lines[0].count("|") - 1) + "|")
