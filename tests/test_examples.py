@@ -1,4 +1,4 @@
-"""The example and the benchmark run from the command line and leave what they promise."""
+"""The examples and the benchmarks run from the command line and leave what they promise."""
 
 import json
 import os
@@ -12,7 +12,9 @@ torch = pytest.importorskip("torch")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "python_examples" / "quickstart.py"
+CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
 BENCHMARK = ROOT / "benchmarks" / "attention_cpu.py"
+QUALITY = ROOT / "benchmarks" / "quality_cost.py"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -82,6 +84,87 @@ def test_quickstart_refuses_bad_options_by_name(tmp_path, text, options, message
     assert done.returncode == 2
     assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_causal_lm_ends_in_tables_a_sample_and_a_picture(tmp_path, text):
+    needs_example_packages()
+    picture = tmp_path / "causal.png"
+    options = ("--quick", "--threads", 1, "--text", text, "--out", picture)
+    done = run(CAUSAL_LM, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {line[:40].strip(): line[40:].split() for line in done.stdout.splitlines()}
+    for name in (
+        "held-out loss, nats a byte",
+        "training, bytes / s",
+        "generating, bytes / s at 64",
+    ):
+        softmax, soft = (float(cell.replace(",", "")) for cell in rows[name])
+        assert softmax > 0 and soft > 0
+    # Two layers of 128 keys and values in fp32, at 1k, 16k and 128k; a state has one size.
+    assert rows["softmax: key-value cache"] == ["2.0", "32.0", "256.0"]
+    assert len(set(rows["soft codes, n_bits=12"])) == 1
+    for name in ("softmax", "soft codes"):
+        assert f"--- generated with {name} ---" in done.stdout
+        assert f"{name:<10}: 100%" in done.stderr  # its progress bar
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--n-probes", 5000), "n_probes"),
+        (("--sharpness", 0), "sharpness"),
+        (("--temperature", 0), "--temperature"),
+        (("--contexts", 1), "--contexts"),
+        (("--contexts", 10**9), "--text"),
+        (("--embed-dim", 6), "--embed-dim"),
+        (("--out", "missing/causal.png"), "missing"),
+    ],
+)
+def test_causal_lm_refuses_bad_options_by_name(tmp_path, text, options, message):
+    needs_example_packages()
+    small = ("--length", 64, "--contexts", 64, "--text", text)
+    done = run(CAUSAL_LM, *small, *options, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def run_quality(*options, folder, text):
+    small = ("--length", 32, "--batch-size", 1, "--embed-dim", 16, "--heads", 2, "--layers", 1)
+    few = ("--seeds", 0, "--evaluations", 2, "--eval-batches", 1, "--text", text)
+    files = ("--out", folder / "new" / "quality.json", "--figure", folder / "new" / "quality.png")
+    return run(QUALITY, *small, *few, *files, *options, folder=folder)
+
+
+def test_quality_benchmark_runs_every_method_and_resumes(tmp_path, text):
+    needs_example_packages()
+    done = run_quality("--steps", 2, folder=tmp_path, text=text)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "new" / "quality.json"
+    results = json.loads(path.read_text())
+    methods = [run["method"] for run in results["runs"]]
+    assert len(methods) == len(set(methods)) == 11
+    assert {"softmax", "YOSO-E", "lower_bound", "no attention"} <= set(methods)
+    for result in results["runs"]:
+        assert result["steps"] == [0, 1, 2]
+        assert result["seconds"] == sorted(result["seconds"])
+        assert all(0 < loss < 10 for loss in result["losses"])
+        assert f"| {result['method']} | {result['losses'][-1]:.3f} |" in done.stdout
+    assert path.with_name("quality.png").read_bytes().startswith(PNG_SIGNATURE)
+
+    refused = run_quality("--steps", 2, folder=tmp_path, text=text)
+    assert refused.returncode == 2 and "--resume" in refused.stderr.splitlines()[-1]
+    other = run_quality("--steps", 2, "--resume", "--lr", 1, folder=tmp_path, text=text)
+    assert other.returncode == 2 and "other settings" in other.stderr.splitlines()[-1]
+
+    timed = ("--methods", "softmax", "--seconds", 0.01, "--resume")
+    done = run_quality(*timed, folder=tmp_path, text=text)
+    assert done.returncode == 0, done.stderr
+    added = json.loads(path.read_text())["runs"]
+    assert len(added) == 12 and all(run in added for run in results["runs"])
+    assert added[0]["budget"] == "0.01 s" and added[0]["seconds"][-1] >= 0.01
+    assert "| loss after 0.01 s |" in done.stdout and "| loss after 2 steps |" in done.stdout
 
 
 def test_benchmark_writes_all_results(tmp_path):
