@@ -66,13 +66,13 @@ def yoso_attention(
         unit_norm: how queries and keys get unit norm: "l2".
         precision: of the forward pass where it samples. "fast" hashes with 16-bit rotations
             ("hadamard" with up to 128 features; else in full) and sums in tables of 16-bit
-            integers, in about half the time. About one bit of a code in 10^4 differs, where its
+            integers, in about 0.6 of the time. About one bit of a code in 10^4 differs, where its
             projection is within rounding of zero: codes collide with the same probability. Each
-            value is rounded to a step of its column, which puts an error of 1e-4 (length 512) to
-            1e-3 (40,000 and more), relative to the output's root mean square before normalize,
-            on random values. Values that 16 bits cannot hold so well (a few much larger than the
-            rest, very many in a bucket, not finite) are summed in full. Gradients are computed in
-            full from these codes.
+            value is rounded to a step of its column, which puts an error of 2e-4 (length 512) to
+            1e-3 (hundreds of keys a bucket), relative to the output's root mean square before
+            normalize, on random values. Values that 16 bits cannot hold so well (a few much larger
+            than the rest, very many in a bucket, not finite) are summed in full, as they are above
+            11 bits. Gradients are computed in full from these codes.
         enable_gqa: False; grouped query heads are not available.
         seed: of the hash functions, one set for each head, shared by the batch. None draws a fresh
             seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element fixes it.
