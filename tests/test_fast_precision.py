@@ -75,18 +75,19 @@ def test_few_codes_change(n_features, n_bits, n_hashes):
         assert changed == 0  # hashed in full
 
 
-def test_changed_bits_have_projections_near_zero():
-    x = unit_rows(1501, 64)
-    _, full, _ = run(x, x, x, "full")
-    _, fast, _ = run(x, x, x, "fast")
-    parameters = torch_ops.hash_parameters(torch.tensor(1), 1, 64, 8, 32, 1)[0].numpy()
+@pytest.mark.parametrize("n_features, n_hashes", [(64, 64), (128, 128), (100, 130)])
+def test_changed_bits_have_projections_near_zero(n_features, n_hashes):
+    x = unit_rows(1501, n_features)
+    _, full, _ = run(x, x, x, "full", n_hashes=n_hashes)
+    _, fast, _ = run(x, x, x, "fast", n_hashes=n_hashes)
+    parameters = torch_ops.hash_parameters(torch.tensor(1), 1, n_features, 8, n_hashes, 1)[0]
     rows = x[0, 0].double().numpy()
-    projections = reference.hadamard_projections(rows, parameters, 8, 32)
-    projections /= projections.std()
+    projections = reference.hadamard_projections(rows, parameters.numpy(), 8, n_hashes)
+    projections = (projections / projections.std()).reshape(1501, n_hashes, 8)
     changed = (full ^ fast)[0, 0].numpy()
     changed = (changed[..., None] >> np.arange(8)) & 1 != 0
     assert changed.any()
-    assert np.abs(projections[changed]).max() < 5e-3
+    assert np.abs(projections[changed]).max() < 4e-3  # rounding has 3e-4 (64) or 5e-4 (128)
 
 
 @pytest.mark.parametrize("cosine", [-0.3, 0.0, 0.5, 0.9, 0.99])

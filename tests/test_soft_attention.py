@@ -104,7 +104,7 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
     options = {"n_bits": n_bits, "n_hashes": n_hashes}
     parameters = parameters_of(3, 2, d, n_bits, n_hashes, hasher)
     saved = torch_ops.soft_attention(
-        *(inputs.query, inputs.key, inputs.value, mask, parameters, sharpness),
+        *(inputs.query, inputs.key, inputs.value, mask, None, None, parameters, sharpness),
         *(torch_ops.FAMILY[hasher], n_bits, n_hashes, *probes, is_causal, 0),
     )
     for normalize in NORMALIZE:
@@ -220,7 +220,16 @@ def test_long_rows_run_by_run(is_causal):
     options = {"n_bits": 3, "n_hashes": 2, "estimator": "soft", "normalize": "sum", "seed": 2}
     parameters = parameters_of(2, 1, 4, 3, 2, "hadamard")
     saved = torch_ops.soft_attention(
-        *(inputs.query, inputs.key, inputs.value, None, parameters, torch.tensor([2.0])),
+        *(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            None,
+            None,
+            None,
+            parameters,
+            torch.tensor([2.0]),
+        ),
         *(torch_ops.FAMILY["hadamard"], 3, 2, 4, 4, is_causal, 0),
     )
 
@@ -340,12 +349,12 @@ def test_operators_keep_torch_s_rules():
     parameters = parameters_of(0, 2, 8, 4, 3, "hadamard")
     sharpness = torch.tensor([1.0, 2.0], requires_grad=True)
     options = torch_ops.FAMILY["hadamard"], 4, 3, 4, 2, False, 2
-    args = *tensors, padding_mask(2, 9), parameters, sharpness, *options
+    args = *tensors, padding_mask(2, 9), None, None, parameters, sharpness, *options
     ops = torch.ops.lshkit
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     _, *codes = ops.soft_attention(*args)
-    backward = inputs.grad_out, *args[:4], *codes, *args[4:]
+    backward = inputs.grad_out, *args[:6], *codes, *args[6:]
     torch.library.opcheck(ops.soft_attention_backward, backward)
 
 

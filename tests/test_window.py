@@ -334,12 +334,12 @@ def test_opcheck(masked):
     parameters = torch.ops.lshkit.hash_parameters(torch.tensor(0), 3, 32, 8, 4, 1)
     torch.library.opcheck(
         torch.ops.lshkit.yoso_attention.default,
-        (*inputs, mask, parameters, 1, 8, 4, True, 2, 0, 5),
+        (*inputs, mask, None, None, parameters, 1, 8, 4, True, 2, 0, 5),
     )
     codes = [torch_ops.hash(x.detach(), parameters, 1, 8, 4) for x in inputs[:2]]
     torch.library.opcheck(
         torch.ops.lshkit.yoso_attention_backward.default,
-        (case.grad_out, *(x.detach() for x in inputs), mask, *codes, 8, True, 2, 0, 5),
+        (case.grad_out, *(x.detach() for x in inputs), mask, None, None, *codes, 8, True, 2, 0, 5),
     )
 
 

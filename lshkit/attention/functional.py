@@ -98,13 +98,13 @@ def yoso_attention(
             add no noise; the cost is n_q window d. The expectation is exact anyway. Not "soft".
         precision: of the forward pass where it samples. "fast" hashes with 16-bit rotations
             ("hadamard" with up to 128 features; else in full) and sums in tables of 16-bit
-            integers, in about half the time. About one bit of a code in 10^4 differs, where its
+            integers, in about 0.6 of the time. About one bit of a code in 10^4 differs, where its
             projection is within rounding of zero: codes collide with the same probability. Each
-            value is rounded to a step of its column, which puts an error of 1e-4 (length 512) to
-            1e-3 (40,000 and more), relative to the output's root mean square before normalize,
-            on random values. Values that 16 bits cannot hold so well (a few much larger than the
-            rest, very many in a bucket, not finite) are summed in full. Gradients are computed in
-            full from these codes.
+            value is rounded to a step of its column, which puts an error of 2e-4 (length 512) to
+            1e-3 (hundreds of keys a bucket), relative to the output's root mean square before
+            normalize, on random values. Values that 16 bits cannot hold so well (a few much larger
+            than the rest, very many in a bucket, not finite) are summed in full, as they are above
+            11 bits. Gradients are computed in full from these codes.
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws

@@ -171,6 +171,7 @@ void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, Fast
   for (index_t j = 0; j < values.rows; ++j) {
     if (mask && !mask[j]) continue;
     const float* row = values.row(j);
+    prefetch_row(values.row(smaller(j + kAhead, values.rows - 1)), 4 * values.columns);
     LSHKIT_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       const F v = load_first(row + i * W, width - i * W);

@@ -3,11 +3,12 @@
 // rotations H S z run on twice the lanes.
 //
 // An element q of z stands for q + 1/2: to change its sign is then to change its bits, which is one
-// operation with the signs read from memory. The halves cancel in every projection but row 0 of H.
-// 32 rows of H S z at a time: sums over what they share leave a transform of 32 elements, which
-// AVX-512 keeps in registers. The scale leaves no sum of half of z's elements beyond 16 bits, and
-// the last step of the transform compares two of these instead of adding them. Rounding z moves a
-// projection by 3e-4 of its standard deviation at 64 columns.
+// operation with the signs read from memory. 32 rows of H S z at a time: what H has above row 32 is
+// a matter of signs too, and sums over equal columns leave a transform of 32 elements, which
+// AVX-512 keeps in registers. The halves cancel in all of these rows but the first. The scale
+// leaves no sum of half of z's elements beyond 16 bits, and the last step of the transform compares
+// two of these instead of adding them. Rounding z moves a projection by 3e-4 of its standard
+// deviation at 64 columns.
 #include "kernels.hpp"
 #include "simd.hpp"
 
@@ -111,8 +112,8 @@ LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, 
 // Bit `bit` of the codes of C rows of H S z. signs: of S, and of what these rows have above row C
 // of H. Codes of a byte share a lane of 16 bits: two rows, of hashes one after the other.
 template <int R, int C, int CodeBytes>
-LSHKIT_INLINE void sign_rows(const std::int16_t* z, const std::int32_t* signs, bool row_zero,
-                             int bit, std::int16_t* codes) {
+LSHKIT_INLINE void sign_rows(const std::int16_t* z, const std::int32_t* signs, int bit,
+                             std::int16_t* codes) {
   constexpr int kPairs = C / 2, kWords = CodeBytes == 1 ? 1 : 2;
   S sums[2][kPairs];  // over the even and the odd elements
   LSHKIT_UNROLL
@@ -129,8 +130,8 @@ LSHKIT_INLINE void sign_rows(const std::int16_t* z, const std::int32_t* signs, b
   }
   const S one = broadcast(std::int16_t(1 << bit));
   const S next = CodeBytes == 1 ? one << 8 : one;
-  // The halves that the elements stand for and do not have add up in row 0 alone.
-  const S halves = broadcast(std::int16_t(row_zero ? 4 * R : 0));
+  // The halves that the elements stand for and do not have add up in the first row alone.
+  const S halves = broadcast(std::int16_t(4 * R));
   LSHKIT_UNROLL
   for (int j = 0; j < kPairs; ++j) {
     const S even = sums[0][j], odd = sums[1][j];
@@ -233,8 +234,8 @@ bool hadamard(const HashRows& h) {
     std::memset(words, 0, sizeof(*words) * n_words * L);
     for (index_t chunk = 0; chunk < chunks; ++chunk)
       for (int bit = 0; bit < h.n_bits; ++bit)
-        sign_rows<R, C, CodeBytes>(rounded, signs + (chunk * h.n_bits + bit) * D,
-                                   chunk * C % D == 0, bit, words + chunk * C * CodeBytes / 2 * L);
+        sign_rows<R, C, CodeBytes>(rounded, signs + (chunk * h.n_bits + bit) * D, bit,
+                                   words + chunk * C * CodeBytes / 2 * L);
     CodeBytes == 1 ? store_codes<std::uint8_t>(h, words, valid, token, count)
                    : store_codes<std::uint16_t>(h, words, valid, token, count);
   }
