@@ -30,6 +30,16 @@ struct ForkHandler {
   }
 } fork_handler;
 
+// ---- pages ----
+constexpr std::size_t kLargePage = std::size_t(2) << 20;
+void advise_large_pages(void* begin, std::size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  madvise(begin, bytes, MADV_HUGEPAGE);  // a hint: it may be refused
+#else
+  (void)begin, (void)bytes;
+#endif
+}
+
 // ---- scratch ----
 constexpr std::size_t kKeptScratch = std::size_t(4) << 20;
 struct Buffer {
@@ -103,16 +113,11 @@ int max_threads() {
 }
 
 void prefer_large_pages(void* begin, std::size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr std::uintptr_t kPage = std::uintptr_t(2) << 20;
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
-  const std::uintptr_t first = (address + kPage - 1) / kPage * kPage;
-  const std::uintptr_t last = (address + bytes) / kPage * kPage;
-  if (bytes >= 2 * kPage && last > first)  // a hint: it may be refused
-    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
-#else
-  (void)begin, (void)bytes;
-#endif
+  const std::uintptr_t first = (address + kLargePage - 1) / kLargePage * kLargePage;
+  const std::uintptr_t last = (address + bytes) / kLargePage * kLargePage;
+  if (bytes >= 2 * kLargePage && last > first)
+    advise_large_pages(reinterpret_cast<void*>(first), last - first);
 }
 
 int thread_count(int requested) {
@@ -124,10 +129,13 @@ void* thread_scratch(std::size_t bytes, Scratch use) {
   Buffer& buffer = buffers[int(use)];
   if (bytes > buffer.bytes) {
     buffer.release();
-    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
-    buffer.memory = std::aligned_alloc(4096, rounded);
+    // Tables are read all over: with small pages the look-up of addresses would take its share.
+    const std::size_t page = bytes >= kLargePage / 2 ? kLargePage : 4096;
+    const std::size_t rounded = (bytes + page - 1) / page * page;
+    buffer.memory = std::aligned_alloc(page, rounded);
     if (!buffer.memory) throw std::bad_alloc();
     buffer.bytes = rounded;
+    if (page == kLargePage) advise_large_pages(buffer.memory, rounded);
   }
   return buffer.memory;
 }
