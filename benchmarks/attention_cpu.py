@@ -119,7 +119,7 @@ def parse_arguments():
         help="in the place of the sections' own; not of packed, million, decoding")  # fmt: skip
     add("--quick", action="store_true", help="small lengths and one round: works, says little")
     add("--long", action="store_true", help="measure softmax attention beyond 16384, on one head")
-    add("--repeats", type=positive, help="least number of rounds of a measurement (3)")
+    add("--repeats", type=positive, help="least rounds of a measurement (3; 2 if they take 20 s)")
     add("--seconds", type=float, help="short calls are repeated for as long as this (2)")
     add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--json", type=pathlib.Path,

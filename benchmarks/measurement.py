@@ -26,6 +26,7 @@ FORWARD, CAUSAL, BACKWARD, CAUSAL_BACKWARD = PASSES = (
 # Forward and backward of softmax attention take 23 seconds at this length: once in a process.
 ONCE_FROM = 16384
 ENOUGH_ROUNDS = 300
+LONG_ROUNDS = 20.0  # seconds after which two rounds are enough
 FASTER_CALLS = 3  # a call that takes less than the slowest one runs up to so often in a round
 CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
@@ -89,9 +90,9 @@ class Stopwatch:
         """Smallest seconds of each call. The calls alternate, so that noise meets all of them."""
         best = dict.fromkeys(calls, float("inf"))
         start = time.perf_counter()
-        rounds = 0
-        while rounds < self.repeats or (
-            rounds < ENOUGH_ROUNDS and time.perf_counter() - start < self.seconds
+        rounds = elapsed = 0
+        while (rounds < self.repeats and (rounds < 2 or elapsed < LONG_ROUNDS)) or (
+            rounds < ENOUGH_ROUNDS and elapsed < self.seconds
         ):
             slowest = max(best.values())
             for name, call in calls.items():
@@ -101,6 +102,7 @@ class Stopwatch:
                     call()
                     best[name] = min(best[name], time.perf_counter() - begin)
             rounds += 1
+            elapsed = time.perf_counter() - start
         return best
 
     def against_softmax(self, length, name, calls):

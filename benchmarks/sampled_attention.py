@@ -207,11 +207,12 @@ def memory(lengths, stopwatch):
 def memory_figures(results):
     """MiB of scratch a thread, bytes a token and head in flight, and bytes saved a code."""
     for n, m in results.items():
-        in_flight = int(n) * min(m["threads"], HEADS)
+        threads = m.get("threads", 1)  # older files lack it
+        in_flight = int(n) * min(threads, HEADS)
         yield (
             n,
             (
-                m["forward_scratch"] / m["threads"] / 2**20,
+                m["forward_scratch"] / threads / 2**20,
                 max(m["backward_scratch"], 0) / in_flight,
                 m["saved_besides_inputs"] / m["codes"],
             ),
