@@ -3,10 +3,16 @@
 Both sides run in one process in turns, and each keeps the smallest of its times: what is printed
 are ratios. Ours is always the public call, `lshkit.attention.yoso_attention`, with seed=None: fresh
 hash functions at every call, whose drawing is part of the time. Softmax attention is
-`torch.nn.functional.scaled_dot_product_attention` in float32. Forward passes run under no_grad.
-Memory is measured in processes of its own. A quiet machine takes about four minutes.
+`torch.nn.functional.scaled_dot_product_attention` in float32; at 16384 it runs once, and its times
+at 65536 are 16 times those unless --long measures them on one head (a minute). Forward passes run
+under no_grad. Memory is measured in processes of its own.
+
+Sections can be measured one at a time: the file keeps what the others had measured before. Tables
+are Markdown. All of it takes some seven minutes on a quiet machine.
 
     python benchmarks/attention_cpu.py
+    python benchmarks/attention_cpu.py --sections soft --long
+    python benchmarks/attention_cpu.py --tables
     python benchmarks/attention_cpu.py --quick
     LSHKIT_ISA=avx2 python benchmarks/attention_cpu.py --json benchmarks/results/avx2.json
 """
@@ -16,297 +22,80 @@ import datetime
 import json
 import os
 import pathlib
-import platform
-import subprocess
 import sys
-import time
 
+import attention_options
+import long_context
+import sampled_attention
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from measurement import HEAD_DIM, HEADS, N_BITS, N_HASHES, Stopwatch, figure, pin_to_one_cpu, table
+from measurement import machine as this_machine
 
-import lshkit
-from lshkit import _C
-from lshkit.attention import yoso_attention
-from lshkit.attention.baselines import yoso_index_add
-
-HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
-LENGTHS = (128, 512, 1024, 4096, 16384)
-QUICK_LENGTHS = (128, 512, 1024)
-PASSES = ("forward", "causal forward", "forward + backward", "causal forward + backward")
-# Ratios to reach on AVX-512 with one thread, by length, for each pass (None: no goal).
-GOALS = {
-    512: (4, 4, 4, None),
-    1024: (8, 6.5, 5.5, None),
-    4096: (33, 19, 10, None),
-    16384: (130, 70, 12, None),
-}
-NO_GOALS = (None,) * len(PASSES)
-AUTO_GOALS = (1,) * len(PASSES)  # estimator="auto" at n = 128
-PLAIN_GOALS = {"gather": 20.0, "embedding_bag": None}  # by yoso_index_add's lookup
-THREAD_GOAL = 1.8  # a second thread
-PLAIN_FROM, AUTO_UP_TO = 1024, 128  # lengths for these two
-ENOUGH_ROUNDS = 300
-
-
-def inputs(length, requires_grad=False):
-    generator = torch.Generator().manual_seed(0)
-    shape = (1, HEADS, length, HEAD_DIM)
-    return [torch.randn(shape, generator=generator).requires_grad_(requires_grad) for _ in range(3)]
-
-
-def yoso(*tensors, is_causal=False, estimator="sampled"):
-    return yoso_attention(
-        *tensors, is_causal=is_causal, n_bits=N_BITS, n_hashes=N_HASHES, estimator=estimator
-    )
-
-
-def auto(*tensors, **options):
-    return yoso(*tensors, estimator="auto", **options)
-
-
-# --- Time ---------------------------------------------------------------------------------------
-
-
-def in_turns(calls, args):
-    """Smallest seconds of each call. The calls alternate, so that noise meets all of them."""
-    best = dict.fromkeys(calls, float("inf"))
-    start = time.perf_counter()
-    rounds = 0
-    while rounds < args.repeats or (
-        rounds < ENOUGH_ROUNDS and time.perf_counter() - start < args.seconds
-    ):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - begin)
-        rounds += 1
-    return best
-
-
-def of_pass(attention, name, tensors, grad_out):
-    """A call without arguments that runs one pass of the attention."""
-    is_causal = "causal" in name
-
-    def forward():
-        with torch.no_grad():
-            attention(*tensors, is_causal=is_causal)
-
-    def forward_and_backward():
-        torch.autograd.grad(attention(*tensors, is_causal=is_causal), tensors, grad_out)
-
-    return forward_and_backward if "backward" in name else forward
-
-
-def time_against_softmax(length, args):
-    sides = {"softmax": scaled_dot_product_attention, "yoso": yoso}
-    if length <= AUTO_UP_TO:
-        sides["auto"] = auto
-    tensors = inputs(length, requires_grad=True)
-    grad_out = torch.ones_like(tensors[0])
-    return {
-        name: in_turns(
-            {side: of_pass(call, name, tensors, grad_out) for side, call in sides.items()}, args
-        )
-        for name in PASSES
-    }
-
-
-def time_against_plain_torch(length, args):
-    tensors = inputs(length)
-
-    def plain(lookup):
-        return lambda: yoso_index_add(*tensors, n_bits=N_BITS, n_hashes=N_HASHES, lookup=lookup)
-
-    calls = {"yoso": lambda: yoso(*tensors)} | {lookup: plain(lookup) for lookup in PLAIN_GOALS}
-    with torch.no_grad():
-        return in_turns(calls, args)
-
-
-def time_threads(length, args):
-    """Seconds with args.threads threads and with twice as many."""
-    tensors = inputs(length, requires_grad=True)
-    grad_out = torch.ones_like(tensors[0])
-
-    def with_threads(count, call):
-        def run():
-            torch.set_num_threads(count)
-            call()
-
-        return run
-
-    counts = (args.threads, 2 * args.threads)
-    times = {}
-    for name in PASSES:
-        call = of_pass(yoso, name, tensors, grad_out)
-        calls = {str(count): with_threads(count, call) for count in counts}
-        times[name] = in_turns(calls, args)
-    torch.set_num_threads(args.threads)
-    return times
-
-
-# --- Memory -------------------------------------------------------------------------------------
-
-
-def status_bytes(field):
-    """A size from /proc/self/status: VmRSS, resident now, or VmHWM, the largest it has been.
-
-    (Not getrusage's ru_maxrss: a process starts with its parent's.)
-    """
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}: memory cannot be measured here")
-
-
-class PeakGrowth:
-    """Bytes by which the peak resident size in the with block exceeds the size before it."""
-
-    def __enter__(self):
-        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-        self.before = status_bytes("VmRSS")
-        return self
-
-    def __exit__(self, *_):
-        self.bytes = status_bytes("VmHWM") - self.before
-
-
-def measure_memory(length, threads):
-    """Bytes of scratch of forward and backward, and what autograd keeps. Runs in a new process.
-
-    Scratch: growth of the peak resident size over the size before the call, less the results.
-    A call on a single token before loads most of the code, so that it is not counted as scratch.
-    Resident pages are counted to some 0.1 MiB, and the backward reuses what the forward keeps.
-    """
-    torch.set_num_threads(threads)
-    first = inputs(1, requires_grad=True)
-    torch.autograd.grad(yoso(*first), first, torch.ones_like(first[0]))
-    tensors = inputs(length, requires_grad=True)
-    grad_out = torch.ones_like(tensors[0])
-    kept = {}
-
-    def pack(x):
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with PeakGrowth() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        out = yoso(*tensors)
-    kept_inputs = sum(kept.pop(x.untyped_storage().data_ptr(), 0) for x in tensors)
-
-    with PeakGrowth() as backward:
-        gradients = torch.autograd.grad(out, tensors, grad_out)
-
-    codes = 2 * HEADS * length * N_HASHES  # of queries and keys, a byte each
-    return {
-        "forward_scratch": forward.bytes - out.nbytes - codes,
-        "backward_scratch": backward.bytes - sum(x.nbytes for x in gradients),
-        "saved_inputs": kept_inputs,
-        "saved_besides_inputs": sum(kept.values()),
-        "codes": codes,
-    }
-
-
-def memory(length, threads):
-    # A fixed threshold: every tensor is a mapping of its own, given back when it is freed.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, "--memory-of", str(length), "--threads", str(threads)]
-    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)
-
-
-# --- Tables -------------------------------------------------------------------------------------
-
-
-def table(title, header, rows):
-    rows = [header, *rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(r, widths, strict=True)) for r in rows
-    ]
-    return "\n".join([title, *lines, ""])
-
-
-def against(ratio, goal):
-    return f"{ratio:.2f}" if goal is None else f"{ratio:.1f} (goal {goal:g})"
-
-
-def ratio_rows(results, ours):
-    for n, times in results["softmax"].items():
-        if ours in times[PASSES[0]]:
-            goals = GOALS.get(int(n), NO_GOALS) if ours == "yoso" else AUTO_GOALS
-            ratios = [t["softmax"] / t[ours] for t in times.values()]
-            yield [n, *map(against, ratios, goals)]
-
-
-def time_rows(results, ours):
-    for n, times in results["softmax"].items():
-        yield [n, *(f"{1e3 * t[ours]:.3g}" for t in times.values())]
+SECTIONS = sampled_attention.SECTIONS | attention_options.SECTIONS | long_context.SECTIONS
+ALONE = sampled_attention.ALONE | long_context.ALONE
+RESULTS = pathlib.Path(__file__).parent / "results" / "attention_cpu.json"
+SAME = ("cpu", "instruction_set", "compiler", "lshkit", "torch")  # of all sections of one file
 
 
 def report(results):
-    threads = results["settings"]["threads"]
-    header = ["n", *PASSES]
-    yield table("Ours in ms, estimator='sampled'", header, list(time_rows(results, "yoso")))
-    yield table(
-        "Softmax attention's time / ours, estimator='sampled' (goals: AVX-512, one thread)",
-        header,
-        list(ratio_rows(results, "yoso")),
-    )
-    if rows := list(ratio_rows(results, "auto")):
-        yield table("Softmax attention's time / ours, estimator='auto'", header, rows)
-    if results["plain_torch"]:
-        rows = [
-            [n, *(against(t[x] / t["yoso"], goal) for x, goal in PLAIN_GOALS.items())]
-            for n, t in results["plain_torch"].items()
-        ]
-        title = "Plain-torch YOSO's time / ours, forward: index_add_ and ..."
-        yield table(title, ["n", *PLAIN_GOALS], rows)
-    if results["threads"]:
-        few, many = str(threads), str(2 * threads)
-        rows = [
-            [n, *(against(t[few] / t[many], THREAD_GOAL) for t in times.values())]
-            for n, times in results["threads"].items()
-        ]
-        yield table(f"Ours with {few} thread(s) / ours with {many}", header, rows)
-    yield table(
-        "Memory beyond inputs and results: forward scratch a thread (goal: at most 2 MiB),\n"
-        "backward scratch a token and head in flight (600 bytes), saved for the backward (1 byte)",
-        ["n", "forward, MiB", "backward, bytes", "saved, bytes / (token hash)"],
-        [
-            [
-                n,
-                f"{m['forward_scratch'] / threads / 2**20:.2f}",
-                f"{max(m['backward_scratch'], 0) / (int(n) * min(threads, HEADS)):.0f}",
-                f"{m['saved_besides_inputs'] / m['codes']:.2f}",
-            ]
-            for n, m in results["memory"].items()
-        ],
-    )
+    """The tables of all sections that are there, then goals and what was reached."""
+    goals = []
+    for name, section in SECTIONS.items():
+        if name in results:
+            yield from section.tables(results[name])
+            goals += section.goals(results[name])
+    notes = [
+        f"{name} at {n}: {note}"
+        for name, record in results["sections"].items()
+        for n, note in record["softmax"].items()
+        if note != "in turns with ours"
+    ]
+    if notes:
+        yield "Softmax attention's times: " + "; ".join(notes) + ".\n"
+    rows = []
+    for what, reached, bound, goal in goals:
+        met = reached >= goal if bound == "at least" else reached <= goal
+        rows.append([what, f"{bound} {goal:g}", figure(reached), "yes" if met else "no"])
+    yield table("Goals (AVX-512, one thread)", ["", "goal", "reached", "met"], rows)
+
+
+def measure(names, args, results):
+    """Adds each section to the results, written as soon as it is there."""
+    stopwatch = Stopwatch(args.repeats, args.seconds, args.threads, args.long)
+    for name in names:
+        section = SECTIONS[name]
+        lengths = section.quick if args.quick else section.lengths
+        if args.lengths and not section.own_lengths:
+            lengths = [n for n in sorted(set(args.lengths)) if n >= section.shortest]
+        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+        stopwatch.notes = {}
+        load, begin = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
+        measured = section.measure(lengths, stopwatch)
+        took = (datetime.datetime.now(datetime.timezone.utc) - begin).total_seconds()
+        print(f"{took:.0f} s", file=sys.stderr, flush=True)
+        results[name] = json.loads(json.dumps(measured))  # keys as they will be in the file
+        results["sections"][name] = {
+            "date": begin.isoformat(timespec="seconds"),
+            "took": round(took, 1),
+            "load_average_at_start": load,
+            "repeats": args.repeats,
+            "seconds": args.seconds,
+            "softmax": stopwatch.notes,
+            "options": section.options,
+        }
+        if name == "softmax":
+            results["ratios"] = {
+                n: {
+                    p: {side: t["softmax"] / t[side] for side in t if side != "softmax"}
+                    for p, t in times.items()
+                }
+                for n, times in results["softmax"].items()
+            }
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 # --- Command line -------------------------------------------------------------------------------
-
-
-def cpu_model():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def machine():
-    return {
-        "cpu": cpu_model(),
-        "logical_cpus": os.cpu_count(),
-        "load_average_at_start": os.getloadavg()[0],
-        "instruction_set": _C.instruction_set(),
-        "LSHKIT_ISA": os.environ.get("LSHKIT_ISA"),
-        "compiler": _C.compiler(),
-        "lshkit": lshkit.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
 
 
 def positive(text):
@@ -321,83 +110,101 @@ positive.__name__ = "positive integer"  # the name in argparse's message
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--lengths", type=positive, nargs="+", default=list(LENGTHS), metavar="N")
-    add("--quick", action="store_true", help=f"lengths {QUICK_LENGTHS} alone, in seconds")
-    add("--repeats", type=positive, default=3, help="least number of rounds of a measurement")
-    add("--seconds", type=float, default=2.0, help="short calls are repeated for as long as this")
-    add("--threads", type=positive, default=1, help="CPU threads")
-    add(
-        "--json",
-        type=pathlib.Path,
-        default=pathlib.Path(__file__).parent / "results" / "attention_cpu.json",
-        help="where the results go; LSHKIT_ISA=avx2 in the environment measures other kernels",
-    )
-    add("--memory-of", type=positive, help=argparse.SUPPRESS)
+    add("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="NAME",
+        help=f"what to measure, all by default: {', '.join(SECTIONS)}")  # fmt: skip
+    add("--lengths", type=positive, nargs="+", metavar="N",
+        help="in the place of the sections' own; not of packed, million, decoding")  # fmt: skip
+    add("--quick", action="store_true", help="small lengths and one round: works, says little")
+    add("--long", action="store_true", help="measure softmax attention beyond 16384, on one head")
+    add("--repeats", type=positive, help="least rounds of a measurement (3; 2 if they take 20 s)")
+    add("--seconds", type=float, help="short calls are repeated for as long as this (2)")
+    add("--threads", type=positive, default=1, help="CPU threads (1)")
+    add("--json", type=pathlib.Path,
+        help=f"where the results go ({RESULTS.name} in results, with --quick nowhere)")  # fmt: skip
+    add("--tables", action="store_true", help="print the tables of the file, measure nothing")
+    add("--alone", nargs=2, help=argparse.SUPPRESS)  # a function of ALONE and a length
     args = parser.parse_args()
-    if args.quick:
-        args.lengths = list(QUICK_LENGTHS)
-    return args
+    if args.repeats is None:
+        args.repeats = 1 if args.quick else 3
+    if args.seconds is None:
+        args.seconds = 0.0 if args.quick else 2.0
+    if args.json is None and not args.quick:
+        args.json = RESULTS
+    return parser, args
+
+
+def results_before(parser, args, machine):
+    """What the file has, if sections may be added to it."""
+    if args.json is None or not args.json.exists():
+        return {}
+    try:
+        before = json.loads(args.json.read_text())
+    except ValueError as error:
+        parser.error(f"--json {args.json} holds no results: {error}")
+    before.setdefault("sections", {})
+    kept = [name for name in SECTIONS if name in before and name not in args.sections]
+    if args.tables or not kept:
+        return before
+    now = {key: machine[key] for key in SAME} | {"threads": args.threads}
+    then = before["machine"] | {"threads": before["settings"]["threads"]}
+    if changed := [
+        f"{key} {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]
+    ]:
+        parser.error(
+            f"--json {args.json} has {', '.join(kept)} from another setup ({'; '.join(changed)}): "
+            f"measure all sections or name another file"
+        )
+    return before
 
 
 def main():
-    args = parse_arguments()
-    if args.memory_of:
-        print(json.dumps(measure_memory(args.memory_of, args.threads)))
-        return
-    args.json.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
+    parser, args = parse_arguments()
     torch.set_num_threads(args.threads)
-    results = {
-        "machine": machine(),
-        "settings": {
-            "batch": 1,
-            "heads": HEADS,
-            "head_dim": HEAD_DIM,
-            "n_bits": N_BITS,
-            "n_hashes": N_HASHES,
-            "dtype": "float32",
-            "seed": "None: fresh hash functions at every call",
-            "threads": args.threads,
-            "repeats": args.repeats,
-            "seconds": args.seconds,
-            "times": "seconds, the smallest of all rounds",
-        },
-        "softmax": {},
-        "plain_torch": {},
-        "threads": {},
-        "memory": {},
+    if args.alone:
+        name, length = args.alone
+        print(json.dumps(ALONE[name](int(length))))
+        return
+    machine = this_machine()
+    results = results_before(parser, args, machine)
+    if args.tables:
+        if not results:
+            parser.error(f"--tables needs a file with results, got --json {args.json}")
+        print("\n".join(report(results)))
+        return
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
+    if args.threads == 1:
+        pin_to_one_cpu()
+    results["machine"] = machine
+    results["settings"] = {
+        "batch": 1,
+        "heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "n_bits": N_BITS,
+        "n_hashes": N_HASHES,
+        "dtype": "float32",
+        "seed": "None: fresh hash functions at every call",
+        "threads": args.threads,
+        "repeats": args.repeats,
+        "seconds": args.seconds,
+        "times": "seconds, the smallest of all rounds",
     }
-    load = results["machine"]["load_average_at_start"]
-    if load > 0.5:
+    results.setdefault("sections", {})
+    if machine["load_average_at_start"] > 0.5:
+        load = machine["load_average_at_start"]
         print(f"note: other work is running here (load {load:.1f}), times will be off\n")
-
-    for n in sorted(set(args.lengths)):
-        print(f"n = {n} ...", end="\r", file=sys.stderr, flush=True)
-        key = str(n)  # as it will be in JSON
-        results["softmax"][key] = time_against_softmax(n, args)
-        if n >= PLAIN_FROM:
-            results["plain_torch"][key] = time_against_plain_torch(n, args)
-            if 2 * args.threads <= len(os.sched_getaffinity(0)):
-                results["threads"][key] = time_threads(n, args)
-        results["memory"][key] = memory(n, args.threads)
-    results["ratios"] = {
-        n: {
-            name: {side: t["softmax"] / t[side] for side in t if side != "softmax"}
-            for name, t in times.items()
-        }
-        for n, times in results["softmax"].items()
-    }
-
+    measure([name for name in SECTIONS if name in args.sections], args, results)
     print(
-        f"{results['machine']['cpu']}, {_C.instruction_set()}, torch {torch.__version__}, "
-        f"{args.threads} thread(s): {HEADS} heads, d = {HEAD_DIM}, n_bits {N_BITS}, "
-        f"n_hashes {N_HASHES}\n"
+        f"{machine['cpu']}, {machine['instruction_set']}, torch {torch.__version__}, "
+        f"{args.threads} thread(s): {HEADS} heads, d = {HEAD_DIM}, n_bits {N_BITS} (soft codes: "
+        f"{attention_options.SOFT_BITS}), n_hashes {N_HASHES}\n"
     )
     print("\n".join(report(results)))
-    args.json.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {args.json}")
+    if args.json:
+        print(f"written to {args.json}")
 
 
 if __name__ == "__main__":

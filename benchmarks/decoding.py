@@ -132,6 +132,18 @@ def compare(rows, contexts):
     return result
 
 
+def measure(contexts, rounds):
+    with torch.inference_mode():
+        rows = time_tokens(contexts, rounds)
+        errors = half_precision_error(contexts[-1])
+    return {
+        "tokens": rows,
+        "comparison": compare(rows, contexts),
+        "goals": GOALS,
+        "float16 difference": errors,
+    }
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a context of 131072 is left out")
@@ -143,15 +155,14 @@ def main():
     if args.threads == 1 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # no moves between cores
     contexts = CONTEXTS[:-1] if args.quick else CONTEXTS
-    with torch.inference_mode():
-        rows = time_tokens(contexts, args.rounds)
-        errors = half_precision_error(contexts[-1])
-    show(rows, contexts)
-    comparison = compare(rows, contexts)
+    results = measure(contexts, args.rounds)
+    show(results["tokens"], contexts)
+    comparison = results["comparison"]
     print(f"\nstep at context {contexts[-1]} over step at {contexts[0]}: {comparison['flat']:.3f}")
     if "speed" in comparison:
         figures = f"{comparison['speed']:.0f} (fastest: {comparison['speed, fastest']:.0f})"
         print(f"softmax over step at context {GOALS['speed'][0]}: {figures}")
+    errors = results["float16 difference"]
     print(f"float16 tables, relative difference after {contexts[-1]} tokens: {errors}")
     if args.json:
         args.json.write_text(
@@ -167,10 +178,7 @@ def main():
                     "head_dim": HEAD_DIM,
                     "n_bits": N_BITS,
                     "n_hashes": N_HASHES,
-                    "tokens": rows,
-                    "comparison": comparison,
-                    "goals": GOALS,
-                    "float16 difference": errors,
+                    **results,
                 },
                 indent=1,
             )

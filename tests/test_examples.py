@@ -170,7 +170,8 @@ def test_quality_benchmark_runs_every_method_and_resumes(tmp_path, text):
 def test_benchmark_writes_all_results(tmp_path):
     path = tmp_path / "new" / "attention.json"
     options = ("--lengths", 16, 1024, "--repeats", 1, "--seconds", 0, "--json", path)
-    done = run(BENCHMARK, *options, folder=tmp_path)
+    first = ("softmax", "plain_torch", "threads", "memory")
+    done = run(BENCHMARK, *options, "--sections", *first, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
     assert {"cpu", "instruction_set", "torch", "LSHKIT_ISA"} <= results["machine"].keys()
@@ -196,6 +197,39 @@ def test_benchmark_writes_all_results(tmp_path):
         assert memory["saved_inputs"] == 3 * n_tokens * settings["head_dim"] * 4
         assert memory["saved_besides_inputs"] == 2 * n_tokens * settings["n_hashes"]
     assert "Softmax attention's time / ours" in done.stdout
+
+    # The other sections are added to the same file.
+    others = ("soft", "fast", "gradients", "causal", "grouped_heads", "packed", "window")
+    options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
+    done = run(BENCHMARK, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    added = json.loads(path.read_text())
+    for name in (*first, "ratios"):
+        assert added[name] == results[name]
+    assert added["sections"].keys() == {*first, *others, "million", "decoding"}
+    assert {"lower_bound, bf16", "collided", "unbiased"} <= added["gradients"]["128"][
+        "forward + backward"
+    ].keys()
+    assert min(numbers(added, *others, "million", "decoding")) > 0
+    for title in ("Forward of one head", "Decoding, 8 heads", "time of the others / packed"):
+        assert title in done.stdout
+    # The tables of a file are those that were printed.
+    tables = run(BENCHMARK, "--tables", "--json", path, folder=tmp_path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+    added["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(added))
+    refused = run(BENCHMARK, "--quick", "--sections", "fast", "--json", path, folder=tmp_path)
+    assert refused.returncode == 2 and "torch 1.0, now" in refused.stderr
+
+
+def numbers(tree, *keys):
+    """All numbers of the tree below these keys."""
+    for value in [tree[key] for key in keys] if keys else tree:
+        if isinstance(value, (dict, list)):
+            yield from numbers(value, *value) if isinstance(value, dict) else numbers(value)
+        elif not isinstance(value, str):
+            yield value
 
 
 def test_plain_torch_baseline_is_an_estimate_of_the_expectation():

@@ -1,0 +1,237 @@
+"""Times and memory of attention, and tables of them, for the sections of attention_cpu.py."""
+
+import json
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import lshkit
+from lshkit import _C
+
+HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
+FORWARD, CAUSAL, BACKWARD, CAUSAL_BACKWARD = PASSES = (
+    "forward",
+    "causal forward",
+    "forward + backward",
+    "causal forward + backward",
+)
+# Forward and backward of softmax attention take 23 seconds at this length: once in a process.
+ONCE_FROM = 16384
+ENOUGH_ROUNDS = 300
+LONG_ROUNDS = 20.0  # seconds after which two rounds are enough
+FASTER_CALLS = 3  # a call that takes less than the slowest one runs up to so often in a round
+CPUS = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Something to measure: `measure(lengths, stopwatch)` gives what is stored under its name.
+
+    `tables(results)` and `goals(results)` read that, keys as strings; a goal is (what, reached,
+    "at least" or "at most", goal). `options` are written beside the results.
+    """
+
+    measure: Callable
+    tables: Callable
+    lengths: tuple = ()
+    quick: tuple = ()
+    options: dict = field(default_factory=dict)
+    goals: Callable = lambda results: ()
+    shortest: int = 1  # lengths below are left out
+    own_lengths: bool = False  # --lengths does not apply
+
+
+def inputs(length, requires_grad=False, heads=HEADS, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, heads, length, HEAD_DIM)
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for _ in range(3)]
+    return [x.requires_grad_(requires_grad) for x in tensors]
+
+
+def of_pass(attention, name, tensors, grad_out=None):
+    """A call without arguments that runs one pass of the attention."""
+    is_causal = name in (CAUSAL, CAUSAL_BACKWARD)
+
+    def forward():
+        with torch.no_grad():
+            attention(*tensors, is_causal=is_causal)
+
+    if name in (FORWARD, CAUSAL):
+        return forward
+    if grad_out is None:
+        with torch.no_grad():
+            grad_out = torch.ones_like(attention(*tensors, is_causal=is_causal))
+    return lambda: torch.autograd.grad(attention(*tensors, is_causal=is_causal), tensors, grad_out)
+
+
+# --- Time ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stopwatch:
+    """Smallest seconds of calls, and those of softmax attention at lengths that take it long."""
+
+    repeats: int  # least number of rounds
+    seconds: float  # more rounds until then
+    threads: int
+    long: bool  # measure softmax attention beyond ONCE_FROM, on one head
+    notes: dict = field(default_factory=dict)  # how softmax attention was timed, by length
+    _once: dict = field(default_factory=dict)
+
+    def in_turns(self, calls):
+        """Smallest seconds of each call. The calls alternate, so that noise meets all of them."""
+        best = dict.fromkeys(calls, float("inf"))
+        start = time.perf_counter()
+        rounds = elapsed = 0
+        while (rounds < self.repeats and (rounds < 2 or elapsed < LONG_ROUNDS)) or (
+            rounds < ENOUGH_ROUNDS and elapsed < self.seconds
+        ):
+            slowest = max(best.values())
+            for name, call in calls.items():
+                times = 1 if rounds == 0 else min(FASTER_CALLS, int(slowest / best[name]))
+                for _ in range(times):
+                    begin = time.perf_counter()
+                    call()
+                    best[name] = min(best[name], time.perf_counter() - begin)
+            rounds += 1
+            elapsed = time.perf_counter() - start
+        return best
+
+    def against_softmax(self, length, name, calls):
+        """Seconds of the calls, and of that pass of softmax attention under "softmax"."""
+        if length >= ONCE_FROM:
+            return {"softmax": self.softmax_once(length, name)} | self.in_turns(calls)
+        tensors = inputs(length, requires_grad=True)
+        softmax = of_pass(scaled_dot_product_attention, name, tensors)
+        self.notes[str(length)] = "in turns with ours"
+        return self.in_turns({"softmax": softmax} | calls)
+
+    def softmax_once(self, length, name):
+        """Seconds of one run, or where it would take minutes what they come to."""
+        if length > ONCE_FROM and not self.long:
+            factor = (length / ONCE_FROM) ** 2
+            self.notes[str(length)] = f"extrapolated: {factor:g} times that at {ONCE_FROM}"
+            return factor * self.softmax_once(ONCE_FROM, name)
+        heads = HEADS if length == ONCE_FROM else 1
+        self.notes[str(length)] = (
+            "one run" if heads == HEADS else f"one run of one head, times {HEADS}"
+        )
+        if (length, name) not in self._once:
+            tensors = inputs(length, requires_grad=True, heads=heads)
+            call = of_pass(scaled_dot_product_attention, name, tensors, torch.ones_like(tensors[0]))
+            begin = time.perf_counter()
+            call()
+            self._once[length, name] = HEADS / heads * (time.perf_counter() - begin)
+        return self._once[length, name]
+
+
+def on_cpus(cpus):
+    """The threads that this one starts, and itself, run there alone: no moves between cores."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
+def pin_to_one_cpu():
+    on_cpus({max(CPUS)} if CPUS else None)
+
+
+# --- Memory -------------------------------------------------------------------------------------
+
+
+def status_bytes(name):
+    """A size from /proc/self/status: VmRSS, resident now, or VmHWM, the largest it has been.
+
+    (Not getrusage's ru_maxrss: a process starts with its parent's.)
+    """
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}: memory cannot be measured here")
+
+
+class PeakGrowth:
+    """Bytes by which the peak resident size in the with block exceeds the size before it."""
+
+    def __enter__(self):
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        self.before = status_bytes("VmRSS")
+        return self
+
+    def __exit__(self, *_):
+        self.bytes = status_bytes("VmHWM") - self.before
+
+
+def in_new_process(name, length, threads):
+    """What attention_cpu.py's function of that name returns, in a process that did nothing yet."""
+    # A fixed threshold: every tensor is a mapping of its own, given back when it is freed.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    script = pathlib.Path(__file__).with_name("attention_cpu.py")
+    command = [sys.executable, str(script), "--alone", name, str(length), "--threads", str(threads)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+# --- Tables, in Markdown ------------------------------------------------------------------------
+
+
+def table(title, header, rows):
+    """Columns of words to the left, of numbers to the right."""
+    rows = [[str(cell) for cell in row] for row in (header, *rows)]
+    lines = [[] for _ in range(len(rows) + 1)]
+    for cells in zip(*rows, strict=True):
+        words = any(any(c.isalpha() for c in cell) for cell in cells[1:])
+        width = max(map(len, cells))
+        cells = [cell.ljust(width) if words else cell.rjust(width) for cell in cells]
+        rule = "-" * (width + 2) if words else "-" * (width + 1) + ":"
+        for line, cell in zip(lines, (cells[0], rule, *cells[1:]), strict=True):
+            line.append(cell if cell is rule else f" {cell} ")
+    return "\n".join([title, "", *("|" + "|".join(line) + "|" for line in lines), ""])
+
+
+def figure(x):
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def milliseconds(seconds):
+    return figure(1e3 * seconds)
+
+
+def ratio_table(title, results, passes, over="softmax"):
+    """results[n][pass][side] as the time of `over` by that of each other side, a row a length."""
+    sides = list(dict.fromkeys(s for times in results.values() for p in passes for s in times[p]))
+    sides.remove(over)
+    header = ["n", *(f"{s}: {p}" if len(passes) > 1 else s for p in passes for s in sides)]
+    rows = [
+        [n, *(figure(t[p][over] / t[p][s]) if s in t[p] else "" for p in passes for s in sides)]
+        for n, t in results.items()
+    ]
+    return table(title, header, rows)
+
+
+def machine():
+    cpu = platform.processor()
+    if (cpuinfo := pathlib.Path("/proc/cpuinfo")).exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.partition(":")[2].strip()
+                break
+    return {
+        "cpu": cpu,
+        "logical_cpus": os.cpu_count(),
+        "load_average_at_start": os.getloadavg()[0],
+        "instruction_set": _C.instruction_set(),
+        "LSHKIT_ISA": os.environ.get("LSHKIT_ISA"),
+        "compiler": _C.compiler(),
+        "lshkit": lshkit.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
