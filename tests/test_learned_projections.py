@@ -240,7 +240,7 @@ def test_learning_planes_lowers_a_loss():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0], losses
 
 

@@ -147,7 +147,7 @@ def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpne
 
 
 @fake("soft_attention_backward")
-def _(grad_out, query, key, value, key_mask, query_starts, *rest):
+def _(grad_out, query, key, value, key_mask, query_starts, key_starts, *rest):
     return _new_gradients(query, key, value, query_starts, rest[6], rest[-1], query.dtype)
 
 
