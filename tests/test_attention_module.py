@@ -33,7 +33,10 @@ def by_hand(module, query, key, value, mask=None, is_causal=False):
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
     out = yoso_attention(
-        q, k, v, mask, is_causal, estimator=module.estimator, seed=module.hash_seed
+        *(q, k, v, mask, is_causal),
+        estimator=module.estimator,
+        n_hashes=module.n_hashes_eval,
+        seed=module.hash_seed,
     )
     if module.conv is not None:
         kept = v if mask is None else v * mask[:, None, :, None]
@@ -247,7 +250,7 @@ def test_dtype_and_repr():
     assert module.hash_seed.dtype == torch.int64
     out, _ = module(*[tokens().bfloat16()] * 3)
     assert out.dtype == torch.bfloat16
-    assert "embed_dim=24, num_heads=3, n_bits=8, n_hashes=32, hasher='hadamard'" in repr(module)
+    assert "embed_dim=24, num_heads=3, n_bits=8, n_hashes=32, n_hashes_eval=64, " in repr(module)
     with torch.device("meta"):
         assert YosoAttention(24, 3).in_proj_weight.is_meta
 
@@ -306,3 +309,104 @@ def test_bad_calls(arguments, error, message):
     module = YosoAttention(24, 3, conv_window=3)
     with pytest.raises(error, match=message):
         module(**(dict.fromkeys(("query", "key", "value"), tokens()) | arguments))
+
+
+# ---------------------------------------------------------------- training and inference apart
+
+
+def attend(x, **options):
+    """A module whose projections are the identity, and the attention that it must then equal."""
+    module = YosoAttention(24, 3, **options)
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.eye(24).repeat(3, 1))
+        module.out_proj.weight.copy_(torch.eye(24))
+    heads = x.unflatten(-1, (3, 8)).transpose(1, 2)
+
+    def expected(n_hashes, seed):
+        out = yoso_attention(
+            heads, heads, heads, n_hashes=n_hashes, seed=seed, **options_of(module)
+        )
+        return out.transpose(1, 2).flatten(2)
+
+    return module, expected
+
+
+def options_of(module):
+    names = ("n_bits", "estimator", "normalize", "n_probes", "sharpness", "window")
+    return {name: getattr(module, name) for name in names}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("estimator", ["sampled", "soft"])
+@pytest.mark.parametrize("n_hashes_eval", [None, 5, 40])
+def test_hashes_of_training_and_inference(n_hashes_eval, estimator):
+    x = tokens()
+    options = {"n_hashes": 7, "n_hashes_eval": n_hashes_eval, "estimator": estimator}
+    module, expected = attend(x, fresh_hashes=False, n_bits=4, **options)
+    module.train()
+    torch.testing.assert_close(module(x, x, x)[0], expected(7, module.hash_seed))
+    module.eval()
+    n_hashes = 7 if n_hashes_eval is None else n_hashes_eval
+    torch.testing.assert_close(module(x, x, x)[0], expected(n_hashes, module.hash_seed))
+
+
+@torch.no_grad()
+def test_fresh_or_fixed_hashes_while_training():
+    x = tokens()
+    for fresh in (True, False):
+        module = YosoAttention(24, 3, fresh_hashes=fresh, estimator="sampled").train()
+        first, second = (module(x, x, x)[0] for _ in range(2))
+        assert torch.equal(first, second) is not fresh
+
+
+@torch.no_grad()
+def test_packed_sequences_equal_a_batch():
+    x = tokens()
+    module = YosoAttention(24, 3, estimator="sampled", seed=0).eval()
+    length = x.shape[1]
+    starts = torch.arange(0, x.shape[0] * length + 1, length)
+    packed, _ = module(*[x.reshape(1, -1, 24)] * 3, is_causal=True, cu_seqlens=starts)
+    wanted, _ = module(x, x, x, is_causal=True)
+    torch.testing.assert_close(packed, wanted.reshape(1, -1, 24))
+    module = YosoAttention(24, 3, conv_window=3)
+    with pytest.raises(ValueError, match="cu_seqlens must be None with conv_window=3"):
+        module(*[x.reshape(1, -1, 24)] * 3, cu_seqlens=starts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+def test_soft_module_decodes_what_its_causal_forward_gives(normalize):
+    x = tokens()
+    options = {"estimator": "soft", "n_bits": 5, "n_probes": (2, 4), "conv_window": 3}
+    module = YosoAttention(24, 3, normalize=normalize, seed=0, **options).eval()
+    state = module.new_state(x.shape[0])
+    steps = [module(y, y, y, is_causal=True, state=state)[0] for y in x.split(1, 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), module(x, x, x, is_causal=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n_hashes_eval": 0}, "n_hashes_eval must be an integer from 1"),
+        ({"n_probes": 257, "estimator": "soft"}, "n_probes must be an integer from 1 to 256"),
+        ({"sharpness": 0.0, "estimator": "soft"}, "sharpness must be"),
+        ({"window": 0}, "window must be an integer"),
+        ({"window": 4, "estimator": "soft"}, "window must be None with estimator='soft'"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"gradient_rank": 9}, "gradient_rank must be an integer from 1 to 8"),
+        ({"unit_norm": "lift", "lift_scale": -1.0}, "lift_scale must be"),
+    ],
+)
+def test_wrong_options_are_named_when_the_module_is_made(options, match):
+    with pytest.raises(ValueError, match=match):
+        YosoAttention(24, 3, **options)
+
+
+@torch.no_grad()
+def test_modules_that_cannot_decode_say_so():
+    for options, match in (
+        ({"window": 3}, "window must be None to decode"),
+        ({"unit_norm": "lift"}, "unit_norm must be one of 'l2', got 'lift'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            YosoAttention(24, 3, **options).new_state(2)

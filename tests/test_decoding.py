@@ -654,7 +654,7 @@ def test_module_and_state_must_match():
     error(ValueError, "is_causal must be True", is_causal=False)
     error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
     error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())
-    error(ValueError, "module's n_hashes=8", YosoAttention(24, 3, n_hashes=8).eval())
+    error(ValueError, "module's n_hashes=8", YosoAttention(24, 3, n_hashes_eval=8).eval())
     error(ValueError, "module's conv_window=3", YosoAttention(24, 3, conv_window=3).eval())
     error(ValueError, "query must be \\(2, ", x=tokens(1, batch=3))
     error(ValueError, "training", module.train())

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
-from lshkit.attention.functional import DTYPES, UNIT_NORMS, _check_word, check_options, seed_tensor
+from lshkit.attention.functional import DTYPES, _check_word, check_options, seed_tensor
 from lshkit.torch_ops.library import rows
 
 VERSION = 1  # of state_dict
 ESTIMATORS = ("sampled", "soft")
+_UNIT_NORMS = ("l2",)  # the lift's bound is not known before the last key
 TABLE_DTYPES = (torch.float32, torch.float16)
 # What two states must share for one to load the other, in the order of state_dict's "config".
 _CONFIG = (
@@ -34,7 +35,7 @@ _CODES = {
     "hasher": tuple(torch_ops.FAMILY),
     "estimator": ESTIMATORS,
     "normalize": tuple(torch_ops.NORMALIZE),
-    "unit_norm": UNIT_NORMS,
+    "unit_norm": _UNIT_NORMS,
     "dtype": DTYPES,
     "table_dtype": TABLE_DTYPES,
 }
@@ -117,7 +118,7 @@ class YosoState:
             n_bits, n_hashes, hasher, "sampled", "lower_bound", normalize
         )
         _check_word("estimator", estimator, ESTIMATORS)
-        _check_word("unit_norm", unit_norm, UNIT_NORMS)
+        _check_word("unit_norm", unit_norm, _UNIT_NORMS)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:
@@ -461,21 +462,32 @@ def _decoded(name, number):
 
 def module_options(module) -> dict:
     """The arguments of the state that stands for a module's causal forward in eval mode."""
-    if module.estimator not in ("sampled", "auto"):
+    if module.estimator not in ("sampled", "auto", "soft"):
         raise ValueError(
-            f"estimator must be 'sampled' or 'auto' to decode step by step, is {module.estimator!r}"
+            f"estimator must be 'sampled', 'auto' or 'soft' to decode step by step, "
+            f"is {module.estimator!r}"
         )
-    return {
+    if module.window is not None:
+        raise ValueError(
+            f"window must be None to decode step by step, is {module.window}: the state keeps no "
+            f"keys to compare with"
+        )
+    options = {
         "num_heads": module.num_heads,
         "head_dim": module.head_dim,
         "n_bits": module.n_bits,
-        "n_hashes": module.n_hashes,
+        "n_hashes": module.n_hashes if module.n_hashes_eval is None else module.n_hashes_eval,
         "hasher": module.hasher,
         "estimator": "sampled",
         "normalize": module.normalize,
+        "unit_norm": module.unit_norm,
         "conv_window": module.conv_window,
         "seed": int(module.hash_seed),
     }
+    if module.estimator == "soft":
+        probes = _probes(module.n_probes, 2**module.n_bits)
+        options |= {"estimator": "soft", "n_probes": probes, "sharpness": module.sharpness}
+    return options
 
 
 def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
@@ -487,7 +499,12 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
     if not is_causal:
         raise ValueError("is_causal must be True with a state: it holds what came before")
     for name, wanted in module_options(module).items():
-        if getattr(state, name) != wanted:
+        if name == "sharpness":
+            wanted = _sharpness(wanted, state.num_key_heads).tolist()
+            has = state._sharpness.tolist()
+            if has != wanted:
+                raise ValueError(f"state must have the module's sharpness={wanted}, has {has}")
+        elif getattr(state, name) != wanted:
             raise ValueError(
                 f"state must have the module's {name}={wanted!r}, has {getattr(state, name)!r}"
             )

@@ -6,13 +6,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lshkit import checks
+from lshkit import checks, hashing
 from lshkit.attention.decoding import YosoState, decode, module_options
-from lshkit.attention.functional import check_options, seed_tensor, yoso_attention
+from lshkit.attention.functional import seed_tensor, yoso_attention
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
 IGNORED_FROM = -1e4
+
+# Attributes of the module that are arguments of yoso_attention.
+_OPTIONS = (
+    "n_bits",
+    "n_hashes",
+    "hasher",
+    "estimator",
+    "gradient",
+    "normalize",
+    "unit_norm",
+    "lift_scale",
+    "window",
+    "n_probes",
+    "sharpness",
+    "gradient_rank",
+    "precision",
+)
 
 
 class YosoAttention(nn.Module):
@@ -20,8 +37,9 @@ class YosoAttention(nn.Module):
 
     Parameters have the names, shapes and initialisation of `MultiheadAttention`, so its state_dict
     loads here (the seed of the hash functions then stays as it is). While training, every call
-    draws fresh hash functions from torch's generator; in eval mode they come from the buffer
-    `hash_seed`, so that inference is deterministic and survives state_dict and deepcopy.
+    draws fresh hash functions from torch's generator (unless fresh_hashes is False); in eval mode
+    they come from the buffer `hash_seed`, so that inference is deterministic and survives
+    state_dict and deepcopy.
 
     Args:
         embed_dim: size of the model, divided among the heads.
@@ -31,8 +49,14 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        n_bits, n_hashes, hasher, estimator, gradient, normalize: see `yoso_attention`. They are
-            plain attributes: more hashes can be taken for inference than for training.
+        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes,
+            sharpness, gradient_rank, precision: see `yoso_attention`. Plain attributes, which may
+            be changed later; a tensor (lift_scale, sharpness) is not registered as a parameter.
+        n_hashes: number of hashes while training: 32 train well, and a step costs in proportion.
+        n_hashes_eval: number of hashes in eval mode, where less noise is worth more; None: the
+            same as n_hashes.
+        fresh_hashes: True: every training call draws its own hash functions, whose noise averages
+            out over the steps. False: all calls take those of `hash_seed`.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 5). When the call is causal the window ends at the position itself.
@@ -57,6 +81,15 @@ class YosoAttention(nn.Module):
         estimator: str = "auto",
         gradient: str = "lower_bound",
         normalize: str | None = "l2",
+        unit_norm: str = "l2",
+        lift_scale: float | Tensor | str = 1.0,
+        window: int | None = None,
+        n_probes: int | tuple[int, int] = 4,
+        sharpness: float | Tensor = 2.0,
+        gradient_rank: int | None = None,
+        precision: str = "full",
+        n_hashes_eval: int | None = 64,
+        fresh_hashes: bool = True,
         conv_window: int | None = None,
         seed: int | None = None,
         device=None,
@@ -71,7 +104,8 @@ class YosoAttention(nn.Module):
             raise TypeError(f"dropout must be a number from 0 to below 1, got {dropout!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
-        check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
+        if n_hashes_eval is not None:
+            checks.integer("n_hashes_eval", n_hashes_eval, 1, hashing.MAX_HASHES)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 
@@ -81,7 +115,13 @@ class YosoAttention(nn.Module):
         self.dropout = dropout
         self.n_bits, self.n_hashes, self.hasher = n_bits, n_hashes, hasher
         self.estimator, self.gradient, self.normalize = estimator, gradient, normalize
+        self.unit_norm, self.lift_scale, self.window = unit_norm, lift_scale, window
+        self.n_probes, self.sharpness, self.gradient_rank = n_probes, sharpness, gradient_rank
+        self.precision, self.n_hashes_eval = precision, n_hashes_eval
+        self.fresh_hashes = checks.boolean("fresh_hashes", fresh_hashes)
         self.conv_window = conv_window
+        nothing = torch.zeros(1, num_heads, 0, self.head_dim, device="cpu")
+        yoso_attention(nothing, nothing, nothing, seed=0, **self._options())  # checks the options
         # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
         # path, which would put softmax attention in the place of this module's.
         self.batch_first, self._qkv_same_embed_dim = True, False
@@ -132,9 +172,18 @@ class YosoAttention(nn.Module):
         self.hash_seed.copy_(seed_tensor(self._seed))
 
     def extra_repr(self) -> str:
-        names = ("embed_dim", "num_heads", "n_bits", "n_hashes", "hasher", "estimator")
+        names = ["embed_dim", "num_heads", "n_bits", "n_hashes", "n_hashes_eval", "hasher"]
+        names += ["estimator"]
+        names += ["n_probes", "sharpness"] if self.estimator == "soft" else ["gradient"]
         text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"{text}, gradient={self.gradient!r}, normalize={self.normalize!r}"
+        return f"{text}, normalize={self.normalize!r}"
+
+    def _options(self) -> dict:
+        """Of yoso_attention, in the module's mode."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        if not self.training and self.n_hashes_eval is not None:
+            options["n_hashes"] = self.n_hashes_eval
+        return options
 
     def forward(
         self,
@@ -147,6 +196,7 @@ class YosoAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
         state: YosoState | None = None,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, None]:
         """Attend.
 
@@ -165,6 +215,8 @@ class YosoAttention(nn.Module):
             is_causal: query i sees the keys j <= i.
             state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
                 those that it holds, and are added to it.
+            cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
+                with a convolution, which would reach from one sequence into the next.
 
         Returns:
             `(B, N_q, embed_dim)` and None.
@@ -179,6 +231,9 @@ class YosoAttention(nn.Module):
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             mask = None if mask is None else mask.unsqueeze(0)
+        if cu_seqlens is not None and (self.conv is not None or state is not None):
+            other = "a state" if self.conv is None else f"conv_window={self.conv_window}"
+            raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
         if state is not None:
             out = decode(self, state, q, k, v, mask, is_causal)
             return (out if batched else out.squeeze(0)), None
@@ -188,13 +243,9 @@ class YosoAttention(nn.Module):
             v,
             mask,
             is_causal,
-            n_bits=self.n_bits,
-            n_hashes=self.n_hashes,
-            hasher=self.hasher,
-            estimator=self.estimator,
-            gradient=self.gradient,
-            normalize=self.normalize,
-            seed=None if self.training else self.hash_seed,
+            seed=None if self.training and self.fresh_hashes else self.hash_seed,
+            cu_seqlens=cu_seqlens,
+            **self._options(),
         )
         if self.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
             out = out + self._convolve(v, mask, is_causal)
