@@ -153,8 +153,10 @@ def yoso_attention(
     _check_tensors(query, key, value, enable_gqa)
     if projections is not None:
         check_learnable("projections", estimator, hasher)
+        key_heads = 1 if key.dim() == 3 else key.shape[-3]
         n_features = query.shape[-1] + (2 if unit_norm == "lift" else 0)
-        projections = plane_rows(projections, key, n_bits, n_hashes, n_features)
+        sizes = key_heads, n_features, n_bits, n_hashes
+        projections = plane_rows(projections, *sizes, query.device)
     if seed is not None:  # None is drawn only where it is used
         seed = seed_tensor(seed, query.device.type)
 

@@ -14,14 +14,18 @@ def check_learnable(name: str, estimator: str, hasher: str) -> None:
 
 
 def plane_rows(
-    projections: Tensor, key: Tensor, n_bits: int, n_hashes: int, n_features: int
+    projections: Tensor,
+    heads: int,
+    n_features: int,
+    n_bits: int,
+    n_hashes: int,
+    device: torch.device,
 ) -> Tensor:
     """Planes as the operators take them, float32 (H_k, n_hashes * n_bits, n_features)."""
     if not isinstance(projections, Tensor):
         raise TypeError(f"projections must be a torch tensor, got {type(projections).__name__}")
     if not projections.is_floating_point():
         raise TypeError(f"projections must be a tensor of floats, got dtype {projections.dtype}")
-    heads = 1 if key.dim() == 3 else key.shape[-3]
     flat = heads, n_hashes * n_bits, n_features
     wanted = heads, n_hashes, n_bits, n_features
     if projections.shape not in (flat, wanted):
@@ -29,9 +33,8 @@ def plane_rows(
             f"projections must have shape (heads of keys, n_hashes, n_bits, features) = {wanted} "
             f"or {flat}, got {tuple(projections.shape)}"
         )
-    if projections.device != key.device:
+    if projections.device != device:
         raise ValueError(
-            f"projections must be on query's device {key.device}, got a tensor on "
-            f"{projections.device}"
+            f"projections must be on query's device {device}, got a tensor on {projections.device}"
         )
     return projections.to(torch.float32).reshape(flat)
