@@ -354,7 +354,7 @@ def test_operators_keep_torch_s_rules():
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     _, *codes = ops.soft_attention(*args)
-    backward = inputs.grad_out, *args[:6], *codes, *args[6:]
+    backward = inputs.grad_out, *args[:6], *codes, *args[6:], False
     torch.library.opcheck(ops.soft_attention_backward, backward)
 
 

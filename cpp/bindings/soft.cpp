@@ -100,7 +100,8 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
                    py::handle query_bits, py::handle query_margins, py::handle key_codes,
                    py::handle key_bits, py::handle key_margins, py::handle grad_query,
                    py::handle grad_key, py::handle grad_value, py::handle grad_sharpness_object,
-                   int threads, py::handle query_starts, py::handle key_starts) {
+                   int threads, py::handle query_starts, py::handle key_starts,
+                   py::handle grad_parameters_object) {
   const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
                        query_probes, key_probes, causal, normalize, "grad_out", grad_out,
                        query_starts, key_starts);
@@ -113,10 +114,20 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
   grad_sharpness.require_type({kFloat32})
       .require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
   grad_sharpness.require_contiguous().require_writable();
+  float* grad_parameters = nullptr;
+  if (!grad_parameters_object.is_none()) {
+    const TensorView grad("grad_parameters", grad_parameters_object);
+    if (soft.functions.family != Family::hyperplane)
+      grad.wrong_value("only hyperplanes have a gradient: None is wanted");
+    grad.require_type({kFloat32}).require_contiguous().require_output();
+    grad.require_shape(
+        {soft.parameters.shape(0), soft.parameters.shape(1), soft.parameters.shape(2)});
+    grad_parameters = grad.data<float>();
+  }
   py::gil_scoped_release without_gil;
   soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(),
                           queries.soft(), keys.soft(), gradients.gradients<float>(in),
-                          grad_sharpness.data<float>(), threads);
+                          grad_sharpness.data<float>(), grad_parameters, threads);
 }
 
 }  // namespace
@@ -133,7 +144,8 @@ void bind_soft(py::module_& module) {
              "key_probes"_a, "causal"_a, "normalize"_a, "grad_out"_a, "query_codes"_a,
              "query_bits"_a, "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a,
              "grad_query"_a, "grad_key"_a, "grad_value"_a, "grad_sharpness"_a, "threads"_a = 0,
-             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none(),
+             "grad_parameters"_a = py::none());
 }
 
 }  // namespace lshkit

@@ -244,42 +244,48 @@ void add_rows(Matrix<T> to, Matrix<T> from) {
     for (index_t c = 0; c < to.columns; ++c) to.row(i)[c] += from.row(i)[c];
 }
 
-// body(const HeadBackward<T>&) writes the gradients of one head. Those of keys and values that
-// several heads of queries share are added up in the order of the heads.
+// body(const HeadBackward<T>&) writes the gradients of one head: of those that share the head of
+// keys number `task` of all sequences in turn, one after the other. Their gradients of its keys and
+// values are added up in this order.
+template <class T, class Body>
+void key_head_backward(const AttentionShape& shape, const AttentionInputs<T>& in,
+                       const AttentionGradients<T>& to, index_t task, const Body& body) {
+  const index_t group = shape.heads / key_heads(shape);
+  const index_t d = shape.n_features, dv = shape.n_values;
+  HeadBackward<T> b;
+  b.range = head_range(shape, task * group);
+  const index_t n_queries = b.range.n_queries, n_keys = b.range.n_keys;
+  if (n_queries == 0 && n_keys == 0) return;
+  const bool several = group > 1;
+  const std::size_t bytes = BackwardMemory<T>(Arena(), shape, in, to, b.range, several).bytes;
+  const BackwardMemory<T> memory(Arena(thread_scratch(bytes, Scratch::rows)), shape, in, to,
+                                 b.range, several);
+  const Matrix<T> key_sum = rows_to(to.key, b.range.keys, n_keys, d, memory.key_sum);
+  const Matrix<T> value_sum = rows_to(to.value, b.range.keys, n_keys, dv, memory.value_sum);
+  b.head = head_of(shape, in, b.range, memory.head);
+  for (index_t g = 0; g < group; ++g) {
+    b.range = head_range(shape, task * group + g);
+    if (g > 0)
+      b.head.query = rows_as<T>(in.query, b.range.queries, n_queries, d, memory.head.query);
+    b.grad = rows_as<T>(to.out, b.range.queries, n_queries, dv, memory.grad);
+    b.query_grad = rows_to(to.query, b.range.queries, n_queries, d, memory.query_grad);
+    b.key_grad = g == 0 ? key_sum : Matrix<T>{memory.key_grad, d, n_keys, d};
+    b.value_grad = g == 0 ? value_sum : Matrix<T>{memory.value_grad, dv, n_keys, dv};
+    body(b);
+    store_rows(to.query, b.range.queries, b.query_grad);
+    if (g == 0) continue;
+    add_rows(key_sum, b.key_grad);
+    add_rows(value_sum, b.value_grad);
+  }
+  store_rows(to.key, b.range.keys, key_sum);
+  store_rows(to.value, b.range.keys, value_sum);
+}
+
 template <class T, class Body>
 void for_each_head_backward(const AttentionShape& shape, const AttentionInputs<T>& in,
                             const AttentionGradients<T>& to, int threads, const Body& body) {
-  const index_t group = shape.heads / key_heads(shape);
-  const index_t d = shape.n_features, dv = shape.n_values;
-  parallel_for(head_count(shape) / group, threads, [&](index_t task) {
-    HeadBackward<T> b;
-    b.range = head_range(shape, task * group);
-    const index_t n_queries = b.range.n_queries, n_keys = b.range.n_keys;
-    if (n_queries == 0 && n_keys == 0) return;
-    const bool several = group > 1;
-    const std::size_t bytes = BackwardMemory<T>(Arena(), shape, in, to, b.range, several).bytes;
-    const BackwardMemory<T> memory(Arena(thread_scratch(bytes, Scratch::rows)), shape, in, to,
-                                   b.range, several);
-    const Matrix<T> key_sum = rows_to(to.key, b.range.keys, n_keys, d, memory.key_sum);
-    const Matrix<T> value_sum = rows_to(to.value, b.range.keys, n_keys, dv, memory.value_sum);
-    b.head = head_of(shape, in, b.range, memory.head);
-    for (index_t g = 0; g < group; ++g) {
-      b.range = head_range(shape, task * group + g);
-      if (g > 0)
-        b.head.query = rows_as<T>(in.query, b.range.queries, n_queries, d, memory.head.query);
-      b.grad = rows_as<T>(to.out, b.range.queries, n_queries, dv, memory.grad);
-      b.query_grad = rows_to(to.query, b.range.queries, n_queries, d, memory.query_grad);
-      b.key_grad = g == 0 ? key_sum : Matrix<T>{memory.key_grad, d, n_keys, d};
-      b.value_grad = g == 0 ? value_sum : Matrix<T>{memory.value_grad, dv, n_keys, dv};
-      body(b);
-      store_rows(to.query, b.range.queries, b.query_grad);
-      if (g == 0) continue;
-      add_rows(key_sum, b.key_grad);
-      add_rows(value_sum, b.value_grad);
-    }
-    store_rows(to.key, b.range.keys, key_sum);
-    store_rows(to.value, b.range.keys, value_sum);
-  });
+  parallel_for(sequence_count(shape) * key_heads(shape), threads,
+               [&](index_t task) { key_head_backward(shape, in, to, task, body); });
 }
 
 }  // namespace lshkit

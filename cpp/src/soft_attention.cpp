@@ -1,5 +1,6 @@
 #include "lshkit/soft_attention.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -146,6 +147,26 @@ struct Sides {
   }
 };
 
+// Sums of the gradient of the hyperplanes that are kept apart, at least.
+constexpr index_t kPlaneSums = 64;
+
+void add_plane_gradient(const HashFunctions& functions, Matrix<const float> x, const float* inverse,
+                        const SoftSide& side, const float* margin_grads, float* plane_grads) {
+  if (side.n_probes == 1) return;
+  PlaneGradient g{};
+  g.n_bits = functions.n_bits;
+  g.n_hashes = functions.n_hashes;
+  g.n_selected = side.n_selected;
+  g.codes = side.soft.codes;
+  g.code_bytes = side.soft.bytes;
+  g.bits = side.soft.bits;
+  g.margin_grads = margin_grads;
+  g.x = x;
+  g.inverse_norm = inverse;
+  g.plane_grads = plane_grads;
+  kernels().plane_gradient(g, 0, functions.n_hashes);
+}
+
 }  // namespace
 
 void soft_attention_forward(const AttentionShape& shape, const SoftOptions& options,
@@ -209,9 +230,10 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
                              const HashFunctions& functions, AttentionInputs<float> in,
                              SoftCodes query_codes, SoftCodes key_codes,
                              AttentionGradients<float> gradients, float* sharpness_grads,
-                             int threads) {
+                             float* parameter_grads, int threads) {
   const index_t n_hashes = functions.n_hashes, slices = slice_count<float>(shape.n_values);
-  for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<float>& b) {
+  std::fill_n(sharpness_grads, head_count(shape), 0.0f);  // of sequences without a row
+  const auto head_backward = [&](const HeadBackward<float>& b, float* plane_grads) {
     AttentionHead<float> head = b.head;
     const Sides sides(options, query_codes, key_codes, n_hashes, b.range);
     // Gradients of the margins, of all hashes: the way back through a rotation takes them together.
@@ -269,7 +291,35 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     };
     rows_backward(head.query, s.norms.query, sides.query, query_margins, b.query_grad);
     rows_backward(head.key, s.norms.key, sides.key, key_margins, b.key_grad);
+    if (!plane_grads) return;
+    add_plane_gradient(functions, head.query, s.norms.query, sides.query, query_margins,
+                       plane_grads);
+    add_plane_gradient(functions, head.key, s.norms.key, sides.key, key_margins, plane_grads);
+  };
+  if (!parameter_grads)
+    return for_each_head_backward(shape, in, gradients, threads,
+                                  [&](const HeadBackward<float>& b) { head_backward(b, nullptr); });
+
+  // A task for some sequences of one head of keys, with a sum of its own: how many tasks there are
+  // depends on the shape alone.
+  const index_t n_sets = key_heads(shape), sequences = sequence_count(shape);
+  if (n_sets == 0) return;
+  const index_t parts = std::min(sequences, (kPlaneSums + n_sets - 1) / n_sets);
+  const index_t size = n_hashes * functions.n_bits * shape.n_features;
+  std::vector<float> sums(parts * n_sets * size);
+  parallel_for(parts * n_sets, threads, [&](index_t task) {
+    const index_t part = task / n_sets, set = task % n_sets;
+    float* sum = &sums[task * size];
+    for (index_t i = sequences * part / parts; i < sequences * (part + 1) / parts; ++i)
+      key_head_backward(shape, in, gradients, i * n_sets + set,
+                        [&](const HeadBackward<float>& b) { head_backward(b, sum); });
   });
+  const index_t own = functions.head_stride ? n_sets : 1;
+  std::fill_n(parameter_grads, own * size, 0.0f);
+  for (index_t task = 0; task < parts * n_sets; ++task) {
+    float* to = parameter_grads + task % own * size;
+    for (index_t i = 0; i < size; ++i) to[i] += sums[task * size + i];
+  }
 }
 
 }  // namespace lshkit

@@ -135,6 +135,7 @@ void check_attention(index_t nq, index_t nk, index_t dv, int n_bits, index_t tq,
   std::vector<float> out = unwritten<float>(nq * dv), two = out;
   std::vector<float> gq = unwritten<float>(a.q.size()), gk = unwritten<float>(a.k.size());
   std::vector<float> gv = unwritten<float>(a.v.size()), sharpness_grad = unwritten<float>(1);
+  std::vector<float> gp = unwritten<float>(a.planes.size());
   const auto inputs = [&] {
     return AttentionInputs<float>{view<const float>(a.q, nq, a.d),
                                   view<const float>(a.k, nk, a.d),
@@ -152,7 +153,7 @@ void check_attention(index_t nq, index_t nk, index_t dv, int n_bits, index_t tq,
                           keys.soft(n_bits),
                           {view<const float>(a.g, nq, dv), view<float>(gq, nq, a.d),
                            view<float>(gk, nk, a.d), view<float>(gv, nk, dv)},
-                          sharpness_grad.data(), 1);
+                          sharpness_grad.data(), gp.data(), 1);
   const auto loss = [&] {
     std::vector<float> y = unwritten<float>(nq * dv);
     forward(y, 1);
@@ -181,6 +182,8 @@ void check_attention(index_t nq, index_t nk, index_t dv, int n_bits, index_t tq,
   check_step(a.v, gv);
   if (tq == index_t(1) << n_bits) check_step(a.q, gq);
   if (tk == index_t(1) << n_bits) check_step(a.k, gk);
+  if (std::min(tq, tk) == index_t(1) << n_bits) check_step(a.planes, gp);
+  for (const float x : gp) CHECK(std::isfinite(x));
   for (const float x : gq) CHECK(std::isfinite(x));
   for (const float x : gk) CHECK(std::isfinite(x));
   const float before = a.sharpness;

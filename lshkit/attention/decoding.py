@@ -5,6 +5,7 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention.functional import DTYPES, _check_word, check_options, seed_tensor
+from lshkit.attention.projections import check_learnable, plane_rows
 from lshkit.torch_ops.library import rows
 
 VERSION = 1  # of state_dict
@@ -63,6 +64,8 @@ class YosoState:
             queries and one for keys.
         sharpness: of the weights of soft codes: a number > 0, or a tensor of one for all heads
             or of one for each key head.
+        projections: of soft codes with the hasher "hyperplane", the planes in the place of those
+            that seed draws: see `yoso_attention`. They are copied.
         seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of
             one element. None draws it from torch's generator; the attribute `seed` tells it.
         dtype: of queries, keys, values and outputs: float32, bfloat16, float16 or float64. All is
@@ -92,6 +95,7 @@ class YosoState:
         estimator: str = "sampled",
         n_probes: int | tuple[int, int] = 4,
         sharpness: float | Tensor = 2.0,
+        projections: Tensor | None = None,
         normalize: str | None = "l2",
         unit_norm: str = "l2",
         seed: int | Tensor | None,
@@ -130,14 +134,14 @@ class YosoState:
         self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
         seed = seed_tensor(seed)
         self.seed = int(seed)
-        self._parameters = torch_ops.hash_parameters(
-            seed,
-            self.num_key_heads,
-            self.head_dim,
-            self.n_bits,
-            self.n_hashes,
-            torch_ops.FAMILY[hasher],
-        )
+        self._projections = None
+        sizes = self.num_key_heads, self.head_dim, self.n_bits, self.n_hashes
+        if projections is None:
+            self._parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
+        else:
+            check_learnable("projections", estimator, hasher)
+            planes = plane_rows(projections, *sizes, torch.device("cpu")).detach()
+            self._parameters = self._projections = planes.clone().contiguous()
         self.n_probes, self._sharpness = (1, 1), None
         if estimator == "soft":
             self.n_probes = _probes(n_probes, 2**self.n_bits)
@@ -336,7 +340,7 @@ class YosoState:
             "version": torch.tensor(VERSION, device="cpu"),
             "config": self._config(),
             "positions": torch.tensor(self._positions, device="cpu"),
-            **({} if self._sharpness is None else {"sharpness": self._sharpness.clone()}),
+            **{name: x.clone() for name, x in self._given().items()},
             **{name: x.clone() for name, x in self._tensors().items()},
         }
 
@@ -345,8 +349,7 @@ class YosoState:
 
         ValueError names the argument that differs, and what is missing or unknown.
         """
-        mine = {"version", "config", "positions", *self._tensors()}
-        mine |= set() if self._sharpness is None else {"sharpness"}
+        mine = {"version", "config", "positions", *self._given(), *self._tensors()}
         version = int(state_dict.get("version", -1))
         if version != VERSION:
             raise ValueError(f"state_dict must have version {VERSION}, got {version}")
@@ -368,6 +371,10 @@ class YosoState:
                 f"state_dict is of a state with sharpness={state_dict['sharpness'].tolist()}, "
                 f"this one has {self._sharpness.tolist()}"
             )
+        if self._projections is not None and not torch.equal(
+            self._projections, state_dict["projections"]
+        ):
+            raise ValueError("state_dict is of a state with other projections than this one's")
         for name, x in self._tensors().items():
             if state_dict[name].shape != x.shape or state_dict[name].dtype != x.dtype:
                 raise ValueError(
@@ -387,6 +394,11 @@ class YosoState:
             "tail": self._tail,
         }
         return {name: x for name, x in tensors.items() if x is not None}
+
+    def _given(self) -> dict[str, Tensor]:
+        """What makes the codes beside the numbers of _CONFIG."""
+        given = {"sharpness": self._sharpness, "projections": self._projections}
+        return {name: x for name, x in given.items() if x is not None}
 
     def _config(self) -> Tensor:
         numbers = [_encoded(name, getattr(self, name)) for name in _CONFIG]
@@ -486,7 +498,7 @@ def module_options(module) -> dict:
     }
     if module.estimator == "soft":
         probes = _probes(module.n_probes, 2**module.n_bits)
-        options |= {"estimator": "soft", "n_probes": probes, "sharpness": module.sharpness}
+        options |= {"estimator": "soft", "n_probes": probes, **module._soft_parameters()}
     return options
 
 
@@ -500,10 +512,15 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
         raise ValueError("is_causal must be True with a state: it holds what came before")
     for name, wanted in module_options(module).items():
         if name == "sharpness":
-            wanted = _sharpness(wanted, state.num_key_heads).tolist()
-            has = state._sharpness.tolist()
+            heads = state.num_key_heads
+            wanted = _sharpness(wanted, heads).expand(heads).tolist()
+            has = state._sharpness.expand(heads).tolist()
             if has != wanted:
                 raise ValueError(f"state must have the module's sharpness={wanted}, has {has}")
+        elif name == "projections":  # their values go with the seed, which differs among modules
+            if (state._projections is None) is not (wanted is None):
+                words = "the module's learned" if wanted is not None else "no"
+                raise ValueError(f"state must have {words} projections: make it by new_state")
         elif getattr(state, name) != wanted:
             raise ValueError(
                 f"state must have the module's {name}={wanted!r}, has {getattr(state, name)!r}"

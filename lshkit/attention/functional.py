@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
+from lshkit.attention.projections import check_learnable, plane_rows
 from lshkit.attention.unit_norm import check_lift_scale, lift
 
 ESTIMATORS = ("auto", "sampled", "expected", "soft")
@@ -44,6 +45,7 @@ def yoso_attention(
     precision: str = "full",
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    projections: Tensor | None = None,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, eq. 1-4).
 
@@ -120,6 +122,12 @@ def yoso_attention(
         sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
             bits have to cross: weights are the softmax of -2 sharpness sum |z|. A number > 0 or a
             tensor () or (H_k,), which may require a gradient.
+        projections: of "soft" with the hasher "hyperplane", the normals of its planes in the place
+            of those that seed draws, `(H_k, n_hashes, n_bits, D)` or `(H_k, n_hashes * n_bits, D)`
+            ("lift": D + 2), of a floating dtype; computed with in float32. They may require a
+            gradient, which is the exact one given the flipped bits. Weights compare the projections
+            z with sharpness: normals drawn from N(0, 1) give them unit variance, longer ones are
+            sharper.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -143,6 +151,12 @@ def yoso_attention(
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     _check_tensors(query, key, value, enable_gqa)
+    if projections is not None:
+        check_learnable("projections", estimator, hasher)
+        key_heads = 1 if key.dim() == 3 else key.shape[-3]
+        n_features = query.shape[-1] + (2 if unit_norm == "lift" else 0)
+        sizes = key_heads, n_features, n_bits, n_hashes
+        projections = plane_rows(projections, *sizes, query.device)
     if seed is not None:  # None is drawn only where it is used
         seed = seed_tensor(seed, query.device.type)
 
@@ -174,13 +188,15 @@ def yoso_attention(
         )
     else:
         family = torch_ops.FAMILY[hasher]
-        if seed is None:
+        if seed is None and projections is None:
             seed = seed_tensor(None)
         rotation = None
-        if rank and torch.is_grad_enabled():
+        if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
-        sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-        parameters = torch_ops.hash_parameters(seed, *sizes, family)
+        parameters = projections
+        if parameters is None:
+            sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
+            parameters = torch_ops.hash_parameters(seed, *sizes, family)
         hash_options = family, n_bits, n_hashes
         if estimator == "soft":
             out, *_ = torch_ops.soft_attention(

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from lshkit import checks, hashing
 from lshkit.attention.decoding import YosoState, decode, module_options
 from lshkit.attention.functional import seed_tensor, yoso_attention
+from lshkit.attention.projections import check_learnable
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
@@ -26,7 +27,6 @@ _OPTIONS = (
     "lift_scale",
     "window",
     "n_probes",
-    "sharpness",
     "gradient_rank",
     "precision",
 )
@@ -57,6 +57,12 @@ class YosoAttention(nn.Module):
             same as n_hashes.
         fresh_hashes: True: every training call draws its own hash functions, whose noise averages
             out over the steps. False: all calls take those of `hash_seed`.
+        learn_projections: the planes of estimator="soft" with hasher="hyperplane" are a parameter,
+            `projections` (num_heads, n_hashes, n_bits, head_dim; "lift": head_dim + 2), drawn from
+            N(0, 1). All calls use them, in eval mode too: there are no others, n_hashes_eval
+            becomes None.
+        learn_sharpness: of estimator="soft", the logarithms of the heads' sharpness are a
+            parameter, `log_sharpness` (num_heads,), which starts from sharpness.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 5). When the call is causal the window ends at the position itself.
@@ -90,6 +96,8 @@ class YosoAttention(nn.Module):
         precision: str = "full",
         n_hashes_eval: int | None = 64,
         fresh_hashes: bool = True,
+        learn_projections: bool = False,
+        learn_sharpness: bool = False,
         conv_window: int | None = None,
         seed: int | None = None,
         device=None,
@@ -120,8 +128,17 @@ class YosoAttention(nn.Module):
         self.precision, self.n_hashes_eval = precision, n_hashes_eval
         self.fresh_hashes = checks.boolean("fresh_hashes", fresh_hashes)
         self.conv_window = conv_window
+        learn_projections = checks.boolean("learn_projections", learn_projections)
+        learn_sharpness = checks.boolean("learn_sharpness", learn_sharpness)
+        self.register_parameter("projections", None)
+        self.register_parameter("log_sharpness", None)
         nothing = torch.zeros(1, num_heads, 0, self.head_dim, device="cpu")
         yoso_attention(nothing, nothing, nothing, seed=0, **self._options())  # checks the options
+        if learn_projections:
+            check_learnable("learn_projections", estimator, hasher)
+            self.n_hashes_eval = None
+        if learn_sharpness and estimator != "soft":
+            raise ValueError(f'learn_sharpness needs estimator="soft", got {estimator!r}')
         # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
         # path, which would put softmax attention in the place of this module's.
         self.batch_first, self._qkv_same_embed_dim = True, False
@@ -145,6 +162,12 @@ class YosoAttention(nn.Module):
             self.conv = nn.Conv2d(
                 num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
             )
+        if learn_projections:
+            columns = self.head_dim + (2 if unit_norm == "lift" else 0)
+            planes = torch.empty(num_heads, n_hashes, n_bits, columns, **options)
+            self.projections = nn.Parameter(planes)
+        if learn_sharpness:
+            self.log_sharpness = nn.Parameter(torch.empty(num_heads, **options))
         self._seed = None if seed is None else int(seed_tensor(seed))
         self.register_buffer("hash_seed", torch.empty(1, dtype=torch.int64, device="cpu"))
         self._reset_projections()
@@ -170,12 +193,22 @@ class YosoAttention(nn.Module):
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
         self.hash_seed.copy_(seed_tensor(self._seed))
+        if self.projections is not None:
+            nn.init.normal_(self.projections)
+        if self.log_sharpness is not None:
+            with torch.no_grad():
+                self.log_sharpness.copy_(torch.as_tensor(self.sharpness).detach().log())
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "n_bits", "n_hashes", "n_hashes_eval", "hasher"]
         names += ["estimator"]
         names += ["n_probes", "sharpness"] if self.estimator == "soft" else ["gradient"]
         text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        for name, learned in (
+            ("learn_projections", self.projections),
+            ("learn_sharpness", self.log_sharpness),
+        ):
+            text += "" if learned is None else f", {name}=True"
         return f"{text}, normalize={self.normalize!r}"
 
     def _options(self) -> dict:
@@ -183,7 +216,14 @@ class YosoAttention(nn.Module):
         options = {name: getattr(self, name) for name in _OPTIONS}
         if not self.training and self.n_hashes_eval is not None:
             options["n_hashes"] = self.n_hashes_eval
-        return options
+        return options | self._soft_parameters()
+
+    def _soft_parameters(self) -> dict:
+        """The sharpness and the projections of soft codes, learned or not, as `yoso_attention` and
+        `YosoState` take them."""
+        learned = self.log_sharpness is not None
+        sharpness = self.log_sharpness.float().exp() if learned else self.sharpness
+        return {"sharpness": sharpness, "projections": self.projections}
 
     def forward(
         self,

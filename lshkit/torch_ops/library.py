@@ -95,7 +95,7 @@ def register_vmap(
     """Fold the mapped dimension into the batch of the arguments in with_batch.
 
     Seeds and parameters have no batch: where these are mapped there is one call for each, as where
-    an argument of only_without is given.
+    an argument of only_without is given: a tensor, or True.
     """
     op = getattr(torch.ops.lshkit, name).default
 
@@ -108,7 +108,9 @@ def register_vmap(
     def rule(info, in_dims, *args):
         size = info.batch_size
         mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
-        if mapped <= set(with_batch) and all(args[i] is None for i in only_without):
+        if mapped <= set(with_batch) and all(
+            args[i] is None or args[i] is False for i in only_without
+        ):
             args = [fold(x, in_dims[i], size) if i in with_batch else x for i, x in enumerate(args)]
             out = op(*args)
             if isinstance(out, Tensor):

@@ -2,7 +2,7 @@
 
 import torch
 
-from lshkit import _C
+from lshkit import _C, hashing
 from lshkit.torch_ops.library import (
     LIBRARY,
     check_codes,
@@ -37,9 +37,10 @@ _CODES = ", ".join(
 define(
     f"soft_attention({_QKV}, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    # The gradient of sharpness is for every (batch, head).
-    f"soft_attention_backward(Tensor grad_out, {_QKV}, {_CODES}, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    # The gradient of sharpness is for every (batch, head); that of the parameters is empty where it
+    # is not wanted.
+    f"soft_attention_backward(Tensor grad_out, {_QKV}, {_CODES}, {_OPTIONS}, "
+    "bool parameters_too) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -95,19 +96,23 @@ def _soft_attention(
     return out.to(query.dtype), *soft_codes
 
 
-def _new_gradients(query, key, value, query_starts, dtype):
+def _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype):
     gradients = (new_gradient(x, dtype) for x in (query, key, value))
     sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
     shape = sequences, query.shape[1]
-    return *gradients, query.new_empty(shape, dtype=torch.float32)
+    return (
+        *gradients,
+        query.new_empty(shape, dtype=torch.float32),
+        parameters.new_empty(parameters.shape if parameters_too else (0,)),
+    )
 
 
 def _soft_attention_backward(
     grad_out, query, key, value, key_mask, query_starts, key_starts, *rest
 ):
-    soft_codes, (parameters, sharpness, *options) = rest[:6], rest[6:]
+    soft_codes, (parameters, sharpness, *options, parameters_too) = rest[:6], rest[6:]
     dtype = _core_dtype(query)
-    gradients = _new_gradients(query, key, value, query_starts, dtype)
+    gradients = _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
         gradients = tuple(g.zero_() for g in gradients)
     else:
@@ -123,11 +128,12 @@ def _soft_attention_backward(
         _C.soft_attention_backward(
             *_core_inputs(query, key, value, key_mask, parameters, sharpness),
             *(*options, rows(grad_out, dtype), *_flat(soft_codes)),
-            *(*gradients, torch.get_num_threads()),
+            *(*gradients[:4], torch.get_num_threads()),
             query_starts=query_starts,
             key_starts=key_starts,
+            grad_parameters=gradients[4] if parameters_too else None,
         )
-    return *(g.to(query.dtype) for g in gradients[:3]), gradients[3]
+    return *(g.to(query.dtype) for g in gradients[:3]), *gradients[3:]
 
 
 LIBRARY.impl("soft_attention", _soft_attention, "CPU")
@@ -141,8 +147,8 @@ def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpne
 
 
 @fake("soft_attention_backward")
-def _(grad_out, query, key, value, key_mask, query_starts, *rest):
-    return _new_gradients(query, key, value, query_starts, query.dtype)
+def _(grad_out, query, key, value, key_mask, query_starts, key_starts, *rest):
+    return _new_gradients(query, key, value, query_starts, rest[6], rest[-1], query.dtype)
 
 
 def _setup(ctx, inputs, output):
@@ -158,13 +164,21 @@ def _backward(ctx, grad_out, *_):
     if grad_out is None:
         return (None,) * 15
     sharpness = ctx.saved_tensors[-1]
-    *gradients, grad_sharpness = soft_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
+    parameters_too = ctx.needs_input_grad[6] and ctx.options[0] == hashing.FAMILY["hyperplane"]
+    *gradients, grad_sharpness, grad_parameters = soft_attention_backward(
+        grad_out, *ctx.saved_tensors, *ctx.options, parameters_too
+    )
     key = gradients[1]
     # One sharpness a head of keys, or one for all.
     grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key.shape[1], -1)).sum(1)
     if sharpness.shape[0] == 1:
         grad_sharpness = grad_sharpness.sum(0, keepdim=True)
-    return *gradients, *(None,) * 4, grad_sharpness.to(sharpness.dtype), *(None,) * 7
+    return (
+        *(*gradients, None, None, None),
+        grad_parameters if parameters_too else None,
+        grad_sharpness.to(sharpness.dtype),
+        *(None,) * 7,
+    )
 
 
 soft_attention = differentiable("soft_attention", _setup, _backward)
@@ -173,4 +187,4 @@ soft_attention_backward = differentiable(
 )
 register_autocast("soft_attention")
 register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
-register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, *range(7, 13)), (5, 6))
+register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, *range(7, 13)), (5, 6, 22))

@@ -29,9 +29,11 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
                             Output<float> out, SoftCodesOut queries, SoftCodesOut keys,
                             int threads);
 // sharpness_grads: (batch or sequences, heads), to be summed over what shares one sharpness.
+// parameter_grads: null, or for hyperplanes the gradient of every set of them, (1 or key heads,
+// n_hashes * n_bits, n_features). It is summed in up to key heads + 63 parts, one set in size each.
 void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
                              const HashFunctions& functions, AttentionInputs<float> in,
                              SoftCodes queries, SoftCodes keys, AttentionGradients<float> gradients,
-                             float* sharpness_grads, int threads);
+                             float* sharpness_grads, float* parameter_grads, int threads);
 
 }  // namespace lshkit
