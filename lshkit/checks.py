@@ -24,14 +24,13 @@ def integer(name, value, low, high=None):
 def positive(name, value):
     """value as a float that float32 holds and that is > 0. TypeError for what is no real number."""
     wanted = f"{name} must be a finite number > 0"
-    got = f"got {value!r} ({type(value).__name__})"
     kinds = int, float, np.integer, np.floating
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, kinds):
-        raise TypeError(f"{wanted}, {got}")
-    if not 0 < value <= float(np.finfo(np.float32).max):
-        raise ValueError(f"{wanted}, {got}")
+        raise TypeError(f"{wanted}, got {value!r} ({type(value).__name__})")
+    if not 1e-37 < value <= 3.4e38:  # what float32 holds
+        raise ValueError(f"{wanted}, got {value!r} ({type(value).__name__})")
     return float(value)
 
 

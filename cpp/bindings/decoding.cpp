@@ -78,9 +78,11 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
     tables.group = query->shape(1) / tables.key_heads;
     out->require_output().require_shape({batch, query->shape(1), in.n_queries, tables.n_values});
   }
+  if (in.n_features == 0)
+    given->wrong_value("features are wanted, was shape " + given->describe_shape());
   if (causal && in.n_keys != in.n_queries)
-    key->wrong_value("as many rows as query has (" + std::to_string(in.n_queries) +
-                     ") are wanted, was " + key->describe_shape());
+    throw py::value_error("key: as many rows as query has (" + std::to_string(in.n_queries) +
+                          ") are wanted, was " + std::to_string(in.n_keys));
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, tables.key_heads, in.n_features);
   DecodingProbes probes;

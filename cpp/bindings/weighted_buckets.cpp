@@ -1,5 +1,7 @@
 // lshkit._C: the sum verb with weights. The last two dimensions of codes and weights, n_hashes and
 // n_probes, come as one.
+#include <cstring>
+
 #include "bindings.hpp"
 #include "checks.hpp"
 #include "lshkit/weighted_bucket_sum.hpp"
@@ -116,7 +118,16 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
     weights[1].emplace("grad_key_weights", grad_key_weights_object);
     in.keys.check_weights(weights[1]->require_output(), in.values.type());
   }
-  if (in.out.size() == 0 || in.values.size() == 0) return;
+  if (in.out.size() == 0 || in.values.size() == 0) {  // nothing met anything
+    const auto clear = [](const TensorView& view) {
+      if (view.contiguous())
+        std::memset(view.data<void>(), 0, std::size_t(view.size()) * (view.type().bits / 8));
+    };
+    clear(grad_values);
+    for (const std::optional<TensorView>& view : weights)
+      if (view) clear(*view);
+    return;
+  }
   py::gil_scoped_release without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);

@@ -124,7 +124,7 @@ struct ValidRows {
       const Matrix<const float> m =
           rows_as<float>(x, {head / heads, head % heads, 0}, rows, columns,
                          arena.take<float>(conversion_size(x, rows, columns)));
-      kernels().f32.inverse_norms(m, mask.rows(head / heads), inverse, &valid[head * rows]);
+      kernels().f32.inverse_norms(m, mask.rows(head / heads), inverse, valid.data() + head * rows);
     });
   }
 };
@@ -250,6 +250,7 @@ void add_rows(Matrix<T> to, Matrix<T> from) {
 template <class T, class Body>
 void key_head_backward(const AttentionShape& shape, const AttentionInputs<T>& in,
                        const AttentionGradients<T>& to, index_t task, const Body& body) {
+  if (shape.heads == 0) return;
   const index_t group = shape.heads / key_heads(shape);
   const index_t d = shape.n_features, dv = shape.n_values;
   HeadBackward<T> b;

@@ -42,8 +42,17 @@ struct SoftSide {
     if (run.group <= group)
       return kernels().reduce_probes(probe_rows_of(run, valid), weights, weight_grads, to, stride);
     const index_t row = run.group * n_probes, tile = kTileRows * kBatchProbes / row;
-    float tile_weights[kTileRows * kBatchProbes], tile_grads[kTileRows * kBatchProbes];
     double sharpness_grad = 0;
+    if (tile == 0) {  // the exponentials of one hash fill many registers
+      for (index_t h = 0; h < run.group; h += group) {
+        const ProbeRun part{run.first, run.rows, run.hash + h, std::min(group, run.group - h)};
+        const index_t at = h * run.rows * n_probes;
+        sharpness_grad += kernels().reduce_probes(probe_rows_of(part, valid), weights + at,
+                                                  weight_grads + at, to + h * n_selected, stride);
+      }
+      return sharpness_grad;
+    }
+    float tile_weights[kTileRows * kBatchProbes], tile_grads[kTileRows * kBatchProbes];
     for (index_t first = 0; first < run.rows; first += tile) {
       const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
       for (index_t h = 0; h < run.group; h += group) {
@@ -71,18 +80,18 @@ struct SoftSide {
       kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, codes, weights);
       return;
     }
-    Code few_codes[kTileRows * kBatchProbes];
-    float few_weights[kTileRows * kBatchProbes];
-    std::vector<Code> many_codes;
-    std::vector<float> many_weights;
-    index_t tile = std::min(kTileRows * kBatchProbes / row, run.rows);
+    const index_t tile = std::min(kTileRows * kBatchProbes / row, run.rows);
     if (tile == 0) {
-      tile = 1;
-      many_codes.resize(row);
-      many_weights.resize(row);
+      for (index_t h = 0; h < run.group; h += group) {
+        const ProbeRun part{run.first, run.rows, run.hash + h, std::min(group, run.group - h)};
+        const index_t at = h * run.rows * n_probes;
+        kernels().expand_probes(probe_rows_of(part, nullptr), sizeof(*codes), codes + at,
+                                weights + at);
+      }
+      return;
     }
-    Code* from_codes = many_codes.empty() ? few_codes : many_codes.data();
-    float* from_weights = many_weights.empty() ? few_weights : many_weights.data();
+    Code from_codes[kTileRows * kBatchProbes];
+    float from_weights[kTileRows * kBatchProbes];
     for (index_t first = 0; first < run.rows; first += tile) {
       const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
       kernels().expand_probes(probe_rows_of(part, nullptr), soft.bytes, from_codes, from_weights);
@@ -201,10 +210,10 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     AttentionHead<float> head;
     head.value =
         rows_as<float>(in.value, r.keys, r.n_keys, shape.n_values, arena.take<float>(value_size));
-    head.key_mask = valid ? &valid->keys[r.key_row] : mask_of(in.key_mask, r);
+    head.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
     const Matrix<float> to =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
-    float* sums = sums_wanted ? &weight_sums[r.query_row] : nullptr;
+    float* sums = sums_wanted ? weight_sums.data() + r.query_row : nullptr;
     const Sides sides(options, query_codes, key_codes, n_hashes, r);
     if (last > first)
       weighted_sum(
@@ -212,7 +221,7 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
           to, first > 0 ? nullptr : sums, first, last);
     if (!finish) return;
     normalize_output(options.normalize, to, sums);
-    if (valid) fill_invalid_rows(to, &valid->queries[r.query_row]);
+    if (valid) fill_invalid_rows(to, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, to);
   };
   // A few heads are cut into slices of columns, unless these must be converted.

@@ -110,7 +110,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
         rows_as<float>(in.value, r.keys, r.n_keys, shape.n_values, arena.take<float>(value_size));
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
-    s.key_mask = valid ? &valid->keys[r.key_row] : mask_of(in.key_mask, r);
+    s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
     sum(s, first, last);
     if (!finish) return;
     float* counts = nullptr;
@@ -120,7 +120,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     }
     if (options.window > 0) add_window_of_head(shape, options, in, r, s, functions.n_bits, counts);
     normalize_output(options.normalize, s.out, counts);
-    if (valid) fill_invalid_rows(s.out, &valid->queries[r.query_row]);
+    if (valid) fill_invalid_rows(s.out, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, s.out);
   };
 

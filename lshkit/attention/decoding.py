@@ -159,11 +159,11 @@ class YosoState:
         self._sums = _new_table((*tables, self.value_dim), table_dtype)
         self._counts = _new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
-        self._masked = torch.zeros(batch_size, dtype=torch.int64, device="cpu")  # ... less these
+        self._masked = _new_table((batch_size,), torch.int64)  # ... less these
         self._tail = None
         if conv_window is not None:
             shape = (batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
-            self._tail = torch.empty(shape, dtype=dtype, device="cpu")
+            self._tail = _new_table(shape, dtype)
         self.reset()
 
     # --- Attention ------------------------------------------------------------------------------
@@ -205,7 +205,9 @@ class YosoState:
         return self._decode(query, key, value, self._mask(attn_mask, key), True)
 
     def _decode(self, query, key, value, mask, is_causal):
-        out = None
+        out, masked = None, None
+        if mask is not None:
+            masked = self._masked + mask.logical_not().sum(1)
         if query is not None:
             out = torch.empty((*query.shape[:-1], self.value_dim), device="cpu")
             query = rows(query, torch.float32)
@@ -226,8 +228,8 @@ class YosoState:
         )
         if key is not None:
             self._positions += key.shape[2]
-            if mask is not None:
-                self._masked += mask.logical_not().sum(1)
+            if masked is not None:
+                self._masked.copy_(masked)
         return out if out is None or self.dtype is torch.float32 else out.to(self.dtype)
 
     def _check(self, query, key, value) -> None:
@@ -365,7 +367,8 @@ class YosoState:
             wrong = sorted(mine ^ set(state_dict)) or ["config"]
             raise ValueError(f"state_dict must have {sorted(mine)}, differs in {wrong}")
         if self._sharpness is not None and not torch.equal(
-            *(x.expand(self.num_key_heads) for x in (self._sharpness, state_dict["sharpness"]))
+            self._sharpness.expand(self.num_key_heads),
+            _sharpness(state_dict["sharpness"], self.num_key_heads).expand(self.num_key_heads),
         ):
             raise ValueError(
                 f"state_dict is of a state with sharpness={state_dict['sharpness'].tolist()}, "
@@ -381,9 +384,10 @@ class YosoState:
                     f"{name} must be {x.dtype} {tuple(x.shape)}, got {state_dict[name].dtype} "
                     f"{tuple(state_dict[name].shape)}"
                 )
+        positions = int(state_dict["positions"])
         for name, x in self._tensors().items():
             x.copy_(state_dict[name])
-        self._positions = int(state_dict["positions"])
+        self._positions = positions
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that changes as positions are added."""
@@ -432,7 +436,8 @@ class YosoState:
 
 def _new_table(shape, dtype) -> Tensor:
     """Memory without contents, in large pages where the system has them."""
-    table = torch.empty(shape, dtype=dtype, device="cpu")
+    with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
+        table = torch.empty(shape, dtype=dtype, device="cpu")
     if dtype in TABLE_DTYPES:
         _C.use_large_pages(table)
     return table
@@ -449,6 +454,8 @@ def _probes(n_probes, n_buckets) -> tuple[int, int]:
 
 def _sharpness(sharpness, heads) -> Tensor:
     given = sharpness
+    if not isinstance(sharpness, Tensor):
+        sharpness = checks.positive("sharpness", sharpness)
     sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
     if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
         raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
@@ -525,6 +532,8 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
             raise ValueError(
                 f"state must have the module's {name}={wanted!r}, has {getattr(state, name)!r}"
             )
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value = (x.to(state.dtype) for x in (query, key, value))
     out = state.prefill(query, key, value, mask)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
         if mask is not None:

@@ -60,8 +60,9 @@ def yoso_attention(
             float64; sampling computes in float32, the expectation in float32 or float64.
         key: `(..., H, N_k, D)`, same leading sizes and dtype as query.
         value: `(..., H, N_k, D_v)`.
-        attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)`, True for a key that
-            takes part. No other mask: no pair of a query and a key is ever visited.
+        attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
+            N_k)`), True for a key that takes part. No other mask: no pair of a query and a key is
+            ever visited.
         is_causal: query i sees the keys j <= i.
         n_bits: bits of a code, tau in the paper, 1 to 16. More bits make the weights sharper.
         n_hashes: number of codes, m in the paper, 1 to 65535. More hashes make less noise.
@@ -114,7 +115,8 @@ def yoso_attention(
             fixes it.
         cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
-            Batch 1. Causal masking and the hash functions are those of each sequence alone.
+            Batch 1. Causal masking and the hash functions are those of each sequence alone; "auto"
+            goes by the mean length, for all of them. Equal numbers are an empty sequence.
         cu_seqlens_k: the same for the keys, where it differs.
         n_probes: of "soft", buckets a row belongs to, of queries and keys or `(queries, keys)`, 1
             to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
@@ -141,6 +143,14 @@ def yoso_attention(
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
     _check_word("precision", precision, torch_ops.PRECISION)
+    if precision != "full" and estimator in ("expected", "soft"):
+        raise ValueError(
+            f'precision must be "full" with estimator={estimator!r}, got {precision!r}: only '
+            f"sampling has another"
+        )
+    probes = check_probes(n_probes, n_bits if estimator == "soft" else 16)
+    if not isinstance(sharpness, Tensor):
+        checks.positive("sharpness", sharpness)
     rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
     window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
     if window and estimator == "soft":
@@ -151,6 +161,9 @@ def yoso_attention(
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     _check_tensors(query, key, value, enable_gqa)
+    check_lift_scale(
+        lift_scale, 1 if key.dim() == 3 else key.shape[-3], is_causal and unit_norm == "lift"
+    )
     if projections is not None:
         check_learnable("projections", estimator, hasher)
         key_heads = 1 if key.dim() == 3 else key.shape[-3]
@@ -168,12 +181,15 @@ def yoso_attention(
     elif len(shape) > 4:
         query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
     if unit_norm == "lift":
-        check_lift_scale(lift_scale, key.shape[1], is_causal)
+        if isinstance(lift_scale, str) and cu_seqlens is not None:
+            raise ValueError(
+                f"lift_scale must be a number or tensor with cu_seqlens, got {lift_scale!r}: the "
+                f"largest norm of all rows would be shared by sequences that are apart"
+            )
         query, key = lift(query, key, key_mask, lift_scale)
 
     options = (is_causal, torch_ops.NORMALIZE[normalize])
     if estimator == "soft":
-        probes = check_probes(n_probes, n_bits)
         sharpness = _sharpness_tensor(sharpness, key.shape[1], query.device)
     if estimator == "expected" or (
         estimator == "auto"
@@ -252,8 +268,8 @@ def _check_gradient_rank(rank: int | None, value, estimator: str, gradient: str)
     rank = checks.integer("gradient_rank", rank, 1, n_values)
     if gradient != "lower_bound":
         raise ValueError(f'gradient_rank needs gradient="lower_bound", got gradient={gradient!r}')
-    if estimator == "expected":
-        raise ValueError('gradient_rank needs estimator "sampled" or "auto", got "expected"')
+    if estimator in ("expected", "soft"):
+        raise ValueError(f'gradient_rank needs estimator "sampled" or "auto", got {estimator!r}')
     return rank
 
 

@@ -51,7 +51,8 @@ class YosoAttention(nn.Module):
         vdim: size of the values, embed_dim if None.
         n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes,
             sharpness, gradient_rank, precision: see `yoso_attention`. Plain attributes, which may
-            be changed later; a tensor (lift_scale, sharpness) is not registered as a parameter.
+            be changed later; for a learned sharpness see
+            learn_sharpness.
         n_hashes: number of hashes while training: 32 train well, and a step costs in proportion.
         n_hashes_eval: number of hashes in eval mode, where less noise is worth more; None: the
             same as n_hashes.
@@ -254,7 +255,8 @@ class YosoAttention(nn.Module):
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i.
             state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
-                those that it holds, and are added to it.
+                those that it holds, and are added to it. A state samples: with estimator="auto"
+                the forward without one takes the expectation at short lengths, and has less noise.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
                 with a convolution, which would reach from one sequence into the next.
 

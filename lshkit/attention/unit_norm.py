@@ -73,7 +73,9 @@ def lift(
         tau = _largest_square(*rows)
     elif isinstance(lift_scale, Tensor):
         tau = lift_scale.to(wide).reshape(-1, 1, 1)
-        _require((tau > 0) & tau.isfinite(), "lift_scale must be > 0 and finite")
+        given = lift_scale.detach()
+        message = "lift_scale must be > 0 and finite"
+        _require((tau > 0) & tau.isfinite(), message, lambda: f", got {given.tolist()}")
     else:
         tau = float(lift_scale)
     query_tau = tau

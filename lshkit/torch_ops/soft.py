@@ -36,6 +36,7 @@ def selected_bits(n_probes: int) -> int:
 
 
 def check_sharpness(sharpness):
+    sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
     good = torch.isfinite(sharpness) & (sharpness > 0)
     if not good.all():
         bad = sharpness[~good][0].item()

@@ -163,14 +163,16 @@ def _setup(ctx, inputs, output):
 def _backward(ctx, grad_out, *_):
     if grad_out is None:
         return (None,) * 15
-    sharpness = ctx.saved_tensors[-1]
+    tensors = ctx.saved_tensors  # once: unpacking is what makes checkpointing compute again
+    sharpness = tensors[-1]
     parameters_too = ctx.needs_input_grad[6] and ctx.options[0] == hashing.FAMILY["hyperplane"]
     *gradients, grad_sharpness, grad_parameters = soft_attention_backward(
-        grad_out, *ctx.saved_tensors, *ctx.options, parameters_too
+        grad_out, *tensors, *ctx.options, parameters_too
     )
     key = gradients[1]
     # One sharpness a head of keys, or one for all.
-    grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key.shape[1], -1)).sum(1)
+    groups = grad_sharpness.shape[1] // max(1, key.shape[1])
+    grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key.shape[1], groups)).sum(1)
     if sharpness.shape[0] == 1:
         grad_sharpness = grad_sharpness.sum(0, keepdim=True)
     return (

@@ -100,7 +100,7 @@ struct Pass {
     if (n % 2) even.add(Row::template read<true>(row(n - 1, code[n - 1]), 0));
     even.add(odd);
     LSHKIT_UNROLL
-    for (int i = 0; i < Row::kVectors; ++i) even.v[i] *= p.scale;
+    for (int i = 0; i < Row::kVectors; ++i) even.v[i] = rounded(even.v[i] * p.scale);
     if (p.accumulate) even.add(Row::template read<Full>(out, p.width));
     even.template write<Full>(out, p.width);
   }

@@ -190,9 +190,10 @@ struct Head {
 
   LSHKIT_INLINE void run(index_t first, index_t last) const {
     if (d.causal) {
-      for (index_t i = 0; i < d.queries.rows; ++i) {
-        add(i, first, last);
-        for (index_t head = 0; head < d.group; ++head) read(head, i, first, last);
+      for (index_t i = 0; i < larger(d.keys.rows, d.queries.rows); ++i) {
+        if (i < d.keys.rows) add(i, first, last);
+        for (index_t head = 0; head < d.group && i < d.queries.rows; ++head)
+          read(head, i, first, last);
       }
       return;
     }

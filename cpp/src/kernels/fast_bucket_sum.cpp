@@ -94,7 +94,7 @@ struct FastPass {
     }
   }
   LSHKIT_INLINE void write(float* out, int column, I sum, bool full) const {
-    F y = __builtin_convertvector(sum, F) * load(p.scale + column);
+    F y = rounded(__builtin_convertvector(sum, F) * load(p.scale + column));
     if (full) {
       if (p.accumulate) y += load(out + column);
       store(out + column, y);

@@ -143,7 +143,9 @@ struct Bfloat16Rows {
     for (index_t i = 0; i < p.query.rows; ++i) {
       Word bits;
       std::memcpy(&bits, p.bias + i, sizeof(bits));
-      grad[i * (last + 1) + last] = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+      const bool nan = (bits & 0x7fffffff) > 0x7f800000;  // quiet: rounding could lose it
+      grad[i * (last + 1) + last] =
+          nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
     for (index_t j = 0; j < p.key.rows; ++j) value[j * (last + 1) + last] = 0x3f80;  // one
   }

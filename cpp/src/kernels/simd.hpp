@@ -98,6 +98,19 @@ LSHKIT_INLINE void store_first(T* p, Vec<T> v, int count) {
   store(lanes, v);
   if (count > 0) std::memcpy(p, lanes, sizeof(T) * count);
 }
+// The same value, which the compiler does not see through: a product that is rounded before it is
+// added to, in every function alike. Otherwise it would become a fused multiply-add in some.
+template <class V>
+LSHKIT_INLINE V rounded(V v) {
+#if defined(LSHKIT_ISA_AVX512)
+  __asm__("" : "+v"(v));
+#elif defined(__x86_64__)
+  __asm__("" : "+x"(v));
+#else
+  __asm__("" : "+m"(v));
+#endif
+  return v;
+}
 // ---- Shuffles with patterns computed at compile time ----
 template <int Step, class V, std::size_t... I>
 LSHKIT_INLINE V exchange_low(V a, V b, std::index_sequence<I...>) {

@@ -136,7 +136,7 @@ struct Run {
     if (Sum) {
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) {
-        sum[i] *= p.scale;
+        sum[i] = rounded(sum[i] * p.scale);
         if (p.accumulate_sum)
           sum[i] += Full ? load(out + i * n) : load_first(out + i * n, p.width - i * n);
         if (Full)
