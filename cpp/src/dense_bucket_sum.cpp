@@ -177,7 +177,8 @@ void clear_rows(Matrix<float> m) {
 }  // namespace
 
 bool dense_sum_pays(const WeightedHead<float>& s) {
-  if (!s.query.dense || !s.key.dense || s.n_buckets > kMostBuckets) return false;
+  if (!s.query.dense || !s.key.dense) return false;
+  if (s.n_buckets > kMostBuckets || s.values.columns == 0) return false;
   const auto [fewer, more] = std::minmax({s.query.n_probes, s.key.n_probes});
   return more == s.n_buckets && (fewer == more || s.order == Order::all);
 }

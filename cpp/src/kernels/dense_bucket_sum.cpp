@@ -8,7 +8,9 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-constexpr index_t kDepth = 128;  // table rows that stay in L1 while all rows of a chunk read
+// Table rows that stay in L1 while all rows of a chunk read. Sums of thousands of terms in parts
+// of so many also round less.
+constexpr index_t kDepth = 128;
 
 }  // namespace
 
@@ -29,7 +31,9 @@ void dense_pack_transposed(Matrix<const float> x, const std::uint8_t* valid, flo
 void dense_matmul(index_t rows, index_t columns, index_t depth, const float* a, index_t a_row,
                   index_t a_depth, const float* b, index_t b_stride, float* c, index_t c_stride,
                   bool add) {
-  matmul<float>(rows, columns, depth, {a, a_row}, a_depth, b, b_stride, {c, c_stride}, add);
+  for (index_t k = 0; k < depth; k += kDepth)
+    matmul<float>(rows, columns, smaller(kDepth, depth - k), {a + k * a_depth, a_row}, a_depth,
+                  b + k * b_stride, b_stride, {c, c_stride}, add || k > 0);
 }
 
 void dense_add(const DenseTable& t, const DenseWeights& w, const float* x, const float* column) {
@@ -58,7 +62,12 @@ void dense_read(const DenseTable& t, const DenseWeights& w, float* sum, index_t 
   for (index_t i = 0; i < w.rows; i += n) {
     const int count = int(w.rows - i);
     Vec<float> sums = load_first(column_sum + i, count);
-    for (index_t f = 0; f < t.count; ++f) sums += load(w.data + f * w.stride + i) * t.column[f];
+    for (index_t first = 0; first < t.count; first += kDepth) {
+      Vec<float> part = {};
+      for (index_t f = first; f < smaller(first + kDepth, t.count); ++f)
+        part += load(w.data + f * w.stride + i) * t.column[f];
+      sums += part;
+    }
     store_first(column_sum + i, sums, count);
   }
 }
