@@ -7,6 +7,7 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
+#include "dense_bucket_sum.hpp"
 #include "soft_hash.hpp"
 #include "weighted_bucket_sum.hpp"
 
@@ -24,11 +25,13 @@ struct SoftSide {
     return probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
                       run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
   }
-  WeightedSide<float> weighted(const std::uint8_t* valid) const {
+  WeightedSide<float> weighted(const std::uint8_t* valid, index_t n_buckets) const {
     WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
+    side.dense = [=](const ProbeRun& run, float* weights, index_t stride) {
+      dense_weights(run, valid, n_buckets, weights, stride);
+    };
     side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
-      soft.bytes == 1 ? expand<std::uint8_t>(run, group, codes, weights)
-                      : expand<std::uint16_t>(run, group, codes, weights);
+      expand(run, group, codes, weights);
     };
     if (n_probes <= 8) side.batch = n_selected == 1 ? 16 : 8;
     return side;
@@ -39,20 +42,17 @@ struct SoftSide {
                 const float* weight_grads, float* margin_grads) const {
     const index_t stride = n_hashes * n_selected;
     float* to = margin_grads + run.first * stride + run.hash * n_selected;
-    if (run.group <= group)
-      return kernels().reduce_probes(probe_rows_of(run, valid), weights, weight_grads, to, stride);
-    const index_t row = run.group * n_probes, tile = kTileRows * kBatchProbes / row;
+    const index_t row = run.group * n_probes, tile = kTileProbes / row;
     double sharpness_grad = 0;
-    if (tile == 0) {  // the exponentials of one hash fill many registers
-      for (index_t h = 0; h < run.group; h += group) {
-        const ProbeRun part{run.first, run.rows, run.hash + h, std::min(group, run.group - h)};
-        const index_t at = h * run.rows * n_probes;
-        sharpness_grad += kernels().reduce_probes(probe_rows_of(part, valid), weights + at,
-                                                  weight_grads + at, to + h * n_selected, stride);
-      }
+    if (run.group <= group || tile == 0) {
+      each_group(run, group, [&](const ProbeRun& part, index_t at) {
+        sharpness_grad +=
+            kernels().reduce_probes(probe_rows_of(part, valid), weights + at, weight_grads + at,
+                                    to + (part.hash - run.hash) * n_selected, stride);
+      });
       return sharpness_grad;
     }
-    float tile_weights[kTileRows * kBatchProbes], tile_grads[kTileRows * kBatchProbes];
+    float tile_weights[kTileProbes], tile_grads[kTileProbes];
     for (index_t first = 0; first < run.rows; first += tile) {
       const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
       for (index_t h = 0; h < run.group; h += group) {
@@ -67,46 +67,77 @@ struct SoftSide {
     }
     return sharpness_grad;
   }
+  // The same of the weights of all buckets.
+  double reduce_dense(const ProbeRun& run, const std::uint8_t* valid, index_t n_buckets,
+                      const float* weights, const float* weight_grads, index_t weight_stride,
+                      float* margin_grads) const {
+    const index_t stride = n_hashes * n_selected;
+    float* to = margin_grads + run.first * stride + run.hash * n_selected;
+    const ProbeRows p = probe_rows_of(run, valid);
+    if (n_probes == n_buckets)
+      return kernels().dense_probes_gradient(p, weights, weight_grads, weight_stride, to, stride);
+    const index_t probes = run.group * n_probes;
+    std::vector<std::uint16_t> codes(run.rows * probes);
+    std::vector<float> probe_weights(run.rows * probes), grads(run.rows * probes);
+    kernels().expand_probes(p, 2, codes.data(), probe_weights.data());
+    for_each_probe(run, n_buckets, weight_stride, codes.data(),
+                   [&](index_t probe, index_t at) { grads[probe] = weight_grads[at]; });
+    return kernels().reduce_probes(p, probe_weights.data(), grads.data(), to, stride);
+  }
 
  private:
+  void dense_weights(const ProbeRun& run, const std::uint8_t* valid, index_t n_buckets,
+                     float* weights, index_t stride) const {
+    const ProbeRows p = probe_rows_of(run, valid);
+    if (n_probes == n_buckets) return kernels().dense_probes(p, weights, stride);
+    const index_t probes = run.group * n_probes;
+    std::vector<std::uint16_t> codes(run.rows * probes);
+    std::vector<float> probe_weights(run.rows * probes);
+    kernels().expand_probes(p, 2, codes.data(), probe_weights.data());
+    std::fill_n(weights, run.group * n_buckets * stride, 0.0f);
+    for_each_probe(run, n_buckets, stride, codes.data(),
+                   [&](index_t probe, index_t at) { weights[at] = probe_weights[probe]; });
+  }
+  // body(probe, where its weight is among those of all buckets)
+  template <class Body>
+  void for_each_probe(const ProbeRun& run, index_t n_buckets, index_t stride,
+                      const std::uint16_t* codes, const Body& body) const {
+    index_t probe = 0;
+    for (index_t i = 0; i < run.rows; ++i)
+      for (index_t h = 0; h < run.group; ++h)
+        for (index_t a = 0; a < n_probes; ++a, ++probe)
+          body(probe, (h * n_buckets + codes[probe]) * stride + i);
+  }
+
   // The exponentials of 8 or 16 hashes fill a register, those of one do not; so a tile of rows is
   // expanded for all hashes of a run and then parted into groups.
-  static constexpr index_t kBatchProbes = 64, kTileRows = 32;
+  static constexpr index_t kTileProbes = 2048;
 
-  template <class Code>
+  // body(group of the run, where its probes begin)
+  template <class Body>
+  void each_group(const ProbeRun& run, index_t group, const Body& body) const {
+    for (index_t h = 0; h < run.group; h += group)
+      body(ProbeRun{run.first, run.rows, run.hash + h, std::min(group, run.group - h)},
+           h * run.rows * n_probes);
+  }
+
   void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {
-    const index_t row = run.group * n_probes;
-    if (run.group <= group && sizeof(Code) == 2) {
-      kernels().expand_probes(probe_rows_of(run, nullptr), soft.bytes, codes, weights);
-      return;
-    }
-    const index_t tile = std::min(kTileRows * kBatchProbes / row, run.rows);
-    if (tile == 0) {
-      for (index_t h = 0; h < run.group; h += group) {
-        const ProbeRun part{run.first, run.rows, run.hash + h, std::min(group, run.group - h)};
-        const index_t at = h * run.rows * n_probes;
-        kernels().expand_probes(probe_rows_of(part, nullptr), sizeof(*codes), codes + at,
-                                weights + at);
-      }
-      return;
-    }
-    Code from_codes[kTileRows * kBatchProbes];
-    float from_weights[kTileRows * kBatchProbes];
+    const index_t row = run.group * n_probes, tile = kTileProbes / row;
+    if (run.group <= group || tile == 0)
+      return each_group(run, group, [&](const ProbeRun& part, index_t at) {
+        kernels().expand_probes(probe_rows_of(part, nullptr), 2, codes + at, weights + at);
+      });
+    std::uint16_t tile_codes[kTileProbes];
+    float tile_weights[kTileProbes];
     for (index_t first = 0; first < run.rows; first += tile) {
       const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
-      kernels().expand_probes(probe_rows_of(part, nullptr), soft.bytes, from_codes, from_weights);
+      kernels().expand_probes(probe_rows_of(part, nullptr), 2, tile_codes, tile_weights);
       for (index_t h = 0; h < run.group; h += group) {
         const index_t count = std::min(group, run.group - h) * n_probes;
         const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
-        if (count == 4)
-          part_rows<4>(part.rows, row, from_codes + from, from_weights + from, codes + at,
-                       weights + at, count);
-        else if (count == 2)
-          part_rows<2>(part.rows, row, from_codes + from, from_weights + from, codes + at,
-                       weights + at, count);
-        else
-          part_rows<0>(part.rows, row, from_codes + from, from_weights + from, codes + at,
-                       weights + at, count);
+        const auto cut = count == 4 ? part_rows<4> : count == 2 ? part_rows<2> : part_rows<0>;
+        cut(part.rows, row, tile_codes + from, tile_weights + from, codes + at, weights + at,
+            count);
       }
     }
   }
@@ -116,28 +147,35 @@ struct SoftSide {
     for (index_t i = 0; i < rows; ++i)
       for (index_t a = 0; a < count; ++a) to[i * stride + a] = from[i * count + a];
   }
-  template <int Count, class Code>
-  static void part_rows(index_t rows, index_t stride, const Code* codes, const float* weights,
-                        std::uint16_t* to_codes, float* to_weights, index_t count) {
+  template <int Count>
+  static void part_rows(index_t rows, index_t stride, const std::uint16_t* codes,
+                        const float* weights, std::uint16_t* to_codes, float* to_weights,
+                        index_t count) {
     if (Count) count = Count;
-    for (index_t i = 0; i < rows; ++i)
-      for (index_t a = 0; a < count; ++a) {
-        to_codes[i * count + a] = codes[i * stride + a];
-        to_weights[i * count + a] = weights[i * stride + a];
-      }
+    for (index_t i = 0; i < rows; ++i) {
+      std::memcpy(to_codes + i * count, codes + i * stride, sizeof(*codes) * count);
+      std::memcpy(to_weights + i * count, weights + i * stride, sizeof(*weights) * count);
+    }
   }
 };
 
 WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSide& query,
                                   const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
                                   bool causal) {
-  return {query.weighted(query_valid),
-          key.weighted(head.key_mask),
+  const index_t n_buckets = index_t(1) << n_bits;
+  return {query.weighted(query_valid, n_buckets),
+          key.weighted(head.key_mask, n_buckets),
           query.n_hashes,
-          index_t(1) << n_bits,
+          n_buckets,
           head.value,
           causal ? Order::causal : Order::all,
           1.0f / float(query.n_hashes)};
+}
+
+void sum_of(const WeightedHead<float>& head, Matrix<float> out, float* weight_sums, index_t first,
+            index_t last) {
+  if (!dense_sum_pays(head) || !dense_sum(head, out, weight_sums, first, last))
+    weighted_sum(head, out, weight_sums, first, last);
 }
 
 struct Sides {
@@ -216,9 +254,8 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     float* sums = sums_wanted ? weight_sums.data() + r.query_row : nullptr;
     const Sides sides(options, query_codes, key_codes, n_hashes, r);
     if (last > first)
-      weighted_sum(
-          weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
-          to, first > 0 ? nullptr : sums, first, last);
+      sum_of(weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
+             to, first > 0 ? nullptr : sums, first, last);
     if (!finish) return;
     normalize_output(options.normalize, to, sums);
     if (valid) fill_invalid_rows(to, valid->queries.data() + r.query_row);
@@ -266,23 +303,29 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
         options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
-          weighted_sum(weighted, raw, options.normalize == Normalize::sum ? sums : nullptr, 0,
-                       slices);
+          sum_of(weighted, raw, options.normalize == Normalize::sum ? sums : nullptr, 0, slices);
         });
 
     double sharpness = 0;
-    const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
-                                         float* margin_grads) {
+    const auto take_grads = [&sharpness, &weighted](WeightedSide<float>& to, const SoftSide& side,
+                                                    float* margin_grads) {
       if (side.n_probes == 1) return;  // a weight of 1, whatever the row
       to.take_grads = [&sharpness, &side, &to, margin_grads](const ProbeRun& run, index_t group,
                                                              const float* weights,
                                                              const float* weight_grads) {
         sharpness += side.reduce(run, to.valid, group, weights, weight_grads, margin_grads);
       };
+      to.take_dense_grads = [&sharpness, &side, &to, margin_grads, n_buckets = weighted.n_buckets](
+                                const ProbeRun& run, const float* weights,
+                                const float* weight_grads, index_t stride) {
+        sharpness += side.reduce_dense(run, to.valid, n_buckets, weights, weight_grads, stride,
+                                       margin_grads);
+      };
     };
     take_grads(weighted.query, sides.query, query_margins);
     take_grads(weighted.key, sides.key, key_margins);
-    weighted_sum_backward(weighted, grad, bias, b.value_grad);
+    if (!dense_sum_pays(weighted) || !dense_sum_backward(weighted, grad, bias, b.value_grad))
+      weighted_sum_backward(weighted, grad, bias, b.value_grad);
     for (index_t j = 0; j < b.range.n_keys; ++j)
       if (!s.norms.key_valid[j])
         std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);

@@ -215,6 +215,9 @@ TEST(attention_rises_along_its_gradient) {
       check_attention(19, 19, 5, 3, 4, 4, causal, normalize);
       check_attention(19, 12, 33, 3, 8, 8, causal, normalize);
       check_attention(12, 19, 20, 9, 512, 300, causal, normalize);
+      check_attention(70, 150, 20, 4, 16, 16, causal, normalize);
+      check_attention(150, 70, 66, 4, 16, 3, causal, normalize);
+      check_attention(9, 12, 5, 12, 2, 4096, causal, normalize);
       check_attention(9, 9, 16, 4, 2, 1, causal, normalize);
       check_attention(9, 9, 16, 4, 1, 1, causal, normalize);
     }

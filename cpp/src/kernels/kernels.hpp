@@ -155,6 +155,10 @@ struct WeightedPass;
 template <class T>
 struct WeightedColumn;
 
+// ---- dense_bucket_sum: see its header ----
+struct DenseTable;
+struct DenseWeights;
+
 // ---- decoding ----
 // Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with
 // weights, or one code of weight 1 where there are no weights.
@@ -309,6 +313,31 @@ struct Kernels {
   // margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.
   double (*reduce_probes)(const ProbeRows&, const float* weights, const float* weight_grads,
                           float* margin_grads, index_t margin_grad_stride);
+  // The same for n_probes = 2^n_bits <= 2^12: weights of the buckets in order, (group * n_probes,
+  // rows) at a row stride, which is a multiple of 16; columns up to one are written.
+  void (*dense_probes)(const ProbeRows&, float* weights, index_t stride);
+  double (*dense_probes_gradient)(const ProbeRows&, const float* weights, const float* weight_grads,
+                                  index_t stride, float* margin_grads, index_t margin_grad_stride);
+  // to (rows, stride) = scale * x, or to (columns, stride) = x transposed; zeros beyond them and in
+  // rows that are not valid. stride: a multiple of 16.
+  void (*dense_pack)(Matrix<const float> x, const std::uint8_t* valid, float scale, float* to,
+                     index_t stride);
+  void (*dense_pack_transposed)(Matrix<const float> x, const std::uint8_t* valid, float* to,
+                                index_t stride);
+  // c_ri = sum over k < depth of a[r * a_row + k * a_depth] * b[k * b_stride + i], or added to it.
+  // b is read up to a multiple of 16 columns.
+  void (*dense_matmul)(index_t rows, index_t columns, index_t depth, const float* a, index_t a_row,
+                       index_t a_depth, const float* b, index_t b_stride, float* c,
+                       index_t c_stride, bool add);
+  // Adds weight * x to the table, x (rows, the table's stride), and weight * column to its column.
+  void (*dense_add)(const DenseTable&, const DenseWeights&, const float* x, const float* column);
+  // Adds the weighted sums of the table to sum, and those of its column to column_sum (may be
+  // null).
+  void (*dense_read)(const DenseTable&, const DenseWeights&, float* sum, index_t sum_stride,
+                     float* column_sum);
+  // to = dot products of table rows with x (columns, to.stride), plus the product of the columns.
+  void (*dense_dots)(const DenseTable&, const float* x, const float* column,
+                     const DenseWeights& to);
   index_t (*lower_bound_scratch)(const LowerBoundGradient&);  // bytes
   void (*lower_bound_gradient)(const LowerBoundGradient&);
   index_t (*collided_scratch)(const CollidedGradient&);  // bytes
@@ -363,6 +392,16 @@ void soft_hash_gradient(const SoftHashGradient&);
 void plane_gradient(const PlaneGradient&, index_t first, index_t last);
 void expand_probes(const ProbeRows&, int, void*, float*);
 double reduce_probes(const ProbeRows&, const float*, const float*, float*, index_t);
+void dense_probes(const ProbeRows&, float*, index_t);
+double dense_probes_gradient(const ProbeRows&, const float*, const float*, index_t, float*,
+                             index_t);
+void dense_pack(Matrix<const float>, const std::uint8_t*, float, float*, index_t);
+void dense_pack_transposed(Matrix<const float>, const std::uint8_t*, float*, index_t);
+void dense_matmul(index_t, index_t, index_t, const float*, index_t, index_t, const float*, index_t,
+                  float*, index_t, bool);
+void dense_add(const DenseTable&, const DenseWeights&, const float*, const float*);
+void dense_read(const DenseTable&, const DenseWeights&, float*, index_t, float*);
+void dense_dots(const DenseTable&, const float*, const float*, const DenseWeights&);
 index_t lower_bound_scratch(const LowerBoundGradient&);
 void lower_bound_gradient(const LowerBoundGradient&);
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);

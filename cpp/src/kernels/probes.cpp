@@ -1,5 +1,6 @@
 // From a row's margins to the weights of its probes, and back. The exponentials of a row are taken
 // a register at a time; a pair of row and hash is then a few products.
+#include "exponential.hpp"
 #include "kernels.hpp"
 #include "simd.hpp"
 
@@ -9,29 +10,6 @@ namespace {
 
 typedef float Four __attribute__((vector_size(16)));
 typedef float Eight __attribute__((vector_size(32)));
-typedef std::uint32_t Unsigned __attribute__((vector_size(kVectorBytes)));
-
-// exp(-u) for u >= 0, within 2 units in the last place; NaN stays, below 2^-125 it is 2^-125.
-LSHKIT_INLINE Vec<float> exp_minus(Vec<float> u) {
-  const Vec<float> largest = broadcast(86.6f), magic = broadcast(12582912.0f);  // 1.5 * 2^23
-  u = u > largest ? largest : u;
-  const Vec<float> shifted = u * 1.44269504f + magic;  // its low bits are u / log 2, rounded
-  const Vec<float> n = shifted - magic;
-  // Two parts of log 2, so that n times the first is exact.
-  const Vec<float> x = (n * 0.693359375f - u) - n * 2.12194440e-4f;
-  Vec<float> p = x * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * x + 8.3334519073e-3f;
-  p = p * x + 4.1665795894e-2f;
-  p = p * x + 1.6666665459e-1f;
-  p = p * x + 5.0000001201e-1f;
-  p = p * x * x + x + 1.0f;
-  Unsigned bits;
-  std::memcpy(&bits, &shifted, sizeof(bits));
-  bits = (127u - (bits & 255u)) << 23;
-  Vec<float> power;
-  std::memcpy(&power, &bits, sizeof(power));
-  return p * power;
-}
 
 // ceil(log2 Probes)
 template <int Probes>
@@ -108,6 +86,59 @@ LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const flo
   for (index_t a = 0; a < t; ++a) weights[a] /= sum;
 }
 
+template <class T, int Lanes>
+struct Narrow {
+  typedef T type __attribute__((vector_size(sizeof(T) * Lanes)));
+};
+template <class To, int Lanes, class From>
+LSHKIT_INLINE typename Narrow<To, Lanes>::type load_as(const From* p) {
+  typename Narrow<From, Lanes>::type v;
+  std::memcpy(&v, p, sizeof(v));
+  return __builtin_convertvector(v, typename Narrow<To, Lanes>::type);
+}
+// Lane i has stays or flips of a selected bit (of two; Bit < 0: the only one), for the pairs from
+// First on with their probes side by side.
+template <int First, int Bit, std::size_t... I>
+LSHKIT_INLINE Vec<float> factors(Vec<float> stays, Vec<float> flips, std::index_sequence<I...>) {
+  constexpr int n = kLanes<float>, r = Bit < 0 ? 1 : 2, t = 2 * r, bit = Bit < 0 ? 0 : Bit;
+  return __builtin_shufflevector(stays, flips,
+                                 (r * (First + int(I) / t) + bit + (int(I) >> bit & 1 ? n : 0))...);
+}
+
+// As many pairs of 2 or 4 probes as fill registers: returns how many.
+template <int Probes, class Own>
+LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits, const float* e,
+                                       const float* complement, index_t count, std::uint16_t* codes,
+                                       float* weights) {
+  constexpr int n = kLanes<float>, pairs = Probes == 2 ? n : n / 2;
+  constexpr auto lanes = std::make_index_sequence<n>{};
+  index_t h = 0;
+  for (; h + pairs <= count; h += pairs, codes += pairs * Probes, weights += pairs * Probes) {
+    if constexpr (Probes == 2) {
+      const auto code = load_as<std::uint32_t, pairs>(own + h);
+      const auto flipped = code ^ (1u << load_as<std::uint32_t, pairs>(bits + h));
+      const auto both = code | (flipped << 16);
+      std::memcpy(codes, &both, sizeof(both));
+      const Vec<float> stays = load(complement + h), flips = stays * load(e + h);
+      store(weights, factors<0, -1>(stays, flips, lanes));
+      store(weights + n, factors<n / 2, -1>(stays, flips, lanes));
+    } else {
+      std::uint16_t two_bits[pairs];
+      std::memcpy(two_bits, bits + 2 * h, sizeof(two_bits));
+      const auto numbers = load_as<std::uint64_t, pairs>(two_bits);
+      const auto four = load_as<std::uint64_t, pairs>(own + h) * 0x0001000100010001u ^
+                        (0x0001000000010000u << (numbers & 255u)) ^
+                        (0x0001000100000000u << (numbers >> 8));
+      std::memcpy(codes, &four, sizeof(four));
+      const Vec<float> stays = load(complement + 2 * h), flips = stays * load(e + 2 * h);
+      store(weights, factors<0, 0>(stays, flips, lanes) * factors<0, 1>(stays, flips, lanes));
+      store(weights + n,
+            factors<n / 4, 0>(stays, flips, lanes) * factors<n / 4, 1>(stays, flips, lanes));
+    }
+  }
+  return h;
+}
+
 template <int Probes, class Own, class Code>
 void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* weights) {
   const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
@@ -129,7 +160,10 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
       }
       Code* codes_out = probe_codes + i * p.probe_stride + first * t;
       float* out = weights + i * p.probe_stride + first * t;
-      for (index_t h = 0; h < count; ++h)
+      index_t h = 0;
+      if constexpr ((Probes == 2 || Probes == 4) && sizeof(Code) == 2 && kVectorBytes >= 32)
+        h = expand_registers<Probes>(own, bits, e, complement, count, codes_out, out);
+      for (; h < count; ++h)
         probes_of<Probes>(Code(own[h]), bits + h * r, e + h * r, complement + h * r, t, int(r),
                           codes_out + h * t, out + h * t);
       if (p.valid && !p.valid[i]) std::memset(out, 0, sizeof(float) * count * t);
