@@ -27,11 +27,11 @@ enum class Precision : int { full = 0, fast = 1 };
 struct HashFunctions {
   Family family = Family::hadamard;
   const float* parameters = nullptr;
-  index_t head_stride = 0;    // elements from one head's set to the next; 0: one set for all heads
-  index_t heads_per_set = 1;  // heads in a row that share a set
+  index_t head_stride = 0;  // elements from one head's set to the next; 0: one set for all heads
   index_t columns = 0;
   int n_bits = 8;  // 1 to 16
   index_t n_hashes = 32;
+  index_t heads_per_set = 1;  // heads in a row that share a set
 };
 
 // codes: contiguous (batch, heads, rows, n_hashes), uint8 for n_bits <= 8, else uint16.

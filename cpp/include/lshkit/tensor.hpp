@@ -40,7 +40,7 @@ struct FloatTensor {
   Element element = kElement<T>;
 
   FloatTensor() = default;
-  FloatTensor(Void* elements, index_t batch, index_t head, index_t row, Element kind)
+  FloatTensor(Void* elements, index_t batch, index_t head, index_t row, Element kind = kElement<T>)
       : data(elements), batch_stride(batch), head_stride(head), row_stride(row), element(kind) {}
   template <class Same>
   FloatTensor(Tensor<Same> t)

@@ -54,6 +54,14 @@ LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const flo
     if (t > 2) weights[2] = second * inverse;
     return;
   }
+  if (t == 4) {  // rounded as expand_registers does it
+    const float flip[2] = {complement[0] * e[0], complement[1] * e[1]};
+    const Four low = {complement[0], flip[0], complement[0], flip[0]};
+    const Four high = {complement[1], complement[1], flip[1], flip[1]}, w = low * high;
+    flip4(own, bits, codes);
+    std::memcpy(weights, &w, sizeof(w));
+    return;
+  }
   const bool all = (t & (t - 1)) == 0;  // their weights are products of sigmoids
   float own_weight = 1;
   for (int k = 0; k < n_selected && all; ++k) own_weight *= complement[k];
