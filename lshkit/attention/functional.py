@@ -149,7 +149,9 @@ def yoso_attention(
             f"sampling has another"
         )
     probes = check_probes(n_probes, n_bits if estimator == "soft" else 16)
-    if not isinstance(sharpness, Tensor):
+    # Numbers that this call does not use: a compiled graph would be guarded on them.
+    unused_too = not torch.compiler.is_compiling()
+    if unused_too and not isinstance(sharpness, Tensor):
         checks.positive("sharpness", sharpness)
     rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
     window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
@@ -161,9 +163,9 @@ def yoso_attention(
     _check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     _check_tensors(query, key, value, enable_gqa)
-    check_lift_scale(
-        lift_scale, 1 if key.dim() == 3 else key.shape[-3], is_causal and unit_norm == "lift"
-    )
+    if unused_too or unit_norm == "lift":
+        heads = 1 if key.dim() == 3 else key.shape[-3]
+        check_lift_scale(lift_scale, heads, is_causal and unit_norm == "lift")
     if projections is not None:
         check_learnable("projections", estimator, hasher)
         key_heads = 1 if key.dim() == 3 else key.shape[-3]
