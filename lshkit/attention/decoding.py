@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
-from lshkit.attention.functional import DTYPES, _check_word, check_options, seed_tensor
+from lshkit.attention.functional import (
+    DTYPES,
+    _check_word,
+    check_options,
+    check_probes,
+    seed_tensor,
+)
 from lshkit.attention.projections import check_learnable, plane_rows
 from lshkit.torch_ops.library import rows
 
@@ -144,7 +150,7 @@ class YosoState:
             self._parameters = self._projections = planes.clone().contiguous()
         self.n_probes, self._sharpness = (1, 1), None
         if estimator == "soft":
-            self.n_probes = _probes(n_probes, 2**self.n_bits)
+            self.n_probes = check_probes(n_probes, self.n_bits)
             self._sharpness = _sharpness(sharpness, self.num_key_heads)
         self._options = (
             self._parameters,
@@ -443,15 +449,6 @@ def _new_table(shape, dtype) -> Tensor:
     return table
 
 
-def _probes(n_probes, n_buckets) -> tuple[int, int]:
-    if not isinstance(n_probes, (tuple, list)):
-        return (checks.integer("n_probes", n_probes, 1, n_buckets),) * 2
-    if len(n_probes) != 2:
-        raise ValueError(f"n_probes must be an int, or one for queries and keys, got {n_probes}")
-    queries, keys = (checks.integer("n_probes", t, 1, n_buckets) for t in n_probes)
-    return queries, keys
-
-
 def _sharpness(sharpness, heads) -> Tensor:
     given = sharpness
     if not isinstance(sharpness, Tensor):
@@ -504,7 +501,7 @@ def module_options(module) -> dict:
         "seed": int(module.hash_seed),
     }
     if module.estimator == "soft":
-        probes = _probes(module.n_probes, 2**module.n_bits)
+        probes = check_probes(module.n_probes, module.n_bits)
         options |= {"estimator": "soft", "n_probes": probes, **module._soft_parameters()}
     return options
 
