@@ -4,203 +4,12 @@
 #include <cstring>
 
 #include "bucket_sum.hpp"
+#include "head_passes.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
 namespace {
-
-// A pass's tables should stay in the L2 cache.
-constexpr index_t kPassBytes = index_t(512) << 10;
-// Probes of a side that are there at once, at most: longer sides go in runs of rows.
-constexpr index_t kProbeBytes = index_t(24) << 20;
-
-// Probes of a run of rows, with codes replaced by table rows.
-template <class T>
-struct Expanded {
-  const WeightedSide<T>* side;
-  std::uint16_t* batch_slots;  // of a batch of hashes, one group after the other
-  T* batch_weights;
-  ProbeRun batch, run;       // what is there: a batch, and that group of it that is in use
-  T* batch_grads = nullptr;  // of the weights, where they are wanted
-  std::uint16_t* slots = nullptr;
-  T *weights = nullptr, *grads = nullptr;
-
-  index_t probes() const { return run.group * side->n_probes; }
-};
-
-// How a head is cut, and its buffers: tables of a group of hashes with all slices, and probes.
-template <class T>
-class HeadPasses {
- public:
-  // Slices [first, last) of the values.
-  HeadPasses(const WeightedHead<T>& head, index_t first, index_t last)
-      : s_(head), first_slice_(first), last_slice_(last) {
-    const index_t most = head.key.rows * head.key.n_probes;
-    const index_t rows = std::max(head.query.rows, head.key.rows);
-    const index_t row_bytes =
-        std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
-    // Where most buckets must be empty, codes are replaced by slots in order of appearance among
-    // the keys. Slot 0 is for codes that no key has.
-    compact_ = most < head.n_buckets / 2 && rows * row_bytes <= kProbeBytes;
-    table_rows_ = compact_ ? most + 1 : head.n_buckets;
-    at_once_ = table_rows_ * 2 * kSliceBytes <= kPassBytes ? 2 : 1;
-    group_ = compact_ ? 1
-                      : std::clamp<index_t>(kPassBytes / (table_rows_ * at_once_ * kSliceBytes), 1,
-                                            std::min<index_t>(kMaxGroup, head.n_hashes));
-    const index_t wanted = std::max(head.query.batch, head.key.batch);
-    batch_ =
-        group_ *
-        std::max<index_t>(
-            std::min(wanted, kProbeBytes / (std::max<index_t>(rows, 1) * row_bytes)) / group_, 1);
-    run_rows_ =
-        std::clamp<index_t>(kProbeBytes / (batch_ * row_bytes), 16, std::max<index_t>(rows, 16));
-    cut(Arena());
-    cut(Arena(thread_scratch(bytes_)));
-    if (compact_) std::memset(slot_of_, 0, sizeof(*slot_of_) * head.n_buckets);
-  }
-
-  index_t group() const { return group_; }
-  Expanded<T>& queries() { return queries_; }
-  Expanded<T>& keys() { return keys_; }
-
-  // Empty tables, and slots of the keys of these hashes.
-  void begin(index_t hash, index_t group) {
-    clear();
-    if (!compact_) return;
-    for (index_t k = 0; k < used_; ++k) slot_of_[code_of_[k]] = 0;
-    used_ = 0;
-    view(keys_, {0, s_.key.rows, hash, group});
-    for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) {
-      std::uint16_t& slot = slot_of_[keys_.slots[k]];
-      if (slot) continue;
-      code_of_[used_++] = keys_.slots[k];
-      slot = std::uint16_t(used_);
-    }
-  }
-  void clear() {
-    std::memset(table_, 0, group_ * table_rows_ * (last_slice_ - first_slice_) * kSliceBytes);
-    std::memset(column_table_, 0, sizeof(T) * group_ * table_rows_);
-  }
-
-  // Adds the rows of `from` and reads with those of `to`, run by run in this order, which is that
-  // of the rows that read. body(add, read) has a run's rows of either or of both.
-  template <class Body>
-  void sweep(Expanded<T>& from, Expanded<T>& to, Order order, index_t hash, index_t group,
-             const Body& body) {
-    const auto expand = [&](Expanded<T>& e, index_t first) {
-      const index_t rows = std::clamp<index_t>(e.side->rows - first, 0, run_rows_);
-      fill(e, {first, rows, hash, group});
-      return rows;
-    };
-    if (order == Order::all) {
-      for (index_t first = 0; first < from.side->rows; first += run_rows_) {
-        const index_t rows = expand(from, first);
-        body(first, rows, 0);
-      }
-      for (index_t first = 0; first < to.side->rows; first += run_rows_) {
-        const index_t rows = expand(to, first);
-        body(first, 0, rows);
-      }
-      return;
-    }
-    const index_t runs = (std::max(from.side->rows, to.side->rows) + run_rows_ - 1) / run_rows_;
-    for (index_t k = 0; k < runs; ++k) {
-      const index_t first = (order == Order::causal ? k : runs - 1 - k) * run_rows_;
-      const index_t added = expand(from, first), readers = expand(to, first);
-      body(first, added, readers);
-    }
-  }
-
-  // The rows of a run, for the kernels: what they are (rows may be null) and their probes.
-  WeightedRows<T> rows(const Expanded<T>& e, index_t count, Matrix<const T> matrix, index_t column,
-                       index_t first) const {
-    WeightedRows<T> r;
-    r.count = count;
-    r.n_probes = int(e.probes());
-    r.slots = e.slots;
-    r.weights = e.weights;
-    if (matrix.data && count > 0) r.rows = matrix.row(first) + column;
-    r.stride = matrix.stride;
-    r.valid = e.side->valid ? e.side->valid + first : nullptr;
-    return r;
-  }
-  // Calls for every pass over slices with its table, slices and columns set.
-  template <class Call>
-  void each_pass(index_t columns, const Call& call) const {
-    constexpr index_t width = kSliceBytes / sizeof(T);
-    for (index_t slice = first_slice_; slice < last_slice_; slice += at_once_) {
-      WeightedPass<T> p;
-      p.slices = int(std::min<index_t>(at_once_, last_slice_ - slice));
-      p.table = table_ + (slice - first_slice_) * width * group_ * table_rows_;
-      p.width = int(std::min(p.slices * width, columns - slice * width));
-      p.scale = s_.scale;
-      call(p, slice * width);
-    }
-  }
-  T* column_table() const { return column_table_; }
-
- private:
-  void cut(Arena arena) {
-    table_ = arena.take<T>(group_ * table_rows_ * (last_slice_ - first_slice_) * kSliceBytes /
-                           index_t(sizeof(T)));
-    column_table_ = arena.take<T>(group_ * table_rows_);
-    const auto take = [&](const WeightedSide<T>& side) {
-      const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
-      std::uint16_t* slots = arena.take<std::uint16_t>(probes);
-      T* weights = arena.take<T>(probes);
-      return Expanded<T>{&side, slots, weights,
-                         {},    {},    arena.take<T>(side.take_grads ? probes : 0)};
-    };
-    queries_ = take(s_.query);
-    keys_ = take(s_.key);
-    slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
-    code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
-    bytes_ = arena.used();
-  }
-
-  // The probes of a group, codes as they come.
-  void view(Expanded<T>& e, const ProbeRun& run) const {
-    const ProbeRun& b = e.batch;
-    if (b.first != run.first || b.rows != run.rows || run.hash < b.hash ||
-        run.hash >= b.hash + b.group) {
-      e.batch = {run.first, run.rows, run.hash, std::min(batch_, s_.n_hashes - run.hash)};
-      e.side->probes(e.batch, group_, e.batch_slots, e.batch_weights);
-    }
-    const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
-    e.slots = e.batch_slots + at;
-    e.weights = e.batch_weights + at;
-    e.grads = e.batch_grads + at;
-  }
-  void fill(Expanded<T>& e, const ProbeRun& run) const {
-    const ProbeRun& is = e.run;
-    if (run.rows == 0 || (is.first == run.first && is.rows == run.rows && is.hash == run.hash))
-      return;
-    view(e, run);
-    e.run = run;
-    const index_t count = run.rows * e.probes();
-    if (compact_) {
-      for (index_t k = 0; k < count; ++k) e.slots[k] = slot_of_[e.slots[k]];
-      return;
-    }
-    for (index_t h = 1; h < run.group; ++h) {
-      const std::uint16_t offset = std::uint16_t(h * table_rows_);
-      std::uint16_t* slot = e.slots + h * e.side->n_probes;
-      for (index_t i = 0; i < run.rows; ++i, slot += e.probes())
-        for (index_t a = 0; a < e.side->n_probes; ++a) slot[a] = std::uint16_t(slot[a] + offset);
-    }
-  }
-
-  const WeightedHead<T>& s_;
-  index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
-  int at_once_;
-  bool compact_;
-  T *table_, *column_table_;
-  Expanded<T> queries_, keys_;
-  std::uint16_t *slot_of_, *code_of_;
-  index_t used_ = 0;
-  std::size_t bytes_;
-};
 
 template <class T>
 Matrix<const T> read_only(Matrix<T> m) {
@@ -218,9 +27,7 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
                   index_t last) {
   if (weight_sums) std::fill_n(weight_sums, s.query.rows, T(0));
   HeadPasses<T> passes(s, first, last);
-  for (index_t hash = 0; hash < s.n_hashes; hash += passes.group()) {
-    const index_t group = std::min(passes.group(), s.n_hashes - hash);
-    passes.begin(hash, group);
+  passes.each_group([&](index_t hash, index_t group) {
     passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
                  [&](index_t row, index_t added, index_t readers) {
                    passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
@@ -232,7 +39,7 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
                      p.accumulate_sum = hash > 0;
                      kernels().typed<T>().weighted_bucket_sum(p);
                    });
-                   if (!weight_sums) return;
+                   if (!weight_sums || !passes.first_visit()) return;
                    WeightedColumn<T> p;
                    p.table = passes.column_table();
                    p.order = s.order;
@@ -242,7 +49,7 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
                    p.sum = weight_sums + row;
                    kernels().typed<T>().weighted_column_sum(p);
                  });
-  }
+  });
 }
 
 template <class T>
@@ -251,11 +58,9 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
   const Order back = transposed(s.order);
-  for (index_t hash = 0; hash < s.n_hashes; hash += passes.group()) {
-    const index_t group = std::min(passes.group(), s.n_hashes - hash);
-    passes.begin(hash, group);
+  passes.each_group([&](index_t hash, index_t group) {
     const auto take = [&](const Expanded<T>& e, index_t rows) {
-      const bool last = hash + group == e.batch.hash + e.batch.group;
+      const bool last = passes.last_visit() && hash + group == e.batch.hash + e.batch.group;
       if (rows > 0 && last && e.side->take_grads)
         e.side->take_grads(e.batch, passes.group(), e.batch_weights, e.batch_grads);
     };
@@ -271,7 +76,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                        p.accumulate_dots = column > 0;
                        kernels().typed<T>().weighted_bucket_sum(p);
                      });
-                     if (bias) {
+                     if (bias && passes.first_visit()) {
                        WeightedColumn<T> p;
                        p.table = passes.column_table();
                        p.order = s.order;
@@ -302,7 +107,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                      }
                      kernels().typed<T>().weighted_bucket_sum(p);
                    });
-                   if (bias && s.key.take_grads) {
+                   if (bias && s.key.take_grads && passes.first_visit()) {
                      WeightedColumn<T> p;
                      p.table = passes.column_table();
                      p.order = back;
@@ -314,7 +119,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                    }
                    take(keys, readers);
                  });
-  }
+  });
 }
 
 namespace {

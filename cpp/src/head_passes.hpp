@@ -1,0 +1,231 @@
+#pragma once
+// How the weighted sums of one head are cut into passes that fit the caches, and the buffers of a
+// pass: tables and probes.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/weighted_bucket_sum.hpp"
+#include "parallel.hpp"
+#include "weighted_bucket_sum.hpp"
+
+namespace lshkit {
+
+// A pass's tables should stay in the L2 cache.
+inline constexpr index_t kPassBytes = index_t(512) << 10;
+// Probes of a side that are there at once, at most: longer sides go in runs of rows.
+inline constexpr index_t kProbeBytes = index_t(24) << 20;
+
+// Probes of a run of rows, with codes replaced by table rows.
+template <class T>
+struct Expanded {
+  const WeightedSide<T>* side;
+  std::uint16_t* batch_slots;  // of a batch of hashes, one group after the other
+  T* batch_weights;
+  ProbeRun batch, run;       // what is there: a batch, and that group of it that is in use
+  T* batch_grads = nullptr;  // of the weights, where they are wanted
+  std::uint16_t* slots = nullptr;
+  T *weights = nullptr, *grads = nullptr;
+
+  index_t probes() const { return run.group * side->n_probes; }
+};
+
+// How a head is cut, and its buffers: the tables of a group of hashes, and probes.
+//
+// The probes of a batch of hashes are made together. Slices of columns come next, and only then the
+// hashes of the batch: a table is read straight after its rows were added, from the L2 cache, and
+// the columns of a long sequence come from the L3 cache for all hashes of a batch but the first.
+template <class T>
+class HeadPasses {
+ public:
+  // Slices [first, last) of the values.
+  HeadPasses(const WeightedHead<T>& head, index_t first, index_t last)
+      : s_(head), first_slice_(first), last_slice_(last) {
+    const index_t most = head.key.rows * head.key.n_probes;
+    const index_t rows = std::max(head.query.rows, head.key.rows);
+    const index_t row_bytes =
+        std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
+    // Where most buckets must be empty, codes are replaced by slots in order of appearance among
+    // the keys. Slot 0 is for codes that no key has.
+    compact_ = most < head.n_buckets / 2 && rows * row_bytes <= kProbeBytes;
+    table_rows_ = compact_ ? most + 1 : head.n_buckets;
+    at_once_ = table_rows_ * 2 * kSliceBytes <= kPassBytes ? 2 : 1;
+    group_ = compact_ ? 1
+                      : std::clamp<index_t>(kPassBytes / (table_rows_ * at_once_ * kSliceBytes), 1,
+                                            std::min<index_t>(kMaxGroup, head.n_hashes));
+    const index_t wanted = std::max(head.query.batch, head.key.batch);
+    batch_ =
+        group_ *
+        std::max<index_t>(
+            std::min(wanted, kProbeBytes / (std::max<index_t>(rows, 1) * row_bytes)) / group_, 1);
+    run_rows_ =
+        std::clamp<index_t>(kProbeBytes / (batch_ * row_bytes), 16, std::max<index_t>(rows, 16));
+    // What belongs to one hash and run, slots in a compact table and dot products that grow from
+    // slice to slice, is not kept for a second visit.
+    const bool together = compact_ || run_rows_ < rows;
+    chunk_ = together ? last_slice_ - first_slice_ : at_once_;
+    cut(Arena());
+    cut(Arena(thread_scratch(bytes_)));
+    if (compact_) std::memset(slot_of_, 0, sizeof(*slot_of_) * head.n_buckets);
+  }
+
+  index_t group() const { return group_; }
+  Expanded<T>& queries() { return queries_; }
+  Expanded<T>& keys() { return keys_; }
+  // Of the visits to a hash.
+  bool first_visit() const { return chunk_first_ == first_slice_; }
+  bool last_visit() const { return chunk_last_ == last_slice_; }
+
+  // body(hash, group) with empty tables for a group of hashes: once for every chunk of slices.
+  template <class Body>
+  void each_group(const Body& body) {
+    for (index_t batch = 0; batch < s_.n_hashes; batch += batch_) {
+      const index_t end = std::min(batch + batch_, s_.n_hashes);
+      for (chunk_first_ = first_slice_; chunk_first_ < last_slice_; chunk_first_ += chunk_) {
+        chunk_last_ = std::min(chunk_first_ + chunk_, last_slice_);
+        for (index_t hash = batch; hash < end; hash += group_) {
+          const index_t group = std::min(group_, end - hash);
+          begin(hash, group);
+          body(hash, group);
+        }
+      }
+    }
+  }
+  void clear() {
+    std::memset(table_, 0, group_ * table_rows_ * (chunk_last_ - chunk_first_) * kSliceBytes);
+    std::memset(column_table_, 0, sizeof(T) * group_ * table_rows_);
+  }
+
+  // Adds the rows of `from` and reads with those of `to`, run by run in this order, which is that
+  // of the rows that read. body(add, read) has a run's rows of either or of both.
+  template <class Body>
+  void sweep(Expanded<T>& from, Expanded<T>& to, Order order, index_t hash, index_t group,
+             const Body& body) {
+    const auto expand = [&](Expanded<T>& e, index_t first) {
+      const index_t rows = std::clamp<index_t>(e.side->rows - first, 0, run_rows_);
+      fill(e, {first, rows, hash, group});
+      return rows;
+    };
+    if (order == Order::all) {
+      for (index_t first = 0; first < from.side->rows; first += run_rows_) {
+        const index_t rows = expand(from, first);
+        body(first, rows, 0);
+      }
+      for (index_t first = 0; first < to.side->rows; first += run_rows_) {
+        const index_t rows = expand(to, first);
+        body(first, 0, rows);
+      }
+      return;
+    }
+    const index_t runs = (std::max(from.side->rows, to.side->rows) + run_rows_ - 1) / run_rows_;
+    for (index_t k = 0; k < runs; ++k) {
+      const index_t first = (order == Order::causal ? k : runs - 1 - k) * run_rows_;
+      const index_t added = expand(from, first), readers = expand(to, first);
+      body(first, added, readers);
+    }
+  }
+
+  // The rows of a run, for the kernels: what they are (rows may be null) and their probes.
+  WeightedRows<T> rows(const Expanded<T>& e, index_t count, Matrix<const T> matrix, index_t column,
+                       index_t first) const {
+    WeightedRows<T> r;
+    r.count = count;
+    r.n_probes = int(e.probes());
+    r.slots = e.slots;
+    r.weights = e.weights;
+    if (matrix.data && count > 0) r.rows = matrix.row(first) + column;
+    r.stride = matrix.stride;
+    r.valid = e.side->valid ? e.side->valid + first : nullptr;
+    return r;
+  }
+  // Calls for every pass over slices with its table, slices and columns set.
+  template <class Call>
+  void each_pass(index_t columns, const Call& call) const {
+    constexpr index_t width = kSliceBytes / sizeof(T);
+    for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {
+      WeightedPass<T> p;
+      p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
+      p.table = table_ + (slice - chunk_first_) * width * group_ * table_rows_;
+      p.width = int(std::min(p.slices * width, columns - slice * width));
+      p.scale = s_.scale;
+      call(p, slice * width);
+    }
+  }
+  T* column_table() const { return column_table_; }
+
+ private:
+  // Empty tables, and slots of the keys of these hashes.
+  void begin(index_t hash, index_t group) {
+    clear();
+    if (!compact_) return;
+    for (index_t k = 0; k < used_; ++k) slot_of_[code_of_[k]] = 0;
+    used_ = 0;
+    view(keys_, {0, s_.key.rows, hash, group});
+    for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) {
+      std::uint16_t& slot = slot_of_[keys_.slots[k]];
+      if (slot) continue;
+      code_of_[used_++] = keys_.slots[k];
+      slot = std::uint16_t(used_);
+    }
+  }
+  void cut(Arena arena) {
+    table_ = arena.take<T>(group_ * table_rows_ * chunk_ * kSliceBytes / index_t(sizeof(T)));
+    column_table_ = arena.take<T>(group_ * table_rows_);
+    const auto take = [&](const WeightedSide<T>& side) {
+      const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
+      std::uint16_t* slots = arena.take<std::uint16_t>(probes);
+      T* weights = arena.take<T>(probes);
+      return Expanded<T>{&side, slots, weights,
+                         {},    {},    arena.take<T>(side.take_grads ? probes : 0)};
+    };
+    queries_ = take(s_.query);
+    keys_ = take(s_.key);
+    slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
+    code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
+    bytes_ = arena.used();
+  }
+
+  // From codes to table rows: the tables of a group, from hash h of the batch on, in turn.
+  void number(const Expanded<T>& e, index_t h) const {
+    const index_t t = e.side->n_probes, group = std::min(group_, e.batch.group - h);
+    std::uint16_t* slot = e.batch_slots + h * e.batch.rows * t;
+    for (index_t i = 0; i < e.batch.rows && group > 1; ++i)
+      for (index_t g = 0; g < group; ++g)
+        for (index_t a = 0; a < t; ++a, ++slot) *slot = std::uint16_t(*slot + g * table_rows_);
+  }
+  // The probes of a group; in compact tables the codes as they come.
+  void view(Expanded<T>& e, const ProbeRun& run) const {
+    const ProbeRun& b = e.batch;
+    if (b.first != run.first || b.rows != run.rows || run.hash < b.hash ||
+        run.hash >= b.hash + b.group) {
+      e.batch = {run.first, run.rows, run.hash, std::min(batch_, s_.n_hashes - run.hash)};
+      e.side->probes(e.batch, group_, e.batch_slots, e.batch_weights);
+      for (index_t h = 0; h < e.batch.group && !compact_; h += group_) number(e, h);
+    }
+    const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
+    e.slots = e.batch_slots + at;
+    e.weights = e.batch_weights + at;
+    e.grads = e.batch_grads + at;
+  }
+  void fill(Expanded<T>& e, const ProbeRun& run) const {
+    const ProbeRun& is = e.run;
+    if (run.rows == 0 || (is.first == run.first && is.rows == run.rows && is.hash == run.hash))
+      return;
+    view(e, run);
+    e.run = run;
+    const index_t count = run.rows * e.probes();
+    for (index_t k = 0; k < count && compact_; ++k) e.slots[k] = slot_of_[e.slots[k]];
+  }
+
+  const WeightedHead<T>& s_;
+  index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
+  index_t chunk_, chunk_first_ = 0, chunk_last_ = 0;  // slices
+  int at_once_;
+  bool compact_;
+  T *table_, *column_table_;
+  Expanded<T> queries_, keys_;
+  std::uint16_t *slot_of_, *code_of_;
+  index_t used_ = 0;
+  std::size_t bytes_;
+};
+
+}  // namespace lshkit
