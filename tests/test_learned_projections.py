@@ -30,7 +30,7 @@ def planes_of(heads, n_hashes, n_bits, d, seed=0):
 def selection(query, key, value, planes, probes):
     """Codes and selected bits of queries, then of keys, as the operator finds them."""
     heads, n_hashes, n_bits, d = planes.shape
-    _, q_codes, q_bits, _, k_codes, k_bits, _ = torch_ops.soft_attention(
+    _, q_codes, q_bits, _, k_codes, k_bits, *_ = torch_ops.soft_attention(
         *(x.detach().float() for x in (query, key, value)),
         *(None, None, None, planes.detach().float().reshape(heads, -1, d), torch.ones(1)),
         *(HYPERPLANE, n_bits, n_hashes, *probes, False, 0),
@@ -251,9 +251,9 @@ def test_operators_keep_torch_s_rules():
     ops = torch.ops.lshkit
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
-    _, *codes = ops.soft_attention(*args)
+    out, *codes = ops.soft_attention(*args)
     for parameters_too in (False, True):
-        backward = inputs.grad_out, *args[:6], *codes, *args[6:], parameters_too
+        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], parameters_too
         torch.library.opcheck(ops.soft_attention_backward, backward)
 
 
@@ -324,9 +324,9 @@ def test_only_hyperplanes_have_a_gradient():
     parameters = parameters_of(0, 1, 8, 3, 2, "hadamard")
     args = x, x, x, None, None, None, parameters, torch.ones(1)
     options = torch_ops.FAMILY["hadamard"], 3, 2, 2, 2, False, 0
-    _, *codes = torch_ops.soft_attention(*args, *options)
+    out, *codes = torch_ops.soft_attention(*args, *options)
     with pytest.raises(ValueError, match="grad_parameters: only hyperplanes"):
-        torch_ops.soft_attention_backward(x, *args[:6], *codes, *args[6:], *options, True)
+        torch_ops.soft_attention_backward(x, out, *args[:6], *codes, *args[6:], *options, True)
 
 
 # ---------------------------------------------------------------- the module

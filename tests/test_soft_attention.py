@@ -354,8 +354,8 @@ def test_operators_keep_torch_s_rules():
     ops = torch.ops.lshkit
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
-    _, *codes = ops.soft_attention(*args)
-    backward = inputs.grad_out, *args[:6], *codes, *args[6:], False
+    out, *codes = ops.soft_attention(*args)
+    backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], False
     torch.library.opcheck(ops.soft_attention_backward, backward)
 
 

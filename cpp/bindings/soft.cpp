@@ -38,6 +38,22 @@ struct SoftCodeViews {
   }
 };
 
+// What the rows of sums were divided by; with no normalisation no columns.
+class DivisorsView {
+ public:
+  DivisorsView(py::handle object, const AttentionShape& shape, Normalize normalize)
+      : view_("divisors", object), wanted_(normalize != Normalize::none) {
+    view_.require_type({kFloat32}).require_contiguous();
+    view_.require_shape({shape.batch, shape.heads, wanted_ ? shape.n_queries : 0});
+  }
+  void require_output() const { view_.require_output(); }
+  float* data() const { return wanted_ ? view_.data<float>() : nullptr; }
+
+ private:
+  TensorView view_;
+  bool wanted_;
+};
+
 // What forward and backward share; out is the output or its gradient.
 struct SoftViews {
   AttentionViews in;
@@ -76,8 +92,8 @@ void soft_forward(py::handle query, py::handle key, py::handle value, py::handle
                   index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
                   int normalize, py::handle out, py::handle query_codes, py::handle query_bits,
                   py::handle query_margins, py::handle key_codes, py::handle key_bits,
-                  py::handle key_margins, int threads, py::handle query_starts,
-                  py::handle key_starts) {
+                  py::handle key_margins, py::handle divisors_object, int threads,
+                  py::handle query_starts, py::handle key_starts) {
   const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
                        query_probes, key_probes, causal, normalize, "out", out, query_starts,
                        key_starts);
@@ -86,11 +102,14 @@ void soft_forward(py::handle query, py::handle key, py::handle value, py::handle
   const AttentionViews& in = soft.in;
   soft.check_codes_of(queries, keys);
   const SoftCodesOut query_output = queries.output(), key_output = keys.output();
+  const DivisorsView divisors(divisors_object, in.shape, soft.options.normalize);
+  divisors.require_output();
   in.out.require_output();
   if (in.out.size() == 0 && queries.codes.size() == 0 && keys.codes.size() == 0) return;
   py::gil_scoped_release without_gil;
   soft_attention_forward(in.shape, soft.options, soft.functions, in.inputs<float>(),
-                         float_matrices<float, void>(in.out), query_output, key_output, threads);
+                         float_matrices<float, void>(in.out), divisors.data(), query_output,
+                         key_output, threads);
 }
 
 void soft_backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
@@ -98,9 +117,10 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
                    index_t n_hashes, index_t query_probes, index_t key_probes, bool causal,
                    int normalize, py::handle grad_out, py::handle query_codes,
                    py::handle query_bits, py::handle query_margins, py::handle key_codes,
-                   py::handle key_bits, py::handle key_margins, py::handle grad_query,
-                   py::handle grad_key, py::handle grad_value, py::handle grad_sharpness_object,
-                   int threads, py::handle query_starts, py::handle key_starts,
+                   py::handle key_bits, py::handle key_margins, py::handle divisors_object,
+                   py::handle out_object, py::handle grad_query, py::handle grad_key,
+                   py::handle grad_value, py::handle grad_sharpness_object, int threads,
+                   py::handle query_starts, py::handle key_starts,
                    py::handle grad_parameters_object) {
   const SoftViews soft(query, key, value, key_mask, parameters, sharpness, family, n_bits, n_hashes,
                        query_probes, key_probes, causal, normalize, "grad_out", grad_out,
@@ -109,6 +129,14 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
   const SoftCodeViews keys("key", key_codes, key_bits, key_margins);
   const AttentionViews& in = soft.in;
   soft.check_codes_of(queries, keys);
+  const DivisorsView divisors(divisors_object, in.shape, soft.options.normalize);
+  Input<float> out;
+  if (!out_object.is_none() || soft.options.normalize != Normalize::none) {
+    const TensorView view("out", out_object);
+    check_vectors(view, in.query.type());
+    view.require_shape({in.out.shape(0), in.out.shape(1), in.out.shape(2), in.out.shape(3)});
+    out = float_matrices<float, const void>(view);
+  }
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object);
   grad_sharpness.require_type({kFloat32})
@@ -125,9 +153,10 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
     grad_parameters = grad.data<float>();
   }
   py::gil_scoped_release without_gil;
-  soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(),
-                          queries.soft(), keys.soft(), gradients.gradients<float>(in),
-                          grad_sharpness.data<float>(), grad_parameters, threads);
+  soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(), out,
+                          divisors.data(), queries.soft(), keys.soft(),
+                          gradients.gradients<float>(in), grad_sharpness.data<float>(),
+                          grad_parameters, threads);
 }
 
 }  // namespace
@@ -137,15 +166,16 @@ void bind_soft(py::module_& module) {
   module.def("soft_attention_forward", &soft_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
              "key_probes"_a, "causal"_a, "normalize"_a, "out"_a, "query_codes"_a, "query_bits"_a,
-             "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a, "threads"_a = 0,
-             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a, "divisors"_a,
+             "threads"_a = 0, py::kw_only(), "query_starts"_a = py::none(),
+             "key_starts"_a = py::none());
   module.def("soft_attention_backward", &soft_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "sharpness"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "query_probes"_a,
              "key_probes"_a, "causal"_a, "normalize"_a, "grad_out"_a, "query_codes"_a,
              "query_bits"_a, "query_margins"_a, "key_codes"_a, "key_bits"_a, "key_margins"_a,
-             "grad_query"_a, "grad_key"_a, "grad_value"_a, "grad_sharpness"_a, "threads"_a = 0,
-             py::kw_only(), "query_starts"_a = py::none(), "key_starts"_a = py::none(),
-             "grad_parameters"_a = py::none());
+             "divisors"_a, "out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a,
+             "grad_sharpness"_a, "threads"_a = 0, py::kw_only(), "query_starts"_a = py::none(),
+             "key_starts"_a = py::none(), "grad_parameters"_a = py::none());
 }
 
 }  // namespace lshkit

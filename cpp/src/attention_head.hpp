@@ -155,7 +155,7 @@ struct BackwardScratch {
 
 template <class T>
 void normalize_output(Normalize normalize, Matrix<T> out, const T* sums) {
-  if (normalize == Normalize::l2) kernels().typed<T>().normalize_l2(out);
+  if (normalize == Normalize::l2) kernels().typed<T>().normalize_l2(out, nullptr);
   if (normalize == Normalize::sum) kernels().typed<T>().normalize_sum(out, sums);
 }
 

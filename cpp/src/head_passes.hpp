@@ -3,7 +3,9 @@
 // pass: tables and probes.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
+#include "bucket_sum.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
 #include "parallel.hpp"
 #include "weighted_bucket_sum.hpp"
@@ -14,6 +16,8 @@ namespace lshkit {
 inline constexpr index_t kPassBytes = index_t(512) << 10;
 // Probes of a side that are there at once, at most: longer sides go in runs of rows.
 inline constexpr index_t kProbeBytes = index_t(24) << 20;
+// Columns of a pass, of all rows, from which on copies in blocks pay: they are not in L2.
+inline constexpr index_t kBlockBytes = index_t(1) << 20;
 
 // Probes of a run of rows, with codes replaced by table rows.
 template <class T>
@@ -27,6 +31,38 @@ struct Expanded {
   T *weights = nullptr, *grads = nullptr;
 
   index_t probes() const { return run.group * side->n_probes; }
+};
+
+// A matrix of a row a token, as the passes over slices of its columns see it: in its place, or cut
+// into blocks of columns, each a contiguous copy. Rows that are visited in part, at a large stride,
+// would use a part of the sets of a cache.
+template <class T>
+struct ColumnBlocks {
+  Matrix<T> matrix;
+  std::remove_const_t<T>* copy = nullptr;
+  index_t width = 0;  // of a block
+
+  // The block that begins with this column.
+  Matrix<T> from(index_t column) const {
+    const index_t columns = std::min(width, matrix.columns - column);
+    if (copy) return {copy + column * matrix.rows, columns, matrix.rows, columns};
+    return {matrix.data ? matrix.data + column : nullptr, matrix.stride, matrix.rows, columns};
+  }
+  void load() const {
+    for (index_t column = 0; copy && column < matrix.columns; column += width) {
+      const Matrix<T> block = from(column);
+      for (index_t i = 0; i < matrix.rows; ++i)
+        std::memcpy(copy + (column * matrix.rows + i * block.stride), matrix.row(i) + column,
+                    sizeof(T) * block.columns);
+    }
+  }
+  void store() const {
+    for (index_t column = 0; copy && column < matrix.columns; column += width) {
+      const Matrix<T> block = from(column);
+      for (index_t i = 0; i < matrix.rows; ++i)
+        std::memcpy(matrix.row(i) + column, block.row(i), sizeof(T) * block.columns);
+    }
+  }
 };
 
 // How a head is cut, and its buffers: the tables of a group of hashes, and probes.
@@ -63,6 +99,7 @@ class HeadPasses {
     // slice to slice, is not kept for a second visit.
     const bool together = compact_ || run_rows_ < rows;
     chunk_ = together ? last_slice_ - first_slice_ : at_once_;
+    blocks_ = !together && rows * at_once_ * kSliceBytes >= kBlockBytes;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
     if (compact_) std::memset(slot_of_, 0, sizeof(*slot_of_) * head.n_buckets);
@@ -71,6 +108,13 @@ class HeadPasses {
   index_t group() const { return group_; }
   Expanded<T>& queries() { return queries_; }
   Expanded<T>& keys() { return keys_; }
+  // A copy in blocks of columns where that pays. Its memory is number `use`, 0 to 2, of the passes.
+  template <class Element>
+  ColumnBlocks<Element> blocks(Matrix<Element> matrix, int use) const {
+    constexpr index_t width = kSliceBytes / sizeof(T);
+    const bool whole = first_slice_ == 0 && last_slice_ == slice_count<T>(matrix.columns);
+    return {matrix, blocks_ && whole ? block_memory_[use] : nullptr, at_once_ * width};
+  }
   // Of the visits to a hash.
   bool first_visit() const { return chunk_first_ == first_slice_; }
   bool last_visit() const { return chunk_last_ == last_slice_; }
@@ -125,14 +169,14 @@ class HeadPasses {
   }
 
   // The rows of a run, for the kernels: what they are (rows may be null) and their probes.
-  WeightedRows<T> rows(const Expanded<T>& e, index_t count, Matrix<const T> matrix, index_t column,
+  WeightedRows<T> rows(const Expanded<T>& e, index_t count, Matrix<const T> matrix,
                        index_t first) const {
     WeightedRows<T> r;
     r.count = count;
     r.n_probes = int(e.probes());
     r.slots = e.slots;
     r.weights = e.weights;
-    if (matrix.data && count > 0) r.rows = matrix.row(first) + column;
+    if (matrix.data && count > 0) r.rows = matrix.row(first);
     r.stride = matrix.stride;
     r.valid = e.side->valid ? e.side->valid + first : nullptr;
     return r;
@@ -179,6 +223,8 @@ class HeadPasses {
     };
     queries_ = take(s_.query);
     keys_ = take(s_.key);
+    const index_t rows = std::max(s_.query.rows, s_.key.rows);
+    for (T*& memory : block_memory_) memory = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
     slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
     code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
     bytes_ = arena.used();
@@ -220,7 +266,8 @@ class HeadPasses {
   index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
   index_t chunk_, chunk_first_ = 0, chunk_last_ = 0;  // slices
   int at_once_;
-  bool compact_;
+  bool compact_, blocks_;
+  T* block_memory_[3];
   T *table_, *column_table_;
   Expanded<T> queries_, keys_;
   std::uint16_t *slot_of_, *code_of_;

@@ -218,8 +218,8 @@ void add_plane_gradient(const HashFunctions& functions, Matrix<const float> x, c
 
 void soft_attention_forward(const AttentionShape& shape, const SoftOptions& options,
                             const HashFunctions& functions, AttentionInputs<float> in,
-                            Output<float> out, SoftCodesOut queries, SoftCodesOut keys,
-                            int threads) {
+                            Output<float> out, float* divisors, SoftCodesOut queries,
+                            SoftCodesOut keys, int threads) {
   const index_t heads = head_count(shape), n_hashes = functions.n_hashes;
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   HashFunctions query_functions = functions;
@@ -237,7 +237,6 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
 
   const bool sums_wanted = options.normalize == Normalize::sum;
-  std::vector<float> weight_sums(sums_wanted ? shape.batch * shape.heads * shape.n_queries : 0);
   const index_t slices = slice_count<float>(shape.n_values);
   // Slices [first, last) of a head's sums; at the end of a head its normalisation.
   const auto run = [&](index_t index, index_t first, index_t last, bool finish) {
@@ -251,13 +250,14 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     head.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
     const Matrix<float> to =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
-    float* sums = sums_wanted ? weight_sums.data() + r.query_row : nullptr;
+    float* divisor = divisors ? divisors + r.query_row : nullptr;
     const Sides sides(options, query_codes, key_codes, n_hashes, r);
     if (last > first)
       sum_of(weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
-             to, first > 0 ? nullptr : sums, first, last);
+             to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
     if (!finish) return;
-    normalize_output(options.normalize, to, sums);
+    if (options.normalize == Normalize::l2) kernels().f32.normalize_l2(to, divisor);
+    if (sums_wanted) kernels().f32.normalize_sum(to, divisor);
     if (valid) fill_invalid_rows(to, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, to);
   };
@@ -274,10 +274,10 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
 
 void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
                              const HashFunctions& functions, AttentionInputs<float> in,
-                             SoftCodes query_codes, SoftCodes key_codes,
-                             AttentionGradients<float> gradients, float* sharpness_grads,
-                             float* parameter_grads, int threads) {
-  const index_t n_hashes = functions.n_hashes, slices = slice_count<float>(shape.n_values);
+                             Input<float> out, const float* divisors, SoftCodes query_codes,
+                             SoftCodes key_codes, AttentionGradients<float> gradients,
+                             float* sharpness_grads, float* parameter_grads, int threads) {
+  const index_t n_hashes = functions.n_hashes;
   std::fill_n(sharpness_grads, head_count(shape), 0.0f);  // of sequences without a row
   const auto head_backward = [&](const HeadBackward<float>& b, float* plane_grads) {
     AttentionHead<float> head = b.head;
@@ -303,7 +303,12 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
         options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
-          sum_of(weighted, raw, options.normalize == Normalize::sum ? sums : nullptr, 0, slices);
+          const float* divisor = divisors + b.range.query_row;
+          if (options.normalize == Normalize::sum) std::copy_n(divisor, raw.rows, sums);
+          const Matrix<const float> rows =
+              rows_as<float>(out, b.range.queries, raw.rows, raw.columns, raw.data);
+          for (index_t i = 0; i < raw.rows; ++i)
+            for (index_t c = 0; c < raw.columns; ++c) raw.row(i)[c] = rows.row(i)[c] * divisor[i];
         });
 
     double sharpness = 0;

@@ -27,15 +27,19 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
                   index_t last) {
   if (weight_sums) std::fill_n(weight_sums, s.query.rows, T(0));
   HeadPasses<T> passes(s, first, last);
+  const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
+  const ColumnBlocks<T> sums = passes.blocks(out, 1);
+  values.load();
   passes.each_group([&](index_t hash, index_t group) {
     passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
                  [&](index_t row, index_t added, index_t readers) {
                    passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
                      p.order = s.order;
-                     p.add = passes.rows(passes.keys(), added, s.values, column, row);
-                     p.read = passes.rows(passes.queries(), readers, {}, 0, row);
-                     p.sum = readers ? out.row(row) + column : nullptr;
-                     p.sum_stride = out.stride;
+                     p.add = passes.rows(passes.keys(), added, values.from(column), row);
+                     p.read = passes.rows(passes.queries(), readers, {}, row);
+                     const Matrix<T> to = sums.from(column);
+                     p.sum = readers ? to.row(row) : nullptr;
+                     p.sum_stride = to.stride;
                      p.accumulate_sum = hash > 0;
                      kernels().typed<T>().weighted_bucket_sum(p);
                    });
@@ -43,13 +47,14 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
                    WeightedColumn<T> p;
                    p.table = passes.column_table();
                    p.order = s.order;
-                   p.add = passes.rows(passes.keys(), added, {}, 0, row);
-                   p.read = passes.rows(passes.queries(), readers, {}, 0, row);
+                   p.add = passes.rows(passes.keys(), added, {}, row);
+                   p.read = passes.rows(passes.queries(), readers, {}, row);
                    p.scale = s.scale;
                    p.sum = weight_sums + row;
                    kernels().typed<T>().weighted_column_sum(p);
                  });
   });
+  sums.store();
 }
 
 template <class T>
@@ -58,6 +63,10 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
   const Order back = transposed(s.order);
+  const ColumnBlocks<const T> values = passes.blocks(s.values, 0), grads = passes.blocks(grad, 1);
+  const ColumnBlocks<T> value_grads = passes.blocks(value_grad, 2);
+  values.load();
+  grads.load();
   passes.each_group([&](index_t hash, index_t group) {
     const auto take = [&](const Expanded<T>& e, index_t rows) {
       const bool last = passes.last_visit() && hash + group == e.batch.hash + e.batch.group;
@@ -70,8 +79,8 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                    [&](index_t row, index_t added, index_t readers) {
                      passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
                        p.order = s.order;
-                       p.add = passes.rows(keys, added, s.values, column, row);
-                       p.read = passes.rows(queries, readers, grad, column, row);
+                       p.add = passes.rows(keys, added, values.from(column), row);
+                       p.read = passes.rows(queries, readers, grads.from(column), row);
                        p.dots = queries.grads;
                        p.accumulate_dots = column > 0;
                        kernels().typed<T>().weighted_bucket_sum(p);
@@ -80,8 +89,8 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                        WeightedColumn<T> p;
                        p.table = passes.column_table();
                        p.order = s.order;
-                       p.add = passes.rows(keys, added, {}, 0, row);
-                       p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, 0, row);
+                       p.add = passes.rows(keys, added, {}, row);
+                       p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, row);
                        p.scale = s.scale;
                        p.dots = queries.grads;
                        kernels().typed<T>().weighted_column_sum(p);
@@ -96,10 +105,11 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                  [&](index_t row, index_t added, index_t readers) {
                    passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
                      p.order = back;
-                     p.add = passes.rows(queries, added, grad, column, row);
-                     p.read = passes.rows(keys, readers, s.values, column, row);
-                     p.sum = readers ? value_grad.row(row) + column : nullptr;
-                     p.sum_stride = value_grad.stride;
+                     p.add = passes.rows(queries, added, grads.from(column), row);
+                     p.read = passes.rows(keys, readers, values.from(column), row);
+                     const Matrix<T> to = value_grads.from(column);
+                     p.sum = readers ? to.row(row) : nullptr;
+                     p.sum_stride = to.stride;
                      p.accumulate_sum = hash > 0;
                      if (s.key.take_grads) {
                        p.dots = keys.grads;
@@ -111,8 +121,8 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                      WeightedColumn<T> p;
                      p.table = passes.column_table();
                      p.order = back;
-                     p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, 0, row);
-                     p.read = passes.rows(keys, readers, {}, 0, row);
+                     p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, row);
+                     p.read = passes.rows(keys, readers, {}, row);
                      p.scale = s.scale;
                      p.dots = keys.grads;
                      kernels().typed<T>().weighted_column_sum(p);
@@ -120,6 +130,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                    take(keys, readers);
                  });
   });
+  value_grads.store();
 }
 
 namespace {

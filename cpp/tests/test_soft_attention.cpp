@@ -142,14 +142,17 @@ void check_attention(index_t nq, index_t nk, index_t dv, int n_bits, index_t tq,
                                   view<const float>(a.v, nk, dv),
                                   {}};
   };
+  std::vector<float> divisors = unwritten<float>(nq);
+  float* divisor = normalize == Normalize::none ? nullptr : divisors.data();
   const auto forward = [&](std::vector<float>& to, int threads) {
     soft_attention_forward(a.shape(), a.options, a.functions(), inputs(), view<float>(to, nq, dv),
-                           queries.out(), keys.out(), threads);
+                           divisor, queries.out(), keys.out(), threads);
   };
   forward(out, 1);
   forward(two, 2);
   CHECK(std::memcmp(out.data(), two.data(), sizeof(float) * out.size()) == 0);
-  soft_attention_backward(a.shape(), a.options, a.functions(), inputs(), queries.soft(n_bits),
+  soft_attention_backward(a.shape(), a.options, a.functions(), inputs(),
+                          view<const float>(out, nq, dv), divisor, queries.soft(n_bits),
                           keys.soft(n_bits),
                           {view<const float>(a.g, nq, dv), view<float>(gq, nq, a.d),
                            view<float>(gk, nk, a.d), view<float>(gv, nk, dv)},

@@ -35,11 +35,14 @@ _CODES = ", ".join(
     f"Tensor {side}_{part}" for side in "qk" for part in ("codes", "bits", "margins")
 )
 define(
+    # The output, the codes, and what each row of sums was divided by: (batch, heads, rows), or
+    # (batch, heads, 0) without a normalisation.
     f"soft_attention({_QKV}, {_OPTIONS}) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     # The gradient of sharpness is for every (batch, head); that of the parameters is empty where it
     # is not wanted.
-    f"soft_attention_backward(Tensor grad_out, {_QKV}, {_CODES}, {_OPTIONS}, "
+    f"soft_attention_backward(Tensor grad_out, Tensor? out, {_QKV}, {_CODES}, Tensor divisors, "
+    f"{_OPTIONS}, "
     "bool parameters_too) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
@@ -54,11 +57,14 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     )
 
 
-def _new_results(query, key, value, n_bits, n_hashes, probes, dtype):
+def _new_results(query, key, value, n_bits, n_hashes, query_probes, key_probes, normalize, dtype):
     return (
         new_output(query, value, dtype),
-        *_new_soft_codes(query, n_bits, n_hashes, probes[0]),
-        *_new_soft_codes(key, n_bits, n_hashes, probes[1]),
+        *_new_soft_codes(query, n_bits, n_hashes, query_probes),
+        *_new_soft_codes(key, n_bits, n_hashes, key_probes),
+        query.new_empty(
+            (*query.shape[:2], query.shape[2] if normalize else 0), dtype=torch.float32
+        ),
     )
 
 
@@ -82,18 +88,20 @@ def _soft_attention(
     query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options
 ):
     check_sharpness(sharpness)
-    _, n_bits, n_hashes, *probes, _, _ = options
-    results = _new_results(query, key, value, n_bits, n_hashes, probes, _core_dtype(query))
-    out, *soft_codes = results
+    _, n_bits, n_hashes, *probes, _, normalize = options
+    results = _new_results(
+        query, key, value, n_bits, n_hashes, *probes, normalize, _core_dtype(query)
+    )
+    out, *soft_codes, divisors = results
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_().to(query.dtype), *(x.zero_() for x in soft_codes)
+        return out.zero_().to(query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
     _C.soft_attention_forward(
         *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-        *(*options, out, *_flat(soft_codes), torch.get_num_threads()),
+        *(*options, out, *_flat(soft_codes), divisors, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
     )
-    return out.to(query.dtype), *soft_codes
+    return out.to(query.dtype), *soft_codes, divisors
 
 
 def _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype):
@@ -108,9 +116,10 @@ def _new_gradients(query, key, value, query_starts, parameters, parameters_too, 
 
 
 def _soft_attention_backward(
-    grad_out, query, key, value, key_mask, query_starts, key_starts, *rest
+    grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest
 ):
-    soft_codes, (parameters, sharpness, *options, parameters_too) = rest[:6], rest[6:]
+    soft_codes, divisors = rest[:6], rest[6]
+    parameters, sharpness, *options, parameters_too = rest[7:]
     dtype = _core_dtype(query)
     gradients = _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
@@ -127,7 +136,8 @@ def _soft_attention_backward(
                 check_codes(name, codes, largest)
         _C.soft_attention_backward(
             *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-            *(*options, rows(grad_out, dtype), *_flat(soft_codes)),
+            *(*options, rows(grad_out, dtype), *_flat(soft_codes), divisors.contiguous()),
+            None if out is None else rows(out, dtype),
             *(*gradients[:4], torch.get_num_threads()),
             query_starts=query_starts,
             key_starts=key_starts,
@@ -142,22 +152,25 @@ LIBRARY.impl("soft_attention_backward", _soft_attention_backward, "CPU")
 
 @fake("soft_attention")
 def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options):
-    _, n_bits, n_hashes, *probes, _, _ = options
-    return _new_results(query, key, value, n_bits, n_hashes, probes, query.dtype)
+    _, n_bits, n_hashes, *probes, _, normalize = options
+    return _new_results(query, key, value, n_bits, n_hashes, *probes, normalize, query.dtype)
 
 
 @fake("soft_attention_backward")
-def _(grad_out, query, key, value, key_mask, query_starts, key_starts, *rest):
-    return _new_gradients(query, key, value, query_starts, rest[6], rest[-1], query.dtype)
+def _(grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest):
+    return _new_gradients(query, key, value, query_starts, rest[7], rest[-1], query.dtype)
 
 
 def _setup(ctx, inputs, output):
     *tensors, parameters, sharpness, _, _, _, _, _, _, _ = inputs
-    _, *soft_codes = output
+    out, *soft_codes = output  # and divisors
     ctx.mark_non_differentiable(*soft_codes)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
-    ctx.save_for_backward(*tensors, *soft_codes, parameters, sharpness)
     ctx.options = inputs[len(tensors) + 2 :]
+    # The output costs no memory where what comes next keeps it too, as a projection does. Without
+    # a normalisation the gradient does not need it.
+    needed = out if ctx.options[-1] else None
+    ctx.save_for_backward(needed, *tensors, *soft_codes, parameters, sharpness)
 
 
 def _backward(ctx, grad_out, *_):
@@ -189,4 +202,4 @@ soft_attention_backward = differentiable(
 )
 register_autocast("soft_attention")
 register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
-register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, *range(7, 13)), (5, 6, 22))
+register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 15)), (6, 7, 24))

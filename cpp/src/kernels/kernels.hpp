@@ -272,7 +272,7 @@ struct TypedKernels {
   void (*inverse_norms)(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
                         std::uint8_t* valid);
   // y = y / |y|, or y_i / sums_i; 0 where the divisor is (next to) zero.
-  void (*normalize_l2)(Matrix<T> y);
+  void (*normalize_l2)(Matrix<T> y, T* lengths);  // lengths: null, or gets those before
   void (*normalize_sum)(Matrix<T> y, const T* sums);
   // From the output's gradient and the unnormalised output to the latter's gradient, in its place
   // (y: unnormalised in, gradient out). bias_i is what every s_ij of the row gains.
@@ -421,7 +421,7 @@ void decode_heads(const DecodingHead* heads, index_t count);
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \
   void table_query(const BucketTableRows<T>&, T, T*);                          \
   void inverse_norms(Matrix<const T>, const std::uint8_t*, T*, std::uint8_t*); \
-  void normalize_l2(Matrix<T>);                                                \
+  void normalize_l2(Matrix<T>, T*);                                            \
   void normalize_sum(Matrix<T>, const T*);                                     \
   void normalize_l2_backward(Matrix<const T>, Matrix<T>);                      \
   void normalize_sum_backward(Matrix<const T>, Matrix<T>, const T*, T*);       \

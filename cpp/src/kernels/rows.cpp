@@ -72,9 +72,10 @@ void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
 }
 
 template <class T>
-void l2(Matrix<T> y) {
+void l2(Matrix<T> y, T* lengths) {
   for (index_t i = 0; i < y.rows; ++i) {
     const T length = norm(y.row(i), y.columns);
+    if (lengths) lengths[i] = length;
     if (length <= T(kSmallestNorm))
       clear(y.row(i), y.columns);
     else
@@ -153,7 +154,7 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
                      std::uint8_t* valid) {                                                \
     inverse_norms_of(x, mask, inverse, valid);                                             \
   }                                                                                        \
-  void normalize_l2(Matrix<T> y) { l2(y); }                                                \
+  void normalize_l2(Matrix<T> y, T* lengths) { l2(y, lengths); }                           \
   void normalize_sum(Matrix<T> y, const T* sums) { by_sum(y, sums); }                      \
   void normalize_l2_backward(Matrix<const T> grad, Matrix<T> y) { l2_backward(grad, y); }  \
   void normalize_sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) { \
