@@ -1,15 +1,23 @@
-"""YOSO attention as a function, with the checks of all that comes in from outside."""
+"""YOSO attention as a function."""
 
 import torch
 from torch import Tensor
 
-from lshkit import checks, hashing, torch_ops
+from lshkit import checks, torch_ops
+from lshkit.attention.arguments import (
+    UNIT_NORMS,
+    check_gradient_rank,
+    check_options,
+    check_probes,
+    check_tensors,
+    check_word,
+    key_padding_mask,
+    packed_starts,
+    seed_tensor,
+    sharpness_tensor,
+)
 from lshkit.attention.projections import check_learnable, plane_rows
 from lshkit.attention.unit_norm import check_lift_scale, lift
-
-ESTIMATORS = ("auto", "sampled", "expected", "soft")
-UNIT_NORMS = ("l2", "lift")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 # Number of keys per hash up to which the expectation costs less than sampling it: products of every
 # query with every key against codes and tables. Measured at 32 hashes, 8 heads, d = 64, fp32, one
@@ -142,7 +150,7 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
-    _check_word("precision", precision, torch_ops.PRECISION)
+    check_word("precision", precision, torch_ops.PRECISION)
     if precision != "full" and estimator in ("expected", "soft"):
         raise ValueError(
             f'precision must be "full" with estimator={estimator!r}, got {precision!r}: only '
@@ -153,16 +161,16 @@ def yoso_attention(
     unused_too = not torch.compiler.is_compiling()
     if unused_too and not isinstance(sharpness, Tensor):
         checks.positive("sharpness", sharpness)
-    rank = _check_gradient_rank(gradient_rank, value, estimator, gradient)
+    rank = check_gradient_rank(gradient_rank, value, estimator, gradient)
     window = 0 if window is None else checks.integer("window", window, 1, 2**31 - 1)
     if window and estimator == "soft":
         raise ValueError(
             f"window must be None with estimator='soft', got {window}: the weight that soft codes "
             f"estimate has no closed form"
         )
-    _check_word("unit_norm", unit_norm, UNIT_NORMS)
+    check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
-    _check_tensors(query, key, value, enable_gqa)
+    check_tensors(query, key, value, enable_gqa)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
         check_lift_scale(lift_scale, heads, is_causal and unit_norm == "lift")
@@ -176,8 +184,8 @@ def yoso_attention(
         seed = seed_tensor(seed, query.device.type)
 
     shape = query.shape
-    key_mask = None if attn_mask is None else _key_mask(attn_mask, query, key)
-    starts = _starts(cu_seqlens, cu_seqlens_k, query, key)
+    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    starts = packed_starts(cu_seqlens, cu_seqlens_k, query, key)
     if len(shape) == 3:  # one head
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     elif len(shape) > 4:
@@ -192,7 +200,7 @@ def yoso_attention(
 
     options = (is_causal, torch_ops.NORMALIZE[normalize])
     if estimator == "soft":
-        sharpness = _sharpness_tensor(sharpness, key.shape[1], query.device)
+        sharpness = sharpness_tensor(sharpness, key.shape[1], query.device)
     if estimator == "expected" or (
         estimator == "auto"
         and _expected_is_faster(
@@ -228,216 +236,3 @@ def yoso_attention(
                 *(rotation, torch_ops.PRECISION[precision]),
             )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
-
-
-def seed_tensor(seed: int | Tensor | None, inputs_device: str = "cpu") -> Tensor:
-    """The seed as an int64 tensor, so that a compiled graph takes new seeds without a new trace.
-
-    A seed on the meta device has no value: good for inputs there, and for nothing else.
-    """
-    if seed is None:
-        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
-    if isinstance(seed, Tensor):
-        if seed.dtype is not torch.int64 or seed.numel() != 1:
-            raise ValueError(
-                f"seed must be an int64 tensor of one element, got shape {tuple(seed.shape)} and "
-                f"dtype {seed.dtype}"
-            )
-        if seed.device.type not in ("cpu", inputs_device):
-            raise ValueError(f"seed must be on the cpu, got a tensor on {seed.device}")
-        return seed
-    seed = checks.integer("seed", seed, 0, 2**63 - 1)
-    return torch.full((1,), seed, dtype=torch.int64, device="cpu")
-
-
-def check_options(
-    n_bits: int, n_hashes: int, hasher: str, estimator: str, gradient: str, normalize: str | None
-) -> tuple[int, int]:
-    n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
-    _check_word("hasher", hasher, torch_ops.FAMILY)
-    _check_word("estimator", estimator, ESTIMATORS)
-    _check_word("gradient", gradient, torch_ops.GRADIENT)
-    _check_word("normalize", normalize, torch_ops.NORMALIZE)
-    return n_bits, n_hashes
-
-
-def _check_gradient_rank(rank: int | None, value, estimator: str, gradient: str) -> int:
-    """As the operators take it: 0 for None."""
-    if rank is None:
-        return 0
-    n_values = value.shape[-1] if isinstance(value, Tensor) and value.dim() else None
-    rank = checks.integer("gradient_rank", rank, 1, n_values)
-    if gradient != "lower_bound":
-        raise ValueError(f'gradient_rank needs gradient="lower_bound", got gradient={gradient!r}')
-    if estimator in ("expected", "soft"):
-        raise ValueError(f'gradient_rank needs estimator "sampled" or "auto", got {estimator!r}')
-    return rank
-
-
-def check_probes(n_probes: int | tuple[int, int], n_bits: int) -> tuple[int, int]:
-    """Numbers of probes of queries and of keys."""
-    if not isinstance(n_probes, (tuple, list)):
-        n_probes = n_probes, n_probes
-    if len(n_probes) != 2:
-        raise ValueError(f"n_probes must be a number or (queries, keys), got {n_probes!r}")
-    queries, keys = (checks.integer("n_probes", t, 1, 2**n_bits) for t in n_probes)
-    return queries, keys
-
-
-def _sharpness_tensor(sharpness: float | Tensor, heads: int, device: torch.device) -> Tensor:
-    """(1,) or (heads,). The operator checks the values of a tensor."""
-    if not isinstance(sharpness, Tensor):
-        return torch.tensor(
-            [checks.positive("sharpness", sharpness)], dtype=torch.float32, device=device
-        )
-    if not sharpness.is_floating_point():
-        raise TypeError(f"sharpness must be a tensor of floats, got {sharpness.dtype}")
-    if sharpness.shape not in ((), (1,), (heads,)):
-        raise ValueError(
-            f"sharpness must be a number or a tensor of shape () or (heads,) = ({heads},), "
-            f"got shape {tuple(sharpness.shape)}"
-        )
-    if sharpness.device != device:
-        raise ValueError(
-            f"sharpness must be on query's device {device}, got a tensor on {sharpness.device}"
-        )
-    return sharpness.reshape(1) if sharpness.dim() == 0 else sharpness
-
-
-def _check_word(name, word, words) -> None:
-    if not (word is None or isinstance(word, str)) or word not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
-        if x.dim() < 3:
-            raise ValueError(
-                f"{name} must be (batch, heads, rows, columns) or (batch, rows, columns), "
-                f"got shape {tuple(x.shape)}"
-            )
-    for name, x in (("key", key), ("value", value)):
-        if x.device != query.device:
-            raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
-        if x.dtype is not query.dtype and not torch.is_autocast_enabled("cpu"):
-            raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
-        wanted = query.shape[:-2] if name == "key" or not enable_gqa else key.shape[:-2]
-        if name == "key" and enable_gqa:
-            _check_groups(query, key)
-        elif x.shape[:-2] != wanted:
-            of = "query" if wanted is query.shape[:-2] or not enable_gqa else "key"
-            raise ValueError(
-                f"{name} must have {of}'s batch and heads {tuple(wanted)}, "
-                f"got {tuple(x.shape[:-2])}"
-            )
-    if query.device.type not in ("cpu", "meta"):
-        raise NotImplementedError(
-            f"query must be on the cpu, got {query.device}: attention has CPU kernels only"
-        )
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"key must have query's number of features {query.shape[-1]}, got {key.shape[-1]}"
-        )
-    if query.shape[-1] == 0:
-        raise ValueError(f"query must have features, got shape {tuple(query.shape)}")
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
-
-
-def _check_groups(query: Tensor, key: Tensor) -> None:
-    if query.dim() < 4 or key.dim() != query.dim():
-        raise ValueError(
-            f"key must be (batch, heads, rows, columns) like query with enable_gqa, got shapes "
-            f"{tuple(key.shape)} and {tuple(query.shape)}"
-        )
-    heads, key_heads = query.shape[-3], key.shape[-3]
-    if key.shape[:-3] != query.shape[:-3]:
-        raise ValueError(
-            f"key must have query's batch {tuple(query.shape[:-3])}, got {tuple(key.shape[:-3])}"
-        )
-    if key_heads == 0 or heads % key_heads:
-        raise ValueError(
-            f"key must have a number of heads that divides query's {heads} with enable_gqa, "
-            f"got {key_heads}"
-        )
-
-
-def _starts(
-    cu_seqlens: Tensor | None, cu_seqlens_k: Tensor | None, query: Tensor, key: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Where packed sequences start among queries and keys, int64 and checked."""
-    if cu_seqlens is None:
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k must be None without cu_seqlens, which the queries need")
-        return None, None
-    batch = query.shape[:1] if query.dim() == 3 else query.shape[:-3]
-    if any(size != 1 for size in batch):
-        raise ValueError(f"query must have batch 1 with cu_seqlens, got batch {tuple(batch)}")
-    query_starts = _sequence_starts("cu_seqlens", cu_seqlens, query)
-    if cu_seqlens_k is None:
-        if key.shape[-2] != query.shape[-2]:
-            raise ValueError(
-                f"cu_seqlens_k must be given where key's length {key.shape[-2]} differs from "
-                f"query's {query.shape[-2]}"
-            )
-        return query_starts, query_starts
-    key_starts = _sequence_starts("cu_seqlens_k", cu_seqlens_k, key)
-    if key_starts.shape != query_starts.shape:
-        raise ValueError(
-            f"cu_seqlens_k must have as many sequences as cu_seqlens, {len(query_starts) - 1}, "
-            f"got {len(key_starts) - 1}"
-        )
-    return query_starts, key_starts
-
-
-def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
-    if not isinstance(starts, Tensor):
-        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
-    if starts.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
-    if starts.dim() != 1 or starts.shape[0] < 2:
-        raise ValueError(
-            f"{name} must have shape (sequences + 1,), at least one sequence, "
-            f"got {tuple(starts.shape)}"
-        )
-    if starts.device != x.device:
-        raise ValueError(f"{name} must be on {x.device}, got a tensor on {starts.device}")
-    n_rows = x.shape[-2]
-    if not (torch.compiler.is_compiling() or starts.is_meta):  # else the core looks at the values
-        if starts[0] != 0 or starts[-1] != n_rows:
-            raise ValueError(
-                f"{name} must go from 0 to the {n_rows} rows, got {starts[0]} to {starts[-1]}"
-            )
-        if (starts.diff() < 0).any():
-            raise ValueError(f"{name} must not decrease, got {starts.tolist()}")
-    return starts.to(torch.int64).contiguous()
-
-
-def _key_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
-    """The padding mask as (batch, n_keys), the batch as the operators see it."""
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"attn_mask must be a boolean tensor, got {type(mask).__name__}")
-    if mask.dtype is not torch.bool:
-        raise TypeError(
-            f"attn_mask must be a boolean key padding mask, True for a key that takes part, "
-            f"got dtype {mask.dtype}: there are no scores to add a mask to"
-        )
-    if mask.device != query.device:
-        raise ValueError(f"attn_mask must be on query's device {query.device}, got {mask.device}")
-    n_keys = key.shape[-2]
-    batch = query.shape[:1] if query.dim() == 3 else query.shape[:-3]
-    ones = (1,) * (query.dim() - 1 - len(batch))
-    if mask.shape != (*batch, n_keys) and mask.shape != (*batch, *ones, n_keys):
-        raise ValueError(
-            f"attn_mask must be a key padding mask of shape {(*batch, n_keys)} or "
-            f"{(*batch, *ones, n_keys)}, got {tuple(mask.shape)}: a mask of query-key pairs cannot "
-            f"apply, as no pair is visited (for a causal mask give is_causal=True)"
-        )
-    return mask.reshape(-1, n_keys) if n_keys else None

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, hashing
-from lshkit.attention.decoding import YosoState, decode, module_options
-from lshkit.attention.functional import seed_tensor, yoso_attention
+from lshkit.attention.arguments import seed_tensor
+from lshkit.attention.decoding import YosoState
+from lshkit.attention.functional import yoso_attention
+from lshkit.attention.module_decoding import decode, module_options
 from lshkit.attention.projections import check_learnable
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
