@@ -5,6 +5,7 @@
 // cheaper is taken.
 //
 // Bound: flops. The linear form takes 32,768 a token and hash at d = d_v = 64.
+#include "bucket_sort.hpp"
 #include "kernels.hpp"
 #include "lower_bound_bfloat16.hpp"
 #include "lower_bound_sketch.hpp"
@@ -21,52 +22,21 @@ using Problem = LowerBoundGradient;
 
 constexpr index_t kCacheBytes = index_t(2) << 20;  // rows beyond that are prefetched
 constexpr index_t kChunk = 128;                    // rows of a bucket that are packed at once
-constexpr index_t kGroup = 8;                      // hashes whose codes are brought together
 constexpr index_t kDirectRows = 24;  // rows of a bucket up to which packing does not pay
 
-// The rows of one hash that take part, by bucket.
-struct Buckets {
-  std::int32_t *query_order, *key_order, *query_start, *key_start;
-  index_t count;
-
-  index_t queries(index_t b) const { return query_start[b + 1] - query_start[b]; }
-  index_t keys(index_t b) const { return key_start[b + 1] - key_start[b]; }
-};
-
-// (rows), with kSketchAhead rows before and after that may be looked up.
-std::int32_t* take_order(Cut& cut, index_t rows) {
-  auto* order = cut.take<std::int32_t>(rows + 2 * kSketchAhead);
-  return order ? order + kSketchAhead : nullptr;
-}
-
 struct BucketScratch {
-  std::uint16_t *query_codes, *key_codes;  // (kGroup, rows): a group of hashes, each contiguous
-  // Of one hash, or where the gradient is sketched of a group: (rows) and (n_buckets + 1).
-  Buckets buckets[kGroup];
-  std::uint16_t *number, *code_of;  // renumber's, (n_buckets) and (keys), or null
-  std::int32_t* passed;             // keys before each chunk of queries
+  BucketSort sort;
+  std::int32_t* passed;  // keys before each chunk of queries
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
   Sketch sketch;
   Bfloat16Rows words;
   BucketScratch(const Problem& p, Cut& cut)
-      : d(round_up(p.query.columns, W)),
+      : sort(p, cut),
+        d(round_up(p.query.columns, W)),
         dv(round_up(p.value.columns, W)),
         sketch(p, cut),
         words(p, cut) {
-    query_codes = cut.take<std::uint16_t>(kGroup * p.query.rows);
-    key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
-    const bool sparse = p.key.rows < p.n_buckets / 2;
-    const index_t most_buckets = sparse ? p.key.rows + 1 : p.n_buckets;
-    for (index_t g = 0; g < (p.rank > 0 ? kGroup : 1); ++g) {
-      Buckets& b = buckets[g];
-      b.query_order = take_order(cut, p.query.rows);
-      b.key_order = take_order(cut, p.key.rows);
-      b.query_start = cut.take<std::int32_t>(most_buckets + 1);
-      b.key_start = cut.take<std::int32_t>(most_buckets + 1);
-    }
-    number = sparse ? cut.take<std::uint16_t>(p.n_buckets) : nullptr;
-    code_of = sparse ? cut.take<std::uint16_t>(p.key.rows) : nullptr;
     passed = cut.take<std::int32_t>(p.query.rows / kChunk + 2);
     key = cut.take<float>(kChunk * d);
     value = cut.take<float>(kChunk * dv);
@@ -77,71 +47,6 @@ struct BucketScratch {
     sum = cut.take<float>(d);
   }
 };
-
-// to[h][i] = codes[i][first + h], for the n hashes from `first`.
-template <class Code>
-void bring_together(const void* codes, index_t rows, index_t n_hashes, index_t first, index_t n,
-                    std::uint16_t* to) {
-  const Code* from = static_cast<const Code*>(codes) + first;
-  for (index_t i = 0; i < rows; ++i)
-    for (index_t h = 0; h < n; ++h) to[h * rows + i] = from[i * n_hashes + h];
-}
-
-// Where most buckets must be empty: numbers the keys' codes from 0 in order of appearance, so that
-// no empty bucket is looked at. Queries whose code no key has get the number after the last.
-// Returns how many numbers the keys have. s.number is zero before and after.
-index_t renumber(const BucketScratch& s, std::uint16_t* query_codes, index_t n_queries,
-                 std::uint16_t* key_codes, index_t n_keys) {
-  index_t used = 0;
-  for (index_t j = 0; j < n_keys; ++j) {
-    std::uint16_t& number = s.number[key_codes[j]];
-    if (number == 0) {
-      s.code_of[used] = key_codes[j];
-      number = std::uint16_t(++used);
-    }
-    key_codes[j] = std::uint16_t(number - 1);
-  }
-  for (index_t i = 0; i < n_queries; ++i) {
-    const std::uint16_t number = s.number[query_codes[i]];
-    query_codes[i] = std::uint16_t(number ? number - 1 : used);
-  }
-  for (index_t u = 0; u < used; ++u) s.number[s.code_of[u]] = 0;
-  return used;
-}
-
-// Rows that take part, by bucket, in ascending order within each; row 0 before and after them.
-void counting_sort(const std::uint16_t* codes, index_t rows, const std::uint8_t* valid,
-                   index_t n_buckets, std::int32_t* order, std::int32_t* start) {
-  std::memset(start, 0, sizeof(*start) * (n_buckets + 1));
-  for (index_t i = 0; i < rows; ++i) start[codes[i] + 1] += valid[i] != 0;
-  for (index_t b = 0; b < n_buckets; ++b) start[b + 1] += start[b];
-  for (index_t i = 0; i < rows; ++i)
-    if (valid[i]) order[start[codes[i]]++] = std::int32_t(i);
-  for (index_t b = n_buckets; b > 0; --b) start[b] = start[b - 1];
-  start[0] = 0;
-  std::memset(order - kSketchAhead, 0, sizeof(*order) * kSketchAhead);
-  std::memset(order + start[n_buckets], 0, sizeof(*order) * kSketchAhead);
-}
-
-// Brings the rows of hash h's buckets together; hashes are asked for in turn.
-void sort_hash(const Problem& p, const BucketScratch& s, index_t h, Buckets& to) {
-  if (h % kGroup == 0) {
-    const index_t n = smaller(kGroup, p.n_hashes - h);
-    const auto gather =
-        p.code_bytes == 1 ? bring_together<std::uint8_t> : bring_together<std::uint16_t>;
-    gather(p.query_codes, p.query.rows, p.n_hashes, h, n, s.query_codes);
-    gather(p.key_codes, p.key.rows, p.n_hashes, h, n, s.key_codes);
-  }
-  std::uint16_t* query_codes = s.query_codes + h % kGroup * p.query.rows;
-  std::uint16_t* key_codes = s.key_codes + h % kGroup * p.key.rows;
-  index_t sorted = to.count = p.n_buckets;
-  if (s.number) {
-    to.count = renumber(s, query_codes, p.query.rows, key_codes, p.key.rows);
-    sorted = to.count + 1;
-  }
-  counting_sort(query_codes, p.query.rows, p.query_valid, sorted, to.query_order, to.query_start);
-  counting_sort(key_codes, p.key.rows, p.key_valid, sorted, to.key_order, to.key_start);
-}
 
 // The rows of one bucket of one hash, in ascending order.
 struct Bucket {
@@ -387,7 +292,7 @@ void sketched(const Problem& p, const BucketScratch& s, const Costs& costs, inde
   for (const bool to_queries : {true, false})
     for (index_t column = 0; column < p.query.columns; column += kSketchColumns * W)
       for (index_t g = 0; g < n; ++g) {
-        const Buckets& of = s.buckets[g];
+        const Buckets& of = s.sort.buckets[g];
         const index_t group = s.sketch.group(first + g, p.n_hashes);
         const SketchSide queries = {s.sketch.group_of(s.sketch.grad, p.query.rows, group), p.query,
                                     p.query_inverse_norm, p.query_grad};
@@ -423,11 +328,11 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
   const Costs costs(p, s);
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
-  if (s.number) std::memset(s.number, 0, sizeof(*s.number) * p.n_buckets);
+  if (s.sort.number) std::memset(s.sort.number, 0, sizeof(*s.sort.number) * p.n_buckets);
   const bool prefetch = p.rank == 0 && (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
   for (index_t h = 0; h < p.n_hashes; ++h) {
-    Buckets& of = s.buckets[p.rank > 0 ? h % kGroup : 0];
-    sort_hash(p, s, h, of);
+    Buckets& of = s.sort.buckets[p.rank > 0 ? h % kGroup : 0];
+    sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
       if (prefetch && b + 1 < of.count) prefetch_rows(p, s, of, b + 1);
