@@ -14,5 +14,6 @@ void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
 void bind_decoding(py::module_& module);
+void bind_near_far(py::module_& module);
 
 }  // namespace lshkit

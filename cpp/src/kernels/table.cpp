@@ -48,6 +48,11 @@ Kernels table() {
       {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
        normalize_l2_backward, normalize_sum_backward, unit_norm_backward, expected_scratch_f64,
        expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum},
+      listed_products,
+      pack_listed,
+      packed_products,
+      largest_of,
+      exponential_sums,
       decode_heads};
 }
 
