@@ -3,6 +3,7 @@
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
 #include "lshkit/collisions.hpp"
+#include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -285,6 +286,7 @@ struct TypedKernels {
   void (*expected_gradient)(const ExpectedGradient<T>&);
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
+  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
 };
 
 // ---- near_far ----
@@ -451,7 +453,8 @@ ExponentialSums exponential_sums(const float*, index_t, float);
   void expected_sum(const ExpectedSum<T>&);                                    \
   void expected_gradient(const ExpectedGradient<T>&);                          \
   void weighted_bucket_sum(const WeightedPass<T>&);                            \
-  void weighted_column_sum(const WeightedColumn<T>&);
+  void weighted_column_sum(const WeightedColumn<T>&);                          \
+  void pair_products(const PairProducts<T>&, index_t, index_t, index_t);
 LSHKIT_DECLARE(float)
 LSHKIT_DECLARE(double)
 #undef LSHKIT_DECLARE
