@@ -107,10 +107,18 @@ index_t count_near(const Bucket* bucket, const Bucket* end, const int min_count,
 
 NearFarSums sums_of_query(const NearFarProblem& p, index_t query, float* far,
                           const std::vector<Bucket>& buckets, const RunScratch& s, Counts& counts) {
-  const Matrix<const float> rows{p.rows, p.n_features, p.lists.n_rows, p.n_features};
   const index_t n_near =
       count_near(buckets.data(), buckets.data() + buckets.size(), int(p.min_count), counts, s.near);
-  kernels().listed_products(p.queries + query * p.n_features, rows, s.near, n_near, s.logits);
+  const std::int64_t indptr[] = {0, n_near};
+  PairProducts<float> pairs;
+  pairs.queries = p.queries + query * p.n_features;
+  pairs.keys = p.rows;
+  pairs.query_stride = pairs.key_stride = pairs.n_features = p.n_features;
+  pairs.n_queries = 1;
+  pairs.indptr = indptr;
+  pairs.indices = s.near;
+  pairs.out = s.logits;
+  kernels().f32.pair_products(pairs, 0, 0, n_near);
   if (p.bias)
     for (index_t i = 0; i < n_near; ++i) s.logits[i] += p.bias[s.near[i]];
   index_t n_far = 0;

@@ -2,6 +2,7 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
 #include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
@@ -23,6 +24,17 @@ struct HashRows {
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
+
+template <class T>
+struct BinnedRows {
+  BinnedFunctions functions;
+  const T* x;
+  index_t row_stride, rows;
+  std::uint32_t* codes;  // (rows, n_hashes)
+  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+};
+constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
+constexpr int kBinnedPadding = 8;  // to a whole register of features
 
 // ---- rows ----
 template <class T>
@@ -287,6 +299,7 @@ struct TypedKernels {
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
   void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
+  void (*binned_hash)(const BinnedRows<T>&);
 };
 
 // ---- near_far ----
@@ -357,9 +370,6 @@ struct Kernels {
   void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
-  // out = query . the rows that a list names
-  void (*listed_products)(const float* query, Matrix<const float> rows, const std::int32_t* list,
-                          index_t count, float* out);
   // The listed rows, transposed, for packed_products: whole panels of kListPanel of them.
   void (*pack_listed)(Matrix<const float> rows, const std::int32_t* list, index_t count, float* to);
   // out (queries, count) = products of all queries with all packed rows
@@ -401,6 +411,8 @@ void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 bool fast_hash_hadamard(const HashRows&);
+void binned_hash(const BinnedRows<float>&);
+void binned_hash(const BinnedRows<double>&);
 void fast_values(Matrix<const float>, const float*, std::int16_t*, index_t);
 void fast_column_sums(Matrix<const float>, const std::uint8_t*, FastColumnSums*);
 bool fast_bucket_sum(const FastSumPass&);
@@ -435,7 +447,6 @@ void window_gradient(const WindowGradient&);
 index_t collisions_scratch(const PairCodes&);
 void collisions(const CollisionPass&);
 void decode_heads(const DecodingHead* heads, index_t count);
-void listed_products(const float*, Matrix<const float>, const std::int32_t*, index_t, float*);
 void pack_listed(Matrix<const float>, const std::int32_t*, index_t, float*);
 void packed_products(Matrix<const float>, const float*, index_t, float*, index_t);
 float largest_of(const float*, index_t, float);

@@ -1,44 +1,11 @@
-// The arithmetic of near_far.hpp: dot products of a query with rows that a list names, of a run of
-// queries with the sample, and sums of exponentials.
+// The arithmetic of near_far.hpp: products of a run of queries with the sample, and sums of
+// exponentials.
 #include "exponential.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
-namespace {
-
-constexpr int kAhead = 12;  // rows: on their way from memory while one is multiplied
-
-LSHKIT_INLINE Vec<float> partial_products(const float* query, const float* row, index_t count) {
-  constexpr int n = kLanes<float>;
-  Vec<float> sum = {};
-  index_t c = 0;
-  for (; c + n <= count; c += n) sum += load(query + c) * load(row + c);
-  if (c < count) sum += load_first(query + c, int(count - c)) * load_first(row + c, int(count - c));
-  return sum;
-}
-
-}  // namespace
-
-void listed_products(const float* query, Matrix<const float> rows, const std::int32_t* list,
-                     index_t count, float* out) {
-  const index_t bytes = rows.columns * index_t(sizeof(float));
-  for (index_t i = 0; i < smaller(kAhead, count); ++i) prefetch_row(rows.row(list[i]), bytes);
-  index_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    Vec<float> sum[4];
-    LSHKIT_UNROLL
-    for (int k = 0; k < 4; ++k) {
-      if (i + k + kAhead < count) prefetch_row(rows.row(list[i + k + kAhead]), bytes);
-      sum[k] = partial_products(query, rows.row(list[i + k]), rows.columns);
-    }
-    const Vec4 products = sum_lanes4(sum[0], sum[1], sum[2], sum[3]);
-    std::memcpy(out + i, &products, sizeof(products));
-  }
-  for (; i < count; ++i)
-    out[i] = sum_lanes(partial_products(query, rows.row(list[i]), rows.columns));
-}
 
 void pack_listed(Matrix<const float> rows, const std::int32_t* list, index_t count, float* to) {
   for (index_t p = 0; p < count; p += kListPanel)
