@@ -62,23 +62,23 @@ index_t code_of(Codes codes, index_t at) {
                           : static_cast<const std::uint16_t*>(codes.data)[at];
 }
 
-// The buckets of one query.
+// The buckets of one query that have rows. Codes that no row has may lie beyond the tables.
 void find_buckets(const NearFarProblem& p, index_t query, std::vector<Bucket>& buckets) {
   const BucketLists& lists = p.lists;
   const index_t first = query * lists.n_hashes * p.n_probes;
-  const auto start_of = [&](index_t h, index_t t) {
-    return lists.start + h * (lists.n_buckets + 1) + code_of(p.probes, first + h * p.n_probes + t);
+  const auto bucket_of = [&](index_t h, index_t t) -> const std::int32_t* {
+    const index_t code = code_of(p.probes, first + h * p.n_probes + t);
+    return code < lists.n_buckets ? lists.start + h * (lists.n_buckets + 1) + code : nullptr;
   };
   for (index_t h = 0; h < lists.n_hashes; ++h)
-    for (index_t t = 0; t < p.n_probes; ++t) __builtin_prefetch(start_of(h, t));
+    for (index_t t = 0; t < p.n_probes; ++t) __builtin_prefetch(bucket_of(h, t));
   buckets.clear();
   for (index_t h = 0; h < lists.n_hashes; ++h)
     for (index_t t = 0; t < p.n_probes; ++t) {
-      const std::int32_t* start = start_of(h, t);
-      if (start[0] == start[1]) continue;
+      const std::int32_t* start = bucket_of(h, t);
+      if (!start || start[0] == start[1]) continue;
       const std::int32_t* order = lists.order + h * lists.n_rows;
       buckets.push_back({order + start[0], order + start[1]});
-      __builtin_prefetch(order + start[0]);
     }
 }
 

@@ -18,7 +18,7 @@ struct NearFarProblem {
   const float* rows = nullptr;  // (lists.n_rows, n_features)
   const float* bias = nullptr;  // (lists.n_rows), null: zeros
   BucketLists lists;
-  Codes probes;  // (n_queries, n_hashes, n_probes), below n_buckets, distinct for a hash
+  Codes probes;  // (n_queries, n_hashes, n_probes), distinct for a hash
   index_t n_probes = 1;
   index_t min_count = 1;                 // 1 to 3
   const std::int32_t* sample = nullptr;  // (n_sample) distinct rows, the same for all queries
