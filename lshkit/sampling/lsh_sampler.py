@@ -76,7 +76,7 @@ class LSHSampler:
 
     def partial_fit(self, X, weights=None):
         """Adds rows, with weights if the sampler has weights. Returns self."""
-        part = self._part(X, weights)
+        part = self._part(X, weights, self._parts[0]["rows"].dtype if self._parts else None)
         if self._next is None:
             self._next = 0
         elif (part["weights"] is None) == self._weighted:
@@ -263,7 +263,7 @@ class LSHSampler:
     def _angular(self):
         return hasattr(self.hasher, "probability_of_cosine")
 
-    def _part(self, X, weights):
+    def _part(self, X, weights, dtype=None):
         rows, _ = as_numpy("X", X)
         n_features = self.hasher.n_features
         if rows.ndim != 2 or rows.shape[1] != n_features:
@@ -272,8 +272,8 @@ class LSHSampler:
         if len(rows) == 0:
             raise ValueError(f"X must have at least one row, got shape {rows.shape}")
         check_rows("X", rows, direction=self._angular)
-        if self._parts:
-            rows = rows.astype(self._parts[0]["rows"].dtype, copy=False)
+        if dtype is not None:
+            rows = rows.astype(dtype, copy=False)
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
         return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
 
