@@ -4,6 +4,7 @@
 #include "lshkit/attention.hpp"
 #include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
+#include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -302,6 +303,7 @@ struct TypedKernels {
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
   void (*binned_hash)(const BinnedRows<T>&);
+  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
 };
 
 struct Kernels {
@@ -448,7 +450,8 @@ void decode_heads(const DecodingHead* heads, index_t count);
   void expected_sum(const ExpectedSum<T>&);                                    \
   void expected_gradient(const ExpectedGradient<T>&);                          \
   void weighted_bucket_sum(const WeightedPass<T>&);                            \
-  void weighted_column_sum(const WeightedColumn<T>&);
+  void weighted_column_sum(const WeightedColumn<T>&);                          \
+  void pair_products(const PairProducts<T>&, index_t, index_t, index_t);
 LSHKIT_DECLARE(float)
 LSHKIT_DECLARE(double)
 #undef LSHKIT_DECLARE
