@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lshkit.sampling.rows import as_numpy, pair_probability
+from lshkit.sampling.rows import as_numpy
 
 _PAIRS = 2**21  # of queries and rows at a time
 
@@ -100,7 +100,7 @@ class _Block:
         indptr, self.rows, self.counts = sampler.tables.union(codes)
         self.n_queries, self.codes, self.row_codes = len(query), codes, data["codes"]
         self.of_query = np.repeat(np.arange(len(query)), np.diff(indptr))
-        self.p = pair_probability(sampler.hasher, query, data["rows"], indptr, self.rows)
+        self.p = sampler._pair_probability(query, indptr, self.rows)
         self.f = values(self.of_query + first, data["indices"][self.rows])
 
     def sum_by_query(self, x):

@@ -5,7 +5,7 @@ import numpy as np
 from lshkit import checks
 from lshkit.pair_products import pair_distances, pair_products
 
-_CHUNK = 2**22  # numbers of gathered rows at a time
+_CHUNK = 2**16  # numbers of gathered rows at a time: they stay in cache
 _CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
 
 
@@ -38,18 +38,29 @@ def check_rows(name, x, *, direction=False):
                 raise ValueError(f"{name} must have no row of zeros, which has no angle: row {row}")
 
 
-def pair_probability(hasher, queries, rows, indptr, indices):
+def is_angular(hasher):
+    """Whether the hasher's probabilities are of the angle alone, which rows of zeros have not."""
+    return hasattr(hasher, "probability_of_cosine")
+
+
+def row_norms(hasher, rows):
+    """Lengths of the rows, float64 `(n,)`, if `pair_probability` needs them; else None."""
+    return np.linalg.norm(rows, axis=1).astype(np.float64) if is_angular(hasher) else None
+
+
+def pair_probability(hasher, queries, rows, norms, indptr, indices):
     """Probabilities that the listed pairs share a code: float64 `(nnz,)`.
 
-    Pairs in CSR form, query i with `rows[indices[k]]`. In the precision of the rows, and in float64
-    where float32 would lose the angle between nearly parallel rows.
+    Pairs in CSR form, query i with `rows[indices[k]]`; norms: `row_norms` of the rows. In the
+    precision of the rows, and in float64 where float32 would lose the angle between nearly parallel
+    rows.
     """
-    if hasattr(hasher, "probability_of_cosine"):
-        q_norm, x_norm = (np.linalg.norm(x, axis=1).astype(np.float64) for x in (queries, rows))
+    if is_angular(hasher):
+        q_norm = row_norms(hasher, queries)
         of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
         products = pair_products(queries, rows, indptr, indices)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            cosine = products / (q_norm[of_pair] * x_norm[indices])
+            cosine = products / (q_norm[of_pair] * norms[indices])
         probability = hasher.probability_of_cosine(cosine)
         # Also where float32 did not hold a norm or a product.
         exact = np.flatnonzero(~(cosine <= _CLOSE) | ~(np.abs(cosine) > 0))
