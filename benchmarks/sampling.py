@@ -26,15 +26,16 @@ from lshkit.sampling import LSHSampler, PartitionSampler, log_partition  # noqa:
 OUT = pathlib.Path(__file__).with_name("results") / "sampling.json"
 FEATURES = 64
 # Of classes and queries: how far around the centers (0.4: cosine 0.86 between two of a cluster),
-# and the length of the queries. "all directions" has no clusters.
+# the length of the queries, and probes. "all directions" has no clusters.
 DATA = {
-    "clusters, noise 0.4, |q| = 10": (0.4, 10.0),
-    "clusters, noise 0.4, |q| = 5": (0.4, 5.0),
-    "clusters, noise 0.4, |q| = 15": (0.4, 15.0),
-    "clusters, noise 0.6, |q| = 10": (0.6, 10.0),
-    "all directions, |q| = 5": (None, 5.0),
-    "all directions, |q| = 10": (None, 10.0),
-    "all directions, |q| = 15": (None, 15.0),
+    "clusters, noise 0.4, |q| = 10": (0.4, 10.0, 8),
+    "clusters, noise 0.4, |q| = 5": (0.4, 5.0, 8),
+    "clusters, noise 0.4, |q| = 15": (0.4, 15.0, 8),
+    "clusters, noise 0.6, |q| = 10": (0.6, 10.0, 8),
+    "the same, 32 probes": (0.6, 10.0, 32),
+    "all directions, |q| = 5": (None, 5.0, 8),
+    "all directions, |q| = 10": (None, 10.0, 8),
+    "all directions, |q| = 15": (None, 15.0, 8),
 }
 
 
@@ -166,11 +167,11 @@ def classes_and_queries(noise, scale, n, n_queries):
     return around(n), np.float32(scale) * around(n_queries)
 
 
-def normaliser_of(noise, scale, args):
+def normaliser_of(noise, scale, n_probes, args):
     n_queries = 256
     classes, queries = classes_and_queries(noise, scale, args.rows, n_queries)
     begin = time.perf_counter()
-    sampler = PartitionSampler(classes, seed=0)
+    sampler = PartitionSampler(classes, n_probes=n_probes, seed=0)
     setup = time.perf_counter() - begin
     exact = log_exact(queries, classes)
     estimates = []
