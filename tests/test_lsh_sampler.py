@@ -155,6 +155,15 @@ def test_probabilities_of_nearly_parallel_rows_are_exact():
     assert p[0] == 1
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e-19, 1e-12, 1e15, 1e25])
+def test_probabilities_of_long_and_short_rows(scale):
+    X, queries = clustered(60, 6, 1.0)
+    hasher = FAMILIES["hadamard"](0)
+    indptr, rows, inclusion = LSHSampler(hasher).fit((scale * X).astype(np.float32)).union(queries)
+    p = hasher.collision_probability(np.repeat(queries, np.diff(indptr), 0), X[rows])
+    np.testing.assert_allclose(inclusion, 1 - (1 - p) ** 4, rtol=1e-4)
+
+
 def test_values_of_several_columns_and_by_array():
     X, queries = clustered(60, 6, 1.0)
     sampler = LSHSampler(FAMILIES["hadamard"](0), seed=1).fit(X)
