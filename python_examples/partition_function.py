@@ -32,7 +32,7 @@ COLORS = {
     "uniform": "#999999",
     "HBE": "#E69F00",
     "Horvitz-Thompson": "#D55E00",
-    "near + far": "#0072B2",
+    "near": "#0072B2",  # and so many far
 }
 
 
@@ -117,14 +117,14 @@ def settings(classes, args):
             yield name, f"{m} tables of 2^{n_bits} buckets", of_tables
     seeds = range(args.repeats)
     near = [PartitionSampler(classes, seed=s) for s in seeds]
-    for n_probes in args.probes:
-        for n in args.samples[1::2]:
+    for n in args.samples[1:3]:
+        for n_probes in args.probes:
 
             def near_far(q, seed, n_probes=n_probes, n=n):
                 near[seed].n_probes = n_probes
                 return log_partition(q, classes, sampler=near[seed], n_samples=n, seed=seed)
 
-            yield "near + far", f"{n_probes} probes, {n} samples", near_far
+            yield f"near + {n} far", f"{n_probes} probes", near_far
 
 
 def measure(classes, queries, args, name):
@@ -165,19 +165,20 @@ def draw(results, args):
         1, len(results), figsize=(10, 4.4), sharey=True, layout="constrained"
     )
     for axis, (name, rows) in zip(axes, results.items(), strict=True):
-        for method, color in COLORS.items():
+        methods = list(dict.fromkeys(row[0] for row in rows))
+        for method in methods:
+            color = COLORS[method if method in COLORS else method.split(" + ")[0]]
             points = np.array([row[2:4] for row in rows if row[0] == method])
             if method == "exact":
                 axis.axvline(points[0, 0], color=color, ls=":", label="exact: cost alone")
                 continue
-            points = points[np.argsort(points[:, 0])]
-            line = "-" if method in ("uniform", "Horvitz-Thompson", "HBE") else ""
-            axis.plot(*points.T, "o" + line, color=color, label=method, ms=5)
+            last = method == methods[-1]
+            axis.plot(*points.T, "s--" if last else "o-", color=color, label=method, ms=5)
         axis.axhline(0.01, color="black", lw=0.6, alpha=0.5)
         axis.set(xscale="log", yscale="log", title=name, xlabel="microseconds a query")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("mean relative error of the normaliser")
-    axes[-1].legend(fontsize=8)
+    axes[0].legend(fontsize=8, loc="lower left")
     title = f"{args.classes:,} classes, {N_FEATURES} features, |q| = {args.scale:g}, one thread"
     figure.suptitle(title, fontsize=11)
     figure.savefig(args.out, dpi=100)
