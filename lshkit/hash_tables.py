@@ -202,7 +202,9 @@ def as_weights(weights, n_rows):
     if len(bad):
         value = weights[bad[0]]
         raise ValueError(f"weights must be finite and >= 0, got {value} in row {bad[0]}")
-    if not np.isfinite(weights.sum()):
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if not np.isfinite(total):
         raise ValueError("weights must have a finite sum, got infinity")
     return weights
 

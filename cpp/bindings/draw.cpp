@@ -30,6 +30,7 @@ class TableViews {
     bins.require_type({kInt32}).require_shape({t_.n_hashes, TensorView::kAny});
     bins.require_contiguous();
     t_.n_bins = check_range("n_bins", bins.shape(1) - 1, 1, index_t{1} << 32);
+    if (building) order.require_output(), bins.require_output();
     t_.code_bytes = code.bits / 8;
     t_.order = order.data<std::int32_t>();
     t_.bins = bins.data<std::int32_t>();
@@ -53,6 +54,7 @@ class TableViews {
       const TensorView& sums = add("weight_sums", arrays[6]);
       weights.require_type({kFloat64}).require_shape({t_.n_rows}).require_contiguous();
       sums.require_type({kFloat64}).require_shape({t_.n_hashes, t_.n_rows}).require_contiguous();
+      if (building) sums.require_output();
       t_.weights = weights.data<const double>();
       t_.weight_sums = sums.data<double>();
     }
