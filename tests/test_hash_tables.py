@@ -124,7 +124,7 @@ def test_offsets_are_uniform_over_queries_and_seeds():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_estimate_of_a_sum_is_unbiased(weighted):
-    """The mean of f / probability over draws estimates what bucket_sum adds up; empty buckets are 0.
+    """The mean of f / probability over draws estimates bucket_sum; empty buckets count as 0.
 
     Digits at 12 bits: many buckets are empty.
     """
