@@ -2,6 +2,7 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
 #include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
@@ -23,6 +24,17 @@ struct HashRows {
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
+
+template <class T>
+struct BinnedRows {
+  BinnedFunctions functions;
+  const T* x;
+  index_t row_stride, rows;
+  std::uint32_t* codes;  // (rows, n_hashes)
+  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+};
+constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
+constexpr int kBinnedPadding = 8;  // to a whole register of features
 
 // ---- rows ----
 template <class T>
@@ -287,6 +299,13 @@ struct TypedKernels {
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
   void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
+  void (*binned_hash)(const BinnedRows<T>&);
+};
+
+// ---- near_far ----
+constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
+struct ExponentialSums {
+  double sum, squares;
 };
 
 struct Kernels {
@@ -351,6 +370,14 @@ struct Kernels {
   void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  // The listed rows, transposed, for packed_products: whole panels of kListPanel of them.
+  void (*pack_listed)(Matrix<const float> rows, const std::int32_t* list, index_t count, float* to);
+  // out (queries, count) = products of all queries with all packed rows
+  void (*packed_products)(Matrix<const float> queries, const float* packed, index_t count,
+                          float* out, index_t out_stride);
+  float (*largest_of)(const float* x, index_t count, float largest);  // of these and `largest`
+  // Of exp(x - largest), for x <= largest. Below 2^-125 a term is 2^-125.
+  ExponentialSums (*exponential_sums)(const float* x, index_t count, float largest);
   // Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
   // fetched while the one before is worked on.
   void (*decode_heads)(const DecodingHead* heads, index_t count);
@@ -384,6 +411,8 @@ void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 bool fast_hash_hadamard(const HashRows&);
+void binned_hash(const BinnedRows<float>&);
+void binned_hash(const BinnedRows<double>&);
 void fast_values(Matrix<const float>, const float*, std::int16_t*, index_t);
 void fast_column_sums(Matrix<const float>, const std::uint8_t*, FastColumnSums*);
 bool fast_bucket_sum(const FastSumPass&);
@@ -418,6 +447,10 @@ void window_gradient(const WindowGradient&);
 index_t collisions_scratch(const PairCodes&);
 void collisions(const CollisionPass&);
 void decode_heads(const DecodingHead* heads, index_t count);
+void pack_listed(Matrix<const float>, const std::int32_t*, index_t, float*);
+void packed_products(Matrix<const float>, const float*, index_t, float*, index_t);
+float largest_of(const float*, index_t, float);
+ExponentialSums exponential_sums(const float*, index_t, float);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

@@ -1,0 +1,74 @@
+"""Rows and queries as the samplers take them, and the collision probabilities of listed pairs."""
+
+import numpy as np
+
+from lshkit import checks
+from lshkit.pair_products import pair_distances, pair_products
+
+_CHUNK = 2**22  # numbers of gathered rows at a time
+_CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
+
+
+def as_numpy(name, x):
+    """A numpy array of an array or tensor of real numbers, and torch if it was a tensor.
+
+    float32 and float64 are kept, shorter floats become float32 and all others float64.
+    """
+    torch = checks.torch_of(**{name: x})
+    x = checks.array(name, x, torch)
+    if torch is not None:
+        if x.dtype in (torch.bfloat16, torch.float16):
+            x = x.float()
+        x = x.detach().numpy()
+    if x.dtype not in (np.float32, np.float64):
+        x = x.astype(np.float32 if x.dtype == np.float16 else np.float64)
+    return np.ascontiguousarray(x, x.dtype.newbyteorder("=")), torch
+
+
+def check_rows(name, x, *, direction=False):
+    """ValueError naming the first row that is not finite; with direction, or that is zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.einsum("nd,nd->n", x, x, dtype=np.float64)
+    for row in np.flatnonzero(~np.isfinite(sums)):
+        if not np.isfinite(x[row]).all():
+            raise ValueError(f"{name} must be finite, row {row} has a NaN or infinity")
+    if direction and not sums.all():
+        for row in np.flatnonzero(sums == 0):
+            if not x[row].any():
+                raise ValueError(f"{name} must have no row of zeros, which has no angle: row {row}")
+
+
+def pair_probability(hasher, queries, rows, indptr, indices):
+    """Probabilities that the listed pairs share a code: float64 `(nnz,)`.
+
+    Pairs in CSR form, query i with `rows[indices[k]]`. In the precision of the rows, and in float64
+    where float32 would lose the angle between nearly parallel rows.
+    """
+    if hasattr(hasher, "probability_of_cosine"):
+        q_norm, x_norm = (np.linalg.norm(x, axis=1).astype(np.float64) for x in (queries, rows))
+        of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
+        products = pair_products(queries, rows, indptr, indices)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            cosine = products / (q_norm[of_pair] * x_norm[indices])
+        probability = hasher.probability_of_cosine(cosine)
+        # Also where float32 did not hold a norm or a product.
+        exact = np.flatnonzero(~(cosine <= _CLOSE) | ~(np.abs(cosine) > 0))
+        _exactly(hasher, queries, rows, of_pair, indices, exact, probability)
+        return probability
+    if getattr(hasher, "p", None) is not None:  # EuclideanLSH
+        distance = pair_distances(queries, rows, indptr, indices, p=hasher.p).astype(np.float64)
+        distance = np.sqrt(distance) if hasher.p == 2 else distance
+        return hasher.probability_of_distance(distance)
+    of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
+    probability = np.empty(len(indices))
+    _exactly(hasher, queries, rows, of_pair, indices, np.arange(len(indices)), probability)
+    return probability
+
+
+def _exactly(hasher, queries, rows, of_pair, indices, pairs, probability):
+    step = max(1, _CHUNK // rows.shape[1])
+    for first in range(0, len(pairs), step):
+        some = pairs[first : first + step]
+        probability[some] = hasher.collision_probability(
+            queries[of_pair[some]], rows[indices[some]]
+        )
