@@ -300,3 +300,16 @@ def test_core_checks_the_arrays_of_tables():
 def test_union_equals_collisions():
     query, key = random_codes(70, 3000, 6, 40, np.uint8)
     same(HashTables(key).union(query), collisions(query, key))
+
+
+def test_union_without_large_buckets():
+    query, key = random_codes(30, 200, 5, 12, np.uint16)
+    tables = HashTables(key)
+    sizes = tables.bucket_sizes(query)
+    assert (sizes > 16).any() and (sizes <= 16).any()
+    # A code that no key has stands for a bucket that is left out.
+    expected = reference.collisions(np.where(sizes > 16, 999, query), key)
+    for got, wanted in zip(tables.union(query, max_bucket_size=16), expected, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(ValueError, match="max_bucket_size must be an integer >= 0, got -1"):
+        tables.union(query, max_bucket_size=-1)

@@ -135,14 +135,15 @@ void draw_members(const py::tuple& arrays, py::handle codes_object, bool rotate,
 }
 
 std::unique_ptr<BucketUnion> find_union(const py::tuple& arrays, py::handle codes_object,
-                                        py::handle indptr_object, int threads) {
+                                        index_t max_size, py::handle indptr_object, int threads) {
   const TensorView codes("query_codes", codes_object), indptr("indptr", indptr_object);
   const TableViews views(arrays, code_type_of(codes), false);
   check_any_codes(codes, views.tables());
   indptr.require_type({kInt64}).require_shape({codes.shape(0) + 1}).require_contiguous();
   indptr.require_output();
+  check_range("max_size", max_size, 0, std::numeric_limits<index_t>::max());
   py::gil_scoped_release without_gil;
-  return std::make_unique<BucketUnion>(views.tables(), view_of(codes), codes.shape(0),
+  return std::make_unique<BucketUnion>(views.tables(), view_of(codes), codes.shape(0), max_size,
                                        indptr.data<std::int64_t>(), threads);
 }
 
@@ -166,7 +167,8 @@ void bind_draw(py::module_& module) {
   module.def("bucket_sizes", &find_sizes, "tables"_a, "query_codes"_a, "sizes"_a, "threads"_a = 0);
   module.def("draw", &draw_members, "tables"_a, "query_codes"_a, "rotate"_a, "seed"_a, "indices"_a,
              "probabilities"_a, "table_numbers"_a, "threads"_a = 0);
-  module.def("bucket_union", &find_union, "tables"_a, "query_codes"_a, "indptr"_a, "threads"_a = 0);
+  module.def("bucket_union", &find_union, "tables"_a, "query_codes"_a, "max_size"_a, "indptr"_a,
+             "threads"_a = 0);
 }
 
 }  // namespace lshkit

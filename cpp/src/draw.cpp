@@ -235,6 +235,7 @@ struct Merge {
 template <class Code>
 struct UnionPass {
   const HashTables& t;
+  const index_t max_size;
   const Finder<Code> finder{t};
   std::vector<Bucket> buckets = std::vector<Bucket>(t.n_hashes);
   Merge merge{t.n_rows, {}, {}, {}};
@@ -249,7 +250,8 @@ struct UnionPass {
       for (index_t k = 0; k < n; ++k) h[k] = std::int32_t(first + k);
       finder.find(codes + first, h, n, &buckets[first]);
       for (index_t k = 0; k < n; ++k) {
-        const Bucket& b = buckets[first + k];
+        Bucket& b = buckets[first + k];
+        if (b.size() > max_size) b.end = b.begin;
         total += b.size();
         if (b.size()) __builtin_prefetch(t.order + b.table + b.begin);
       }
@@ -311,13 +313,13 @@ void draw(const HashTables& t, Codes query_codes, index_t n_queries, const Draws
 }
 
 BucketUnion::BucketUnion(const HashTables& t, Codes query_codes, index_t n_queries,
-                         std::int64_t* indptr, int threads) {
+                         index_t max_size, std::int64_t* indptr, int threads) {
   constexpr index_t kQueries = 32;
   parts_.resize((n_queries + kQueries - 1) / kQueries);
   with_code_type(t.code_bytes, [&](auto type) {
     using Code = decltype(type);
     parallel_for(index_t(parts_.size()), threads, [&](index_t task) {
-      UnionPass<Code> pass{t};
+      UnionPass<Code> pass{t, max_size};
       for (index_t i = task * kQueries; i < std::min(n_queries, (task + 1) * kQueries); ++i) {
         const Code* codes = static_cast<const Code*>(query_codes.data) + i * t.n_hashes;
         indptr[i + 1] = pass.append(codes, &parts_[task].rows, &parts_[task].counts);

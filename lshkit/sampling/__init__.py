@@ -1,6 +1,23 @@
 """Estimates of sums over a data set from the rows that collide with a query."""
 
+import importlib
+
 from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
 from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
 
-__all__ = ["Estimate", "LSHSampler", "LogPartition", "PartitionSampler", "log_partition"]
+_OF_TORCH = {"SampledSoftmaxLoss": "softmax"}  # loaded on first use, as they import torch
+
+__all__ = [
+    "Estimate",
+    "LSHSampler",
+    "LogPartition",
+    "PartitionSampler",
+    "log_partition",
+    *_OF_TORCH,
+]
+
+
+def __getattr__(name):
+    if name in _OF_TORCH:
+        return getattr(importlib.import_module(f"lshkit.sampling.{_OF_TORCH[name]}"), name)
+    raise AttributeError(f"module 'lshkit.sampling' has no attribute {name!r}")
