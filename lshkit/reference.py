@@ -714,3 +714,26 @@ def draw(query_codes, key_codes, n_samples=None, weights=None, seed=0):
             j = members[np.searchsorted(sums, point, side="right")]
             indices[i, t], probabilities[i, t] = j, weights[j] / sums[-1]
     return indices, probabilities, tables
+
+
+def near_far_sums(queries, rows, bias, row_codes, probes, min_count, sample):
+    """Sums of exp(query . row + bias) over near rows, and over sampled rows that are not near.
+
+    A row is near when its codes `(n, n_hashes)` are among the query's probes
+    `(n_q, n_hashes, n_probes)` in min_count hashes. Returns, `(n_q, 6)` in float64: the largest of
+    these exponents, the two sums relative to it, the sum of the squares of the second's terms, and
+    both numbers of rows.
+    """
+    logits = np.asarray(queries, np.float64) @ np.asarray(rows, np.float64).T
+    logits = logits if bias is None else logits + bias
+    met = [(row_codes[:, :, None] == p[None]).any(2).sum(1) >= min_count for p in probes]
+    out = np.zeros((len(logits), 6))
+    for i, (line, near) in enumerate(zip(logits, met, strict=True)):
+        far = np.zeros(len(near), bool)
+        far[sample] = True
+        far &= ~near
+        largest = line[near | far].max(initial=-np.inf)
+        near_terms, far_terms = np.exp(line[near] - largest), np.exp(line[far] - largest)
+        sums = near_terms.sum(), far_terms.sum(), (far_terms**2).sum()
+        out[i] = largest, *sums, near.sum(), far.sum()
+    return out
