@@ -14,7 +14,8 @@ N, D = 60, 6
 ROWS = np.random.default_rng(0).standard_normal((N, D)) * np.linspace(0.3, 3, N)[:, None]
 QUERY = np.random.default_rng(1).standard_normal(D)
 TWO = np.stack([QUERY, -QUERY])
-VALUES = np.exp(ROWS @ QUERY / 3)  # what the mean of is estimated
+COSINES = ROWS @ QUERY / np.linalg.norm(ROWS, axis=-1) / np.linalg.norm(QUERY)
+VALUES = np.linspace(1, 2, N) * np.exp(COSINES)  # what the mean of is estimated
 
 FAMILIES = {
     "hyperplane": lambda seed, n_bits=3: Hyperplane(D, n_bits, 4, seed=seed),
@@ -50,8 +51,8 @@ def assert_unbiased(estimated, expected):
 def test_mixture_is_unbiased_for_any_tables(family, row_weights, query):
     hasher = FAMILIES[family](seed=0)
     sampler = sampler_of(hasher, query, row_weights=row_weights, batch_size=7, seed=1)
-    error = assert_unbiased(estimates(sampler, 3000), VALUES.mean())
-    assert error < 0.03 * VALUES.mean()
+    error = assert_unbiased(estimates(sampler, 800), VALUES.mean())
+    assert error < 0.02 * VALUES.mean()
 
 
 @pytest.mark.parametrize("row_weights", ROW_WEIGHTS, ids=["uniform", "norms", "array"])
@@ -61,7 +62,7 @@ def test_mixture_with_mostly_empty_buckets(row_weights, batch_size):
     sampler = sampler_of(hasher, TWO, batch_size, row_weights=row_weights, seed=1)
     empty = sampler._tables.bucket_sizes(hasher.hash(TWO)) == 0
     assert 0.5 <= empty.mean() < 1
-    assert_unbiased(estimates(sampler, 6000), VALUES.mean())
+    assert_unbiased(estimates(sampler, 1500), VALUES.mean())
 
 
 @pytest.mark.parametrize("row_weights", ROW_WEIGHTS, ids=["uniform", "norms", "array"])
@@ -72,7 +73,7 @@ def test_draws_of_mixture_have_the_stated_probabilities(row_weights, uniform_sha
     options = {"row_weights": row_weights, "uniform_share": uniform_share}
     sampler = sampler_of(hasher, TWO, 50, seed=5, **options)
     probability, counts = np.full(N, np.nan), np.zeros(N)
-    for _ in range(1000):
+    for _ in range(500):
         indices, weights = sampler.draw()
         probability[indices] = 1 / (N * weights)
         np.add.at(counts, indices, 1)
@@ -89,9 +90,8 @@ def test_weights_of_mixture_are_bounded():
 def test_near_rows_are_drawn_more_often():
     hasher = Hyperplane(D, 4, 32, seed=0)
     sampler = sampler_of(hasher, batch_size=1000, uniform_share=0.1, seed=0)
-    cosine = ROWS @ QUERY / np.linalg.norm(ROWS, axis=-1) / np.linalg.norm(QUERY)
     indices, _ = sampler.draw()
-    assert cosine[indices].mean() > cosine.mean() + 0.5
+    assert COSINES[indices].mean() > COSINES.mean() + 0.3
 
 
 # ---------------------------------------------------------------- collision: over hash functions
@@ -101,7 +101,7 @@ def test_near_rows_are_drawn_more_often():
 @pytest.mark.parametrize("row_weights", ROW_WEIGHTS, ids=["uniform", "norms", "array"])
 def test_collision_weights_are_unbiased_over_hash_functions(family, row_weights):
     means = []
-    for seed in range(400):
+    for seed in range(250):
         hasher = FAMILIES[family](seed=seed)
         options = {"row_weights": row_weights, "weighting": "collision", "seed": seed}
         means.append(estimates(sampler_of(hasher, TWO, 16, **options), 1)[0])
@@ -111,8 +111,8 @@ def test_collision_weights_are_unbiased_over_hash_functions(family, row_weights)
 def test_an_empty_bucket_counts_as_zero():
     """Skipping the empty draws would give 1 / (1 - their share) times as much."""
     means, empty = [], []
-    for seed in range(1500):
-        hasher = FAMILIES["hyperplane"](seed=seed, n_bits=7)
+    for seed in range(500):
+        hasher = FAMILIES["hyperplane"](seed=seed, n_bits=10)
         sampler = sampler_of(hasher, batch_size=16, weighting="collision", seed=seed)
         indices, weights = sampler.draw()
         assert (indices >= 0).all() and (indices < N).all()
@@ -134,7 +134,7 @@ def test_gradient_of_least_squares_is_unbiased(weighting):
     query = np.append(theta, -1)
     gradients = 2 * (x @ theta - y)[:, None] * x
     means = []
-    for seed in range(500):
+    for seed in range(250):
         sampler = LSHBatchSampler(
             Hyperplane(D + 1, 3, 8, seed=seed),
             rows,
@@ -191,7 +191,7 @@ def test_update():
     indices, weights = sampler.draw()
     assert indices.max() < 20
     assert sampler.n_rows == 20 and len(sampler) == 2
-    assert_unbiased(estimates(sampler, 2000), VALUES[:20].mean())
+    assert_unbiased(estimates(sampler, 800), VALUES[:20].mean())
     with pytest.raises(ValueError, match="rows must be finite"):
         sampler.update(np.full((3, D), np.nan))
     assert sampler.n_rows == 20  # as it was
@@ -202,7 +202,7 @@ def test_rows_without_weight_are_never_drawn():
     sampler = sampler_of(FAMILIES["hyperplane"](seed=0), row_weights=weights, seed=0)
     drawn = np.concatenate([sampler.draw()[0] for _ in range(200)])
     assert (drawn % 2 == 1).all()
-    assert_unbiased(estimates(sampler, 2000, VALUES * weights), (VALUES * weights).mean())
+    assert_unbiased(estimates(sampler, 800, VALUES * weights), (VALUES * weights).mean())
 
 
 def test_zero_queries_and_rows_have_no_angle():
@@ -210,7 +210,7 @@ def test_zero_queries_and_rows_have_no_angle():
     rows[5] = 0
     hasher = FAMILIES["hyperplane"](seed=0)
     sampler = sampler_of(hasher, np.zeros(D), rows=rows, seed=0)  # a model that starts at zero
-    assert_unbiased(estimates(sampler, 2000), VALUES.mean())
+    assert_unbiased(estimates(sampler, 800), VALUES.mean())
     with pytest.raises(ValueError, match="rows must not be zeros, .* got row 5"):
         sampler_of(hasher, rows=rows, weighting="collision")
     with pytest.raises(ValueError, match="query.. must not be zeros"):

@@ -35,7 +35,8 @@ class LSHBatchSampler:
     weighting : "mixture" or "collision"
         What the importance weights are made of, see below.
     uniform_share : float, above 0, at most 1
-        Of the draws of "mixture" that are from all rows, not from buckets.
+        Of the draws of "mixture" that are from all rows, not from buckets. The second moment of a
+        draw is at most 1 / uniform_share times that of drawing from all rows alone.
     n_batches : int >= 1, optional
         Of one pass over the sampler; without, ceil(n / batch_size).
     seed : None, int >= 0 or numpy.random.Generator
@@ -72,7 +73,7 @@ class LSHBatchSampler:
         *,
         row_weights=None,
         weighting="mixture",
-        uniform_share=0.2,
+        uniform_share=0.5,
         n_batches=None,
         seed=None,
     ):
