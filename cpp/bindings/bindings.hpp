@@ -7,6 +7,7 @@ namespace lshkit {
 namespace py = pybind11;
 
 void bind_hash(py::module_& module);
+void bind_binned_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_collisions(py::module_& module);
 void bind_attention(py::module_& module);
@@ -14,5 +15,8 @@ void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
 void bind_decoding(py::module_& module);
+void bind_near_far(py::module_& module);
+void bind_draw(py::module_& module);
+void bind_pair_products(py::module_& module);
 
 }  // namespace lshkit

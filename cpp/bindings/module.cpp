@@ -19,6 +19,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() =
       "The compiled core of lshkit; its functions write into arrays that they are given.";
   lshkit::bind_hash(module);
+  lshkit::bind_binned_hash(module);
   lshkit::bind_buckets(module);
   lshkit::bind_collisions(module);
   lshkit::bind_attention(module);
@@ -26,6 +27,9 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_soft(module);
   lshkit::bind_weighted_buckets(module);
   lshkit::bind_decoding(module);
+  lshkit::bind_near_far(module);
+  lshkit::bind_draw(module);
+  lshkit::bind_pair_products(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("has_openmp", &lshkit::has_openmp);

@@ -2,7 +2,9 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
+#include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -17,11 +19,26 @@ struct HashRows {
   index_t row_stride, rows, n_features;
   void* codes;     // (rows, n_hashes)
   float* scratch;  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats
+  // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
+  int first_bit = 0, all_bits = 0;
+
+  index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
 // In 16 bits: 64-byte aligned, kHashTile * (4 * columns + n_hashes) floats and one for each sign.
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
+
+template <class T>
+struct BinnedRows {
+  BinnedFunctions functions;
+  const T* x;
+  index_t row_stride, rows;
+  std::uint32_t* codes;  // (rows, n_hashes)
+  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+};
+constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
+constexpr int kBinnedPadding = 8;  // to a whole register of features
 
 // ---- rows ----
 template <class T>
@@ -285,6 +302,14 @@ struct TypedKernels {
   void (*expected_gradient)(const ExpectedGradient<T>&);
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
+  void (*binned_hash)(const BinnedRows<T>&);
+  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
+};
+
+// ---- near_far ----
+constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
+struct ExponentialSums {
+  double sum, squares;
 };
 
 struct Kernels {
@@ -349,6 +374,14 @@ struct Kernels {
   void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  // The listed rows, transposed, for packed_products: whole panels of kListPanel of them.
+  void (*pack_listed)(Matrix<const float> rows, const std::int32_t* list, index_t count, float* to);
+  // out (queries, count) = products of all queries with all packed rows
+  void (*packed_products)(Matrix<const float> queries, const float* packed, index_t count,
+                          float* out, index_t out_stride);
+  float (*largest_of)(const float* x, index_t count, float largest);  // of these and `largest`
+  // Of exp(x - largest), for x <= largest. Below 2^-125 a term is 2^-125.
+  ExponentialSums (*exponential_sums)(const float* x, index_t count, float largest);
   // Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
   // fetched while the one before is worked on.
   void (*decode_heads)(const DecodingHead* heads, index_t count);
@@ -382,6 +415,8 @@ void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 bool fast_hash_hadamard(const HashRows&);
+void binned_hash(const BinnedRows<float>&);
+void binned_hash(const BinnedRows<double>&);
 void fast_values(Matrix<const float>, const float*, std::int16_t*, index_t);
 void fast_column_sums(Matrix<const float>, const std::uint8_t*, FastColumnSums*);
 bool fast_bucket_sum(const FastSumPass&);
@@ -416,6 +451,10 @@ void window_gradient(const WindowGradient&);
 index_t collisions_scratch(const PairCodes&);
 void collisions(const CollisionPass&);
 void decode_heads(const DecodingHead* heads, index_t count);
+void pack_listed(Matrix<const float>, const std::int32_t*, index_t, float*);
+void packed_products(Matrix<const float>, const float*, index_t, float*, index_t);
+float largest_of(const float*, index_t, float);
+ExponentialSums exponential_sums(const float*, index_t, float);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \
@@ -429,7 +468,8 @@ void decode_heads(const DecodingHead* heads, index_t count);
   void expected_sum(const ExpectedSum<T>&);                                    \
   void expected_gradient(const ExpectedGradient<T>&);                          \
   void weighted_bucket_sum(const WeightedPass<T>&);                            \
-  void weighted_column_sum(const WeightedColumn<T>&);
+  void weighted_column_sum(const WeightedColumn<T>&);                          \
+  void pair_products(const PairProducts<T>&, index_t, index_t, index_t);
 LSHKIT_DECLARE(float)
 LSHKIT_DECLARE(double)
 #undef LSHKIT_DECLARE

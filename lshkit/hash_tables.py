@@ -1,0 +1,239 @@
+"""Hash tables of codes, and the draw verb: members of a query's bucket with exact probabilities."""
+
+import numpy as np
+
+from lshkit import _C, checks
+
+MAX_HASHES = 2**16 - 1
+MAX_ROWS = 2**31 - 1
+
+
+class HashTables:
+    """The rows of a data set by their buckets, one table for each hash: kept for draws and unions.
+
+    Knows codes only: equal codes are one bucket. Memory O(n m).
+
+    Parameters
+    ----------
+    codes : integer array or tensor `(n, n_hashes)`, n_hashes 1 to 65535
+        Codes >= 0 of any width. An unsigned type is kept as it is.
+    weights : array or tensor of real numbers `(n,)`, optional
+        Finite and >= 0: a member of a bucket is drawn in proportion to them. Without, uniformly.
+
+    Attributes
+    ----------
+    n_rows, n_hashes : int
+    nbytes : int
+        Memory of the tables.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Codes or weights of the wrong type or shape, negative codes, weights negative or not finite
+        (named by the row).
+    """
+
+    def __init__(self, codes, *, weights=None):
+        codes, torch = _as_codes("codes", codes)
+        self.n_rows, self.n_hashes = codes.shape
+        self._dtype = codes.dtype
+        weights = None if weights is None else as_weights(weights, self.n_rows)
+        self._tables = _build(codes, weights, _threads(torch))
+
+    @property
+    def nbytes(self):
+        return sum(x.nbytes for x in self._tables if x is not None)
+
+    @property
+    def weighted(self):
+        """Whether draws are in proportion to weights."""
+        return self._tables[5] is not None
+
+    def draw(self, query_codes, n_samples=None, *, seed=None):
+        """Members of the queries' buckets, drawn with replacement, and the draws' probabilities.
+
+        Parameters
+        ----------
+        query_codes : integer array or tensor `(n_q, n_hashes)`
+        n_samples : int >= 1, optional
+            Sample t of a query comes from table (offset + t) mod n_hashes, with an offset drawn
+            uniformly for each query: every table is as likely as every other. Without it, one
+            sample from each table in order.
+        seed : None, int >= 0 or numpy.random.Generator
+            The same integer always gives the same draws, at any number of threads.
+
+        Returns
+        -------
+        indices : int64 array or tensor `(n_q, n_samples)`
+            Rows; -1 where the bucket is empty, or its weights are all 0.
+        probabilities : float64 `(n_q, n_samples)`
+            With which the row was drawn, given the table: 1 / bucket size, or the row's weight over
+            the bucket's. 0 where nothing could be drawn. Such a draw counts as a zero of the
+            estimate; leaving it out would bias it.
+        tables : int32 `(n_q, n_samples)`
+        """
+        query_codes, torch = self._queries(query_codes)
+        rotate = n_samples is not None
+        n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
+        shape = len(query_codes), n_samples
+        draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
+        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, _threads(torch))
+        return _like(torch, *draws)
+
+    def union(self, query_codes, *, max_bucket_size=None):
+        """Every row that shares a bucket with the query, once, and in how many tables it does.
+
+        Parameters
+        ----------
+        query_codes : integer array or tensor `(n_q, n_hashes)`
+        max_bucket_size : int >= 0, optional
+            Leaves larger buckets out, as if the row had not met the query there.
+
+        Returns
+        -------
+        indptr, indices, counts : `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
+            In CSR form: query i meets the rows `indices[indptr[i]:indptr[i + 1]]`, ascending, in
+            `counts[...]` of the tables. What `lshkit.buckets.collisions` gives, from tables that
+            are kept. A row whose collision probability is p is in with probability
+            1 - (1 - p)^n_hashes.
+        """
+        query_codes, torch = self._queries(query_codes)
+        most = MAX_ROWS
+        if max_bucket_size is not None:
+            most = checks.integer("max_bucket_size", max_bucket_size, 0)
+        indptr = np.empty(len(query_codes) + 1, np.int64)
+        sizes = min(most, MAX_ROWS), indptr
+        found = _C.bucket_union(self._tables, query_codes, *sizes, _threads(torch))
+        indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
+        found.copy(indices, counts, _threads(torch))
+        return _like(torch, indptr, indices, counts)
+
+    def bucket_sizes(self, query_codes):
+        """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
+        query_codes, torch = self._queries(query_codes)
+        sizes = np.empty(query_codes.shape, np.int64)
+        _C.bucket_sizes(self._tables, query_codes, sizes, _threads(torch))
+        return _like(torch, sizes)[0]
+
+    def bucket_weights(self, query_codes):
+        """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`.
+
+        The sizes where there are no weights.
+        """
+        if not self.weighted:
+            return self.bucket_sizes(query_codes) * 1.0
+        query_codes, torch = self._queries(query_codes)
+        sums = np.empty(query_codes.shape)
+        _C.bucket_sizes(self._tables, query_codes, sums, _threads(torch))
+        return _like(torch, sums)[0]
+
+    def _queries(self, query_codes):
+        codes, torch = _as_codes("query_codes", query_codes)
+        if codes.shape[1] != self.n_hashes:
+            wanted = f"(n_q, {self.n_hashes})"
+            raise ValueError(f"query_codes must have shape {wanted}, got {codes.shape}")
+        if codes.dtype != self._dtype:
+            high = int(codes.max(initial=0))
+            if high > np.iinfo(self._dtype).max:
+                raise ValueError(
+                    f"query_codes must be {self._dtype} numbers like the codes of the tables, "
+                    f"got {high}"
+                )
+            codes = codes.astype(self._dtype)
+        return codes, torch
+
+    def __repr__(self):
+        weighted = ", weighted" if self.weighted else ""
+        return f"HashTables(n_rows={self.n_rows}, n_hashes={self.n_hashes}{weighted})"
+
+
+def _build(codes, weights, threads):
+    """The arrays of lshkit::HashTables, in the order in which the core takes them."""
+    n, m = codes.shape
+    order = np.empty((m, n), np.int32)
+    n_buckets = np.empty(m, np.int64)
+    sums = None if weights is None else np.empty((m, n))
+    n_codes = _range_of(codes)
+    if n_codes <= 2 * n + 1024:
+        bins = np.empty((m, n_codes + 1), np.int32)
+        tables = order, bins, None, None, None, weights, sums
+        _C.build_hash_tables(codes, tables, n_buckets, threads)
+        return tables
+    bins = np.empty((m, 2 ** max(1, (n - 1).bit_length()) + 1), np.int32)
+    # There is room for a bucket for each row. Pages that no table needs are never touched.
+    bucket_codes = np.empty(m * (n + 1), codes.dtype)
+    bucket_starts = np.empty(m * (n + 1), np.int32)
+    first = np.arange(m) * (n + 1)
+    tables = order, bins, bucket_codes, bucket_starts, first, weights, sums
+    _C.build_hash_tables(codes, tables, n_buckets, threads)
+    if n_buckets.sum() < 0.9 * m * n:
+        used = [slice(a, a + size + 1) for a, size in zip(first, n_buckets, strict=True)]
+        bucket_codes, bucket_starts = (
+            np.concatenate([x[u] for u in used]) for x in (bucket_codes, bucket_starts)
+        )
+        first = np.concatenate([[0], np.cumsum(n_buckets + 1)[:-1]])
+    return order, bins, bucket_codes, bucket_starts, first, weights, sums
+
+
+def _range_of(codes):
+    """A number that all codes are below; no more than twice the smallest where that matters."""
+    n, most = len(codes), np.iinfo(codes.dtype).max + 1
+    return most if most <= 2 * n + 1024 else int(codes.max(initial=0)) + 1
+
+
+def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
+    """`HashTables(key_codes, weights=weights).draw(query_codes, n_samples, seed=seed)`."""
+    checks.torch_of(query_codes=query_codes, key_codes=key_codes, weights=weights)
+    tables = HashTables(key_codes, weights=weights)
+    return tables.draw(query_codes, n_samples, seed=seed)
+
+
+def as_seed(seed):
+    """A 64-bit integer from None, an int >= 0 or a numpy Generator."""
+    if seed is None or isinstance(seed, np.random.Generator):
+        return int(np.random.default_rng(seed).integers(2**64, dtype=np.uint64))
+    return checks.integer("seed", seed, 0, 2**64 - 1)
+
+
+def as_weights(weights, n_rows):
+    """Finite float64 weights >= 0, one for each row."""
+    torch = checks.torch_of(weights=weights)
+    weights = checks.array("weights", weights, torch)
+    if tuple(weights.shape) != (n_rows,):
+        raise ValueError(f"weights must have shape {(n_rows,)}, got {tuple(weights.shape)}")
+    if torch is not None:
+        weights = weights.detach().to(torch.float64).numpy()
+    weights = np.ascontiguousarray(weights, np.float64)
+    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(bad):
+        value = weights[bad[0]]
+        raise ValueError(f"weights must be finite and >= 0, got {value} in row {bad[0]}")
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if not np.isfinite(total):
+        raise ValueError("weights must have a finite sum, got infinity")
+    return weights
+
+
+def _as_codes(name, codes):
+    """Unsigned codes as a contiguous numpy array (n, n_hashes), and torch if they were a tensor."""
+    torch = checks.torch_of(**{name: codes})
+    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
+    codes = codes if torch is None else codes.detach().numpy()
+    if codes.ndim != 2 or not 1 <= codes.shape[1] <= MAX_HASHES or len(codes) > MAX_ROWS:
+        wanted = f"(n, n_hashes), n_hashes 1 to {MAX_HASHES}"
+        raise ValueError(f"{name} must have shape {wanted}, got {codes.shape}")
+    if codes.dtype.kind == "i":
+        low = int(codes.min(initial=0))
+        if low < 0:
+            raise ValueError(f"{name} must be >= 0, got {low}")
+        codes = codes.astype(f"u{codes.dtype.itemsize}")
+    return np.ascontiguousarray(codes, codes.dtype.newbyteorder("=")), torch
+
+
+def _threads(torch):
+    return 0 if torch is None else torch.get_num_threads()
+
+
+def _like(torch, *arrays):
+    return arrays if torch is None else tuple(torch.from_numpy(x) for x in arrays)
