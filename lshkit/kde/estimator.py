@@ -427,7 +427,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if (weights < 0).any():
             raise ValueError(f"sample_weight must be >= 0, got {weights.min()}")
         if not weights.any():
-            raise ValueError("sample_weight must not be all 0")
+            raise ValueError("sample_weight must not be all zero")
         return weights
 
     @staticmethod
