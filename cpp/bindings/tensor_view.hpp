@@ -31,6 +31,8 @@ struct ElementType {
 constexpr ElementType kFloat32{dlpack::floating, 32}, kFloat64{dlpack::floating, 64};
 constexpr ElementType kBfloat16{dlpack::bfloat, 16}, kFloat16{dlpack::floating, 16};
 constexpr ElementType kUint8{dlpack::unsigned_integer, 8}, kUint16{dlpack::unsigned_integer, 16};
+constexpr ElementType kUint32{dlpack::unsigned_integer, 32};
+constexpr ElementType kUint64{dlpack::unsigned_integer, 64};
 constexpr ElementType kInt64{dlpack::signed_integer, 64};
 constexpr ElementType kBool{dlpack::boolean, 8};
 

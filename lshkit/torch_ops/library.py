@@ -142,7 +142,9 @@ def mask_rows(key_mask: Tensor | None) -> Tensor | None:
 
 
 def code_dtype(n_bits: int) -> torch.dtype:
-    return torch.uint8 if n_bits <= 8 else torch.uint16
+    if n_bits <= 16:
+        return torch.uint8 if n_bits <= 8 else torch.uint16
+    return torch.uint32 if n_bits <= 32 else torch.uint64
 
 
 def float_dtype(x: Tensor) -> torch.dtype:

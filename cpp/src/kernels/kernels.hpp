@@ -2,6 +2,7 @@
 // The kernels of one instruction set, behind a table of function pointers. Each works on one head
 // in one thread; threads, heads and scratch are the callers' (cpp/src/*.cpp).
 #include "lshkit/attention.hpp"
+#include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
 #include "lshkit/tensor.hpp"
 
@@ -22,6 +23,17 @@ struct HashRows {
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
+
+template <class T>
+struct BinnedRows {
+  BinnedFunctions functions;
+  const T* x;
+  index_t row_stride, rows;
+  std::uint32_t* codes;  // (rows, n_hashes)
+  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+};
+constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
+constexpr int kBinnedPadding = 8;  // to a whole register of features
 
 // ---- rows ----
 template <class T>
@@ -285,6 +297,7 @@ struct TypedKernels {
   void (*expected_gradient)(const ExpectedGradient<T>&);
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
+  void (*binned_hash)(const BinnedRows<T>&);
 };
 
 struct Kernels {
@@ -382,6 +395,8 @@ void narrow(const float*, index_t, Element, void*);
 bool hash_hadamard(const HashRows&);
 bool hash_hyperplane(const HashRows&);
 bool fast_hash_hadamard(const HashRows&);
+void binned_hash(const BinnedRows<float>&);
+void binned_hash(const BinnedRows<double>&);
 void fast_values(Matrix<const float>, const float*, std::int16_t*, index_t);
 void fast_column_sums(Matrix<const float>, const std::uint8_t*, FastColumnSums*);
 bool fast_bucket_sum(const FastSumPass&);

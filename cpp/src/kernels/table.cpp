@@ -44,10 +44,10 @@ Kernels table() {
       collisions,
       {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
        normalize_l2_backward, normalize_sum_backward, unit_norm_backward, expected_scratch_f32,
-       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum},
+       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum, binned_hash},
       {bucket_sum, table_add, table_query, inverse_norms, normalize_l2, normalize_sum,
        normalize_l2_backward, normalize_sum_backward, unit_norm_backward, expected_scratch_f64,
-       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum},
+       expected_sum, expected_gradient, weighted_bucket_sum, weighted_column_sum, binned_hash},
       decode_heads};
 }
 

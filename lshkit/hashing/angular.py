@@ -1,89 +1,13 @@
-"""Locality-sensitive hash families: codes = hasher.hash(x).
-
-Two vectors share a code with a probability that depends only on their angle. A family knows that
-probability; what is done with codes is the business of the verbs in `lshkit.buckets`.
-"""
+"""The families of the angle: a bit of a code is the sign of a random projection."""
 
 import numpy as np
 
 from lshkit import _C, checks, reference
+from lshkit.hashing.family import HashFamily, code_dtype, integer_power
+from lshkit.hashing.parameters import ANGLE_ROWS, FAMILY, make_parameters, parameter_shape
 
-FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
-MAX_BITS = 16
-MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
-ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
-
-_ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
-
-# Row i: the eight bits of i as signs. One look-up turns a random byte into eight of them.
-_BYTE_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, -1, 1).astype(np.float32)
-
-
-def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
-    """The random numbers that make `n_sets` independent hash function sets.
-
-    Returns a float32 array `(n_sets,) + parameter_shape(...)` in the layout of the core (hash.hpp).
-    Set 0 of several equals the only set of one with the same seed. seed: None, an int or a
-    `numpy.random.Generator`. Nothing is checked here: `Hyperplane` and `FastHadamard` do that.
-    """
-    rows, columns = parameter_shape(family, n_features, n_bits, n_hashes)
-    if family == "hyperplane":
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal((n_sets, rows, columns), dtype=np.float32)
-    # Raw words, 32 bits for each angle and one for each sign, straight from a counter: attention
-    # draws new functions in every training step, and a Generator would take twice as long.
-    if not isinstance(seed, (int, np.integer)):
-        seed = int(np.random.default_rng(seed).integers(2**63))
-    half = columns // 2
-    angle_words = ANGLE_ROWS * half // 2
-    words = angle_words + (rows - ANGLE_ROWS) * columns // 64
-    bits = np.random.Philox(key=seed).random_raw(n_sets * words).reshape(n_sets, words)
-    angles = bits[:, :angle_words].view(np.uint32).astype(np.float32)
-    angles *= np.float32(2 * np.pi / 2**32)
-    angles = angles.reshape(n_sets, ANGLE_ROWS, half)
-    parameters = np.empty((n_sets, rows, columns), np.float32)
-    np.cos(angles, out=parameters[:, :ANGLE_ROWS, :half])
-    np.sin(angles, out=parameters[:, :ANGLE_ROWS, half:])
-    signs = _BYTE_SIGNS.take(bits[:, angle_words:].view(np.uint8), axis=0)
-    parameters[:, ANGLE_ROWS:] = signs.reshape(n_sets, rows - ANGLE_ROWS, columns)
-    return parameters
-
-
-def make_rotation(n_values, n_sets=1, seed=None):
-    """The random numbers of `n_sets` rotations of `n_values` coordinates, for a gradient's sketch.
-
-    Returns a float32 array `(n_sets, ANGLE_ROWS, D)` as the core takes it (GradientSketch), D a
-    power of two: rows of D/2 cosines, then D/2 sines. From a stream of its own: with an int seed
-    they are independent of the hash functions that `make_parameters` gives for it.
-    """
-    half = rotation_columns(n_values) // 2
-    if not isinstance(seed, (int, np.integer)):
-        seed = int(np.random.default_rng(seed).integers(2**63))
-    bits = np.random.Philox(key=int(seed) + _ROTATION_STREAM).random_raw(
-        n_sets * ANGLE_ROWS * half // 2
-    )
-    angles = bits.view(np.uint32).astype(np.float32).reshape(n_sets, ANGLE_ROWS, half)
-    angles *= np.float32(2 * np.pi / 2**32)
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
-
-
-def rotation_columns(n_values):
-    """D of `make_rotation`: the power of two that holds the coordinates, 16 or more."""
-    return max(16, 1 << (n_values - 1).bit_length())
-
-
-def parameter_shape(family, n_features, n_bits, n_hashes):
-    """(rows, columns) of one hash function set."""
-    if family == "hyperplane":
-        return n_hashes * n_bits, n_features
-    columns = max(64, 1 << (n_features - 1).bit_length())
-    groups = -(-n_hashes // columns)
-    return ANGLE_ROWS + groups * n_bits, columns
-
-
-def code_dtype(n_buckets):
-    """The smallest unsigned numpy dtype that holds the codes 0 .. n_buckets - 1."""
-    return np.dtype(np.uint8 if n_buckets <= 256 else np.uint16)
+MAX_BITS = 64
+MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 
 
 def _sharpness_tensor(sharpness, torch):
@@ -97,21 +21,22 @@ def _sharpness_tensor(sharpness, torch):
     return sharpness.reshape(1)
 
 
-class _AngularFamily:
+class _AngularFamily(HashFamily):
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
     family: str  # the key of FAMILY
 
     def __init__(self, n_features, n_bits, n_hashes, *, seed=None):
-        self.n_features = checks.integer("n_features", n_features, 1)
-        self.n_bits = checks.integer("n_bits", n_bits, 1, MAX_BITS)
-        self.n_hashes = checks.integer("n_hashes", n_hashes, 1, MAX_HASHES)
-        if not (seed is None or isinstance(seed, np.random.Generator)):
-            seed = checks.integer("seed", seed, 0)
-        self.seed = seed
-        self.parameters = make_parameters(
-            self.family, self.n_features, self.n_bits, self.n_hashes, 1, seed
-        )
+        self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
+        self._set_seed(seed)
+        sizes = self.n_features, self.n_bits, self.n_hashes
+        self.parameters = make_parameters(self.family, *sizes, 1, self.seed)
+
+    def _restore(self, arrays):
+        self._restore_sizes(arrays, MAX_BITS)
+        sizes = self.n_features, self.n_bits, self.n_hashes
+        shapes = {"parameters": (1, *parameter_shape(self.family, *sizes))}
+        self._restore_numbers(arrays, shapes, np.float32)
 
     @property
     def n_buckets(self):
@@ -130,9 +55,10 @@ class _AngularFamily:
         Returns
         -------
         codes : array or tensor `(..., n_hashes)`, like x
-            uint8 when n_bits <= 8, else uint16. Bit b of a code (of weight 2^b) is 1 where its
-            projection is > 0. A row of zeros, which has no direction, has code 0 in every hash.
-            A row with a NaN or infinity has codes without a meaning; other rows keep theirs.
+            The smallest of uint8, uint16, uint32 and uint64 that holds n_bits. Bit b of a code (of
+            weight 2^b) is 1 where its projection is > 0. A row of zeros, which has no direction,
+            has code 0 in every hash. A row with a NaN or infinity has codes without a meaning;
+            other rows keep theirs.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
@@ -164,6 +90,7 @@ class _AngularFamily:
         x : array or tensor `(..., n_features)`
             Real numbers of any type, used in float32. Only a row's direction matters.
         n_probes : int, 1 to 2^n_bits
+            Of a family with n_bits <= 16.
         sharpness : float > 0, or in torch a tensor of one such number
             How fast the weight of a bucket falls with the margins |z|; 2 and more for few probes.
 
@@ -179,6 +106,10 @@ class _AngularFamily:
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
+        if self.n_bits > MAX_PROBE_BITS:
+            raise ValueError(
+                f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
+            )
         n_probes = checks.integer("n_probes", n_probes, 1, self.n_buckets)
         options = FAMILY[self.family], self.n_bits, self.n_hashes, n_probes
         shape = tuple(x.shape[:-1]) + (self.n_hashes, n_probes)
@@ -221,39 +152,30 @@ class _AngularFamily:
         probability : float64 array or tensor `(...)`
             NaN where x or y is a row of zeros or not finite. Not differentiable.
         """
-        torch = checks.torch_of(x=x, y=y)
-        x, y = self._rows("x", x, torch), self._rows("y", y, torch)
-        if torch is not None:
-            x, y = (z.detach().to(torch.float64).numpy() for z in (x, y))
-        try:
-            np.broadcast_shapes(x.shape[:-1], y.shape[:-1])
-        except ValueError:
-            shapes = f"x {x.shape} and y {y.shape}"
-            raise ValueError(f"the leading dimensions of {shapes} do not broadcast") from None
+        x, y, torch = self._pairs(x, y)
         probability = reference.collision_probability(x, y, self.n_bits)
         return probability if torch is None else torch.from_numpy(np.asarray(probability))
 
-    def _rows(self, name, x, torch):
-        x = checks.array(name, x, torch)
-        if x.ndim == 0 or x.shape[-1] != self.n_features:
-            wanted = f"(..., {self.n_features}), the last dimension being n_features"
-            raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
-        return x
+    def probability_of_cosine(self, cosine):
+        """`collision_probability` of rows whose cosine is known: (arccos(-cosine) / pi)^n_bits.
 
-    def __eq__(self, other):
-        if type(other) is not type(self):
-            return NotImplemented
-        return self._sizes() == other._sizes() and np.array_equal(self.parameters, other.parameters)
+        Parameters
+        ----------
+        cosine : array or tensor
+            Real numbers from -1 to 1; what rounding has put beyond is taken for -1 or 1.
 
-    def __hash__(self):
-        return hash((type(self), self._sizes(), self.parameters[0, -1].tobytes()))
-
-    def _sizes(self):
-        return self.n_features, self.n_bits, self.n_hashes
-
-    def __repr__(self):
-        name, seed = type(self).__name__, self.seed
-        return f"{name}({self.n_features}, {self.n_bits}, {self.n_hashes}, seed={seed!r})"
+        Returns
+        -------
+        probability : float64 array or tensor of the same shape
+            NaN where the cosine is. Not differentiable.
+        """
+        torch = checks.torch_of(cosine=cosine)
+        cosine = checks.array("cosine", cosine, torch)
+        if torch is not None:
+            cosine = cosine.detach().to(torch.float64).numpy()
+        negative = np.clip(-np.asarray(cosine, np.float64), -1, 1)
+        probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
+        return probability if torch is None else torch.from_numpy(np.asarray(probability))
 
 
 class Hyperplane(_AngularFamily):
@@ -265,8 +187,9 @@ class Hyperplane(_AngularFamily):
     ----------
     n_features : int >= 1
         Length of the vectors.
-    n_bits : int, 1 to 16
-        Bits of a code (tau in the YOSO paper): more make a sharper kernel.
+    n_bits : int, 1 to 64
+        Bits of a code (tau in the YOSO paper): more make a sharper kernel. Attention and bucket
+        sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
         Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
     seed : None, int >= 0 or numpy.random.Generator
@@ -301,8 +224,9 @@ class FastHadamard(_AngularFamily):
     ----------
     n_features : int >= 1
         Length of the vectors.
-    n_bits : int, 1 to 16
-        Bits of a code (tau in the YOSO paper): more make a sharper kernel.
+    n_bits : int, 1 to 64
+        Bits of a code (tau in the YOSO paper): more make a sharper kernel. Attention and bucket
+        sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
         Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
     seed : None, int >= 0 or numpy.random.Generator

@@ -1,0 +1,31 @@
+#include "lshkit/binned_hash.hpp"
+
+#include "kernels/kernels.hpp"
+#include "parallel.hpp"
+
+namespace lshkit {
+
+template <class T>
+void binned_hash(const BinnedFunctions& functions, const T* x, index_t row_stride, index_t rows,
+                 std::uint32_t* codes, int threads) {
+  constexpr index_t kRows = 256;  // a task's
+  parallel_for((rows + kRows - 1) / kRows, threads, [&](index_t task) {
+    const index_t first = task * kRows;
+    BinnedRows<T> r;
+    r.functions = functions;
+    r.x = x + first * row_stride;
+    r.row_stride = row_stride;
+    r.rows = rows - first < kRows ? rows - first : kRows;
+    r.codes = codes + first * functions.n_hashes;
+    r.scratch = thread_scratch(sizeof(double) * kBinnedTile *
+                               std::size_t(functions.n_features + kBinnedPadding));
+    kernels().typed<T>().binned_hash(r);
+  });
+}
+
+template void binned_hash(const BinnedFunctions&, const float*, index_t, index_t, std::uint32_t*,
+                          int);
+template void binned_hash(const BinnedFunctions&, const double*, index_t, index_t, std::uint32_t*,
+                          int);
+
+}  // namespace lshkit

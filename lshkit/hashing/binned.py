@@ -1,0 +1,283 @@
+"""The families of the distance: a code names the bins that random projections or features fall in.
+
+The integers of the bins are hashed to 32 bits: the sum of bin times a random 32-bit multiplier in
+64-bit arithmetic, mixed. Different bins share a code with a probability of about 2^-32, which the
+collision probabilities leave out.
+"""
+
+import numpy as np
+
+from lshkit import _C, checks
+from lshkit.hashing.family import HashFamily, integer_power
+
+MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
+
+
+class _BinnedFamily(HashFamily):
+    """What the families of the distance share."""
+
+    @property
+    def n_buckets(self):
+        """Number of different codes, 2^32."""
+        return 2**32
+
+    def hash(self, x):
+        """Codes of the rows of x.
+
+        Parameters
+        ----------
+        x : array or tensor `(..., n_features)`
+            Real numbers of any type; bins are computed in float64.
+
+        Returns
+        -------
+        codes : uint32 array or tensor `(..., n_hashes)`, like x
+            Bins are exact to the rounding of float64 and numbered up to 2^51 in size, from there on
+            neighbouring bins may be one. A row with a NaN or infinity has codes without a meaning;
+            other rows keep theirs.
+        """
+        torch = checks.torch_of(x=x)
+        x = self._rows("x", x, torch)
+        if torch is not None:
+            short = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+            x = x.detach().to(torch.float32 if short else torch.float64).numpy()
+        shape = x.shape[:-1] + (self.n_hashes,)
+        short = x.dtype.kind == "f" and x.dtype.itemsize <= 4
+        x = np.ascontiguousarray(x, np.float32 if short else np.float64)
+        codes = np.empty(shape, np.uint32)
+        if codes.size:
+            threads = 0 if torch is None else torch.get_num_threads()
+            numbers = (getattr(self, name) for name in self._numbers)
+            rows = x.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
+            self._core(rows[0], *numbers, rows[1], threads)
+        return codes if torch is None else torch.from_numpy(codes)
+
+    def collision_probability(self, x, y):
+        """Probability that rows of x and y share a code, over the choice of the hash functions.
+
+        `probability_of_distance` of their distance, in float64.
+
+        Parameters
+        ----------
+        x, y : arrays or tensors `(..., n_features)`
+            The leading dimensions are broadcast: `x[:, None]`, `y[None]` gives all pairs.
+
+        Returns
+        -------
+        probability : float64 array or tensor `(...)`
+            NaN where x or y is not finite. Not differentiable.
+        """
+        x, y, torch = self._pairs(x, y)
+        probability = self._probability(self._distance(x, y))
+        finite = np.isfinite(x).all(-1) & np.isfinite(y).all(-1)
+        probability = np.where(finite, probability, np.nan)
+        return probability if torch is None else torch.from_numpy(probability)
+
+    def probability_of_distance(self, distance):
+        """`collision_probability` of rows whose distance is known.
+
+        Parameters
+        ----------
+        distance : array or tensor
+            Real numbers >= 0, as the class says; negative ones are a ValueError.
+
+        Returns
+        -------
+        probability : float64 array or tensor of the same shape
+            NaN where the distance is. Not differentiable.
+        """
+        torch = checks.torch_of(distance=distance)
+        distance = checks.array("distance", distance, torch)
+        if torch is not None:
+            distance = distance.detach().to(torch.float64).numpy()
+        distance = np.asarray(distance, np.float64)
+        if (distance < 0).any():
+            raise ValueError(f"distance must be >= 0, got {np.nanmin(distance)}")
+        probability = self._probability(distance)
+        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _sum_by_feature(x, y, term):
+    """sum_i term(x_i - y_i, i), feature by feature: all pairs of two sets take no (pairs, d)."""
+    total = 0.0
+    for i, (u, v) in enumerate(zip(np.moveaxis(x, -1, 0), np.moveaxis(y, -1, 0), strict=True)):
+        total = total + term(np.subtract(u, v, dtype=np.float64), i)
+    return total
+
+
+class EuclideanLSH(_BinnedFamily):
+    """Bins of width w of random projections (Datar et al. 2004), for the L2 and the L1 distance.
+
+    A code is made of n_bits numbers floor((a . x + b) / w): a from a p-stable distribution (normal
+    for p=2, Cauchy for p=1), b uniform in [0, w). With r = w / |x - y|_p, two rows share a code
+    with probability P(r)^n_bits,
+
+    p=2:  P = erf(r / sqrt 2) - sqrt(2 / pi) (1 - exp(-r^2 / 2)) / r
+    p=1:  P = 2 arctan(r) / pi - ln(1 + r^2) / (pi r)
+
+    (Datar et al. 2004, section 4.1, integrated).
+
+    Parameters
+    ----------
+    n_features : int >= 1
+        Length of the vectors.
+    n_bits : int, 1 to 65536
+        Projections of a code: more make a sharper kernel.
+    n_hashes : int, 1 to 65535
+        Number of independent codes a vector gets: more give less noise.
+    width : float > 0
+        Of a bin, in the unit of the data.
+    p : 2 or 1
+        The distance is the L2 or the L1 one; `probability_of_distance` takes that.
+    seed : None, int >= 0 or numpy.random.Generator
+        The same integer always gives the same hash functions.
+
+    Attributes
+    ----------
+    n_buckets : int
+        2^32: codes are 32-bit hashes of the bins.
+    directions : float64 array `(n_hashes, n_bits, n_features)`
+        a / width.
+    shifts : float64 array `(n_hashes, n_bits)`
+        b / width, in [0, 1).
+    multipliers : uint32 array `(n_hashes, n_bits)`
+        Of the bins in the hash of a code.
+    """
+
+    _numbers = ("directions", "shifts", "multipliers")
+    _core = staticmethod(_C.euclidean_hash)
+
+    def __init__(self, n_features, n_bits, n_hashes, *, width, p=2, seed=None):
+        sizes = {"n_features": n_features, "n_bits": n_bits, "n_hashes": n_hashes}
+        self._set_sizes(MAX_PROJECTIONS, **sizes)
+        self.width = checks.positive("width", width)
+        self.p = checks.integer("p", p, 1, 2)
+        self._set_seed(seed)
+        rng = np.random.default_rng(self.seed)
+        shape = self.n_hashes, self.n_bits
+        draw = rng.standard_normal if self.p == 2 else rng.standard_cauchy
+        self.directions = draw((*shape, self.n_features)) / self.width
+        self.shifts = rng.random(shape)
+        self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
+
+    def _options(self):
+        return "width", "p"
+
+    def _identity(self):
+        return *super()._identity(), self.width, self.p
+
+    def __repr__(self):
+        sizes = f"{self.n_features}, {self.n_bits}, {self.n_hashes}"
+        return f"EuclideanLSH({sizes}, width={self.width}, p={self.p}, seed={self.seed!r})"
+
+    def _restore(self, arrays):
+        self._restore_sizes(arrays, MAX_PROJECTIONS)
+        self.p = checks.integer("p", np.asarray(arrays["p"])[()], 1, 2)
+        self.width = checks.positive("width", np.asarray(arrays["width"])[()])
+        shape = self.n_hashes, self.n_bits
+        directions = {"directions": (*shape, self.n_features), "shifts": shape}
+        self._restore_numbers(arrays, directions, np.float64)
+        self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
+
+    def _distance(self, x, y):
+        if self.p == 1:
+            return _sum_by_feature(x, y, lambda z, i: np.abs(z))
+        return np.sqrt(_sum_by_feature(x, y, lambda z, i: z * z))
+
+    def _probability(self, distance):
+        from scipy.special import erf
+
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            r = self.width / distance
+            if self.p == 1:
+                one = (2 * np.arctan(r) - np.log1p(r * r) / r) / np.pi
+            else:
+                one = erf(r / np.sqrt(2)) + np.sqrt(2 / np.pi) * np.expm1(-r * r / 2) / r
+        one = np.where(r > 1e150, 1.0, np.where(r < 1e-150, 0.0, one))  # whose squares are lost
+        return integer_power(one, self.n_bits)
+
+
+class RandomBinning(_BinnedFamily):
+    """Random grids (Rahimi and Recht 2007): the collision probability is the Laplacian kernel.
+
+    A hash cuts feature i at shift + k pitch, the pitch from a Gamma distribution of shape 2 and
+    scale h_i, the shift uniform; a code names the cell. Two rows share one with probability
+    exp(-sum_i |x_i - y_i| / h_i), exactly.
+
+    Parameters
+    ----------
+    n_features : int >= 1
+        Length of the vectors.
+    n_hashes : int, 1 to 65535
+        Number of independent codes a vector gets: more give less noise.
+    bandwidth : float > 0 or array `(n_features,)` of such
+        h, one for all features or one for each.
+    seed : None, int >= 0 or numpy.random.Generator
+        The same integer always gives the same hash functions.
+
+    `probability_of_distance` takes the L1 distance |x - y|_1 when the bandwidth is one number, and
+    sum_i |x_i - y_i| / h_i when there is one for each feature.
+
+    Attributes
+    ----------
+    n_buckets : int
+        2^32: codes are 32-bit hashes of the cells.
+    scales : float64 array `(n_hashes, n_features)`
+        1 / pitch.
+    shifts : float64 array `(n_hashes, n_features)`
+        In pitches, in [0, 1): the bin of x_i is floor(x_i scale + shift).
+    multipliers : uint32 array `(n_hashes, n_features)`
+        Of the bins in the hash of a code.
+    """
+
+    _sizes = ("n_features", "n_hashes")
+    _numbers = ("scales", "shifts", "multipliers")
+    _core = staticmethod(_C.random_binning_hash)
+
+    def __init__(self, n_features, n_hashes, *, bandwidth, seed=None):
+        self._set_sizes(None, n_features=n_features, n_hashes=n_hashes)
+        self.bandwidth = self._checked(bandwidth)
+        self._set_seed(seed)
+        rng = np.random.default_rng(self.seed)
+        shape = self.n_hashes, self.n_features
+        self.scales = 1 / (rng.standard_gamma(2, shape) * self.bandwidth)
+        self.shifts = rng.random(shape)
+        self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
+
+    def _checked(self, bandwidth):
+        if np.ndim(bandwidth) == 0:
+            return checks.positive("bandwidth", bandwidth)
+        bandwidth = checks.array("bandwidth", bandwidth).astype(np.float64)
+        if bandwidth.shape != (self.n_features,):
+            wanted = f"a number or an array of shape ({self.n_features},)"
+            raise ValueError(f"bandwidth must be {wanted}, got shape {bandwidth.shape}")
+        for h in bandwidth:
+            checks.positive("bandwidth", h)
+        return bandwidth
+
+    def _options(self):
+        return ("bandwidth",)
+
+    def _identity(self):
+        return *super()._identity(), np.asarray(self.bandwidth).tobytes()
+
+    def __repr__(self):
+        sizes = f"{self.n_features}, {self.n_hashes}"
+        return f"RandomBinning({sizes}, bandwidth={self.bandwidth}, seed={self.seed!r})"
+
+    def _restore(self, arrays):
+        self._restore_sizes(arrays, None)
+        self.bandwidth = self._checked(np.asarray(arrays["bandwidth"])[()])
+        shape = self.n_hashes, self.n_features
+        self._restore_numbers(arrays, {"scales": shape, "shifts": shape}, np.float64)
+        self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
+
+    def _distance(self, x, y):
+        if np.ndim(self.bandwidth) == 0:
+            return _sum_by_feature(x, y, lambda z, i: np.abs(z))
+        return _sum_by_feature(x, y, lambda z, i: np.abs(z) / self.bandwidth[i])
+
+    def _probability(self, distance):
+        scale = self.bandwidth if np.ndim(self.bandwidth) == 0 else 1.0
+        return np.exp(-distance / scale)
