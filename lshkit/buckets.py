@@ -5,6 +5,9 @@ import math
 import numpy as np
 
 from lshkit import _C, checks, hashing
+from lshkit.hash_tables import HashTables, draw
+
+__all__ = ["BucketTable", "HashTables", "bucket_sum", "collisions", "draw"]
 
 MAX_BUCKETS = 2**16
 

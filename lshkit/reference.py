@@ -630,3 +630,61 @@ def _soft_backward(x, side, grad_weights, hasher, sharpness):
     matrix = unit_projections(axes, *hasher)
     grad = _through_unit(_clean(x), np.einsum("...nhb,...dhb->...nd", grad_projected, matrix))
     return np.where(_finite_rows(x)[..., None], grad, np.nan), grad_sharpness
+
+
+# ---------------------------------------------------------------- the draw verb
+
+
+def random_words(seed, streams, n):
+    """n random 64-bit words for each stream number: a uint64 array `(..., n)`.
+
+    SplitMix64 (Steele, Lea, Flood 2014), started for each stream at a mixed counter: word t of a
+    stream is known without the others, so no result depends on who computes it.
+    """
+
+    def mix(z):  # a bijection of 64-bit words
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    step = np.uint64(0x9E3779B97F4A7C15)
+    streams = np.asarray(streams, np.uint64) + np.uint64(1)
+    start = mix(mix(np.asarray([seed], np.uint64)) + streams * step)
+    return mix(start[..., None] + np.arange(1, n + 1, dtype=np.uint64) * step)
+
+
+def below(words, bounds):
+    """Uniform integers from 0 to bounds - 1: the high half of the 128-bit product word * bound."""
+    words = np.asarray(words, np.uint64)
+    bounds = np.broadcast_to(np.asarray(bounds, np.uint64), words.shape)
+    high = [int(w) * int(b) >> 64 for w, b in zip(words.ravel(), bounds.ravel(), strict=True)]
+    return np.array(high, np.int64).reshape(words.shape)
+
+
+def draw(query_codes, key_codes, n_samples=None, weights=None, seed=0):
+    """Members of the queries' buckets and the probability of each draw, given its table.
+
+    Sample t of query i comes from table (offset_i + t) mod m, offset_i uniform; without n_samples
+    there is one from each table in order. Member j of the bucket is drawn with probability
+    1 / size, or weight_j / sum of the bucket's weights. Nothing to draw: -1 with probability 0.
+    """
+    query_codes, key_codes = np.asarray(query_codes), np.asarray(key_codes)
+    n_queries, m = query_codes.shape
+    samples = m if n_samples is None else n_samples
+    words = random_words(seed, np.arange(n_queries), samples + 1)  # word 0 gives the offset
+    offset = below(words[:, 0], m) if n_samples is not None else np.zeros(n_queries, np.int64)
+    tables = ((offset[:, None] + np.arange(samples)) % m).astype(np.int32)
+    indices = np.full((n_queries, samples), -1, np.int64)
+    probabilities = np.zeros((n_queries, samples))
+    for i, t in np.ndindex(indices.shape):
+        h = tables[i, t]
+        members = np.flatnonzero(key_codes[:, h] == query_codes[i, h])
+        if weights is None and len(members):
+            indices[i, t] = members[below(words[i, t + 1], len(members))]
+            probabilities[i, t] = 1 / len(members)
+        elif weights is not None and np.sum(weights[members]) > 0:
+            sums = np.cumsum(weights[members])
+            point = float(words[i, t + 1] >> np.uint64(11)) * 2.0**-53 * sums[-1]
+            j = members[np.searchsorted(sums, point, side="right")]
+            indices[i, t], probabilities[i, t] = j, weights[j] / sums[-1]
+    return indices, probabilities, tables
