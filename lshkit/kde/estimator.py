@@ -16,7 +16,8 @@ from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry
 
-ALGORITHMS = ("auto", "brute", "random", "bucket_sum")
+ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
+SAMPLED = ("random", "near_far", "split", "hbe")
 MAX_SKETCH_BITS = 16
 
 
@@ -36,7 +37,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
         kernel.
     algorithm : str
-        "brute": every row, exactly. "random": a random sample, as large as rtol asks for.
+        "brute": every row, exactly (always so for kernels that end). "random": a random sample, as
+        large as rtol asks for. "near_far": rows that collide with the query exactly, a sample of
+        the others. "hbe": rows drawn from hash buckets. "split": some of both.
         "bucket_sum": a sketch of constant size that keeps no rows, for the kernels "angular" and
         "laplacian"; n_hashes sets its error, not rtol. "auto": the cheapest of the methods that
         keep rows, by a pilot.
@@ -57,7 +60,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all.
     batch_size : int
-        Queries at a time; memory grows with it, results do not depend on it.
+        Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
+        "split" draw other rows for a query at another place in its batch.
 
     Attributes
     ----------
@@ -387,7 +391,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             or not 0 <= self.rtol < math.inf
         ):
             raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
-        if self.algorithm == "random" and self.rtol == 0:
+        if self.algorithm in SAMPLED and self.kernel in kernels.COMPACT:
+            raise ValueError(
+                f"algorithm must be 'brute' or 'auto' for the kernel {self.kernel!r}, "
+                f"got {self.algorithm!r}"
+            )
+        if self.algorithm in SAMPLED and self.rtol == 0:
             raise ValueError(f"rtol must be > 0 for algorithm={self.algorithm!r}, got 0")
         checks.boolean("normalize", self.normalize)
         checks.integer("batch_size", self.batch_size, 1)

@@ -4,7 +4,9 @@ import logging
 
 import numpy as np
 
+from lshkit.kde import trials as trials_
 from lshkit.kde.exact import BruteForce
+from lshkit.kde.kernels import COMPACT
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     N_PILOT,
@@ -17,6 +19,10 @@ from lshkit.kde.random_sampling import (
 )
 
 logger = logging.getLogger("lshkit.kde")
+
+HASHED = ("near_far", "split", "hbe")
+MIN_HASHED = 20_000  # rows from which on auto tries hash tables
+WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
 
 
 class Pilot:
@@ -58,19 +64,40 @@ def choose(training, algorithm, rtol, threads):
     n = len(training.X)
     report = {"n_samples": n, "rtol": rtol, "methods": {"brute": {"cost": float(n), "error": 0.0}}}
     brute = BruteForce(training)
-    if algorithm == "brute" or (algorithm == "auto" and (rtol == 0 or n < 4 * N_PILOT)):
-        why = "asked for" if algorithm == "brute" else "rtol is 0" if rtol == 0 else "few rows"
+    why = None
+    if algorithm == "brute":
+        why = "asked for"
+    elif training.geometry.kernel in COMPACT:
+        why = "the only one for a kernel that ends"
+    elif algorithm == "auto" and (rtol == 0 or n < 4 * N_PILOT):
+        why = "rtol is 0" if rtol == 0 else "few rows"
+    elif n < 4:
+        why = "too few rows to sample"
+    if why is not None:
         return brute, _finish(report, "brute", why)
     pilot = Pilot(training, threads)
-    methods = {"brute": brute}
-    methods["random"], report["methods"]["random"] = random_sampling(pilot, rtol, threads)
     report["median_kernel_mean"] = float(
-        np.median(np.exp(pilot.sums.shift) * pilot.sums.total) / pilot.population
+        np.median(np.exp(pilot.sums.shift) * pilot.sums.total) / training.total
     )
+    reports, makers = report["methods"], {"brute": lambda: brute}
+    sampling, reports["random"] = random_sampling(pilot, rtol, threads)
+    makers["random"] = lambda: sampling
+    trials = {algorithm} & set(HASHED)
+    if algorithm == "auto" and n >= MIN_HASHED and reports["random"]["cost"] > WORTH_A_TRIAL:
+        trials = set(HASHED)
+    if "near_far" in trials:
+        near_far, reports["near_far"] = trials_.near_far(pilot, rtol)
+        makers["near_far"] = lambda: near_far
+    if trials - {"near_far"}:
+        drawn = trials_.hashed_draws(pilot, rtol, threads, trials)
+        for name, (make, found) in drawn.items():
+            makers[name], reports[name] = make, found
     if algorithm != "auto":
-        return methods[algorithm], _finish(report, algorithm, "asked for")
-    best = min(methods, key=lambda name: report["methods"][name]["cost"])
-    return methods[best], _finish(report, best, "the cheapest of " + ", ".join(methods))
+        return makers[algorithm](), _finish(report, algorithm, "asked for")
+    # A method that cannot reach rtol with the tables it may have is no candidate.
+    able = [name for name in makers if reports[name]["error"] <= 1.05 * rtol]
+    best = min(able, key=lambda name: reports[name]["cost"])
+    return makers[best](), _finish(report, best, "the cheapest of " + ", ".join(able))
 
 
 def _finish(report, name, why):
