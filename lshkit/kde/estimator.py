@@ -267,7 +267,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         log_norm = self._log_normalizer()
         torch = checks.torch_of(X=X)
-        if torch is not None and X.requires_grad and torch.is_grad_enabled():
+        if torch is not None and getattr(X, "requires_grad", False) and torch.is_grad_enabled():
             from lshkit.kde import differentiable
 
             if return_std:

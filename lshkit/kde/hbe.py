@@ -1,9 +1,9 @@
 """algorithm="hbe": hashing-based estimators, one row drawn from the query's bucket of each table.
 
-Z = w_j k(q, x_j) / (p(q, x_j) P(drawing j | bucket)), 0 for an empty bucket, is unbiased for the sum
-(Charikar and Siminelakis 2017). With a sampled part beside it this is algorithm="split": k is cut
-into k g and k (1 - g), g = a p / (a p + 1), the first for the draws, the second for a random sample
-of all rows; unbiased whatever a.
+Z = w_j k(q, x_j) / (p(q, x_j) P(drawing j | bucket)), 0 for an empty bucket, is unbiased for the
+sum (Charikar and Siminelakis 2017). With a sampled part beside it this is algorithm="split": k is
+cut into k g and k (1 - g), g = a p / (a p + 1), the first for the draws, the second for a random
+sample of all rows; unbiased whatever a.
 """
 
 import numpy as np

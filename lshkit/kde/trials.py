@@ -80,7 +80,7 @@ def typical_distance(pilot):
 
 def hashed_draws(pilot, rtol, threads, names):
     """`HashedDraws` of those of "hbe" and "split" that are asked for, and their reports."""
-    permuted, n = pilot.permuted, pilot.population
+    permuted = pilot.permuted
     training = permuted.training
     distance = max(typical_distance(pilot), 1e-9)
     sharpness = 4
