@@ -71,6 +71,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     n_samples_seen_ : int
         Rows in the estimator.
     n_features_in_ : int
+    extra_memory_ : int
+        Bytes kept beside the rows; of a sketch, all that is kept.
     report_ : dict
         What the pilot found: for each method its cost (in rows that brute force would read) and
         expected mean relative error, and the reason of the pick.
@@ -247,6 +249,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 self._kde_weights = [None]
             self._kde_rows = [np.concatenate(self._kde_rows)]
         return self._kde_rows[0], self._kde_weights[0]
+
+    @property
+    def extra_memory_(self):
+        """Bytes that the method in use keeps beside the rows themselves; of a sketch, all of it."""
+        check_is_fitted(self)
+        self._prepare()
+        return (self._kde_sketch or self._kde_method).nbytes
 
     # ---- queries ----
 
