@@ -65,9 +65,7 @@ def main() -> None:
         h = next(iter(ours.best_params_.values()))
         table.append((digit, h, auc, other, caught, seconds, slow))
         scores[digit] = ours_scores[truth == 0], ours_scores[truth == 1], level
-    print(
-        "\n| novel digit | bandwidth | AUC | AUC, scikit-learn | caught at 5 % | search s | theirs |"
-    )
+    print("\n| novel digit | bandwidth | AUC | scikit-learn | caught at 5 % | search s | theirs |")
     print("|---|---|---|---|---|---|---|")
     for digit, h, auc, other, caught, seconds, slow in table:
         row = f"| {digit} | {h:.2f} | {auc:.3f} | {other:.3f} | {caught:.0%} "

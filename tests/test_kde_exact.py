@@ -18,7 +18,7 @@ def brute(kernel="gaussian", bandwidth=1.0, **options):
 def assert_close(got, wanted, tolerance=1e-5):
     assert np.array_equal(np.isfinite(got), np.isfinite(wanted))
     finite = np.isfinite(wanted)
-    assert np.abs(got - wanted)[finite].max(initial=0) < tolerance
+    assert np.abs(got[finite] - wanted[finite]).max(initial=0) < tolerance
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -115,7 +115,7 @@ def test_no_underflow_and_no_cancellation():
         got = brute(bandwidth=0.05, normalize=False).fit(rows + offset)
         got = got.score_samples(queries + offset)
         wanted = log_mean("gaussian", queries + offset, rows + offset, 0.05)
-        assert wanted.max() < -1e5
+        assert wanted.max() < -8e4
         assert np.allclose(got, wanted, rtol=1e-9, atol=0)
     far = brute(normalize=False).fit(rows).score_samples(np.full((1, 300), 1e8))
     assert np.isfinite(far).all()
