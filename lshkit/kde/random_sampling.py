@@ -59,7 +59,7 @@ def expand(sums, sample, population):
     """Sums over a population from those of a uniform sample of it: (shift, total, variance)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = sums.total / sample
-        spread = np.maximum(sums.squares / sample - mean**2, 0) * (sample / max(sample - 1, 1))
+        spread = np.maximum(sums.squares / sample - mean**2, 0) * (sample / np.maximum(sample - 1, 1))
         variance = population**2 * (1 - sample / population) * spread / sample
     return population * mean, variance
 
