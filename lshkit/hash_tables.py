@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lshkit import checks
+from lshkit import _C, checks
 
 MAX_HASHES = 2**16 - 1
 MAX_ROWS = 2**31 - 1
@@ -34,17 +34,20 @@ class HashTables:
     """
 
     def __init__(self, codes, *, weights=None):
-        codes, _ = _as_codes("codes", codes)
+        codes, torch = _as_codes("codes", codes)
         self.n_rows, self.n_hashes = codes.shape
         self._dtype = codes.dtype
-        self._codes = codes
-        self._weights = None if weights is None else as_weights(weights, self.n_rows)
-        self._order = np.argsort(codes, axis=0, kind="stable").T.astype(np.int32)
-        self._sorted = np.take_along_axis(codes.T, self._order, 1)
+        weights = None if weights is None else as_weights(weights, self.n_rows)
+        self._tables = _build(codes, weights, _threads(torch))
 
     @property
     def nbytes(self):
-        return self._order.nbytes + self._sorted.nbytes
+        return sum(x.nbytes for x in self._tables if x is not None)
+
+    @property
+    def weighted(self):
+        """Whether draws are in proportion to weights."""
+        return self._tables[5] is not None
 
     def draw(self, query_codes, n_samples=None, *, seed=None):
         """Members of the queries' buckets, drawn with replacement, and the draws' probabilities.
@@ -69,78 +72,54 @@ class HashTables:
             estimate; leaving it out would bias it.
         tables : int32 `(n_q, n_samples)`
         """
-        from lshkit import reference
-
         query_codes, torch = self._queries(query_codes)
-        if n_samples is not None:
-            n_samples = checks.integer("n_samples", n_samples, 1)
-        seed = as_seed(seed)
-        m, n_q = self.n_hashes, len(query_codes)
-        samples = m if n_samples is None else n_samples
-        words = reference.random_words(seed, np.arange(n_q), samples + 1)
-        offset = reference.below(words[:, 0], m) if n_samples is not None else np.zeros(n_q, int)
-        tables = ((offset[:, None] + np.arange(samples)) % m).astype(np.int32)
-        lo, hi = self._ranges(query_codes)
-        lo, hi = np.take_along_axis(lo, tables, 1), np.take_along_axis(hi, tables, 1)
-        indices = np.full(tables.shape, -1, np.int64)
-        probabilities = np.zeros(tables.shape)
-        if self._weights is None:
-            some = hi > lo
-            at = lo[some] + reference.below(words[:, 1:][some], (hi - lo)[some])
-            indices[some] = self._order[tables[some], at]
-            probabilities[some] = 1 / (hi - lo)[some]
-        else:
-            for i, t in np.ndindex(indices.shape):
-                members = self._order[tables[i, t], lo[i, t] : hi[i, t]]
-                sums = np.cumsum(self._weights[members])
-                if len(sums) and sums[-1] > 0:
-                    point = float(words[i, t + 1] >> np.uint64(11)) * 2.0**-53 * sums[-1]
-                    j = members[np.searchsorted(sums, point, side="right")]
-                    indices[i, t], probabilities[i, t] = j, self._weights[j] / sums[-1]
-        return _like(torch, indices, probabilities, tables)
+        rotate = n_samples is not None
+        n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
+        shape = len(query_codes), n_samples
+        draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
+        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, _threads(torch))
+        return _like(torch, *draws)
 
     def union(self, query_codes):
         """Every row that shares a bucket with the query, once, and in how many tables it does.
 
-        Returns `(indptr, indices, counts)` in CSR form, `(n_q + 1,)` int64, `(nnz,)` int32 and
-        `(nnz,)` int32, ascending in each query.
+        Parameters
+        ----------
+        query_codes : integer array or tensor `(n_q, n_hashes)`
+
+        Returns
+        -------
+        indptr, indices, counts : `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
+            In CSR form: query i meets the rows `indices[indptr[i]:indptr[i + 1]]`, ascending, in
+            `counts[...]` of the tables. What `lshkit.buckets.collisions` gives, from tables that
+            are kept. A row whose collision probability is p is in with probability
+            1 - (1 - p)^n_hashes.
         """
         query_codes, torch = self._queries(query_codes)
-        lo, hi = self._ranges(query_codes)
-        indptr, indices, counts = [0], [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-        for i in range(len(query_codes)):
-            ranges = [self._order[h, lo[i, h] : hi[i, h]] for h in range(self.n_hashes)]
-            rows, times = np.unique(np.concatenate(ranges), return_counts=True)
-            indptr.append(indptr[-1] + len(rows))
-            indices.append(rows)
-            counts.append(times)
-        csr = np.array(indptr), np.concatenate(indices), np.concatenate(counts).astype(np.int32)
-        return _like(torch, *csr)
+        indptr = np.empty(len(query_codes) + 1, np.int64)
+        found = _C.bucket_union(self._tables, query_codes, indptr, _threads(torch))
+        indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
+        found.copy(indices, counts, _threads(torch))
+        return _like(torch, indptr, indices, counts)
 
     def bucket_sizes(self, query_codes):
         """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
         query_codes, torch = self._queries(query_codes)
-        lo, hi = self._ranges(query_codes)
-        return _like(torch, (hi - lo).astype(np.int64))[0]
+        sizes = np.empty(query_codes.shape, np.int64)
+        _C.bucket_sizes(self._tables, query_codes, sizes, _threads(torch))
+        return _like(torch, sizes)[0]
 
     def bucket_weights(self, query_codes):
-        """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`."""
-        query_codes, torch = self._queries(query_codes)
-        weights = np.ones(self.n_rows) if self._weights is None else self._weights
-        lo, hi = self._ranges(query_codes)
-        sums = np.zeros(query_codes.shape)
-        for h in range(self.n_hashes):
-            total = np.concatenate([[0], np.cumsum(weights[self._order[h]])])
-            sums[:, h] = total[hi[:, h]] - total[lo[:, h]]
-        return _like(torch, sums)[0]
+        """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`.
 
-    def _ranges(self, query_codes):
-        pairs = [
-            [np.searchsorted(s, q, side=side) for side in ("left", "right")]
-            for s, q in zip(self._sorted, query_codes.T, strict=True)
-        ]
-        lo, hi = np.array(pairs).transpose(1, 2, 0)
-        return lo, hi
+        The sizes where there are no weights.
+        """
+        if not self.weighted:
+            return self.bucket_sizes(query_codes) * 1.0
+        query_codes, torch = self._queries(query_codes)
+        sums = np.empty(query_codes.shape)
+        _C.bucket_sizes(self._tables, query_codes, sums, _threads(torch))
+        return _like(torch, sums)[0]
 
     def _queries(self, query_codes):
         codes, torch = _as_codes("query_codes", query_codes)
@@ -158,8 +137,42 @@ class HashTables:
         return codes, torch
 
     def __repr__(self):
-        weighted = "" if self._weights is None else ", weighted"
+        weighted = ", weighted" if self.weighted else ""
         return f"HashTables(n_rows={self.n_rows}, n_hashes={self.n_hashes}{weighted})"
+
+
+def _build(codes, weights, threads):
+    """The arrays of lshkit::HashTables, in the order in which the core takes them."""
+    n, m = codes.shape
+    order = np.empty((m, n), np.int32)
+    n_buckets = np.empty(m, np.int64)
+    sums = None if weights is None else np.empty((m, n))
+    n_codes = _range_of(codes)
+    if n_codes <= 2 * n + 1024:
+        bins = np.empty((m, n_codes + 1), np.int32)
+        tables = order, bins, None, None, None, weights, sums
+        _C.build_hash_tables(codes, tables, n_buckets, threads)
+        return tables
+    bins = np.empty((m, 2 ** max(1, (n - 1).bit_length()) + 1), np.int32)
+    # There is room for a bucket for each row. Pages that no table needs are never touched.
+    bucket_codes = np.empty(m * (n + 1), codes.dtype)
+    bucket_starts = np.empty(m * (n + 1), np.int32)
+    first = np.arange(m) * (n + 1)
+    tables = order, bins, bucket_codes, bucket_starts, first, weights, sums
+    _C.build_hash_tables(codes, tables, n_buckets, threads)
+    if n_buckets.sum() < 0.9 * m * n:
+        used = [slice(a, a + size + 1) for a, size in zip(first, n_buckets, strict=True)]
+        bucket_codes, bucket_starts = (
+            np.concatenate([x[u] for u in used]) for x in (bucket_codes, bucket_starts)
+        )
+        first = np.concatenate([[0], np.cumsum(n_buckets + 1)[:-1]])
+    return order, bins, bucket_codes, bucket_starts, first, weights, sums
+
+
+def _range_of(codes):
+    """A number that all codes are below; no more than twice the smallest where that matters."""
+    n, most = len(codes), np.iinfo(codes.dtype).max + 1
+    return most if most <= 2 * n + 1024 else int(codes.max(initial=0)) + 1
 
 
 def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
@@ -208,6 +221,10 @@ def _as_codes(name, codes):
             raise ValueError(f"{name} must be >= 0, got {low}")
         codes = codes.astype(f"u{codes.dtype.itemsize}")
     return np.ascontiguousarray(codes, codes.dtype.newbyteorder("=")), torch
+
+
+def _threads(torch):
+    return 0 if torch is None else torch.get_num_threads()
 
 
 def _like(torch, *arrays):

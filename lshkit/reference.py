@@ -79,13 +79,39 @@ def projections(x, parameters, family, n_bits, n_hashes):
 def codes(projected):
     """Bit b of a code is 1 where projection b is > 0, so zero and NaN give 0; its weight is 2^b."""
     n_bits = projected.shape[-1]
-    weights = 2 ** np.arange(n_bits)
-    return ((projected > 0) @ weights).astype(np.uint8 if n_bits <= 8 else np.uint16)
+    weights = np.uint64(1) << np.arange(n_bits, dtype=np.uint64)
+    dtype = next(f"uint{size}" for size in (8, 16, 32, 64) if n_bits <= size)
+    return ((projected > 0) * weights).sum(-1, dtype=np.uint64).astype(dtype)
 
 
 def hash(x, parameters, family, n_bits, n_hashes):
     """Codes `(..., n, n_hashes)`. See `projections` for the arguments."""
     return codes(projections(x, parameters, family, n_bits, n_hashes))
+
+
+def projection_bins(x, directions, shifts):
+    """floor(a . x / w + b / w) of p-stable projections (Datar et al. 2004): `(..., n_hashes, k)`.
+
+    directions: a / w `(n_hashes, k, n_features)`, shifts: b / w `(n_hashes, k)`.
+    """
+    return np.floor(np.einsum("...d,hbd->...hb", np.asarray(x, np.float64), directions) + shifts)
+
+
+def feature_bins(x, scales, shifts):
+    """The cell of every hash's grid (Rahimi and Recht 2007): `(..., n_hashes, n_features)`."""
+    return np.floor(np.asarray(x, np.float64)[..., None, :] * scales + shifts)
+
+
+def bin_codes(bins, multipliers):
+    """32 bits of a hash of `(..., n_hashes, k)` bins: the sum of bin times multiplier, mixed.
+
+    Both are taken modulo 2^32 and summed modulo 2^64; the mix is MurmurHash3's finaliser.
+    """
+    words = np.mod(bins, 2.0**32).astype(np.uint64)
+    h = (words * multipliers.astype(np.uint64)).sum(-1, dtype=np.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h = (h ^ h >> np.uint64(33)) * np.uint64(factor)
+    return ((h ^ h >> np.uint64(33)) >> np.uint64(32)).astype(np.uint32)
 
 
 def unit_projections(x, parameters, family, n_bits, n_hashes):

@@ -4,6 +4,7 @@
 #include "lshkit/attention.hpp"
 #include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
+#include "lshkit/pair_products.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {
@@ -18,6 +19,10 @@ struct HashRows {
   index_t row_stride, rows, n_features;
   void* codes;     // (rows, n_hashes)
   float* scratch;  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats
+  // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
+  int first_bit = 0, all_bits = 0;
+
+  index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
 // In 16 bits: 64-byte aligned, kHashTile * (4 * columns + n_hashes) floats and one for each sign.
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
@@ -298,6 +303,7 @@ struct TypedKernels {
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
   void (*binned_hash)(const BinnedRows<T>&);
+  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
 };
 
 struct Kernels {
@@ -444,7 +450,8 @@ void decode_heads(const DecodingHead* heads, index_t count);
   void expected_sum(const ExpectedSum<T>&);                                    \
   void expected_gradient(const ExpectedGradient<T>&);                          \
   void weighted_bucket_sum(const WeightedPass<T>&);                            \
-  void weighted_column_sum(const WeightedColumn<T>&);
+  void weighted_column_sum(const WeightedColumn<T>&);                          \
+  void pair_products(const PairProducts<T>&, index_t, index_t, index_t);
 LSHKIT_DECLARE(float)
 LSHKIT_DECLARE(double)
 #undef LSHKIT_DECLARE
