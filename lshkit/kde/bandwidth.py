@@ -62,8 +62,10 @@ def rule(name, X, weights=None):
         part = X[first : first + 8192] - mean
         variance += shares[first : first + 8192] @ part**2
     variance /= 1 - 1 / effective
-    if not (variance > 0).all():
-        feature = int(np.flatnonzero(~(variance > 0))[0])
+    counted = X if weights is None else X[weights > 0]
+    constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
+    if constant.any():
+        feature = int(np.flatnonzero(constant)[0])
         raise ValueError(f"bandwidth={name!r} needs features that vary, feature {feature} does not")
     factor = effective ** (-1 / (d + 4))
     if name == "silverman":

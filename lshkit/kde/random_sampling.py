@@ -14,6 +14,7 @@ N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the 
 N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
+SAFETY = 0.9
 SAMPLED = 1e-3  # error of a log kernel that float32 may bring to a sampled estimate
 
 
@@ -59,7 +60,9 @@ def expand(sums, sample, population):
     """Sums over a population from those of a uniform sample of it: (shift, total, variance)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = sums.total / sample
-        spread = np.maximum(sums.squares / sample - mean**2, 0) * (sample / np.maximum(sample - 1, 1))
+        spread = np.maximum(sums.squares / sample - mean**2, 0) * (
+            sample / np.maximum(sample - 1, 1)
+        )
         variance = population**2 * (1 - sample / population) * spread / sample
     return population * mean, variance
 
@@ -83,12 +86,15 @@ def mean_error(spread, sample, population):
 
 
 def sample_size(spread, population, rtol):
-    """The smallest sample of mean relative error rtol, one standard error on the safe side."""
+    """The smallest sample of mean relative error rtol, one standard error on the safe side.
+
+    And a tenth: queries share the sample, so that their errors do not average out as theirs do.
+    """
     low, high = 1, population
     while low < high:
         middle = (low + high) // 2
         mean, error = mean_error(spread, middle, population)
-        low, high = (low, middle) if mean + error <= rtol else (middle + 1, high)
+        low, high = (low, middle) if mean + error <= SAFETY * rtol else (middle + 1, high)
     return low
 
 

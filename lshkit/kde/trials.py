@@ -6,7 +6,13 @@ from lshkit import hashing
 from lshkit.kde.hashed import DRAW, ENTRY, HASH, LOOK_UP, Buckets, family, sums_of_pairs
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, mean_error, sample_size
+from lshkit.kde.random_sampling import (
+    MEAN_ABSOLUTE,
+    N_PILOT,
+    SAFETY,
+    mean_error,
+    sample_size,
+)
 
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
@@ -165,5 +171,5 @@ def _size_beside(drawn, sampled, population, rtol):
     while low < high:
         middle = (low + high) // 2
         mean, error = _error(drawn, sampled, middle, population)
-        low, high = (low, middle) if mean + error <= rtol else (middle + 1, high)
+        low, high = (low, middle) if mean + error <= SAFETY * rtol else (middle + 1, high)
     return low
