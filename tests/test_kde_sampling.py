@@ -147,3 +147,21 @@ def test_auto_tries_hash_tables_where_random_sampling_is_dear():
     assert density.algorithm_ == "near_far"
     exact = log_mean("gaussian", queries, rows, 0.15)
     assert np.abs(np.expm1(density.score_samples(queries) - exact)).mean() < 0.1
+
+
+def test_first_queries_unlike_the_rows_change_the_choice():
+    """Rows in a dense heap and a thin cloud: the pilot sees the heap, the queries are the cloud."""
+    rng = np.random.default_rng(0)
+    rows = np.r_[0.3 * rng.normal(size=(20_000, 5)), 5 + rng.normal(size=(150, 5))]
+    queries = 5 + rng.normal(size=(300, 5))
+    options = dict(algorithm="auto", random_state=0, normalize=False)
+    density = LSHKernelDensity("exponential", 0.6, **options).fit(rows)
+    exact = log_mean("exponential", queries, rows, 0.6)
+    one = density.report_["methods"]["random"]["n_samples"]
+    score = density.score_samples(queries)
+    assert density.report_["first_queries"]["n"] == 64
+    if density.report_["first_queries"]["error"] > 0.13:
+        costs = density.report_["methods"]
+        assert density.algorithm_ != "random" or costs["random"]["n_samples"] > one
+    assert np.abs(np.expm1(score - exact)).mean() < 0.13
+    assert np.array_equal(density.score_samples(queries[:20]), score[:20])  # kept from then on

@@ -14,11 +14,14 @@ from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry
+from lshkit.kde.sums import Geometry, has_zero_row
 
 ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
 SAMPLED = ("random", "near_far", "split", "hbe")
 MAX_SKETCH_BITS = 16
+FIRST_QUERIES = 256  # in one call, from which on they are tried
+N_CHECKED = 64  # of them
+TOLERATED = 1.3  # times rtol: what 64 queries of a mean error of rtol may show
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -58,7 +61,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     random_state : None, int or RandomState
         An int makes results the same from run to run; sketches that are to be merged need one.
     n_jobs : int, optional
-        Threads, as in joblib: None is 1, -1 all.
+        Threads of kernel sums, as in joblib: None is 1, -1 all. Hashing and its tables take
+        OpenMP's number.
     batch_size : int
         Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
         "split" draw other rows for a query at another place in its batch.
@@ -75,7 +79,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         Bytes kept beside the rows; of a sketch, all that is kept.
     report_ : dict
         What the pilot found: for each method its cost (in rows that brute force would read) and
-        expected mean relative error, and the reason of the pick.
+        expected mean relative error, and the reason of the pick; under "first_queries" the mean
+        relative error on some of the first 256 or more queries that came in one call: where it
+        is beyond rtol, the choice is made anew for them.
 
     Examples
     --------
@@ -134,7 +140,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_bits = self._check_parameters()
         X = self._rows(X, reset=first)
         weights = self._weights(sample_weight, len(X))
-        if self.kernel == "angular" and not np.any(X, axis=1).all():
+        if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
@@ -142,7 +148,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 bandwidths.rule(widths, X, weights)  # a rule that fails leaves nothing behind
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
-            self._kde_sketch = None
+            self._kde_sketch, self._kde_queries = None, None
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             self._add_to_sketch(X, weights, widths, n_bits)
@@ -150,7 +156,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_rows.append(X)
             self._kde_weights.append(weights)
             self.n_samples_seen_ += len(X)
-            self._kde_method = None
+            self._kde_method = self._kde_queries = None
             if not isinstance(widths, str):
                 self.bandwidth_ = self._shown(widths)
         return self
@@ -216,7 +222,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights
         self.n_samples_seen_ += other.n_samples_seen_
-        self._kde_method = None
+        self._kde_method = self._kde_queries = None
         return self
 
     def _prepare(self):
@@ -234,9 +240,29 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         geometry = Geometry(self.kernel, self._check_parameters(), centre, widths)
         training = Training(X, weights, geometry, self._kde_seed)
         threads = effective_n_jobs(self.n_jobs)
-        self._kde_method, report = pilot.choose(training, self.algorithm, self.rtol, threads)
-        self.report_, self.algorithm_ = report, report["algorithm"]
+        self._choose(training, threads, self._kde_queries)
         return self
+
+    def _choose(self, training, threads, queries=None):
+        method, report = pilot.choose(training, self.algorithm, self.rtol, threads, queries)
+        self._kde_method, self._kde_queries = method, queries
+        self.report_, self.algorithm_ = report, report["algorithm"]
+
+    def _check_first_queries(self, X, threads):
+        """The pilot again, once, on the first queries if they are many.
+
+        Where the method misses rtol on them, unlike the rows as they are, it is chosen anew.
+        """
+        known = self.algorithm_ == "brute" or "first_queries" in self.report_
+        if self._kde_sketch is not None or known or len(X) < FIRST_QUERIES:
+            return
+        picked = X[:: len(X) // N_CHECKED][:N_CHECKED]
+        training = self._kde_method.training
+        error = pilot.measured_error(self._kde_method, training, picked, threads)
+        found = {"n": len(picked), "error": error, "algorithm": self.algorithm_}
+        if error > TOLERATED * self.rtol:
+            self._choose(training, threads, np.array(X[:: max(1, len(X) // 128)][:128]))
+        self.report_["first_queries"] = found
 
     def _training_rows(self):
         if len(self._kde_rows) > 1:
@@ -325,8 +351,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             X = checks.array("X", X.detach(), torch).numpy()
         X = self._rows(X, reset=False)
         self._prepare()
-        method = self._kde_sketch or self._kde_method
         threads = effective_n_jobs(self.n_jobs)
+        self._check_first_queries(X, threads)
+        method = self._kde_sketch or self._kde_method
         size = checks.integer("batch_size", self.batch_size, 1)
         parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
         return Estimate.joined(parts), X.dtype

@@ -40,6 +40,7 @@ class HashedDraws:
 
     def __init__(self, buckets, share=None, n_samples=0):
         self.buckets, self.share = buckets, share
+        self.training = buckets.permuted.training
         self.n_samples = min(n_samples, len(buckets))
         self.name = "hbe" if share is None else "split"
 

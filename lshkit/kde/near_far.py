@@ -20,6 +20,7 @@ class NearFar:
 
     def __init__(self, buckets, min_count, n_samples):
         self.buckets, self.min_count = buckets, min_count
+        self.training = buckets.permuted.training
         self.n_samples = min(n_samples, len(buckets))
 
     def near(self, queries):

@@ -27,6 +27,8 @@ def save(estimator, file):
     if sketch is None:
         X, weights = estimator._training_rows()
         arrays["X"] = X
+        if estimator._kde_queries is not None:
+            arrays["queries"] = estimator._kde_queries
         if weights is not None:
             arrays["weights"] = weights
     else:
@@ -75,6 +77,7 @@ def _restore(cls, header, arrays):
     n_bits = estimator._check_parameters()
     estimator._kde_seed, estimator._kde_sketch = header["seed"], None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
+    estimator._kde_queries = arrays.get("queries")
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:

@@ -26,15 +26,21 @@ WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
 
 
 class Pilot:
-    """Sums of the first rows of the permutation, as queries, over those after the pilot's."""
+    """Sums of the pilot's queries over the rows after its own.
 
-    def __init__(self, training, threads):
+    Its own rows are the first of the permutation; they are the queries too where none are given.
+    """
+
+    def __init__(self, training, threads, queries=None):
         self.training = training
         self.permuted = PermutedRows(training)
         n = len(self.permuted)
         self.n_pilot = min(N_PILOT, n // 2)
-        self.queries = self.permuted.rows[: min(self.n_pilot, N_PILOT_QUERIES)]
-        self.queries = np.asarray(self.queries, np.float64)
+        if queries is None:
+            queries = self.permuted.rows[: min(self.n_pilot, N_PILOT_QUERIES)]
+            self.queries = np.asarray(queries, np.float64)
+        else:
+            self.queries = training.geometry.scale(queries[:N_PILOT_QUERIES])
         self.population = n - self.n_pilot
         self.sums = self.permuted.sums(self.queries, self.n_pilot, n, threads)
         self.spread = relative_spread(self.sums, self.population)
@@ -55,8 +61,10 @@ def random_sampling(pilot, rtol, threads):
     return method, {"n_samples": size, "cost": float(size + method.history), "error": float(error)}
 
 
-def choose(training, algorithm, rtol, threads):
+def choose(training, algorithm, rtol, threads, queries=None):
     """The method of an algorithm ("auto": the cheapest), and a report.
+
+    queries: for the pilot; without, rows of the data.
 
     Costs are in rows: what one row costs brute force. They are counted, not timed: the same data
     and seed always give the same method.
@@ -75,7 +83,7 @@ def choose(training, algorithm, rtol, threads):
         why = "too few rows to sample"
     if why is not None:
         return brute, _finish(report, "brute", why)
-    pilot = Pilot(training, threads)
+    pilot = Pilot(training, threads, queries)
     report["median_kernel_mean"] = float(
         np.median(np.exp(pilot.sums.shift) * pilot.sums.total) / training.total
     )
@@ -98,6 +106,15 @@ def choose(training, algorithm, rtol, threads):
     able = [name for name in makers if reports[name]["error"] <= 1.05 * rtol]
     best = min(able, key=lambda name: reports[name]["cost"])
     return makers[best](), _finish(report, best, "the cheapest of " + ", ".join(able))
+
+
+def measured_error(method, training, queries, threads):
+    """Mean relative error of a method on some queries."""
+    exact = training.sums(training.geometry.scale(queries), threads)
+    got = method.estimate(queries, threads)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        ratio = np.exp(got.shift - exact.shift) * got.mean * training.total / exact.total
+    return float(np.minimum(np.abs(ratio - 1), 2).mean())
 
 
 def _finish(report, name, why):

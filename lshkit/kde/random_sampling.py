@@ -114,6 +114,7 @@ class RandomSampling:
     def __init__(self, permuted, n_samples, rtol, limit):
         self.permuted, self.n_samples, self.rtol, self.limit = permuted, n_samples, rtol, limit
         self.history = min(max(N_PILOT, n_samples // 8), len(permuted))
+        self.training = permuted.training
 
     def estimate(self, X, threads):
         training = self.permuted.training

@@ -9,7 +9,7 @@ import numpy as np
 from lshkit import hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde.exact import Estimate
-from lshkit.kde.sums import unit_rows
+from lshkit.kde.sums import in_range_of_hashing, unit_rows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.
@@ -44,7 +44,9 @@ class Sketch:
 
     def codes(self, X):
         if self.geometry.kernel == "angular":
-            return self.hasher.hash(unit_rows(np.asarray(X, np.float64)))
+            if not in_range_of_hashing(X):
+                X = unit_rows(np.asarray(X, np.float64))
+            return self.hasher.hash(X)
         codes = self.hasher.hash(self.geometry.scale(X)).astype(np.uint64)
         return ((self.fold[0] * codes + self.fold[1]) >> np.uint64(64 - self.n_bits)).astype(
             np.uint8 if self.n_bits <= 8 else np.uint16
@@ -52,13 +54,16 @@ class Sketch:
 
     def add(self, X, weights, sign=1):
         """Adds (or takes out) rows; ValueError when less than nothing would be left."""
-        given = np.ones(len(X)) if weights is None else np.asarray(weights, np.float64)
-        rounded = np.round(given / WEIGHT_UNIT) * WEIGHT_UNIT
-        if ((given > 0) & (np.abs(rounded - given) > 1e-3 * given)).any():
-            raise ValueError(
-                f"sample_weight must be 0 or at least {500 * WEIGHT_UNIT:.1e} for "
-                "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale them up"
-            )
+        if weights is None:
+            rounded = np.ones(len(X))
+        else:
+            rounded = np.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT
+            if (np.abs(rounded - weights) > 1e-3 * weights).any():
+                raise ValueError(
+                    f"sample_weight must be 0 or at least {500 * WEIGHT_UNIT:.1e} for "
+                    "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale "
+                    "them up"
+                )
         total = self.total + sign * float(rounded.sum())
         if total > MAX_WEIGHT:
             raise ValueError(f"the sum of sample_weight must stay below 2^29, would be {total}")

@@ -105,3 +105,15 @@ def unit_rows(X):
     X = X / np.where(largest > 0, largest, 1)
     norms = np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
     return X / np.where(norms > 0, norms, 1)
+
+
+def has_zero_row(X):
+    squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
+    small = squares < 1e-30
+    return bool(small.any()) and not np.any(X[small], axis=1).all()
+
+
+def in_range_of_hashing(X):
+    """Whether rows may be hashed by their angle as they are, in float32."""
+    squares = np.einsum("ij,ij->i", X, X)
+    return len(X) == 0 or (squares.min() > 1e-30 and squares.max() < 1e30)
