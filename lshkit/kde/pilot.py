@@ -11,17 +11,20 @@ from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     N_PILOT,
     N_PILOT_QUERIES,
+    SAFETY,
     PermutedRows,
     RandomSampling,
-    mean_error,
+    history_of,
     relative_spread,
-    sample_size,
 )
+from lshkit.kde.sums import Sums
 
 logger = logging.getLogger("lshkit.kde")
 
 HASHED = ("near_far", "split", "hbe")
 MIN_HASHED = 20_000  # rows from which on auto tries hash tables
+LIMITS = 1.0, 1.5, 2.0, 2.5  # in rtol, of the error from which on a query gets more rows
+MAX_LIMIT = 0.25  # of it: what a history of an eighth can tell of a query that one row makes up
 WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
 
 
@@ -47,18 +50,39 @@ class Pilot:
 
 
 def random_sampling(pilot, rtol, threads):
-    """`RandomSampling` of the size that the pilot asks for, and the report of it."""
-    size = sample_size(pilot.spread, pilot.population, rtol)
-    size = max(size, 64)
-    method = RandomSampling(pilot.permuted, size, rtol, np.inf)
-    # A query needs more only where it looks worse than all of the pilot's.
-    seen = min(pilot.n_pilot + method.history, len(pilot.permuted))
-    part = pilot.permuted.sums(pilot.queries, pilot.n_pilot, seen, threads)
-    worst = relative_spread(part, max(seen - pilot.n_pilot, 1))
-    worst = worst[np.isfinite(worst)].max(initial=0)
-    method.limit = max(4 * rtol, MEAN_ABSOLUTE * worst / np.sqrt(size))
-    error = mean_error(pilot.spread, size, pilot.population)[0]
-    return method, {"n_samples": size, "cost": float(size + method.history), "error": float(error)}
+    """The cheapest `RandomSampling` that keeps rtol on the pilot's queries, and its report.
+
+    Each size is tried with the rule that the method has: what a history of the rows tells of a
+    query decides whether it gets more, which is reckoned as all rows.
+    """
+    n = pilot.population
+    best = None
+    history, seen = Sums.zeros(len(pilot.queries)), pilot.n_pilot
+    for size in _sizes(n):
+        last = min(pilot.n_pilot + history_of(size), len(pilot.permuted))
+        history, seen = history + pilot.permuted.sums(pilot.queries, seen, last, threads), last
+        known = relative_spread(history, seen - pilot.n_pilot)
+        rest = 1 - size / n
+        errors = np.minimum(MEAN_ABSOLUTE * pilot.spread * np.sqrt(rest / size), 2)
+        for limit in {min(x * rtol, MAX_LIMIT) for x in LIMITS}:
+            more = MEAN_ABSOLUTE * known > limit * np.sqrt(size)
+            left = np.where(more, 0.7 * limit, errors)
+            error = left.mean() + left.std() / np.sqrt(len(left))
+            cost = size + history_of(size) + more.mean() * n
+            if error <= SAFETY * rtol and (best is None or cost < best[0]):
+                best = cost, size, limit, left.mean()
+    if best is None:  # nothing short of all rows
+        best = float(n + pilot.n_pilot), n, MAX_LIMIT, 0.0
+    cost, size, limit, error = best
+    report = {"n_samples": int(size), "limit": float(limit), "cost": float(cost)}
+    return RandomSampling(pilot.permuted, size, limit), report | {"error": float(error)}
+
+
+def _sizes(population):
+    size = 64.0
+    while size < population / 2:
+        yield int(size)
+        size *= 1.15
 
 
 def choose(training, algorithm, rtol, threads, queries=None):

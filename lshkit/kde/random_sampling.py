@@ -98,6 +98,11 @@ def sample_size(spread, population, rtol):
     return low
 
 
+def history_of(n_samples):
+    """Rows that are summed exactly before a sample of this size, to tell whether it is enough."""
+    return max(N_PILOT, n_samples // 8)
+
+
 class RandomSampling:
     """Estimates from `history` rows that are summed exactly and a sample of the others.
 
@@ -105,15 +110,15 @@ class RandomSampling:
     sample counts as history. So the choice of the size depends on no row of the sample
     that is weighed up, and the estimate is unbiased.
 
-    n_samples: of the first sample. limit: the relative error, as the history tells it, from which
-    on a query needs more.
+    n_samples: of the first sample. limit: the relative error, as the history foretells it, from
+    which on a query needs more.
     """
 
     name = "random"
 
-    def __init__(self, permuted, n_samples, rtol, limit):
-        self.permuted, self.n_samples, self.rtol, self.limit = permuted, n_samples, rtol, limit
-        self.history = min(max(N_PILOT, n_samples // 8), len(permuted))
+    def __init__(self, permuted, n_samples, limit):
+        self.permuted, self.n_samples, self.limit = permuted, n_samples, limit
+        self.history = min(history_of(n_samples), len(permuted))
         self.training = permuted.training
 
     def estimate(self, X, threads):
@@ -123,7 +128,7 @@ class RandomSampling:
         shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
         error = np.zeros(n_queries)
         open_ = np.arange(n_queries)
-        seen, size, limit = self.history, self.n_samples, self.limit
+        seen, size = self.history, self.n_samples
         history = self.permuted.sums(queries, 0, seen, threads)
         while len(open_):
             last = min(seen + size, n)
@@ -133,7 +138,7 @@ class RandomSampling:
             final = np.ones(len(open_), bool)
             if last < n:
                 spread = relative_spread(history, seen)
-                final = MEAN_ABSOLUTE * spread <= limit * np.sqrt(last - seen)
+                final = MEAN_ABSOLUTE * spread <= self.limit * np.sqrt(last - seen)
             done = open_[final]
             population = n - seen
             sampled = sample[final]
@@ -146,7 +151,7 @@ class RandomSampling:
             error[done] = np.sqrt(variance) * scale
             history = (history + sample)[~final]
             open_ = open_[~final]
-            seen, size, limit = last, 4 * size, self.rtol
+            seen, size = last, 4 * size
         return Estimate(shift, mean / training.total, error / training.total)
 
     @property
