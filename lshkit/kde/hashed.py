@@ -9,8 +9,9 @@ from lshkit.kde.sums import Sums
 from lshkit.pair_products import pair_distances, pair_products
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
-# that is counted, of a draw, of hashing a query by one hash. Measured at d = 64.
-LOOK_UP, ENTRY, DRAW, HASH = 12.0, 1.5, 150.0, 20.0
+# that is counted, of a draw, of hashing a query by one hash, of a row with a tabulated share.
+# Measured at d = 64.
+LOOK_UP, ENTRY, DRAW, HASH, SHARED = 40.0, 10.0, 150.0, 5.0, 2.0
 
 
 class Buckets:

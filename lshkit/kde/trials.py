@@ -3,7 +3,16 @@
 import numpy as np
 
 from lshkit import hashing
-from lshkit.kde.hashed import DRAW, ENTRY, HASH, LOOK_UP, Buckets, family, sums_of_pairs
+from lshkit.kde.hashed import (
+    DRAW,
+    ENTRY,
+    HASH,
+    LOOK_UP,
+    SHARED,
+    Buckets,
+    family,
+    sums_of_pairs,
+)
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import (
@@ -26,7 +35,7 @@ def near_far(pilot, rtol):
     d = permuted.rows.shape[1]
     widest = int(np.clip(np.log2(max(n / 8, 4)), 4, 16))
     best = None
-    for n_bits in sorted({max(4, widest - 4), widest}):
+    for n_bits in sorted({widest, min(widest + 3, 16)}):
         seed = int(np.random.default_rng([permuted.training.seed, 4]).integers(2**31))
         buckets = Buckets(permuted, hashing.FastHadamard(d, n_bits, N_HASHES, seed=seed))
         codes = buckets.codes(pilot.queries)
@@ -142,7 +151,7 @@ def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
                 "a": a,
                 "n_hashes": n_draws,
                 "n_samples": int(size),
-                "cost": float(N_PILOT + n_draws * cost_of_draw + size),
+                "cost": float(N_PILOT + n_draws * cost_of_draw + SHARED * size),
                 "error": error,
             }
             # The cheapest that reaches rtol, else the one that comes nearest to it.

@@ -160,15 +160,21 @@ LSHKIT_INLINE Vec<double> at_least_zero(Vec<double> v) { return select(v > 0.0, 
 
 // weights * radial(distance)
 LSHKIT_INLINE Vec<float> radial_weight(RadialWeight radial, Vec<float> distance) {
-  Vec<float> out;
+  constexpr int n = kLanes<float>;
   const float last = float(radial.points - 1);
-  for (int i = 0; i < kLanes<float>; ++i) {
-    float at = distance[i] * float(radial.inverse_step);
-    at = at < last ? at : last;
-    const index_t k = at < last ? index_t(at) : radial.points - 2;
-    out[i] = radial.table[k] + (at - float(k)) * (radial.table[k + 1] - radial.table[k]);
-  }
-  return out;
+  Vec<float> at = distance * float(radial.inverse_step);
+  at = select(at < last, at, broadcast(last));
+  const Vec<float> below = broadcast(float(radial.points - 2));
+  // Of a number that is no distance (NaN), the last.
+  const Vec<float> whole = select(at < below, at, below);
+  const Int<float> k = __builtin_convertvector(whole, Int<float>);
+  std::int32_t index[n];
+  std::memcpy(index, &k, sizeof(index));
+  float left[n], right[n];
+  for (int i = 0; i < n; ++i) left[i] = radial.table[index[i]];
+  for (int i = 0; i < n; ++i) right[i] = radial.table[index[i] + 1];
+  const Vec<float> a = load(left), b = load(right);
+  return a + (at - __builtin_convertvector(k, Vec<float>)) * (b - a);
 }
 
 template <class T>
