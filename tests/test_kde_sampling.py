@@ -165,3 +165,19 @@ def test_first_queries_unlike_the_rows_change_the_choice():
         assert density.algorithm_ != "random" or costs["random"]["n_samples"] > one
     assert np.abs(np.expm1(score - exact)).mean() < 0.13
     assert np.array_equal(density.score_samples(queries[:20]), score[:20])  # kept from then on
+
+
+@pytest.mark.parametrize("kernel", ["angular", "laplacian"])
+def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel):
+    rows, queries = clustered(25_000, 12, 400, scale=0.02, seed=5, n_queries=300)
+    bandwidth = 1.0 if kernel == "angular" else 0.6
+    options = dict(n_bits=16, random_state=0, normalize=False)
+    density = LSHKernelDensity(kernel, bandwidth, **options).fit(rows)
+    assert density.algorithm_ == "bucket_sum"
+    exact = log_mean(kernel, queries, rows, bandwidth, n_bits=16)
+    score, std = density.score_samples(queries, return_std=True)
+    assert np.abs(np.expm1(score - exact)).mean() < 0.1
+    assert 0 < std.mean() < 0.2
+    assert density.sample(3, random_state=0).shape == (3, 12) if kernel == "laplacian" else True
+    more = density.partial_fit(rows[:10]).score_samples(queries[:5])
+    assert np.isfinite(more).all() and density.n_samples_seen_ == 25_010

@@ -44,8 +44,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         large as rtol asks for. "near_far": rows that collide with the query exactly, a sample of
         the others. "hbe": rows drawn from hash buckets. "split": some of both.
         "bucket_sum": a sketch of constant size that keeps no rows, for the kernels "angular" and
-        "laplacian"; n_hashes sets its error, not rtol. "auto": the cheapest of the methods that
-        keep rows, by a pilot.
+        "laplacian"; n_hashes sets its error, not rtol. "auto": the cheapest of all, by a pilot;
+        rows are kept, and a sketch has as many hashes as rtol asks for.
     rtol : float >= 0
         Wanted mean, over queries like the rows, of the relative error of a density: statistical, no
         bound for each query. 0: exact.

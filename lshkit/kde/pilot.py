@@ -116,11 +116,14 @@ def choose(training, algorithm, rtol, threads, queries=None):
     makers["random"] = lambda: sampling
     trials = {algorithm} & set(HASHED)
     if algorithm == "auto" and n >= MIN_HASHED and reports["random"]["cost"] > WORTH_A_TRIAL:
-        trials = set(HASHED)
+        trials = {*HASHED, "bucket_sum"}
     if "near_far" in trials:
         near_far, reports["near_far"] = trials_.near_far(pilot, rtol)
         makers["near_far"] = lambda: near_far
-    if trials - {"near_far"}:
+    sketch = trials_.bucket_sum(pilot, rtol) if "bucket_sum" in trials else None
+    if sketch is not None:
+        makers["bucket_sum"], reports["bucket_sum"] = sketch
+    if trials & {"hbe", "split"}:
         drawn = trials_.hashed_draws(pilot, rtol, threads, trials)
         for name, (make, found) in drawn.items():
             makers[name], reports[name] = make, found

@@ -9,7 +9,8 @@ import numpy as np
 from lshkit import hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde.exact import Estimate
-from lshkit.kde.sums import in_range_of_hashing, unit_rows
+from lshkit.kde.random_sampling import N_PILOT
+from lshkit.kde.sums import Geometry, Sums, in_range_of_hashing, unit_rows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.
@@ -101,22 +102,63 @@ class Sketch:
 
     def _estimate(self, X):
         codes = self.codes(X)
-        mean = self.table.query(codes)[:, 0]
-        single = self.table.table[np.arange(self.n_hashes), codes.astype(np.intp), 0]
+        mean = self._corrected(self.table.query(codes)[:, 0])
         error = np.zeros(len(X))
         if self.n_hashes > 1:
-            error = single.std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-        scale = 1 / self.total if self.total > 0 else 0.0
-        mean, error = mean * scale, error * scale
-        if self.geometry.kernel != "angular":
-            chance = 2.0**-self.n_bits
-            mean, error = (mean - chance) / (1 - chance), error / (1 - chance)
+            error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
         return Estimate(np.zeros(len(X)), mean, error)
+
+    def of_each_hash(self, X):
+        """The estimate of each hash alone, `(len(X), n_hashes)`."""
+        return self._of_each(self.codes(X))
+
+    def _of_each(self, codes):
+        single = self.table.table[np.arange(self.n_hashes), codes.astype(np.intp), 0]
+        return self._corrected(single)
+
+    def _corrected(self, sums):
+        mean = sums / self.total if self.total > 0 else 0 * sums
+        if self.geometry.kernel == "angular":
+            return mean
+        chance = 2.0**-self.n_bits
+        return (mean - chance) / (1 - chance)
 
     @property
     def nbytes(self):
         kept = 0 if self.window is None else self.window.codes.nbytes
         return self.table.table.nbytes + kept
+
+
+class SketchedRows:
+    """A sketch of the permuted rows after the pilot's, which are summed exactly: for "auto"."""
+
+    name = "bucket_sum"
+
+    def __init__(self, permuted, n_bits, n_hashes):
+        self.permuted, self.training = permuted, permuted.training
+        self.start = min(N_PILOT, len(permuted) // 2)
+        d, kernel = permuted.rows.shape[1], self.training.geometry.kernel
+        scaled = Geometry(kernel, n_bits, np.zeros(d), np.ones(d))
+        seed = int(np.random.default_rng([self.training.seed, 5]).integers(2**31))
+        self.sketch = Sketch(scaled, n_bits, n_hashes, seed)
+        weights = permuted.weights
+        self.unit = 1.0 if weights is None else weights.mean()
+        rest = None if weights is None else weights[self.start :] / self.unit
+        self.sketch.add(permuted.rows[self.start :], rest)
+
+    def estimate(self, X, threads):
+        queries = self.training.geometry.scale(X)
+        got = self.sketch.estimate(queries)
+        scale = self.sketch.total * self.unit
+        head = self.permuted.sums(queries, 0, self.start, threads)
+        whole = head + Sums(got.shift, got.mean * scale, np.zeros(len(queries)))
+        error = got.error * scale * np.exp(got.shift - whole.shift)
+        total = self.training.total
+        return Estimate(whole.shift, whole.total / total, error / total)
+
+    @property
+    def nbytes(self):
+        return self.permuted.nbytes + self.sketch.nbytes
 
 
 class Window:

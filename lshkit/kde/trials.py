@@ -14,6 +14,7 @@ from lshkit.kde.hashed import (
     sums_of_pairs,
 )
 from lshkit.kde.hbe import HashedDraws, Share
+from lshkit.kde.kernels import COLLISION
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
@@ -22,7 +23,10 @@ from lshkit.kde.random_sampling import (
     mean_error,
     sample_size,
 )
+from lshkit.kde.sketch import SketchedRows
 
+N_TRIED, MAX_SKETCH_BYTES = 32, 2**26  # of bucket_sum
+LOOKED_INTO = 25.0  # cost of a hash of it: hashing and the look-up
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
 N_HASHES = 16  # of near_far
@@ -68,6 +72,27 @@ def near_far(pilot, rtol):
                 }
                 best = NearFar(buckets, min_count, size), report
     return best
+
+
+def bucket_sum(pilot, rtol):
+    """`SketchedRows` of as many hashes as rtol asks for, and its report; or None."""
+    training = pilot.training
+    kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
+    weights = training.weights
+    narrow = weights is not None and weights.min() < 1e-3 * weights.mean()
+    if kernel not in COLLISION or n_bits > 16 or narrow:
+        return None
+    trial = SketchedRows(pilot.permuted, n_bits, N_TRIED)
+    sums = trial.sketch.of_each_hash(pilot.queries) * trial.sketch.total * trial.unit
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        exact = np.exp(pilot.sums.shift) * pilot.sums.total
+        spread = np.where(exact > 0, sums.std(axis=1, ddof=1) / exact, np.inf)
+    n_hashes = sample_size(spread, 10**6, rtol)
+    used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits)))
+    error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
+    cost = float(N_PILOT + LOOKED_INTO * used)
+    report = {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
+    return (lambda: SketchedRows(pilot.permuted, n_bits, used)), report
 
 
 def typical_distance(pilot):
