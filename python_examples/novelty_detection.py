@@ -80,7 +80,7 @@ def draw(scores: dict, out: pathlib.Path) -> None:
     size = 2.6 * columns, 2.2 * rows
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axis, (digit, (normal, novel, level)) in zip(axes.flat, scores.items(), strict=False):
-        low = np.quantile(np.r_[normal, novel], 0.01)
+        low = np.quantile(np.r_[normal, novel], 0.04)
         bins = np.linspace(low, np.r_[normal, novel].max(), 30)
         for values, label in ((normal, "normal"), (novel, "novel")):
             axis.hist(np.clip(values, low, None), bins, density=True, alpha=0.6, label=label)

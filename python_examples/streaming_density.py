@@ -31,7 +31,7 @@ def batches(count: int, size: int, rng: np.random.Generator):
         moved = np.cos(2 * share) * centres + np.sin(2 * share) * turn
         rows = moved[rng.integers(20, size=size)]
         if step >= 0.75 * count:
-            rows[: size // 5] = new
+            rows[: size // 20] = new
         yield (rows + 0.4 * rng.normal(size=rows.shape)).astype(np.float32)
 
 
@@ -96,10 +96,11 @@ def main() -> None:
     axis.plot(at, last, label=f"under the last {args.window:,} rows")
     axis.axhline(threshold, color="grey", lw=0.8, ls="--", label="alarm")
     axis.axvline(total / 2, color="black", lw=0.8, ls=":")
-    axis.annotate("drift begins", (total / 2, axis.get_ylim()[0]), (4, 6), **OFFSET)
+    axis.annotate("drift begins", (total / 2, past.min()), (4, -4), **OFFSET)
     axis.axvline(0.75 * total, color="black", lw=0.8, ls=":")
-    axis.annotate("new cluster", (0.75 * total, axis.get_ylim()[0]), (4, 6), **OFFSET)
-    axis.set(xlabel="rows streamed", ylabel="mean kernel of arriving rows")
+    axis.annotate("new cluster", (0.75 * total, past.min()), (4, -4), **OFFSET)
+    axis.set(xlabel="rows streamed", ylabel="mean kernel of arriving rows", yscale="log")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axis.legend(frameon=False)
     figure.savefig(args.out, dpi=120)
     print(f"\npicture: {args.out}")

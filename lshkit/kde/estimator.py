@@ -21,7 +21,6 @@ SAMPLED = ("random", "near_far", "split", "hbe")
 MAX_SKETCH_BITS = 16
 FIRST_QUERIES = 256  # in one call, from which on they are tried
 N_CHECKED = 64  # of them
-TOLERATED = 1.3  # times rtol: what 64 queries of a mean error of rtol may show
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -260,7 +259,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         training = self._kde_method.training
         error = pilot.measured_error(self._kde_method, training, picked, threads)
         found = {"n": len(picked), "error": error, "algorithm": self.algorithm_}
-        if error > TOLERATED * self.rtol:
+        if error > pilot.TOLERATED * self.rtol:
             self._choose(training, threads, np.array(X[:: max(1, len(X) // 128)][:128]))
         self.report_["first_queries"] = found
 

@@ -23,6 +23,7 @@ logger = logging.getLogger("lshkit.kde")
 
 HASHED = ("near_far", "split", "hbe")
 MIN_HASHED = 20_000  # rows from which on auto tries hash tables
+TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 LIMITS = 1.0, 1.5, 2.0, 2.5  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.25  # of it: what a history of an eighth can tell of a query that one row makes up
 WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
@@ -131,8 +132,17 @@ def choose(training, algorithm, rtol, threads, queries=None):
         return makers[algorithm](), _finish(report, algorithm, "asked for")
     # A method that cannot reach rtol with the tables it may have is no candidate.
     able = [name for name in makers if reports[name]["error"] <= 1.05 * rtol]
-    best = min(able, key=lambda name: reports[name]["cost"])
-    return makers[best](), _finish(report, best, "the cheapest of " + ", ".join(able))
+    able.sort(key=lambda name: reports[name]["cost"])
+    why = "the cheapest of " + ", ".join(able)
+    for name in able:
+        method = makers[name]()
+        if queries is None or name == "brute":
+            break
+        reports[name]["error"] = measured_error(method, training, queries, threads)
+        if reports[name]["error"] <= TOLERATED * rtol:
+            break
+        why = "the cheapest that kept rtol on the first queries"
+    return method, _finish(report, name, why)
 
 
 def measured_error(method, training, queries, threads):

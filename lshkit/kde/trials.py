@@ -86,13 +86,26 @@ def bucket_sum(pilot, rtol):
     sums = trial.sketch.of_each_hash(pilot.queries) * trial.sketch.total * trial.unit
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         exact = np.exp(pilot.sums.shift) * pilot.sums.total
-        spread = np.where(exact > 0, sums.std(axis=1, ddof=1) / exact, np.inf)
+        spread = _spread(sums / exact[:, None], 1.0)
     n_hashes = sample_size(spread, 10**6, rtol)
     used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits)))
     error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
     cost = float(N_PILOT + LOOKED_INTO * used)
     report = {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
     return (lambda: SketchedRows(pilot.permuted, n_bits, used)), report
+
+
+def _spread(terms, expected):
+    """Standard deviation of independent estimates `(queries, estimates)` of a known number.
+
+    Where single huge terms make up the number, most trials see none of them: their spread is small,
+    but their mean is off, and tells.
+    """
+    count = terms.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(terms.mean(axis=1) - expected) * np.sqrt(count) / MEAN_ABSOLUTE
+        spread = np.maximum(terms.std(axis=1, ddof=1), off)
+    return np.where(np.isfinite(spread), spread, np.inf)
 
 
 def typical_distance(pilot):
@@ -135,12 +148,11 @@ def hashed_draws(pilot, rtol, threads, names):
     logs, factors, distances = trial.draws(pilot.queries)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
-    terms = np.nan_to_num(terms, posinf=0.0)
     cost_of_draw = DRAW + HASH * sharpness
     settings = {"sharpness": sharpness, "distance": distance}
     results = {}
     if "hbe" in names:
-        spread = terms.std(axis=1, ddof=1)
+        spread = _spread(terms, 1.0)
         n_draws = sample_size(spread, MAX_DRAWS * 64, rtol)
         used = min(n_draws, MAX_DRAWS)
         error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
@@ -162,13 +174,14 @@ def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
     best = None
     for a in SHARES:
         share = Share(trial.buckets.hasher, a, largest)
-        drawn = (terms * (1 - share(distances)))[few].var(axis=1, ddof=1)
         sums = permuted.sums(
             pilot.queries[few], pilot.n_pilot, len(permuted), threads, share.radial
         )
         with np.errstate(invalid="ignore", divide="ignore"):
             scale = np.exp(sums.shift - pilot.sums.shift[few]) / pilot.sums.total[few]
             sampled = np.maximum(n * sums.squares - sums.total**2, 0) * scale**2
+            left = 1 - sums.total * scale  # of the sum, for the draws
+        drawn = _spread((terms * (1 - share(distances)))[few], left) ** 2
         for n_draws in (4, 8, 16, 32, 64, 128):
             size = _size_beside(drawn / n_draws, np.nan_to_num(sampled, nan=np.inf), n, rtol)
             error = float(_error(drawn / n_draws, sampled, size, n)[0])
