@@ -5,7 +5,7 @@ import pytest
 from kde_cases import clustered, log_mean
 
 from lshkit import hashing
-from lshkit.kde import LSHKernelDensity, hbe
+from lshkit.kde import LSHKernelDensity, hbe, pilot
 from lshkit.kde.exact import Training
 from lshkit.kde.hashed import Buckets, collision_probability, family
 from lshkit.kde.hbe import HashedDraws, Share
@@ -47,21 +47,22 @@ METHODS = ["random", "random in stages", "near_far", "hbe", "split"]
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", METHODS)
 def test_unbiased_with_the_stated_error(name, kernel, weighted):
-    rows, queries = clustered(1500, 6, 40, scale=0.15, seed=1, n_queries=5)
+    # In clusters of a hundred rows or so: of sums that rare rows make up, few runs tell little.
+    rows, queries = clustered(1000, 6, 8, scale=0.15, seed=1, n_queries=5)
     weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
     exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
-    runs = 60
+    runs = 150
     means, errors = np.empty((2, runs, len(queries)))
     for seed in range(runs):
         got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
         means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
     spread = means.std(axis=0, ddof=1)
     assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
-    # The mean stated variance against the observed one, each query with a chi-square's spread of
-    # sqrt(2 / runs), more where the terms have heavy tails: over all queries.
+    # The mean stated variance against the observed one, whose own error is sqrt(2 / runs) for
+    # normal estimates and more for skewed ones: the middle of the queries.
     varied = spread > 1e-6 * exact
     ratio = (errors**2).mean(axis=0)[varied] / spread[varied] ** 2
-    assert not len(ratio) or 0.6 < np.exp(np.log(ratio).mean()) < 1.7
+    assert not len(ratio) or 0.65 < np.median(ratio) < 1.5
 
 
 def test_the_share_keeps_the_whole():
@@ -139,8 +140,15 @@ def test_auto_reports_its_pick():
     assert LSHKernelDensity(bandwidth=0.01, random_state=0).fit(rows).algorithm_ == "brute"
 
 
-def test_auto_tries_hash_tables_where_random_sampling_is_dear():
-    rows, queries = clustered(25_000, 16, 2000, scale=0.05, seed=5, n_queries=200)
+@pytest.fixture
+def few_rows_do(monkeypatch):
+    """Hash tables are tried from few rows on, where a test takes less."""
+    monkeypatch.setattr(pilot, "MIN_HASHED", 2000)
+    monkeypatch.setattr(pilot, "WORTH_A_TRIAL", 600)
+
+
+def test_auto_tries_hash_tables_where_random_sampling_is_dear(few_rows_do):
+    rows, queries = clustered(12_000, 16, 2000, scale=0.05, seed=5, n_queries=100)
     density = LSHKernelDensity(bandwidth=0.15, random_state=0, normalize=False).fit(rows)
     costs = {name: found["cost"] for name, found in density.report_["methods"].items()}
     assert {"brute", "random", "near_far", "split", "hbe"} == set(costs)
@@ -168,8 +176,8 @@ def test_first_queries_unlike_the_rows_change_the_choice():
 
 
 @pytest.mark.parametrize("kernel", ["angular", "laplacian"])
-def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel):
-    rows, queries = clustered(25_000, 12, 400, scale=0.02, seed=5, n_queries=300)
+def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel, few_rows_do):
+    rows, queries = clustered(6000, 12, 200, scale=0.02, seed=5, n_queries=100)
     bandwidth = 1.0 if kernel == "angular" else 0.6
     options = dict(n_bits=16, random_state=0, normalize=False)
     density = LSHKernelDensity(kernel, bandwidth, **options).fit(rows)
@@ -180,4 +188,4 @@ def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel):
     assert 0 < std.mean() < 0.2
     assert density.sample(3, random_state=0).shape == (3, 12) if kernel == "laplacian" else True
     more = density.partial_fit(rows[:10]).score_samples(queries[:5])
-    assert np.isfinite(more).all() and density.n_samples_seen_ == 25_010
+    assert np.isfinite(more).all() and density.n_samples_seen_ == 6010

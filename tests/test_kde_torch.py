@@ -9,7 +9,7 @@ from lshkit.kde import LSHKernelDensity
 torch = pytest.importorskip("torch")
 
 rng = np.random.default_rng(0)
-ROWS, QUERIES = rng.normal(size=(200, 3)), rng.normal(size=(4, 3))
+ROWS, QUERIES = rng.normal(size=(100, 3)), rng.normal(size=(3, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -32,7 +32,7 @@ def test_tensors_in_tensors_out(dtype):
 def test_gradients(kernel):
     bandwidth = 1.0 if kernel == "angular" else np.array([2.0, 2.5, 3.0])
     density = LSHKernelDensity(kernel, bandwidth, algorithm="brute", normalize=kernel != "angular")
-    density.fit(ROWS, sample_weight=rng.uniform(0.1, 1, 200))
+    density.fit(ROWS, sample_weight=rng.uniform(0.1, 1, 100))
     x = torch.tensor(QUERIES, requires_grad=True)
     score = density.score_samples(x)
     assert np.allclose(score.detach(), density.score_samples(QUERIES), atol=1e-6)
@@ -41,7 +41,7 @@ def test_gradients(kernel):
         return
     assert torch.autograd.gradcheck(density.score_samples, (x,), atol=1e-5)
     if kernel == "gaussian":
-        assert torch.autograd.gradgradcheck(density.score_samples, (x,), atol=1e-5)
+        assert torch.autograd.gradgradcheck(density.score_samples, (x[:1],), atol=1e-5)
 
 
 def test_gradients_at_a_row_and_far_away_are_finite():
@@ -58,12 +58,12 @@ def test_gradients_at_a_row_and_far_away_are_finite():
 
 
 def test_sampled_methods_refuse_gradients():
-    density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (12, 1)))
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (24, 1)))
     x = torch.tensor(QUERIES, requires_grad=True)
     with pytest.raises(ValueError, match="brute"):
         density.score_samples(x)
     with torch.no_grad():
-        assert density.score_samples(x).shape == (4,)
+        assert density.score_samples(x).shape == (3,)
     exact = LSHKernelDensity(rtol=0).fit(ROWS)
     with pytest.raises(ValueError, match="return_std"):
         exact.score_samples(x, return_std=True)
