@@ -6,7 +6,9 @@ from kde_cases import KERNELS, log_mean
 from scipy import stats
 from sklearn.neighbors import KernelDensity
 
+from lshkit import reference
 from lshkit.kde import LSHKernelDensity, kernels
+from lshkit.kde.sums import Geometry
 
 SCIKIT = [kernel for kernel in KERNELS if kernel not in ("laplacian", "angular")]
 
@@ -33,6 +35,22 @@ def test_equals_the_reference(kernel, d, dtype):
     got = density.score_samples(queries)
     assert got.dtype == dtype
     assert_close(got, log_mean(kernel, queries, rows, bandwidth, weights=weights))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_sums_of_terms_and_squares(kernel, scaled):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(200, 4)), rng.normal(size=(30, 4))
+    weights, bandwidth = rng.uniform(size=200), np.array([2.0, 2.5, 3.0, 3.5])
+    bandwidth = np.ones(4) if kernel == "angular" else bandwidth
+    geometry = Geometry(kernel, 5, rows.mean(axis=0), bandwidth)
+    keys = geometry.scale(rows) if scaled else rows
+    options = dict(scaled=scaled, tolerance=1e-6, reach=10.0, threads=1)
+    got = geometry.sums(geometry.scale(queries), keys, weights, **options)
+    total, squares = reference.kernel_sums(kernel, queries, rows, bandwidth, 5, weights)
+    assert np.allclose(np.exp(got.shift) * got.total, total, rtol=1e-5, atol=1e-12)
+    assert np.allclose(np.exp(2 * got.shift) * got.squares, squares, rtol=1e-5, atol=1e-12)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 64])
