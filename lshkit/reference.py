@@ -737,3 +737,37 @@ def near_far_sums(queries, rows, bias, row_codes, probes, min_count, sample):
         sums = near_terms.sum(), far_terms.sum(), (far_terms**2).sum()
         out[i] = largest, *sums, near.sum(), far.sum()
     return out
+
+
+def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
+    """log of the density kernels of lshkit.kde for all pairs `(n_q, n)`; -inf where one is 0."""
+    queries, rows = (np.asarray(x, np.float64) / bandwidth for x in (queries, rows))
+    difference = queries[:, None] - rows
+    if kernel == "laplacian":
+        return -np.abs(difference).sum(-1)
+    if kernel == "angular":
+        unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, rows)]
+        half = np.linalg.norm(unit[0][:, None] - unit[1], axis=-1) / 2
+        angle = 2 * np.arcsin(np.minimum(half, 1))
+        with np.errstate(divide="ignore"):
+            return n_bits * np.log(np.maximum(1 - angle / np.pi, 0))
+    r = np.sqrt((difference**2).sum(-1))
+    if kernel == "gaussian":
+        return -0.5 * r**2
+    if kernel == "exponential":
+        return -r
+    values = {
+        "tophat": np.ones_like(r),
+        "epanechnikov": 1 - r**2,
+        "linear": 1 - r,
+        "cosine": np.cos(np.pi / 2 * r),
+    }[kernel]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(r < 1, np.log(np.where(r < 1, values, 1)), -np.inf)
+
+
+def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
+    """Sums over the rows of weight * k, and of its square, for each query: two `(n_q,)` arrays."""
+    values = np.exp(log_kernel(kernel, queries, rows, bandwidth, n_bits))
+    terms = values if weights is None else values * weights
+    return terms.sum(axis=1), (terms**2).sum(axis=1)

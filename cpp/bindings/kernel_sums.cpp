@@ -1,0 +1,72 @@
+// lshkit._C: kernel sums.
+#include "lshkit/kernel_sums.hpp"
+
+#include "bindings.hpp"
+#include "checks.hpp"
+
+namespace lshkit {
+namespace {
+
+void read_vector(std::optional<TensorView>& view, const char* name, py::handle object,
+                 ElementType type, index_t size) {
+  if (object.is_none()) return;
+  view.emplace(name, object);
+  view->require_type({type}).require_shape({size}).require_contiguous();
+}
+
+void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle keys_object,
+                      py::handle centre_object, py::handle scale_object, py::handle weights_object,
+                      py::handle radial_object, double inverse_step, py::handle out_object,
+                      int threads) {
+  const TensorView queries("queries", queries_object), keys("keys", keys_object);
+  const TensorView out("out", out_object);
+  queries.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
+  keys.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
+  queries.require_contiguous();
+  keys.require_contiguous().require_shape({TensorView::kAny, queries.shape(1)});
+  KernelSumShape shape;
+  shape.n_queries = queries.shape(0);
+  shape.n_keys = keys.shape(0);
+  shape.n_features = check_range("n_features", queries.shape(1), 1, index_t{1} << 32);
+  shape.kernel = check_option("kernel", kernel, DensityKernel::cosine);
+  shape.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, 64));
+  std::optional<TensorView> centre, scale, weights, radial;
+  read_vector(centre, "centre", centre_object, kFloat64, shape.n_features);
+  read_vector(scale, "inverse_scale", scale_object, kFloat64, shape.n_features);
+  read_vector(weights, "weights", weights_object, kFloat64, shape.n_keys);
+  read_vector(radial, "radial", radial_object, kFloat32, TensorView::kAny);
+  if (centre.has_value() != scale.has_value())
+    throw py::value_error("inverse_scale: centre and inverse_scale are wanted both or neither");
+  out.require_type({kFloat64}).require_shape({shape.n_queries, 3}).require_contiguous();
+  out.require_output();
+  RadialWeight radial_weight;
+  if (radial) {
+    check_range("radial", radial->shape(0), 2, index_t{1} << 24);
+    radial_weight = {radial->data<const float>(), radial->shape(0), inverse_step};
+  }
+  DensityKeys rows;
+  rows.rows = keys.data<const void>();
+  rows.element = element_of(keys.type());
+  if (centre) rows.centre = centre->data<const double>();
+  if (scale) rows.inverse_scale = scale->data<const double>();
+  if (weights) rows.weights = weights->data<const double>();
+  if (shape.n_queries == 0) return;
+  static_assert(sizeof(KernelSum) == 3 * sizeof(double));
+  py::gil_scoped_release without_gil;
+  dispatch(queries.type(), [&](auto element) {
+    using T = decltype(element);
+    kernel_sums<T>(shape, queries.data<const T>(), rows, radial_weight,
+                   reinterpret_cast<KernelSum*>(out.data<double>()), threads);
+  });
+}
+
+}  // namespace
+
+void bind_kernel_sums(py::module_& module) {
+  using namespace pybind11::literals;
+  module.def("kernel_sums", &find_kernel_sums, "kernel"_a, "n_bits"_a, "queries"_a, "keys"_a,
+             "centre"_a, "inverse_scale"_a, "weights"_a, "radial"_a, "inverse_step"_a, "out"_a,
+             "threads"_a = 0);
+}
+
+}  // namespace lshkit

@@ -1,0 +1,55 @@
+#pragma once
+// Exact sums of a kernel over rows: what a kernel density is made of. Every query against every
+// key, blocked, with nothing of size n_queries * n_keys kept.
+#include "lshkit/tensor.hpp"
+
+namespace lshkit {
+
+// With r the distance of scaled rows (L1 for laplacian, the angle for angular, else L2):
+enum class DensityKernel : int {
+  gaussian = 0,      // exp(-r^2 / 2)
+  exponential = 1,   // exp(-r)
+  laplacian = 2,     // exp(-r)
+  angular = 3,       // (1 - r / pi)^n_bits
+  tophat = 4,        // 1 for r < 1, and so the others: 0 beyond
+  epanechnikov = 5,  // 1 - r^2
+  linear = 6,        // 1 - r
+  cosine = 7         // cos(pi r / 2)
+};
+
+// A weight that depends on the distance alone, tabulated: linear in between, constant beyond.
+struct RadialWeight {
+  const float* table = nullptr;  // no table: 1
+  index_t points = 0;            // >= 2
+  double inverse_step = 0;       // points a unit of the distance (of the angle for angular)
+};
+
+// A sum as exp(shift) * total, so that nothing underflows: shift is the largest log kernel met.
+struct KernelSum {
+  double shift, total, squares;  // squares: exp(2 shift) * squares is the sum of the squared terms
+};
+
+struct KernelSumShape {
+  index_t n_queries = 0, n_keys = 0, n_features = 0;
+  DensityKernel kernel = DensityKernel::gaussian;
+  int n_bits = 1;  // of angular
+};
+
+// The keys as the caller has them, float or double. Scaled rows are (key - centre) * inverse_scale.
+struct DensityKeys {
+  const void* rows = nullptr;  // (n_keys, n_features), contiguous
+  Element element = Element::float32;
+  const double* centre = nullptr;         // (n_features), or null: 0
+  const double* inverse_scale = nullptr;  // (n_features), or null: 1
+  const double* weights = nullptr;        // (n_keys) >= 0, or null: 1
+};
+
+// sums[i] = sum over j of weight_j radial(r_ij) k(r_ij), for queries that are scaled already (for
+// angular: of norm 1) and contiguous. T: what distances are computed in, float or double; what is
+// summed has the precision of float, the sums themselves are double. Same bits at any number of
+// threads, and a query's do not depend on the others. No keys: shift -inf, sums 0.
+template <class T>
+void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
+                 RadialWeight radial, KernelSum* sums, int threads);
+
+}  // namespace lshkit

@@ -1,0 +1,104 @@
+#include "kernels/kernel_sums.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "kernels/kernels.hpp"
+#include "parallel.hpp"
+
+namespace lshkit {
+namespace {
+
+// A task is a run of queries against a run of keys. The cuts depend on nothing but the key, so that
+// a query's sum does not either.
+constexpr index_t kQueryRun = 512, kKeyRun = 4096;
+
+const KernelSumTable& table() {
+  static const KernelSumTable chosen = [] {
+#ifdef LSHKIT_X86
+    if (!std::strcmp(kernels().name, "avx512")) return avx512::kernel_sum_table();
+    if (!std::strcmp(kernels().name, "avx2")) return avx2::kernel_sum_table();
+#endif
+    return base::kernel_sum_table();
+  }();
+  return chosen;
+}
+
+template <class T>
+void run(const KernelSumPass<T>& pass) {
+  if constexpr (sizeof(T) == sizeof(float))
+    table().f32(pass);
+  else
+    table().f64(pass);
+}
+
+void add(KernelSum& sum, const KernelSum& more) {
+  if (more.total == 0 && more.squares == 0) {
+    sum.shift = std::max(sum.shift, more.shift);
+    return;
+  }
+  if (sum.total == 0 && sum.squares == 0) {
+    sum = more;
+    return;
+  }
+  const double shift = std::max(sum.shift, more.shift);
+  const double a = std::exp(sum.shift - shift), b = std::exp(more.shift - shift);
+  sum = {shift, sum.total * a + more.total * b, sum.squares * a * a + more.squares * b * b};
+}
+
+}  // namespace
+
+template <class T>
+void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
+                 RadialWeight radial, KernelSum* sums, int threads) {
+  const double lowest =
+      shape.kernel <= DensityKernel::laplacian ? -std::numeric_limits<double>::infinity() : 0;
+  const index_t query_runs = (shape.n_queries + kQueryRun - 1) / kQueryRun;
+  const index_t key_runs = (shape.n_keys + kKeyRun - 1) / kKeyRun;
+  if (key_runs == 0) {
+    std::fill_n(sums, shape.n_queries, KernelSum{-std::numeric_limits<double>::infinity(), 0, 0});
+    return;
+  }
+  std::vector<T> norms(shape.n_queries);
+  for (index_t i = 0; i < shape.n_queries; ++i) {
+    T sum = 0;
+    const T* q = queries + i * shape.n_features;
+    for (index_t c = 0; c < shape.n_features; ++c) sum += q[c] * q[c];
+    norms[i] = sum / 2;
+  }
+  std::vector<KernelSum> parts(key_runs * shape.n_queries, KernelSum{lowest, 0, 0});
+  const index_t bytes = sizeof(T) == sizeof(float) ? table().scratch_f32(shape.n_features)
+                                                   : table().scratch_f64(shape.n_features);
+  parallel_for(query_runs * key_runs, threads, [&](index_t task) {
+    const index_t query = task % query_runs * kQueryRun, key = task / query_runs * kKeyRun;
+    KernelSumPass<T> pass;
+    pass.shape = shape;
+    pass.shape.n_queries = std::min(kQueryRun, shape.n_queries - query);
+    pass.shape.n_keys = std::min(kKeyRun, shape.n_keys - key);
+    pass.queries = queries + query * shape.n_features;
+    pass.query_norms = norms.data() + query;
+    pass.keys = keys;
+    pass.keys.rows =
+        static_cast<const char*>(keys.rows) + key * shape.n_features * element_bytes(keys.element);
+    if (keys.weights) pass.keys.weights = keys.weights + key;
+    pass.radial = radial;
+    pass.sums = parts.data() + task / query_runs * shape.n_queries + query;
+    pass.scratch = thread_scratch(bytes);
+    run(pass);
+  });
+  for (index_t i = 0; i < shape.n_queries; ++i) {
+    sums[i] = parts[i];
+    for (index_t run = 1; run < key_runs; ++run) add(sums[i], parts[run * shape.n_queries + i]);
+  }
+}
+
+#define LSHKIT_INSTANTIATE(T)                                                                  \
+  template void kernel_sums(const KernelSumShape&, const T*, const DensityKeys&, RadialWeight, \
+                            KernelSum*, int);
+LSHKIT_INSTANTIATE(float)
+LSHKIT_INSTANTIATE(double)
+
+}  // namespace lshkit

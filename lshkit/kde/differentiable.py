@@ -1,0 +1,81 @@
+"""The exact log-density as torch computes it, differentiable in the query as often as wanted."""
+
+import math
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+BLOCK = 2**21  # numbers in memory for a block of pairs
+
+
+def log_mean(estimator, X):
+    """log of the kernel mean of the rows of X, with gradients; float64 inside, the type of X out.
+
+    Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
+    rows coincide, distances have the gradient 0.
+    """
+    estimator._rows(X, reset=False)
+    estimator._prepare()
+    if estimator.algorithm_ != "brute":
+        raise ValueError(
+            f"a gradient needs algorithm='brute' or rtol=0, this is {estimator.algorithm_!r}: fit "
+            "so, or give X.detach()"
+        )
+    training = estimator._kde_method.training
+    geometry = training.geometry
+    queries = _scaled(X.double(), geometry)
+    pairs = len(X) * (X.shape[1] if geometry.kernel == "laplacian" else 1)
+    step = max(16, BLOCK // max(pairs, 1))
+    parts = []
+    for first in range(0, len(training.X), step):
+        keys = torch.from_numpy(geometry.scale(training.X[first : first + step]))
+        weights = torch.ones(len(keys), dtype=torch.float64)
+        if training.weights is not None:
+            weights = torch.from_numpy(training.weights[first : first + step])
+        args = queries, keys, weights.log(), geometry.kernel, geometry.n_bits
+        parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
+    result = torch.logsumexp(torch.stack(parts), 0) - math.log(training.total)
+    return result.to(X.dtype)
+
+
+def _scaled(X, geometry):
+    X = (X - torch.from_numpy(geometry.centre)) / torch.from_numpy(geometry.bandwidth)
+    if geometry.kernel == "angular":
+        X = X / X.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return X
+
+
+def _log_sum(queries, keys, log_weights, kernel, n_bits):
+    return torch.logsumexp(_log_kernel(queries, keys, kernel, n_bits) + log_weights, 1)
+
+
+def _log_kernel(queries, keys, kernel, n_bits):
+    """log k of all pairs, -1e300 for 0: whose gradient is 0, and not NaN."""
+    if kernel == "laplacian":
+        return -(queries[:, None] - keys).abs().sum(-1)
+    products = queries @ keys.T
+    if kernel == "angular":
+        inside = products.abs() < 1 - 1e-12
+        angle = torch.where(inside, products, 0.0).arccos()
+        angle = torch.where(inside, angle, torch.where(products > 0, 0.0, math.pi))
+        agreement = 1 - angle / math.pi
+        return _log(agreement, agreement > 0) * n_bits
+    squares = (queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products
+    if kernel == "gaussian":
+        return -0.5 * squares.clamp_min(0)
+    apart = squares > 1e-20
+    distances = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
+    if kernel == "exponential":
+        return -distances
+    inside = distances < 1
+    if kernel == "tophat":
+        return torch.where(inside, 0.0 * distances, -1e300)
+    if kernel == "epanechnikov":
+        return _log(1 - squares, inside)
+    if kernel == "linear":
+        return _log(1 - distances, inside)
+    return _log((math.pi / 2 * distances).cos(), inside)
+
+
+def _log(values, inside):
+    return torch.where(inside, torch.where(inside, values, 1.0).log(), -1e300)

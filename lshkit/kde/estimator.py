@@ -1,0 +1,485 @@
+"""`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
+
+import math
+import numbers
+
+import numpy as np
+from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from lshkit import checks
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import kernels, persistence, pilot
+from lshkit.kde.exact import Estimate, Training
+from lshkit.kde.sketch import Sketch
+from lshkit.kde.sums import Geometry, has_zero_row
+
+ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
+SAMPLED = ("random", "near_far", "split", "hbe")
+MAX_SKETCH_BITS = 16
+FIRST_QUERIES = 256  # in one call, from which on they are tried
+N_CHECKED = 64  # of them
+
+
+class LSHKernelDensity(DensityMixin, BaseEstimator):
+    """Kernel density estimation in many dimensions, exact or to a stated error.
+
+    Takes the place of `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm
+    does and when it pays.
+
+    Parameters
+    ----------
+    kernel : str
+        With r the distance over the bandwidth: "gaussian" exp(-r^2 / 2), "exponential" exp(-r),
+        "laplacian" exp(-r) with the L1 distance, "angular" (1 - angle / pi)^n_bits, and those that
+        end at r = 1: "tophat", "epanechnikov", "linear", "cosine".
+    bandwidth : float, array `(n_features,)`, "scott" or "silverman"
+        The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
+        kernel.
+    algorithm : str
+        "brute": every row, exactly (always so for kernels that end). "random": a random sample, as
+        large as rtol asks for. "near_far": rows that collide with the query exactly, a sample of
+        the others. "hbe": rows drawn from hash buckets. "split": some of both.
+        "bucket_sum": a sketch of constant size that keeps no rows, for the kernels "angular" and
+        "laplacian"; n_hashes sets its error, not rtol. "auto": the cheapest of all, by a pilot;
+        rows are kept, and a sketch has as many hashes as rtol asks for.
+    rtol : float >= 0
+        Wanted mean, over queries like the rows, of the relative error of a density: statistical, no
+        bound for each query. 0: exact.
+    n_bits : int, optional
+        Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
+        laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets a hash.
+    n_hashes : int
+        Hashes of a sketch: its standard error falls with the root.
+    normalize : bool
+        False: `score_samples` gives the log of `kernel_mean`, without the kernel's integral.
+    window : int, optional
+        A sketch then describes the last `window` rows.
+    random_state : None, int or RandomState
+        An int makes results the same from run to run; sketches that are to be merged need one.
+    n_jobs : int, optional
+        Threads of kernel sums, as in joblib: None is 1, -1 all. Hashing and its tables take
+        OpenMP's number.
+    batch_size : int
+        Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
+        "split" draw other rows for a query at another place in its batch.
+
+    Attributes
+    ----------
+    algorithm_ : str
+        The algorithm in use.
+    bandwidth_ : float or array `(n_features,)`
+    n_samples_seen_ : int
+        Rows in the estimator.
+    n_features_in_ : int
+    extra_memory_ : int
+        Bytes kept beside the rows; of a sketch, all that is kept.
+    report_ : dict
+        What the pilot found: for each method its cost (in rows that brute force would read) and
+        expected mean relative error, and the reason of the pick; under "first_queries" the mean
+        relative error on some of the first 256 or more queries that came in one call: where it
+        is beyond rtol, the choice is made anew for them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lshkit.kde import LSHKernelDensity
+    >>> X = np.random.default_rng(0).normal(size=(2000, 8))
+    >>> density = LSHKernelDensity(bandwidth=0.5, random_state=0).fit(X)
+    >>> density.score_samples(X[:3]).shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        kernel="gaussian",
+        bandwidth=1.0,
+        *,
+        algorithm="auto",
+        rtol=0.1,
+        n_bits=None,
+        n_hashes=32,
+        normalize=True,
+        window=None,
+        random_state=None,
+        n_jobs=None,
+        batch_size=1024,
+    ):
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.algorithm = algorithm
+        self.rtol = rtol
+        self.n_bits = n_bits
+        self.n_hashes = n_hashes
+        self.normalize = normalize
+        self.window = window
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.batch_size = batch_size
+
+    # ---- fitting ----
+
+    def fit(self, X, y=None, sample_weight=None):
+        """Learns the rows X `(n_samples, n_features)`; float32 stays float32. Returns self.
+
+        sample_weight: `(n_samples,)`, >= 0 and not all 0. y is ignored.
+        """
+        for name in [name for name in vars(self) if name.endswith("_") or name.startswith("_kde")]:
+            delattr(self, name)
+        return self.partial_fit(X, y, sample_weight)._prepare()
+
+    def partial_fit(self, X, y=None, sample_weight=None):
+        """Adds rows to what has been learned, as `fit` of all of them would; returns self.
+
+        With a rule for the bandwidth, "bucket_sum" keeps the bandwidth of its first rows.
+        """
+        first = not hasattr(self, "n_samples_seen_")
+        n_bits = self._check_parameters()
+        X = self._rows(X, reset=first)
+        weights = self._weights(sample_weight, len(X))
+        if self.kernel == "angular" and has_zero_row(X):
+            raise ValueError("X has a row of zeros, which has no angle")
+        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+        if first:
+            if isinstance(widths, str):
+                bandwidths.rule(widths, X, weights)  # a rule that fails leaves nothing behind
+            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
+            self._kde_sketch, self._kde_queries = None, None
+            self.n_samples_seen_ = 0
+        if self.algorithm == "bucket_sum":
+            self._add_to_sketch(X, weights, widths, n_bits)
+        else:
+            self._kde_rows.append(X)
+            self._kde_weights.append(weights)
+            self.n_samples_seen_ += len(X)
+            self._kde_method = self._kde_queries = None
+            if not isinstance(widths, str):
+                self.bandwidth_ = self._shown(widths)
+        return self
+
+    def _add_to_sketch(self, X, weights, widths, n_bits):
+        if self._kde_sketch is None:
+            if isinstance(widths, str):
+                widths = bandwidths.rule(widths, X, weights)
+            centre = np.zeros(X.shape[1])  # the rows to come are not known
+            geometry = Geometry(self.kernel, n_bits, centre, widths)
+            self._kde_sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            self.bandwidth_ = self._shown(widths)
+            self.algorithm_ = "bucket_sum"
+            self.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
+        self._kde_sketch.add(X, weights)
+        self.n_samples_seen_ = self._kde_sketch.table.count
+
+    def partial_unfit(self, X, sample_weight=None):
+        """Takes out rows that were fitted, with the weights they had; "bucket_sum" only.
+
+        What is left is bit for bit what it would be had they never come. Returns self.
+        """
+        check_is_fitted(self)
+        if self._kde_sketch is None:
+            raise ValueError(
+                f"partial_unfit needs algorithm='bucket_sum', this is {self.algorithm!r}"
+            )
+        if self._kde_sketch.window is not None:
+            raise ValueError("partial_unfit needs window=None: a window forgets by itself")
+        X = self._rows(X, reset=False)
+        self._kde_sketch.add(X, self._weights(sample_weight, len(X)), -1)
+        self.n_samples_seen_ = self._kde_sketch.table.count
+        return self
+
+    def merge(self, other):
+        """Adds other's rows to this estimator's, as if fitted after them; returns self.
+
+        Both with the same kernel, bandwidth and kind of algorithm; sketches also with the same
+        integer random_state, as their hash functions must be equal.
+        """
+        check_is_fitted(self)
+        if not isinstance(other, LSHKernelDensity):
+            raise TypeError(f"other must be a LSHKernelDensity, got {type(other).__name__}")
+        check_is_fitted(other)
+        if (self._kde_sketch is None) != (other._kde_sketch is None):
+            kinds = f"{self.algorithm!r} and {other.algorithm!r}"
+            raise ValueError(f"a sketch merges with sketches only, got algorithms {kinds}")
+        mine, others = (
+            (x.kernel, x.n_bits if x.kernel == "angular" else None, x.n_features_in_)
+            for x in (self, other)
+        )
+        if mine != others:
+            raise ValueError(f"kernel, n_bits and features differ: {mine} and {others}")
+        if self._kde_sketch is not None:
+            if not np.array_equal(self.bandwidth_, other.bandwidth_):
+                raise ValueError(f"bandwidth_ differ: {self.bandwidth_} and {other.bandwidth_}")
+            self._kde_sketch.merge(other._kde_sketch)
+            self.n_samples_seen_ = self._kde_sketch.table.count
+            return self
+        widths = [bandwidths.check(x.bandwidth, x.n_features_in_, x.kernel) for x in (self, other)]
+        if not np.array_equal(*widths):
+            raise ValueError(f"bandwidth differ: {self.bandwidth!r} and {other.bandwidth!r}")
+        self._kde_rows = self._kde_rows + other._kde_rows
+        self._kde_weights = self._kde_weights + other._kde_weights
+        self.n_samples_seen_ += other.n_samples_seen_
+        self._kde_method = self._kde_queries = None
+        return self
+
+    def _prepare(self):
+        """Makes the method ready that answers queries; what is fitted bit by bit, at first use."""
+        if self._kde_sketch is not None or self._kde_method is not None:
+            return self
+        X, weights = self._training_rows()
+        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+        if isinstance(widths, str):
+            widths = bandwidths.rule(widths, X, weights)
+        self.bandwidth_ = self._shown(widths)
+        if weights is not None and not weights.all():  # rows that do not count
+            X, weights = X[weights > 0], weights[weights > 0]
+        centre = X.mean(axis=0, dtype=np.float64)
+        geometry = Geometry(self.kernel, self._check_parameters(), centre, widths)
+        training = Training(X, weights, geometry, self._kde_seed)
+        threads = effective_n_jobs(self.n_jobs)
+        self._choose(training, threads, self._kde_queries)
+        return self
+
+    def _choose(self, training, threads, queries=None):
+        method, report = pilot.choose(training, self.algorithm, self.rtol, threads, queries)
+        self._kde_method, self._kde_queries = method, queries
+        self.report_, self.algorithm_ = report, report["algorithm"]
+
+    def _check_first_queries(self, X, threads):
+        """The pilot again, once, on the first queries if they are many.
+
+        Where the method misses rtol on them, unlike the rows as they are, it is chosen anew.
+        """
+        known = self.algorithm_ == "brute" or "first_queries" in self.report_
+        if self._kde_sketch is not None or known or len(X) < FIRST_QUERIES:
+            return
+        picked = X[:: len(X) // N_CHECKED][:N_CHECKED]
+        training = self._kde_method.training
+        error = pilot.measured_error(self._kde_method, training, picked, threads)
+        found = {"n": len(picked), "error": error, "algorithm": self.algorithm_}
+        if error > pilot.TOLERATED * self.rtol:
+            self._choose(training, threads, np.array(X[:: max(1, len(X) // 128)][:128]))
+        self.report_["first_queries"] = found
+
+    def _training_rows(self):
+        if len(self._kde_rows) > 1:
+            given = [w is not None for w in self._kde_weights]
+            if any(given):
+                parts = zip(self._kde_weights, self._kde_rows, strict=True)
+                filled = [np.ones(len(x)) if w is None else w for w, x in parts]
+                self._kde_weights = [np.concatenate(filled)]
+            else:
+                self._kde_weights = [None]
+            self._kde_rows = [np.concatenate(self._kde_rows)]
+        return self._kde_rows[0], self._kde_weights[0]
+
+    @property
+    def extra_memory_(self):
+        """Bytes that the method in use keeps beside the rows themselves; of a sketch, all of it."""
+        check_is_fitted(self)
+        self._prepare()
+        return (self._kde_sketch or self._kde_method).nbytes
+
+    # ---- queries ----
+
+    def score_samples(self, X, return_std=False):
+        """Log-density of each row of X `(n_samples, n_features)`.
+
+        Returns
+        -------
+        log_density : array or tensor `(n_samples,)`
+            In the type of X. -inf where the estimate is 0, or below.
+        std : array or tensor `(n_samples,)`, with return_std=True
+            Standard error of log_density, which is that of the density relative to it: 0 where it
+            is exact, inf where log_density is -inf by sampling.
+
+        ValueError for the angular kernel unless normalize=False: it has no density in R^d.
+        A torch tensor gives tensors. With exact algorithms ("brute", or rtol=0) the log-density is
+        differentiable in it.
+        """
+        log_norm = self._log_normalizer()
+        torch = checks.torch_of(X=X)
+        if torch is not None and getattr(X, "requires_grad", False) and torch.is_grad_enabled():
+            from lshkit.kde import differentiable
+
+            if return_std:
+                raise ValueError("return_std=True has no gradient: use X.detach()")
+            return differentiable.log_mean(self, X) - log_norm
+        estimate, dtype = self._estimate(X)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            positive = np.maximum(estimate.mean, 0)
+            log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
+            std = np.where(
+                positive > 0, estimate.error / positive, np.where(estimate.error == 0, 0, np.inf)
+            )
+        if self.algorithm_ not in ("brute",):
+            std = np.where(positive > 0, std, np.inf)
+        results = [x.astype(dtype) for x in (log_density, std)]
+        if torch is not None:
+            results = [torch.from_numpy(x) for x in results]
+        return tuple(results) if return_std else results[0]
+
+    def score(self, X, y=None):
+        """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
+        return float(np.sum(np.asarray(self.score_samples(X)), dtype=np.float64))
+
+    def kernel_mean(self, X, return_std=False):
+        """Weighted mean of the kernel between each row of X and the rows fitted: unnormalised.
+
+        Returns
+        -------
+        mean : array or tensor `(n_samples,)`, in the type of X
+            An unbiased estimate for the sampled algorithms; a sketch of the laplacian kernel may
+            fall below 0.
+        std : its standard error, with return_std=True
+        """
+        torch = checks.torch_of(X=X)
+        estimate, dtype = self._estimate(X)
+        scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
+        results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
+        if torch is not None:
+            results = [torch.from_numpy(x) for x in results]
+        return tuple(results) if return_std else results[0]
+
+    def _estimate(self, X):
+        check_is_fitted(self)
+        torch = checks.torch_of(X=X)
+        if torch is not None:
+            X = checks.array("X", X.detach(), torch).numpy()
+        X = self._rows(X, reset=False)
+        self._prepare()
+        threads = effective_n_jobs(self.n_jobs)
+        self._check_first_queries(X, threads)
+        method = self._kde_sketch or self._kde_method
+        size = checks.integer("batch_size", self.batch_size, 1)
+        parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
+        return Estimate.joined(parts), X.dtype
+
+    def _log_normalizer(self):
+        """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
+        check_is_fitted(self)
+        if not self.normalize:
+            return 0.0
+        self._prepare()
+        widths = np.broadcast_to(self.bandwidth_, (self.n_features_in_,))
+        norm = kernels.log_normalizer(self.kernel, self.n_features_in_)
+        return norm + float(np.log(widths).sum())
+
+    def sample(self, n_samples=1, random_state=None):
+        """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.
+
+        ValueError for the angular kernel, which has no density, and for "bucket_sum", which keeps
+        no rows.
+        """
+        check_is_fitted(self)
+        n_samples = checks.integer("n_samples", n_samples, 1)
+        if self._kde_sketch is not None:
+            raise ValueError("sample needs the rows: algorithm='bucket_sum' does not keep them")
+        if self.kernel == "angular":
+            raise ValueError("the angular kernel has no density in R^d to sample from")
+        self._prepare()
+        X, weights = self._training_rows()
+        rng = check_random_state(random_state)
+        u = rng.uniform(size=n_samples)
+        if weights is None:
+            rows = (u * len(X)).astype(np.int64)
+        else:
+            steps = np.cumsum(weights, dtype=np.float64)
+            rows = np.searchsorted(steps, u * steps[-1], side="right")
+        noise = kernels.draw(self.kernel, n_samples, X.shape[1], rng) * self.bandwidth_
+        return (X[rows] + noise).astype(X.dtype)
+
+    # ---- persistence ----
+
+    def save(self, file):
+        """Writes all of it to an .npz file (path or file object), without pickle."""
+        check_is_fitted(self)
+        persistence.save(self, file)
+
+    @classmethod
+    def load(cls, file):
+        """The estimator that `save` wrote. ValueError for a file that is none, or a newer one's."""
+        return persistence.load(cls, file)
+
+    def __getstate__(self):
+        state = super().__getstate__().copy()
+        if state.get("_kde_method") is not None:
+            state["_kde_method"] = None  # made again, equal, at first use
+        return state
+
+    def __sklearn_is_fitted__(self):
+        return hasattr(self, "n_samples_seen_")
+
+    # ---- checks ----
+
+    def _check_parameters(self):
+        """n_bits in use; raises for parameters that are wrong or do not go together."""
+        if self.kernel not in kernels.CODES:
+            raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {self.kernel!r}")
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {self.algorithm!r}")
+        if (
+            isinstance(self.rtol, bool)
+            or not isinstance(self.rtol, numbers.Real)
+            or not 0 <= self.rtol < math.inf
+        ):
+            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
+        if self.algorithm in SAMPLED and self.kernel in kernels.COMPACT:
+            raise ValueError(
+                f"algorithm must be 'brute' or 'auto' for the kernel {self.kernel!r}, "
+                f"got {self.algorithm!r}"
+            )
+        if self.algorithm in SAMPLED and self.rtol == 0:
+            raise ValueError(f"rtol must be > 0 for algorithm={self.algorithm!r}, got 0")
+        checks.boolean("normalize", self.normalize)
+        checks.integer("batch_size", self.batch_size, 1)
+        checks.integer("n_hashes", self.n_hashes, 1, 65535)
+        sketch = self.algorithm == "bucket_sum"
+        if sketch and self.kernel not in kernels.COLLISION:
+            raise ValueError(
+                f"algorithm='bucket_sum' needs a kernel that is a collision probability, one of "
+                f"{kernels.COLLISION}, got {self.kernel!r}"
+            )
+        if self.window is not None:
+            checks.integer("window", self.window, 1)
+            if not sketch:
+                raise ValueError("window needs algorithm='bucket_sum'")
+        n_bits = self.n_bits
+        if n_bits is None:
+            n_bits = 8 if self.kernel == "angular" else 12
+        return checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS if sketch else 64)
+
+    def _rows(self, X, reset):
+        torch = checks.torch_of(X=X)
+        if torch is not None:
+            X = checks.array("X", X.detach(), torch)
+            X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
+        return validate_data(self, X, reset=reset, order="C", dtype=[np.float64, np.float32])
+
+    def _weights(self, weights, n):
+        if weights is None:
+            return None
+        weights = check_array(
+            weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
+        )
+        if weights.shape != (n,):
+            raise ValueError(
+                f"sample_weight must have shape ({n},), one for each row, got {weights.shape}"
+            )
+        if (weights < 0).any():
+            raise ValueError(f"sample_weight must be >= 0, got {weights.min()}")
+        if not weights.any():
+            raise ValueError("sample_weight must not be all zero")
+        return weights
+
+    @staticmethod
+    def _shown(widths):
+        """One number where all features have the same."""
+        return float(widths[0]) if (widths == widths[0]).all() else widths
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        return tags

@@ -1,0 +1,116 @@
+"""Files of estimators: npz, with a JSON header; no pickle."""
+
+import json
+import zipfile
+
+import numpy as np
+
+FORMAT, VERSION = "lshkit.kde", 1
+
+
+def save(estimator, file):
+    header = {"format": FORMAT, "version": VERSION, "arrays": []}
+    arrays, parameters = {}, {}
+    for name, value in estimator.get_params(deep=False).items():
+        if name == "random_state" and not (value is None or isinstance(value, int)):
+            value = int(value) if isinstance(value, np.integer) else None  # a RandomState moves on
+        if isinstance(value, (list, tuple, np.ndarray)):
+            arrays[f"parameter.{name}"] = np.asarray(value, np.float64)
+        else:
+            parameters[name] = value.item() if isinstance(value, np.generic) else value
+    header["parameters"] = parameters
+    header["seed"] = int(estimator._kde_seed)
+    header["n_samples_seen"] = int(estimator.n_samples_seen_)
+    if hasattr(estimator, "feature_names_in_"):
+        header["feature_names_in"] = [str(x) for x in estimator.feature_names_in_]
+    sketch = estimator._kde_sketch
+    if sketch is None:
+        X, weights = estimator._training_rows()
+        arrays["X"] = X
+        if estimator._kde_queries is not None:
+            arrays["queries"] = estimator._kde_queries
+        if weights is not None:
+            arrays["weights"] = weights
+    else:
+        header["total"] = sketch.total
+        arrays["bandwidth"] = np.asarray(sketch.geometry.bandwidth)
+        arrays["table"] = sketch.table.table
+        if sketch.window is not None:
+            header["window"] = [sketch.window.at, sketch.window.filled]
+            arrays["window.codes"] = sketch.window.codes
+            arrays["window.weights"] = sketch.window.weights
+    header["arrays"] = sorted(arrays)
+    np.savez(file, header=np.array(json.dumps(header)), **arrays)
+
+
+def load(cls, file):
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            known = isinstance(header, dict) and header.get("format") == FORMAT
+            if known and header["version"] > VERSION:
+                raise _Newer(header["version"])
+            if not known:
+                raise KeyError("format")
+            arrays = {name: stored[name] for name in header["arrays"]}
+        return _restore(cls, header, arrays)
+    except _Newer as newer:
+        raise ValueError(
+            f"{file!r} is of version {newer} of this format, this lshkit reads {VERSION}: update it"
+        ) from None
+    except (zipfile.BadZipFile, KeyError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file!r} is no file that LSHKernelDensity.save wrote, or is cut short: {error}"
+        ) from error
+
+
+class _Newer(Exception):
+    pass
+
+
+def _restore(cls, header, arrays):
+    parameters = dict(header["parameters"])
+    for name in list(arrays):
+        if name.startswith("parameter."):
+            parameters[name.removeprefix("parameter.")] = arrays.pop(name)
+    estimator = cls(**parameters)
+    n_bits = estimator._check_parameters()
+    estimator._kde_seed, estimator._kde_sketch = header["seed"], None
+    estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
+    estimator._kde_queries = arrays.get("queries")
+    if "feature_names_in" in header:
+        estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
+    if "table" not in arrays:
+        X = arrays["X"]
+        if X.ndim != 2 or len(X) != header["n_samples_seen"]:
+            raise ValueError(f"X has shape {X.shape}")
+        estimator._kde_rows, estimator._kde_weights = [X], [arrays.get("weights")]
+        estimator.n_features_in_ = X.shape[1]
+        estimator.n_samples_seen_ = header["n_samples_seen"]
+        return estimator._prepare()
+    _restore_sketch(estimator, header, arrays, n_bits)
+    return estimator
+
+
+def _restore_sketch(estimator, header, arrays, n_bits):
+    from lshkit.kde.sketch import Sketch
+    from lshkit.kde.sums import Geometry
+
+    widths = arrays["bandwidth"]
+    geometry = Geometry(estimator.kernel, n_bits, np.zeros(len(widths)), widths)
+    sketch = Sketch(geometry, n_bits, estimator.n_hashes, header["seed"], estimator.window)
+    if arrays["table"].shape != sketch.table.table.shape:
+        raise ValueError(f"table has shape {arrays['table'].shape}")
+    sketch.table.table[:] = arrays["table"]
+    sketch.table.count = header["n_samples_seen"]
+    sketch.total = header["total"]
+    if estimator.window is not None:
+        sketch.window.at, sketch.window.filled = header["window"]
+        sketch.window.codes[:] = arrays["window.codes"]
+        sketch.window.weights[:] = arrays["window.weights"]
+    estimator._kde_sketch = sketch
+    estimator.n_features_in_ = len(widths)
+    estimator.n_samples_seen_ = header["n_samples_seen"]
+    estimator.bandwidth_ = estimator._shown(widths)
+    estimator.algorithm_ = "bucket_sum"
+    estimator.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}

@@ -1,0 +1,28 @@
+"""Plain float64 densities, the oracle of the density tests."""
+
+import math
+
+import numpy as np
+from scipy.special import logsumexp
+
+from lshkit.reference import log_kernel
+
+KERNELS = "gaussian exponential laplacian tophat epanechnikov linear cosine angular".split()
+
+
+def log_mean(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
+    logs = log_kernel(kernel, queries, rows, bandwidth, n_bits)
+    weights = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)
+    with np.errstate(divide="ignore"):
+        return logsumexp(logs, b=weights, axis=1) - math.log(weights.sum())
+
+
+def clustered(n, d, n_clusters, scale=0.1, seed=0, n_queries=64):
+    """Rows and queries of gaussian clusters around points of unit variance."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(n_clusters, d))
+    rows, queries = (
+        centres[rng.integers(n_clusters, size=k)] + scale * rng.normal(size=(k, d))
+        for k in (n, n_queries)
+    )
+    return rows, queries

@@ -1,0 +1,170 @@
+"""LSHKernelDensity as a scikit-learn estimator: contract, files, bad input."""
+
+import io
+import json
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from lshkit.kde import LSHKernelDensity, persistence
+
+rng = np.random.default_rng(0)
+ROWS, QUERIES = rng.normal(size=(1500, 4)), rng.normal(size=(20, 4))
+WEIGHTS = rng.uniform(0.1, 1, 1500)
+
+
+@parametrize_with_checks(
+    [
+        LSHKernelDensity(),
+        LSHKernelDensity("laplacian", algorithm="bucket_sum", random_state=0),
+    ]
+)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+def test_pipeline_and_grid_search():
+    pipeline = make_pipeline(StandardScaler(), LSHKernelDensity(algorithm="brute"))
+    grid = {"lshkerneldensity__bandwidth": [0.05, 0.5, 20.0]}
+    search = GridSearchCV(pipeline, grid, cv=3).fit(ROWS[:300])
+    assert search.best_params_ == {"lshkerneldensity__bandwidth": 0.5}
+
+
+VARIANTS = {
+    "brute": dict(algorithm="brute", bandwidth=[0.5, 1.0, 2.0, 0.7]),
+    "rule": dict(bandwidth="scott", algorithm="brute"),
+    "random": dict(algorithm="random", random_state=3),
+    "near_far": dict(algorithm="near_far", random_state=3),
+    "angular": dict(kernel="angular", n_bits=5, algorithm="bucket_sum", random_state=1),
+    "laplacian": dict(kernel="laplacian", algorithm="bucket_sum", random_state=1, window=900),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("way", ["file", "pickle"])
+def test_saved_and_loaded(name, way, tmp_path):
+    density = LSHKernelDensity(**VARIANTS[name]).fit(ROWS, sample_weight=WEIGHTS)
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    assert np.array_equal(loaded.kernel_mean(QUERIES), density.kernel_mean(QUERIES))
+    for one, other in zip(loaded.get_params().values(), density.get_params().values(), strict=True):
+        assert np.array_equal(one, other)
+    more = [x.partial_fit(ROWS[:700] + 1, sample_weight=WEIGHTS[:700]) for x in (density, loaded)]
+    assert np.array_equal(*(x.kernel_mean(QUERIES) for x in more))
+    assert loaded.algorithm_ == density.algorithm_
+    assert loaded.n_features_in_ == 4
+
+
+def test_bad_files(tmp_path):
+    density = LSHKernelDensity("angular", algorithm="bucket_sum", random_state=0).fit(ROWS)
+    file = io.BytesIO()
+    density.save(file)
+    whole = file.getvalue()
+    for size in (0, 10, len(whole) // 2, len(whole) - 30):
+        with pytest.raises(ValueError, match="no file|cut short"):
+            LSHKernelDensity.load(io.BytesIO(whole[:size]))
+    with np.load(io.BytesIO(whole)) as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    for change, message in (
+        ({"version": persistence.VERSION + 1}, "version 2"),
+        ({"format": "other"}, "no file"),
+        ({"seed": "x"}, "no file"),
+        ({"parameters": {"kernel": "none"}}, "no file"),
+    ):
+        file = tmp_path / "other.npz"
+        np.savez(file, **(arrays | {"header": np.array(json.dumps(header | change))}))
+        with pytest.raises(ValueError, match=message):
+            LSHKernelDensity.load(file)
+    np.savez(file, **(arrays | {"table": arrays["table"][:3]}))
+    with pytest.raises(ValueError, match="table"):
+        LSHKernelDensity.load(file)
+    np.savez(file, x=np.zeros(3))
+    with pytest.raises(ValueError, match="no file"):
+        LSHKernelDensity.load(file)
+    with pytest.raises(FileNotFoundError):
+        LSHKernelDensity.load(tmp_path / "nothing.npz")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(kernel="box"), "kernel"),
+        (dict(algorithm="kd_tree"), "algorithm"),
+        (dict(rtol=-1), "rtol"),
+        (dict(rtol=np.nan), "rtol"),
+        (dict(rtol=0, algorithm="random"), "rtol"),
+        (dict(kernel="tophat", algorithm="random"), "tophat"),
+        (dict(bandwidth=0.0), "bandwidth"),
+        (dict(bandwidth=-1), "bandwidth"),
+        (dict(bandwidth=np.inf), "bandwidth"),
+        (dict(bandwidth=[1.0, 2.0]), "4 features"),
+        (dict(bandwidth=[1.0, 2.0, 0.0, 1.0]), "bandwidth"),
+        (dict(bandwidth="isj"), "scott"),
+        (dict(kernel="angular", bandwidth=2.0), "n_bits"),
+        (dict(kernel="angular", n_bits=0), "n_bits"),
+        (dict(kernel="angular", n_bits=20, algorithm="bucket_sum"), "n_bits"),
+        (dict(n_hashes=0), "n_hashes"),
+        (dict(batch_size=0), "batch_size"),
+    ],
+)
+def test_bad_parameters(options, message):
+    with pytest.raises(ValueError, match=message):
+        LSHKernelDensity(**options).fit(ROWS)
+
+
+def test_bad_calls():
+    density = LSHKernelDensity(algorithm="brute")
+    for call in (
+        lambda: density.score_samples(QUERIES),
+        lambda: density.kernel_mean(QUERIES),
+        lambda: density.sample(),
+        lambda: density.merge(density),
+        lambda: density.save(io.BytesIO()),
+    ):
+        with pytest.raises(NotFittedError):
+            call()
+    for weights, message in (
+        (-WEIGHTS, ">= 0"),
+        (0 * WEIGHTS, "zero"),
+        (WEIGHTS[:5], "shape"),
+        (WEIGHTS * np.nan, "NaN"),
+        (WEIGHTS[:, None], "shape|dim"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            density.fit(ROWS, sample_weight=weights)
+    for rows in (ROWS * np.nan, ROWS + np.inf, ROWS[0], ROWS[:0]):
+        with pytest.raises(ValueError):
+            density.fit(rows)
+    density.fit(ROWS)
+    with pytest.raises(ValueError, match="features"):
+        density.score_samples(QUERIES[:, :2])
+    with pytest.raises(ValueError, match="features"):
+        density.partial_fit(ROWS[:, :2])
+    with pytest.raises(TypeError, match="LSHKernelDensity"):
+        density.merge(1)
+    with pytest.raises(ValueError, match="bandwidth"):
+        density.merge(LSHKernelDensity(bandwidth=2.0).fit(ROWS))
+    with pytest.raises(ValueError, match="kernel"):
+        density.merge(LSHKernelDensity("laplacian").fit(ROWS))
+    with pytest.raises(ValueError, match="zeros"):
+        LSHKernelDensity("angular").fit(np.zeros((3, 2)))
+    with pytest.raises(ValueError, match="vary"):
+        LSHKernelDensity(bandwidth="scott").fit(np.ones((30, 2)))
+    assert clone(density).get_params() == density.get_params()
+
+
+def test_fit_forgets_what_was_before():
+    density = LSHKernelDensity(algorithm="brute").fit(ROWS)
+    density.fit(ROWS[:, :2])
+    assert density.n_features_in_ == 2 and density.n_samples_seen_ == 1500
