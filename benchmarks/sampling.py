@@ -83,7 +83,7 @@ def tables(args):
 
 
 def draws(args):
-    n, m, n_bits, n_q = args.rows, 32, 16, 4096
+    n, m, n_bits, n_q = args.rows, 32, 16, 512 if args.quick else 4096
     rng = np.random.default_rng(0)
     x = directions(rng, n)
     queries = x[rng.integers(n, size=n_q)]

@@ -15,7 +15,8 @@ def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
     picture = tmp_path / "partition.png"
     done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in cells] for cells in lines]
     assert rows[0][:3] == ["data", "method", "setting"]
     by_data = {}
     for data, method, _, microseconds, error, *_ in rows[2:]:
@@ -65,4 +66,5 @@ def test_benchmark_writes_its_sections(tmp_path):
     for data in results["normaliser"]["data"].values():
         assert data["faster"] > 0 and data["mean relative error"] < 0.1
     printed = run(BENCHMARK, "--tables", path, folder=tmp_path)
-    assert printed.returncode == 0 and done.stdout.strip() in printed.stdout
+    assert printed.returncode == 0
+    assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
