@@ -79,13 +79,39 @@ def projections(x, parameters, family, n_bits, n_hashes):
 def codes(projected):
     """Bit b of a code is 1 where projection b is > 0, so zero and NaN give 0; its weight is 2^b."""
     n_bits = projected.shape[-1]
-    weights = 2 ** np.arange(n_bits)
-    return ((projected > 0) @ weights).astype(np.uint8 if n_bits <= 8 else np.uint16)
+    weights = np.uint64(1) << np.arange(n_bits, dtype=np.uint64)
+    dtype = next(f"uint{size}" for size in (8, 16, 32, 64) if n_bits <= size)
+    return ((projected > 0) * weights).sum(-1, dtype=np.uint64).astype(dtype)
 
 
 def hash(x, parameters, family, n_bits, n_hashes):
     """Codes `(..., n, n_hashes)`. See `projections` for the arguments."""
     return codes(projections(x, parameters, family, n_bits, n_hashes))
+
+
+def projection_bins(x, directions, shifts):
+    """floor(a . x / w + b / w) of p-stable projections (Datar et al. 2004): `(..., n_hashes, k)`.
+
+    directions: a / w `(n_hashes, k, n_features)`, shifts: b / w `(n_hashes, k)`.
+    """
+    return np.floor(np.einsum("...d,hbd->...hb", np.asarray(x, np.float64), directions) + shifts)
+
+
+def feature_bins(x, scales, shifts):
+    """The cell of every hash's grid (Rahimi and Recht 2007): `(..., n_hashes, n_features)`."""
+    return np.floor(np.asarray(x, np.float64)[..., None, :] * scales + shifts)
+
+
+def bin_codes(bins, multipliers):
+    """32 bits of a hash of `(..., n_hashes, k)` bins: the sum of bin times multiplier, mixed.
+
+    Both are taken modulo 2^32 and summed modulo 2^64; the mix is MurmurHash3's finaliser.
+    """
+    words = np.mod(bins, 2.0**32).astype(np.uint64)
+    h = (words * multipliers.astype(np.uint64)).sum(-1, dtype=np.uint64)
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        h = (h ^ h >> np.uint64(33)) * np.uint64(factor)
+    return ((h ^ h >> np.uint64(33)) >> np.uint64(32)).astype(np.uint32)
 
 
 def unit_projections(x, parameters, family, n_bits, n_hashes):
@@ -688,3 +714,26 @@ def draw(query_codes, key_codes, n_samples=None, weights=None, seed=0):
             j = members[np.searchsorted(sums, point, side="right")]
             indices[i, t], probabilities[i, t] = j, weights[j] / sums[-1]
     return indices, probabilities, tables
+
+
+def near_far_sums(queries, rows, bias, row_codes, probes, min_count, sample):
+    """Sums of exp(query . row + bias) over near rows, and over sampled rows that are not near.
+
+    A row is near when its codes `(n, n_hashes)` are among the query's probes
+    `(n_q, n_hashes, n_probes)` in min_count hashes. Returns, `(n_q, 6)` in float64: the largest of
+    these exponents, the two sums relative to it, the sum of the squares of the second's terms, and
+    both numbers of rows.
+    """
+    logits = np.asarray(queries, np.float64) @ np.asarray(rows, np.float64).T
+    logits = logits if bias is None else logits + bias
+    met = [(row_codes[:, :, None] == p[None]).any(2).sum(1) >= min_count for p in probes]
+    out = np.zeros((len(logits), 6))
+    for i, (line, near) in enumerate(zip(logits, met, strict=True)):
+        far = np.zeros(len(near), bool)
+        far[sample] = True
+        far &= ~near
+        largest = line[near | far].max(initial=-np.inf)
+        near_terms, far_terms = np.exp(line[near] - largest), np.exp(line[far] - largest)
+        sums = near_terms.sum(), far_terms.sum(), (far_terms**2).sum()
+        out[i] = largest, *sums, near.sum(), far.sum()
+    return out

@@ -15,6 +15,7 @@ namespace lshkit {
 constexpr const char* kVectorAxes = "(batch, heads, rows, columns)";
 constexpr const char* kCodeAxes = "(batch, heads, rows, n_hashes)";
 constexpr int kMaxBits = 16;
+constexpr int kMaxHashBits = 64;  // of codes that no table of buckets is kept for
 constexpr index_t kMaxBuckets = index_t{1} << kMaxBits;  // what a uint16 code can name
 constexpr index_t kMaxHashes = index_t{1} << 24;
 
@@ -70,7 +71,10 @@ inline const TensorView& check_codes(const TensorView& view,
 inline Codes codes_of(const TensorView& view) {
   return {view.data<const void>(), view.type() == kUint8 ? 1 : 2};
 }
-inline ElementType code_type(index_t n_bits) { return n_bits <= 8 ? kUint8 : kUint16; }
+inline ElementType code_type(index_t n_bits) {
+  if (n_bits <= 16) return n_bits <= 8 ? kUint8 : kUint16;
+  return n_bits <= 32 ? kUint32 : kUint64;
+}
 
 // (batch, n_keys), or None: every key takes part.
 class MaskView {
@@ -90,10 +94,11 @@ class MaskView {
 
 // The arrays that make a set of hash functions, as hash.hpp lays them out.
 inline HashFunctions functions_of(const TensorView& parameters, int family_code, index_t n_bits,
-                                  index_t n_hashes, index_t heads, index_t n_features) {
+                                  index_t n_hashes, index_t heads, index_t n_features,
+                                  int max_bits = kMaxBits) {
   HashFunctions functions;
   functions.family = check_option("family", family_code, Family::hadamard);
-  functions.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, kMaxBits));
+  functions.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, max_bits));
   functions.n_hashes = check_range("n_hashes", n_hashes, 1, kMaxHashes);
   parameters.require_type({kFloat32}).require_dims(3, "(1 or heads, rows, columns)");
   parameters.require_contiguous();

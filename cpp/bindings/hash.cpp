@@ -13,7 +13,7 @@ bool hash_codes(py::handle x_object, py::handle parameters_object, int family, i
   const TensorView codes("codes", codes_object);
   check_vectors(x, kFloat32);
   const HashFunctions functions =
-      functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
+      functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3), kMaxHashBits);
   check_codes(codes, {code_type(n_bits)}).require_output();
   codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
   if (codes.size() == 0) return true;

@@ -8,7 +8,7 @@ collision probabilities leave out.
 import numpy as np
 
 from lshkit import _C, checks
-from lshkit.hashing.family import HashFamily, integer_power
+from lshkit.hashing.family import HashFamily, entry, integer_power
 
 MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 
@@ -173,8 +173,8 @@ class EuclideanLSH(_BinnedFamily):
 
     def _restore(self, arrays):
         self._restore_sizes(arrays, MAX_PROJECTIONS)
-        self.p = checks.integer("p", np.asarray(arrays["p"])[()], 1, 2)
-        self.width = checks.positive("width", np.asarray(arrays["width"])[()])
+        self.p = checks.integer("p", np.asarray(entry(arrays, "p"))[()], 1, 2)
+        self.width = checks.positive("width", np.asarray(entry(arrays, "width"))[()])
         shape = self.n_hashes, self.n_bits
         directions = {"directions": (*shape, self.n_features), "shifts": shape}
         self._restore_numbers(arrays, directions, np.float64)
@@ -253,7 +253,7 @@ class RandomBinning(_BinnedFamily):
             wanted = f"a number or an array of shape ({self.n_features},)"
             raise ValueError(f"bandwidth must be {wanted}, got shape {bandwidth.shape}")
         for h in bandwidth:
-            checks.positive("bandwidth", h)
+            checks.positive("bandwidth", float(h))
         return bandwidth
 
     def _options(self):
@@ -268,7 +268,7 @@ class RandomBinning(_BinnedFamily):
 
     def _restore(self, arrays):
         self._restore_sizes(arrays, None)
-        self.bandwidth = self._checked(np.asarray(arrays["bandwidth"])[()])
+        self.bandwidth = self._checked(np.asarray(entry(arrays, "bandwidth"))[()])
         shape = self.n_hashes, self.n_features
         self._restore_numbers(arrays, {"scales": shape, "shifts": shape}, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)

@@ -120,7 +120,7 @@ class HashFamily:
 
         Called on a subclass, the family must be of it. `lshkit.hashing.from_arrays` takes any.
         """
-        name = str(_entry(arrays, "family"))
+        name = str(entry(arrays, "family"))
         family = FAMILIES.get(name)
         if family is None:
             raise ValueError(f"family must be one of {', '.join(sorted(FAMILIES))}, got {name!r}")
@@ -131,7 +131,7 @@ class HashFamily:
             raise ValueError(f"format must be 1 to {FORMAT}, got {version}: use a newer lshkit")
         self = family.__new__(family)
         self._restore(arrays)
-        seed = str(_entry(arrays, "seed"))
+        seed = str(entry(arrays, "seed"))
         if seed and not seed.isdecimal():
             raise ValueError(f"seed must be an integer >= 0 or empty, got {seed!r}")
         self.seed = int(seed) if seed else None
@@ -146,7 +146,7 @@ class HashFamily:
     def _restore_numbers(self, arrays, shapes, dtype):
         """The arrays of these names and shapes; finite, and of dtype."""
         for name, shape in shapes.items():
-            value = np.asarray(_entry(arrays, name))
+            value = np.asarray(entry(arrays, name))
             if value.dtype != dtype or value.shape != shape:
                 got = f"{value.dtype} {value.shape}"
                 raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}, got {got}")
@@ -164,7 +164,7 @@ def from_arrays(arrays):
     return HashFamily.from_arrays(arrays)
 
 
-def _entry(arrays, name):
+def entry(arrays, name):
     try:
         return arrays[name]
     except KeyError:
@@ -172,7 +172,7 @@ def _entry(arrays, name):
 
 
 def _integer(arrays, name):
-    value = np.asarray(_entry(arrays, name))
+    value = np.asarray(entry(arrays, name))
     if value.dtype.kind not in "iu" or value.size != 1:
         got = f"{value.dtype} {value.shape}"
         raise ValueError(f"{name} must be one integer, got {got}")

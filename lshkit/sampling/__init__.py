@@ -1,7 +1,8 @@
-"""Estimates of sums over a data set from the rows that collide with a query."""
+"""Samples from buckets, with the exact probabilities that make estimates of them unbiased."""
 
 import importlib
 
+from lshkit.sampling.batch_sampler import LSHBatchSampler, WeightedDataset
 from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
 from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
 
@@ -9,9 +10,11 @@ _OF_TORCH = {"SampledSoftmaxLoss": "softmax"}  # loaded on first use, as they im
 
 __all__ = [
     "Estimate",
+    "LSHBatchSampler",
     "LSHSampler",
     "LogPartition",
     "PartitionSampler",
+    "WeightedDataset",
     "log_partition",
     *_OF_TORCH,
 ]

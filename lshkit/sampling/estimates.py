@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from lshkit.sampling.rows import as_numpy, pair_probability
+from lshkit.sampling.rows import as_numpy
 
-_PAIRS = 2**21  # of queries and rows at a time
+_PAIRS = 2**20  # of queries and rows at a time
 
 
 class Values:
@@ -54,9 +54,8 @@ def horvitz_thompson(sampler, query, values, seed):
         value = block.sum_by_query(block.f / inclusion_probability(block.p, m)[:, None])
         if m == 1:
             return value, np.full_like(value, np.nan)
-        once = block.counts == 1
         rest = block.f / inclusion_probability(block.p, m - 1)[:, None]
-        lost = block.sum_by_table(rest, once)
+        lost = block.sum_of_once(rest)
         spread = ((lost - lost.mean(1, keepdims=True)) ** 2).sum(1)
         return value, np.sqrt((m - 1) / m * spread)
 
@@ -100,24 +99,35 @@ class _Block:
         indptr, self.rows, self.counts = sampler.tables.union(codes)
         self.n_queries, self.codes, self.row_codes = len(query), codes, data["codes"]
         self.of_query = np.repeat(np.arange(len(query)), np.diff(indptr))
-        self.p = pair_probability(sampler.hasher, query, data["rows"], indptr, self.rows)
+        self.p = sampler._pair_probability(query, indptr, self.rows)
         self.f = values(self.of_query + first, data["indices"][self.rows])
 
     def sum_by_query(self, x):
         return _sums(self.of_query, x, self.n_queries)
 
-    def sum_by_table(self, x, chosen=None):
+    def sum_by_table(self, x):
         """x of the pairs, summed over those of a query that meet in each table: (n_q, m, k)."""
+        return self._by_table(x, np.arange(len(x)), np.nonzero)
+
+    def sum_of_once(self, x):
+        """The same of the pairs that meet in one table only."""
+
+        def of_rows(meet):
+            return np.arange(len(meet)), meet.argmax(1)
+
+        return self._by_table(x, np.flatnonzero(self.counts == 1), of_rows)
+
+    def _by_table(self, x, pairs, find):
         m = self.codes.shape[1]
-        pairs = np.arange(len(x)) if chosen is None else np.flatnonzero(chosen)
         sums = np.zeros((self.n_queries * m, x.shape[1]))
-        step = max(1, 2**22 // m)
+        step = max(1, 2**18 // m)  # what is compared stays in cache
         for first in range(0, len(pairs), step):
             some = pairs[first : first + step]
             meet = self.codes[self.of_query[some]] == self.row_codes[self.rows[some]]
-            pair, table = np.nonzero(meet)
-            at = self.of_query[some[pair]] * m + table
-            sums += _sums(at, x[some[pair]], len(sums))
+            pair, tables = find(meet)
+            begin, end = self.of_query[some[0]] * m, (self.of_query[some[-1]] + 1) * m
+            at = self.of_query[some[pair]] * m + tables - begin
+            sums[begin:end] += _sums(at, x[some[pair]], end - begin)
         return sums.reshape(self.n_queries, m, -1)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from lshkit import checks
 from lshkit.hash_tables import HashTables, as_seed, as_weights
 from lshkit.sampling import estimates, persistence
-from lshkit.sampling.rows import as_numpy, check_rows, pair_probability
+from lshkit.sampling.rows import as_numpy, check_rows, is_angular, pair_probability, row_norms
 
 Estimate = namedtuple("Estimate", ["value", "standard_error"])
 
@@ -59,7 +59,7 @@ class LSHSampler:
         self._random = np.random.default_rng(seed)
         self._parts = []  # dicts of arrays: rows, codes, indices and, or None, weights
         self._next = None  # the index that the next row gets; None before fit
-        self._tables = None
+        self._tables = self._norms = None  # of all parts; None after a change
 
     # ---------------------------------------------------------------- data
 
@@ -76,7 +76,7 @@ class LSHSampler:
 
     def partial_fit(self, X, weights=None):
         """Adds rows, with weights if the sampler has weights. Returns self."""
-        part = self._part(X, weights)
+        part = self._part(X, weights, self._parts[0]["rows"].dtype if self._parts else None)
         if self._next is None:
             self._next = 0
         elif (part["weights"] is None) == self._weighted:
@@ -134,6 +134,7 @@ class LSHSampler:
         """`lshkit.buckets.HashTables` of the rows that are there, in order of their indices."""
         data = self._data()
         if self._tables is None:
+            self._norms = row_norms(self.hasher, data["rows"])
             self._tables = HashTables(data["codes"], weights=data["weights"])
         return self._tables
 
@@ -191,7 +192,7 @@ class LSHSampler:
         """
         query, _, torch = self._query(query)
         indptr, rows, _ = self.tables.union(self.hasher.hash(query))
-        p = pair_probability(self.hasher, query, self._data()["rows"], indptr, rows)
+        p = self._pair_probability(query, indptr, rows)
         inclusion = estimates.inclusion_probability(p, self.hasher.n_hashes)
         return _results(torch, False, indptr, self.indices_[rows], inclusion)
 
@@ -259,11 +260,7 @@ class LSHSampler:
     def _weighted(self):
         return bool(self._parts) and self._parts[0]["weights"] is not None
 
-    @property
-    def _angular(self):
-        return hasattr(self.hasher, "probability_of_cosine")
-
-    def _part(self, X, weights):
+    def _part(self, X, weights, dtype=None):
         rows, _ = as_numpy("X", X)
         n_features = self.hasher.n_features
         if rows.ndim != 2 or rows.shape[1] != n_features:
@@ -271,9 +268,9 @@ class LSHSampler:
             raise ValueError(f"X must have shape {wanted}, got {rows.shape}")
         if len(rows) == 0:
             raise ValueError(f"X must have at least one row, got shape {rows.shape}")
-        check_rows("X", rows, direction=self._angular)
-        if self._parts:
-            rows = rows.astype(self._parts[0]["rows"].dtype, copy=False)
+        check_rows("X", rows, direction=is_angular(self.hasher))
+        if dtype is not None:
+            rows = rows.astype(dtype, copy=False)
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
         return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
 
@@ -305,7 +302,7 @@ class LSHSampler:
         if query.ndim != 2 or query.shape[1] != rows.shape[1]:
             wanted = f"(n_q, {rows.shape[1]}) or ({rows.shape[1]},)"
             raise ValueError(f"query must have shape {wanted}, got {query.shape[single:]}")
-        check_rows("query", query, direction=self._angular)
+        check_rows("query", query, direction=is_angular(self.hasher))
         with np.errstate(over="ignore"):
             return query.astype(rows.dtype, copy=False), single, torch
 
@@ -318,9 +315,12 @@ class LSHSampler:
         indices, chance, _ = self.tables.draw(codes, n_samples, seed=self._seed(seed))
         found = indices >= 0
         indptr = np.concatenate([[0], np.cumsum(found.sum(1))])
-        rows = self._data()["rows"]
-        chance[found] *= pair_probability(self.hasher, query, rows, indptr, indices[found])
+        chance[found] *= self._pair_probability(query, indptr, indices[found])
         return indices, chance
+
+    def _pair_probability(self, query, indptr, rows):
+        pairs = query, self._data()["rows"], self._norms, indptr, rows
+        return pair_probability(self.hasher, *pairs)
 
 
 def _results(torch, single, *arrays):

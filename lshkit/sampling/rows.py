@@ -5,7 +5,7 @@ import numpy as np
 from lshkit import checks
 from lshkit.pair_products import pair_distances, pair_products
 
-_CHUNK = 2**22  # numbers of gathered rows at a time
+_CHUNK = 2**16  # numbers of gathered rows at a time: they stay in cache
 _CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
 
 
@@ -27,9 +27,8 @@ def as_numpy(name, x):
 
 def check_rows(name, x, *, direction=False):
     """ValueError naming the first row that is not finite; with direction, or that is zero."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.einsum("nd,nd->n", x, x, dtype=np.float64)
-    for row in np.flatnonzero(~np.isfinite(sums)):
+    sums = _squares(x)
+    for row in np.flatnonzero(~np.isfinite(sums)):  # or with squares that are beyond the type
         if not np.isfinite(x[row]).all():
             raise ValueError(f"{name} must be finite, row {row} has a NaN or infinity")
     if direction and not sums.all():
@@ -38,21 +37,43 @@ def check_rows(name, x, *, direction=False):
                 raise ValueError(f"{name} must have no row of zeros, which has no angle: row {row}")
 
 
-def pair_probability(hasher, queries, rows, indptr, indices):
+@np.errstate(over="ignore", invalid="ignore", under="ignore")
+def _squares(x):
+    return np.einsum("nd,nd->n", x, x)
+
+
+def is_angular(hasher):
+    """Whether the hasher's probabilities are of the angle alone, which rows of zeros have not."""
+    return hasattr(hasher, "probability_of_cosine")
+
+
+def row_norms(hasher, rows):
+    """Lengths of the rows, float64 `(n,)`, if `pair_probability` needs them; else None.
+
+    NaN where the type of the rows does not hold a length or products well.
+    """
+    if not is_angular(hasher):
+        return None
+    sums, limits = _squares(rows), np.finfo(rows.dtype)
+    holds = (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
+    return np.sqrt(np.where(holds, sums, np.nan)).astype(np.float64)
+
+
+def pair_probability(hasher, queries, rows, norms, indptr, indices):
     """Probabilities that the listed pairs share a code: float64 `(nnz,)`.
 
-    Pairs in CSR form, query i with `rows[indices[k]]`. In the precision of the rows, and in float64
-    where float32 would lose the angle between nearly parallel rows.
+    Pairs in CSR form, query i with `rows[indices[k]]`; norms: `row_norms` of the rows. In the
+    precision of the rows, and in float64 where float32 would lose the angle between nearly parallel
+    rows.
     """
-    if hasattr(hasher, "probability_of_cosine"):
-        q_norm, x_norm = (np.linalg.norm(x, axis=1).astype(np.float64) for x in (queries, rows))
+    if is_angular(hasher):
+        q_norm = row_norms(hasher, queries)
         of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
         products = pair_products(queries, rows, indptr, indices)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            cosine = products / (q_norm[of_pair] * x_norm[indices])
+            cosine = products / (q_norm[of_pair] * norms[indices])
         probability = hasher.probability_of_cosine(cosine)
-        # Also where float32 did not hold a norm or a product.
-        exact = np.flatnonzero(~(cosine <= _CLOSE) | ~(np.abs(cosine) > 0))
+        exact = np.flatnonzero(~(np.abs(cosine) <= _CLOSE))  # also where lengths are NaN
         _exactly(hasher, queries, rows, of_pair, indices, exact, probability)
         return probability
     if getattr(hasher, "p", None) is not None:  # EuclideanLSH

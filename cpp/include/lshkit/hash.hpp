@@ -29,12 +29,16 @@ struct HashFunctions {
   const float* parameters = nullptr;
   index_t head_stride = 0;  // elements from one head's set to the next; 0: one set for all heads
   index_t columns = 0;
-  int n_bits = 8;  // 1 to 16
+  int n_bits = 8;  // 1 to 64; in Precision::fast and for soft codes up to 16
   index_t n_hashes = 32;
   index_t heads_per_set = 1;  // heads in a row that share a set
 };
 
-// codes: contiguous (batch, heads, rows, n_hashes), uint8 for n_bits <= 8, else uint16.
+constexpr int hash_code_bytes(int n_bits) {
+  return n_bits <= 8 ? 1 : n_bits <= 16 ? 2 : n_bits <= 32 ? 4 : 8;
+}
+
+// codes: contiguous (batch, heads, rows, n_hashes), unsigned integers of hash_code_bytes(n_bits).
 // Returns true when every projection was finite, that is when x has no NaN or infinity (values so
 // large that a projection overflows float32 also give false).
 bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,

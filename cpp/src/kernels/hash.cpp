@@ -24,8 +24,10 @@ void store_tile(const HashRows& h, const std::int32_t* bits, index_t token, inde
   const index_t m = h.n_hashes;
   if (h.n_bits <= 8)
     store_rows(bits, m, static_cast<std::uint8_t*>(h.codes) + token * m, m, count);
-  else
+  else if (h.n_bits <= 16)
     store_rows(bits, m, static_cast<std::uint16_t*>(h.codes) + token * m, m, count);
+  else
+    store_rows(bits, m, static_cast<std::uint32_t*>(h.codes) + token * m, m, count);
 }
 
 // Columns > 0: known at compile time, so that the passes unroll.
@@ -62,8 +64,8 @@ bool hadamard(const HashRows& h) {
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
       const index_t used = smaller(columns, h.n_hashes - group * columns);
       for (int b = 0; b < h.n_bits; ++b) {
-        const float* signs = h.parameters + (3 + group * h.n_bits + b) * columns;
-        const I one = broadcast<std::int32_t>(1 << b);
+        const float* signs = h.parameters + (3 + group * h.bits() + h.first_bit + b) * columns;
+        const I one = broadcast(std::int32_t(1u << b));
         std::int32_t* codes = bits + group * columns * W;
         rotate(z, work, columns, top, signs, used, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE {
           std::int32_t* code = codes + row * W;
@@ -85,7 +87,7 @@ bool hash_hadamard(const HashRows& h) { return h.columns == 64 ? hadamard<64>(h)
 // stream from L2 once a tile.
 bool hash_hyperplane(const HashRows& h) {
   constexpr int kTiles = 2, kPlanes = kRegisters >= 32 ? 8 : 4;
-  const index_t d = h.n_features, n_planes = h.n_hashes * h.n_bits;
+  const index_t d = h.n_features, n_planes = h.n_hashes * h.n_bits, skipped = h.bits() - h.n_bits;
   float* x = h.scratch;  // (kTiles, d rounded up, W)
   const index_t tile_size = round_up(d, W) * W;
   std::int32_t* bits = reinterpret_cast<std::int32_t*>(x + kTiles * tile_size);
@@ -111,8 +113,10 @@ bool hash_hyperplane(const HashRows& h) {
     std::memset(bits, 0, sizeof(std::int32_t) * kTiles * bits_size);
     for (index_t plane = 0; plane < n_planes; plane += kPlanes) {
       const float* normal[kPlanes];
-      for (int p = 0; p < kPlanes; ++p)
-        normal[p] = h.parameters + smaller(plane + p, n_planes - 1) * d;
+      for (int p = 0; p < kPlanes; ++p) {
+        const index_t last = smaller(plane + p, n_planes - 1);
+        normal[p] = h.parameters + (last + last / h.n_bits * skipped + h.first_bit) * d;
+      }
       F sum[kPlanes][kTiles] = {};
       for (index_t k = 0; k < d; ++k) {
         F v[kTiles];
@@ -126,7 +130,7 @@ bool hash_hyperplane(const HashRows& h) {
       for (int p = 0; p < kPlanes; ++p) {
         if (plane + p >= n_planes) break;
         const index_t hash = (plane + p) / h.n_bits;
-        const I one = broadcast<std::int32_t>(1 << ((plane + p) % h.n_bits));
+        const I one = broadcast(std::int32_t(1u << ((plane + p) % h.n_bits)));
         LSHKIT_UNROLL
         for (int t = 0; t < kTiles; ++t) {
           std::int32_t* code = bits + t * bits_size + hash * W;

@@ -19,6 +19,10 @@ struct HashRows {
   index_t row_stride, rows, n_features;
   void* codes;     // (rows, n_hashes)
   float* scratch;  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats
+  // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
+  int first_bit = 0, all_bits = 0;
+
+  index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
 // In 16 bits: 64-byte aligned, kHashTile * (4 * columns + n_hashes) floats and one for each sign.
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
@@ -298,8 +302,8 @@ struct TypedKernels {
   void (*expected_gradient)(const ExpectedGradient<T>&);
   void (*weighted_bucket_sum)(const WeightedPass<T>&);
   void (*weighted_column_sum)(const WeightedColumn<T>&);
-  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
   void (*binned_hash)(const BinnedRows<T>&);
+  void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
 };
 
 // ---- near_far ----

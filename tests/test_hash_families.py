@@ -1,0 +1,218 @@
+"""What all families share: long codes, probabilities of one number, arrays and back."""
+
+import io
+
+import numpy as np
+import pytest
+
+from lshkit import _C, buckets, hashing, reference
+from lshkit.hashing import FAMILY, EuclideanLSH, FastHadamard, Hyperplane, RandomBinning
+
+ANGULAR = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
+angular_families = pytest.mark.parametrize("family", ANGULAR)
+
+EXAMPLES = {
+    "Hyperplane": Hyperplane(7, 20, 5, seed=3),
+    "FastHadamard": FastHadamard(7, 40, 5, seed=3),
+    "Gaussian": EuclideanLSH(7, 4, 5, width=2.5, seed=3),
+    "Cauchy": EuclideanLSH(7, 4, 5, width=2.5, p=1, seed=3),
+    "RandomBinning": RandomBinning(7, 5, bandwidth=2.5, seed=3),
+    "RandomBinning, each": RandomBinning(7, 5, bandwidth=np.linspace(1, 2, 7), seed=3),
+}
+every_family = pytest.mark.parametrize("name", EXAMPLES)
+
+
+# ---------------------------------------------------------------- long codes
+
+
+@angular_families
+@pytest.mark.parametrize("n_bits", [16, 17, 24, 31, 32, 33, 40, 48, 49, 63, 64])
+def test_long_codes_are_equal_to_the_reference(family, n_bits):
+    rng = np.random.default_rng(n_bits)
+    for n, d, n_hashes in ((1, 3, 1), (33, 60, 33), (530, 70, 5)):
+        hasher = ANGULAR[family](d, n_bits, n_hashes, seed=n)
+        x = rng.standard_normal((n, d)).astype(np.float32)
+        codes = hasher.hash(x)
+        projected = reference.projections(x, hasher.parameters, family, n_bits, n_hashes)
+        expected = reference.codes(projected)
+        size = next(bits for bits in (16, 32, 64) if n_bits <= bits)
+        assert codes.dtype == expected.dtype == hashing.code_dtype(2**n_bits) == f"uint{size}"
+        # Rounding moves a projection by 2^-24 of the sum of its terms' sizes, at most d + 14 times.
+        columns = hasher.parameters.shape[-1] if family == "hadamard" else 1
+        length = np.linalg.norm(x, axis=-1)[:, None, None] * columns * np.sqrt(d)
+        near = np.abs(projected) <= 2.0**-24 * (d + 14) * 4 * length
+        differs = (codes ^ expected)[..., None] >> np.arange(n_bits, dtype=codes.dtype) & 1 == 1
+        assert not (differs & ~near).any()
+        assert (codes >> codes.dtype.type(n_bits - 1)).max() <= 1
+
+
+@angular_families
+def test_long_codes_hold_the_short_ones(family):
+    """Both words of a code are made of the same rows: 40 bits of hyperplanes begin with 32."""
+    long = ANGULAR[family](20, 40, 9, seed=0)
+    short = ANGULAR[family](20, 32, 9, seed=0)
+    if family == "hyperplane":
+        rows = long.parameters.reshape(9, 40, 20)[:, :32].reshape(1, -1, 20)
+    else:
+        rows = long.parameters[:, : 3 + 32]
+    short.parameters = np.ascontiguousarray(rows)
+    x = np.random.default_rng(0).standard_normal((70, 20)).astype(np.float32)
+    low = (long.hash(x) & np.uint64(2**32 - 1)).astype(np.uint32)
+    np.testing.assert_array_equal(short.hash(x), low)
+
+
+@angular_families
+@pytest.mark.parametrize("n_bits", [20, 50])
+def test_long_codes_collide_as_they_should(family, n_bits):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(64)
+    y = x + 0.06 * rng.standard_normal(64)
+    hasher = ANGULAR[family](64, n_bits, 20000, seed=1)
+    expected = hasher.collision_probability(x, y)
+    assert 0.2 < expected < 0.8
+    frequency = (hasher.hash(x) == hasher.hash(y)).mean()
+    # Two rotations of 64 rows at a time share their angles: twice the standard error of fair draws.
+    assert abs(frequency - expected) < 8 * np.sqrt(expected * (1 - expected) / 20000)
+
+
+@angular_families
+def test_long_codes_of_bad_rows_and_threads(family):
+    hasher = ANGULAR[family](20, 40, 9, seed=0)
+    x = np.random.default_rng(0).standard_normal((1030, 20)).astype(np.float32)
+    clean = hasher.hash(x)
+    x[5] = 0
+    x[6, 3] = np.nan
+    codes = np.zeros((1, 1, 1030, 9), np.uint64)
+    for threads in (1, 2, 3):
+        finite = _C.hash(x[None, None], hasher.parameters, FAMILY[family], 40, 9, codes, threads)
+        assert not finite
+        np.testing.assert_array_equal(codes[0, 0, 7:], clean[7:])
+        assert not codes[0, 0, 5].any()
+
+
+@angular_families
+@pytest.mark.parametrize(("n_bits", "dtype"), [(20, "uint32"), (40, "uint64")])
+def test_long_codes_of_tensors(family, n_bits, dtype):
+    torch = pytest.importorskip("torch")
+    hasher = ANGULAR[family](20, n_bits, 9, seed=0)
+    x = np.random.default_rng(0).standard_normal((2, 3, 20)).astype(np.float32)
+    codes = hasher.hash(torch.from_numpy(x))
+    assert codes.dtype == getattr(torch, dtype)
+    np.testing.assert_array_equal(codes.numpy(), hasher.hash(x))
+
+
+def test_tables_of_all_buckets_refuse_long_codes():
+    hasher = Hyperplane(7, 20, 5, seed=0)
+    x = np.ones((3, 7))
+    codes = hasher.hash(x)
+    message = "n_buckets must be an integer from 1 to 65536, got 1048576"
+    with pytest.raises(ValueError, match=message):
+        buckets.bucket_sum(codes, codes, x, hasher.n_buckets)
+    with pytest.raises(ValueError, match=message):
+        buckets.BucketTable(5, hasher.n_buckets, 7)
+    with pytest.raises(ValueError, match="soft_hash takes families of n_bits <= 16, got 20"):
+        hasher.soft_hash(x, 2, 2.0)
+    torch = pytest.importorskip("torch")
+    from lshkit.attention import yoso_attention
+
+    with pytest.raises(ValueError, match="n_bits must be an integer from 1 to 16, got 17"):
+        yoso_attention(*torch.ones(3, 1, 4, 8), n_bits=17)
+
+
+# ---------------------------------------------------------------- one number
+
+
+@angular_families
+@pytest.mark.parametrize("n_bits", [1, 2, 7, 16, 64])
+def test_probability_of_cosine(family, n_bits):
+    hasher = ANGULAR[family](5, n_bits, 1, seed=0)
+    x, y = np.random.default_rng(0).standard_normal((2, 50, 5))
+    cosine = (x * y).sum(-1) / np.linalg.norm(x, axis=-1) / np.linalg.norm(y, axis=-1)
+    got = hasher.probability_of_cosine(cosine)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, hasher.collision_probability(x, y), rtol=1e-14 * n_bits + 1e-13)
+    np.testing.assert_allclose(got, reference.cosine_probability(cosine, n_bits), rtol=1e-12)
+    ends = hasher.probability_of_cosine(np.float32([-1, 1, 1.0000002, -1.0000002, np.nan]))
+    np.testing.assert_array_equal(ends, [0, 1, 1, 0, np.nan])
+    assert hasher.probability_of_cosine(0.0) == 0.5**n_bits
+    with pytest.raises(TypeError, match="cosine must hold real numbers"):
+        hasher.probability_of_cosine(["a"])
+
+
+def test_probability_of_cosine_of_tensors():
+    torch = pytest.importorskip("torch")
+    hasher = Hyperplane(5, 8, 1, seed=0)
+    cosine = torch.linspace(-1, 1, 9, requires_grad=True)
+    got = hasher.probability_of_cosine(cosine)
+    assert got.dtype == torch.float64
+    assert not got.requires_grad
+    expected = hasher.probability_of_cosine(cosine.detach().numpy())
+    np.testing.assert_array_equal(got.numpy(), expected)
+
+
+# ---------------------------------------------------------------- arrays
+
+
+@every_family
+def test_arrays_make_the_same_family(name):
+    hasher = EXAMPLES[name]
+    file = io.BytesIO()
+    np.savez(file, **hasher.to_arrays())
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as arrays:
+        again = hashing.from_arrays(arrays)
+        assert type(hasher).from_arrays(arrays) == hasher
+    assert again == hasher
+    assert type(again) is type(hasher)
+    assert again.seed == hasher.seed == 3
+    assert repr(again) == repr(hasher)
+    x = np.random.default_rng(0).standard_normal((9, 7))
+    np.testing.assert_array_equal(again.hash(x), hasher.hash(x))
+    np.testing.assert_array_equal(
+        again.collision_probability(x[:1], x), hasher.collision_probability(x[:1], x)
+    )
+
+
+def test_arrays_are_copies():
+    hasher = Hyperplane(7, 3, 5, seed=3)
+    arrays = hasher.to_arrays()
+    again = hashing.from_arrays(arrays)
+    arrays["parameters"][:] = 0
+    assert again == hasher == Hyperplane(7, 3, 5, seed=3)
+
+
+@pytest.mark.parametrize("seed", [None, np.random.default_rng(0), 2**80])
+def test_seeds_in_arrays(seed):
+    again = hashing.from_arrays(Hyperplane(7, 3, 5, seed=seed).to_arrays())
+    assert again.seed == (seed if isinstance(seed, int) else None)
+
+
+@every_family
+def test_damaged_arrays_are_refused(name):
+    good = EXAMPLES[name].to_arrays()
+    numbers = EXAMPLES[name]._numbers
+    for missing in good:
+        with pytest.raises(ValueError, match=f"must have '{missing}'"):
+            hashing.from_arrays({key: good[key] for key in good if key != missing})
+    numbers_or_bandwidth = f"({numbers[0]}|bandwidth)"
+    for key, value, message in (
+        ("family", np.array("Cosine"), "family must be one of .*RandomBinning, got 'Cosine'"),
+        ("format", np.array(2), "format must be 1 to 1, got 2: use a newer lshkit"),
+        ("format", np.array("1"), "format must be one integer"),
+        ("n_features", np.array(8), f"{numbers_or_bandwidth} must be .* got .*7"),
+        ("n_hashes", np.array(0), "n_hashes must be an integer from 1 to 65535, got 0"),
+        ("seed", np.array("-1"), "seed must be an integer >= 0 or empty, got '-1'"),
+        (numbers[0], good[numbers[0]][:0], f"{numbers[0]} must be"),
+        (numbers[0], good[numbers[0]].astype(np.float16), f"{numbers[0]} must be"),
+        (numbers[0], good[numbers[0]] * np.nan, f"{numbers[0]} must be finite"),
+    ):
+        if key == "n_features" and name == "FastHadamard":
+            continue  # 8 features need the same rotations of 64
+        with pytest.raises(ValueError, match=message):
+            hashing.from_arrays(good | {key: value})
+
+
+def test_arrays_of_another_family():
+    arrays = Hyperplane(7, 3, 5, seed=3).to_arrays()
+    with pytest.raises(ValueError, match="family must be RandomBinning, got Hyperplane"):
+        RandomBinning.from_arrays(arrays)
