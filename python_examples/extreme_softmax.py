@@ -159,7 +159,7 @@ def print_table(results: dict[str, dict], training: Pairs, args: argparse.Namesp
         )
     print(
         f"\nLosses are exact, on held-out text, in nats a pair. The equal time is that of {few} "
-        f"steps\nwith the full softmax, {few * full:.1f} s; who is done before keeps its last loss.\n"
+        f"steps\nwith the full softmax, {few * full:.1f} s; done before: the last loss.\n"
     )
 
 
