@@ -58,9 +58,10 @@ def test_benchmark_writes_its_sections(tmp_path):
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
     assert results.keys() == {"variance", *others}
-    assert results["variance"]["hbe over horvitz_thompson"] > 5
-    for method in results["variance"]["methods"].values():
-        assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
+    for scale in results["variance"]["scales"].values():
+        assert scale["hbe over horvitz_thompson"] > 5
+        for method in scale["methods"].values():
+            assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
     for data in results["normaliser"]["data"].values():
         assert data["faster"] > 0 and data["mean relative error"] < 0.1
     printed = run(BENCHMARK, "--tables", path, folder=tmp_path)

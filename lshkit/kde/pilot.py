@@ -24,8 +24,8 @@ logger = logging.getLogger("lshkit.kde")
 HASHED = ("near_far", "split", "hbe")
 MIN_HASHED = 20_000  # rows from which on auto tries hash tables
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
-LIMITS = 1.0, 1.5, 2.0, 2.5  # in rtol, of the error from which on a query gets more rows
-MAX_LIMIT = 0.25  # of it: what a history of an eighth can tell of a query that one row makes up
+LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
+MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
 WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
 
 

@@ -14,7 +14,7 @@ N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the 
 N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
-SAFETY = 0.9
+SAFETY = 0.95
 SAMPLED = 1e-3  # error of a log kernel that float32 may bring to a sampled estimate
 
 
@@ -88,7 +88,7 @@ def mean_error(spread, sample, population):
 def sample_size(spread, population, rtol):
     """The smallest sample of mean relative error rtol, one standard error on the safe side.
 
-    And a tenth: queries share the sample, so that their errors do not average out as theirs do.
+    And a twentieth: queries share the sample, so that their errors do not average out as theirs do.
     """
     low, high = 1, population
     while low < high:
@@ -100,7 +100,7 @@ def sample_size(spread, population, rtol):
 
 def history_of(n_samples):
     """Rows that are summed exactly before a sample of this size, to tell whether it is enough."""
-    return max(N_PILOT, n_samples // 8)
+    return max(N_PILOT, n_samples // 16)
 
 
 class RandomSampling:

@@ -52,7 +52,7 @@ class PartitionSampler:
         weight_matrix,
         *,
         n_bits=None,
-        n_hashes=32,
+        n_hashes=24,
         n_probes=8,
         min_count=2,
         center=True,
