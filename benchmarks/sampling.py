@@ -83,7 +83,7 @@ def tables(args):
 
 
 def draws(args):
-    n, m, n_bits, n_q = args.rows, 32, 16, 4096
+    n, m, n_bits, n_q = args.rows, 32, 16, 512 if args.quick else 4096
     rng = np.random.default_rng(0)
     x = directions(rng, n)
     queries = x[rng.integers(n, size=n_q)]
@@ -136,7 +136,7 @@ def variance(args):
     x = load_digits().data
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     queries = x[:: 72 if args.quick else 18]
-    runs = 20 if args.quick else 100
+    runs = 8 if args.quick else 100
     scales = {str(scale): variance_at(scale, x, queries, runs) for scale in (8, 24)}
     sizes = {"rows": len(x), "queries": len(queries), "runs": runs}
     return {**sizes, **VARIANCE, "scales": scales}

@@ -216,7 +216,7 @@ def descend(method, problem, rate, args, seed):
 
 
 def converge(method, problem, lowest, args, bar):
-    """With the best of the step sizes: the last gap to the optimum, those at args.marks, time."""
+    """Of the best step size: the last gap, its standard error, gaps at args.marks, time."""
     curvature = np.linalg.eigvalsh(problem.x.T @ problem.x / len(problem.x))[-1]
     curvature *= 0.25 if isinstance(problem, Logistic) else 1.0
     runs = []
@@ -226,7 +226,8 @@ def converge(method, problem, lowest, args, bar):
             results.append(descend(method, problem, rate / curvature, args, seed))
             bar.update()
         losses, last, times = zip(*results, strict=True)
-        runs.append((np.mean(last) - lowest, np.mean(losses, 0) - lowest, np.min(times)))
+        error = np.std(last) / np.sqrt(len(last) - 1) if len(last) > 1 else np.nan
+        runs.append((np.mean(last) - lowest, error, np.mean(losses, 0) - lowest, np.min(times)))
     return min(runs, key=lambda run: run[0])
 
 
@@ -250,8 +251,9 @@ def measure(args):
                 for theta in places:
                     errors.append(squared_error(method, problem, theta, args))
                     bar.update()
-                last, gaps, spent = converge(method, problem, lowest, args, bar)
-                rows[method] = {"errors": errors, "gaps": gaps, "last": last, "spent": spent}
+                last, error, gaps, spent = converge(method, problem, lowest, args, bar)
+                row = {"errors": errors, "gaps": gaps, "last": last, "last_error": error}
+                rows[method] = row | {"spent": spent}
             for row in rows.values():
                 row["ratios"] = np.divide(row["errors"], rows["uniform"]["errors"])
             results[name] = {"methods": rows, "first": problem.loss(start) - lowest}
@@ -263,14 +265,16 @@ def print_tables(results, args):
         f"\nBatches of {args.batch_size}, {args.n_hashes} hashes. Error: mean squared error of a "
         "batch's gradient over\nthat of uniform sampling. Gap: loss above the optimum in the last "
         f"fifth of {args.steps} steps, over that\nbefore the first, at the best of "
-        f"{len(args.rates)} step sizes, mean of {args.seeds} runs. us: a step's sampling.\n"
+        f"{len(args.rates)} step sizes, mean and standard error of {args.seeds} runs. us: "
+        "sampling, a step.\n"
     )
     for name, result in results.items():
         print(f"| {name} | " + " | ".join(f"error, {point}" for point in POINTS) + " | gap | us |")
         print("|---|" + "---|" * (len(POINTS) + 2))
         for method, row in result["methods"].items():
             cells = [f"{ratio:.2g}" for ratio in row["ratios"]]
-            cells += [f"{row['last'] / result['first']:.1e}", f"{row['spent']:.0f}"]
+            gap, error = (row[key] / result["first"] for key in ("last", "last_error"))
+            cells += [f"{gap:.1e} ± {error:.0e}", f"{row['spent']:.0f}"]
             print(f"| {method} | " + " | ".join(cells) + " |")
         print()
     print(verdict(results))
@@ -285,10 +289,12 @@ def verdict(results):
         lsh = min(("LSH", "LSH, norms", "LGD"), key=last.get)
         plain = min(("uniform", "norms"), key=last.get)
         factor = last[plain] / last[lsh]
-        if factor > 1.25:
+        noise = np.hypot(methods[plain]["last_error"], methods[lsh]["last_error"])
+        clear = abs(last[plain] - last[lsh]) > 3 * noise
+        if clear and factor > 1:
             said = f"helps: {lsh} ends {factor:.1f}x nearer to the optimum than {plain}"
-        elif factor > 0.8:
-            said = f"does not help: {lsh} ends as near to the optimum as {plain}"
+        elif not clear:
+            said = f"does not help: {lsh} ends as near to the optimum as {plain}, within the noise"
         else:
             said = (
                 f"does not help: {lsh} ends {1 / factor:.1f}x farther from the optimum than {plain}"

@@ -140,7 +140,8 @@ def test_lsh_sgd_ends_in_tables_a_verdict_and_a_picture(tmp_path):
         rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {method} |")]
         assert len(rows) == 5  # problems
         for row in rows:
-            *errors, gap, time = (float(cell) for cell in row.split("|")[2:-1])
+            cells = row.split("|")[2:-1]
+            *errors, gap, time = (float(cell.split("±")[0]) for cell in cells)
             assert min(errors) > 0 and gap > 0 and time > 0
             assert method != "uniform" or errors == [1, 1, 1]
     for problem in ("diabetes", "breast cancer", "digits", "heavy-tailed rows", "a rare odd group"):

@@ -15,7 +15,8 @@ def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
     picture = tmp_path / "partition.png"
     done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in cells] for cells in lines]
     assert rows[0][:3] == ["data", "method", "setting"]
     by_data = {}
     for data, method, _, microseconds, error, *_ in rows[2:]:
@@ -65,4 +66,52 @@ def test_benchmark_writes_its_sections(tmp_path):
     for data in results["normaliser"]["data"].values():
         assert data["faster"] > 0 and data["mean relative error"] < 0.1
     printed = run(BENCHMARK, "--tables", path, folder=tmp_path)
-    assert printed.returncode == 0 and done.stdout.strip() in printed.stdout
+    assert printed.returncode == 0
+    assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
+
+
+SOFTMAX = ROOT / "python_examples" / "extreme_softmax.py"
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of Python files, small enough to be read at once."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(11):  # files 0 and 10 are held out
+        (folder / f"{i:02}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
+    return folder
+
+
+def test_extreme_softmax_ends_in_a_table_and_a_picture(tmp_path, text):
+    needs_example_packages()
+    picture = tmp_path / "softmax.png"
+    options = ("--quick", "--threads", 1, "--text", text, "--out", picture)
+    done = run(SOFTMAX, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    assert rows[0][:3] == ["method", "a step, ms", "speed"]
+    by_method = {name: [float(cell) for cell in cells] for name, *cells in rows[2:]}
+    assert by_method.keys() == {"full softmax", "near + uniform", "uniform only"}
+    for name, numbers in by_method.items():
+        assert min(numbers) > 0
+        assert f"{name:<14}: 100%" in done.stderr  # its progress bar
+    assert by_method["full softmax"][1] == 1
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--lr", 0), "--lr"),
+        (("--classes", 0), "--classes"),
+        (("--out", "softmax.txt"), "--out"),
+        (("--text", "missing"), "--text"),
+    ],
+)
+def test_extreme_softmax_refuses_bad_options_by_name(tmp_path, text, options, message):
+    needs_example_packages()
+    done = run(SOFTMAX, "--text", text, *options, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
