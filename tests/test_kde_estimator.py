@@ -96,6 +96,51 @@ def test_bad_files(tmp_path):
         LSHKernelDensity.load(tmp_path / "nothing.npz")
 
 
+BROKEN = {
+    "random": (
+        {"X": np.full((1500, 4), np.nan)},
+        {"weights": -WEIGHTS},
+        {"weights": WEIGHTS[:5]},
+        {"n_samples_seen": 3},
+    ),
+    "laplacian": (
+        {"bandwidth": -np.ones(4)},
+        {"table": np.full((32, 4096, 1), np.nan)},
+        {"window.codes": np.full((900, 32), 4096, np.uint16)},
+        {"window": [10**9, 5]},
+        {"total": "a"},
+        {"n_samples_seen": -5},
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), [(k, v) for k in BROKEN for v in BROKEN[k]])
+def test_files_with_impossible_contents(name, change, tmp_path):
+    density = LSHKernelDensity(**VARIANTS[name]).fit(ROWS, sample_weight=WEIGHTS)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    ((key, value),) = change.items()
+    (arrays if key in arrays else header)[key] = value
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    with pytest.raises(ValueError, match="no file"):
+        LSHKernelDensity.load(tmp_path / "density.npz")
+
+
+def test_flipped_bits_are_a_value_error():
+    file = io.BytesIO()
+    LSHKernelDensity(algorithm="brute").fit(ROWS[:20]).save(file)
+    whole, rng = file.getvalue(), np.random.default_rng(0)
+    for place in rng.integers(len(whole), size=300):
+        broken = bytearray(whole)
+        broken[place] ^= 1 << int(rng.integers(8))
+        try:
+            LSHKernelDensity.load(io.BytesIO(bytes(broken)))
+        except ValueError:
+            continue
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -149,6 +149,45 @@ def test_float32_far_from_the_origin_keeps_its_accuracy():
     assert_close(got, log_mean("gaussian", queries, rows, 0.3), 5e-5)  # float32's step at -50: 4e-6
 
 
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("offset", [1e6, 1e9])
+def test_rows_far_apart_keep_their_near_distances(kernel, offset):
+    """Two clusters, neither at the centre, and one row from which the mean is far away."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 3))
+    rows[:100] += offset
+    rows[100:-1] -= offset
+    rows[-1] = 1e25
+    queries = np.r_[rows[:10] + 0.2, rows[90:105]]
+    density = brute(kernel, 1.3, normalize=False).fit(rows)
+    assert_close(density.score_samples(queries), log_mean(kernel, queries, rows, 1.3))
+    means = density.kernel_mean(queries + 0.1)
+    assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
+
+
+def test_a_far_row_does_not_take_the_centre_away():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3000, 4))
+    alone = log_mean("gaussian", rows[:20], rows)
+    rows = np.r_[rows, np.full((1, 4), 1e30)]
+    for algorithm in ("brute", "random"):
+        density = LSHKernelDensity(algorithm=algorithm, random_state=0, normalize=False).fit(rows)
+        assert_close(density.score_samples(rows[:20]), alone, 1e-3 if algorithm == "brute" else 0.6)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-60, 1e39, 1e300])
+def test_only_ratios_of_weights_count(scale):
+    rng = np.random.default_rng(0)
+    rows, weights = rng.normal(size=(3000, 3)), rng.integers(0, 9, 3000).astype(float)
+    for options in (dict(algorithm="brute"), dict(algorithm="random", bandwidth="scott")):
+        options |= dict(random_state=0)
+        density = LSHKernelDensity(**options).fit(rows, sample_weight=weights)
+        other = LSHKernelDensity(**options).fit(rows, sample_weight=scale * weights)
+        assert_close(other.score_samples(rows[:9]), density.score_samples(rows[:9]))
+        drawn = (x.sample(50, random_state=0) for x in (density, other))
+        assert np.allclose(*drawn)
+
+
 def test_scores_stay_as_rows_are_added():
     """Log-densities in 64 dimensions do not jump as rows are added (scikit-learn #7492)."""
     rng = np.random.default_rng(0)

@@ -57,6 +57,19 @@ def test_gradients_at_a_row_and_far_away_are_finite():
     assert np.allclose(gradient.numpy(), nearest - 1e4, rtol=1e-3)  # no underflow
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "linear"])
+def test_gradients_far_from_the_centre(kernel):
+    rows = np.r_[ROWS - 1e8, ROWS + 1e8]
+    density = LSHKernelDensity(kernel, 2.0, algorithm="brute").fit(rows)
+    near = LSHKernelDensity(kernel, 2.0, algorithm="brute").fit(np.round((rows - 1e8)[100:], 7))
+    x = torch.tensor(QUERIES + 1e8, requires_grad=True)
+    y = (x - 1e8).detach().requires_grad_()
+    scores = density.score_samples(x), near.score_samples(y) - np.log(2)
+    assert torch.allclose(*scores, atol=1e-5)
+    gradients = (torch.autograd.grad(s.sum(), v)[0] for s, v in zip(scores, (x, y), strict=True))
+    assert torch.allclose(*gradients, atol=1e-5)
+
+
 def test_sampled_methods_refuse_gradients():
     density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (24, 1)))
     x = torch.tensor(QUERIES, requires_grad=True)

@@ -73,3 +73,10 @@ def as_weights(weights, n):
     if not weights.any():
         raise ValueError("sample_weight must not be all zero")
     return weights
+
+
+def of_unit_size(weights):
+    """Weights times a power of 2 that brings the largest to 1 or so: only their ratios count."""
+    if weights is None:
+        return None
+    return np.ldexp(weights, -int(np.frexp(weights.max())[1]))

@@ -6,6 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from lshkit.kde.arguments import as_rows
+from lshkit.kde.sums import DOUBLE_ROUNDING
 
 BLOCK = 2**21  # numbers in memory for a block of pairs
 
@@ -26,7 +27,11 @@ def log_mean(estimator, X):
     training = estimator._kde_method.training
     geometry = training.geometry
     queries = _scaled(X.double(), geometry)
-    pairs = len(X) * (X.shape[1] if geometry.kernel == "laplacian" else 1)
+    with torch.no_grad():  # far from the centre, products cancel: differences then
+        lost = float((queries**2).sum(1).max()) * DOUBLE_ROUNDING
+        direct = lost > (1e-12 if geometry.kernel in ("exponential", "linear") else 1e-7)
+    direct = geometry.kernel == "laplacian" or (geometry.kernel != "angular" and direct)
+    pairs = len(X) * (X.shape[1] if direct else 1)
     step = max(16, BLOCK // max(pairs, 1))
     parts = []
     for first in range(0, len(training.X), step):
@@ -34,7 +39,7 @@ def log_mean(estimator, X):
         weights = torch.ones(len(keys), dtype=torch.float64)
         if training.weights is not None:
             weights = torch.from_numpy(training.weights[first : first + step])
-        args = queries, keys, weights.log(), geometry.kernel, geometry.n_bits
+        args = queries, keys, weights.log(), geometry.kernel, geometry.n_bits, direct
         parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
     result = torch.logsumexp(torch.stack(parts), 0) - math.log(training.total)
     return result.to(X.dtype)
@@ -47,14 +52,16 @@ def _scaled(X, geometry):
     return X
 
 
-def _log_sum(queries, keys, log_weights, kernel, n_bits):
-    return torch.logsumexp(_log_kernel(queries, keys, kernel, n_bits) + log_weights, 1)
+def _log_sum(queries, keys, log_weights, kernel, n_bits, direct):
+    return torch.logsumexp(_log_kernel(queries, keys, kernel, n_bits, direct) + log_weights, 1)
 
 
-def _log_kernel(queries, keys, kernel, n_bits):
+def _log_kernel(queries, keys, kernel, n_bits, direct):
     """log k of all pairs, -1e300 for 0: whose gradient is 0, and not NaN."""
     if kernel == "laplacian":
         return -(queries[:, None] - keys).abs().sum(-1)
+    if direct:
+        return _log_radial(((queries[:, None] - keys) ** 2).sum(-1), kernel)
     products = queries @ keys.T
     if kernel == "angular":
         inside = products.abs() < 1 - 1e-12
@@ -62,7 +69,10 @@ def _log_kernel(queries, keys, kernel, n_bits):
         angle = torch.where(inside, angle, torch.where(products > 0, 0.0, math.pi))
         agreement = 1 - angle / math.pi
         return _log(agreement, agreement > 0) * n_bits
-    squares = (queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products
+    return _log_radial((queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products, kernel)
+
+
+def _log_radial(squares, kernel):
     if kernel == "gaussian":
         return -0.5 * squares.clamp_min(0)
     apart = squares > 1e-20

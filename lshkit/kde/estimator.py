@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
-from lshkit.kde.arguments import as_rows, as_weights, check_parameters
+from lshkit.kde.arguments import as_rows, as_weights, check_parameters, of_unit_size
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
@@ -225,13 +225,16 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self._kde_sketch is not None or self._kde_method is not None:
             return self
         X, weights = self._training_rows()
+        weights = of_unit_size(weights)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if isinstance(widths, str):
             widths = bandwidths.rule(widths, X, weights)
         self.bandwidth_ = self._shown(widths)
         if weights is not None and not weights.all():  # rows that do not count
             X, weights = X[weights > 0], weights[weights > 0]
-        centre = X.mean(axis=0, dtype=np.float64)
+        # The mean, but for features where a few far rows take it away from the others.
+        low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
+        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
         geometry = Geometry(self.kernel, check_parameters(self), centre, widths)
         training = Training(X, weights, geometry, self._kde_seed)
         threads = effective_n_jobs(self.n_jobs)
@@ -382,7 +385,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if weights is None:
             rows = (u * len(X)).astype(np.int64)
         else:
-            steps = np.cumsum(weights, dtype=np.float64)
+            steps = np.cumsum(of_unit_size(weights))
             rows = np.searchsorted(steps, u * steps[-1], side="right")
         noise = kernels.draw(self.kernel, n_samples, X.shape[1], rng) * self.bandwidth_
         return (X[rows] + noise).astype(X.dtype)

@@ -1,11 +1,14 @@
 """Files of estimators: npz, with a JSON header; no pickle."""
 
 import json
-import zipfile
+import math
 
 import numpy as np
+from sklearn.utils import check_array
 
-from lshkit.kde.arguments import check_parameters
+from lshkit import checks
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde.arguments import as_weights, check_parameters
 
 FORMAT, VERSION = "lshkit.kde", 1
 
@@ -60,7 +63,9 @@ def load(cls, file):
         raise ValueError(
             f"{file!r} is of version {newer} of this format, this lshkit reads {VERSION}: update it"
         ) from None
-    except (zipfile.BadZipFile, KeyError, EOFError, ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # of a broken file, numpy and zipfile raise whatever they meet
+        if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
+            raise
         raise ValueError(
             f"{file!r} is no file that LSHKernelDensity.save wrote, or is cut short: {error}"
         ) from error
@@ -83,10 +88,14 @@ def _restore(cls, header, arrays):
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:
-        X = arrays["X"]
-        if X.ndim != 2 or len(X) != header["n_samples_seen"]:
+        X = check_array(arrays["X"], dtype=[np.float64, np.float32], order="C", input_name="X")
+        if len(X) != header["n_samples_seen"]:
             raise ValueError(f"X has shape {X.shape}")
-        estimator._kde_rows, estimator._kde_weights = [X], [arrays.get("weights")]
+        weights = as_weights(arrays.get("weights"), len(X))
+        estimator._kde_rows, estimator._kde_weights = [X], [weights]
+        queries = estimator._kde_queries
+        if queries is not None and (queries.ndim != 2 or queries.shape[1] != X.shape[1]):
+            raise ValueError(f"queries have shape {queries.shape}")
         estimator.n_features_in_ = X.shape[1]
         estimator.n_samples_seen_ = header["n_samples_seen"]
         return estimator._prepare()
@@ -98,21 +107,27 @@ def _restore_sketch(estimator, header, arrays, n_bits):
     from lshkit.kde.sketch import Sketch
     from lshkit.kde.sums import Geometry
 
-    widths = arrays["bandwidth"]
+    widths = bandwidths.check(arrays["bandwidth"], arrays["bandwidth"].size, estimator.kernel)
     geometry = Geometry(estimator.kernel, n_bits, np.zeros(len(widths)), widths)
     sketch = Sketch(geometry, n_bits, estimator.n_hashes, header["seed"], estimator.window)
     if arrays["table"].shape != sketch.table.table.shape:
         raise ValueError(f"table has shape {arrays['table'].shape}")
+    count, total = checks.integer("n_samples_seen", header["n_samples_seen"], 0), header["total"]
+    if not (np.isfinite(arrays["table"]).all() and math.isfinite(total) and total >= 0):
+        raise ValueError("numbers that are not finite, or a total below 0")
     sketch.table.table[:] = arrays["table"]
-    sketch.table.count = header["n_samples_seen"]
-    sketch.total = header["total"]
+    sketch.table.count, sketch.total = count, float(total)
     if estimator.window is not None:
-        sketch.window.at, sketch.window.filled = header["window"]
+        at, filled = header["window"]
+        if arrays["window.codes"].max(initial=0) >= 2**n_bits:
+            raise ValueError("window.codes beyond the buckets")
+        sketch.window.at = checks.integer("window", at, 0, estimator.window - 1)
+        sketch.window.filled = checks.integer("window", filled, 0, estimator.window)
         sketch.window.codes[:] = arrays["window.codes"]
         sketch.window.weights[:] = arrays["window.weights"]
     estimator._kde_sketch = sketch
     estimator.n_features_in_ = len(widths)
-    estimator.n_samples_seen_ = header["n_samples_seen"]
+    estimator.n_samples_seen_ = count
     estimator.bandwidth_ = estimator._shown(widths)
     estimator.algorithm_ = "bucket_sum"
     estimator.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}

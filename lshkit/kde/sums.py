@@ -5,7 +5,7 @@ import numpy as np
 from lshkit import _C
 from lshkit.kde import kernels
 
-ROUNDING = 2.0**-24  # of float32
+ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
 
 
@@ -98,9 +98,49 @@ class Geometry:
             )
             if out is not sums:
                 sums[mask] = out
+        around = self._cancel(norms, sums[:, 0], tolerance, reach)
+        for i in np.flatnonzero(around):
+            sums[i] = self._sums_around(queries[i], keys, weights, scaled, radial)
         if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0].copy(), sums[:, 1].copy(), sums[:, 2].copy())
+
+    def _cancel(self, norms, shift, tolerance, reach):
+        """Queries so far from the centre that float64 loses their distances from rows near them.
+
+        Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2.
+        """
+        if self.kernel in ("laplacian", "angular"):
+            return np.zeros(len(norms), bool)
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost = DOUBLE_ROUNDING * norms**2
+            wanted = 2 * tolerance * np.maximum(np.abs(shift), 1)
+            if self.kernel == "exponential":  # shift is the least distance
+                lost = lost / np.maximum(np.abs(shift), np.sqrt(lost))
+            elif self.kernel == "linear":
+                lost = np.sqrt(lost)
+            if self.kernel in kernels.COMPACT:  # farther out there is nothing
+                lost = np.where(norms > 1.001 * reach + 2, 0, lost)
+        return (lost > wanted) & (norms < FARTHEST)
+
+    def _sums_around(self, query, keys, weights, scaled, radial):
+        """The sums of one query, with the rows centred there, so that nothing cancels."""
+        centre = query if scaled else self.centre + query * self.bandwidth
+        out = np.empty((1, 3))
+        _C.kernel_sums(
+            kernels.CODES[self.kernel],
+            self.n_bits,
+            np.zeros((1, len(query))),
+            keys,
+            np.ascontiguousarray(centre),
+            np.ones(len(query)) if scaled else 1 / self.bandwidth,
+            weights,
+            None if radial is None else radial[0],
+            0.0 if radial is None else radial[1],
+            out,
+            1,
+        )
+        return out[0]
 
 
 def unit_rows(X):
