@@ -183,7 +183,7 @@ def test_tensor_without_readable_memory_is_named(function, name):
     [
         ("hash", "family", 2, "0 to 1 is wanted, was 2"),
         ("hash", "n_bits", 0, "1 to 64 is wanted, was 0"),
-        ("hash", "n_bits", 17, "was 17"),
+        ("hash", "n_bits", 65, "was 65"),
         ("hash", "n_hashes", 0, "was 0"),
         ("hash", "n_hashes", 2**62, "was 4611686018427387904"),
         ("bucket_sum", "order", 3, "0 to 2 is wanted, was 3"),
