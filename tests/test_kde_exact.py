@@ -165,6 +165,16 @@ def test_rows_far_apart_keep_their_near_distances(kernel, offset):
     assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_many_features_do_not_add_up_float32s_rounding(kernel):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.exponential(size=(40, 50_000)), rng.exponential(size=(5, 50_000))
+    bandwidth = np.sqrt(50_000) / 3.5 if kernel == "gaussian" else 5000.0
+    density = brute(kernel, bandwidth, normalize=False).fit(rows)
+    wanted = np.concatenate([log_mean(kernel, q[None], rows, bandwidth) for q in queries])
+    assert_close(density.score_samples(queries), wanted)
+
+
 def test_a_far_row_does_not_take_the_centre_away():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(3000, 4))

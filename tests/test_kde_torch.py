@@ -39,6 +39,7 @@ def test_gradients(kernel):
     if kernel == "tophat":  # piecewise constant
         assert not torch.autograd.grad(score.sum(), x)[0].any()
         return
+    assert density.score(x) == pytest.approx(density.score(QUERIES))
     assert torch.autograd.gradcheck(density.score_samples, (x,), atol=1e-5)
     if kernel == "gaussian":
         assert torch.autograd.gradgradcheck(density.score_samples, (x[:1],), atol=1e-5)

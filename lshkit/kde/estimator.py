@@ -12,7 +12,7 @@ from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import as_rows, as_weights, check_parameters, of_unit_size
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry, has_zero_row
+from lshkit.kde.sums import Geometry
 
 FIRST_QUERIES = 256  # in one call, from which on they are tried
 N_CHECKED = 64  # of them
@@ -134,8 +134,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_bits = check_parameters(self)
         X = as_rows(self, X, reset=first)
         weights = as_weights(sample_weight, len(X))
-        if self.kernel == "angular" and has_zero_row(X):
-            raise ValueError("X has a row of zeros, which has no angle")
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str):
@@ -322,6 +320,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def score(self, X, y=None):
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
+        if checks.torch_of(X=X) is not None:
+            X = X.detach()
         return float(np.sum(np.asarray(self.score_samples(X)), dtype=np.float64))
 
     def kernel_mean(self, X, return_std=False):

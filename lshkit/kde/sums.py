@@ -59,10 +59,11 @@ class Geometry:
         """About the error of a log kernel (for compact kernels, of the kernel) in float32."""
         if self.kernel == "angular":
             return np.full(np.shape(norms), np.sqrt(ROUNDING))
+        many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel == "gaussian":
-            return ROUNDING * norms**2
+            return many * ROUNDING * norms**2
         if self.kernel == "laplacian":  # norms are Euclidean here too
-            return ROUNDING * norms
+            return many * ROUNDING * norms
         return np.sqrt(ROUNDING) * norms
 
     def sums(self, queries, keys, weights=None, *, scaled, tolerance, reach, threads, radial=None):
