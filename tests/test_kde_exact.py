@@ -165,6 +165,22 @@ def test_rows_far_apart_keep_their_near_distances(kernel, offset):
     assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
 
 
+def test_angular_kernels_of_opposite_rows_do_not_underflow():
+    rng = np.random.default_rng(0)
+    rows, queries = 10 + rng.normal(size=(5000, 4)), -10 - rng.normal(size=(9, 4))
+    wanted = log_mean("angular", queries, rows, n_bits=64)
+    assert wanted.max() < -100
+    weights = rng.uniform(size=5000)
+    got = brute("angular", n_bits=64, normalize=False).fit(rows)
+    assert_close(got.score_samples(queries), wanted)
+    got = got.fit(rows, sample_weight=weights).score_samples(queries)
+    assert_close(got, log_mean("angular", queries, rows, n_bits=64, weights=weights))
+    sampled = LSHKernelDensity("angular", n_bits=64, algorithm="random", random_state=0)
+    got, std = sampled.set_params(normalize=False).fit(rows).score_samples(queries, return_std=True)
+    assert (np.abs(np.expm1(got - wanted)) < 5 * std + 1e-3).all()
+    assert (std < 0.5).all()
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
 def test_many_features_do_not_add_up_float32s_rounding(kernel):
     rng = np.random.default_rng(0)
