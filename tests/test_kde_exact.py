@@ -288,6 +288,13 @@ def test_rows_of_weight_zero_do_not_count():
     assert_close(some, brute().fit(rows[:60]).score_samples(query))
 
 
+def test_weights_that_float32_does_not_hold():
+    """A row of next to no weight takes nothing from the others, even where it is the nearest."""
+    rows, query = np.array([[0.0], [20.0], [21.0]]), np.zeros((1, 1))
+    got = brute().fit(rows, sample_weight=[1e-300, 1.0, 1.0]).score_samples(query)
+    assert_close(got, brute().fit(rows[1:]).score_samples(query))
+
+
 def test_kernel_mean_and_std():
     rng = np.random.default_rng(0)
     rows, queries = rng.normal(size=(300, 4)), rng.normal(size=(7, 4))

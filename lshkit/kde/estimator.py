@@ -16,6 +16,7 @@ from lshkit.kde.sums import Geometry
 
 FIRST_QUERIES = 256  # in one call, from which on they are tried
 N_CHECKED = 64  # of them
+LEAST = 1e-37  # weight, of the largest, that float32 still holds
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -228,8 +229,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if isinstance(widths, str):
             widths = bandwidths.rule(widths, X, weights)
         self.bandwidth_ = self._shown(widths)
-        if weights is not None and not weights.all():  # rows that do not count
-            X, weights = X[weights > 0], weights[weights > 0]
+        if weights is not None and weights.min() < LEAST:  # rows that do not count
+            X, weights = X[weights >= LEAST], weights[weights >= LEAST]
         # The mean, but for features where a few far rows take it away from the others.
         low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
         centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
@@ -315,7 +316,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             std = np.where(positive > 0, std, np.inf)
         results = [x.astype(dtype) for x in (log_density, std)]
         if torch is not None:
-            results = [torch.from_numpy(x) for x in results]
+            kept = X.dtype if X.is_floating_point() else torch.float64
+            results = [torch.from_numpy(x).to(kept) for x in results]
         return tuple(results) if return_std else results[0]
 
     def score(self, X, y=None):
@@ -339,14 +341,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
         if torch is not None:
-            results = [torch.from_numpy(x) for x in results]
+            kept = X.dtype if X.is_floating_point() else torch.float64
+            results = [torch.from_numpy(x).to(kept) for x in results]
         return tuple(results) if return_std else results[0]
 
     def _estimate(self, X):
         check_is_fitted(self)
-        torch = checks.torch_of(X=X)
-        if torch is not None:
-            X = checks.array("X", X.detach(), torch).numpy()
         X = as_rows(self, X, reset=False)
         self._prepare()
         threads = effective_n_jobs(self.n_jobs)
