@@ -145,6 +145,9 @@ def test_flipped_bits_are_a_value_error():
     ("options", "message"),
     [
         (dict(kernel="box"), "kernel"),
+        (dict(kernel=["gaussian"]), "kernel"),
+        (dict(n_jobs=0), "n_jobs"),
+        (dict(n_jobs=1.5), "n_jobs"),
         (dict(algorithm="kd_tree"), "algorithm"),
         (dict(rtol=-1), "rtol"),
         (dict(rtol=np.nan), "rtol"),
@@ -204,6 +207,10 @@ def test_bad_calls():
         density.merge(LSHKernelDensity("laplacian").fit(ROWS))
     with pytest.raises(ValueError, match="zeros"):
         LSHKernelDensity("angular").fit(np.zeros((3, 2)))
+    for algorithm in ("brute", "random", "bucket_sum"):
+        angular = LSHKernelDensity("angular", algorithm=algorithm).fit(ROWS)
+        with pytest.raises(ValueError, match="zeros"):
+            angular.kernel_mean(0 * QUERIES)
     with pytest.raises(ValueError, match="vary"):
         LSHKernelDensity(bandwidth="scott").fit(np.ones((30, 2)))
     assert clone(density).get_params() == density.get_params()

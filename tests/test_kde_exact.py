@@ -165,6 +165,32 @@ def test_rows_far_apart_keep_their_near_distances(kernel, offset):
     assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
 
 
+def test_angular_kernels_of_opposite_rows_do_not_underflow():
+    rng = np.random.default_rng(0)
+    rows, queries = 10 + rng.normal(size=(5000, 4)), -10 - rng.normal(size=(9, 4))
+    wanted = log_mean("angular", queries, rows, n_bits=64)
+    assert wanted.max() < -100
+    weights = rng.uniform(size=5000)
+    got = brute("angular", n_bits=64, normalize=False).fit(rows)
+    assert_close(got.score_samples(queries), wanted)
+    got = got.fit(rows, sample_weight=weights).score_samples(queries)
+    assert_close(got, log_mean("angular", queries, rows, n_bits=64, weights=weights))
+    sampled = LSHKernelDensity("angular", n_bits=64, algorithm="random", random_state=0)
+    got, std = sampled.set_params(normalize=False).fit(rows).score_samples(queries, return_std=True)
+    assert (np.abs(np.expm1(got - wanted)) < 5 * std + 1e-3).all()
+    assert (std < 0.5).all()
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
+def test_many_features_do_not_add_up_float32s_rounding(kernel):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.exponential(size=(40, 50_000)), rng.exponential(size=(5, 50_000))
+    bandwidth = np.sqrt(50_000) / 3.5 if kernel == "gaussian" else 5000.0
+    density = brute(kernel, bandwidth, normalize=False).fit(rows)
+    wanted = np.concatenate([log_mean(kernel, q[None], rows, bandwidth) for q in queries])
+    assert_close(density.score_samples(queries), wanted)
+
+
 def test_a_far_row_does_not_take_the_centre_away():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(3000, 4))
@@ -260,6 +286,13 @@ def test_rows_of_weight_zero_do_not_count():
     query = np.full((1, 3), 50.0)
     some = brute().fit(rows, sample_weight=weights).score_samples(query)
     assert_close(some, brute().fit(rows[:60]).score_samples(query))
+
+
+def test_weights_that_float32_does_not_hold():
+    """A row of next to no weight takes nothing from the others, even where it is the nearest."""
+    rows, query = np.array([[0.0], [20.0], [21.0]]), np.zeros((1, 1))
+    got = brute().fit(rows, sample_weight=[1e-300, 1.0, 1.0]).score_samples(query)
+    assert_close(got, brute().fit(rows[1:]).score_samples(query))
 
 
 def test_kernel_mean_and_std():

@@ -108,6 +108,12 @@ def test_estimates_below_zero_are_minus_infinity():
     assert mean <= 0 and score == -np.inf and std == np.inf
 
 
+def test_one_hash_does_not_know_its_error(data):
+    rows, queries, _ = data
+    std = sketch("angular", n_hashes=1).fit(rows).kernel_mean(queries, return_std=True)[1]
+    assert np.isinf(std).all()
+
+
 def test_bad_calls(data):
     rows, queries, _ = data
     density = sketch("angular").fit(rows)
@@ -123,6 +129,9 @@ def test_bad_calls(data):
         LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
     with pytest.raises(ValueError, match="more rows"):
         density.partial_unfit(np.r_[rows, rows])
+    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19))
+    with pytest.raises(ValueError, match="2.29"):
+        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19)))
     with pytest.raises(ValueError, match="scale them up"):
         sketch("angular").fit(rows, sample_weight=np.full(700, 1e-9))
     with pytest.raises(ValueError, match="bucket_sum"):

@@ -28,6 +28,15 @@ def test_tensors_in_tensors_out(dtype):
             assert torch.allclose(density.kernel_mean(queries), score.exp(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    rows, queries = (torch.tensor(x, dtype=dtype) for x in (ROWS, QUERIES))
+    score, std = LSHKernelDensity(algorithm="brute").fit(rows).score_samples(queries, True)
+    plain = LSHKernelDensity(algorithm="brute").fit(rows.double()).score_samples(queries.double())
+    assert score.dtype == std.dtype == dtype
+    assert torch.equal(score, plain.float().to(dtype))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gradients(kernel):
     bandwidth = 1.0 if kernel == "angular" else np.array([2.0, 2.5, 3.0])
@@ -39,6 +48,7 @@ def test_gradients(kernel):
     if kernel == "tophat":  # piecewise constant
         assert not torch.autograd.grad(score.sum(), x)[0].any()
         return
+    assert density.score(x) == pytest.approx(density.score(QUERIES))
     assert torch.autograd.gradcheck(density.score_samples, (x,), atol=1e-5)
     if kernel == "gaussian":
         assert torch.autograd.gradgradcheck(density.score_samples, (x[:1],), atol=1e-5)

@@ -8,6 +8,7 @@ from sklearn.utils.validation import check_array, validate_data
 
 from lshkit import checks
 from lshkit.kde import kernels
+from lshkit.kde.sums import has_zero_row
 
 ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
 SAMPLED = ("random", "near_far", "split", "hbe")
@@ -16,7 +17,7 @@ MAX_SKETCH_BITS = 16
 
 def check_parameters(estimator):
     """n_bits in use; raises for parameters that are wrong or do not go together."""
-    if estimator.kernel not in kernels.CODES:
+    if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
     if estimator.algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {estimator.algorithm!r}")
@@ -35,6 +36,9 @@ def check_parameters(estimator):
         raise ValueError(f"rtol must be > 0 for algorithm={estimator.algorithm!r}, got 0")
     checks.boolean("normalize", estimator.normalize)
     checks.integer("batch_size", estimator.batch_size, 1)
+    n_jobs = 1 if estimator.n_jobs is None else estimator.n_jobs
+    if isinstance(n_jobs, bool) or not isinstance(n_jobs, numbers.Integral) or n_jobs == 0:
+        raise ValueError(f"n_jobs must be None or an integer that is not 0, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     sketch = estimator.algorithm == "bucket_sum"
     if sketch and estimator.kernel not in kernels.COLLISION:
@@ -57,7 +61,10 @@ def as_rows(estimator, X, reset):
     if torch is not None:
         X = checks.array("X", X.detach(), torch)
         X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
-    return validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
+    X = validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
+    if estimator.kernel == "angular" and has_zero_row(X):
+        raise ValueError("X has a row of zeros, which has no angle")
+    return X
 
 
 def as_weights(weights, n):

@@ -12,10 +12,11 @@ from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import as_rows, as_weights, check_parameters, of_unit_size
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry, has_zero_row
+from lshkit.kde.sums import Geometry
 
 FIRST_QUERIES = 256  # in one call, from which on they are tried
 N_CHECKED = 64  # of them
+LEAST = 1e-37  # weight, of the largest, that float32 still holds
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -134,8 +135,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_bits = check_parameters(self)
         X = as_rows(self, X, reset=first)
         weights = as_weights(sample_weight, len(X))
-        if self.kernel == "angular" and has_zero_row(X):
-            raise ValueError("X has a row of zeros, which has no angle")
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str):
@@ -230,8 +229,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if isinstance(widths, str):
             widths = bandwidths.rule(widths, X, weights)
         self.bandwidth_ = self._shown(widths)
-        if weights is not None and not weights.all():  # rows that do not count
-            X, weights = X[weights > 0], weights[weights > 0]
+        if weights is not None and weights.min() < LEAST:  # rows that do not count
+            X, weights = X[weights >= LEAST], weights[weights >= LEAST]
         # The mean, but for features where a few far rows take it away from the others.
         low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
         centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
@@ -317,11 +316,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             std = np.where(positive > 0, std, np.inf)
         results = [x.astype(dtype) for x in (log_density, std)]
         if torch is not None:
-            results = [torch.from_numpy(x) for x in results]
+            kept = X.dtype if X.is_floating_point() else torch.float64
+            results = [torch.from_numpy(x).to(kept) for x in results]
         return tuple(results) if return_std else results[0]
 
     def score(self, X, y=None):
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
+        if checks.torch_of(X=X) is not None:
+            X = X.detach()
         return float(np.sum(np.asarray(self.score_samples(X)), dtype=np.float64))
 
     def kernel_mean(self, X, return_std=False):
@@ -339,14 +341,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
         if torch is not None:
-            results = [torch.from_numpy(x) for x in results]
+            kept = X.dtype if X.is_floating_point() else torch.float64
+            results = [torch.from_numpy(x).to(kept) for x in results]
         return tuple(results) if return_std else results[0]
 
     def _estimate(self, X):
         check_is_fitted(self)
-        torch = checks.torch_of(X=X)
-        if torch is not None:
-            X = checks.array("X", X.detach(), torch).numpy()
         X = as_rows(self, X, reset=False)
         self._prepare()
         threads = effective_n_jobs(self.n_jobs)

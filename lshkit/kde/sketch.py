@@ -92,6 +92,8 @@ class Sketch:
                 "sketches with different hash functions cannot be merged: fit both with the same "
                 "integer random_state, n_bits, n_hashes and bandwidth"
             )
+        if self.total + other.total > MAX_WEIGHT:
+            raise ValueError("the sum of sample_weight of both must stay below 2^29")
         self.table.merge(other.table)
         self.total += other.total
 
@@ -103,7 +105,7 @@ class Sketch:
     def _estimate(self, X):
         codes = self.codes(X)
         mean = self._corrected(self.table.query(codes)[:, 0])
-        error = np.zeros(len(X))
+        error = np.full(len(X), np.inf)  # of a single hash nobody knows
         if self.n_hashes > 1:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
         return Estimate(np.zeros(len(X)), mean, error)

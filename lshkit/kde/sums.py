@@ -7,6 +7,7 @@ from lshkit.kde import kernels
 
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
 
 class Sums:
@@ -59,10 +60,11 @@ class Geometry:
         """About the error of a log kernel (for compact kernels, of the kernel) in float32."""
         if self.kernel == "angular":
             return np.full(np.shape(norms), np.sqrt(ROUNDING))
+        many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel == "gaussian":
-            return ROUNDING * norms**2
+            return many * ROUNDING * norms**2
         if self.kernel == "laplacian":  # norms are Euclidean here too
-            return ROUNDING * norms
+            return many * ROUNDING * norms
         return np.sqrt(ROUNDING) * norms
 
     def sums(self, queries, keys, weights=None, *, scaled, tolerance, reach, threads, radial=None):
@@ -98,6 +100,10 @@ class Geometry:
             )
             if out is not sums:
                 sums[mask] = out
+        if self.kernel == "angular":
+            small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
+            if len(small):
+                sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled, radial)
         around = self._cancel(norms, sums[:, 0], tolerance, reach)
         for i in np.flatnonzero(around):
             sums[i] = self._sums_around(queries[i], keys, weights, scaled, radial)
@@ -122,6 +128,23 @@ class Geometry:
             if self.kernel in kernels.COMPACT:  # farther out there is nothing
                 lost = np.where(norms > 1.001 * reach + 2, 0, lost)
         return (lost > wanted) & (norms < FARTHEST)
+
+    def _sums_of_logs(self, queries, keys, weights, scaled, radial):
+        """The angular kernel where its powers, or their squares, leave float32."""
+        sums = Sums.zeros(len(queries))
+        for first in range(0, len(keys), 1024):
+            rows = np.asarray(keys[first : first + 1024], np.float64)
+            cosines = queries @ (rows if scaled else unit_rows(rows)).T
+            agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
+            terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
+            if radial is not None:
+                at = np.pi * (1 - agreement) * radial[1]
+                terms = terms * np.interp(at, np.arange(len(radial[0])), radial[0])
+            logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
+            shift = logs.max(axis=1)
+            terms = terms * np.exp(logs - shift[:, None])
+            sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
+        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
     def _sums_around(self, query, keys, weights, scaled, radial):
         """The sums of one query, with the rows centred there, so that nothing cancels."""
