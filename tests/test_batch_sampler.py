@@ -244,6 +244,16 @@ def test_bad_arguments(options, error, message):
         sampler_of(FAMILIES["hyperplane"](seed=0), **options)
 
 
+@pytest.mark.parametrize("scale", [2.0**-1040, 2.0**1000])
+def test_size_of_row_weights_does_not_matter(scale):
+    weights = np.arange(1.0, N + 1)
+    draws = [
+        sampler_of(FAMILIES["hadamard"](seed=0), row_weights=w, seed=0).draw()
+        for w in (weights, weights * scale)
+    ]
+    np.testing.assert_array_equal(*draws)
+
+
 def test_errors_of_weights_name_the_argument():
     for weights in (np.ones(3), -np.ones(N)):
         with pytest.raises(ValueError, match="^row_weights must"):

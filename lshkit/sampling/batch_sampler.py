@@ -137,7 +137,7 @@ class LSHBatchSampler:
         weights = as_weights(row_weights, len(rows), "row_weights")
         if not weights.any():
             raise ValueError("row_weights must not be all zero")
-        return weights
+        return np.ldexp(weights, -np.frexp(weights.max())[1])  # so that no 1 / weight overflows
 
     @property
     def n_rows(self):
