@@ -195,23 +195,23 @@ def as_seed(seed):
     return checks.integer("seed", seed, 0, 2**64 - 1)
 
 
-def as_weights(weights, n_rows):
+def as_weights(weights, n_rows, name="weights"):
     """Finite float64 weights >= 0, one for each row."""
-    torch = checks.torch_of(weights=weights)
-    weights = checks.array("weights", weights, torch)
+    torch = checks.torch_of(**{name: weights})
+    weights = checks.array(name, weights, torch)
     if tuple(weights.shape) != (n_rows,):
-        raise ValueError(f"weights must have shape {(n_rows,)}, got {tuple(weights.shape)}")
+        raise ValueError(f"{name} must have shape {(n_rows,)}, got {tuple(weights.shape)}")
     if torch is not None:
         weights = weights.detach().to(torch.float64).numpy()
     weights = np.ascontiguousarray(weights, np.float64)
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(bad):
         value = weights[bad[0]]
-        raise ValueError(f"weights must be finite and >= 0, got {value} in row {bad[0]}")
+        raise ValueError(f"{name} must be finite and >= 0, got {value} in row {bad[0]}")
     with np.errstate(over="ignore"):
         total = weights.sum()
     if not np.isfinite(total):
-        raise ValueError("weights must have a finite sum, got infinity")
+        raise ValueError(f"{name} must have a finite sum, got infinity")
     return weights
 
 

@@ -244,6 +244,40 @@ def test_bad_arguments(options, error, message):
         sampler_of(FAMILIES["hyperplane"](seed=0), **options)
 
 
+@pytest.mark.parametrize("scale", [2.0**-1040, 2.0**1000])
+def test_size_of_row_weights_does_not_matter(scale):
+    weights = np.arange(1.0, N + 1)
+    draws = [
+        sampler_of(FAMILIES["hadamard"](seed=0), row_weights=w, seed=0).draw()
+        for w in (weights, weights * scale)
+    ]
+    np.testing.assert_array_equal(*draws)
+
+
+def test_errors_of_weights_name_the_argument():
+    for weights in (np.ones(3), -np.ones(N)):
+        with pytest.raises(ValueError, match="^row_weights must"):
+            sampler_of(FAMILIES["hadamard"](seed=0), row_weights=weights)
+
+
+@pytest.mark.parametrize("weighting", ["mixture", "collision"])
+def test_lengths_that_float32_does_not_hold(weighting):
+    hasher = FAMILIES["hadamard"](seed=0)
+    options = dict(weighting=weighting, seed=0)
+    for scale in (1e-200, 1e200):
+        got = sampler_of(hasher, scale * QUERY, rows=scale * ROWS, **options).draw()
+        expected = sampler_of(hasher, QUERY, **options).draw()
+        np.testing.assert_array_equal(got[0], expected[0])
+        np.testing.assert_allclose(got[1], expected[1], rtol=1e-6)
+
+
+def test_weights_of_far_rows_that_share_a_code_by_chance_are_bounded():
+    hasher = RandomBinning(6, 4, bandwidth=1e-6, seed=0)
+    sampler = sampler_of(hasher, QUERY, weighting="collision", seed=0)
+    p = sampler._collision_probability(QUERY[None], ROWS[:5])
+    np.testing.assert_allclose(p, 2.0**-32)
+
+
 def test_bad_hasher_and_query():
     hasher = FAMILIES["hyperplane"](seed=0)
     with pytest.raises(TypeError, match="hasher must be a hash family of lshkit.hashing, got int"):

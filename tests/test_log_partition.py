@@ -133,6 +133,20 @@ def test_single_queries_seeds_and_few_classes():
     )
 
 
+def test_classes_alike():
+    """All in the bucket of code 0, so that the tables have no bucket but that."""
+    sampler = PartitionSampler(np.ones((600, 4)), n_bits=10, n_probes=8, seed=0)
+    value, _ = log_partition(np.ones(4), np.ones((600, 4)), sampler=sampler, n_samples=50, seed=0)
+    assert value == pytest.approx(4 + np.log(600))
+
+
+def test_a_sample_of_one_class_has_no_standard_error():
+    weights, queries = classes(300, 6)
+    value, error = log_partition(queries, weights, n_samples=1, seed=0)
+    assert np.isfinite(value).all() and np.isnan(error).all()
+    assert log_partition(queries, weights[:1], n_samples=1).standard_error.tolist() == [0] * 8
+
+
 def test_tensors():
     torch = pytest.importorskip("torch")
     weights, queries = classes(500, 24)

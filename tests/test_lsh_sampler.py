@@ -161,6 +161,50 @@ def test_probabilities_of_long_and_short_rows(scale):
     np.testing.assert_allclose(inclusion, 1 - (1 - p) ** 4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-50, 1e50, 1e300])
+def test_lengths_that_float32_does_not_hold(scale):
+    """Angles are hashed in float32, lengths are not what counts."""
+    X, queries = clustered(60, 6, 1.0)
+    for rows, asked in ((scale * X, queries), (X.astype(np.float32), scale * queries)):
+        expected = LSHSampler(FAMILIES["hadamard"](0)).fit(X.astype(rows.dtype)).union(queries)
+        got = LSHSampler(FAMILIES["hadamard"](0)).fit(rows).union(asked)
+        np.testing.assert_array_equal(got[1], expected[1])
+        np.testing.assert_allclose(got[2], expected[2], rtol=1e-4)
+
+
+def test_values_that_the_type_of_the_rows_does_not_hold():
+    hasher = EuclideanLSH(6, 2, 4, width=1.0, seed=0)
+    sampler = LSHSampler(hasher).fit(np.ones((3, 6), np.float32))
+    with pytest.raises(ValueError, match="X in float32, the type of the rows, must be finite, row"):
+        sampler.partial_fit(np.full((1, 6), 1e300))
+    with pytest.raises(ValueError, match="query in float32, the type of the rows, must be finite"):
+        sampler.union(np.full(6, 1e300))
+    with pytest.raises(ValueError, match="the rows of other in float32, .* must be finite, row 1"):
+        sampler.merge(LSHSampler(hasher).fit([[1.0] * 6, [1e300] * 6]))
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("scale", [1e-30, 1e-23, 1e-20, 1e20])
+def test_distances_whose_squares_float32_does_not_hold(scale, p):
+    X, queries = (x.astype(np.float32) * np.float32(scale) for x in clustered(60, 6, 1.0))
+    hasher = EuclideanLSH(6, 2, 4, width=3 * scale, p=p, seed=0)
+    indptr, rows, inclusion = LSHSampler(hasher).fit(X).union(queries)
+    probability = hasher.collision_probability(np.repeat(queries, np.diff(indptr), 0), X[rows])
+    np.testing.assert_allclose(inclusion, 1 - (1 - probability) ** 4, rtol=1e-5)
+
+
+def test_far_rows_that_share_a_code_by_chance():
+    """One in 2^32 pairs of different bins: such a row has to weigh 2^32 in one table, not more."""
+    hasher = RandomBinning(1, 1, bandwidth=1.0, seed=0)
+    X = 1e9 * np.arange(1.0, 4)[:, None]
+    sampler = LSHSampler(hasher).fit(X)
+    sampler._data()["codes"][:] = hasher.hash(np.zeros((1, 1)))  # as if by chance
+    _, rows, inclusion = sampler.union(np.zeros((1, 1)))
+    assert rows.tolist() == [0, 1, 2]
+    np.testing.assert_allclose(inclusion, 2.0**-32)
+    assert sampler.estimate(np.zeros(1), np.ones(3), "full_bucket").value == 3 * 2.0**32
+
+
 def test_values_of_several_columns_and_by_array():
     X, queries = clustered(60, 6, 1.0)
     sampler = LSHSampler(FAMILIES["hadamard"](0), seed=1).fit(X)
@@ -181,12 +225,30 @@ def test_values_of_several_columns_and_by_array():
             np.testing.assert_allclose(first.value, both.value[0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_shapes_do_not_depend_on_what_is_found(method):
+    """Queries that meet no row, alone or in a block of their own, and no queries."""
+    X = np.abs(np.random.default_rng(0).normal(size=(50, 6))) + 1
+    sampler = LSHSampler(FastHadamard(6, 16, 3, seed=0)).fit(X)
+    for queries in (-X[:4], X[:0]):
+        for f, shape in ((np.ones(50), ()), (np.ones((50, 2)), (2,))):
+            value, error = sampler.estimate(queries, f, method)
+            assert value.shape == error.shape == (len(queries), *shape)
+            assert not value.any() and not error.any()
+
+
 def test_blocks_of_queries_do_not_change_the_result(monkeypatch):
-    X, queries = clustered(60, 6, 1.0)
-    sampler = LSHSampler(FAMILIES["hadamard"](0)).fit(X)
-    expected = sampler.estimate(queries, lambda i, j: i + j)
+    X = np.abs(np.random.default_rng(0).normal(size=(60, 6))) + 1
+    sampler = LSHSampler(FAMILIES["mostly empty"](0)).fit(X)
+    queries = X[:3] * [[1], [-1], [1]]  # the second meets no row
+
+    def f(i, j):
+        return np.stack([i + j, j], 1)
+
+    expected = sampler.estimate(queries, f)
+    assert not expected.value[1].any() and expected.value[[0, 2]].all()
     monkeypatch.setattr(estimates, "_PAIRS", 1)
-    for a, e in zip(sampler.estimate(queries, lambda i, j: i + j), expected, strict=True):
+    for a, e in zip(sampler.estimate(queries, f), expected, strict=True):
         np.testing.assert_array_equal(a, e)
 
 
@@ -225,6 +287,7 @@ def test_add_then_remove_equals_never_added(weighted):
     assert_same(sampler, LSHSampler(hasher).fit(*rows(slice(None))), queries)
     sampler.remove(np.arange(60, 90))
     assert_same(sampler, never, queries)
+    assert sampler.remove([]).n_rows == 60
     sampler.remove(range(10, 30))
     kept = np.r_[0:10, 30:60]
     np.testing.assert_array_equal(sampler.indices_, kept)

@@ -184,6 +184,20 @@ def test_ignored_targets_and_leading_dimensions():
     assert (loss.eval()(hidden, nothing) == 0).all()
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_without_a_target(sparse):
+    """Of a batch whose targets are all ignored, and of none: zeros, as F.cross_entropy's sum."""
+    loss = make(n_samples=40, bias=True, sparse=sparse, reduction="sum")
+    for n in (3, 0):
+        hidden, target = batch(n)
+        value = loss(hidden, torch.full_like(target, -100))
+        assert value == 0
+        for gradient, x in zip(
+            gradients(value, hidden, *loss.parameters()), (hidden, *loss.parameters()), strict=True
+        ):
+            assert gradient.shape == x.shape and (gradient == 0).all()
+
+
 def test_eval_is_exact_unless_told_otherwise():
     hidden, target = batch()
     loss = make(n_samples=10, n_bits=5).eval()
@@ -259,6 +273,12 @@ def test_half_precision_and_autocast():
         half = loss(hidden.bfloat16(), target)
     torch.testing.assert_close(half, expected, rtol=1e-2, atol=0)
     assert torch.autograd.grad(half, hidden)[0].dtype == torch.float32
+
+
+def test_weights_turned_to_half_precision_are_refused():
+    hidden, target = batch(dtype=torch.float32)
+    with pytest.raises(TypeError, match="weight must be of dtype torch.float32 or torch.float64"):
+        make(dtype=torch.float32).bfloat16()(hidden, target)
 
 
 def test_every_sampled_class_is_as_likely():

@@ -38,7 +38,7 @@ void find_sums(py::handle queries_object, py::handle rows_object, py::handle bia
   p.lists.n_buckets = check_range("n_buckets", start.shape(1) - 1, 1, kMaxBuckets);
   probes.require_type({kUint8, kUint16});
   probes.require_shape({p.n_queries, p.lists.n_hashes, TensorView::kAny}).require_contiguous();
-  p.n_probes = check_range("n_probes", probes.shape(2), 1, p.lists.n_buckets);
+  p.n_probes = check_range("n_probes", probes.shape(2), 1, kMaxBuckets);
   p.min_count = check_range("min_count", min_count, 1, 3);
   sample.require_type({kInt32}).require_dims(1, "(rows)").require_contiguous();
   p.n_sample = sample.shape(0);

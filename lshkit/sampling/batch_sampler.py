@@ -7,6 +7,7 @@ import numpy as np
 from lshkit import checks
 from lshkit.hash_tables import HashTables, as_weights
 from lshkit.hashing.family import HashFamily
+from lshkit.sampling.rows import is_angular, with_chance, within_float32
 
 WEIGHTINGS = ("mixture", "collision")
 
@@ -112,14 +113,14 @@ class LSHBatchSampler:
         if row_weights is None:
             row_weights = getattr(self, "row_weights", None)
         weights = self._weights_of(row_weights, rows)
-        if self.weighting == "collision" and hasattr(hasher, "probability_of_cosine"):
+        if self.weighting == "collision" and is_angular(hasher):
             zero = np.flatnonzero(~rows.any(-1))
             if len(zero):
                 raise ValueError(f"rows must not be zeros, which have no angle, got row {zero[0]}")
         self.hasher, self.row_weights, self._torch, self._rows = hasher, row_weights, torch, rows
         self._weights = weights
         self._cumulative = None if weights is None else np.cumsum(weights)
-        self._codes = hasher.hash(rows)
+        self._codes = hasher.hash(within_float32(hasher, rows))
         self._tables = HashTables(self._codes, weights=weights)
         return self
 
@@ -133,10 +134,10 @@ class LSHBatchSampler:
                     f"row_weights must be None, 'norms' or an array, got {row_weights!r}"
                 )
             row_weights = np.sqrt(np.einsum("nd,nd->n", rows, rows, dtype=np.float64))
-        weights = as_weights(row_weights, len(rows))
+        weights = as_weights(row_weights, len(rows), "row_weights")
         if not weights.any():
             raise ValueError("row_weights must not be all zero")
-        return weights
+        return np.ldexp(weights, -np.frexp(weights.max())[1])  # so that no 1 / weight overflows
 
     @property
     def n_rows(self):
@@ -164,7 +165,7 @@ class LSHBatchSampler:
     def _draw(self):
         queries = self.query()
         queries = _finite("query()", queries, self.hasher.n_features)
-        codes = self.hasher.hash(queries)
+        codes = self.hasher.hash(within_float32(self.hasher, queries))
         k, size = len(queries), self.batch_size
         drawn = self._tables.draw(codes, -(-size // k), seed=self._rng)
         # The queries by turns, from a random one on: each has the same share of every batch's mean.
@@ -183,9 +184,9 @@ class LSHBatchSampler:
         return indices, np.where(empty, 0.0, weights)
 
     def _collision_probability(self, x, y):
-        x, y = x.astype(np.float64), y.astype(np.float64)
-        if not hasattr(self.hasher, "probability_of_cosine"):
-            return self.hasher.collision_probability(x, y)
+        x, y = (within_float32(self.hasher, z.astype(np.float64)) for z in (x, y))
+        if not is_angular(self.hasher):
+            return with_chance(self.hasher, self.hasher.collision_probability(x, y))
         lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
         if not lengths.all():
             raise ValueError("query() must not be zeros, which have no angle: use 'mixture'")

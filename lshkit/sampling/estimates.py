@@ -28,7 +28,7 @@ class Values:
         values, _ = as_numpy("f(i, j)", self.f(i, j))
         self._check("f(i, j)", values, len(i), f"({len(i)},) or ({len(i)}, k), as i and j")
         self.one = values.ndim == 1
-        return values.reshape(len(i), -1 if values.size else 1).astype(np.float64, copy=False)
+        return values.reshape(len(i), *values.shape[1:] or (1,)).astype(np.float64, copy=False)
 
     @staticmethod
     def _check(name, values, n, wanted):
@@ -128,7 +128,7 @@ class _Block:
             begin, end = self.of_query[some[0]] * m, (self.of_query[some[-1]] + 1) * m
             at = self.of_query[some[pair]] * m + tables - begin
             sums[begin:end] += _sums(at, x[some[pair]], end - begin)
-        return sums.reshape(self.n_queries, m, -1)
+        return sums.reshape(self.n_queries, m, x.shape[1])
 
 
 def _by_blocks(sampler, query, values, of_block):

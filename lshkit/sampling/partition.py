@@ -138,7 +138,8 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
     -------
     value, standard_error : float64 `(n_q,)`, or single numbers for a single query
         Like the query arrays or tensors. Computed in float32, relative to the largest logit. No
-        gradient. The error is that of the sample, sqrt(var Z) / Z, for the tables as they are.
+        gradient. The error is that of the sample, sqrt(var Z) / Z, for the tables as they are;
+        NaN for a sample of one class of several.
         A sample that missed large terms, which are not near, has a small standard error too.
 
     Raises
@@ -196,9 +197,9 @@ def _of_sums(sums, n, s):
     with np.errstate(divide="ignore", invalid="ignore"):
         total = near + scale * far
         mean = far / s
-        variance = (
-            (squares / s - mean**2) * s / max(s - 1, 1)
-        )  # of a term; those of near rows are 0
+        variance = (squares / s - mean**2) * s / max(s - 1, 1)  # of a term; 0 those of near rows
+        if s == 1 < n:
+            variance = np.full_like(variance, np.nan)
         # Without replacement: nothing is left to chance when all rows are sampled.
         error = n * np.sqrt(np.maximum(variance, 0) / s * (1 - s / n)) / total
         return largest + np.log(total), error

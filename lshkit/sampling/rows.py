@@ -47,6 +47,31 @@ def is_angular(hasher):
     return hasattr(hasher, "probability_of_cosine")
 
 
+def within_float32(hasher, rows):
+    """The rows at lengths that float32 holds, in which angles are hashed, by powers of two.
+
+    Changes no row of a length near 1, nor any where the hasher is not of the angle.
+    """
+    if not is_angular(hasher):
+        return rows
+    squares = _squares(rows)
+    beyond = ~((squares > 1e-30) & (squares < 1e30))
+    if not beyond.any():
+        return rows
+    rows = rows.copy()
+    largest = np.abs(rows[beyond]).max(1, keepdims=True)
+    rows[beyond] = np.ldexp(rows[beyond], -np.frexp(largest)[1])
+    return rows
+
+
+def with_chance(hasher, probability):
+    """Of sharing a code, from the probability of sharing the bins that the code is a hash of.
+
+    Else a pair of far rows that do share a code would weigh without bound.
+    """
+    return probability if is_angular(hasher) else probability + (1 - probability) / hasher.n_buckets
+
+
 def row_norms(hasher, rows):
     """Lengths of the rows, float64 `(n,)`, if `pair_probability` needs them; else None.
 
@@ -54,9 +79,14 @@ def row_norms(hasher, rows):
     """
     if not is_angular(hasher):
         return None
-    sums, limits = _squares(rows), np.finfo(rows.dtype)
-    holds = (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
-    return np.sqrt(np.where(holds, sums, np.nan)).astype(np.float64)
+    sums = _squares(rows)
+    return np.sqrt(np.where(_holds(sums), sums, np.nan)).astype(np.float64)
+
+
+def _holds(sums):
+    """Whether sums of squares are neither near the smallest nor beyond the largest numbers."""
+    limits = np.finfo(sums.dtype)
+    return (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
 
 
 def pair_probability(hasher, queries, rows, norms, indptr, indices):
@@ -77,13 +107,16 @@ def pair_probability(hasher, queries, rows, norms, indptr, indices):
         _exactly(hasher, queries, rows, of_pair, indices, exact, probability)
         return probability
     if getattr(hasher, "p", None) is not None:  # EuclideanLSH
-        distance = pair_distances(queries, rows, indptr, indices, p=hasher.p).astype(np.float64)
-        distance = np.sqrt(distance) if hasher.p == 2 else distance
-        return hasher.probability_of_distance(distance)
+        distance = pair_distances(queries, rows, indptr, indices, p=hasher.p)
+        exact = np.flatnonzero(~_holds(distance))
+        distance = np.sqrt(distance, dtype=np.float64) if hasher.p == 2 else distance
+        probability = hasher.probability_of_distance(distance)
+    else:
+        exact = np.arange(len(indices))
+        probability = np.empty(len(indices))
     of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
-    probability = np.empty(len(indices))
-    _exactly(hasher, queries, rows, of_pair, indices, np.arange(len(indices)), probability)
-    return probability
+    _exactly(hasher, queries, rows, of_pair, indices, exact, probability)
+    return with_chance(hasher, probability)
 
 
 def _exactly(hasher, queries, rows, of_pair, indices, pairs, probability):

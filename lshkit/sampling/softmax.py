@@ -14,6 +14,8 @@ from lshkit.pair_products import pair_products
 
 _CLASSES_A_BUCKET = 16
 _REDUCTIONS = "mean", "sum", "none"
+_TYPES = torch.float32, torch.float64
+_TYPE_NAMES = " or ".join(map(str, _TYPES))
 _CHUNK = 2**24  # logits of the exact loss at a time
 
 
@@ -187,6 +189,8 @@ class SampledSoftmaxLoss(nn.Module):
         for name, x in (("hidden", hidden), ("target", target)):
             if not isinstance(x, torch.Tensor):
                 raise TypeError(f"{name} must be a tensor, got a {type(x).__name__}")
+        if self.weight.dtype not in _TYPES:
+            raise TypeError(f"weight must be of dtype {_TYPE_NAMES}, got {self.weight.dtype}")
         hidden = checks.array("hidden", hidden, torch, kinds="f", wanted="floats")
         target = checks.array("target", target, torch, kinds="i", wanted="integers")
         if hidden.ndim == 0 or hidden.shape[-1] != self.n_features:
@@ -311,7 +315,10 @@ class _SampledCrossEntropy(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             grad_hidden = torch.addcmul(far @ sample_weight, true[:, None], weight[target])
             grad_hidden += _sum_rows(weight, indices, indptr, near)
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and len(target) == 0:
+            none = sample_weight.new_zeros(sample_weight.shape)
+            grad_weight = _grad_of_rows(weight, samples, none, ctx.sparse)
+        elif ctx.needs_input_grad[1]:
             # The pairs sorted by class, those of the sample without any.
             classes = torch.cat([indices.long(), target, samples])
             row = torch.cat([rows, torch.arange(len(target)), torch.zeros_like(samples)])
@@ -365,7 +372,6 @@ def _check_parameter(name, x, shape, dtype=None):
     checks.array(name, x, torch)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
-    wanted = (torch.float32, torch.float64) if dtype is None else (dtype,)
+    wanted, names = (_TYPES, _TYPE_NAMES) if dtype is None else ((dtype,), str(dtype))
     if x.dtype not in wanted:
-        names = " or ".join(str(d) for d in wanted)
         raise TypeError(f"{name} must be of dtype {names}, got {x.dtype}")
