@@ -1,0 +1,293 @@
+"""YOSO attention (Zeng et al., ICML 2021, equations 1-4), and the sketch of the lower bound.
+
+Both estimators are weights @ value (eq. 2), then a normalisation. The weights are the collision
+frequencies of m hashes (YOSO-m) or the collision probabilities (YOSO-E); the rest is the same.
+"""
+
+import numpy as np
+
+from lshkit.reference.buckets import collision_counts, visible, weighted_sum
+from lshkit.reference.hashing import (
+    cosine_probability,
+    cosine_probability_slope,
+    unit,
+    walsh_hadamard,
+)
+
+
+@np.errstate(invalid="ignore")
+def attention_forward(weights, value, normalize):
+    """Raw sums normalised by "l2" (to unit rows), "sum" (of the weights) or None.
+
+    A query whose raw sum is 0 (l2: of norm <= 1e-12) or that has no weight gives 0.
+    """
+    return weighted_sum(weights, value) * _inverse_scale(weights, value, normalize)
+
+
+def _inverse_scale(weights, value, normalize):
+    if normalize is None:
+        return np.ones(weights.shape[:-1] + (1,))
+    if normalize == "sum":
+        scale = weights.sum(-1, keepdims=True)
+        keep = scale > 0
+    else:
+        scale = np.linalg.norm(weighted_sum(weights, value), axis=-1, keepdims=True)
+        keep = ~(scale <= 1e-12)  # NaN stays
+    return np.divide(1.0, scale, out=np.zeros_like(scale), where=keep)
+
+
+@np.errstate(invalid="ignore")
+def attention_backward(query, key, value, weights, slopes, normalize, grad_out):
+    """Gradients of query, key and value. slopes: the derivatives of the weights in the cosines.
+
+    With s_ij the derivative of the loss in weight ij, the unit rows get
+    dq_i = sum_j slope_ij s_ij k_j and dk_j = sum_i slope_ij s_ij q_i (eq. 3 and 4).
+    """
+    grad_raw, bias = _grad_raw(value, weights, normalize, grad_out)
+    grad_weights = grad_raw @ np.swapaxes(value, -1, -2) + bias
+    grad_cosine = np.where(slopes != 0, slopes * grad_weights, 0)
+    return (
+        _through_unit(query, weighted_sum(grad_cosine, unit(key))),
+        _through_unit(key, weighted_sum(np.swapaxes(grad_cosine, -1, -2), unit(query))),
+        weighted_sum(np.swapaxes(weights, -1, -2), grad_raw),
+    )
+
+
+def _grad_raw(value, weights, normalize, grad_out):
+    """g and b, for which the derivative of the loss in weight ij is g_i . v_j + b_i."""
+    inverse = _inverse_scale(weights, value, normalize)
+    out = weighted_sum(weights, value) * inverse
+    along = (grad_out * out).sum(-1, keepdims=True)
+    if normalize == "l2":  # d(r / |r|) = (I - y y^T) dr / |r|
+        return (grad_out - along * out) * inverse, 0.0
+    # y = sum_j w_j v_j / sum_j w_j, so dy/dw_j has - y / sum_j w_j
+    return grad_out * inverse, -along * inverse if normalize == "sum" else 0.0
+
+
+def _through_unit(x, grad):
+    """Gradient through u = x / |x|: (grad - (grad . u) u) / |x|, and 0 for a row of zeros."""
+    norm = np.linalg.norm(x, axis=-1, keepdims=True)
+    tangent = grad - (grad * unit(x)).sum(-1, keepdims=True) * unit(x)
+    return np.divide(tangent, norm, out=np.zeros_like(tangent), where=norm != 0)
+
+
+def _finite_rows(x):
+    return np.isfinite(x).all(-1)
+
+
+def _clean(x):
+    """x in float64 with its NaN and infinite rows replaced by zeros."""
+    x = np.asarray(x, np.float64)
+    return np.where(_finite_rows(x)[..., None], x, 0)
+
+
+def _attending(query, key, causal, key_mask):
+    """Visible pairs of a finite query and a finite key."""
+    pairs = visible(query.shape[-2], key.shape[-2], causal, key_mask)
+    return pairs & _finite_rows(query)[..., :, None] & _finite_rows(key)[..., None, :]
+
+
+def _sampled(query, key, query_codes, key_codes, causal, key_mask):
+    counts = collision_counts(query_codes, key_codes)
+    return _attending(query, key, causal, key_mask) * counts / query_codes.shape[-1]
+
+
+def _expected(query, key, n_bits, causal, key_mask):
+    cosine = unit(_clean(query)) @ np.swapaxes(unit(_clean(key)), -1, -2)
+    pairs = _attending(query, key, causal, key_mask)
+    return pairs * cosine_probability(cosine, n_bits), pairs, cosine
+
+
+def _near(query, key, window, causal):
+    """The pairs |i - j| < window, causal: 0 <= i - j < window."""
+    distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
+    return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
+
+
+def _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask):
+    """The sampled weights, with the probability itself where the pair is in the window."""
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    if not window:
+        return weights
+    exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
+    return np.where(_near(query, key, window, causal), exact, weights)
+
+
+def _forward(query, value, weights, normalize):
+    out = attention_forward(weights, np.asarray(value, np.float64), normalize)
+    return np.where(_finite_rows(query)[..., None], out, np.nan)
+
+
+def _slopes(gradient, weights, pairs, cosine, n_bits, floor):
+    if gradient == "lower_bound":  # eq. 4: dp/dx >= n_bits / 2 * p
+        return n_bits / 2 * weights
+    return pairs * cosine_probability_slope(cosine, n_bits, floor)
+
+
+def _collided(gradient, weights, cosine, n_bits, n_hashes):
+    """What the slopes of the pairs are multiplied by where only those that collide count."""
+    if gradient == "collided":
+        return weights > 0
+    with np.errstate(divide="ignore"):  # p = 1
+        misses = n_hashes * np.log1p(-cosine_probability(cosine, n_bits))
+    seen = -np.expm1(misses)  # 1 - (1 - p)^n_hashes
+    return np.divide(weights > 0, seen, out=np.zeros_like(cosine), where=seen > 0)
+
+
+def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask):
+    grad_out = np.where(_finite_rows(query)[..., None], np.asarray(grad_out, np.float64), 0)
+    if key_mask is None:
+        key_mask = np.ones(key.shape[-2], bool)
+    takes_part = np.asarray(key_mask)[..., None] != 0
+    value = np.where(takes_part, np.asarray(value, np.float64), 0)
+    grad_query, grad_key, grad_value = attention_backward(
+        _clean(query), _clean(key), value, weights, slopes, normalize, grad_out
+    )
+    grad_query = np.where(_finite_rows(query)[..., None], grad_query, np.nan)
+    grad_key = np.where(takes_part & ~_finite_rows(key)[..., None], np.nan, grad_key)
+    return grad_query, grad_key, grad_value
+
+
+def yoso_forward(
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    n_bits=None,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+    window=0,
+):
+    """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
+
+    A query with a NaN or infinity gives a NaN row, such a key takes no part. normalize: "l2",
+    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part. window: pairs of positions |i - j| <
+    window have the collision probability of n_bits for their weight.
+    """
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
+    return _forward(query, value, weights, normalize)
+
+
+def yoso_backward(
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    grad_out,
+    n_bits,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+    gradient="lower_bound",
+    floor=1e-6,
+    window=0,
+):
+    """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
+
+    A code is a step function of its input, so the queries and keys get the gradient of the
+    expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4);
+    "expected", the exact slope of the probability (eq. 3) on every visible pair; "collided", that
+    slope on the pairs that collide in some hash (*YOSO, appendix 1.4); or "unbiased", those over
+    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952).
+    Pairs in the window have the slope that the word has in `expected_backward`.
+    """
+    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
+    exact, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
+    slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
+    if gradient in ("collided", "unbiased"):
+        n_hashes = query_codes.shape[-1]
+        slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
+    if window:
+        kernel = "lower_bound" if gradient == "lower_bound" else "expected"
+        in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
+        slopes = np.where(_near(query, key, window, causal), in_window, slopes)
+    return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
+
+
+def expected_forward(query, key, value, n_bits, *, causal=False, key_mask=None, normalize="l2"):
+    """YOSO-E, the expectation of eq. 2 over the hash functions; otherwise like `yoso_forward`."""
+    weights, _, _ = _expected(query, key, n_bits, causal, key_mask)
+    return _forward(query, value, weights, normalize)
+
+
+def expected_backward(
+    query,
+    key,
+    value,
+    grad_out,
+    n_bits,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+    gradient="lower_bound",
+    floor=1e-12,
+):
+    """(grad_query, grad_key, grad_value) of `expected_forward`.
+
+    Every gradient but "lower_bound" is the exact one: all pairs count, with their own weights.
+    """
+    weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
+    slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
+    return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
+
+
+def rotation_matrix(parameters, n_values):
+    """U = H G2 H G1 H G0 / D^1.5 without the columns beyond n_values, `(..., D, n_values)`.
+
+    G rotates the planes (i, i + D/2). Rows u of a random U have E[u u^T] = 1 / D.
+    """
+    parameters = np.asarray(parameters, np.float64)
+    columns = parameters.shape[-1]
+    cosine, sine = np.split(parameters[..., None, :], 2, axis=-1)  # (..., 3, 1, D/2)
+    z = np.eye(columns)[:n_values]
+    for i in range(3):
+        upper, lower = np.split(z, 2, axis=-1)
+        c, s = cosine[..., i, :, :], sine[..., i, :, :]
+        z = np.concatenate([c * upper - s * lower, s * upper + c * lower], -1)
+        z = z @ walsh_hadamard(columns) / np.sqrt(columns)
+    return np.swapaxes(z, -1, -2)
+
+
+def sketched_backward(
+    query,
+    key,
+    value,
+    query_codes,
+    key_codes,
+    grad_out,
+    n_bits,
+    rotation,
+    rank,
+    *,
+    causal=False,
+    key_mask=None,
+    normalize="l2",
+):
+    """(grad_query, grad_key) of `yoso_backward`'s lower bound from `rank` coordinates a hash.
+
+    In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over one of the C = ceil(D / R) groups
+    of coordinates, the C h / n_hashes-th: R in turn, the last group going on at the first
+    coordinate. Finite rows only.
+    rotation: U, `(..., D, n_values)`.
+    """
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    pairs = _attending(query, key, causal, key_mask)
+    grad_raw, bias = _grad_raw(np.asarray(value, np.float64), weights, normalize, grad_out)
+    g, v = (x @ np.swapaxes(rotation, -1, -2) for x in (grad_raw, value))
+    n_hashes, columns = query_codes.shape[-1], rotation.shape[-2]
+    grad_cosine = 0
+    for h in range(n_hashes):
+        group = (h * -(-columns // rank) // n_hashes * rank + np.arange(rank)) % columns
+        products = g[..., group] @ np.swapaxes(v[..., group], -1, -2) * columns / rank + bias
+        collide = query_codes[..., :, None, h] == key_codes[..., None, :, h]
+        grad_cosine = grad_cosine + n_bits / 2 / n_hashes * (pairs & collide) * products
+    return (
+        _through_unit(query, grad_cosine @ unit(key)),
+        _through_unit(key, np.swapaxes(grad_cosine, -1, -2) @ unit(query)),
+    )
