@@ -59,6 +59,7 @@ def test_files_that_are_not_whole(tmp_path):
     ("changes", "message"),
     [
         ({"version": np.array(2)}, "has version 2, this lshkit reads up to 1"),
+        ({"version": np.array(0)}, "is damaged: version must be 1 or more, got 0"),
         ({"version": None}, "has no version"),
         ({"kind": np.array("something")}, "is no file of an LSHSampler"),
         ({"rows": None}, "is damaged: 'rows'"),
@@ -79,6 +80,16 @@ def test_files_with_other_contents(tmp_path, changes, message):
     changed(path, bad, **changes)
     with pytest.raises(ValueError, match=re.escape(message)):
         LSHSampler.load(bad)
+
+
+def test_archives_of_other_things(tmp_path):
+    X, _ = clustered(40, 6, 1.0)
+    path = tmp_path / "sampler.npz"
+    LSHSampler(FAMILIES["hadamard"](0)).fit(X).save(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("codes", b"text")  # for an array of this name
+    with pytest.raises(ValueError, match="is no file of an LSHSampler"):
+        LSHSampler.load(path)
 
 
 class Spy:

@@ -16,6 +16,8 @@ MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
+    _chance = 2.0**-32  # that different bins share a code
+
     @property
     def n_buckets(self):
         """Number of different codes, 2^32."""

@@ -278,8 +278,8 @@ class LSHSampler:
             raise ValueError(f"X must have shape {wanted}, got {rows.shape}")
         if len(rows) == 0:
             raise ValueError(f"X must have at least one row, got shape {rows.shape}")
-        check_rows("X", rows, direction=is_angular(self.hasher))
-        rows = self._as("X", rows, rows.dtype if dtype is None else dtype)
+        squares = check_rows("X", rows, direction=is_angular(self.hasher))
+        rows = self._as("X", rows, rows.dtype if dtype is None else dtype, squares)
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
         return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
 
@@ -311,12 +311,12 @@ class LSHSampler:
         if query.ndim != 2 or query.shape[1] != rows.shape[1]:
             wanted = f"(n_q, {rows.shape[1]}) or ({rows.shape[1]},)"
             raise ValueError(f"query must have shape {wanted}, got {query.shape[single:]}")
-        check_rows("query", query, direction=is_angular(self.hasher))
-        return self._as("query", query, rows.dtype), single, torch
+        squares = check_rows("query", query, direction=is_angular(self.hasher))
+        return self._as("query", query, rows.dtype, squares), single, torch
 
-    def _as(self, name, x, dtype):
+    def _as(self, name, x, dtype, squares=None):
         """x in the type of the rows and at lengths that can be hashed."""
-        x = within_float32(self.hasher, x)
+        x = within_float32(self.hasher, x, squares)
         if x.dtype == dtype:
             return x
         with np.errstate(over="ignore"):

@@ -29,6 +29,8 @@ def load(path):
     version = arrays.get("version")
     if version is None or version.dtype.kind not in "iu" or version.shape != ():
         raise ValueError(f"{path} has no version")
+    if version < 1:
+        raise ValueError(f"{path} is damaged: version must be 1 or more, got {version}")
     if version > VERSION:
         raise ValueError(
             f"{path} has version {version}, this lshkit reads up to {VERSION}: use a newer one"
@@ -43,12 +45,15 @@ def _read(path, file):
     """All arrays of the file."""
     try:
         with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+            arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError) as error:
         wanted = "no whole .npz file: cut short, damaged or of another kind"
         raise ValueError(f"{path} is {wanted} ({error})") from error
     except (AttributeError, TypeError):  # np.load gave an array, which is no archive
         raise ValueError(f"{path} is no file of an LSHSampler") from None
+    if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # members of a plain zip
+        raise ValueError(f"{path} is no file of an LSHSampler")
+    return arrays
 
 
 def _checked(arrays):

@@ -26,7 +26,10 @@ def as_numpy(name, x):
 
 
 def check_rows(name, x, *, direction=False):
-    """ValueError naming the first row that is not finite; with direction, or that is zero."""
+    """ValueError naming the first row that is not finite; with direction, or that is zero.
+
+    Returns the rows' sums of squares, for `within_float32`.
+    """
     sums = _squares(x)
     for row in np.flatnonzero(~np.isfinite(sums)):  # or with squares that are beyond the type
         if not np.isfinite(x[row]).all():
@@ -35,6 +38,7 @@ def check_rows(name, x, *, direction=False):
         for row in np.flatnonzero(sums == 0):
             if not x[row].any():
                 raise ValueError(f"{name} must have no row of zeros, which has no angle: row {row}")
+    return sums
 
 
 @np.errstate(over="ignore", invalid="ignore", under="ignore")
@@ -47,14 +51,14 @@ def is_angular(hasher):
     return hasattr(hasher, "probability_of_cosine")
 
 
-def within_float32(hasher, rows):
+def within_float32(hasher, rows, squares=None):
     """The rows at lengths that float32 holds, in which angles are hashed, by powers of two.
 
     Changes no row of a length near 1, nor any where the hasher is not of the angle.
     """
     if not is_angular(hasher):
         return rows
-    squares = _squares(rows)
+    squares = _squares(rows) if squares is None else squares
     beyond = ~((squares > 1e-30) & (squares < 1e30))
     if not beyond.any():
         return rows
@@ -69,7 +73,7 @@ def with_chance(hasher, probability):
 
     Else a pair of far rows that do share a code would weigh without bound.
     """
-    return probability if is_angular(hasher) else probability + (1 - probability) / hasher.n_buckets
+    return probability + (1 - probability) * getattr(hasher, "_chance", 0.0)
 
 
 def row_norms(hasher, rows):
