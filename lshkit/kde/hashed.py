@@ -101,4 +101,5 @@ def collision_probability(hasher, distances):
     """Of rows at these distances (angles for the angular families), float64."""
     if isinstance(hasher, (hashing.FastHadamard, hashing.Hyperplane)):
         return np.maximum(1 - distances / np.pi, 0) ** hasher.n_bits
-    return hasher.probability_of_distance(distances)
+    p = hasher.probability_of_distance(distances)
+    return p + (1 - p) / hasher.n_buckets  # bins that differ may share a code

@@ -1,5 +1,6 @@
 """Fitted samplers in .npz files: arrays only, versioned, checked before anything is loaded."""
 
+import os
 import zipfile
 import zlib
 
@@ -16,8 +17,10 @@ def save(path, hasher, data, following):
     arrays = {name: x for name, x in data.items() if x is not None}
     arrays |= {_HASHER + name: x for name, x in hasher.to_arrays().items()}
     arrays |= {"kind": np.array(KIND), "version": np.array(VERSION), "next": np.array(following)}
-    with open(path, "wb") as file:
+    part = f"{os.fspath(path)}.part"  # what is at path stays whole until the new file is
+    with open(part, "wb") as file:
         np.savez(file, **arrays)
+    os.replace(part, path)
 
 
 def load(path):
