@@ -175,8 +175,12 @@ struct Drawer {
       draw_places(t, buckets, words, n, places);
     for (index_t k = 0; k < n; ++k) {
       const index_t row = places[k] < 0 ? -1 : t.order[places[k]];
+      if (t.weights) __builtin_prefetch(t.weights + std::max<index_t>(row, 0));
       out.indices[first + k] = row;
       out.tables[first + k] = h[k];
+    }
+    for (index_t k = 0; k < n; ++k) {
+      const index_t row = out.indices[first + k];
       out.probabilities[first + k] = row < 0     ? 0
                                      : t.weights ? t.weights[row] / totals[k]
                                                  : 1 / double(buckets[k].size());
@@ -218,12 +222,12 @@ struct Merge {
       sort_rows();
     const std::size_t before = to->size(), most = before + rows.size();
     to->resize(most), counts->resize(most);
-    std::int32_t *row = to->data() + before - 1, *count = counts->data() + before - 1;
-    std::int32_t last = -1;
+    std::int32_t *row = to->data() + before, *count = counts->data() + before;
+    *row = rows[0], *count = 0;
     for (std::int32_t next : rows) {
-      const bool fresh = next != last;
+      const bool fresh = next != *row;
       row += fresh, count += fresh;
-      *row = last = next;
+      *row = next;
       *count = fresh ? 1 : *count + 1;
     }
     const std::size_t n = row + 1 - to->data();
