@@ -7,10 +7,15 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from lshkit.kde import LSHKernelDensity
 
+LOWEST = 1e-3  # of the median: queries with a lower density are left out, in float32 they are 0
+
 
 @dataclass
 class Task:
-    """Rows, and queries that were held out: some to tune on, others to measure on."""
+    """Rows, and queries that were held out: some to tune on, others to measure on.
+
+    More queries are given than are kept: a quarter to tune on, half to measure on.
+    """
 
     data: str
     kernel: str
@@ -24,8 +29,15 @@ class Task:
 
     def __post_init__(self):
         exact = self.ours("brute")
-        self.exact_validation = exact.kernel_mean(self.validation.astype(np.float64))
-        self.exact_test = exact.kernel_mean(self.test.astype(np.float64))
+        counts = len(self.validation) // 4, len(self.test) // 2
+        self.left_out = 0.0  # of the test queries looked at
+        for name, count in zip(("validation", "test"), counts, strict=True):
+            queries = getattr(self, name)
+            means = exact.kernel_mean(queries.astype(np.float64))
+            kept = np.flatnonzero(means >= LOWEST * (self.wanted or np.median(means)))[:count]
+            self.left_out = 1 - len(kept) / (kept[-1] + 1)
+            setattr(self, name, queries[kept])
+            setattr(self, f"exact_{name}", means[kept])
 
     def ours(self, algorithm, **options):
         return LSHKernelDensity(
@@ -49,6 +61,7 @@ class Task:
             "median_kernel_mean": float(np.median(self.exact_test)),
             "lowest_kernel_mean": float(self.exact_test.min()),
             "queries": len(self.test),
+            "left_out": self.left_out,
         }
 
 
@@ -111,13 +124,14 @@ def clusters(n, rng):
 
 def made(source, n, n_queries, seed=0):
     """Rows, validation queries and test queries, all of one kind."""
-    rows = np.ascontiguousarray(source(n + 2 * n_queries, np.random.default_rng(seed)), np.float32)
-    return rows[:n], rows[n : n + n_queries], rows[n + n_queries :]
+    n_all = n + 4 * n_queries
+    rows = np.ascontiguousarray(source(n_all, np.random.default_rng(seed)), np.float32)
+    return rows[:n], rows[n : n + 2 * n_queries], rows[n + 2 * n_queries :]
 
 
 def bandwidth_for(kernel, rows, queries, wanted):
-    """The bandwidth at which the median over the queries of the kernel mean is the one wanted."""
-    rows, queries = rows[:20_000].astype(np.float64), queries[:128].astype(np.float64)
+    """The bandwidth at which the median of the kernel mean over the queries kept is as wanted."""
+    rows, queries = rows[:20_000].astype(np.float64), queries[:256].astype(np.float64)
     if kernel == "laplacian":
         distances = np.stack([np.abs(rows - q).sum(axis=1) for q in queries])
     else:
@@ -128,8 +142,9 @@ def bandwidth_for(kernel, rows, queries, wanted):
     while high / low > 1.0001:
         h = np.sqrt(low * high)
         logs = -0.5 * (distances / h) ** 2 if kernel == "gaussian" else -distances / h
-        median = np.median(np.exp(logs).mean(axis=1))
-        low, high = (h, high) if median < wanted else (low, h)
+        means = np.exp(logs).mean(axis=1)
+        kept = means[means >= LOWEST * wanted]
+        low, high = (low, h) if len(kept) and np.median(kept) >= wanted else (h, high)
     return float(high)
 
 
