@@ -5,6 +5,7 @@ Submodules load on first use, so that ``import lshkit`` imports neither them nor
 - `lshkit.hashing`: hash families, and `lshkit.buckets`: sums over their buckets (NumPy and torch)
 - `lshkit.attention`: YOSO attention (torch)
 - `lshkit.kde`: kernel density estimation, a scikit-learn estimator
+- `lshkit.sampling`: estimates of sums over a data set from the rows that meet a query
 - `lshkit.reference`: every operation in a few lines of plain NumPy
 - `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
 """
@@ -15,7 +16,7 @@ from ._versions import show_versions
 
 __version__ = "0.1.0"
 
-_SUBMODULES = ("attention", "buckets", "hashing", "kde", "reference", "torch_ops")
+_SUBMODULES = ("attention", "buckets", "hashing", "kde", "reference", "sampling", "torch_ops")
 __all__ = ["show_versions"]
 
 

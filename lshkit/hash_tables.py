@@ -80,12 +80,14 @@ class HashTables:
         _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, _threads(torch))
         return _like(torch, *draws)
 
-    def union(self, query_codes):
+    def union(self, query_codes, *, max_bucket_size=None):
         """Every row that shares a bucket with the query, once, and in how many tables it does.
 
         Parameters
         ----------
         query_codes : integer array or tensor `(n_q, n_hashes)`
+        max_bucket_size : int >= 0, optional
+            Leaves larger buckets out, as if the row had not met the query there.
 
         Returns
         -------
@@ -96,8 +98,12 @@ class HashTables:
             1 - (1 - p)^n_hashes.
         """
         query_codes, torch = self._queries(query_codes)
+        most = MAX_ROWS
+        if max_bucket_size is not None:
+            most = checks.integer("max_bucket_size", max_bucket_size, 0)
         indptr = np.empty(len(query_codes) + 1, np.int64)
-        found = _C.bucket_union(self._tables, query_codes, indptr, _threads(torch))
+        sizes = min(most, MAX_ROWS), indptr
+        found = _C.bucket_union(self._tables, query_codes, *sizes, _threads(torch))
         indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
         found.copy(indices, counts, _threads(torch))
         return _like(torch, indptr, indices, counts)
@@ -202,7 +208,9 @@ def as_weights(weights, n_rows):
     if len(bad):
         value = weights[bad[0]]
         raise ValueError(f"weights must be finite and >= 0, got {value} in row {bad[0]}")
-    if not np.isfinite(weights.sum()):
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if not np.isfinite(total):
         raise ValueError("weights must have a finite sum, got infinity")
     return weights
 

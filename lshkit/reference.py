@@ -748,3 +748,26 @@ def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
     values = np.exp(log_kernel(kernel, queries, rows, bandwidth, n_bits))
     terms = values if weights is None else values * weights
     return terms.sum(axis=1), (terms**2).sum(axis=1)
+
+
+def near_far_sums(queries, rows, bias, row_codes, probes, min_count, sample):
+    """Sums of exp(query . row + bias) over near rows, and over sampled rows that are not near.
+
+    A row is near when its codes `(n, n_hashes)` are among the query's probes
+    `(n_q, n_hashes, n_probes)` in min_count hashes. Returns, `(n_q, 6)` in float64: the largest of
+    these exponents, the two sums relative to it, the sum of the squares of the second's terms, and
+    both numbers of rows.
+    """
+    logits = np.asarray(queries, np.float64) @ np.asarray(rows, np.float64).T
+    logits = logits if bias is None else logits + bias
+    met = [(row_codes[:, :, None] == p[None]).any(2).sum(1) >= min_count for p in probes]
+    out = np.zeros((len(logits), 6))
+    for i, (line, near) in enumerate(zip(logits, met, strict=True)):
+        far = np.zeros(len(near), bool)
+        far[sample] = True
+        far &= ~near
+        largest = line[near | far].max(initial=-np.inf)
+        near_terms, far_terms = np.exp(line[near] - largest), np.exp(line[far] - largest)
+        sums = near_terms.sum(), far_terms.sum(), (far_terms**2).sum()
+        out[i] = largest, *sums, near.sum(), far.sum()
+    return out

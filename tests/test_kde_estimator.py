@@ -168,3 +168,13 @@ def test_fit_forgets_what_was_before():
     density = LSHKernelDensity(algorithm="brute").fit(ROWS)
     density.fit(ROWS[:, :2])
     assert density.n_features_in_ == 2 and density.n_samples_seen_ == 1500
+
+
+@pytest.mark.parametrize("algorithm", ["brute", "random"])
+def test_rows_are_copied(algorithm):
+    buffer, weights = ROWS.copy(), WEIGHTS.copy()
+    density = LSHKernelDensity(algorithm=algorithm, random_state=0)
+    density.partial_fit(buffer, sample_weight=weights)
+    buffer[:], weights[:] = 100, 1
+    wanted = LSHKernelDensity(algorithm=algorithm, random_state=0).fit(ROWS, sample_weight=WEIGHTS)
+    assert np.array_equal(density.score_samples(QUERIES), wanted.score_samples(QUERIES))

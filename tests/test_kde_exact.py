@@ -137,6 +137,9 @@ def test_no_underflow_and_no_cancellation():
         assert np.allclose(got, wanted, rtol=1e-9, atol=0)
     far = brute(normalize=False).fit(rows).score_samples(np.full((1, 300), 1e8))
     assert np.isfinite(far).all()
+    for kernel in KERNELS[:-1]:
+        farthest = brute(kernel).fit(rows).score_samples(np.full((1, 300), 1e200))
+        assert farthest == -np.inf
 
 
 def test_float32_far_from_the_origin_keeps_its_accuracy():

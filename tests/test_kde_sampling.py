@@ -129,9 +129,12 @@ def test_same_seed_same_bits_whatever_the_threads():
         assert np.array_equal(other.score_samples(queries), first)
 
 
-def test_auto_reports_its_pick():
+def test_auto_reports_its_pick(caplog):
     rows, _ = clustered(6000, 8, 60)
-    density = LSHKernelDensity(bandwidth=2.0, random_state=0).fit(rows)
+    with caplog.at_level("INFO", "lshkit.kde"):
+        density = LSHKernelDensity(bandwidth=2.0, random_state=0).fit(rows)
+    (line,) = caplog.messages
+    assert line.startswith("algorithm random (the cheapest of")
     report = density.report_
     assert density.algorithm_ == report["algorithm"] == "random"
     assert report["methods"]["random"]["cost"] < report["methods"]["brute"]["cost"] == 6000

@@ -30,6 +30,7 @@ class TableViews {
     bins.require_type({kInt32}).require_shape({t_.n_hashes, TensorView::kAny});
     bins.require_contiguous();
     t_.n_bins = check_range("n_bins", bins.shape(1) - 1, 1, index_t{1} << 32);
+    if (building) order.require_output(), bins.require_output();
     t_.code_bytes = code.bits / 8;
     t_.order = order.data<std::int32_t>();
     t_.bins = bins.data<std::int32_t>();
@@ -53,6 +54,7 @@ class TableViews {
       const TensorView& sums = add("weight_sums", arrays[6]);
       weights.require_type({kFloat64}).require_shape({t_.n_rows}).require_contiguous();
       sums.require_type({kFloat64}).require_shape({t_.n_hashes, t_.n_rows}).require_contiguous();
+      if (building) sums.require_output();
       t_.weights = weights.data<const double>();
       t_.weight_sums = sums.data<double>();
     }
@@ -133,14 +135,15 @@ void draw_members(const py::tuple& arrays, py::handle codes_object, bool rotate,
 }
 
 std::unique_ptr<BucketUnion> find_union(const py::tuple& arrays, py::handle codes_object,
-                                        py::handle indptr_object, int threads) {
+                                        index_t max_size, py::handle indptr_object, int threads) {
   const TensorView codes("query_codes", codes_object), indptr("indptr", indptr_object);
   const TableViews views(arrays, code_type_of(codes), false);
   check_any_codes(codes, views.tables());
   indptr.require_type({kInt64}).require_shape({codes.shape(0) + 1}).require_contiguous();
   indptr.require_output();
+  check_range("max_size", max_size, 0, std::numeric_limits<index_t>::max());
   py::gil_scoped_release without_gil;
-  return std::make_unique<BucketUnion>(views.tables(), view_of(codes), codes.shape(0),
+  return std::make_unique<BucketUnion>(views.tables(), view_of(codes), codes.shape(0), max_size,
                                        indptr.data<std::int64_t>(), threads);
 }
 
@@ -164,7 +167,8 @@ void bind_draw(py::module_& module) {
   module.def("bucket_sizes", &find_sizes, "tables"_a, "query_codes"_a, "sizes"_a, "threads"_a = 0);
   module.def("draw", &draw_members, "tables"_a, "query_codes"_a, "rotate"_a, "seed"_a, "indices"_a,
              "probabilities"_a, "table_numbers"_a, "threads"_a = 0);
-  module.def("bucket_union", &find_union, "tables"_a, "query_codes"_a, "indptr"_a, "threads"_a = 0);
+  module.def("bucket_union", &find_union, "tables"_a, "query_codes"_a, "max_size"_a, "indptr"_a,
+             "threads"_a = 0);
 }
 
 }  // namespace lshkit

@@ -28,6 +28,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_soft(module);
   lshkit::bind_weighted_buckets(module);
   lshkit::bind_decoding(module);
+  lshkit::bind_near_far(module);
   lshkit::bind_draw(module);
   lshkit::bind_pair_products(module);
   module.def("instruction_set", &lshkit::instruction_set);

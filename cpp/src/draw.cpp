@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "counter_random.hpp"
@@ -128,8 +129,10 @@ void draw_weighted_places(const HashTables& t, const Bucket* buckets, const std:
     for (index_t k = 0; k < n; ++k) {
       if (sizes[k] <= 1) continue;
       const index_t half = sizes[k] / 2;
-      if (t.weight_sums[places[k] + half - 1] <= points[k]) places[k] += half;
+      const index_t right = t.weight_sums[places[k] + half - 1] <= points[k];
+      places[k] += right * half;
       sizes[k] -= half;
+      __builtin_prefetch(t.weight_sums + places[k] + sizes[k] / 2);
     }
   for (index_t k = 0; k < n; ++k) {
     if (!(totals[k] > 0)) places[k] = -1;
@@ -186,49 +189,56 @@ struct Drawer {
 // it.
 struct Merge {
   index_t n_rows;
-  std::vector<std::int32_t> rows, spare;
+  std::vector<std::int32_t> rows, spare, places;
 
-  // LSD radix sort by bytes.
+  // LSD radix sort, by as few digits of up to 11 bits as there must be.
   void sort_rows() {
+    const int bits = bit_length(std::uint64_t(n_rows - 1)), digits = (bits + 10) / 11;
+    const int digit_bits = (bits + digits - 1) / digits;
+    const std::uint32_t mask = (1u << digit_bits) - 1;
     spare.resize(rows.size());
-    for (int shift = 0; (n_rows - 1) >> shift > 0; shift += 8) {
-      std::size_t next[256] = {};
-      for (std::int32_t row : rows) ++next[(row >> shift) & 255];
-      std::size_t sum = 0;
-      for (std::size_t& at : next) {
-        const std::size_t count = at;
-        at = sum;
-        sum += count;
-      }
-      for (std::int32_t row : rows) spare[next[(row >> shift) & 255]++] = row;
+    places.resize(mask + 1);
+    for (int digit = 0; digit < digits; ++digit) {
+      const int shift = digit * digit_bits;
+      std::fill(places.begin(), places.end(), 0);
+      for (std::int32_t row : rows) ++places[std::uint32_t(row) >> shift & mask];
+      std::int32_t sum = 0;
+      for (std::int32_t& place : places) sum += std::exchange(place, sum);
+      for (std::int32_t row : rows) spare[places[std::uint32_t(row) >> shift & mask]++] = row;
       rows.swap(spare);
     }
   }
 
   // Returns how many rows are distinct.
   index_t append_sorted(std::vector<std::int32_t>* to, std::vector<std::int32_t>* counts) {
+    if (rows.empty()) return 0;
     if (rows.size() < 256)
       std::sort(rows.begin(), rows.end());
     else
       sort_rows();
-    const std::size_t before = to->size();
-    for (std::size_t k = 0; k < rows.size();) {
-      const std::size_t first = k;
-      while (++k < rows.size() && rows[k] == rows[first]) {
-      }
-      to->push_back(rows[first]);
-      counts->push_back(std::int32_t(k - first));
+    const std::size_t before = to->size(), most = before + rows.size();
+    to->resize(most), counts->resize(most);
+    std::int32_t *row = to->data() + before - 1, *count = counts->data() + before - 1;
+    std::int32_t last = -1;
+    for (std::int32_t next : rows) {
+      const bool fresh = next != last;
+      row += fresh, count += fresh;
+      *row = last = next;
+      *count = fresh ? 1 : *count + 1;
     }
-    return index_t(to->size() - before);
+    const std::size_t n = row + 1 - to->data();
+    to->resize(n), counts->resize(n);
+    return index_t(n - before);
   }
 };
 
 template <class Code>
 struct UnionPass {
   const HashTables& t;
+  const index_t max_size;
   const Finder<Code> finder{t};
   std::vector<Bucket> buckets = std::vector<Bucket>(t.n_hashes);
-  Merge merge{t.n_rows, {}, {}};
+  Merge merge{t.n_rows, {}, {}, {}};
 
   // Appends a query's rows and counts; returns their number.
   index_t append(const Code* codes, std::vector<std::int32_t>* rows,
@@ -240,7 +250,8 @@ struct UnionPass {
       for (index_t k = 0; k < n; ++k) h[k] = std::int32_t(first + k);
       finder.find(codes + first, h, n, &buckets[first]);
       for (index_t k = 0; k < n; ++k) {
-        const Bucket& b = buckets[first + k];
+        Bucket& b = buckets[first + k];
+        if (b.size() > max_size) b.end = b.begin;
         total += b.size();
         if (b.size()) __builtin_prefetch(t.order + b.table + b.begin);
       }
@@ -302,13 +313,13 @@ void draw(const HashTables& t, Codes query_codes, index_t n_queries, const Draws
 }
 
 BucketUnion::BucketUnion(const HashTables& t, Codes query_codes, index_t n_queries,
-                         std::int64_t* indptr, int threads) {
+                         index_t max_size, std::int64_t* indptr, int threads) {
   constexpr index_t kQueries = 32;
   parts_.resize((n_queries + kQueries - 1) / kQueries);
   with_code_type(t.code_bytes, [&](auto type) {
     using Code = decltype(type);
     parallel_for(index_t(parts_.size()), threads, [&](index_t task) {
-      UnionPass<Code> pass{t};
+      UnionPass<Code> pass{t, max_size};
       for (index_t i = task * kQueries; i < std::min(n_queries, (task + 1) * kQueries); ++i) {
         const Code* codes = static_cast<const Code*>(query_codes.data) + i * t.n_hashes;
         indptr[i + 1] = pass.append(codes, &parts_[task].rows, &parts_[task].counts);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "lshkit/runtime.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -42,12 +43,12 @@ struct Sorter {
   Sorter(const HashTables& t, Arena arena)
       : tables(t),
         bits(bit_length(t.n_bins - 1)),
-        low_bits(bits - std::min(11, (bits + 1) / 2)),
+        low_bits(t.compact() || bits > 9 ? bits - std::min(11, bits / 2) : 0),
         n_high(index_t(1) << (bits - low_bits)),
-        rows(arena.take<std::int32_t>(t.n_rows)),
+        rows(arena.take<std::int32_t>(low_bits ? t.n_rows : 0)),
         high(arena.take<std::int32_t>(n_high + 1)),
         low(arena.take<std::int32_t>((index_t(1) << low_bits) + 1)),
-        codes(arena.take<Code>(t.n_rows)),
+        codes(arena.take<Code>(low_bits ? t.n_rows : 0)),
         sorted(arena.take<Code>(t.compact() ? t.n_rows : 0)),
         bytes(arena.used()) {}
 
@@ -55,15 +56,14 @@ struct Sorter {
     return tables.compact() ? index_t(compact_bin(code, bits)) : index_t(code);
   }
 
-  void by_high_bits(const Code* column) const {
+  // place(at, j): row j goes to a place.
+  template <class Place>
+  void by_high_bits(const Code* column, const Place& place) const {
     std::memset(high, 0, sizeof(std::int32_t) * (n_high + 1));
     for (index_t j = 0; j < tables.n_rows; ++j) ++high[(bin(column[j]) >> low_bits) + 1];
     for (index_t b = 0; b < n_high; ++b) high[b + 1] += high[b];
-    for (index_t j = 0; j < tables.n_rows; ++j) {
-      const std::int32_t at = high[bin(column[j]) >> low_bits]++;
-      rows[at] = std::int32_t(j);
-      codes[at] = column[j];
-    }
+    for (index_t j = 0; j < tables.n_rows; ++j)
+      place(high[bin(column[j]) >> low_bits]++, std::int32_t(j));
     // Placing a row moved its bin's start on to the next one's.
     for (index_t b = n_high; b > 0; --b) high[b] = high[b - 1];
     high[0] = 0;
@@ -86,9 +86,17 @@ struct Sorter {
   }
 
   void sort(const Code* column, index_t h) const {
-    by_high_bits(column);
     std::int32_t* order = tables.order + h * tables.n_rows;
     std::int32_t* bins = tables.bins + h * (tables.n_bins + 1);
+    if (low_bits == 0) {
+      by_high_bits(column, [&](std::int32_t at, std::int32_t j) { order[at] = j; });
+      std::copy_n(high, tables.n_bins + 1, bins);
+      return;
+    }
+    by_high_bits(column, [&](std::int32_t at, std::int32_t j) {
+      rows[at] = j;
+      codes[at] = column[j];
+    });
     for (index_t b = 0; b < n_high; ++b) {
       const index_t first = b << low_bits;
       if (first >= tables.n_bins) break;
@@ -163,6 +171,7 @@ void build(const HashTables& t, const Code* codes, index_t* n_buckets, int threa
   const index_t wanted = std::max<index_t>(line, thread_count(threads));
   const index_t group = std::min(t.n_hashes, (wanted + line - 1) / line * line);
   const std::unique_ptr<Code[]> columns(new Code[group * t.n_rows]);
+  prefer_large_pages(columns.get(), sizeof(Code) * group * t.n_rows);
   for (index_t first = 0; first < t.n_hashes; first += group) {
     const index_t count = std::min(group, t.n_hashes - first);
     transpose(codes, t.n_rows, t.n_hashes, first, count, columns.get(), threads);
@@ -184,6 +193,8 @@ void build(const HashTables& t, const Code* codes, index_t* n_buckets, int threa
 }  // namespace
 
 void build_hash_tables(const HashTables& tables, Codes codes, index_t* n_buckets, int threads) {
+  // A few rows are sorted before other threads have woken up.
+  if (tables.n_rows * tables.n_hashes < 1 << 15) threads = 1;
   with_code_type(tables.code_bytes, [&](auto code) {
     build(tables, static_cast<const decltype(code)*>(codes.data), n_buckets, threads);
   });

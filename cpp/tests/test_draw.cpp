@@ -63,6 +63,31 @@ std::vector<Code> random_codes(index_t count, std::uint64_t range, Code factor, 
 }
 
 template <class Code>
+void check_union(const Owned<Code>& tables, const std::vector<Code>& queries, index_t n_queries,
+                 index_t max_size) {
+  const index_t n = tables.n_rows, m = tables.n_hashes;
+  std::vector<std::int64_t> indptr(n_queries + 1), sizes(n_queries * m);
+  bucket_sizes(tables.t, {queries.data(), int(sizeof(Code))}, n_queries, sizes.data(), 1);
+  const BucketUnion found(tables.t, {queries.data(), int(sizeof(Code))}, n_queries, max_size,
+                          indptr.data(), 2);
+  std::vector<std::int32_t> indices(found.size()), counts(found.size());
+  found.copy(indices.data(), counts.data(), 2);
+  index_t at = 0;
+  for (index_t i = 0; i < n_queries; ++i) {
+    CHECK(indptr[i] == at);
+    for (index_t j = 0; j < n; ++j) {
+      int count = 0;
+      for (index_t h = 0; h < m; ++h)
+        count += sizes[i * m + h] <= max_size && tables.codes[j * m + h] == queries[i * m + h];
+      if (!count) continue;
+      CHECK(at < found.size() && indices[at] == j && counts[at] == count);
+      ++at;
+    }
+  }
+  CHECK(at == found.size());
+}
+
+template <class Code>
 void check_tables(index_t n, index_t m, std::uint64_t range, Code factor, bool compact,
                   bool weighted) {
   const index_t n_queries = 37, n_samples = 11;
@@ -119,22 +144,7 @@ void check_tables(index_t n, index_t m, std::uint64_t range, Code factor, bool c
     }
   }
 
-  std::vector<std::int64_t> indptr(n_queries + 1);
-  const BucketUnion found(one.t, view, n_queries, indptr.data(), 2);
-  std::vector<std::int32_t> indices(found.size()), counts(found.size());
-  found.copy(indices.data(), counts.data(), 2);
-  index_t at = 0;
-  for (index_t i = 0; i < n_queries; ++i) {
-    CHECK(indptr[i] == at);
-    for (index_t j = 0; j < n; ++j) {
-      int count = 0;
-      for (index_t h = 0; h < m; ++h) count += codes[j * m + h] == queries[i * m + h];
-      if (!count) continue;
-      CHECK(at < found.size() && indices[at] == j && counts[at] == count);
-      ++at;
-    }
-  }
-  CHECK(at == found.size());
+  for (index_t max_size : {n, n / 4}) check_union(one, queries, n_queries, max_size);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ void check_codes(Family family, index_t n, index_t d, int n_bits, index_t n_hash
   const Parameters p = family == Family::hadamard ? hadamard(d, n_bits, n_hashes, heads, 1)
                                                   : hyperplane(d, n_bits, n_hashes, heads, 1);
   const std::vector<float> x = normal(batch * heads * n * d, 2);
-  const int bytes = n_bits <= 8 ? 1 : 2;
+  const int bytes = hash_code_bytes(n_bits);
   std::vector<std::uint8_t> codes(batch * heads * n * n_hashes * bytes);
   HashFunctions f;
   f.family = family;
@@ -23,13 +23,14 @@ void check_codes(Family family, index_t n, index_t d, int n_bits, index_t n_hash
   for (index_t row = 0; row < batch * heads * n; ++row)
     for (index_t h = 0; h < n_hashes; ++h) {
       const index_t at = row * n_hashes + h;
-      const int code = bytes == 1 ? codes[at] : codes[2 * at] | codes[2 * at + 1] << 8;
-      if (code >> n_bits) ++wrong;
+      std::uint64_t code = 0;
+      std::memcpy(&code, &codes[at * bytes], bytes);  // little-endian
+      if (n_bits < 64 && code >> n_bits) ++wrong;
       for (int b = 0; b < n_bits; ++b) {
         double size;
         const double z = projection(family, f.parameters + row / n % heads * f.head_stride,
                                     p.columns, &x[row * d], d, n_bits, h, b, &size);
-        if (std::fabs(z) > 1e-5 * size && (code >> b & 1) != (z > 0)) ++wrong;
+        if (std::fabs(z) > 1e-5 * size && (code >> b & 1) != std::uint64_t(z > 0)) ++wrong;
       }
     }
   CHECK(wrong == 0);
@@ -46,6 +47,11 @@ TEST(codes_are_signs_of_projections) {
     check_codes(family, 3, 200, 16, 7, 1);
     check_codes(family, 2, 60, 3, 130, 1);
     check_codes(family, 2, 600, 2, 40, 1);
+    check_codes(family, 33, 24, 17, 9, 2);
+    check_codes(family, 515, 7, 32, 5, 2);
+    check_codes(family, 17, 64, 33, 70, 1);
+    check_codes(family, 515, 7, 45, 5, 2);
+    check_codes(family, 3, 20, 64, 130, 1);
   }
 }
 

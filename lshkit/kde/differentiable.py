@@ -5,6 +5,8 @@ import math
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from lshkit.kde.arguments import as_rows
+
 BLOCK = 2**21  # numbers in memory for a block of pairs
 
 
@@ -14,7 +16,7 @@ def log_mean(estimator, X):
     Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
     rows coincide, distances have the gradient 0.
     """
-    estimator._rows(X, reset=False)
+    as_rows(estimator, X, reset=False)
     estimator._prepare()
     if estimator.algorithm_ != "brute":
         raise ValueError(

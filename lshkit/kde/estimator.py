@@ -1,24 +1,19 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
-import math
-import numbers
-
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
+from lshkit.kde.arguments import as_rows, as_weights, check_parameters
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
 
-ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
-SAMPLED = ("random", "near_far", "split", "hbe")
-MAX_SKETCH_BITS = 16
 FIRST_QUERIES = 256  # in one call, from which on they are tried
 N_CHECKED = 64  # of them
 
@@ -136,9 +131,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         With a rule for the bandwidth, "bucket_sum" keeps the bandwidth of its first rows.
         """
         first = not hasattr(self, "n_samples_seen_")
-        n_bits = self._check_parameters()
-        X = self._rows(X, reset=first)
-        weights = self._weights(sample_weight, len(X))
+        n_bits = check_parameters(self)
+        X = as_rows(self, X, reset=first)
+        weights = as_weights(sample_weight, len(X))
         if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
@@ -152,8 +147,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self.algorithm == "bucket_sum":
             self._add_to_sketch(X, weights, widths, n_bits)
         else:
-            self._kde_rows.append(X)
-            self._kde_weights.append(weights)
+            # Copies: a stream's buffer will be filled again.
+            self._kde_rows.append(X.copy())
+            self._kde_weights.append(None if weights is None else weights.copy())
             self.n_samples_seen_ += len(X)
             self._kde_method = self._kde_queries = None
             if not isinstance(widths, str):
@@ -185,8 +181,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             )
         if self._kde_sketch.window is not None:
             raise ValueError("partial_unfit needs window=None: a window forgets by itself")
-        X = self._rows(X, reset=False)
-        self._kde_sketch.add(X, self._weights(sample_weight, len(X)), -1)
+        X = as_rows(self, X, reset=False)
+        self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.table.count
         return self
 
@@ -236,7 +232,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if weights is not None and not weights.all():  # rows that do not count
             X, weights = X[weights > 0], weights[weights > 0]
         centre = X.mean(axis=0, dtype=np.float64)
-        geometry = Geometry(self.kernel, self._check_parameters(), centre, widths)
+        geometry = Geometry(self.kernel, check_parameters(self), centre, widths)
         training = Training(X, weights, geometry, self._kde_seed)
         threads = effective_n_jobs(self.n_jobs)
         self._choose(training, threads, self._kde_queries)
@@ -348,7 +344,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         torch = checks.torch_of(X=X)
         if torch is not None:
             X = checks.array("X", X.detach(), torch).numpy()
-        X = self._rows(X, reset=False)
+        X = as_rows(self, X, reset=False)
         self._prepare()
         threads = effective_n_jobs(self.n_jobs)
         self._check_first_queries(X, threads)
@@ -411,68 +407,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def __sklearn_is_fitted__(self):
         return hasattr(self, "n_samples_seen_")
-
-    # ---- checks ----
-
-    def _check_parameters(self):
-        """n_bits in use; raises for parameters that are wrong or do not go together."""
-        if self.kernel not in kernels.CODES:
-            raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {self.kernel!r}")
-        if self.algorithm not in ALGORITHMS:
-            raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {self.algorithm!r}")
-        if (
-            isinstance(self.rtol, bool)
-            or not isinstance(self.rtol, numbers.Real)
-            or not 0 <= self.rtol < math.inf
-        ):
-            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
-        if self.algorithm in SAMPLED and self.kernel in kernels.COMPACT:
-            raise ValueError(
-                f"algorithm must be 'brute' or 'auto' for the kernel {self.kernel!r}, "
-                f"got {self.algorithm!r}"
-            )
-        if self.algorithm in SAMPLED and self.rtol == 0:
-            raise ValueError(f"rtol must be > 0 for algorithm={self.algorithm!r}, got 0")
-        checks.boolean("normalize", self.normalize)
-        checks.integer("batch_size", self.batch_size, 1)
-        checks.integer("n_hashes", self.n_hashes, 1, 65535)
-        sketch = self.algorithm == "bucket_sum"
-        if sketch and self.kernel not in kernels.COLLISION:
-            raise ValueError(
-                f"algorithm='bucket_sum' needs a kernel that is a collision probability, one of "
-                f"{kernels.COLLISION}, got {self.kernel!r}"
-            )
-        if self.window is not None:
-            checks.integer("window", self.window, 1)
-            if not sketch:
-                raise ValueError("window needs algorithm='bucket_sum'")
-        n_bits = self.n_bits
-        if n_bits is None:
-            n_bits = 8 if self.kernel == "angular" else 12
-        return checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS if sketch else 64)
-
-    def _rows(self, X, reset):
-        torch = checks.torch_of(X=X)
-        if torch is not None:
-            X = checks.array("X", X.detach(), torch)
-            X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
-        return validate_data(self, X, reset=reset, order="C", dtype=[np.float64, np.float32])
-
-    def _weights(self, weights, n):
-        if weights is None:
-            return None
-        weights = check_array(
-            weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight"
-        )
-        if weights.shape != (n,):
-            raise ValueError(
-                f"sample_weight must have shape ({n},), one for each row, got {weights.shape}"
-            )
-        if (weights < 0).any():
-            raise ValueError(f"sample_weight must be >= 0, got {weights.min()}")
-        if not weights.any():
-            raise ValueError("sample_weight must not be all zero")
-        return weights
 
     @staticmethod
     def _shown(widths):

@@ -5,6 +5,8 @@ import zipfile
 
 import numpy as np
 
+from lshkit.kde.arguments import check_parameters
+
 FORMAT, VERSION = "lshkit.kde", 1
 
 
@@ -74,7 +76,7 @@ def _restore(cls, header, arrays):
         if name.startswith("parameter."):
             parameters[name.removeprefix("parameter.")] = arrays.pop(name)
     estimator = cls(**parameters)
-    n_bits = estimator._check_parameters()
+    n_bits = check_parameters(estimator)
     estimator._kde_seed, estimator._kde_sketch = header["seed"], None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
     estimator._kde_queries = arrays.get("queries")

@@ -6,6 +6,7 @@ from lshkit import _C
 from lshkit.kde import kernels
 
 ROUNDING = 2.0**-24  # of float32
+FARTHEST = 1e150
 
 
 class Sums:
@@ -71,7 +72,8 @@ class Geometry:
         may come from computing distances in float32; queries that would exceed it are computed in
         float64. reach: the largest norm of a scaled key. radial: (table, inverse_step) of the core.
         """
-        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries)) if len(queries) else np.zeros(0)
+        with np.errstate(over="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
         single = self.rounding(np.maximum(norms, reach)) <= tolerance
         sums = np.empty((len(queries), 3))
         for mask, dtype in ((single, np.float32), (~single, np.float64)):
@@ -96,6 +98,8 @@ class Geometry:
             )
             if out is not sums:
                 sums[mask] = out
+        if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
+            sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0].copy(), sums[:, 1].copy(), sums[:, 2].copy())
 
 

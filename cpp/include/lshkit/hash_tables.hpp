@@ -63,9 +63,9 @@ void draw(const HashTables& tables, Codes query_codes, index_t n_queries, const 
 // Every row that shares a bucket with a query, once and ascending, and in how many tables it does.
 class BucketUnion {
  public:
-  // indptr (n_queries + 1) is written.
-  BucketUnion(const HashTables& tables, Codes query_codes, index_t n_queries, std::int64_t* indptr,
-              int threads);
+  // Buckets of more than max_size rows are left out. indptr (n_queries + 1) is written.
+  BucketUnion(const HashTables& tables, Codes query_codes, index_t n_queries, index_t max_size,
+              std::int64_t* indptr, int threads);
   index_t size() const { return size_; }
   void copy(std::int32_t* indices, std::int32_t* counts, int threads) const;
 

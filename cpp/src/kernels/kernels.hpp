@@ -306,6 +306,12 @@ struct TypedKernels {
   void (*pair_products)(const PairProducts<T>&, index_t query, index_t begin, index_t end);
 };
 
+// ---- near_far ----
+constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
+struct ExponentialSums {
+  double sum, squares;
+};
+
 struct Kernels {
   const char* name;
   // count floats from bfloat16 or float16 and back, rounded to nearest even; NaN stays NaN.
@@ -368,6 +374,14 @@ struct Kernels {
   void (*collisions)(const CollisionPass&);
   TypedKernels<float> f32;
   TypedKernels<double> f64;
+  // The listed rows, transposed, for packed_products: whole panels of kListPanel of them.
+  void (*pack_listed)(Matrix<const float> rows, const std::int32_t* list, index_t count, float* to);
+  // out (queries, count) = products of all queries with all packed rows
+  void (*packed_products)(Matrix<const float> queries, const float* packed, index_t count,
+                          float* out, index_t out_stride);
+  float (*largest_of)(const float* x, index_t count, float largest);  // of these and `largest`
+  // Of exp(x - largest), for x <= largest. Below 2^-125 a term is 2^-125.
+  ExponentialSums (*exponential_sums)(const float* x, index_t count, float largest);
   // Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
   // fetched while the one before is worked on.
   void (*decode_heads)(const DecodingHead* heads, index_t count);
@@ -437,6 +451,10 @@ void window_gradient(const WindowGradient&);
 index_t collisions_scratch(const PairCodes&);
 void collisions(const CollisionPass&);
 void decode_heads(const DecodingHead* heads, index_t count);
+void pack_listed(Matrix<const float>, const std::int32_t*, index_t, float*);
+void packed_products(Matrix<const float>, const float*, index_t, float*, index_t);
+float largest_of(const float*, index_t, float);
+ExponentialSums exponential_sums(const float*, index_t, float);
 #define LSHKIT_DECLARE(T)                                                      \
   void bucket_sum(const BucketSumPass<T>&);                                    \
   void table_add(const BucketTableRows<T>&, index_t, const T*, index_t, T);    \

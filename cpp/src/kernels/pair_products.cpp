@@ -11,14 +11,15 @@ constexpr index_t kAhead = 16;     // pairs
 constexpr index_t kMostLines = 8;  // of a row; the hardware fetches what follows
 constexpr int kTogether = 4;       // pairs whose lanes are added up at once
 
+// Rounded products: a pair's value must not depend on where the compiler fuses them with the sum.
 template <PairMeasure Measure, class T>
 LSHKIT_INLINE void accumulate(Vec<T>* sum, Vec<T> a, Vec<T> b) {
   if constexpr (Measure == PairMeasure::product) {
-    *sum += a * b;
+    *sum += rounded(a * b);
   } else {
     const Vec<T> d = a - b;
     if constexpr (Measure == PairMeasure::squared_distance)
-      *sum += d * d;
+      *sum += rounded(d * d);
     else
       *sum += d < 0 ? -d : d;
   }

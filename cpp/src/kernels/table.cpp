@@ -49,6 +49,10 @@ Kernels table() {
                   normalize_l2_backward, normalize_sum_backward, unit_norm_backward,
                   expected_scratch_f64, expected_sum, expected_gradient, weighted_bucket_sum,
                   weighted_column_sum, binned_hash, pair_products},
+                 pack_listed,
+                 packed_products,
+                 largest_of,
+                 exponential_sums,
                  decode_heads};
 }
 

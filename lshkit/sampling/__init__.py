@@ -1,0 +1,26 @@
+"""Samples from buckets, with the exact probabilities that make estimates of them unbiased."""
+
+import importlib
+
+from lshkit.sampling.batch_sampler import LSHBatchSampler, WeightedDataset
+from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
+from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
+
+_OF_TORCH = {"SampledSoftmaxLoss": "softmax"}  # loaded on first use, as they import torch
+
+__all__ = [
+    "Estimate",
+    "LSHBatchSampler",
+    "LSHSampler",
+    "LogPartition",
+    "PartitionSampler",
+    "WeightedDataset",
+    "log_partition",
+    *_OF_TORCH,
+]
+
+
+def __getattr__(name):
+    if name in _OF_TORCH:
+        return getattr(importlib.import_module(f"lshkit.sampling.{_OF_TORCH[name]}"), name)
+    raise AttributeError(f"module 'lshkit.sampling' has no attribute {name!r}")

@@ -1,0 +1,328 @@
+"""LSHSampler: the rows of a data set that collide with a query, with exact probabilities."""
+
+from collections import namedtuple
+
+import numpy as np
+
+from lshkit import checks
+from lshkit.hash_tables import HashTables, as_seed, as_weights
+from lshkit.sampling import estimates, persistence
+from lshkit.sampling.rows import as_numpy, check_rows, is_angular, pair_probability, row_norms
+
+Estimate = namedtuple("Estimate", ["value", "standard_error"])
+
+METHODS = {
+    "horvitz_thompson": estimates.horvitz_thompson,
+    "hbe": estimates.hashing_based,
+    "full_bucket": estimates.full_bucket,
+}
+
+
+class LSHSampler:
+    """Rows of a data set, drawn from a query's hash buckets with known probabilities.
+
+    With them a sum over all rows is estimated without bias from the few that collide with the
+    query (Spring and Shrivastava 2017; Charikar and Siminelakis 2017). Each of the hasher's
+    n_hashes functions gives one table; the tables are independent, and their spread is the
+    standard error. The rows are kept (a copy), with their codes and the tables: per row n_features
+    floats, and n_hashes codes and 4-byte indices.
+
+    Parameters
+    ----------
+    hasher : a hash family of `lshkit.hashing`
+    seed : None, int >= 0 or numpy.random.Generator
+        For the draws of calls that are given no seed of their own.
+
+    Attributes
+    ----------
+    n_rows : int
+        Rows that are there now.
+    indices_ : int64 array `(n_rows,)`
+        Their indices: a row keeps the number it got when it was added, from 0 on, for ever.
+
+    Rows are given as arrays or tensors `(n, n_features)`; what comes back is of the query's kind.
+    A query is `(n_q, n_features)`, or `(n_features,)` for results without the first dimension.
+    Rows and queries that are not finite are a ValueError that names the first of them; with the
+    families of the angle also rows of zeros. Tables are built when they are first needed after a
+    change, in time O(n_rows n_hashes). Any number of threads may query a sampler at once, if no one
+    changes it and `tables` has been asked for before.
+    """
+
+    def __init__(self, hasher, *, seed=None):
+        for method in ("hash", "collision_probability", "n_hashes", "n_features"):
+            if not hasattr(hasher, method):
+                got = type(hasher).__name__
+                raise TypeError(f"hasher must be a family of lshkit.hashing, got {got}")
+        self.hasher = hasher
+        if not (seed is None or isinstance(seed, np.random.Generator)):
+            seed = checks.integer("seed", seed, 0)
+        self._random = np.random.default_rng(seed)
+        self._parts = []  # dicts of arrays: rows, codes, indices and, or None, weights
+        self._next = None  # the index that the next row gets; None before fit
+        self._tables = self._norms = None  # of all parts; None after a change
+
+    # ---------------------------------------------------------------- data
+
+    def fit(self, X, weights=None):
+        """Takes X `(n, n_features)`, n >= 1, for the data set, in the place of any before.
+
+        weights: `(n,)`, finite and >= 0, optional. Draws are then in proportion to them within a
+        bucket, and rows of weight 0 are never drawn: f must be 0 there for `sample` and "hbe" to
+        be unbiased. Unions take no notice of weights. Returns self.
+        """
+        part = self._part(X, weights)
+        self._parts, self._next, self._tables = [], 0, None
+        return self._append(part)
+
+    def partial_fit(self, X, weights=None):
+        """Adds rows, with weights if the sampler has weights. Returns self."""
+        part = self._part(X, weights, self._parts[0]["rows"].dtype if self._parts else None)
+        if self._next is None:
+            self._next = 0
+        elif (part["weights"] is None) == self._weighted:
+            wanted = "weights, as those of fit have" if self._weighted else "no weights, as in fit"
+            raise ValueError(f"these rows must have {wanted}")
+        return self._append(part)
+
+    def remove(self, indices):
+        """Takes rows out: as if they had never been added. The others keep their indices.
+
+        indices: integers, each of a row that is there, no two alike. Returns self.
+        """
+        data = self._data()
+        torch = checks.torch_of(indices=indices)
+        indices = checks.array("indices", indices, torch, kinds="iu", wanted="integers")
+        indices = np.asarray(indices).reshape(-1)
+        gone = np.isin(data["indices"], indices)
+        if gone.sum() != len(indices):
+            missing = np.setdiff1d(indices, data["indices"])
+            if len(missing):
+                raise ValueError(f"indices must be of rows that are there, got {missing[0]}")
+            raise ValueError("indices must name each row once")
+        self._parts = [{k: None if x is None else x[~gone] for k, x in data.items()}]
+        self._tables = None
+        return self
+
+    def merge(self, other):
+        """Adds the rows of another sampler with equal hash functions. Returns self.
+
+        They get the next indices, in their order there.
+        """
+        if not isinstance(other, LSHSampler):
+            raise TypeError(f"other must be an LSHSampler, got {type(other).__name__}")
+        mine, theirs = self._data(), other._data()
+        if other.hasher != self.hasher:
+            raise ValueError(
+                "other must have the same hash functions: give both samplers one hasher, or "
+                f"hashers with one seed; got {other.hasher!r} and {self.hasher!r}"
+            )
+        if (mine["weights"] is None) != (theirs["weights"] is None):
+            raise ValueError("other must have weights where this sampler has, and only then")
+        theirs = dict(theirs, rows=theirs["rows"].astype(mine["rows"].dtype, copy=False))
+        return self._append(theirs)
+
+    @property
+    def n_rows(self):
+        return sum(len(part["indices"]) for part in self._parts)
+
+    @property
+    def indices_(self):
+        return self._data()["indices"]
+
+    @property
+    def tables(self):
+        """`lshkit.buckets.HashTables` of the rows that are there, in order of their indices."""
+        data = self._data()
+        if self._tables is None:
+            self._norms = row_norms(self.hasher, data["rows"])
+            self._tables = HashTables(data["codes"], weights=data["weights"])
+        return self._tables
+
+    @property
+    def nbytes(self):
+        """Memory of the rows, codes and tables."""
+        arrays = [x for x in self._data().values() if x is not None]
+        return sum(x.nbytes for x in arrays) + self.tables.nbytes
+
+    # ---------------------------------------------------------------- queries
+
+    def sample(self, query, n_samples=None, *, seed=None):
+        """Rows drawn from the query's buckets, with replacement, and the draws' probabilities.
+
+        A draw takes the table after the last one's, from a random table on, and one row of the
+        query's bucket there: any alike, or in proportion to the weights. Its probability is
+        p(q, x_j) / size of the bucket, or p(q, x_j) w_j / weight of the bucket, with p the
+        collision probability: for any f, the mean of f(x_j) / probability over the draws has
+        the expectation sum_j f(x_j) over all rows (hashing-based estimator, Charikar and
+        Siminelakis 2017, section 3). Draws from different tables are independent; the expectation
+        is over the hash functions too.
+
+        Parameters
+        ----------
+        query : array or tensor `(n_q, n_features)` or `(n_features,)`
+        n_samples : int >= 1, optional
+            By default n_hashes, one from each table in order.
+        seed : None, int >= 0 or numpy.random.Generator
+            The same integer always gives the same draws, at any number of threads.
+
+        Returns
+        -------
+        indices : int64 `(n_q, n_samples)`
+            -1 where the bucket was empty. Such a draw counts as a zero of the mean; to leave it
+            out would bias it.
+        probabilities : float64 `(n_q, n_samples)`
+            0 where the bucket was empty.
+        """
+        query, single, torch = self._query(query)
+        indices, probabilities = self._draw(query, n_samples, seed)
+        found = indices >= 0
+        indices[found] = self.indices_[indices[found]]
+        return _results(torch, single, indices, probabilities)
+
+    def union(self, query):
+        """Every row that shares a bucket with the query, once, with the probability of that.
+
+        A row whose collision probability is p is in the union with probability 1 - (1 - p)^m, over
+        the m = n_hashes tables.
+
+        Returns
+        -------
+        indptr, indices, probabilities : `(n_q + 1,)` int64, `(nnz,)` int64, `(nnz,)` float64
+            In CSR form: the rows of query i are `indices[indptr[i]:indptr[i + 1]]`, ascending.
+        """
+        query, _, torch = self._query(query)
+        indptr, rows, _ = self.tables.union(self.hasher.hash(query))
+        p = self._pair_probability(query, indptr, rows)
+        inclusion = estimates.inclusion_probability(p, self.hasher.n_hashes)
+        return _results(torch, False, indptr, self.indices_[rows], inclusion)
+
+    def estimate(self, query, f, method="horvitz_thompson", *, seed=None):
+        """Estimates of sum_j f(q, x_j) over all rows, with standard errors. Unbiased.
+
+        Parameters
+        ----------
+        query : array or tensor `(n_q, n_features)` or `(n_features,)`
+        f : callable or array
+            `f(i, j)` with integer arrays (tensors where the query is one) `(nnz,)`: values, of
+            shape `(nnz,)` or `(nnz, k)`, of the queries i and the rows of index j. Or an array
+            `(n,)` or `(n, k)` of the rows' values, by index.
+        method : {"horvitz_thompson", "hbe", "full_bucket"}
+            "horvitz_thompson": the union of the query's buckets, f / (1 - (1 - p)^m) each. The
+            least noise. Standard error: the jackknife over the tables, which on average is no
+            less than the true one (Efron and Stein 1981), and is more where rows collide often.
+            "full_bucket": mean over the tables of the sum of f / p over the query's bucket.
+            "hbe": mean over the tables of one draw each, f / probability: m evaluations of f. For
+            both, the standard error is that of a mean of m independent estimates.
+        seed : None, int >= 0 or numpy.random.Generator
+            For "hbe".
+
+        Returns
+        -------
+        value, standard_error : float64 `(n_q,)` or `(n_q, k)`
+            The standard error is NaN for a single table. Where no table has a bucket both are 0.
+            It sees what the tables see: when large terms collide with small probability, a
+            query that missed them has a small value and a small standard error.
+        """
+        if method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        query, single, torch = self._query(query)
+        values = estimates.Values(f, self._next, torch)
+        seed = as_seed(self._seed(seed))
+        value, error = METHODS[method](self, query, values, seed)
+        if values.one:
+            value, error = value[:, 0], error[:, 0]
+        return Estimate(*_results(torch, single, value, error))
+
+    # ---------------------------------------------------------------- persistence
+
+    def save(self, path):
+        """Writes rows, codes, weights and hash functions to an .npz file (no pickle)."""
+        persistence.save(path, self.hasher, self._data(), self._next)
+
+    @classmethod
+    def load(cls, path, *, seed=None):
+        """The sampler that `save` wrote, with the same draws for the same seeds.
+
+        ValueError, with nothing loaded, for a file that is cut short or damaged, of another kind,
+        or of a newer version of lshkit.
+        """
+        hasher, data, following = persistence.load(path)
+        sampler = cls(hasher, seed=seed)
+        sampler._parts, sampler._next = [data], following
+        return sampler
+
+    def __repr__(self):
+        return f"LSHSampler({self.hasher!r}, n_rows={self.n_rows})"
+
+    # ----------------------------------------------------------------
+
+    @property
+    def _weighted(self):
+        return bool(self._parts) and self._parts[0]["weights"] is not None
+
+    def _part(self, X, weights, dtype=None):
+        rows, _ = as_numpy("X", X)
+        n_features = self.hasher.n_features
+        if rows.ndim != 2 or rows.shape[1] != n_features:
+            wanted = f"(n, {n_features}), as the hasher has n_features={n_features}"
+            raise ValueError(f"X must have shape {wanted}, got {rows.shape}")
+        if len(rows) == 0:
+            raise ValueError(f"X must have at least one row, got shape {rows.shape}")
+        check_rows("X", rows, direction=is_angular(self.hasher))
+        if dtype is not None:
+            rows = rows.astype(dtype, copy=False)
+        weights = None if weights is None else as_weights(weights, len(rows)).copy()
+        return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
+
+    def _append(self, part):
+        n = len(part["codes"])
+        indices = np.arange(self._next, self._next + n)
+        self._parts.append(dict(part, indices=indices))
+        self._next += n
+        self._tables = None
+        return self
+
+    def _data(self):
+        """All parts as one."""
+        if self._next is None:
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError("this LSHSampler has no data yet: call fit first")
+        if len(self._parts) > 1:
+            keys = [key for key, x in self._parts[0].items() if x is not None]
+            whole = {key: np.concatenate([part[key] for part in self._parts]) for key in keys}
+            self._parts = [{"weights": None} | whole]
+        return self._parts[0]
+
+    def _query(self, query):
+        rows = self._data()["rows"]
+        query, torch = as_numpy("query", query)
+        single = query.ndim == 1
+        query = query[None] if single else query
+        if query.ndim != 2 or query.shape[1] != rows.shape[1]:
+            wanted = f"(n_q, {rows.shape[1]}) or ({rows.shape[1]},)"
+            raise ValueError(f"query must have shape {wanted}, got {query.shape[single:]}")
+        check_rows("query", query, direction=is_angular(self.hasher))
+        with np.errstate(over="ignore"):
+            return query.astype(rows.dtype, copy=False), single, torch
+
+    def _seed(self, seed):
+        return self._random if seed is None else seed
+
+    def _draw(self, query, n_samples, seed):
+        """`sample`, but for the indices: positions in the tables' rows."""
+        codes = self.hasher.hash(query)
+        indices, chance, _ = self.tables.draw(codes, n_samples, seed=self._seed(seed))
+        found = indices >= 0
+        indptr = np.concatenate([[0], np.cumsum(found.sum(1))])
+        chance[found] *= self._pair_probability(query, indptr, indices[found])
+        return indices, chance
+
+    def _pair_probability(self, query, indptr, rows):
+        pairs = query, self._data()["rows"], self._norms, indptr, rows
+        return pair_probability(self.hasher, *pairs)
+
+
+def _results(torch, single, *arrays):
+    arrays = tuple(x[0] for x in arrays) if single else arrays
+    return arrays if torch is None else tuple(torch.from_numpy(np.asarray(x)) for x in arrays)

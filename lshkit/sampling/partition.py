@@ -1,0 +1,222 @@
+"""Log normalisers of a softmax over many classes: near classes exactly, a sample of the others."""
+
+from collections import namedtuple
+
+import numpy as np
+
+from lshkit import _C, checks
+from lshkit.hash_tables import HashTables
+from lshkit.hashing import MAX_PROBE_BITS, FastHadamard
+from lshkit.sampling.rows import as_numpy, check_rows
+
+LogPartition = namedtuple("LogPartition", ["value", "standard_error"])
+
+MAX_MIN_COUNT = 3  # what two bits of the core's counters hold
+_CLASSES_A_BUCKET = 60
+_SHARPNESS = 2.0  # of the probes; only their order matters here
+
+
+class PartitionSampler:
+    """Hash tables over the classes of an output layer, which tell the classes near a query.
+
+    A class is near when it shares at least `min_count` buckets with the query, which looks into its
+    `n_probes` likeliest buckets of every table (`FastHadamard.soft_hash`). Which classes are near
+    is all that is taken from here: `log_partition` is unbiased with any tables, so they may be
+    older than the weights. How much it gains depends on their age.
+
+    Parameters
+    ----------
+    weight_matrix : array or tensor `(n_classes, n_features)`
+        Hashed in float32; not kept.
+    n_bits : int, 1 to 16, optional
+        Buckets are 2^n_bits, at most twice the classes (or 1024). Default: about 60 classes each.
+    n_hashes : int
+        Tables: 4 bytes a class each.
+    n_probes : int
+    min_count : int, 1 to 3
+        2 takes unrelated classes out, which meet a query in one bucket by chance.
+    center : bool
+        Hashes the classes less their mean. It adds the same to all logits of a query, and would
+        make the classes' angles small.
+    seed : None, int >= 0 or numpy.random.Generator
+
+    Attributes
+    ----------
+    hasher : FastHadamard
+    tables : lshkit.buckets.HashTables
+    n_classes, nbytes : int
+    """
+
+    def __init__(
+        self,
+        weight_matrix,
+        *,
+        n_bits=None,
+        n_hashes=24,
+        n_probes=8,
+        min_count=2,
+        center=True,
+        seed=None,
+    ):
+        weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
+        self.n_classes, n_features = weights.shape
+        if self.n_classes == 0:
+            raise ValueError(f"weight_matrix must have a class, got shape {weights.shape}")
+        check_rows("weight_matrix", weights)
+        buckets = max(2 * self.n_classes, 1024)  # beyond, tables are not addressed by code
+        most = min(MAX_PROBE_BITS, buckets.bit_length() - 1)
+        if n_bits is None:
+            n_bits = int(np.clip(round(np.log2(self.n_classes / _CLASSES_A_BUCKET)), 4, most))
+        n_bits = checks.integer("n_bits", n_bits, 1, most)
+        self.n_probes = checks.integer("n_probes", n_probes, 1, 2**n_bits)
+        self.hasher = FastHadamard(n_features, n_bits, n_hashes, seed=seed)
+        self.min_count = checks.integer("min_count", min_count, 1, MAX_MIN_COUNT)
+        self.center = checks.boolean("center", center)
+        self._build(weights)
+
+    def refresh(self, weight_matrix):
+        """The tables anew, for weights that have changed. Same hash functions. Returns self."""
+        weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
+        self.check_shape(weights)
+        check_rows("weight_matrix", weights)
+        self._build(weights)
+        return self
+
+    def check_shape(self, weight_matrix):
+        """ValueError if the weights are of another shape than those of the tables."""
+        wanted = self.n_classes, self.hasher.n_features
+        if tuple(weight_matrix.shape) != wanted:
+            got = tuple(weight_matrix.shape)
+            raise ValueError(f"weight_matrix must have the sampler's shape {wanted}, got {got}")
+
+    def _build(self, weights):
+        if self.center:
+            weights = weights - weights.mean(0, dtype=np.float64).astype(np.float32)
+        self.tables = HashTables(self.hasher.hash(weights))
+
+    @property
+    def nbytes(self):
+        return self.tables.nbytes
+
+    def probes(self, query):
+        """Codes of the buckets that a query looks into: `(n_q, n_hashes, n_probes)`."""
+        codes, _ = self.hasher.soft_hash(query, self.n_probes, _SHARPNESS)
+        return codes
+
+    def __repr__(self):
+        names = "n_probes", "min_count", "center"
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"PartitionSampler({self.n_classes} classes, {self.hasher!r}, {options})"
+
+
+def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=8192, seed=None):
+    """Estimates of log sum_j exp(query . weight_j + bias_j) with their standard errors.
+
+    Z = sum over the near classes (see `PartitionSampler`) of exp(logit), exactly, + (n / s) sum
+    over s sampled classes that are not near. The sample is uniform, without replacement, and
+    independent of the tables: Z is unbiased whatever the tables are. Its logarithm is below log Z
+    by about half the squared standard error on average.
+
+    Parameters
+    ----------
+    query : array or tensor `(n_q, n_features)` or `(n_features,)`
+    weight_matrix : array or tensor `(n_classes, n_features)`
+        Used as it is when float32 and contiguous, otherwise converted in each call.
+    bias : array or tensor `(n_classes,)`, optional
+        Near classes are found without it.
+    sampler : PartitionSampler, optional
+        For weights of this shape, now or some time ago. Without one it is built in the call, which
+        takes as long as the exact normalisers of thousands of queries: build it once.
+    n_samples : int >= 1
+        s, at most the number of classes. All queries of a call share one sample: it is read
+        once, and their errors are correlated.
+    seed : None, int >= 0 or numpy.random.Generator
+        For the sample, and for the sampler if it is built here. The same integer always gives the
+        same result, at any number of threads.
+
+    Returns
+    -------
+    value, standard_error : float64 `(n_q,)`, or single numbers for a single query
+        Like the query arrays or tensors. Computed in float32, relative to the largest logit. No
+        gradient. The error is that of the sample, sqrt(var Z) / Z, for the tables as they are.
+        A sample that missed large terms, which are not near, has a small standard error too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Arguments of the wrong kind or shape; a query, class or bias that is not finite (the class
+        when it was met), or logits beyond float32.
+    """
+    query, torch = _float32("query", query, (1, 2), "(n_q, n_features) or (n_features,)")
+    weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
+    single = query.ndim == 1
+    queries = query[None] if single else query
+    n = len(weights)
+    if queries.shape[1] != weights.shape[1]:
+        wanted = f"({n}, {queries.shape[1]}), as query has {queries.shape[1]} features"
+        raise ValueError(f"weight_matrix must have shape {wanted}, got {weights.shape}")
+    check_rows("query", queries)
+    if bias is not None:
+        bias, _ = _float32("bias", bias, 1, f"({n},)")
+        if bias.shape != (n,):
+            raise ValueError(f"bias must have shape {(n,)}, got {bias.shape}")
+    n_samples = min(checks.integer("n_samples", n_samples, 1), n)
+    random = np.random.default_rng(seed)
+    if sampler is None:
+        sampler = PartitionSampler(weights, seed=random)
+    elif not isinstance(sampler, PartitionSampler):
+        raise TypeError(f"sampler must be a PartitionSampler, got {type(sampler).__name__}")
+    elif (sampler.n_classes, sampler.hasher.n_features) != weights.shape:
+        wanted = sampler.n_classes, sampler.hasher.n_features
+        raise ValueError(
+            f"weight_matrix must have the sampler's shape {wanted}, got {weights.shape}"
+        )
+    sample = np.sort(random.choice(n, n_samples, replace=False, shuffle=False)).astype(np.int32)
+    order, bins = sampler.tables._tables[:2]
+    sums = np.empty((len(queries), 6))
+    if len(queries):
+        _C.near_far_sums(
+            *(queries, weights, bias, order, bins, sampler.probes(queries), sampler.min_count),
+            *(sample, sums, 0 if torch is None else torch.get_num_threads()),
+        )
+    value, error = _of_sums(sums, n, n_samples)
+    if not np.isfinite(value).all():
+        _explain(value, weights, bias)
+    if single:
+        value, error = value[0], error[0]
+    if torch is not None:
+        value, error = (torch.from_numpy(np.asarray(x)) for x in (value, error))
+    return LogPartition(value, error)
+
+
+def _of_sums(sums, n, s):
+    """log Z and its standard error, from the columns of NearFarSums (near_far.hpp)."""
+    largest, near, far, squares = sums.T[:4]
+    scale = n / s
+    with np.errstate(divide="ignore", invalid="ignore"):
+        total = near + scale * far
+        mean = far / s
+        variance = (
+            (squares / s - mean**2) * s / max(s - 1, 1)
+        )  # of a term; those of near rows are 0
+        # Without replacement: nothing is left to chance when all rows are sampled.
+        error = n * np.sqrt(np.maximum(variance, 0) / s * (1 - s / n)) / total
+        return largest + np.log(total), error
+
+
+def _explain(value, weights, bias):
+    """Raises for a result that is not finite."""
+    check_rows("weight_matrix", weights)
+    if bias is not None:
+        check_rows("bias", bias[:, None])
+    query = np.flatnonzero(~np.isfinite(value))[0]
+    raise ValueError(f"the logits of query {query} are beyond float32")
+
+
+def _float32(name, x, dims, wanted):
+    """A contiguous float32 numpy array of so many dimensions, and torch if it was a tensor."""
+    x, torch = as_numpy(name, x)
+    if x.ndim not in np.atleast_1d(dims):
+        raise ValueError(f"{name} must have shape {wanted}, got {x.shape}")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(x, np.float32), torch

@@ -1,0 +1,371 @@
+"""Cross entropy over very many classes: near classes exactly, a uniform sample of the others."""
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lshkit import checks
+from lshkit.buckets import HashTables
+from lshkit.hashing import FastHadamard
+from lshkit.pair_products import pair_products
+
+_CLASSES_A_BUCKET = 16
+_REDUCTIONS = "mean", "sum", "none"
+_CHUNK = 2**24  # logits of the exact loss at a time
+
+
+class SampledSoftmaxLoss(nn.Module):
+    """The output layer and cross entropy of a classifier, at a cost that hardly grows with classes.
+
+    The normaliser of a row's softmax is estimated as
+
+        Z = exp(o_target) + sum over near classes of exp(o) + sum over sampled classes of exp(o) / q
+
+    with logits o = weight . hidden + bias. Near classes share a hash bucket with the row in at
+    least `min_count` tables; they and the target are counted exactly and left out of the sample,
+    which is shared by the batch and has every class with the inclusion probability
+    q = n_samples / n_classes. So Z is unbiased whatever the tables are: tables that are older than
+    the weights cost accuracy, not correctness. (Inverse-probability sampling over the rest of a
+    hash table's answer: Spring and Shrivastava 2017.)
+
+    The loss log Z - o_target and its gradient are then consistent, not unbiased: by Jensen's
+    inequality the loss is too low by about var(Z) / (2 E[Z]^2) on average, and the gradient is off
+    in the same order. Both shrink like 1 / n_samples, and are 0 from n_samples = n_classes on.
+
+    Parameters
+    ----------
+    n_features, n_classes : int >= 1
+    bias : bool or Parameter `(n_classes,)`
+        Whether the layer has a bias, or the one to use.
+    weight : Parameter `(n_classes, n_features)`, optional
+        float32 or float64, to be used instead of a new one.
+    n_samples : int >= 1
+        Classes in the uniform sample of a step.
+    n_bits : int, 1 to 16, optional
+        Of the hash codes. Default: for about 16 classes in a bucket.
+    n_hashes : int
+        Hash tables; 4 bytes a class each, or a little more.
+    min_count : int >= 1
+    max_bucket_size : int
+        Larger buckets are left out; their classes are met by the sample.
+    rehash_every : int
+        Training steps after which the classes are hashed again, with fresh hash functions.
+    sparse : bool
+        Gives the weight a sparse gradient, of the classes that took part. Needs an optimizer that
+        takes it: SGD, Adagrad, SparseAdam. A dense gradient costs as much as the classes are many.
+    exact_eval : bool
+        In eval mode the exact loss over all classes; else the estimate there as well.
+    ignore_index : int
+        A target that does not count.
+    reduction : "mean", "sum" or "none"
+        The mean is over the rows whose target counts: NaN if there is none.
+
+    Attributes
+    ----------
+    n_bits_, n_hashes_ : int
+        Of the tables.
+    tables_ : HashTables or None
+        The classes by their codes. None until the first step, and after load_state_dict.
+
+    Random numbers come from torch's generator. Neither the tables nor their age are part of the
+    state_dict.
+
+    >>> loss = SampledSoftmaxLoss(64, 100_000, sparse=True)
+    >>> optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    >>> loss(torch.randn(8, 64), torch.randint(100_000, (8,))).backward()
+    """
+
+    def __init__(
+        self,
+        n_features,
+        n_classes,
+        *,
+        bias=False,
+        weight=None,
+        n_samples=4096,
+        n_bits=None,
+        n_hashes=16,
+        min_count=1,
+        max_bucket_size=1024,
+        rehash_every=100,
+        sparse=False,
+        exact_eval=True,
+        ignore_index=-100,
+        reduction="mean",
+    ):
+        super().__init__()
+        self.n_features = checks.integer("n_features", n_features, 1)
+        self.n_classes = checks.integer("n_classes", n_classes, 1, 2**31 - 1)
+        self.n_samples = checks.integer("n_samples", n_samples, 1)
+        if n_bits is None:
+            n_bits = round(math.log2(self.n_classes / _CLASSES_A_BUCKET))
+            n_bits = min(max(n_bits, 1), 16)
+        self.n_bits_ = checks.integer("n_bits", n_bits, 1, 16)
+        self.n_hashes_ = checks.integer("n_hashes", n_hashes, 1, 65535)
+        self.min_count = checks.integer("min_count", min_count, 1)
+        self.max_bucket_size = checks.integer("max_bucket_size", max_bucket_size, 0)
+        self.rehash_every = checks.integer("rehash_every", rehash_every, 1)
+        self.sparse = checks.boolean("sparse", sparse)
+        self.exact_eval = checks.boolean("exact_eval", exact_eval)
+        self.ignore_index = checks.integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        if reduction not in _REDUCTIONS:
+            raise ValueError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
+        self.reduction = reduction
+        shape = self.n_classes, self.n_features
+        self.weight = nn.Parameter(torch.empty(shape)) if weight is None else weight
+        _check_parameter("weight", self.weight, shape)
+        if isinstance(bias, (bool, np.bool_)):
+            bias = nn.Parameter(self.weight.new_zeros(self.n_classes)) if bias else None
+        self.bias = bias
+        if bias is not None:
+            _check_parameter("bias", bias, shape[:1], self.weight.dtype)
+        if weight is None:
+            bound = 1 / math.sqrt(self.n_features)  # as nn.Linear
+            nn.init.uniform_(self.weight, -bound, bound)
+        self.hasher_ = self.tables_ = None
+        self._age = 0  # of the tables, in training steps
+
+    @classmethod
+    def from_linear(cls, linear, **options):
+        """The loss on top of an `nn.Linear`, with the very parameters of it."""
+        if not isinstance(linear, nn.Linear):
+            raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
+        bias = False if linear.bias is None else linear.bias
+        sizes = linear.in_features, linear.out_features
+        return cls(*sizes, weight=linear.weight, bias=bias, **options)
+
+    def forward(self, hidden, target):
+        """Loss of rows and their classes.
+
+        Parameters
+        ----------
+        hidden : tensor of floats `(..., n_features)`
+            Computed with in the type of the weight.
+        target : integer tensor `(...)`
+            Classes from 0 to n_classes - 1, or `ignore_index`.
+
+        Returns
+        -------
+        loss : tensor `()`, or `(...)` for reduction="none", with 0 where the target is ignored
+
+        Raises
+        ------
+        TypeError, ValueError
+            Arguments of the wrong type, shape or device, a target out of range.
+        """
+        hidden, target, counted, shape = self._check(hidden, target)
+        if self.exact_eval and not self.training:
+            losses = self._exact(hidden, target)
+        else:
+            losses = self._sampled(hidden, target)
+        if self.reduction == "sum":
+            return losses.sum()
+        if self.reduction == "mean":
+            return losses.mean()
+        return losses.new_zeros(counted.shape).masked_scatter(counted, losses).reshape(shape)
+
+    def rehash(self):
+        """Hashes the classes as their weights now are, with fresh hash functions. Returns self.
+
+        The weights less their mean, which would only make their angles small: it adds the same
+        to all logits of a row. A bias counts as a further feature.
+        """
+        rows = self.weight.detach()
+        if self.bias is not None:
+            rows = torch.cat([rows, self.bias.detach()[:, None]], 1)
+        rows = rows - rows.mean(0)
+        self.hasher_ = FastHadamard(rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed())
+        self.tables_ = HashTables(self.hasher_.hash(rows))
+        self._age = 0
+        return self
+
+    def _check(self, hidden, target):
+        """Rows whose target counts and their targets, which ones they are, and target's shape."""
+        for name, x in (("hidden", hidden), ("target", target)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"{name} must be a tensor, got a {type(x).__name__}")
+        hidden = checks.array("hidden", hidden, torch, kinds="f", wanted="floats")
+        target = checks.array("target", target, torch, kinds="i", wanted="integers")
+        if hidden.ndim == 0 or hidden.shape[-1] != self.n_features:
+            wanted = f"(..., {self.n_features})"
+            raise ValueError(f"hidden must have shape {wanted}, got {tuple(hidden.shape)}")
+        if target.shape != hidden.shape[:-1]:
+            wanted = f"{tuple(hidden.shape[:-1])}, that of hidden but its last dimension"
+            raise ValueError(f"target must have shape {wanted}, got {tuple(target.shape)}")
+        shape = target.shape
+        target = target.reshape(-1).long()
+        counted = target != self.ignore_index
+        hidden = hidden.reshape(-1, self.n_features).to(self.weight.dtype)
+        if not counted.all():
+            hidden, target = hidden[counted], target[counted]
+        wrong = (target < 0) | (target >= self.n_classes)
+        if wrong.any():
+            wanted = f"0 to n_classes - 1 = {self.n_classes - 1} or ignore_index"
+            got = f"{int(target[wrong][0])}"
+            raise ValueError(f"target must be {wanted} = {self.ignore_index}, got {got}")
+        return hidden, target, counted, shape
+
+    def _exact(self, hidden, target):
+        rows = max(1, min(len(hidden), 1024))
+        step = max(1, _CHUNK // rows)
+        losses = []
+        for h, y in zip(hidden.split(rows), target.split(rows), strict=True):
+            parts = []
+            for first in range(0, self.n_classes, step):
+                bias = None if self.bias is None else self.bias[first : first + step]
+                parts.append(F.linear(h, self.weight[first : first + step], bias).logsumexp(1))
+            true = (h * self.weight[y]).sum(1)
+            true = true if self.bias is None else true + self.bias[y]
+            losses.append(torch.stack(parts).logsumexp(0) - true)
+        return torch.cat(losses)
+
+    def _sampled(self, hidden, target):
+        old = self.training and self._age >= self.rehash_every
+        if self.tables_ is None or old:
+            self.rehash()
+        self._age += self.training
+        indptr, indices = self._near(hidden.detach())
+        samples, log_weights = self._sample(hidden.dtype)
+        arguments = hidden, self.weight, self.bias, target, indptr, indices, samples, log_weights
+        return _SampledCrossEntropy.apply(*arguments, self.sparse)
+
+    def _near(self, hidden):
+        """The near classes of each row in CSR form. What they are does not depend on the sample."""
+        if self.bias is not None:
+            hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+        codes = self.hasher_.hash(hidden)
+        indptr, indices, counts = self.tables_.union(codes, max_bucket_size=self.max_bucket_size)
+        if self.min_count > 1:
+            near = counts >= self.min_count
+            before = F.pad(near.cumsum(0), (1, 0))
+            indptr, indices = before[indptr], indices[near]
+        return indptr, indices
+
+    def _sample(self, dtype):
+        """Distinct classes, ascending, and the logarithms of their weights in the sum.
+
+        One from each of n_samples equal parts of the classes. A class that lies in two parts may
+        be drawn twice: all are expected n_samples / n_classes times.
+        """
+        n, s = self.n_classes, min(self.n_samples, self.n_classes)
+        if s == n:
+            return torch.arange(n), torch.zeros(n, dtype=dtype)
+        drawn = ((torch.arange(s) + torch.rand(s, dtype=torch.float64)) * (n / s)).long()
+        samples, times = torch.unique_consecutive(drawn.clamp_(max=n - 1), return_counts=True)
+        return samples, (times.to(dtype) * (n / s)).log()
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self.hasher_ = self.tables_ = None
+
+    def extra_repr(self):
+        names = "n_features", "n_classes", "n_samples", "n_bits_", "n_hashes_", "sparse"
+        return ", ".join(f"{name.rstrip('_')}={getattr(self, name)}" for name in names)
+
+
+class _SampledCrossEntropy(torch.autograd.Function):
+    """Losses (rows,) of SampledSoftmaxLoss, and their gradients."""
+
+    @staticmethod
+    @torch.autocast("cpu", enabled=False)
+    def forward(ctx, hidden, weight, bias, target, indptr, indices, samples, log_weights, sparse):
+        rows = torch.repeat_interleave(torch.arange(len(target)), indptr.diff())
+        sample_weight = weight[samples]
+        near = pair_products(hidden, weight, indptr, indices)
+        far = torch.addmm(log_weights, hidden, sample_weight.T)
+        true = (hidden * weight[target]).sum(1)
+        if bias is not None:
+            near = near + bias[indices]
+            far += bias[samples]
+            true = true + bias[target]
+        # Every class once: the target alone, near classes apart from it, the sample apart from all.
+        near[indices == target[rows]] = -torch.inf
+        for row, label in ((rows, indices), (torch.arange(len(target)), target)):
+            row, place = _find(samples, row, label)
+            far[row, place] = -torch.inf
+        top = torch.maximum(true, far.amax(1))
+        top.scatter_reduce_(0, rows, near, "amax")
+        near, far, true = (near - top[rows]).exp_(), far.sub_(top[:, None]).exp_(), true - top
+        total = true.exp() + far.sum(1)
+        total.scatter_add_(0, rows, near)
+        near /= total[rows]
+        far /= total[:, None]
+        ctx.save_for_backward(
+            *(hidden, weight, target, indptr, indices, rows, samples, sample_weight),
+            *(near, far, true.exp() / total - 1),
+        )
+        ctx.sparse, ctx.has_bias = sparse, bias is not None
+        return total.log() - true
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    @torch.autocast("cpu", enabled=False)
+    def backward(ctx, grad):
+        saved = ctx.saved_tensors
+        hidden, weight, target, indptr, indices, rows, samples, sample_weight = saved[:8]
+        near, far, true = saved[8] * grad[rows], saved[9] * grad[:, None], saved[10] * grad
+        grad_hidden = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_hidden = torch.addcmul(far @ sample_weight, true[:, None], weight[target])
+            grad_hidden += _sum_rows(weight, indices, indptr, near)
+        if ctx.needs_input_grad[1]:
+            # The pairs sorted by class, those of the sample without any.
+            classes = torch.cat([indices.long(), target, samples])
+            row = torch.cat([rows, torch.arange(len(target)), torch.zeros_like(samples)])
+            factor = torch.cat([near, true, near.new_zeros(len(samples))])
+            classes, order = classes.sort(stable=True)
+            classes, counts = torch.unique_consecutive(classes, return_counts=True)
+            starts = F.pad(counts.cumsum(0), (1, 0))
+            values = _sum_rows(hidden, row[order], starts, factor[order])
+            places = torch.searchsorted(classes, samples)
+            values.index_add_(0, places, far.T @ hidden)
+            grad_weight = _grad_of_rows(weight, classes, values, ctx.sparse)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            grad_bias = weight.new_zeros(len(weight))
+            for label, g in ((indices, near), (target, true), (samples, far.sum(0))):
+                grad_bias.index_add_(0, label, g)
+        return grad_hidden, grad_weight, grad_bias, *(None,) * 6
+
+
+def _find(sorted_classes, rows, classes):
+    """Which (row, class) pairs have their class among the sorted ones: rows and places there."""
+    classes = classes.long()
+    places = torch.searchsorted(sorted_classes, classes).clamp_(max=len(sorted_classes) - 1)
+    found = sorted_classes[places] == classes
+    return rows[found], places[found]
+
+
+def _sum_rows(x, indices, indptr, factors):
+    """Sums of factor * x[index] over each range of a CSR structure."""
+    if len(indices) == 0:
+        return x.new_zeros(len(indptr) - 1, x.shape[1])
+    indptr = indptr.to(indices.dtype)
+    options = dict(mode="sum", per_sample_weights=factors, include_last_offset=True)
+    return F.embedding_bag(indices, x, indptr, **options)
+
+
+def _grad_of_rows(weight, classes, values, sparse):
+    if not sparse:
+        return torch.zeros_like(weight).index_copy_(0, classes, values)
+    return torch.sparse_coo_tensor(
+        classes[None], values, weight.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _seed():
+    return int(torch.randint(2**62, ()))
+
+
+def _check_parameter(name, x, shape, dtype=None):
+    if not isinstance(x, nn.Parameter):
+        raise TypeError(f"{name} must be a Parameter, got a {type(x).__name__}")
+    checks.array(name, x, torch)
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
+    wanted = (torch.float32, torch.float64) if dtype is None else (dtype,)
+    if x.dtype not in wanted:
+        names = " or ".join(str(d) for d in wanted)
+        raise TypeError(f"{name} must be of dtype {names}, got {x.dtype}")

@@ -1,0 +1,341 @@
+"""SampledSoftmaxLoss: exact where it can be, unbiased or consistent where it samples."""
+
+import copy
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from lshkit.sampling import SampledSoftmaxLoss  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Many small calls: threads would spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(n_classes=300, n_features=8, dtype=torch.float64, scale=1.0, **options):
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(scale * torch.randn(n_classes, n_features, dtype=dtype))
+    return SampledSoftmaxLoss(n_features, n_classes, weight=weight, **options)
+
+
+def batch(n=20, n_classes=300, n_features=8, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(n, n_features, dtype=dtype, generator=generator, requires_grad=True)
+    return hidden, torch.randint(n_classes, (n,), generator=generator)
+
+
+def gradients(loss, *inputs):
+    return [g.to_dense() for g in torch.autograd.grad(loss, inputs)]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("n_bits", [1, 4])  # 1: nearly all classes are near
+def test_exact_when_all_classes_are_sampled(n_bits, bias, sparse):
+    loss = make(bias=bias, n_samples=300, n_bits=n_bits, sparse=sparse)
+    if bias:
+        with torch.no_grad():
+            loss.bias.normal_()
+    hidden, target = batch()
+    parameters = hidden, *loss.parameters()
+    value = loss(hidden, target)
+    expected = F.cross_entropy(F.linear(hidden, loss.weight, loss.bias), target)
+    torch.testing.assert_close(value, expected)
+    for got, wanted in zip(
+        gradients(value, *parameters), gradients(expected, *parameters), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+    indptr, indices = loss._near(hidden.detach())
+    assert indptr[-1] > 0 and any(
+        target[i] in indices[indptr[i] : indptr[i + 1]] for i in range(len(target))
+    )
+
+
+def estimates(loss, hidden, target, repeats):
+    """exp(loss) of the rows for many samples: Z / exp(o_target)."""
+    return torch.stack([loss(hidden, target) for _ in range(repeats)])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"min_count": 2}, {"max_bucket_size": 20}, {"max_bucket_size": 0}]
+)
+def test_normaliser_is_unbiased_given_the_tables(options):
+    """Among them tables that have nothing to do with the weights, and no near classes at all."""
+    for stale in (False, True):
+        loss = make(n_samples=23, n_bits=4, n_hashes=3, reduction="none", **options)
+        loss.rehash()
+        if stale:
+            with torch.no_grad():
+                loss.weight.copy_(torch.randn_like(loss.weight))
+        loss.rehash_every = 10**9
+        hidden, target = batch()
+        with torch.no_grad():
+            ratio = estimates(loss, hidden, target, 400).exp()
+            exact = F.cross_entropy(hidden @ loss.weight.T, target, reduction="none").exp()
+        ratio /= exact
+        error = ratio.std(0) / 400**0.5
+        assert ((ratio.mean(0) - 1).abs() < 4.5 * error).all()  # 20 rows
+        together = ratio.mean(1)
+        assert abs(together.mean() - 1) < 4 * together.std() / 400**0.5
+
+
+def over_all_samples(n_samples, monkeypatch):
+    """r = estimated Z / Z, the losses and gradients of log Z, for every sample there can be.
+
+    All are equally likely where n_samples divides the 16 classes: means over them are expectations.
+    """
+    part = 16 // n_samples
+    loss = make(16, n_samples=n_samples, n_bits=2, n_hashes=1, scale=0.03, reduction="none")
+    loss.rehash_every = 10**9
+    hidden, target = batch(6, n_classes=16)
+    exact = F.cross_entropy(hidden @ loss.weight.T, target, reduction="none").detach()
+    ratios, results = [], []
+    for places in itertools.product(range(part), repeat=n_samples):
+        middle = (torch.tensor(places) + 0.5) / part
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "rand", lambda n, dtype, drawn=middle: drawn.to(dtype))
+            value = loss(hidden, target)
+        gradient = gradients(value.sum(), hidden)[0] + loss.weight[target]
+        ratios.append((value - exact).detach().exp())
+        results.append(torch.cat([(value - exact)[:, None], gradient], 1).detach())
+    of_log_z = (hidden @ loss.weight.T).softmax(1) @ loss.weight
+    return torch.stack(ratios), torch.stack(results), of_log_z.detach()
+
+
+def test_expectations_over_all_samples(monkeypatch):
+    """Z and its gradient are unbiased to rounding; log Z and its gradient off by O(1 / samples)."""
+    variances, off = [], []
+    for n_samples in (2, 4, 8):
+        ratios, results, gradient = over_all_samples(n_samples, monkeypatch)
+        torch.testing.assert_close(ratios.mean(0), torch.ones(6, dtype=torch.float64))
+        # The gradient of Z over Z is r times that of log Z.
+        torch.testing.assert_close((ratios[..., None] * results[..., 1:]).mean(0), gradient)
+        low, variance = results[..., 0].mean(0), ratios.var(0, unbiased=False)
+        assert (low < 0).all()
+        variances.append(variance.mean())
+        off.append((results[..., 1:].mean(0) - gradient).norm())
+    # Strata of 16 classes: sum of n_samples variances of (16 / n_samples)^2 of those within them.
+    assert variances[1] < 0.6 * variances[0] and variances[2] < 0.3 * variances[0]
+    assert off[1] < 0.6 * off[0] and off[2] < 0.3 * off[0] and off[2] > 0
+    # Half the variance, and terms of higher order in it.
+    torch.testing.assert_close(low, -variance / 2, rtol=0.1, atol=0)
+
+
+def test_gradient_is_the_derivative_of_the_estimate():
+    loss = make(n_classes=20, n_samples=7, n_bits=2, n_hashes=2, bias=True, rehash_every=10**9)
+    hidden, target = batch(4, n_classes=20)
+
+    def value(hidden, weight, bias):
+        torch.manual_seed(3)
+        parameters = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(loss, parameters, (hidden, target))
+
+    loss.rehash()
+    weight, bias = (p.detach().clone().requires_grad_() for p in (loss.weight, loss.bias))
+    assert torch.autograd.gradcheck(value, (hidden, weight, bias))
+
+
+def test_options_agree():
+    hidden, target = batch(dtype=torch.float32)
+    results = []
+    for options in ({"sparse": True}, {"reduction": "sum"}, {"reduction": "none"}, {}):
+        loss = make(dtype=torch.float32, n_samples=40, n_bits=5, **options)
+        torch.manual_seed(5)
+        value = loss(hidden, target)
+        grad = torch.autograd.grad(value.sum(), loss.weight)[0]
+        assert grad.is_sparse == bool(options.get("sparse"))
+        results.append((value, grad.to_dense()))
+    mean, summed, each, default = results
+    assert torch.equal(mean[0], default[0])
+    torch.testing.assert_close(mean[1], default[1])
+    torch.testing.assert_close(summed[0], each[0].sum())
+    torch.testing.assert_close(summed[0] / 20, mean[0])
+    torch.testing.assert_close(summed[1] / 20, mean[1])
+
+
+def test_ignored_targets_and_leading_dimensions():
+    hidden, target = batch()
+    loss = make(n_samples=300, n_bits=3, reduction="none")
+    target[::3] = -100
+    value = loss(hidden.reshape(4, 5, 8), target.reshape(4, 5))
+    expected = F.cross_entropy(hidden @ loss.weight.T, target, reduction="none")
+    torch.testing.assert_close(value, expected.reshape(4, 5))
+    grads = [gradients(x.sum(), hidden, loss.weight) for x in (value, expected)]
+    torch.testing.assert_close(*grads)
+    loss.reduction = "mean"
+    torch.testing.assert_close(loss(hidden, target), expected.sum() / (target >= 0).sum())
+    nothing = torch.full_like(target, -100)
+    assert loss(hidden, nothing).isnan() and loss(hidden[:0], target[:0]).isnan()
+    loss.reduction = "none"
+    assert (loss(hidden, nothing) == 0).all() and loss(hidden[0], target[1]).shape == ()
+    loss.ignore_index = 7
+    nothing[:] = 7
+    assert (loss.eval()(hidden, nothing) == 0).all()
+
+
+def test_eval_is_exact_unless_told_otherwise():
+    hidden, target = batch()
+    loss = make(n_samples=10, n_bits=5).eval()
+    expected = F.cross_entropy(hidden @ loss.weight.T, target)
+    torch.testing.assert_close(loss(hidden, target), expected)
+    assert loss.tables_ is None
+    loss.exact_eval = False
+    assert loss(hidden, target) != loss(hidden, target)
+    assert loss.tables_ is not None and loss._age == 0
+
+
+def test_exact_loss_in_chunks(monkeypatch):
+    from lshkit.sampling import softmax
+
+    monkeypatch.setattr(softmax, "_CHUNK", 1400)
+    hidden, target = batch()
+    loss = make(bias=True).eval()
+    expected = F.cross_entropy(F.linear(hidden, loss.weight, loss.bias), target)
+    grads = [gradients(x, hidden, *loss.parameters()) for x in (loss(hidden, target), expected)]
+    torch.testing.assert_close(*grads)
+
+
+def test_rehashing():
+    hidden, target = batch()
+    loss = make(n_samples=10, n_bits=5, rehash_every=3)
+    seen = []
+    for _ in range(7):
+        loss(hidden, target)
+        seen.append(loss.tables_)
+    changes = [a is not b for a, b in zip(seen[:-1], seen[1:], strict=True)]
+    assert changes == [False, False, True, False, False, True]
+    other = make(n_bits=5)
+    other.load_state_dict(loss.state_dict())
+    assert loss.state_dict().keys() == {"weight"} and other.tables_ is None
+    copied = copy.deepcopy(loss)
+    torch.manual_seed(1)
+    first = loss(hidden, target)
+    torch.manual_seed(1)
+    assert torch.equal(first, copied(hidden, target))
+    assert copied.weight is not loss.weight
+
+
+def test_same_bits_at_one_and_two_threads():
+    hidden, target = batch(200, n_classes=5000, dtype=torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            loss = make(5000, dtype=torch.float32, n_bits=6)
+            indptr, indices = loss.rehash()._near(hidden.detach())
+            results.append((indptr, indices, *loss._sample(torch.float32)))
+    finally:
+        torch.set_num_threads(before)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_shares_the_parameters_of_a_linear_layer():
+    linear = torch.nn.Linear(8, 300)
+    loss = SampledSoftmaxLoss.from_linear(linear, n_samples=300)
+    assert loss.weight is linear.weight and loss.bias is linear.bias
+    hidden, target = batch(dtype=torch.float32)
+    torch.testing.assert_close(loss(hidden, target), F.cross_entropy(linear(hidden), target))
+    assert SampledSoftmaxLoss.from_linear(torch.nn.Linear(3, 9, bias=False)).bias is None
+
+
+def test_half_precision_and_autocast():
+    hidden, target = batch(dtype=torch.float32)
+    loss = make(dtype=torch.float32, n_samples=300)
+    expected = loss(hidden, target)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(loss(hidden, target), expected)
+        half = loss(hidden.bfloat16(), target)
+    torch.testing.assert_close(half, expected, rtol=1e-2, atol=0)
+    assert torch.autograd.grad(half, hidden)[0].dtype == torch.float32
+
+
+def test_every_sampled_class_is_as_likely():
+    loss = make(n_classes=37, n_samples=10)
+    counts = torch.zeros(37, dtype=torch.float64)
+    for _ in range(1500):
+        samples, log_weights = loss._sample(torch.float64)
+        assert (samples[1:] > samples[:-1]).all()
+        counts[samples] += log_weights.exp()
+    # Of a weight of 3.7 at a frequency of 10 / 37: variance 2.7 of each draw, at most.
+    assert ((counts / 1500 - 1).abs() < 4.5 * (2.7 / 1500) ** 0.5).all()
+
+
+def test_training_with_sparse_gradients_learns():
+    torch.manual_seed(0)
+    centres = torch.randn(2000, 16)
+    loss = SampledSoftmaxLoss(16, 2000, n_samples=100, sparse=True, rehash_every=10)
+    optimizer = torch.optim.SparseAdam(loss.parameters(), lr=0.05)
+    losses = []
+    for _ in range(60):
+        target = torch.randint(2000, (256,))
+        optimizer.zero_grad()
+        loss(centres[target] + 0.1 * torch.randn(256, 16), target).backward()
+        optimizer.step()
+        if len(losses) == 0 or _ == 59:
+            with torch.no_grad():
+                losses.append(float(loss.eval()(centres[target], target)))
+            loss.train()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+LOSS = SampledSoftmaxLoss(4, 9, n_bits=2)
+H, Y = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: LOSS(H, Y + 9), ValueError, "target must be 0 to n_classes - 1 = 8 or"),
+        (lambda: LOSS(H, Y - 1), ValueError, "ignore_index = -100, got -1"),
+        (lambda: LOSS(H, Y.float()), TypeError, "target must hold integers"),
+        (lambda: LOSS(H, Y[:2]), ValueError, "target must have shape (3,), that of hidden"),
+        (lambda: LOSS(H[:, :3], Y), ValueError, "hidden must have shape (..., 4), got (3, 3)"),
+        (lambda: LOSS(Y, Y), TypeError, "hidden must hold floats"),
+        (lambda: LOSS(H.numpy(), Y), TypeError, "hidden must be a tensor, got a ndarray"),
+        (lambda: SampledSoftmaxLoss(4, 0), ValueError, "n_classes must be an integer"),
+        (lambda: SampledSoftmaxLoss(4, 9, n_bits=17), ValueError, "n_bits must be an integer"),
+        (lambda: SampledSoftmaxLoss(4, 9, n_samples=0), ValueError, "n_samples must be an"),
+        (lambda: SampledSoftmaxLoss(4, 9, reduction="max"), ValueError, "reduction must be one"),
+        (lambda: SampledSoftmaxLoss(4, 9, sparse=1), TypeError, "sparse must be a bool"),
+        (lambda: SampledSoftmaxLoss(4, 9, weight=H), TypeError, "weight must be a Parameter"),
+        (
+            lambda: SampledSoftmaxLoss(4, 9, weight=torch.nn.Parameter(H)),
+            ValueError,
+            "weight must have shape (9, 4), got (3, 4)",
+        ),
+        (
+            lambda: SampledSoftmaxLoss(4, 3, weight=torch.nn.Parameter(H.half())),
+            TypeError,
+            "weight must be of dtype torch.float32 or torch.float64, got torch.float16",
+        ),
+        (
+            lambda: SampledSoftmaxLoss(4, 3, bias=torch.nn.Parameter(H)),
+            ValueError,
+            "bias must have shape (3,)",
+        ),
+        (lambda: SampledSoftmaxLoss.from_linear(H), TypeError, "linear must be a torch.nn.Linear"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+
+
+def test_without_near_classes_or_classes_alike():
+    """Weights that all have one direction: the mean taken off leaves zeros, all in one bucket."""
+    weight = torch.nn.Parameter(torch.ones(50, 4))
+    loss = SampledSoftmaxLoss(4, 50, weight=weight, n_samples=5)
+    value = loss(torch.randn(3, 4), torch.arange(3))
+    assert value.item() == pytest.approx(np.log(50), abs=0.5)

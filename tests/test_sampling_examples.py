@@ -1,0 +1,68 @@
+"""The sampling example and benchmark run from the command line and leave what they promise."""
+
+import json
+
+import pytest
+from test_examples import PNG_SIGNATURE, ROOT, needs_example_packages, run
+
+EXAMPLE = ROOT / "python_examples" / "partition_function.py"
+NEAR_FAR = "near + 256 far", "near + 1024 far"
+BENCHMARK = ROOT / "benchmarks" / "sampling.py"
+
+
+def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
+    needs_example_packages()
+    picture = tmp_path / "partition.png"
+    done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    assert rows[0][:3] == ["data", "method", "setting"]
+    by_data = {}
+    for data, method, _, microseconds, error, *_ in rows[2:]:
+        assert float(microseconds) > 0
+        by_data.setdefault(data, {}).setdefault(method, []).append(float(error or 0))
+    methods = {"exact", "uniform", "HBE", "Horvitz-Thompson"} | set(NEAR_FAR)
+    assert by_data.keys() == {"classes in clusters", "classes in all directions"}
+    for errors in by_data.values():
+        assert errors.keys() == methods
+        assert min(errors[NEAR_FAR[1]]) < 0.1
+    for data in by_data:
+        assert f"{data}: 100%" in done.stderr  # its progress bar
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--samples", 10**9), "--samples"),
+        (("--scale", 0), "--scale"),
+        (("--classes", 0), "--classes"),
+        (("--out", "missing/partition.png"), "missing"),
+    ],
+)
+def test_partition_function_refuses_bad_options_by_name(tmp_path, options, message):
+    needs_example_packages()
+    done = run(EXAMPLE, *options, folder=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_benchmark_writes_its_sections(tmp_path):
+    path = tmp_path / "new" / "sampling.json"
+    options = ("--quick", "--rows", 2000, "--out", path)
+    first = run(BENCHMARK, *options, "--sections", "variance", folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    others = ("tables", "draws", "normaliser")
+    done = run(BENCHMARK, *options, "--sections", *others, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert results.keys() == {"variance", *others}
+    for scale in results["variance"]["scales"].values():
+        assert scale["hbe over horvitz_thompson"] > 5
+        for method in scale["methods"].values():
+            assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
+    for data in results["normaliser"]["data"].values():
+        assert data["faster"] > 0 and data["mean relative error"] < 0.1
+    printed = run(BENCHMARK, "--tables", path, folder=tmp_path)
+    assert printed.returncode == 0 and done.stdout.strip() in printed.stdout
