@@ -163,7 +163,7 @@ def test_variance_is_that_of_the_pairs_outside(is_causal):
         *(x[0, 0].double().numpy() for x in (case.query[..., None, :], case.key[..., None, :, :])),
         n_bits,
     )
-    near = reference._near(case.query, case.key, window, is_causal)
+    near = reference.near_pairs(case.query, case.key, window, is_causal)
     far = reference.visible(9, 9, is_causal) & ~near
     for name, x in vars(case).items():
         setattr(case, name, x.expand(1, sets, -1, -1))

@@ -98,7 +98,7 @@ def _expected(query, key, n_bits, causal, key_mask):
     return pairs * cosine_probability(cosine, n_bits), pairs, cosine
 
 
-def _near(query, key, window, causal):
+def near_pairs(query, key, window, causal):
     """The pairs |i - j| < window, causal: 0 <= i - j < window."""
     distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
     return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
@@ -110,7 +110,7 @@ def _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_ma
     if not window:
         return weights
     exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
-    return np.where(_near(query, key, window, causal), exact, weights)
+    return np.where(near_pairs(query, key, window, causal), exact, weights)
 
 
 def _forward(query, value, weights, normalize):
@@ -205,7 +205,7 @@ def yoso_backward(
     if window:
         kernel = "lower_bound" if gradient == "lower_bound" else "expected"
         in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
-        slopes = np.where(_near(query, key, window, causal), in_window, slopes)
+        slopes = np.where(near_pairs(query, key, window, causal), in_window, slopes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
