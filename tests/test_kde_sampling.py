@@ -200,3 +200,12 @@ def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel, few_rows_do):
     assert density.sample(3, random_state=0).shape == (3, 12) if kernel == "laplacian" else True
     more = density.partial_fit(rows[:10]).score_samples(queries[:5])
     assert np.isfinite(more).all() and density.n_samples_seen_ == 6010
+
+
+def test_auto_tries_a_sketch_where_sampling_is_cheap_too(monkeypatch):
+    monkeypatch.setattr(pilot, "MIN_HASHED", 1000)
+    rows, _ = clustered(6000, 12, 200, scale=0.02, seed=5, n_queries=100)
+    density = LSHKernelDensity("angular", n_bits=8, random_state=0, normalize=False).fit(rows)
+    methods = density.report_["methods"]
+    assert methods["random"]["cost"] < pilot.WORTH_A_TRIAL
+    assert "bucket_sum" in methods and "near_far" not in methods

@@ -116,8 +116,10 @@ def choose(training, algorithm, rtol, threads, queries=None):
     sampling, reports["random"] = random_sampling(pilot, rtol, threads)
     makers["random"] = lambda: sampling
     trials = {algorithm} & set(HASHED)
-    if algorithm == "auto" and n >= MIN_HASHED and reports["random"]["cost"] > WORTH_A_TRIAL:
-        trials = {*HASHED, "bucket_sum"}
+    if algorithm == "auto" and n >= MIN_HASHED:
+        trials = {"bucket_sum"}  # None where the kernel is no collision probability
+        if reports["random"]["cost"] > WORTH_A_TRIAL:
+            trials |= set(HASHED)
     if "near_far" in trials:
         near_far, reports["near_far"] = trials_.near_far(pilot, rtol)
         makers["near_far"] = lambda: near_far

@@ -9,7 +9,6 @@ import numpy as np
 from lshkit import hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde.exact import Estimate
-from lshkit.kde.random_sampling import N_PILOT
 from lshkit.kde.sums import Geometry, Sums, in_range_of_hashing, unit_rows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
@@ -132,13 +131,13 @@ class Sketch:
 
 
 class SketchedRows:
-    """A sketch of the permuted rows after the pilot's, which are summed exactly: for "auto"."""
+    """A sketch of the permuted rows from `start` on, those before exactly: for "auto"."""
 
     name = "bucket_sum"
 
-    def __init__(self, permuted, n_bits, n_hashes):
+    def __init__(self, permuted, n_bits, n_hashes, start=0):
         self.permuted, self.training = permuted, permuted.training
-        self.start = min(N_PILOT, len(permuted) // 2)
+        self.start = start
         d, kernel = permuted.rows.shape[1], self.training.geometry.kernel
         scaled = Geometry(kernel, n_bits, np.zeros(d), np.ones(d))
         seed = int(np.random.default_rng([self.training.seed, 5]).integers(2**31))
@@ -152,8 +151,9 @@ class SketchedRows:
         queries = self.training.geometry.scale(X)
         got = self.sketch.estimate(queries)
         scale = self.sketch.total * self.unit
-        head = self.permuted.sums(queries, 0, self.start, threads)
-        whole = head + Sums(got.shift, got.mean * scale, np.zeros(len(queries)))
+        whole = Sums(got.shift, got.mean * scale, np.zeros(len(queries)))
+        if self.start:
+            whole = self.permuted.sums(queries, 0, self.start, threads) + whole
         error = got.error * scale * np.exp(got.shift - whole.shift)
         total = self.training.total
         return Estimate(whole.shift, whole.total / total, error / total)
