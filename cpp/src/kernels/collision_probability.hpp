@@ -10,7 +10,6 @@ namespace {
 
 constexpr double kPi = 3.14159265358979323846;
 
-// acos for 0 <= a <= 1. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
 LSHKIT_INLINE Vec<float> select(Int<float> mask, Vec<float> a, Vec<float> b) {
   return Vec<float>((mask & Int<float>(a)) | (~mask & Int<float>(b)));
 }
@@ -33,7 +32,8 @@ LSHKIT_INLINE Vec<double> root(Vec<double> x) {
   return x;
 }
 #endif
-LSHKIT_INLINE Vec<float> arccos(Vec<float> a) {
+// acos for 0 <= a <= 1, complement = 1 - a. float: Abramowitz and Stegun 4.4.46, error below 3e-8.
+LSHKIT_INLINE Vec<float> arccos(Vec<float> a, Vec<float> complement) {
   Vec<float> p = broadcast<float>(-0.0012624911f);
   p = p * a + 0.0066700901f;
   p = p * a - 0.0170881256f;
@@ -42,8 +42,9 @@ LSHKIT_INLINE Vec<float> arccos(Vec<float> a) {
   p = p * a + 0.0889789874f;
   p = p * a - 0.2145988016f;
   p = p * a + 1.5707963050f;
-  return p * root(1.0f - a);
+  return p * root(complement);
 }
+LSHKIT_INLINE Vec<float> arccos(Vec<float> a) { return arccos(a, 1.0f - a); }
 LSHKIT_INLINE Vec<double> arccos(Vec<double> a) {
   for (int i = 0; i < kLanes<double>; ++i) a[i] = __builtin_acos(a[i]);
   return a;

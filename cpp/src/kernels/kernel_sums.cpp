@@ -272,16 +272,7 @@ struct Row {  // one query against the panel
       complement[k] = T(1) - positive[k];
       sign[k] = x;
     }
-    const Vec<float> a = to_floats(positive), b = to_floats(complement);
-    Vec<float> poly = broadcast<float>(-0.0012624911f);
-    poly = poly * a + 0.0066700901f;
-    poly = poly * a - 0.0170881256f;
-    poly = poly * a + 0.0308918810f;
-    poly = poly * a - 0.0501743046f;
-    poly = poly * a + 0.0889789874f;
-    poly = poly * a - 0.2145988016f;
-    poly = poly * a + 1.5707963050f;
-    const Vec<float> t = poly * root(b) * float(1 / kPi);
+    const Vec<float> t = arccos(to_floats(positive), to_floats(complement)) * float(1 / kPi);
     *agreement = select(to_floats(sign) < 0.0f, t, 1.0f - t);
   }
 
