@@ -226,7 +226,8 @@ def converge(method, problem, lowest, args, bar):
             results.append(descend(method, problem, rate / curvature, args, seed))
             bar.update()
         losses, last, times = zip(*results, strict=True)
-        error = np.std(last) / np.sqrt(len(last) - 1) if len(last) > 1 else np.nan
+        with np.errstate(invalid="ignore"):  # infinite where a step size was too large
+            error = np.std(last) / np.sqrt(len(last) - 1) if len(last) > 1 else np.nan
         runs.append((np.mean(last) - lowest, error, np.mean(losses, 0) - lowest, np.min(times)))
     return min(runs, key=lambda run: run[0])
 
