@@ -12,6 +12,7 @@ from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
     LIBRARY,
+    check_codes,
     define,
     differentiable,
     fake,
@@ -102,6 +103,8 @@ def _lsh_attention_backward(
     gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
+    check_codes("query_codes", query_codes, 2**n_bits)
+    check_codes("key_codes", key_codes, 2**n_bits)
     _C.lsh_attention_backward(
         *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),
