@@ -132,8 +132,8 @@ def near_window(share):
         position = torch.arange(n)
         distance = (position[:, None] - position).abs()
         sinks = position < N_SINKS
-        window = 1
-        while ((distance <= window) | sinks).sum() <= share[layer] * n * n:
+        window = 1  # of width 2 window + 1 if it were one larger, less what the ends lack
+        while n * (2 * window + 1 + N_SINKS) - window * (window + 1) <= share[layer] * n * n:
             window += 1
         keep = (distance < window) | sinks
         scores = (scale * query @ key.mT).masked_fill(~keep, -math.inf)
@@ -245,14 +245,15 @@ def draw(results: dict, args: argparse.Namespace) -> None:
         point = (100 * share, 1 - statistics.fmean(cosines), name)
         (ours if name.startswith(MAIN) else others).append(point)
     ours.sort()
-    axis.plot([p[0] for p in ours], [p[1] for p in ours], "o-", color="C0", label=MAIN)
+    label = f"{MAIN} (bits, hashes)"
+    axis.plot([p[0] for p in ours], [p[1] for p in ours], "o-", color="black", label=label)
     for x, y, name in ours:
-        setting = name.removeprefix(f"{MAIN}, ") if name != MAIN else ""
-        setting = setting or f"{args.n_bits} bits, {args.n_hashes} hashes"
-        axis.annotate(setting, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7)
+        digits = [word for word in name.split() if word.isdigit()] or [args.n_bits, args.n_hashes]
+        text = ", ".join(map(str, digits))
+        axis.annotate(text, (x, y), xytext=(-4, -11), textcoords="offset points", fontsize=8)
     markers = "sD^vP*XhdpH"
     for i, (x, y, name) in enumerate(others):
-        axis.plot(x, y, markers[i % len(markers)], color=f"C{1 + i % 9}", label=name)
+        axis.plot(x, y, markers[i % len(markers)], color=plt.cm.tab10(i % 10), label=name)
     axis.axhline(1 - 0.985, color="black", lw=0.8, ls="--")
     axis.set(
         xlabel="pairs of queries and keys that are scored, %",
@@ -260,7 +261,8 @@ def draw(results: dict, args: argparse.Namespace) -> None:
         yscale="log",
         title=f"all-MiniLM-L6-v2, every layer replaced, {args.length} tokens",
     )
-    axis.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.margins(y=0.08)
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(args.out, dpi=120)
 
 
