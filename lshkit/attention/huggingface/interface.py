@@ -1,4 +1,4 @@
-"""Attention functions of the form that transformers calls, `(B, H, N, D)` in, `(B, N, H, D)` out."""
+"""Attention functions as transformers calls them, `(B, H, N, D)` in and `(B, N, H, D)` out."""
 
 import torch
 from torch import Tensor
@@ -6,17 +6,18 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
-from lshkit.attention import lsh_attention, yoso_attention
+from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
 from lshkit.attention.functional import EXPECTED_KEYS_PER_HASH
 from lshkit.attention.huggingface import options as options_
 from lshkit.attention.huggingface.masks import Mask, align, mask_function, read_mask
+from lshkit.attention.huggingface.normalization import unit_rows
 
 logger = logging.get_logger(__name__)
 
 # What some models hand over beside the mask, and why it can't be left out.
 REFUSED = {
     "position_bias": "a bias of positions is added to scores",
-    "softcap": "a soft cap bounds scores (the config has it as attn_logit_softcapping, final excepted)",
+    "softcap": "it bounds scores (attn_logit_softcapping=None in the config turns it off)",
     "s_aux": "learned sinks are scores of no key",
     "sinks": "learned sinks are scores of no key",
     "indices": "the model selects keys by itself",
@@ -27,7 +28,7 @@ REFUSED = {
 
 def register(given: dict[str, dict | None]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
-    complete = {kind: options_.checked(kind, options, kind) for kind, options in given.items() if kind in options_.DEFAULTS}
+    complete = {kind: options_.checked(kind, options, kind) for kind, options in given.items()}
     for kind, options in complete.items():
         name = f"lshkit_{kind}"
         AttentionInterface.register(name, _attention(name, kind, options))
@@ -35,7 +36,7 @@ def register(given: dict[str, dict | None]) -> None:
 
 
 def _attention(name: str, kind: str, registered: dict):
-    attend = {"yoso": _yoso, "lsh": _lsh}[kind]
+    attend = _ATTEND[kind]
 
     def attention(
         module: torch.nn.Module,
@@ -92,7 +93,9 @@ def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
         return _expected_after(past, query, key, value, mask.keys, options)
     if n_q == 1 and not options.get("window"):  # a near window goes by positions
         return yoso_attention(query, key, value, mask.keys, **options)
-    query = F.pad(query, (0, 0, past, 0))  # rows for the positions past, which cost no more than these
+    query = F.pad(
+        query, (0, 0, past, 0)
+    )  # rows for the positions past, which cost no more than these
     return yoso_attention(query, key, value, mask.keys, True, **options)[:, :, past:]
 
 
@@ -104,8 +107,8 @@ def _expected_is_faster(n_queries: int, n_keys: int, options: dict) -> bool:
 
 
 def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
-    """The expectation for queries that stand at the last keys, `past` keys before the first of them:
-    the sum over these keys, and the causal one over the rest."""
+    """The expectation for queries at the last keys, with `past` keys before the first of them: the
+    sum over these, and the causal one over the rest."""
     dtype, normalize = query.dtype, options.get("normalize", "l2")
     if normalize == "sum":
         value = F.pad(value, (0, 1), value=1.0)  # the sum of the weights beside those of the values
@@ -116,7 +119,7 @@ def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
     out = yoso_attention(query, key[:, :, :past], value[:, :, :past], before, **options)
     out = out + yoso_attention(query, key[:, :, past:], value[:, :, past:], after, True, **options)
     if normalize == "l2":
-        out = F.normalize(out, dim=-1)
+        out = unit_rows(out)
     elif normalize == "sum":
         out = out[..., :-1] / torch.where(out[..., -1:] > 0, out[..., -1:], 1)
     return out.to(dtype)
@@ -129,9 +132,33 @@ def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     return lsh_attention(query, key, value, mask.keys, mask.is_causal, **options)
 
 
+def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
+    options = {**options, "scale": scaling}
+    if mask.starts is None and not mask.is_causal:
+        return bert_lsh_attention(query, key, value, mask.keys, **options)
+    # The function has no causal order. Without the paper's quirks it is lsh_attention unweighted.
+    options.pop("table_size", None)
+    if options.pop("faithful", False):
+        raise NotImplementedError(
+            "lshkit_bert_lsh can't be causal with faithful=True: scores are copied over the diagonal"
+        )
+    plain = {
+        "weighting": "none",
+        "hasher": "hyperplane",
+        "window": None,
+        "n_sinks": 0,
+        "center": False,
+    }
+    options = {"n_bits": 2, "n_hashes": 1} | options | plain
+    return _lsh(query, key, value, mask, scaling, options)
+
+
 @torch.compiler.disable  # a graph can't know the lengths
 def _by_sequence(query, key, value, starts, options) -> Tensor:
     """Each packed sequence by itself."""
     lengths = starts.diff().tolist()
     parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
     return torch.cat([lsh_attention(*part, None, True, **options) for part in parts], 2)
+
+
+_ATTEND = {"yoso": _yoso, "lsh": _lsh, "bert_lsh": _bert_lsh}

@@ -1,12 +1,12 @@
 """Attention masks of transformers' models without a matrix of n^2 elements.
 
-The mask interface asks for a mask of a pattern (causal, bidirectional, ...) and a padding mask. What
-is made here goes through the model to the attention function in one of these forms:
+The mask interface asks for the mask of a pattern (causal, bidirectional, ...) and of padding. What is
+made here goes through the model to the attention function in one of these forms:
 
     bool (B, 1, 1, n_keys)    True for a key that every query sees; no causal order. Of a single
                               query with a static cache too: its position is a tensor's
-    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the query row of this call from
-                              which on a key is seen; their number for a key that is never seen
+    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the first query row of this
+                              call that sees a key; the number of rows for a key that none sees
     int32 (S + 1,)            causal within packed sequences: where they start among the rows of
                               the batch, counted through it
     bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
@@ -175,8 +175,8 @@ def _pattern(
     keys: Tensor | None,
     device,
 ) -> str | Tensor:
-    """The mask of a pattern that is made of several: the mask itself, or the name of a simple pattern
-    that it equals at these sizes, or words for what it is."""
+    """Of a pattern made of several: its mask, the name of a simple pattern that it equals at these
+    sizes, or words for what it is."""
     at, q_offset, kv_offset = q_offset, int(q_offset), int(kv_offset)
     parts = _parts(function)
     names = [name for name, _ in parts]
@@ -226,7 +226,7 @@ def _parts(function) -> list[tuple[str, dict]]:
 
 
 def _starts(sequences: Tensor) -> Tensor:
-    """Where sequences start among the rows of a batch `(B, n)` of their numbers, read row by row."""
+    """Where sequences start in a batch `(B, n)` of their numbers, read row by row."""
     new = torch.ones_like(sequences, dtype=torch.bool)
     new[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
     starts = new.flatten().nonzero().squeeze(1)

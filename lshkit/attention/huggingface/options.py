@@ -3,7 +3,7 @@
 import torch
 
 from lshkit import checks
-from lshkit.attention import arguments, lsh_attention, yoso_attention
+from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
 
 YOSO = (
     "n_bits",
@@ -20,14 +20,20 @@ YOSO = (
     "gradient_rank",
     "precision",
 )
+BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
 
 # Beside the defaults of the functions themselves: 64 hashes where less noise is worth more.
 DEFAULTS = {
     "yoso": {"seed": 0, "n_hashes_eval": 64},
     "lsh": {"seed": 0},
+    "bert_lsh": {"seed": 0},
 }
-_FUNCTIONS = {"yoso": (yoso_attention, YOSO), "lsh": (lsh_attention, LSH)}
+_FUNCTIONS = {
+    "yoso": (yoso_attention, YOSO),
+    "lsh": (lsh_attention, LSH),
+    "bert_lsh": (bert_lsh_attention, BERT_LSH),
+}
 
 
 def checked(kind: str, options: dict | None, where: str) -> dict:
