@@ -9,6 +9,7 @@ from transformers.utils import logging
 from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
 from lshkit.attention.functional import EXPECTED_KEYS_PER_HASH
 from lshkit.attention.huggingface import options as options_
+from lshkit.attention.huggingface.dense import dense_lsh_attention
 from lshkit.attention.huggingface.masks import Mask, align, mask_function, read_mask
 from lshkit.attention.huggingface.normalization import unit_rows
 
@@ -16,7 +17,6 @@ logger = logging.get_logger(__name__)
 
 # What some models hand over beside the mask, and why it can't be left out.
 REFUSED = {
-    "position_bias": "a bias of positions is added to scores",
     "softcap": "it bounds scores (attn_logit_softcapping=None in the config turns it off)",
     "s_aux": "learned sinks are scores of no key",
     "sinks": "learned sinks are scores of no key",
@@ -24,6 +24,10 @@ REFUSED = {
     "block_indices": "the model selects keys by itself",
     "cache": "a paged cache is read by pages",
 }
+NO_SCORES = (
+    "lshkit_yoso can't take position_bias: a bias is added to scores, and it forms none "
+    "(lshkit_lsh does; models with rotary positions or position embeddings need no bias)"
+)
 
 
 def register(given: dict[str, dict | None]) -> None:
@@ -32,11 +36,11 @@ def register(given: dict[str, dict | None]) -> None:
     for kind, options in complete.items():
         name = f"lshkit_{kind}"
         AttentionInterface.register(name, _attention(name, kind, options))
-        AttentionMaskInterface.register(name, mask_function(name, takes_pairs=False))
+        AttentionMaskInterface.register(name, mask_function(name, takes_pairs=kind != "yoso"))
 
 
 def _attention(name: str, kind: str, registered: dict):
-    attend = _ATTEND[kind]
+    attend, takes_pairs = _ATTEND[kind], kind != "yoso"
 
     def attention(
         module: torch.nn.Module,
@@ -47,11 +51,14 @@ def _attention(name: str, kind: str, registered: dict):
         scaling: float | None = None,
         dropout: float = 0.0,
         is_causal: bool | None = None,
+        position_bias: Tensor | None = None,
         **kwargs,
     ) -> tuple[Tensor, None]:
         for word, reason in REFUSED.items():
             if kwargs.get(word) is not None:
                 raise NotImplementedError(f"{name} can't take {word}: {reason}")
+        if position_bias is not None and not takes_pairs:
+            raise NotImplementedError(NO_SCORES)
         if kwargs.get("output_attentions"):
             logger.warning_once(f"{name} has no attention weights to return: they are never formed")
         if is_causal is None:
@@ -59,8 +66,10 @@ def _attention(name: str, kind: str, registered: dict):
         options = options_.of_model(kind, registered, module)
         if query.shape[0] != key.shape[0]:  # learned queries, one set for the batch
             query = query.expand(key.shape[0], -1, -1, -1)
-        mask = read_mask(name, attention_mask, query, key, bool(is_causal), takes_pairs=False)
+        mask = read_mask(name, attention_mask, query, key, bool(is_causal), takes_pairs)
         key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
+        if position_bias is not None:
+            mask = mask._replace(bias=position_bias[..., : mask.n_keys])
         if mask.is_static and (kind == "lsh" or options.get("window")):  # these go by positions
             key, value, mask = align(key, value, mask)
         batch = len(query)
@@ -127,29 +136,26 @@ def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
 
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     options = {**options, "scale": scaling}
+    if mask.bias is not None or mask.pairs is not None:
+        return dense_lsh_attention(query, key, value, *mask.of_pairs(), **options)
     if mask.starts is not None:
         return _by_sequence(query, key, value, mask.starts, options)
     return lsh_attention(query, key, value, mask.keys, mask.is_causal, **options)
 
 
 def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
-    options = {**options, "scale": scaling}
-    if mask.starts is None and not mask.is_causal:
-        return bert_lsh_attention(query, key, value, mask.keys, **options)
-    # The function has no causal order. Without the paper's quirks it is lsh_attention unweighted.
+    if not mask.is_causal and mask.starts is mask.bias is mask.pairs is None:
+        return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
+    # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
+    options = {"n_bits": 2, "n_hashes": 1} | options
     options.pop("table_size", None)
     if options.pop("faithful", False):
         raise NotImplementedError(
-            "lshkit_bert_lsh can't be causal with faithful=True: scores are copied over the diagonal"
+            "lshkit_bert_lsh with faithful=True takes padding masks only: scores are copied across "
+            "the diagonal"
         )
-    plain = {
-        "weighting": "none",
-        "hasher": "hyperplane",
-        "window": None,
-        "n_sinks": 0,
-        "center": False,
-    }
-    options = {"n_bits": 2, "n_hashes": 1} | options | plain
+    options |= {"weighting": "none", "hasher": "hyperplane"}
+    options |= {"window": None, "n_sinks": 0, "center": False}
     return _lsh(query, key, value, mask, scaling, options)
 
 

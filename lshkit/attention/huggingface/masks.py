@@ -1,7 +1,7 @@
 """Attention masks of transformers' models without a matrix of n^2 elements.
 
-The mask interface asks for the mask of a pattern (causal, bidirectional, ...) and of padding. What is
-made here goes through the model to the attention function in one of these forms:
+The mask interface asks for the mask of a pattern (causal, bidirectional, ...) and of padding. What
+is made here goes through the model to the attention function in one of these forms:
 
     bool (B, 1, 1, n_keys)    True for a key that every query sees; no causal order. Of a single
                               query with a static cache too: its position is a tensor's
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from transformers import masking_utils
 
+from lshkit.attention.modules import IGNORED_FROM
+
 
 class Mask(NamedTuple):
     """A mask as the attention functions of lshkit take it."""
@@ -30,7 +32,17 @@ class Mask(NamedTuple):
     is_causal: bool = False  # the last query stands at the last key
     starts: Tensor | None = None  # of packed sequences
     is_static: bool = False  # the query, a single one, stands at the last key that takes part
-    pairs: Tensor | None = None  # bool or float (B, 1 or H, n_q, n_keys)
+    pairs: Tensor | None = None  # bool or additive floats, (B, 1 or H, n_q, n_keys)
+    bias: Tensor | None = None  # added to scores, (B or 1, H, n_q, n_keys)
+
+    def of_pairs(self) -> tuple[Tensor | None, bool, Tensor | None, Tensor | None]:
+        """keys, is_causal, bias and boolean pairs of `dense_lsh_attention`."""
+        bias, pairs = self.bias, self.pairs
+        if pairs is not None and pairs.dtype is not torch.bool:
+            floats, pairs = pairs, pairs > torch.finfo(pairs.dtype).min / 2
+            floats = torch.where(pairs, floats, 0.0)
+            bias = floats if bias is None else bias + floats
+        return self.keys, self.is_causal, bias, pairs
 
 
 def mask_function(name: str, takes_pairs: bool):
@@ -103,6 +115,8 @@ def read_mask(
         if mask.dtype is torch.bool:
             keys = _keys(mask[:, 0, 0], query)
             return Mask(mask.shape[-1], keys, is_static=is_causal and n_q == 1)
+    if mask.is_floating_point() and mask.shape[1] == mask.shape[2] == 1:
+        return Mask(mask.shape[-1], _keys(_from_floats(mask[:, 0, 0]), query))
     if not takes_pairs:
         raise NotImplementedError(
             f"{name} can't apply a mask of shape {tuple(mask.shape)} and dtype {mask.dtype}: it "
@@ -111,7 +125,19 @@ def read_mask(
         )
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise TypeError(f"attention_mask must be boolean or of floats, got {mask.dtype}")
-    return Mask(mask.shape[-1], pairs=mask)
+    return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask)
+
+
+def _from_floats(mask: Tensor) -> Tensor:
+    """Of a padding mask that is added to scores: 0 for a key that takes part, else very low."""
+    keys = mask == 0
+    known = (keys | (mask <= IGNORED_FROM)).all()
+    message = f"attention_mask of floats must be 0 or at most {IGNORED_FROM:g} for each key"
+    if torch.compiler.is_compiling():
+        torch._assert_async(known, message)
+    elif not known:
+        raise ValueError(f"{message}, got values from {mask.min()} to {mask.max()}")
+    return keys
 
 
 def _keys(keys: Tensor, query: Tensor) -> Tensor:
@@ -239,5 +265,7 @@ def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]
     n_keys = mask.n_keys
     free = mask.keys.any(0).flip(0).byte().argmax()
     order = (torch.arange(n_keys, device=key.device) - free) % n_keys
-    mask = mask._replace(keys=mask.keys.index_select(1, order), is_causal=True, is_static=False)
+    bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)
+    keys = mask.keys.index_select(1, order)
+    mask = mask._replace(keys=keys, is_causal=True, is_static=False, bias=bias)
     return key.index_select(2, order), value.index_select(2, order), mask

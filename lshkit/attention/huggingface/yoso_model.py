@@ -83,8 +83,8 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
 def _padding_mask(mask: Tensor, hidden_states: Tensor) -> Tensor:
     if mask.shape != hidden_states.shape[:2]:
         raise ValueError(
-            f"attention_mask must be (batch, n) = {tuple(hidden_states.shape[:2])}, 1 for a token, 0 "
-            f"for padding, got {tuple(mask.shape)}: YOSO forms no pair of a query and a key that "
+            f"attention_mask must be (batch, n) = {tuple(hidden_states.shape[:2])}, 1 for a token, "
+            f"0 for padding, got {tuple(mask.shape)}: YOSO forms no pair of a query and a key that "
             f"another mask could remove"
         )
     takes_part = mask != 0
