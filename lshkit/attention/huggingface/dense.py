@@ -82,7 +82,7 @@ def dense_lsh_attention(
         log_weight = torch.where(visible & (hit | exact), log_weight, -math.inf)
     score = dots * (query.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
-        score = score + bias
+        score = score + bias.float()
     alone = ~log_weight.isfinite().any(-1, keepdim=True)  # no pair at all: zeros
     weight = torch.softmax(torch.where(alone, 0.0, score + log_weight), -1)
     weight = torch.where(alone, 0.0, weight)

@@ -9,6 +9,7 @@ from transformers.utils import logging
 from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
 from lshkit.attention.functional import EXPECTED_KEYS_PER_HASH
 from lshkit.attention.huggingface import options as options_
+from lshkit.attention.huggingface.band import softmax_band, yoso_band
 from lshkit.attention.huggingface.dense import dense_lsh_attention
 from lshkit.attention.huggingface.masks import Mask, align, mask_function, read_mask
 from lshkit.attention.huggingface.normalization import unit_rows
@@ -72,6 +73,8 @@ def _attention(name: str, kind: str, registered: dict):
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
         if mask.is_static and (kind == "lsh" or options.get("window")):  # these go by positions
             key, value, mask = align(key, value, mask)
+        if kind != "bert_lsh" and not mask.is_causal and _is_cross(module, query, key):
+            options["window"] = None
         batch = len(query)
         if mask.starts is not None:  # the batch, read row by row, is one long sequence
             query, key, value = _in_a_row(query), _in_a_row(key), _in_a_row(value)
@@ -83,6 +86,13 @@ def _attention(name: str, kind: str, registered: dict):
     return attention
 
 
+def _is_cross(module, query: Tensor, key: Tensor) -> bool:
+    """Of a layer without causal order: positions of its queries and keys have nothing in common,
+    and with a cache the row of a query is not its position either."""
+    in_decoder = getattr(module, "is_decoder", False) or "Cross" in type(module).__name__
+    return in_decoder or query.shape[2] != key.shape[2]
+
+
 def _in_a_row(x: Tensor) -> Tensor:
     """(B, H, N, D) as (1, H, B * N, D)."""
     return x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
@@ -90,6 +100,8 @@ def _in_a_row(x: Tensor) -> Tensor:
 
 def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
     """Cosines have no scale: scaling does not apply."""
+    if mask.rows is not None:
+        return yoso_band(query, key, value, mask.rows, options)
     if mask.starts is not None:
         return yoso_attention(query, key, value, None, True, cu_seqlens=mask.starts, **options)
     n_q, n_keys = query.shape[2], key.shape[2]
@@ -135,19 +147,16 @@ def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
 
 
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
-    options = {**options, "scale": scaling}
-    if mask.bias is not None or mask.pairs is not None:
-        return dense_lsh_attention(query, key, value, *mask.of_pairs(), **options)
-    if mask.starts is not None:
-        return _by_sequence(query, key, value, mask.starts, options)
-    return lsh_attention(query, key, value, mask.keys, mask.is_causal, **options)
+    if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
+        return softmax_band(query, key, value, mask.rows, scaling)
+    return _collided(query, key, value, mask, {**options, "scale": scaling})
 
 
 def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
-    if not mask.is_causal and mask.starts is mask.bias is mask.pairs is None:
+    if not (mask.is_causal or mask.is_dense or mask.starts is not None):
         return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
     # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
-    options = {"n_bits": 2, "n_hashes": 1} | options
+    options = {"n_bits": 2, "n_hashes": 1} | options | {"scale": scaling}
     options.pop("table_size", None)
     if options.pop("faithful", False):
         raise NotImplementedError(
@@ -156,7 +165,15 @@ def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
         )
     options |= {"weighting": "none", "hasher": "hyperplane"}
     options |= {"window": None, "n_sinks": 0, "center": False}
-    return _lsh(query, key, value, mask, scaling, options)
+    return _collided(query, key, value, mask, options)
+
+
+def _collided(query, key, value, mask: Mask, options) -> Tensor:
+    if mask.is_dense:
+        return dense_lsh_attention(query, key, value, *mask.of_pairs(query.shape[2]), **options)
+    if mask.starts is not None:
+        return _by_sequence(query, key, value, mask.starts, options)
+    return lsh_attention(query, key, value, mask.keys, mask.is_causal, **options)
 
 
 @torch.compiler.disable  # a graph can't know the lengths

@@ -7,6 +7,8 @@ is made here goes through the model to the attention function in one of these fo
                               query with a static cache too: its position is a tensor's
     int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the first query row of this
                               call that sees a key; the number of rows for a key that none sees
+    int32 (B, 1, 2, n_keys)   a sliding window: the first query row that sees a key, and the row
+                              behind the last
     int32 (S + 1,)            causal within packed sequences: where they start among the rows of
                               the batch, counted through it
     bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
@@ -32,12 +34,21 @@ class Mask(NamedTuple):
     is_causal: bool = False  # the last query stands at the last key
     starts: Tensor | None = None  # of packed sequences
     is_static: bool = False  # the query, a single one, stands at the last key that takes part
+    rows: Tensor | None = None  # of a sliding window, int32 (B, 2, n_keys)
     pairs: Tensor | None = None  # bool or additive floats, (B, 1 or H, n_q, n_keys)
     bias: Tensor | None = None  # added to scores, (B or 1, H, n_q, n_keys)
 
-    def of_pairs(self) -> tuple[Tensor | None, bool, Tensor | None, Tensor | None]:
+    @property
+    def is_dense(self) -> bool:
+        """It speaks of pairs, for all but the functions of a band."""
+        return not (self.rows is None and self.pairs is None and self.bias is None)
+
+    def of_pairs(self, n_queries: int) -> tuple[Tensor | None, bool, Tensor | None, Tensor | None]:
         """keys, is_causal, bias and boolean pairs of `dense_lsh_attention`."""
         bias, pairs = self.bias, self.pairs
+        if self.rows is not None:
+            row = torch.arange(n_queries, device=self.rows.device)[:, None]
+            pairs = (self.rows[:, :1, None] <= row) & (row < self.rows[:, 1:, None])
         if pairs is not None and pairs.dtype is not torch.bool:
             floats, pairs = pairs, pairs > torch.finfo(pairs.dtype).min / 2
             floats = torch.where(pairs, floats, 0.0)
@@ -109,6 +120,8 @@ def read_mask(
             f"attention_mask must be (batch, keys) or (batch, 1, 1, keys) with up to {n_keys} keys "
             f"for {name}, got {tuple(mask.shape)}"
         )
+    if mask.dtype is torch.int32 and mask.shape[2] == 2:
+        return Mask(mask.shape[-1], rows=mask[:, 0].expand(query.shape[0], -1, -1))
     if mask.shape[1] == mask.shape[2] == 1:
         if mask.dtype is torch.int32:
             return Mask(mask.shape[-1], _keys(mask[:, 0, 0] < n_q, query), is_causal=True)
@@ -216,13 +229,16 @@ def _pattern(
             seen = seen.expand(batch_size, -1)
             seen = seen if keys is None else seen & keys
             return _causal(seen, batch_size, 1, kv_length, at, kv_offset, device)
-        return f"a sliding window of {window} to {q_length} queries"
+        n_keys = min(kv_length, q_offset + q_length - kv_offset)
+        keys = None if keys is None else keys[:, :n_keys]
+        return _band(keys, batch_size, q_length, n_keys, q_offset - kv_offset, window, 0, device)
     if names == ["sliding_window_bidirectional_overlay", "bidirectional_mask_function"]:
         window = parts[0][1]["sliding_window"]
         ahead = kv_offset + kv_length - 1 - q_offset
         if max(q_offset + q_length - 1 - kv_offset, ahead) <= window:
             return "bidirectional"
-        return f"a sliding window of {window} to {q_length} queries"
+        reach = window + 1, window
+        return _band(keys, batch_size, q_length, kv_length, q_offset - kv_offset, *reach, device)
     if names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
         sequences = parts[0][1]["packed_sequence_mask"]
         starts = _starts(sequences)
@@ -237,6 +253,24 @@ def _pattern(
             return "causal" if len(starts) == batch_size + 1 else starts
         return "this mask of packed sequences"
     return f"a mask of query-key pairs ({', '.join(names)})"
+
+
+def _band(
+    keys: Tensor | None,
+    batch_size: int,
+    q_length: int,
+    n_keys: int,
+    first_query: int,
+    back: int,
+    ahead: int,
+    device,
+) -> Tensor:
+    """A query sees the keys less than `back` positions before it and up to `ahead` behind it."""
+    row = torch.arange(n_keys, dtype=torch.int32, device=device) - first_query
+    rows = torch.stack((row - ahead, row + back)).clamp(0, q_length).expand(batch_size, -1, -1)
+    if keys is not None:
+        rows = torch.where(keys[:, None], rows, 0)
+    return rows[:, None]
 
 
 def _parts(function) -> list[tuple[str, dict]]:
