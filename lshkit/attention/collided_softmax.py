@@ -20,7 +20,7 @@ def lsh_attention(
     n_bits: int = 8,
     n_hashes: int = 32,
     hasher: str = "hadamard",
-    window: int | None = 16,
+    window: int | None = 8,
     n_sinks: int = 1,
     center: bool = True,
     causal_offset: int | None = None,

@@ -71,7 +71,8 @@ def sampled_pairs(query, key, query_codes, key_codes, n_bits, weighting, options
         probability = np.ones_like(p)
     else:
         probability = inclusion_probability(p, query_codes.shape[-1], weighting)
-    return pairs & (hit | exact), np.where(exact, 1.0, probability)
+    probability = np.where(exact, 1.0, probability)
+    return pairs & (hit | exact), np.where(probability < 1e-20, np.inf, probability)  # rounding
 
 
 def lsh_attention_sums(

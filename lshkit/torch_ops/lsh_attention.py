@@ -8,12 +8,14 @@ import math
 
 import torch
 
+from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
     LIBRARY,
     define,
     differentiable,
     fake,
+    mask_rows,
     new_codes,
     new_gradient,
     new_output,
@@ -21,6 +23,7 @@ from lshkit.torch_ops.library import (
     nothing_to_save,
     register_autocast,
     register_vmap,
+    rows,
 )
 
 WEIGHTING = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
@@ -58,111 +61,53 @@ def _hash_grouped(query, key_heads, parameters, *options):
     return hash(grouped, parameters, *options).reshape(batch, heads, n, -1)
 
 
-def _logits(query, key, query_codes, key_codes, key_mask, first, n_bits, options):
-    """Log weights of pairs of a run of queries, -inf where there is none; (..., rows, n_k)."""
-    scale, weighting, is_causal, causal_offset, window, n_sinks = options
-    n_hashes, n_keys = query_codes.shape[-1], key.shape[2]
-    position = first + causal_offset + torch.arange(query.shape[2])[:, None]
-    column = torch.arange(n_keys)
-    valid = key.isfinite().all(-1)[:, :, None]
-    masked = torch.ones(1, n_keys, dtype=torch.bool) if key_mask is None else key_mask.bool()
-    exact = (position - column).abs() < window
-    exact = exact | (masked & (masked.cumsum(-1) <= n_sinks))[:, None, None]
-    valid = valid & masked[:, None, None]
-    key = torch.where(valid[:, :, 0, :, None], key, 0.0).nan_to_num()
-    if is_causal:
-        valid = valid & (column <= position)
-    counts = sum(
-        (query_codes[..., h][..., :, None] == key_codes[..., h][..., None, :]).short()
-        for h in range(n_hashes)
-    )
-    dots = query @ key.transpose(-1, -2)
-    lengths = query.norm(dim=-1)[..., :, None] * key.norm(dim=-1)[..., None, :]
-    cosine = (dots / lengths.clamp_min(1e-30)).clamp(-1, 1).double()
-    p = (1 - torch.acos(cosine) / math.pi) ** n_bits
-    miss = (n_hashes * torch.log1p(-p.clamp_max(1 - 1e-16))).exp()
-    included = 1 - miss
-    if WEIGHTING["magicpig"] == weighting:
-        included = included - n_hashes * p * miss / (1 - p).clamp_min(1e-16)
-    if WEIGHTING["none"] == weighting:
-        included = torch.ones_like(p)
-    included = torch.where(exact, 1.0, included).clamp_min(1e-30).log().float()
-    hit = counts >= (2 if WEIGHTING["magicpig"] == weighting else 1)
-    return torch.where(valid & (hit | exact), scale * dots - included, -math.inf)
-
-
-_RUN = 64
-
-
-def _repeat(x, heads):
-    return x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x
-
-
-def _runs(query, key, value, query_codes, key_codes, key_mask, n_bits, options):
-    heads = query.shape[1]
-    key, key_codes = _repeat(key, heads), _repeat(key_codes.short(), heads)
-    for first in range(0, query.shape[2], _RUN):
-        run = slice(first, first + _RUN)
-        yield (
-            run,
-            _logits(
-                query[:, :, run], key, query_codes[:, :, run].short(), key_codes, key_mask, first,
-                n_bits, options,
-            ),
-        )  # fmt: skip
-
-
 def _lsh_attention(
     query, key, value, key_mask, parameters, family, n_bits, n_hashes, center, *options
 ):
-    dtype = query.dtype
-    query, key, value = query.float(), key.float(), value.float()
     _, _, is_causal, _, window, _ = options
-    centre = _centre(key, key_mask, center, is_causal, window)
-    key = key - centre
-    hashing = family, n_bits, n_hashes
-    query_codes = _hash_grouped(query, key.shape[1], parameters, *hashing)
-    key_codes = hash(key, parameters, *hashing)
+    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    centre = _centre(inputs[1], key_mask, center, is_causal, window)
+    inputs[1] = inputs[1] - centre if center else inputs[1]
     out = new_output(query, value, torch.float32)
-    log_sum = query.new_empty(query.shape[:-1])
-    pairs = query.new_empty(query.shape[:-1], dtype=torch.int32)
-    values = _repeat(value, query.shape[1])
-    args = query, key, value, query_codes, key_codes, key_mask, n_bits, options
-    for run, logits in _runs(*args):
-        log_sum[:, :, run] = logits.logsumexp(-1) if logits.shape[-1] else -math.inf
-        pairs[:, :, run] = (logits > -math.inf).sum(-1)
-        weights = (logits - log_sum[:, :, run, None].clamp_min(-1e30)).exp()
-        out[:, :, run] = weights @ torch.where((weights > 0).any(-2)[..., None], values, 0.0)
-    return out.to(dtype), log_sum, query_codes, key_codes, centre, pairs
+    log_sum = out.new_empty(out.shape[:-1])
+    pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)
+    hashing = parameters, family, n_bits, n_hashes
+    codes = _hash_grouped(inputs[0], key.shape[1], *hashing), hash(inputs[1], *hashing)
+    if out.numel() == 0 or key.numel() == 0:
+        out.zero_(), log_sum.fill_(-math.inf), pairs.zero_()
+    else:
+        _C.lsh_attention_forward(
+            *(*inputs, mask_rows(key_mask), *codes, n_bits, *options),
+            *(out, log_sum, pairs, torch.get_num_threads()),
+        )
+    return out.to(query.dtype), log_sum, *codes, centre, pairs
 
 
 def _lsh_attention_backward(
-    grad_out, query, key, value, key_mask, out, log_sum, centre, query_codes, key_codes, n_bits,
+    grad_out,
+    query,
+    key,
+    value,
+    key_mask,
+    out,
+    log_sum,
+    centre,
+    query_codes,
+    key_codes,
+    n_bits,
     *options,
-):  # fmt: skip
-    dtype = query.dtype
-    query, key, value, grad_out = (
-        query.float(),
-        key.float() - centre,
-        value.float(),
-        grad_out.float(),
+):
+    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    inputs[1] = inputs[1] - centre
+    gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
+    if grad_out.numel() == 0 or key.numel() == 0:
+        return tuple(g.zero_().to(query.dtype) for g in gradients)
+    _C.lsh_attention_backward(
+        *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),
+        *(log_sum.contiguous(), *gradients, torch.get_num_threads()),
     )
-    heads, key_heads = query.shape[1], key.shape[1]
-    grads = [torch.zeros_like(query), torch.zeros_like(_repeat(key, heads))]
-    grads.append(torch.zeros_like(_repeat(value, heads)))
-    along = (grad_out * out.float()).sum(-1, keepdim=True)
-    args = query, key, value, query_codes, key_codes, key_mask, n_bits, options
-    for run, logits in _runs(*args):
-        g = grad_out[:, :, run]
-        weights = (logits - log_sum[:, :, run, None].clamp_min(-1e30)).exp()
-        grads[2] += weights.transpose(-1, -2) @ g
-        slope = weights * (g @ _repeat(value, heads).transpose(-1, -2) - along[:, :, run])
-        slope = options[0] * torch.where(weights > 0, slope, 0.0)
-        grads[0][:, :, run] = slope @ _repeat(key, heads)
-        grads[1] += slope.transpose(-1, -2) @ query[:, :, run]
-    if heads != key_heads:
-        grads[1:] = (g.unflatten(1, (key_heads, -1)).sum(2) for g in grads[1:])
-    return tuple(g.to(dtype) for g in grads)
+    return tuple(g.to(query.dtype) for g in gradients)
 
 
 LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")
