@@ -5,7 +5,7 @@ layers of the same weights, dim 256, feed-forward 1024, 4 heads of 64, a vocabul
 pooling, 10 classes, random tokens; tau = log2 n. A step is a forward and a backward pass, after one
 for warming up. All methods take turns in one process; what is given is the median of the rounds,
 divided by the batch (as many sequences as make 1024 tokens, one from there on). With one thread it
-is CPU time, which other work on the machine disturbs less and which is the time where there is none.
+is CPU time: less disturbed by other work on the machine, and the time itself where there is none.
 
 Memory is that of one sequence: by how much the peak resident size of a process during its first
 step at that length exceeds its size before, with model and gradients in place and after a step on a
