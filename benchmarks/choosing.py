@@ -47,10 +47,10 @@ def angle(x, y):
     return torch.acos((x * y).sum(-1).clamp(-1, 1)).mean().item()
 
 
-def errors(bits, hashes, sets):
+def errors(bits, hashes, sets, n_many):
     """Mean angle of YOSO-m to YOSO-E in radians, measured and by the formula.
 
-    That of soft codes is to the mean of 4096 hashes of their own.
+    That of soft codes is to the mean of 4 n_many hashes of their own.
     """
     found = {}
     for data in ("random", "clustered"):
@@ -77,7 +77,9 @@ def errors(bits, hashes, sets):
         for name, n_probes in SOFT.items():
             options = dict(estimator="soft", n_bits=12, n_probes=n_probes)
             many = [
-                yoso_attention(query, key, value, n_hashes=1024, normalize=None, seed=s, **options)
+                yoso_attention(
+                    query, key, value, n_hashes=n_many, normalize=None, seed=s, **options
+                )
                 for s in range(100, 104)
             ]
             mean = torch.nn.functional.normalize(sum(many), dim=-1)
@@ -164,7 +166,7 @@ def measure(sections, quick):
     short = Stopwatch(repeats=3, seconds=0.1 if quick else 1.0, threads=1, long=False)
     bits, hashes = ((8,), (8, 32)) if quick else (BITS, HASHES)
     measured = {
-        "errors": lambda: errors(bits, hashes, range(2 if quick else 8)),
+        "errors": lambda: errors(bits, hashes, range(2 if quick else 8), 64 if quick else 1024),
         "kernels": lambda: kernels(20 if quick else 200),
         "costs": lambda: costs(stopwatch, bits, hashes),
         "crossover": lambda: crossover(short, LENGTHS[:2] if quick else LENGTHS),
