@@ -12,6 +12,7 @@ void bind_binned_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_collisions(py::module_& module);
 void bind_attention(py::module_& module);
+void bind_lsh_attention(py::module_& module);
 void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);

@@ -24,6 +24,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_buckets(module);
   lshkit::bind_collisions(module);
   lshkit::bind_attention(module);
+  lshkit::bind_lsh_attention(module);
   lshkit::bind_soft_hash(module);
   lshkit::bind_soft(module);
   lshkit::bind_weighted_buckets(module);

@@ -1,7 +1,15 @@
 """Attention whose cost is linear in the sequence length, as a client of codes and bucket sums."""
 
+from lshkit.attention.bert_lsh import bert_lsh_attention
+from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.modules import YosoAttention
 
-__all__ = ["YosoAttention", "YosoState", "yoso_attention"]
+__all__ = [
+    "YosoAttention",
+    "YosoState",
+    "bert_lsh_attention",
+    "lsh_attention",
+    "yoso_attention",
+]

@@ -46,6 +46,14 @@ from lshkit.reference.hashing import (
     walsh_hadamard,
 )
 from lshkit.reference.kernel_sums import kernel_sums, log_kernel, near_far_sums
+from lshkit.reference.lsh_attention import (
+    exact_pairs,
+    inclusion_probability,
+    key_centre,
+    lsh_attention_backward,
+    lsh_attention_forward,
+    lsh_attention_sums,
+)
 from lshkit.reference.soft_attention import soft_attention_backward, soft_attention_forward
 
 __all__ = [
@@ -62,15 +70,21 @@ __all__ = [
     "cosine_probability",
     "cosine_probability_slope",
     "draw",
+    "exact_pairs",
     "expected_backward",
     "expected_forward",
     "feature_bins",
     "hadamard_projections",
     "hash",
     "hyperplane_projections",
+    "inclusion_probability",
     "kernel_sums",
+    "key_centre",
     "lift",
     "log_kernel",
+    "lsh_attention_backward",
+    "lsh_attention_forward",
+    "lsh_attention_sums",
     "near_far_sums",
     "near_pairs",
     "probe_weights",

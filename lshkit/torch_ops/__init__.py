@@ -20,6 +20,7 @@ from lshkit.torch_ops.attention import (
 from lshkit.torch_ops.buckets import bucket_sum
 from lshkit.torch_ops.hashing import FAMILY, gradient_rotation, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
+from lshkit.torch_ops.lsh_attention import WEIGHTING, lsh_attention, lsh_attention_backward
 from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
 from lshkit.torch_ops.soft_attention import soft_attention, soft_attention_backward
 from lshkit.torch_ops.weighted_buckets import weighted_bucket_sum, weighted_bucket_sum_backward
@@ -29,6 +30,7 @@ __all__ = [
     "GRADIENT",
     "NORMALIZE",
     "PRECISION",
+    "WEIGHTING",
     "bucket_sum",
     "code_dtype",
     "expected_attention",
@@ -36,6 +38,8 @@ __all__ = [
     "gradient_rotation",
     "hash",
     "hash_parameters",
+    "lsh_attention",
+    "lsh_attention_backward",
     "soft_attention",
     "soft_attention_backward",
     "soft_hash",

@@ -1,0 +1,265 @@
+// lsh_attention on one head of keys: blocks of 128 keys stay in cache while queries pass. Codes are
+// compared for every pair, n_hashes bytes of each; the rest is for the pairs that are used: forward
+// 4 d flops and an exponential, backward 10 d.
+#include "colliding_softmax.hpp"
+
+#include "exponential.hpp"
+#include "pair_lists.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// ---- forward: a softmax that goes on from block to block ----
+struct ForwardScratch {
+  KeyBlock block;
+  float *sums, *largest, *total;  // (queries, dv), and of each query the shift and the denominator
+  float* row;
+  ForwardScratch(const SoftmaxForward& p, Cut& cut) : block(p.keys, p.options.n_hashes, cut) {
+    const index_t queries = p.queries.query.rows;
+    sums = cut.take<float>(queries * block.dv);
+    largest = cut.take<float>(queries);
+    total = cut.take<float>(queries);
+    row = cut.take<float>(larger(block.d, block.dv));
+  }
+};
+
+// sums = factor * sums + sum of weight[t] * rows[keys[t]]; count: a multiple of two.
+template <int N>
+LSHKIT_INLINE void add_rows(float factor, const float* weight, const std::uint8_t* keys, int count,
+                            const float* rows, index_t stride, float* sums) {
+  constexpr int kMost = N ? N : 1;
+  for (index_t first = 0; first < stride / W; first += kMost) {
+    F even[kMost], odd[kMost] = {};
+    LSHKIT_UNROLL
+    for (int c = 0; c < kMost; ++c) even[c] = load(sums + (first + c) * W) * factor;
+    for (int t = 0; t < count; t += 2) {
+      const float* a = rows + row_offset(keys[t], stride) + first * W;
+      const float* b = rows + row_offset(keys[t + 1], stride) + first * W;
+      LSHKIT_UNROLL
+      for (int c = 0; c < kMost; ++c) {
+        even[c] += weight[t] * load(a + c * W);
+        odd[c] += weight[t + 1] * load(b + c * W);
+      }
+    }
+    LSHKIT_UNROLL
+    for (int c = 0; c < kMost; ++c) store(sums + (first + c) * W, even[c] + odd[c]);
+  }
+}
+
+template <int N>
+LSHKIT_NOINLINE void flush(const SoftmaxForward& p, const ForwardScratch& s, PairList& list) {
+  weigh(p.options, list);
+  const float scale = p.options.scale;
+  for (int r = 0; r < list.queries; ++r) {
+    const int first = list.first[r], end = list.first[r + 1];
+    const index_t i = list.query[r];
+    F most = broadcast(-kInfinity);
+    for (int t = first; t < end; t += W) {
+      const F score = scale * load(list.dot + t);
+      most = score > most ? score : most;
+    }
+    float largest = s.largest[i];
+    for (int c = 0; c < W; ++c) largest = most[c] > largest ? most[c] : largest;
+    float factor = 1;
+    if (largest > s.largest[i]) {
+      factor = s.total[i] > 0 ? exp_minus(broadcast(largest - s.largest[i]))[0] : 0;
+      s.largest[i] = largest;
+    }
+    F total = {};
+    for (int t = first; t < end; t += W) {
+      const F w = exp_minus(largest - scale * load(list.dot + t)) * load(list.weight + t);
+      total += w;
+      store(list.weight + t, w);
+    }
+    s.total[i] = s.total[i] * factor + sum_lanes(total);
+    const int pairs = int(round_up(list.count[r], 2));
+    add_rows<N>(factor, list.weight + first, list.key + first, pairs, s.block.value, s.block.dv,
+                s.sums + i * s.block.dv);
+  }
+  list.n = list.queries = 0;
+}
+
+template <class Code, int N>
+void forward_rows(const SoftmaxForward& p) {
+  Cut cut{p.scratch};
+  ForwardScratch s(p, cut);
+  const SoftmaxQueries& q = p.queries;
+  const index_t rows = q.query.rows, dv = s.block.dv;
+  std::memset(s.sums, 0, sizeof(float) * rows * dv);
+  for (index_t i = 0; i < rows; ++i) {
+    s.largest[i] = -kInfinity;
+    s.total[i] = 0;
+    p.pairs[i] = 0;
+  }
+  const index_t keys =
+      p.options.causal ? smaller(p.keys.key.rows, q.position + rows) : p.keys.key.rows;
+  PairList list;
+  for (index_t j0 = 0; j0 < keys; j0 += kBlock) {
+    s.block.fill<Code>(p.keys, p.options, p.code_bytes, j0);
+    for (index_t i = p.options.causal ? larger(0, j0 - q.position) : 0; i < rows; ++i) {
+      if (!q.valid[i]) continue;
+      p.pairs[i] += append<Code, N>(p.options, p.code_bytes, p.keys, s.block, q, i, s.row, list);
+      if (list.full()) flush<N>(p, s, list);
+    }
+    flush<N>(p, s, list);
+  }
+  for (index_t i = 0; i < rows; ++i) {
+    const float total = s.total[i], inverse = total > 0 ? 1 / total : 0;
+    const float nan = __builtin_nanf("");
+    float* out = p.out.row(i);
+    // A sum that is NaN (scores beyond float) has to show.
+    const float factor = !q.valid[i] || total != total ? nan : inverse;
+    for (index_t c = 0; c < p.out.columns; ++c) out[c] = s.sums[i * dv + c] * factor;
+    p.log_sum[i] = !q.valid[i] ? nan : s.largest[i] + __builtin_logf(total);
+  }
+}
+
+template <class Code>
+void forward_codes(const SoftmaxForward& p) {
+  switch (row_registers(p.keys)) {
+    case 2:
+      return forward_rows<Code, 2>(p);
+    case 4:
+      return forward_rows<Code, 4>(p);
+    case 8:
+      return forward_rows<Code, 8>(p);
+    default:
+      return forward_rows<Code, 0>(p);
+  }
+}
+
+// ---- backward: with P = w / sum w, ds = P (g . v - g . out) ----
+struct BackwardScratch {
+  KeyBlock block;
+  float *grad_key, *grad_value;      // of the block
+  float *query, *grad, *grad_query;  // one padded row each
+  BackwardScratch(const SoftmaxBackward& p, Cut& cut) : block(p.keys, p.options.n_hashes, cut) {
+    grad_key = cut.take<float>(kBlock * block.d);
+    grad_value = cut.take<float>(kBlock * block.dv);
+    query = cut.take<float>(block.d);
+    grad = cut.take<float>(block.dv);
+    grad_query = cut.take<float>(block.d);
+  }
+};
+
+template <int N>
+LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient& q,
+                           const BackwardScratch& s, PairList& list) {
+  weigh(p.options, list);
+  const float scale = p.options.scale;
+  const index_t d = s.block.d, dv = s.block.dv;
+  float slope[kBlock + W];
+  for (int r = 0; r < list.queries; ++r) {
+    const index_t i = list.query[r];
+    const int first = list.first[r], count = list.count[r];
+    const std::uint8_t* keys = list.key + first;
+    float* share = list.weight + first;
+    const Row<N> grad(q.grad_out.row(i), q.grad_out.columns, int(dv / W), s.grad);
+    dots(grad, s.block.value, dv, keys, count, slope);
+    for (int t = count; t < round_up(count, W); ++t) slope[t] = 0;
+    const F zero = {}, log_sum = broadcast(q.log_sum[i]), along = broadcast(q.along[i]);
+    for (int t = 0; t < count; t += W) {
+      const F below = log_sum - scale * load(list.dot + first + t);
+      const F w = exp_minus(select(below < zero, zero, below)) * load(share + t);
+      store(share + t, w);
+      store(slope + t, scale * w * (load(slope + t) - along));
+    }
+    const Row<N> query(q.query.row(i), q.query.columns, int(d / W), s.query);
+    for (int t = 0; t < count; ++t) {
+      float* grad_value = s.grad_value + row_offset(keys[t], dv);
+      float* grad_key = s.grad_key + row_offset(keys[t], d);
+      LSHKIT_UNROLL
+      for (int c = 0; c < grad.n; ++c)
+        store(grad_value + c * W, load(grad_value + c * W) + share[t] * grad.at(c));
+      LSHKIT_UNROLL
+      for (int c = 0; c < query.n; ++c)
+        store(grad_key + c * W, load(grad_key + c * W) + slope[t] * query.at(c));
+    }
+    float* out = q.grad_query.row(i);
+    std::memset(s.grad_query, 0, sizeof(float) * d);
+    std::memcpy(s.grad_query, out, sizeof(float) * q.grad_query.columns);
+    add_rows<N>(1, slope, keys, int(round_up(count, 2)), s.block.key, d, s.grad_query);
+    std::memcpy(out, s.grad_query, sizeof(float) * q.grad_query.columns);
+  }
+  list.n = list.queries = 0;
+}
+
+void clear(Matrix<float> m) {
+  for (index_t i = 0; i < m.rows; ++i) std::memset(m.row(i), 0, sizeof(float) * m.columns);
+}
+
+template <class Code, int N>
+void backward_rows(const SoftmaxBackward& p) {
+  Cut cut{p.scratch};
+  BackwardScratch s(p, cut);
+  for (index_t h = 0; h < p.n_heads; ++h) clear(p.heads[h].grad_query);
+  PairList list;
+  for (index_t j0 = 0; j0 < p.keys.key.rows; j0 += kBlock) {
+    s.block.fill<Code>(p.keys, p.options, p.code_bytes, j0);
+    std::memset(s.grad_key, 0, sizeof(float) * kBlock * s.block.d);
+    std::memset(s.grad_value, 0, sizeof(float) * kBlock * s.block.dv);
+    for (index_t h = 0; h < p.n_heads; ++h) {
+      const SoftmaxQueryGradient& q = p.heads[h];
+      for (index_t i = p.options.causal ? larger(0, j0 - q.position) : 0; i < q.query.rows; ++i) {
+        if (!q.valid[i]) continue;
+        append<Code, N>(p.options, p.code_bytes, p.keys, s.block, q, i, s.query, list);
+        if (list.full()) flush<N>(p, q, s, list);
+      }
+      flush<N>(p, q, s, list);
+    }
+    for (int j = 0; j < s.block.n; ++j) {
+      std::memcpy(p.grad_key.row(j0 + j), s.grad_key + j * s.block.d,
+                  sizeof(float) * p.grad_key.columns);
+      std::memcpy(p.grad_value.row(j0 + j), s.grad_value + j * s.block.dv,
+                  sizeof(float) * p.grad_value.columns);
+    }
+  }
+}
+
+template <class Code>
+void backward_codes(const SoftmaxBackward& p) {
+  switch (row_registers(p.keys)) {
+    case 2:
+      return backward_rows<Code, 2>(p);
+    case 4:
+      return backward_rows<Code, 4>(p);
+    case 8:
+      return backward_rows<Code, 8>(p);
+    default:
+      return backward_rows<Code, 0>(p);
+  }
+}
+
+// Codes and counts fit one byte.
+bool in_bytes(int code_bytes, const LshAttentionOptions& o) {
+  return code_bytes == 1 && o.n_hashes < 256;
+}
+
+index_t forward_scratch(const SoftmaxForward& p) {
+  Cut cut{nullptr};
+  ForwardScratch scratch(p, cut);
+  return cut.used;
+}
+void forward(const SoftmaxForward& p) {
+  in_bytes(p.code_bytes, p.options) ? forward_codes<std::uint8_t>(p)
+                                    : forward_codes<std::uint16_t>(p);
+}
+index_t backward_scratch(const SoftmaxBackward& p) {
+  Cut cut{nullptr};
+  BackwardScratch scratch(p, cut);
+  return cut.used;
+}
+void backward(const SoftmaxBackward& p) {
+  in_bytes(p.code_bytes, p.options) ? backward_codes<std::uint8_t>(p)
+                                    : backward_codes<std::uint16_t>(p);
+}
+
+}  // namespace
+
+SoftmaxTable softmax_table() { return {forward_scratch, forward, backward_scratch, backward}; }
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,134 @@
+"""BERT-LSH (2024): attention scores of the pairs that share a SimHash bucket, and no others."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lshkit import checks, hashing, torch_ops
+from lshkit.attention.arguments import check_tensors, key_padding_mask, seed_tensor
+
+MAX_TABLE = 2**31 - 1
+
+
+def bert_lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    n_bits: int = 2,
+    table_size: int = 64,
+    n_hashes: int = 1,
+    faithful: bool = False,
+    enable_gqa: bool = False,
+    seed: int | Tensor | None = None,
+    return_counts: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax over the pairs whose SimHash codes collide ("BERT-LSH: Reducing Absolute Compute For
+    Attention", section 2).
+
+    A hash joins the signs of n_bits random projections ("bands"); a pair is scored if its query and
+    key agree in all of them for some of n_hashes hashes. No weights: biased to the pairs that
+    collide (`lsh_attention` corrects for that).
+
+    Args:
+        query, key, value, attn_mask, enable_gqa, seed: as of `lsh_attention`.
+        scale: of the scores; None: 1 / sqrt(D).
+        n_bits: bits of a code, 1 to 16.
+        table_size: with faithful, buckets of the table, 1 to 2^31 - 1. Else it does not apply.
+        n_hashes: number of codes, 1 to 65535.
+        faithful: do as the paper's code does, in quadratic time and memory. Its buckets are random
+            subset sums of the bits modulo table_size, so that unequal codes collide too; pairs
+            i <= j are scored and their scores copied to (j, i), so N_q = N_k; a pair without
+            collision has the score 0 and takes part in the softmax. By default only colliding pairs
+            do, in both triangles, no others are looked at after the comparison of codes, and a
+            query without any gets zeros.
+        return_counts: return the numbers of dot products of queries and keys, too.
+
+    Returns:
+        `(..., H, N_q, D_v)` in the dtype of query, and with return_counts int64 `(..., H)`.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        NotImplementedError: tensors that are not on the CPU.
+    """
+    n_bits = checks.integer("n_bits", n_bits, 1, 16)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
+    table_size = checks.integer("table_size", table_size, 1, MAX_TABLE)
+    faithful = checks.boolean("faithful", faithful)
+    enable_gqa = checks.boolean("enable_gqa", enable_gqa)
+    return_counts = checks.boolean("return_counts", return_counts)
+    check_tensors(query, key, value, enable_gqa)
+    if faithful and query.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"key must have query's length {query.shape[-2]} with faithful=True, got "
+            f"{key.shape[-2]}: scores are copied across the diagonal"
+        )
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
+    seed = seed_tensor(seed, query.device.type)
+    shape = query.shape
+    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    if len(shape) == 3:  # one head
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    elif len(shape) > 4:
+        query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    family = torch_ops.FAMILY["hyperplane"]
+    sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
+    parameters = torch_ops.hash_parameters(seed, *sizes, family)
+    if faithful:
+        hashing_options = family, n_bits, n_hashes, table_size, int(seed)
+        out, counts = _faithful(query, key, value, key_mask, scale, parameters, *hashing_options)
+    else:
+        out, _, _, _, _, pairs = torch_ops.lsh_attention(
+            *(query, key, value, key_mask, parameters, family, n_bits, n_hashes, False),
+            *(scale, torch_ops.WEIGHTING["none"], False, 0, 0, 0),
+        )
+        counts = pairs.sum(-1, dtype=torch.int64)
+    if len(shape) != 4:
+        out, counts = out.reshape(*shape[:-1], value.shape[-1]), counts.reshape(shape[:-2])
+    return (out, counts) if return_counts else out
+
+
+def subset_sums(codes: Tensor, n_bits: int, table_size: int, seed: int) -> Tensor:
+    """Buckets `(..., n, n_hashes)`, int64: sums of a hash's random numbers of the bits set.
+
+    codes `(batch, heads, n, n_hashes)`; the numbers are below table_size, and so is the sum's
+    remainder.
+    """
+    rng = np.random.default_rng([seed, 0x5B5E7])
+    heads, n_hashes = codes.shape[1], codes.shape[3]
+    numbers = torch.from_numpy(rng.integers(table_size, size=(heads, 1, n_hashes, n_bits)))
+    bits = codes.to(torch.int64)[..., None] >> torch.arange(n_bits) & 1
+    return (bits * numbers).sum(-1) % table_size
+
+
+def _faithful(
+    query, key, value, key_mask, scale, parameters, family, n_bits, n_hashes, table_size, seed
+):
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
+    if parameters.shape[0] > 1:
+        parameters = parameters.repeat_interleave(groups, 0)
+    buckets = [
+        subset_sums(
+            torch_ops.hash(x.detach(), parameters, family, n_bits, n_hashes),
+            *(n_bits, table_size, seed),
+        )
+        for x in (query, key)
+    ]
+    collide = torch.zeros(*query.shape[:-1], key.shape[2], dtype=torch.bool)
+    for h in range(n_hashes):
+        collide |= buckets[0][..., :, None, h] == buckets[1][..., None, :, h]
+    collide = collide.triu()
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    scores = query.to(dtype) @ key.to(dtype).transpose(-1, -2)
+    scores = torch.where(collide, scores, 0.0)
+    scores = scale * (scores + scores.triu(1).transpose(-1, -2))
+    if key_mask is not None:
+        scores = scores.masked_fill(~key_mask[:, None, None], -math.inf)
+        value = torch.where(key_mask[:, None, :, None], value, 0.0)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a query that sees no key gives zeros
+    return (weights @ value.to(dtype)).to(query.dtype), collide.sum((-1, -2))

@@ -1,0 +1,116 @@
+"""Softmax attention from the pairs whose codes collide, as a function."""
+
+import math
+
+from torch import Tensor
+
+from lshkit import checks, hashing, torch_ops
+from lshkit.attention.arguments import check_tensors, check_word, key_padding_mask, seed_tensor
+
+
+def lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    weighting: str = "horvitz_thompson",
+    n_bits: int = 8,
+    n_hashes: int = 32,
+    hasher: str = "hadamard",
+    window: int | None = 8,
+    n_sinks: int = 1,
+    center: bool = True,
+    causal_offset: int | None = None,
+    enable_gqa: bool = False,
+    seed: int | Tensor | None = None,
+    return_pairs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Softmax attention estimated from the pairs of queries and keys whose hash codes collide.
+
+    Only the keys that share a code with a query in some of n_hashes hashes have their score
+    exp(scale q . k) computed, each divided by the probability 1 - (1 - p)^n_hashes that this
+    happens (Horvitz and Thompson 1952), p = (1 - acos(cosine) / pi)^n_bits: the sums of numerator
+    and denominator are unbiased for softmax attention's. Pairs in a near window and with the first
+    keys are always used. For models trained with softmax, without training.
+
+    Args:
+        query: `(..., H, N_q, D)`, or `(B, N_q, D)` for one head, as in
+            `torch.nn.functional.scaled_dot_product_attention`. float32, bfloat16, float16 or
+            float64; computed in float32.
+        key: `(..., H, N_k, D)`, same leading sizes and dtype as query.
+        value: `(..., H, N_k, D_v)`.
+        attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
+            N_k)`), True for a key that takes part. No other mask.
+        is_causal: query i sees the keys j <= i + causal_offset.
+        scale: of the scores; None: 1 / sqrt(D).
+        weighting: of a sampled pair. "horvitz_thompson"; "none", plain softmax over the colliding
+            pairs, which is biased to them; or "magicpig", which uses pairs that collide in two
+            hashes at least and divides by the probability of that (Chen et al. 2024).
+        n_bits: bits of a code, 1 to 16. One more halves the pairs of unrelated rows or so.
+        n_hashes: number of codes, 1 to 65535. More find more pairs and make less noise.
+        hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
+        window: pairs of positions |i + causal_offset - j| < window (causal: those of them that it
+            sees) are always used, with probability 1. None or 0: no pair is. Then a query may
+            have no pair at all, and gets zeros.
+        n_sinks: the first n_sinks keys that attn_mask lets take part are used by every query that
+            sees them.
+        center: hash the keys without their mean, which adds the same to all scores of a query and
+            so nothing to softmax. Causal: the mean of the first `window` keys, so that no query
+            depends on keys that it does not see.
+        causal_offset: position of query 0 among the keys, for causality and window. None: N_k - N_q
+            when causal (the last query sees all keys: decoding with a cache), else 0.
+        enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
+            theirs number h // (H / H_k), and shares its hash functions.
+        seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
+            a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
+            fixes it.
+        return_pairs: return the number of keys that each query used, too.
+
+    Returns:
+        `(..., H, N_q, D_v)` in the dtype of query, and with return_pairs int32 `(..., H, N_q)`.
+        A query with a NaN or infinity gives a NaN row, such a key takes no part.
+
+    Gradients are those of the estimate with its inclusion probabilities held constant (they belong
+    to the sample, not to the estimate): those of numerator and denominator are unbiased too. The
+    same pairs are found again from the codes; memory is linear in the lengths.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        NotImplementedError: tensors that are not on the CPU.
+    """
+    n_bits = checks.integer("n_bits", n_bits, 1, 16)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
+    check_word("hasher", hasher, torch_ops.FAMILY)
+    check_word("weighting", weighting, torch_ops.WEIGHTING)
+    is_causal = checks.boolean("is_causal", is_causal)
+    center = checks.boolean("center", center)
+    return_pairs = checks.boolean("return_pairs", return_pairs)
+    enable_gqa = checks.boolean("enable_gqa", enable_gqa)
+    window = 0 if window is None else checks.integer("window", window, 0, 2**31 - 1)
+    n_sinks = checks.integer("n_sinks", n_sinks, 0, 2**31 - 1)
+    check_tensors(query, key, value, enable_gqa)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
+    if causal_offset is None:
+        causal_offset = key.shape[-2] - query.shape[-2] if is_causal else 0
+    else:
+        causal_offset = checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
+    seed = seed_tensor(seed, query.device.type)
+    shape = query.shape
+    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    if len(shape) == 3:  # one head
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+    elif len(shape) > 4:
+        query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    family = torch_ops.FAMILY[hasher]
+    sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
+    parameters = torch_ops.hash_parameters(seed, *sizes, family)
+    out, _, _, _, _, pairs = torch_ops.lsh_attention(
+        *(query, key, value, key_mask, parameters, family, n_bits, n_hashes, center),
+        *(scale, torch_ops.WEIGHTING[weighting], is_causal, causal_offset, window, n_sinks),
+    )
+    if len(shape) != 4:
+        out, pairs = out.reshape(*shape[:-1], value.shape[-1]), pairs.reshape(shape[:-1])
+    return (out, pairs) if return_pairs else out

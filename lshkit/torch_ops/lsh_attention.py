@@ -1,0 +1,156 @@
+"""Softmax attention estimated from the pairs whose codes collide.
+
+Inclusion probabilities are constants of the sample: no gradient goes through them or the codes.
+Pairs are found anew from the codes in the backward pass; what is saved is linear in the lengths.
+"""
+
+import math
+
+import torch
+
+from lshkit import _C
+from lshkit.torch_ops.hashing import hash
+from lshkit.torch_ops.library import (
+    LIBRARY,
+    define,
+    differentiable,
+    fake,
+    mask_rows,
+    new_codes,
+    new_gradient,
+    new_output,
+    no_second_derivative,
+    nothing_to_save,
+    register_autocast,
+    register_vmap,
+    rows,
+)
+
+WEIGHTING = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
+
+_QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
+_OPTIONS = (
+    "float scale, int weighting, bool is_causal, SymInt causal_offset, int window, int n_sinks"
+)
+define(
+    f"lsh_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, bool center, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"lsh_attention_backward(Tensor grad_out, {_QKV}, Tensor out, Tensor log_sum, Tensor centre, "
+    f"Tensor query_codes, Tensor key_codes, int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _centre(key, key_mask, center, is_causal, window):
+    """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
+    if not center or key.shape[2] == 0:
+        return key.new_zeros((*key.shape[:2], 1, key.shape[3]))
+    takes_part = key.isfinite().all(-1)
+    if key_mask is not None:
+        takes_part = takes_part & key_mask.bool()[:, None]
+    if is_causal:
+        first = takes_part.byte().argmax(-1, keepdim=True)
+        takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
+    total = torch.where(takes_part[..., None], key, 0.0).sum(2, keepdim=True)
+    return total / takes_part.sum(-1).clamp_min(1)[..., None, None]
+
+
+def _hash_grouped(query, key_heads, parameters, *options):
+    """Codes of queries, which share the hash functions of the head of keys that they read."""
+    batch, heads, n, d = query.shape
+    grouped = query.reshape(batch, key_heads, heads // key_heads * n, d)
+    return hash(grouped, parameters, *options).reshape(batch, heads, n, -1)
+
+
+def _lsh_attention(
+    query, key, value, key_mask, parameters, family, n_bits, n_hashes, center, *options
+):
+    _, _, is_causal, _, window, _ = options
+    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    centre = _centre(inputs[1], key_mask, center, is_causal, window)
+    inputs[1] = inputs[1] - centre if center else inputs[1]
+    out = new_output(query, value, torch.float32)
+    log_sum = out.new_empty(out.shape[:-1])
+    pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)
+    hashing = parameters, family, n_bits, n_hashes
+    codes = _hash_grouped(inputs[0], key.shape[1], *hashing), hash(inputs[1], *hashing)
+    if out.numel() == 0 or key.numel() == 0:
+        out.zero_(), log_sum.fill_(-math.inf), pairs.zero_()
+    else:
+        _C.lsh_attention_forward(
+            *(*inputs, mask_rows(key_mask), *codes, n_bits, *options),
+            *(out, log_sum, pairs, torch.get_num_threads()),
+        )
+    return out.to(query.dtype), log_sum, *codes, centre, pairs
+
+
+def _lsh_attention_backward(
+    grad_out,
+    query,
+    key,
+    value,
+    key_mask,
+    out,
+    log_sum,
+    centre,
+    query_codes,
+    key_codes,
+    n_bits,
+    *options,
+):
+    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    inputs[1] = inputs[1] - centre
+    gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
+    if grad_out.numel() == 0 or key.numel() == 0:
+        return tuple(g.zero_().to(query.dtype) for g in gradients)
+    _C.lsh_attention_backward(
+        *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),
+        *(log_sum.contiguous(), *gradients, torch.get_num_threads()),
+    )
+    return tuple(g.to(query.dtype) for g in gradients)
+
+
+LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")
+LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
+
+
+@fake("lsh_attention")
+def _(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options):
+    return (
+        new_output(query, value, query.dtype),
+        query.new_empty(query.shape[:-1], dtype=torch.float32),
+        new_codes(query, n_bits, n_hashes),
+        new_codes(key, n_bits, n_hashes),
+        key.new_empty((*key.shape[:2], 1, key.shape[3]), dtype=torch.float32),
+        query.new_empty(query.shape[:-1], dtype=torch.int32),
+    )
+
+
+@fake("lsh_attention_backward")
+def _(grad_out, query, key, value, *options):
+    return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
+
+
+def _setup(ctx, inputs, output):
+    *tensors, _, _, n_bits, _, _, scale, weighting, is_causal, offset, window, n_sinks = inputs
+    out, log_sum, query_codes, key_codes, centre, pairs = output
+    ctx.mark_non_differentiable(log_sum, query_codes, key_codes, centre, pairs)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors[:4], out, log_sum, centre, query_codes, key_codes)
+    ctx.options = n_bits, scale, weighting, is_causal, offset, window, n_sinks
+
+
+def _backward(ctx, grad_out, *_):
+    if grad_out is None:
+        return (None,) * 15
+    gradients = lsh_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
+    return *gradients, *(None,) * 12
+
+
+lsh_attention = differentiable("lsh_attention", _setup, _backward)
+lsh_attention_backward = differentiable(
+    "lsh_attention_backward", nothing_to_save, no_second_derivative
+)
+register_autocast("lsh_attention")
+register_vmap("lsh_attention", (0, 1, 2, 3))
+register_vmap("lsh_attention_backward", (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))
