@@ -1,6 +1,7 @@
 """Settings of Sphinx: `sphinx-build -W docs build/docs` makes the site."""
 
 import pathlib
+import re
 import sys
 
 import lshkit
@@ -50,3 +51,12 @@ html_css_files = ["lshkit.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
+
+
+def bars_are_bars(app, what, name, obj, options, lines):
+    """|x| in a docstring is an absolute value, not a substitution of reStructuredText."""
+    lines[:] = [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or r"\|", x) for x in lines]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", bars_are_bars)
