@@ -42,6 +42,7 @@ class HashTables:
 
     @property
     def nbytes(self):
+        """Memory of the tables."""
         return sum(x.nbytes for x in self._tables if x is not None)
 
     @property

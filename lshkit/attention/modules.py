@@ -52,10 +52,10 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes,
-            sharpness, gradient_rank, precision: see `yoso_attention`. Plain attributes, which may
-            be changed later; for a learned sharpness see
-            learn_sharpness.
+        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale: see `yoso_attention`.
+            These and the next are plain attributes, which may be changed later.
+        window, n_probes, sharpness, gradient_rank, precision: the same; for a learned sharpness
+            see learn_sharpness.
         n_hashes: number of hashes while training: 32 train well, and a step costs in proportion.
         n_hashes_eval: number of hashes in eval mode, where less noise is worth more; None: the
             same as n_hashes.

@@ -293,6 +293,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             Standard error of log_density, which is that of the density relative to it: 0 where it
             is exact, inf where log_density is -inf by sampling.
 
+        Notes
+        -----
         ValueError for the angular kernel unless normalize=False: it has no density in R^d.
         A torch tensor gives tensors. With exact algorithms ("brute", or rtol=0) the log-density is
         differentiable in it.

@@ -96,6 +96,7 @@ class PartitionSampler:
 
     @property
     def nbytes(self):
+        """Memory of the tables."""
         return self.tables.nbytes
 
     def probes(self, query):

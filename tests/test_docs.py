@@ -1,0 +1,113 @@
+"""The documentation's code runs as it stands, and its reference holds every public name."""
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import io
+import pathlib
+import re
+
+import pytest
+
+import lshkit
+
+DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MODULES = (
+    *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
+    "torch_ops",
+)
+ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: (\w+)", re.MULTILINE)
+
+
+def blocks_of(page):
+    """(code, what it prints or None) of a page, each at its own line of the file."""
+    text = page.read_text()
+    found = list(FENCE.finditer(text))
+    for block, after in zip(found, [*found, None][1:], strict=True):
+        if block[1] != "python":
+            continue
+        # Code starts at its line of the page, so that a traceback points there.
+        code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
+        printed = None
+        if after and after[1] == "text" and not text[block.end() : after.start()].strip():
+            printed = after[2]
+        yield code, printed
+
+
+RUNNABLE = {str(page.relative_to(DOCS)): list(blocks_of(page)) for page in PAGES}
+RUNNABLE = {page: blocks for page, blocks in RUNNABLE.items() if blocks}
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_code_runs(page, tmp_path, monkeypatch):
+    if any("torch" in code or "lshkit.attention" in code for code, _ in RUNNABLE[page]):
+        torch = pytest.importorskip("torch")
+        torch.manual_seed(0)
+    if any("transformers" in code or "huggingface" in code for code, _ in RUNNABLE[page]):
+        pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for code, wanted in RUNNABLE[page]:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, str(DOCS / page), "exec"), namespace)
+        if wanted is not None:
+            assert printed.getvalue() == wanted
+
+
+def test_clients_have_tutorials():
+    for client in ("attention", "kde", "sampling"):
+        assert f"tutorials/{client}.md" in RUNNABLE
+
+
+def public_names(module):
+    if module.startswith("attention") or module in ("torch_ops", "sampling"):
+        pytest.importorskip("torch")
+    module = importlib.import_module(f"lshkit.{module}")
+    return {name: getattr(module, name) for name in module.__all__}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_reference_has_every_public_name(module):
+    page = (DOCS / "reference" / f"{module.split('.')[0]}.md").read_text()
+    _, *parts = re.split(r"^\.\. currentmodule:: lshkit\.(\S+)$", page, flags=re.MULTILINE)
+    of_module = dict(zip(parts[::2], parts[1::2], strict=True))[module]
+    entries = set(ENTRY.findall(of_module))
+    if module == "torch_ops":  # operators stand in a table
+        entries |= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert entries == set(public_names(module))
+
+
+@pytest.mark.parametrize("module", MODULES[:-1])
+def test_public_names_have_docstrings(module):
+    for name, value in public_names(module).items():
+        if not callable(value):
+            continue
+        assert inspect.getdoc(value), name
+        for member, function in inspect.getmembers(value) if inspect.isclass(value) else ():
+            function = getattr(function, "fget", function)
+            if not member.startswith("_") and is_ours(function):
+                assert inspect.getdoc(function), f"{name}.{member}"
+
+
+def is_ours(function):
+    return callable(function) and (getattr(function, "__module__", "") or "").startswith("lshkit")
+
+
+def test_schemas_are_those_of_the_operators():
+    torch = pytest.importorskip("torch")
+    names = [name for name in public_names("torch_ops") if hasattr(torch.ops.lshkit, name)]
+    schemas = [str(getattr(torch.ops.lshkit, name).default._schema) for name in names]
+    page = re.sub(r"\s+", " ", (DOCS / "reference" / "torch_ops.md").read_text())
+    missing = [s for s in schemas if s.removeprefix("lshkit::") not in page]
+    assert not missing
+
+
+def test_top_level_names_are_in_the_reference():
+    page = (DOCS / "reference" / "index.md").read_text()
+    assert set(lshkit.__all__) <= set(ENTRY.findall(page))
+    assert all(f"\n{module}\n" in page for module in MODULES if "." not in module)
+    assert inspect.getdoc(lshkit.show_versions)
