@@ -1,8 +1,7 @@
 """Tasks on which attention is compared, their data generated on the spot.
 
-Each task draws batches: `tokens` (B, n), `mask` (B, n) of the positions that hold a token (None: all
-do), `asked` (B, n) of the positions that are to answer (None: the mean over the sequence answers)
-and `answers`, one for each question. The same seed gives the same batches.
+A task has `training(batch_size, generator)`, a batch from the generator's random numbers, and
+`held_out(batch_size)`, the batches to test on, which are always the same.
 """
 
 from tasks.batch import Batch

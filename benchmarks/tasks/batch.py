@@ -1,4 +1,4 @@
-"""What a task gives to a model."""
+"""What a task gives to a model: sequences, and questions about them."""
 
 from typing import NamedTuple
 

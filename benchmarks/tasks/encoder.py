@@ -159,10 +159,10 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """Transformer blocks between a task's tokens and its answers.
 
-    A task with positions: queries and keys see learned ones, which start as sinusoids and with heads
-    that look nearby. A task of look-ups, `keys_are_previous`: the key of a token is made of the token
-    before it, which spares the layer that a longer training would make of that, and queries start
-    with looking for what they are themselves. All methods get the same.
+    It starts at what a short run would spend its time on, the same for all methods. A task with
+    positions: queries and keys see learned ones, which start as sinusoids and with heads that look
+    nearby. A task of look-ups, `keys_are_previous`: the key of a token is made of the token before
+    it, and queries start with looking for what they are themselves.
     """
 
     def __init__(self, task, method: Method, dim: int, heads: int, layers: int) -> None:

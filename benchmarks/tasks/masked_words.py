@@ -44,8 +44,8 @@ def read_words(folder: pathlib.Path, n_words: int):
 class MaskedWords:
     has_positions, keys_are_previous = True, False
 
-    def __init__(self, length=256, n_words=2048, folder: pathlib.Path = STDLIB):
-        self.length, self.n_words, self.folder = length, n_words, folder
+    def __init__(self, length=256, n_words=2048, folder: str | pathlib.Path = STDLIB):
+        self.length, self.n_words, self.folder = length, n_words, pathlib.Path(folder)
         self.n_tokens = self.n_answers = n_words
         for part in self._words()[:2]:
             if len(part) < length:

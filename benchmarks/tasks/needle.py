@@ -1,9 +1,9 @@
 """Needles in hay: a few pairs of a key and a value anywhere in a long sequence of other tokens.
 
-The hay has values too, each behind a token of hay, so that only the key before a value tells that it
-is meant. At the end all keys come again, in random order, and each is to answer with its value. No
-needle is within `gap` positions of the questions. Without positions a model that was trained at one
-length can be asked at any other.
+The hay has values too, each behind a token of hay, so that only the key before a value tells that
+it is meant. At the end all keys come again, in random order, and each is to answer with its value.
+No needle is within `gap` positions of the questions. Without positions a model that was trained at
+one length can be asked at any other.
 """
 
 import torch
