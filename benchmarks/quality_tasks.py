@@ -51,7 +51,7 @@ SETTINGS = {
     "recall": Setting(
         Recall,
         dict(length=512, n_pairs=96, n_questions=96, n_keys=128, n_values=64, gap=96),
-        *(200, 8, 2),
+        *(150, 8, 2),
     ),
     "needle": Setting(
         Needle,
@@ -59,7 +59,7 @@ SETTINGS = {
         *(100, 8, 2),
         lengths=(1024, 2048, 4096),
     ),
-    "masked words": Setting(MaskedWords, dict(length=256, n_words=2048), 300, 16, 4),
+    "masked words": Setting(MaskedWords, dict(length=256, n_words=2048), 200, 16, 4),
 }
 QUICK = {
     "ListOps": Setting(
@@ -135,7 +135,7 @@ def train(name: str, method: str, seed: int, setting: Setting) -> dict:
         run["64 hashes"] = evaluate(model, held_out, n_hashes=64)
         if OPTIONS[method]["estimator"] == "sampled":
             run["expectation"] = evaluate(model, held_out, estimator="expected")
-    for length in setting.lengths:
+    for length in setting.lengths if METHODS[method].any_length else ():
         longer = task.at_length(length).held_out(4, max(16, 32768 // length))
         run.setdefault("at length", {})[str(length)] = evaluate(model, longer)
     return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}
@@ -195,10 +195,12 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--tasks", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="T")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="M")
+    for name, known in (("tasks", SETTINGS), ("methods", METHODS)):
+        options = dict(choices=known, default=list(known), metavar="NAME", help=", ".join(known))
+        add(f"--{name}", nargs="+", **options)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--threads", type=int, default=1, help="CPU threads (1)")
+    add("--text", type=pathlib.Path, help="folder with .py files, in the place of the library's")
     add("--quick", action="store_true", help="two steps of tiny models: a test, no result")
     add("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/quality_tasks.json")
     add("--figure", type=pathlib.Path, default=ROOT / "docs/images/quality_tasks.png")
@@ -209,12 +211,16 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--seeds must be at least 0: {args.seeds}")
     if args.quick and args.out == parser.get_default("out"):
         parser.error("--quick needs an --out of its own: its runs are no results")
+    if args.text is not None and not args.text.is_dir():
+        parser.error(f"--text: {args.text} is no folder")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
     settings = QUICK if args.quick else SETTINGS
+    if args.text is not None:
+        settings["masked words"].sizes["folder"] = str(args.text.resolve())
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     descriptions = {name: described(settings[name]) for name in args.tasks}
@@ -229,9 +235,8 @@ def main() -> None:
                 run = train(name, method, seed, settings[name])
                 add_run(args.out, run, descriptions[name])
                 result = f"accuracy {run['accuracy']:.3f}, loss {run['loss']:.3f}"
-                print(
-                    f"{name}, {method}, seed {seed}: {result}, {run['seconds']:.0f} s", flush=True
-                )
+                label = f"{name}, {method}, seed {seed}"
+                print(f"{label}: {result}, {run['seconds']:.0f} s", flush=True)
     results = load(args.out)
     print(report.tables(results))
     report.draw(results, args.figure)

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
+import baselines
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,10 +56,16 @@ def yoso_c(q, k, v, mask, layer, **options):
     return yoso(q, k, v, mask, layer, **options) + layer.convolution(v, mask)
 
 
+def baseline(q, k, v, mask, layer):
+    return layer.baseline.mix(q, k, v, mask)
+
+
 class Method(NamedTuple):
     mix: Callable
     convolves: bool = False  # needs the kernels of a convolution
     samples: bool = False  # its result depends on hash functions
+    baseline: dict | None = None  # arguments of baselines.build
+    any_length: bool = True  # also above the length of the training
 
 
 EXPECTED = {"n_bits": 8, "estimator": "expected", "gradient": "expected"}
@@ -79,6 +86,10 @@ CONTROLS = {
     "window only": Method(window),
     "no attention": Method(nothing),
 }
+BASELINES = {
+    "Linformer": Method(baseline, baseline=dict(name="Linformer", rank=64), any_length=False),
+    "Performer": Method(baseline, baseline=dict(name="Performer", n_features=128)),
+}
 METHODS = {
     "softmax": Method(softmax),
     **{
@@ -89,6 +100,7 @@ METHODS = {
         )
         for name, options in OPTIONS.items()
     },
+    **BASELINES,
     **CONTROLS,
 }
 
@@ -97,14 +109,19 @@ METHODS = {
 
 
 class Attention(nn.Module):
-    def __init__(self, dim: int, heads: int, method: Method, eval_seed: int) -> None:
+    def __init__(self, dim: int, heads: int, length: int, method: Method, eval_seed: int) -> None:
         super().__init__()
         self.heads, self.mix, self.eval_seed = heads, method.mix, eval_seed
         self.keys_are_previous = False
         self.eval_options: dict = {}
         self.project, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        if method.convolves:
-            with torch.random.fork_rng():
+        with torch.random.fork_rng():
+            if method.baseline is not None:  # its own projections are not used
+                self.baseline = baselines.build(
+                    dim=dim, heads=heads, length=length, **method.baseline
+                )
+                del self.baseline.project, self.baseline.out
+            if method.convolves:
                 self.kernels = nn.Conv2d(
                     heads, heads, (2 * NEAR + 1, 1), padding=(NEAR, 0), groups=heads, bias=False
                 )
@@ -145,10 +162,10 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, dim: int, heads: int, method: Method, eval_seed: int) -> None:
+    def __init__(self, dim: int, heads: int, length: int, method: Method, eval_seed: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = Attention(dim, heads, method, eval_seed)
+        self.attention = Attention(dim, heads, length, method, eval_seed)
         self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
     def forward(self, x: Tensor, positions: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -169,7 +186,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(task.n_tokens, dim)
         self.positions = None
-        self.blocks = nn.ModuleList(Block(dim, heads, method, i) for i in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, task.length, method, i) for i in range(layers)
+        )
         self.norm, self.output = nn.LayerNorm(dim), nn.Linear(dim, task.n_answers)
         with torch.no_grad():
             self.output.weight.mul_(0.3)

@@ -72,7 +72,7 @@ def task_table(results: dict, task: str) -> str:
             found = [measure(run[part]) for run in runs if part in run]
             cells.append(mean_and_spread(found, decimals))
         for length in lengths:
-            found = [measure(run["at length"][length]) for run in runs]
+            found = [measure(run["at length"][length]) for run in runs if "at length" in run]
             cells.append(mean_and_spread(found, decimals))
         cells += [f"{np.median([run['seconds'] for run in runs]):.0f}", str(len(runs))]
         rows.append(cells)
@@ -99,7 +99,11 @@ def draw(results: dict, path: pathlib.Path) -> None:
     from matplotlib import pyplot as plt
 
     tasks = [task for task in MEASURES if task in results["tasks"]]
-    longer = methods_of(results, "needle")
+    longer = {
+        method: runs
+        for method, runs in methods_of(results, "needle").items()
+        if all("at length" in run for run in runs)
+    }
     count = len(tasks) + bool(longer)
     figure, axes = plt.subplots(
         math.ceil(count / 2), 2, figsize=(11, 3.6 * math.ceil(count / 2)), layout="constrained"
@@ -110,7 +114,10 @@ def draw(results: dict, path: pathlib.Path) -> None:
     for axis, task in zip(axes, tasks, strict=False):
         draw_task(axis, results, task)
     if longer:
-        draw_lengths(axes[len(tasks)], results["tasks"]["needle"]["length"], longer)
+        axis = axes[len(tasks)]
+        draw_lengths(axis, results["tasks"]["needle"]["length"], longer)
+        where = axes[count] if count < len(axes) else axis
+        where.legend(*axis.get_legend_handles_labels(), frameon=False, loc="center left")
     seeds = len({run["seed"] for run in results["runs"]})
     figure.suptitle(f"What a small encoder learns in equal steps: {seeds} seed(s) and their mean")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,4 +172,3 @@ def draw_lengths(axis, trained_at: int, runs_of: dict[str, list[dict]]) -> None:
     )
     axis.grid(color="#E5E5E5", lw=0.7)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
