@@ -208,7 +208,7 @@ def parse_arguments() -> argparse.Namespace:
     if args.threads < 1:
         parser.error(f"--threads must be at least 1: {args.threads}")
     if min(args.seeds) < 0:
-        parser.error(f"--seeds must be at least 0: {args.seeds}")
+        parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     if args.quick and args.out == parser.get_default("out"):
         parser.error("--quick needs an --out of its own: its runs are no results")
     if args.text is not None and not args.text.is_dir():
@@ -218,9 +218,11 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_arguments()
-    settings = QUICK if args.quick else SETTINGS
+    settings = dict(QUICK if args.quick else SETTINGS)
     if args.text is not None:
-        settings["masked words"].sizes["folder"] = str(args.text.resolve())
+        words = settings["masked words"]
+        sizes = words.sizes | {"folder": str(args.text.resolve())}
+        settings["masked words"] = words._replace(sizes=sizes)
     torch.set_num_threads(args.threads)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     descriptions = {name: described(settings[name]) for name in args.tasks}
