@@ -1,6 +1,7 @@
-"""What attention can learn: four tasks, from the same weights, in the same steps, beside controls.
+"""What attention can learn: five tasks, from the same weights, in the same steps, beside controls.
 
-- ListOps (Nangia and Bowman, 2018; table 3 of the ICML paper): the value of a nested expression;
+- ListOps (Nangia and Bowman, 2018; table 3 of the ICML paper): the value of a nested expression,
+  of up to 128 tokens, and of up to 32, where a small model gets beyond the first operator;
 - recall: 96 pairs of a key and a value, then 96 questions, out of reach of anything local;
 - needle: 8 pairs in a long haystack, asked at the end; also tested in more hay than trained in;
 - masked words: a masked language model on real text (table 2 of the ICML paper).
@@ -48,6 +49,7 @@ class Setting(NamedTuple):
 
 SETTINGS = {
     "ListOps": Setting(ListOps, dict(length=128, min_length=48), 400, 16, 2),
+    "short ListOps": Setting(ListOps, dict(length=32, min_length=8, n_training=32768), 600, 32, 2),
     "recall": Setting(
         Recall,
         dict(length=512, n_pairs=96, n_questions=96, n_keys=128, n_values=64, gap=96),
@@ -64,6 +66,9 @@ SETTINGS = {
 QUICK = {
     "ListOps": Setting(
         ListOps, dict(length=48, min_length=8, n_training=64, n_held_out=16), 2, 4, 2
+    ),
+    "short ListOps": Setting(
+        ListOps, dict(length=24, min_length=4, n_training=64, n_held_out=16), 2, 4, 2
     ),
     "recall": Setting(
         Recall, dict(length=96, n_pairs=8, n_questions=8, n_keys=16, n_values=8, gap=64), 2, 2, 2

@@ -122,6 +122,12 @@ def test_listops_is_the_same_every_time_and_held_out():
     assert sum(len(batch.answers) for batch in batches) == 100
     common = max(torch.bincount(torch.cat([b.answers for b in batches])).tolist())
     assert task.guess() == common / 100
+    answers_of = {}
+    for batch in batches:
+        for tokens, answer in zip(batch.tokens.tolist(), batch.answers.tolist(), strict=True):
+            answers_of.setdefault(tokens[0], []).append(answer)
+    right = sum(max(map(found.count, found)) for found in answers_of.values())
+    assert task.guess_from_operator() == right / 100
 
 
 # --- Look-ups -------------------------------------------------------------------------------------
@@ -308,19 +314,19 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
     assert (tmp_path / "tasks.png").read_bytes().startswith(b"\x89PNG")
     path = tmp_path / "new" / "tasks.json"
     first = json.loads(path.read_text())
-    assert len(first["runs"]) == 4 * 3 and len(first["tasks"]) == 4
+    assert len(first["runs"]) == 5 * 3 and len(first["tasks"]) == 5
     for made in first["runs"]:
         assert 0 <= made["accuracy"] <= 1 and made["loss"] > 0
         assert ("64 hashes" in made) == ("expectation" in made) == (made["method"] == "YOSO-32")
         longer = made["task"] == "needle" and made["method"] != "Linformer"
         assert ("at length" in made) == longer
-    assert len(re.findall(r"^\| (softmax|YOSO-32|Linformer) \|", done.stdout, re.M)) == 12
+    assert len(re.findall(r"^\| (softmax|YOSO-32|Linformer) \|", done.stdout, re.M)) == 15
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", options_of(tmp_path, *options, 1, "--tasks", "recall"))
     quality_tasks.main()
     second = json.loads(path.read_text())
-    assert len(second["runs"]) == 4 * 3 + 3
+    assert len(second["runs"]) == 5 * 3 + 3
     assert all(made in second["runs"] for made in first["runs"])
     # The same once more: nothing is trained, and the same run gives the same figures.
     capsys.readouterr()

@@ -103,3 +103,10 @@ class ListOps:
         """Accuracy of the commonest answer, the best that sees no token."""
         values = torch.cat([batch.answers for batch in self.held_out(1024)])
         return torch.bincount(values).max().item() / len(values)
+
+    def guess_from_operator(self) -> float:
+        """Accuracy of the commonest answer of each first operator: one token is seen, no argument."""
+        tokens, values = expressions(self.n_held_out, self.min_length, self.length, 1)
+        counts = torch.zeros(len(OPERATORS), 10, dtype=torch.int64)
+        counts.index_put_((tokens[:, 0].long() - FIRST_OPERATOR, values), torch.tensor(1), True)
+        return counts.max(1).values.sum().item() / len(values)

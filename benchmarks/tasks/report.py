@@ -29,6 +29,7 @@ def perplexity(measured: dict) -> float:
 # What each task is judged by: (name, of a measurement, decimals).
 MEASURES = {
     "ListOps": ("accuracy, %", accuracy, 1),
+    "short ListOps": ("accuracy, %", accuracy, 1),
     "recall": ("accuracy, %", accuracy, 1),
     "needle": ("accuracy, %", accuracy, 1),
     "masked words": ("perplexity", perplexity, 1),
