@@ -22,7 +22,6 @@ IMPLEMENTATIONS = ("lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh")
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 32,
     "pad_token_id": 0,
@@ -39,37 +38,45 @@ _ENCODER_DECODER = {
 }
 
 
-def bert(**options):
-    return BertForMaskedLM(BertConfig(**_SIZES, **options))
+def bert(n_layers=2, **options):
+    return BertForMaskedLM(BertConfig(**_SIZES, num_hidden_layers=n_layers, **options))
 
 
-def llama(**options):
+def llama(n_layers=2, **options):
     """With grouped heads."""
-    return LlamaForCausalLM(LlamaConfig(**_SIZES, num_key_value_heads=2, **options))
+    sizes = {**_SIZES, "num_hidden_layers": n_layers, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **options))
 
 
-def mistral(**options):
-    return MistralForCausalLM(MistralConfig(**_SIZES, num_key_value_heads=2, **options))
+def mistral(n_layers=2, **options):
+    sizes = {**_SIZES, "num_hidden_layers": n_layers, "num_key_value_heads": 2}
+    return MistralForCausalLM(MistralConfig(**sizes, **options))
 
 
-def bart(**options):
+def bart(n_layers=2, **options):
     sizes = {
         f"{side}_{name}": size
         for side in ("encoder", "decoder")
-        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 32))
+        for name, size in (("layers", n_layers), ("attention_heads", 4), ("ffn_dim", 32))
     }
     config = BartConfig(**_ENCODER_DECODER, **sizes, forced_eos_token_id=None, **options)
     return BartForConditionalGeneration(config)
 
 
-def t5(**options):
+def t5(n_layers=2, **options):
     config = T5Config(
-        **_ENCODER_DECODER, d_kv=8, num_heads=4, d_ff=32, num_layers=2, is_gated_act=True, **options
+        **_ENCODER_DECODER,
+        d_kv=8,
+        num_heads=4,
+        d_ff=32,
+        num_layers=n_layers,
+        is_gated_act=True,
+        **options,
     )
     return T5ForConditionalGeneration(config)
 
 
-def t5gemma(attn_logit_softcapping=None, lshkit=None, **options):
+def t5gemma(n_layers=2, attn_logit_softcapping=None, lshkit=None, **options):
     """With grouped heads and rotary positions, and without the soft cap of its scores."""
     sides = [
         T5GemmaModuleConfig(
@@ -79,7 +86,8 @@ def t5gemma(attn_logit_softcapping=None, lshkit=None, **options):
             query_pre_attn_scalar=8,
             attn_logit_softcapping=attn_logit_softcapping,
             final_logit_softcapping=None,
-            layer_types=["full_attention"] * 2,
+            layer_types=["full_attention"] * n_layers,
+            num_hidden_layers=n_layers,
             **({} if lshkit is None else {"lshkit": lshkit}),
         )
         for _ in range(2)
@@ -91,6 +99,16 @@ def t5gemma(attn_logit_softcapping=None, lshkit=None, **options):
 
 
 FAMILIES = {"bert": bert, "llama": llama, "bart": bart, "t5": t5, "t5gemma": t5gemma}
+
+
+def combinations(*families):
+    """(family, implementation) of those that go together: T5 adds a bias to scores."""
+    return [
+        (family, implementation)
+        for family in families
+        for implementation in IMPLEMENTATIONS
+        if (family, implementation) != ("t5", "lshkit_yoso")
+    ]
 
 
 def model(family, implementation, seed=0, **options):

@@ -10,6 +10,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from attention_cases import one_thread  # noqa: E402, F401
 from huggingface_cases import (  # noqa: E402
     IMPLEMENTATIONS,
+    combinations,
     mistral,
     model,
     tokens,
@@ -59,10 +60,6 @@ def implementation(request):
     return request.param
 
 
-def supports(family, implementation):
-    return not (family == "t5" and implementation == "lshkit_yoso")
-
-
 def set_implementation(made, name, options=None):
     made.set_attn_implementation(name)
     for module in made.modules():
@@ -88,10 +85,8 @@ def padded(left=False):
 # --- What is computed -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
 def test_forward_backward_and_generation(family, implementation):
-    if not supports(family, implementation):
-        pytest.skip("refused, see test_refused_arguments")
     made, ids, mask = model(family, implementation), tokens(), padded(family == "llama")
     made(**inputs(family, ids, mask, labels=True)).loss.backward()
     for name, x in made.named_parameters():
@@ -106,11 +101,9 @@ def test_forward_backward_and_generation(family, implementation):
 
 
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
 def test_equals_all_pairs(family, left, implementation):
     """Where nothing is estimated a model gives what the matrix of all pairs gives."""
-    if not supports(family, implementation):
-        pytest.skip("refused, see test_refused_arguments")
     options, other = EXACT[implementation]
     made, ids, mask = model(family, "eager"), tokens(), padded(left)
     with torch.no_grad():
@@ -180,42 +173,43 @@ def test_packed_sequences(batch, implementation):
     assert (packed - torch.cat(alone, 1)).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("estimator", ["expected", "sampled", "soft"])
+@pytest.mark.parametrize(
+    ("implementation", "options"),
+    [
+        ("lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
+        ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
+        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4, "window": 3}),
+        ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
+        ("lshkit_lsh", {"n_bits": 3}),
+        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0}),
+        ("lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
 @pytest.mark.parametrize("static", [False, True])
-def test_a_cache_changes_nothing(static, estimator, implementation):
+def test_a_cache_changes_nothing(static, implementation, options):
     """A prompt in pieces and single steps, on the same hash functions, is the whole at once.
 
     float64 models: float32's rounding before a layer can flip a bit of a code.
     """
-    if implementation == "lshkit_yoso":
-        options = {"estimator": estimator, "n_bits": 4}
-    elif estimator == "sampled":
-        options = {"n_bits": 3}
-    else:
-        pytest.skip("one estimator")
     made, ids = model("llama", implementation, lshkit=options).double(), tokens()
     mask = padded(left=True)
-    for given in ({}, {"window": 3}) if implementation != "lshkit_bert_lsh" else ({},):
-        if given and estimator == "soft":
-            continue
-        made.config.lshkit = {**options, **given}
-        with torch.no_grad():
-            positions = (mask.cumsum(1) - 1).clamp(0)
-            whole = made(ids, attention_mask=mask, position_ids=positions).logits
-            cache, parts, at = StaticCache(made.config, 32) if static else None, [], 0
-            for n in (11, 6, 1, 1, 4, 1):
-                now = slice(at, at + n)
-                out = made(
-                    ids[:, now],
-                    attention_mask=mask[:, : at + n],
-                    position_ids=positions[:, now],
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                cache, at = out.past_key_values, at + n
-                parts.append(out.logits)
-        error = (torch.cat(parts, 1) - whole)[mask.bool()].abs().max()
-        assert error < 1e-6, given
+    with torch.no_grad():
+        positions = (mask.cumsum(1) - 1).clamp(0)
+        whole = made(ids, attention_mask=mask, position_ids=positions).logits
+        cache, parts, at = StaticCache(made.config, 32) if static else None, [], 0
+        for n in (11, 6, 1, 1, 4, 1):
+            now = slice(at, at + n)
+            out = made(
+                ids[:, now],
+                attention_mask=mask[:, : at + n],
+                position_ids=positions[:, now],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            cache, at = out.past_key_values, at + n
+            parts.append(out.logits)
+    assert (torch.cat(parts, 1) - whole)[mask.bool()].abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -230,10 +224,8 @@ def test_left_padding_in_generation(cache, implementation):
 # --- Padding --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
 def test_padding_changes_no_bit(family, implementation):
-    if not supports(family, implementation):
-        pytest.skip("refused, see test_refused_arguments")
     variants = [{}]
     if implementation == "lshkit_yoso":
         variants = [{"estimator": word} for word in ("expected", "sampled", "soft")]

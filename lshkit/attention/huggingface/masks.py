@@ -67,14 +67,22 @@ def mask_function(name: str, takes_pairs: bool):
         kv_offset: int | Tensor = 0,
         mask_function=masking_utils.causal_mask_function,
         attention_mask: Tensor | None = None,
+        local_size: int | None = None,
+        use_vmap: bool = False,
+        allow_is_causal_skip: bool = False,
+        allow_is_bidirectional_skip: bool = False,
         device: torch.device | str = "cpu",
-        **kwargs,
+        **_,
     ) -> Tensor:
         keys = _padding(attention_mask, kv_offset, kv_length)
         sizes = batch_size, q_length, kv_length, q_offset, kv_offset
-        if mask_function is masking_utils.bidirectional_mask_function:
+        # A window that all keys are in. The flags say that nothing else is in the pattern.
+        wide = local_size is not None and kv_length <= local_size and not use_vmap
+        if mask_function is masking_utils.bidirectional_mask_function or (
+            wide and allow_is_bidirectional_skip
+        ):
             return _key_mask(keys, batch_size, kv_length, device)
-        if mask_function is masking_utils.causal_mask_function:
+        if mask_function is masking_utils.causal_mask_function or (wide and allow_is_causal_skip):
             if q_length > 1 and isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
                 return _untraced_causal(keys, *sizes, device)
             return _causal(keys, *sizes, device)
@@ -91,7 +99,7 @@ def mask_function(name: str, takes_pairs: bool):
                 mask_function=mask_function,
                 attention_mask=attention_mask,
                 allow_is_causal_skip=False,
-                use_vmap=kwargs.get("use_vmap", False),
+                use_vmap=use_vmap,
                 device=device,
             )
         raise NotImplementedError(
