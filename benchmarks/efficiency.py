@@ -144,9 +144,8 @@ class Step:
 # --- Time ---------------------------------------------------------------------------------------
 
 
-def time_steps(names, n, rounds, clock, bar):
+def time_steps(names, n, batch, rounds, clock, bar):
     """Seconds of a sequence: all rounds of each method, which take turns."""
-    batch = max(1, BATCH_TOKENS // n)
     steps = {name: Step(name, n, batch) for name in names}
     seconds = {name: [] for name in names}
     for i in range(rounds + 1):  # the first one warms up
@@ -169,6 +168,7 @@ def measure_times(args):
     if args.threads > 1:
         plan[args.threads] = [n for n in args.lengths if n in TWO_THREADS or args.quick]
     rounds = {n: args.rounds or (ROUNDS if n < LONG_FROM else LONG_ROUNDS) for n in args.lengths}
+    batch = {n: 1 if args.quick else max(1, BATCH_TOKENS // n) for n in args.lengths}
     names = {n: [name for name in args.methods if applies(name, n)] for n in args.lengths}
     total = sum(len(names[n]) * (rounds[n] + 1) for lengths in plan.values() for n in lengths)
     times = {}
@@ -177,7 +177,9 @@ def measure_times(args):
             torch.set_num_threads(threads)
             measurement.on_cpus({max(measurement.CPUS)} if threads == 1 else measurement.CPUS)
             clock = time.process_time if threads == 1 else time.perf_counter
-            times[threads] = {n: time_steps(names[n], n, rounds[n], clock, bar) for n in lengths}
+            times[threads] = {
+                n: time_steps(names[n], n, batch[n], rounds[n], clock, bar) for n in lengths
+            }
     return times
 
 

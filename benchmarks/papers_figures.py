@@ -39,6 +39,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 class Settings:
     quick: bool
     training: byte_model.Training
+    models: pathlib.Path
 
 
 def parse_arguments():
@@ -52,6 +53,8 @@ def parse_arguments():
     add("--json", type=pathlib.Path, default=ROOT / "benchmarks/results/papers_figures.json",
         help="where results go, with the tables beside them as .md")  # fmt: skip
     add("--pictures", type=pathlib.Path, default=ROOT / "docs/images", help="folder of the .png")
+    add("--models", type=pathlib.Path, default=byte_model.MODELS,
+        help="folder of trained models, which are trained where they are missing")  # fmt: skip
     args = parser.parse_args()
     for name in args.names:
         if name not in NAMES:
@@ -72,7 +75,7 @@ def main():
     for name in args.names or NAMES:
         module = modules[name]
         begin = time.perf_counter()
-        measured, arrays = module.measure(Settings(args.quick, training))
+        measured, arrays = module.measure(Settings(args.quick, training, args.models))
         measured = json.loads(json.dumps(measured))  # keys as they will be in the file
         path = args.pictures / f"figure_{name}.png"
         picture = module.draw(measured, arrays)

@@ -34,7 +34,7 @@ def matrices(query, key, seed=0):
 
 def measure(settings):
     training = settings.training
-    model = byte_model.trained("YOSO-E", training)
+    model = byte_model.trained("YOSO-E", training, settings.models)
     _, held_out = byte_model.texts(training)
     batch = byte_model.batches(
         held_out, min(training.length, SHOWN), 1 if settings.quick else 16, 1

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from lshkit.attention import yoso_attention
 
 N_BITS = 8
-CACHE = pathlib.Path(__file__).parents[2] / "build" / "byte_models"
+MODELS = pathlib.Path(__file__).parents[2] / "build" / "byte_models"
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ def texts(training: Training) -> tuple[Tensor, Tensor]:
     return read_text(pathlib.Path(training.text))
 
 
-def trained(method: str, training: Training) -> ByteModel:
-    """The model of "YOSO-E", "YOSO-<m>" or a control; trained once, then read from build/."""
+def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> ByteModel:
+    """The model of "YOSO-E", "YOSO-<m>" or a control; trained once, then read from the folder."""
     text, _ = texts(training)
     torch.manual_seed(0)
     counts = torch.bincount(text.long(), minlength=256) + 1.0
     model = ByteModel(training, method, counts / counts.sum())
     key = json.dumps([asdict(training), N_BITS, text.numel(), torch.__version__])
     name = method.replace(" ", "_") + "_" + hashlib.sha256(key.encode()).hexdigest()[:12]
-    path = CACHE / f"{name}.pt"
+    path = folder / f"{name}.pt"
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
         return model.eval()

@@ -47,7 +47,7 @@ def weights_and_slopes(cosines, n_hashes, **options):
 def formulas(x):
     p = 1 - np.arccos(x) / math.pi
     tau = N_BITS
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "exp(tau (x - 1))": np.exp(tau * (x - 1)),
             "collision probability": p**tau,
@@ -109,7 +109,7 @@ def table(results):
 
 
 def draw(results, arrays):
-    x = np.linspace(-0.999, 0.9995, 2000)
+    x = np.cos(np.linspace(math.pi, 0, 2000))  # dense where the slope is infinite
     curves, cosines, measured = formulas(x), results["cosines"], results["measured"]
     picture, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     left.plot(x, curves["exp(tau (x - 1))"], color="black", label="exp(τ (x − 1))")

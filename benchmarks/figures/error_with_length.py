@@ -41,7 +41,7 @@ def measure(settings):
     training = settings.training
     lengths = (64, 128) if settings.quick else LENGTHS
     hashes = (8, 16) if settings.quick else HASHES
-    model = byte_model.trained("YOSO-E", training)
+    model = byte_model.trained("YOSO-E", training, settings.models)
     _, held_out = byte_model.texts(training)
     found = {tau: {"radians": {}, "relative": {}} for tau in TAUS}
     entropy = {}

@@ -20,7 +20,7 @@ def measure(settings):
     batches = byte_model.batches(held_out, training.length, training.batch_size, count)
     losses = {}
     for method in METHODS:
-        model = byte_model.trained(method, training)
+        model = byte_model.trained(method, training, settings.models)
         of_method = {}
         for m in inference:
             of_seeds = []
@@ -32,7 +32,7 @@ def measure(settings):
         of_method["expectation"] = [byte_model.loss(model, batches)]
         losses[method] = of_method
     controls = {
-        name: byte_model.loss(byte_model.trained(name, training), batches)
+        name: byte_model.loss(byte_model.trained(name, training, settings.models), batches)
         for name in byte_model.CONTROLS
     }
     return {
