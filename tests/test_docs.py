@@ -59,8 +59,17 @@ def test_code_runs(page, tmp_path, monkeypatch):
 
 
 def test_clients_have_tutorials():
-    for client in ("attention", "kde", "sampling"):
-        assert f"tutorials/{client}.md" in RUNNABLE
+    tutorials = {f"tutorials/{client}.md" for client in ("attention", "kde", "sampling")}
+    assert tutorials <= set(RUNNABLE)
+
+
+def test_links_of_the_readme_lead_somewhere():
+    # Those of the pages are checked when the site is built.
+    readme = DOCS.parent / "README.md"
+    targets = re.findall(r"\]\(([^)#\s]+)", readme.read_text())
+    files = [target for target in targets if "://" not in target]
+    assert any(target.startswith("docs/") for target in files)
+    assert [target for target in files if not (readme.parent / target).exists()] == []
 
 
 def public_names(module):
