@@ -33,7 +33,7 @@ myst_dmath_double_inline = True
 
 # Docstrings: `name` is code, and a link where there is something to link to.
 default_role = "py:obj"
-smartquotes = False  # words in quotes are values
+smartquotes_action = "D"  # dashes alone: words in quotes are values
 autosummary_generate = False  # the tables only: the pages of docs/reference hold the entries
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say what is wanted, shapes and dtypes too
@@ -58,5 +58,11 @@ def bars_are_bars(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"(`[^`]*`)|\|", lambda found: found[1] or r"\|", x) for x in lines]
 
 
+def underscores_stay(app, what, name, obj, options, lines):
+    """Of attributes like report_, which would be references: in the fields that napoleon makes."""
+    lines[:] = [re.sub(r"^(:(?:ivar|vartype) \w+)_:", r"\1\\_:", x) for x in lines]
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", bars_are_bars)
+    app.connect("autodoc-process-docstring", underscores_stay, priority=900)

@@ -291,7 +291,7 @@ class BucketTable:
 
     @property
     def dtype(self):
-        """Of the sums: float32 or float64."""
+        """That of the sums, float32 or float64."""
         return self.table.dtype
 
     def add(self, codes, values):

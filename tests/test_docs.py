@@ -1,10 +1,8 @@
 """The documentation's code runs as it stands, and its reference holds every public name."""
 
-import contextlib
 import importlib
 import importlib.util
 import inspect
-import io
 import pathlib
 import re
 
@@ -14,7 +12,6 @@ import lshkit
 
 DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MODULES = (
     *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
     "torch_ops",
@@ -22,45 +19,41 @@ MODULES = (
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: (\w+)", re.MULTILINE)
 
 
-def blocks_of(page):
-    """(code, what it prints or None) of a page, each at its own line of the file."""
-    text = page.read_text()
-    found = list(FENCE.finditer(text))
-    for block, after in zip(found, [*found, None][1:], strict=True):
-        if block[1] != "python":
-            continue
-        # Code starts at its line of the page, so that a traceback points there.
-        code = "\n" * text.count("\n", 0, block.start(2)) + block[2]
-        printed = None
-        if after and after[1] == "text" and not text[block.end() : after.start()].strip():
-            printed = after[2]
-        yield code, printed
-
-
-RUNNABLE = {str(page.relative_to(DOCS)): list(blocks_of(page)) for page in PAGES}
+outputs = importlib.util.module_from_spec(
+    spec := importlib.util.spec_from_file_location("outputs", DOCS / "outputs.py")
+)
+spec.loader.exec_module(outputs)
+RUNNABLE = {str(page.relative_to(DOCS)): list(outputs.blocks(page.read_text())) for page in PAGES}
 RUNNABLE = {page: blocks for page, blocks in RUNNABLE.items() if blocks}
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_code_runs(page, tmp_path, monkeypatch):
-    if any("torch" in code or "lshkit.attention" in code for code, _ in RUNNABLE[page]):
+    source = "".join(code for code, *_ in RUNNABLE[page])
+    if "torch" in source or "lshkit.attention" in source:
         torch = pytest.importorskip("torch")
         torch.manual_seed(0)
-    if any("transformers" in code or "huggingface" in code for code, _ in RUNNABLE[page]):
+    if "transformers" in source or "huggingface" in source:
         pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__main__"}
-    for code, wanted in RUNNABLE[page]:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(DOCS / page), "exec"), namespace)
-        if wanted is not None:
-            assert printed.getvalue() == wanted
+    for code, _, wanted, _ in RUNNABLE[page]:
+        printed = outputs.run(code, DOCS / page, namespace)
+        assert wanted is None or printed == wanted, "python docs/outputs.py writes it anew"
 
 
 def test_clients_have_tutorials():
-    for client in ("attention", "kde", "sampling"):
-        assert f"tutorials/{client}.md" in RUNNABLE
+    tutorials = {f"tutorials/{client}.md" for client in ("attention", "kde", "sampling")}
+    assert tutorials <= set(RUNNABLE)
+
+
+def test_links_of_the_readme_lead_somewhere():
+    # Those of the pages are checked when the site is built.
+    readme = DOCS.parent / "README.md"
+    targets = re.findall(r"\]\(([^)#\s]+)", readme.read_text())
+    files = [target for target in targets if "://" not in target]
+    assert any(target.startswith("docs/") for target in files)
+    assert [target for target in files if not (readme.parent / target).exists()] == []
 
 
 def public_names(module):

@@ -250,5 +250,5 @@ class FastHadamard(_AngularFamily):
 
     @property
     def signs(self):
-        """Diagonals of +1 and -1, `(ceil(n_hashes / D), n_bits, D)`: one for each rotation."""
+        """Diagonals of +1 and -1, `(ceil(n_hashes / D), n_bits, D)`, one for each rotation."""
         return self.parameters[0, ANGLE_ROWS:].reshape(-1, self.n_bits, self.parameters.shape[-1])

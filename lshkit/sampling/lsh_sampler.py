@@ -140,7 +140,7 @@ class LSHSampler:
 
     @property
     def indices_(self):
-        """The rows' indices, `(n_rows,)`: a row keeps its own for ever."""
+        """The rows' indices, int64 `(n_rows,)`, which they keep for ever."""
         return self._data()["indices"]
 
     @property
