@@ -105,7 +105,7 @@ class ListOps:
         return torch.bincount(values).max().item() / len(values)
 
     def guess_from_operator(self) -> float:
-        """Accuracy of the commonest answer of each first operator: one token is seen, no argument."""
+        """Accuracy of the commonest answer of each first operator, the best that sees one token."""
         tokens, values = expressions(self.n_held_out, self.min_length, self.length, 1)
         counts = torch.zeros(len(OPERATORS), 10, dtype=torch.int64)
         counts.index_put_((tokens[:, 0].long() - FIRST_OPERATOR, values), torch.tensor(1), True)

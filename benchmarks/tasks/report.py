@@ -5,6 +5,8 @@ import pathlib
 
 import numpy as np
 
+from tasks.listops import ListOps
+
 # Okabe and Ito's colours: told apart with any colour vision. Controls are grey.
 COLORS = {
     "softmax": "#000000",
@@ -65,7 +67,7 @@ def task_table(results: dict, task: str) -> str:
     further = [part for part in ("64 hashes", "expectation") if any(part in r for r in everything)]
     lengths = list(dict.fromkeys(n for r in everything for n in r.get("at length", ())))
     header = ["method", name, *(f"tested with {part}" for part in further)]
-    header += [f"at length {n}" for n in lengths] + ["seconds of training", "seeds"]
+    header += [f"at length {n}" for n in lengths] + ["loss, nats", "seeds"]
     rows = []
     for method, runs in runs_of.items():
         cells = [method, mean_and_spread([measure(run) for run in runs], decimals)]
@@ -75,16 +77,29 @@ def task_table(results: dict, task: str) -> str:
         for length in lengths:
             found = [measure(run["at length"][length]) for run in runs if "at length" in run]
             cells.append(mean_and_spread(found, decimals))
-        cells += [f"{np.median([run['seconds'] for run in runs]):.0f}", str(len(runs))]
+        cells += [mean_and_spread([run["loss"] for run in runs], 3), str(len(runs))]
         rows.append(cells)
     return markdown(header, rows)
+
+
+def without_looking(results: dict, task: str) -> dict[str, float]:
+    """Accuracies of guesses, in percent."""
+    setting = results["tasks"][task]
+    guesses = {"one guess": 100 * setting["guess"]}
+    if task.endswith("ListOps"):
+        sizes = {
+            key: setting[key] for key in ("length", "min_length", "n_held_out") if key in setting
+        }
+        guesses["a guess by the first operator"] = 100 * ListOps(**sizes).guess_from_operator()
+    return guesses
 
 
 def title(results: dict, task: str) -> str:
     """The task with the sizes that matter for its figures."""
     setting = results["tasks"][task]
     steps = f"{setting['steps']} steps of {setting['batch_size']} sequences"
-    return f"{task}: n = {setting['length']}, {steps}, one guess {100 * setting['guess']:.1f} %"
+    guesses = (f"{name} {value:.1f} %" for name, value in without_looking(results, task).items())
+    return f"{task}: n = {setting['length']}, {steps}; {', '.join(guesses)}"
 
 
 def tables(results: dict) -> str:
@@ -148,7 +163,8 @@ def draw_task(axis, results: dict, task: str) -> None:
     better = "lower" if measure is perplexity else "higher"
     axis.set(xlabel=f"{name} ({better} is better)", title=f"{task}, n = {setting['length']}")
     if measure is accuracy:
-        axis.axvline(100 * setting["guess"], color=GREY, lw=1, ls=":")
+        for guess in without_looking(results, task).values():
+            axis.axvline(guess, color=GREY, lw=1, ls=":")
     axis.grid(axis="x", color="#E5E5E5", lw=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
