@@ -128,6 +128,10 @@ class HashTables:
         _C.bucket_sizes(self._tables, query_codes, sums, _threads(torch))
         return _like(torch, sums)[0]
 
+    def look_up(self, query_codes):
+        """The arrays of the tables and the codes as the core takes them, for fused operations."""
+        return self._tables, self._queries(query_codes)[0]
+
     def _queries(self, query_codes):
         codes, torch = _as_codes("query_codes", query_codes)
         if codes.shape[1] != self.n_hashes:
