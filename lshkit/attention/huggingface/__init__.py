@@ -1,0 +1,93 @@
+"""lshkit in models of the package transformers, version 5.
+
+`register()` gives its attention functions the names "lshkit_yoso", "lshkit_lsh" and
+"lshkit_bert_lsh", for `attn_implementation=...` of any model that uses the attention interface.
+`repair(model)` makes transformers' own `YosoModel` work. Nothing here imports transformers before
+one of them is called.
+"""
+
+import inspect
+
+__all__ = ["register", "repair"]
+
+
+def register(
+    *, yoso: dict | None = None, lsh: dict | None = None, bert_lsh: dict | None = None
+) -> None:
+    """Makes `attn_implementation` take "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh".
+
+    Models choose one by `from_pretrained(..., attn_implementation="lshkit_yoso")`, in a config, or
+    later by `model.set_attn_implementation(...)`. Their masks then come from lshkit as well:
+    padding, left or right, causal masks with any cache, and packed sequences are exact; what a
+    function can't do is an error with the reason. Calling it again changes the options.
+
+    Args:
+        yoso: options of "lshkit_yoso", arguments of `yoso_attention`: n_bits, n_hashes, hasher,
+            estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes, sharpness,
+            gradient_rank, precision; and n_hashes_eval (64), the number of hashes in eval mode.
+            "auto" here takes the expectation where it is the faster one for the numbers of queries
+            and keys at hand, hence for the single query of a generation step.
+        lsh: options of "lshkit_lsh", arguments of `lsh_attention`.
+        bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`.
+
+        In each: seed (0), of the hash functions in eval mode, where every layer adds its number to
+        it. A model in training mode draws fresh ones from torch's generator in every call.
+
+        A model's own options come before these: `model.config.lshkit = {"n_bits": 10}`.
+
+    Raises:
+        ImportError: transformers is missing, or older than 5.
+        TypeError, ValueError: an option is unknown or wrong.
+    """
+    _require_transformers()
+    from lshkit.attention.huggingface import interface
+
+    interface.register({"yoso": yoso, "lsh": lsh, "bert_lsh": bert_lsh})
+
+
+def repair(model, *, seed: int = 0):
+    """Makes a model of transformers' YOSO family compute what its config says, and returns it.
+
+    Changed are the attention layers of the model given, in place. Parameters keep their names, so
+    that checkpoints load before and after. What then works: the padding mask `(batch, n)` (1 for
+    a token, 0 for padding, whose attention is 0); `use_expectation=False` (hash tables instead of
+    the expectation) in training too, with `use_fast_hash`, `num_hash` and `lsh_backward`;
+    `conv_window`; queries equal to their keys; `torch.compile`. The gradient is the lower bound
+    (eq. 4), as in the model's own code.
+
+    Args:
+        model: a `YosoModel`, one of its heads (`YosoForMaskedLM`, ...), or a module with one
+            inside.
+        seed: of the hash functions in eval mode; layer i adds i to it. In training mode every call
+            draws fresh ones from torch's generator.
+
+    Raises:
+        ImportError: transformers is missing, or older than 5.
+        TypeError: model is no torch module.
+        ValueError: the model has no attention layer of a family that can be repaired.
+    """
+    _require_transformers()
+    from lshkit.attention.huggingface import yoso_model
+
+    return yoso_model.repair(model, seed)
+
+
+def _require_transformers() -> None:
+    install = "pip install 'lshkit[transformers]'"
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            f"lshkit.attention.huggingface needs the package transformers: {install}"
+        ) from error
+    try:
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        wanted = set()
+    else:
+        wanted = set(inspect.signature(sdpa_mask).parameters)
+    if not {"q_length", "q_offset"} <= wanted:
+        raise ImportError(
+            f"lshkit.attention.huggingface needs transformers 5 with masks by q_length and "
+            f"q_offset, got {transformers.__version__}: {install} --upgrade"
+        )

@@ -1,0 +1,313 @@
+"""Attention masks of transformers' models without a matrix of n^2 elements.
+
+The mask interface asks for the mask of a pattern (causal, bidirectional, ...) and of padding. What
+is made here goes through the model to the attention function in one of these forms:
+
+    bool (B, 1, 1, n_keys)    True for a key that every query sees; no causal order. Of a single
+                              query with a static cache too: its position is a tensor's
+    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the first query row of this
+                              call that sees a key; the number of rows for a key that none sees
+    int32 (B, 1, 2, n_keys)   a sliding window: the first query row that sees a key, and the row
+                              behind the last
+    int32 (S + 1,)            causal within packed sequences: where they start among the rows of
+                              the batch, counted through it
+    bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
+
+A mask may be shorter than the keys: those beyond are the free places of a static cache.
+"""
+
+import inspect
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from lshkit.attention.modules import IGNORED_FROM
+
+
+class Mask(NamedTuple):
+    """A mask as the attention functions of lshkit take it."""
+
+    n_keys: int  # keys beyond are left out
+    keys: Tensor | None = None  # bool (B, n_keys), True for a key that takes part
+    is_causal: bool = False  # the last query stands at the last key
+    starts: Tensor | None = None  # of packed sequences
+    is_static: bool = False  # the query, a single one, stands at the last key that takes part
+    rows: Tensor | None = None  # of a sliding window, int32 (B, 2, n_keys)
+    pairs: Tensor | None = None  # bool or additive floats, (B, 1 or H, n_q, n_keys)
+    bias: Tensor | None = None  # added to scores, (B or 1, H, n_q, n_keys)
+
+    @property
+    def is_dense(self) -> bool:
+        """It speaks of pairs, for all but the functions of a band."""
+        return not (self.rows is None and self.pairs is None and self.bias is None)
+
+    def of_pairs(self, n_queries: int) -> tuple[Tensor | None, bool, Tensor | None, Tensor | None]:
+        """keys, is_causal, bias and boolean pairs of `dense_lsh_attention`."""
+        bias, pairs = self.bias, self.pairs
+        if self.rows is not None:
+            row = torch.arange(n_queries, device=self.rows.device)[:, None]
+            pairs = (self.rows[:, :1, None] <= row) & (row < self.rows[:, 1:, None])
+        if pairs is not None and pairs.dtype is not torch.bool:
+            floats, pairs = pairs, pairs > torch.finfo(pairs.dtype).min / 2
+            floats = torch.where(pairs, floats, 0.0)
+            bias = floats if bias is None else bias + floats
+        return self.keys, self.is_causal, bias, pairs
+
+
+def mask_function(name: str, takes_pairs: bool):
+    """What `AttentionMaskInterface` registers under `name`."""
+
+    def mask(
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        q_offset: int | Tensor = 0,
+        kv_offset: int | Tensor = 0,
+        mask_function=masking_utils.causal_mask_function,
+        attention_mask: Tensor | None = None,
+        local_size: int | None = None,
+        use_vmap: bool = False,
+        allow_is_causal_skip: bool = False,
+        allow_is_bidirectional_skip: bool = False,
+        device: torch.device | str = "cpu",
+        **_,
+    ) -> Tensor:
+        keys = _padding(attention_mask, kv_offset, kv_length)
+        sizes = batch_size, q_length, kv_length, q_offset, kv_offset
+        # A window that all keys are in. The flags say that nothing else is in the pattern.
+        wide = local_size is not None and kv_length <= local_size and not use_vmap
+        if mask_function is masking_utils.bidirectional_mask_function or (
+            wide and allow_is_bidirectional_skip
+        ):
+            return _key_mask(keys, batch_size, kv_length, device)
+        if mask_function is masking_utils.causal_mask_function or (wide and allow_is_causal_skip):
+            if q_length > 1 and isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
+                return _untraced_causal(keys, *sizes, device)
+            return _causal(keys, *sizes, device)
+        pattern = _pattern(mask_function, *sizes, keys, device)
+        if isinstance(pattern, Tensor):
+            return pattern
+        if pattern == "causal":
+            return _causal(keys, *sizes, device)
+        if pattern == "bidirectional":
+            return _key_mask(keys, batch_size, kv_length, device)
+        if takes_pairs:
+            return masking_utils.sdpa_mask(
+                *sizes,
+                mask_function=mask_function,
+                attention_mask=attention_mask,
+                allow_is_causal_skip=False,
+                use_vmap=use_vmap,
+                device=device,
+            )
+        raise NotImplementedError(
+            f"{name} can't apply {pattern}: it forms no pair of a query and a key that such a mask "
+            f"could remove. It takes padding, causal masks and packed sequences"
+        )
+
+    return mask
+
+
+def read_mask(
+    name: str, mask: Tensor | None, query: Tensor, key: Tensor, is_causal: bool, takes_pairs: bool
+) -> Mask:
+    """The mask that a model hands to its attention function, of the forms above or its own."""
+    n_q, n_keys = query.shape[-2], key.shape[-2]
+    if mask is None:  # the model wants the causal order, or nothing
+        return Mask(n_keys, is_causal=is_causal)
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attention_mask must be a tensor for {name}, got {type(mask).__name__}")
+    if mask.dim() == 1 and mask.dtype is torch.int32:
+        return Mask(n_keys, is_causal=True, starts=mask)
+    if mask.dim() == 2:  # of a model whose masks do not go through the interface
+        return Mask(mask.shape[1], _keys(mask != 0, query), is_causal)
+    if mask.dim() != 4 or mask.shape[-1] > n_keys:
+        raise ValueError(
+            f"attention_mask must be (batch, keys) or (batch, 1, 1, keys) with up to {n_keys} keys "
+            f"for {name}, got {tuple(mask.shape)}"
+        )
+    if mask.dtype is torch.int32 and mask.shape[2] == 2:
+        return Mask(mask.shape[-1], rows=mask[:, 0].expand(query.shape[0], -1, -1))
+    if mask.shape[1] == mask.shape[2] == 1:
+        if mask.dtype is torch.int32:
+            return Mask(mask.shape[-1], _keys(mask[:, 0, 0] < n_q, query), is_causal=True)
+        if mask.dtype is torch.bool:
+            keys = _keys(mask[:, 0, 0], query)
+            return Mask(mask.shape[-1], keys, is_static=is_causal and n_q == 1)
+    if mask.is_floating_point() and mask.shape[1] == mask.shape[2] == 1:
+        return Mask(mask.shape[-1], _keys(_from_floats(mask[:, 0, 0]), query))
+    if not takes_pairs:
+        raise NotImplementedError(
+            f"{name} can't apply a mask of shape {tuple(mask.shape)} and dtype {mask.dtype}: it "
+            f"forms no pair of a query and a key that such a mask could change. Give the padding "
+            f"mask (batch, keys), 1 for a token, 0 for padding; causal order comes with the model"
+        )
+    if mask.dtype is not torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attention_mask must be boolean or of floats, got {mask.dtype}")
+    return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask)
+
+
+def _from_floats(mask: Tensor) -> Tensor:
+    """Of a padding mask that is added to scores: 0 for a key that takes part, else very low."""
+    keys = mask == 0
+    known = (keys | (mask <= IGNORED_FROM)).all()
+    message = f"attention_mask of floats must be 0 or at most {IGNORED_FROM:g} for each key"
+    if torch.compiler.is_compiling():
+        torch._assert_async(known, message)
+    elif not known:
+        raise ValueError(f"{message}, got values from {mask.min()} to {mask.max()}")
+    return keys
+
+
+def _keys(keys: Tensor, query: Tensor) -> Tensor:
+    return keys.expand(query.shape[0], -1)
+
+
+def _padding(mask: Tensor | None, kv_offset, kv_length: int) -> Tensor | None:
+    """The padding mask of the keys at hand, bool (B, kv_length)."""
+    if mask is None:
+        return None
+    mask = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
+    if isinstance(kv_offset, Tensor):
+        kv_offset = int(kv_offset)
+    return mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+
+
+def _key_mask(keys: Tensor | None, batch_size: int, n_keys: int, device) -> Tensor:
+    if keys is None:
+        keys = torch.ones(batch_size, n_keys, dtype=torch.bool, device=device)
+    return keys[:, None, None, :]
+
+
+def _causal(
+    keys: Tensor | None,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int | Tensor,
+    device,
+) -> Tensor:
+    if q_length == 1 and isinstance(q_offset, Tensor):  # of the same size in every step
+        seen = torch.arange(kv_length, device=device) + kv_offset <= q_offset
+        seen = seen.expand(batch_size, -1)
+        return _key_mask(seen if keys is None else seen & keys, batch_size, kv_length, device)
+    n_keys = int(q_offset - kv_offset) + q_length
+    if not q_length <= n_keys <= kv_length:
+        raise NotImplementedError(
+            f"a causal mask needs the keys of all {q_length} queries, which begin at position "
+            f"{q_offset}: got {kv_length} keys from position {kv_offset}"
+        )
+    first = torch.arange(q_length - n_keys, q_length, dtype=torch.int32, device=device).clamp(0)
+    first = first.expand(batch_size, -1)
+    if keys is not None:
+        first = torch.where(keys[:, :n_keys], first, q_length)
+    return first[:, None, None, :]
+
+
+# The prompt with a static cache: its offset is a tensor, whose value a graph can't know.
+_untraced_causal = torch.compiler.disable(_causal)
+
+
+@torch.compiler.disable
+def _pattern(
+    function,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int | Tensor,
+    keys: Tensor | None,
+    device,
+) -> str | Tensor:
+    """Of a pattern made of several: its mask, the name of a simple pattern that it equals at these
+    sizes, or words for what it is."""
+    at, q_offset, kv_offset = q_offset, int(q_offset), int(kv_offset)
+    parts = _parts(function)
+    names = [name for name, _ in parts]
+    if names == ["sliding_window_overlay", "causal_mask_function"]:
+        window = parts[0][1]["sliding_window"]
+        if q_offset + q_length - kv_offset <= window:
+            return "causal"
+        if q_length == 1:
+            positions = torch.arange(kv_length, device=device) + kv_offset
+            seen = (positions <= q_offset) & (positions > q_offset - window)
+            seen = seen.expand(batch_size, -1)
+            seen = seen if keys is None else seen & keys
+            return _causal(seen, batch_size, 1, kv_length, at, kv_offset, device)
+        n_keys = min(kv_length, q_offset + q_length - kv_offset)
+        keys = None if keys is None else keys[:, :n_keys]
+        return _band(keys, batch_size, q_length, n_keys, q_offset - kv_offset, window, 0, device)
+    if names == ["sliding_window_bidirectional_overlay", "bidirectional_mask_function"]:
+        window = parts[0][1]["sliding_window"]
+        ahead = kv_offset + kv_length - 1 - q_offset
+        if max(q_offset + q_length - 1 - kv_offset, ahead) <= window:
+            return "bidirectional"
+        reach = window + 1, window
+        return _band(keys, batch_size, q_length, kv_length, q_offset - kv_offset, *reach, device)
+    if names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
+        sequences = parts[0][1]["packed_sequence_mask"]
+        starts = _starts(sequences)
+        inside = _parts(parts[1][1]["mask_function"])
+        longest = int(starts.diff().max())
+        causal = [name for name, _ in inside][-1] == "causal_mask_function"
+        if len(inside) == 2 and inside[0][0] == "sliding_window_overlay":
+            causal = causal and longest <= inside[0][1]["sliding_window"]
+        elif len(inside) > 1:
+            causal = False
+        if causal and keys is None and q_length == kv_length:
+            return "causal" if len(starts) == batch_size + 1 else starts
+        return "this mask of packed sequences"
+    return f"a mask of query-key pairs ({', '.join(names)})"
+
+
+def _band(
+    keys: Tensor | None,
+    batch_size: int,
+    q_length: int,
+    n_keys: int,
+    first_query: int,
+    back: int,
+    ahead: int,
+    device,
+) -> Tensor:
+    """A query sees the keys less than `back` positions before it and up to `ahead` behind it."""
+    row = torch.arange(n_keys, dtype=torch.int32, device=device) - first_query
+    rows = torch.stack((row - ahead, row + back)).clamp(0, q_length).expand(batch_size, -1, -1)
+    if keys is not None:
+        rows = torch.where(keys[:, None], rows, 0)
+    return rows[:, None]
+
+
+def _parts(function) -> list[tuple[str, dict]]:
+    """The mask functions of transformers whose intersection a function is: the name of what made
+    each, and the values that it holds. A function of another origin has the name it has."""
+    name = function.__qualname__.split(".<locals>")[0]
+    if function.__module__ != masking_utils.__name__:
+        return [(f"{function.__module__}.{name}", {})]
+    held = inspect.getclosurevars(function).nonlocals
+    if name == "and_masks":
+        return [part for each in held["mask_functions"] for part in _parts(each)]
+    return [(name, held)]
+
+
+def _starts(sequences: Tensor) -> Tensor:
+    """Where sequences start in a batch `(B, n)` of their numbers, read row by row."""
+    new = torch.ones_like(sequences, dtype=torch.bool)
+    new[:, 1:] = sequences[:, 1:] != sequences[:, :-1]
+    starts = new.flatten().nonzero().squeeze(1)
+    end = starts.new_tensor([sequences.numel()])
+    return torch.cat((starts, end)).to(torch.int32)
+
+
+def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
+    """Moves the free places of a static cache to the front, so that the query's key is the last."""
+    n_keys = mask.n_keys
+    free = mask.keys.any(0).flip(0).byte().argmax()
+    order = (torch.arange(n_keys, device=key.device) - free) % n_keys
+    bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)
+    keys = mask.keys.index_select(1, order)
+    mask = mask._replace(keys=keys, is_causal=True, is_static=False, bias=bias)
+    return key.index_select(2, order), value.index_select(2, order), mask
