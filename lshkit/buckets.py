@@ -27,7 +27,7 @@ def bucket_sum(
 
     When the codes come from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p
     the collision probability (YOSO, ICML 2021, section 3.2). No pair is visited: the cost is
-    linear in n_q + n_k.
+    linear in n_q + n_k. Leading dimensions are broadcast; all arrays or all tensors.
 
     Parameters
     ----------
@@ -47,8 +47,6 @@ def bucket_sum(
         `(..., n, n_hashes, n_probes)`, and a pair counts with the sum over its shared buckets of
         query weight times key weight. The numbers of probes of the two sides may differ; a side
         without weights keeps its one code a hash. Differentiable in torch, once.
-
-    Leading dimensions are broadcast. All arrays or all tensors.
 
     Returns
     -------
@@ -178,6 +176,8 @@ def _heads(x, leading, torch):
 def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     """Every pair of a query and a key that share a code in some hash, with the number of hashes.
 
+    All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
+
     Parameters
     ----------
     query_codes : integer array or tensor `(n_q, n_hashes)`, n_hashes 1 to 65535
@@ -188,8 +188,6 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     key_mask : boolean array or tensor `(n_k,)`, optional
         False (or 0) takes a key out.
 
-    All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
-
     Returns
     -------
     indptr, indices, counts : arrays or tensors `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
@@ -197,11 +195,15 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
         `indices[indptr[i]:indptr[i + 1]]`, ascending, in `counts[...]` of the hashes.
         `scipy.sparse.csr_array((counts, indices, indptr), (n_q, n_k))` is the matrix of counts.
 
+    Notes
+    -----
     The time is that of comparing all codes, n_q n_k n_hashes bytes (twice that for uint16) through
     the vector unit, or, where it costs less, that of going through the buckets: the sum of the
     counts, and a few lookups for each query and hash. Each is done twice, once for the size of the
     result. The memory is the result's and, for the buckets, up to 20 bytes a key and hash.
 
+    Examples
+    --------
     >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
     >>> indptr.tolist(), indices.tolist(), counts.tolist()
     ([0, 2, 3], [0, 1, 0], [2, 1, 1])
@@ -265,6 +267,8 @@ class BucketTable:
     count : int
         Rows added minus rows removed.
 
+    Notes
+    -----
     Methods take numpy arrays or torch CPU tensors; `query` returns what it was given. Gradients do
     not pass through a table.
 
@@ -287,6 +291,7 @@ class BucketTable:
 
     @property
     def dtype(self):
+        """That of the sums, float32 or float64."""
         return self.table.dtype
 
     def add(self, codes, values):

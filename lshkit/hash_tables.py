@@ -42,6 +42,7 @@ class HashTables:
 
     @property
     def nbytes(self):
+        """Memory of the tables."""
         return sum(x.nbytes for x in self._tables if x is not None)
 
     @property
@@ -126,6 +127,10 @@ class HashTables:
         sums = np.empty(query_codes.shape)
         _C.bucket_sizes(self._tables, query_codes, sums, _threads(torch))
         return _like(torch, sums)[0]
+
+    def look_up(self, query_codes):
+        """The arrays of the tables and the codes as the core takes them, for fused operations."""
+        return self._tables, self._queries(query_codes)[0]
 
     def _queries(self, query_codes):
         codes, torch = _as_codes("query_codes", query_codes)

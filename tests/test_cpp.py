@@ -1,4 +1,8 @@
-"""Builds the C++ core and runs its own tests through ctest."""
+"""Builds the C++ core and runs its own tests through ctest.
+
+LSHKIT_CPP_TESTS names a folder where they are built already (from these sources, with
+-DLSHKIT_TESTS=ON): checking everything in a fresh environment need not compile the core twice.
+"""
 
 import os
 import pathlib
@@ -26,8 +30,8 @@ def run(*command):
     return done.stdout
 
 
-@pytest.mark.skipif(CMAKE is None, reason="needs cmake")
-def test_cpp():
+def built():
+    """The folder of the tests' programs, compiled from the present sources."""
     build = ROOT / "build" / "cpp-tests"
     ninja = shutil.which("ninja", path=PATH)
     # Named at every run: the cache may remember the ninja of an environment that is gone.
@@ -35,6 +39,12 @@ def test_cpp():
     options = ["-DLSHKIT_PYTHON=OFF", "-DLSHKIT_TESTS=ON"]
     run(CMAKE, "-S", ROOT, "-B", build, *generator, *options)
     run(CMAKE, "--build", build, "--parallel", os.cpu_count() or 1)
+    return build
+
+
+@pytest.mark.skipif(CMAKE is None, reason="needs cmake")
+def test_cpp():
+    build = os.environ.get("LSHKIT_CPP_TESTS") or built()
     ctest = pathlib.Path(CMAKE).with_name("ctest")
     output = run(ctest, "--test-dir", build, "--output-on-failure", "--no-tests=error")
     assert "100% tests passed" in output

@@ -31,6 +31,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_decoding(module);
   lshkit::bind_near_far(module);
   lshkit::bind_draw(module);
+  lshkit::bind_near_kernel_sums(module);
   lshkit::bind_pair_products(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);

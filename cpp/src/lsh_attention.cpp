@@ -96,12 +96,12 @@ struct Problem {
   }
 };
 
-// Queries whose sums a task keeps. A task packs the keys for itself, which pays from some dozens
-// on; beyond 128 the sums leave the L2 cache.
+// Queries whose sums a task keeps. Sorting a block of keys into buckets costs a task what looking
+// up some hundreds of queries does; beyond 1024 the sums leave the L2 cache.
 index_t run_length(const AttentionShape& shape, int threads) {
   const index_t heads = shape.batch * shape.heads;
   const index_t fair = heads * shape.n_queries / (4 * thread_count(threads)) + 1;
-  return std::clamp<index_t>(fair, 32, 128);
+  return std::clamp<index_t>(fair, 128, 1024);
 }
 
 }  // namespace

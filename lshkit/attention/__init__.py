@@ -5,11 +5,15 @@ from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.modules import YosoAttention
+from lshkit.attention.suggestions import Suggestion, Suggestions, suggest
 
 __all__ = [
+    "Suggestion",
+    "Suggestions",
     "YosoAttention",
     "YosoState",
     "bert_lsh_attention",
     "lsh_attention",
+    "suggest",
     "yoso_attention",
 ]

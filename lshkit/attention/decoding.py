@@ -287,7 +287,7 @@ class YosoState:
 
     @property
     def length(self) -> Tensor:
-        """Positions added to each sequence, masked ones left out: int64 `(B,)`."""
+        """Positions added to each sequence, masked ones left out; int64 `(B,)`."""
         return self._positions - self._masked
 
     @property

@@ -55,7 +55,7 @@ def yoso_attention(
     cu_seqlens_k: Tensor | None = None,
     projections: Tensor | None = None,
 ) -> Tensor:
-    """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, eq. 1-4).
+    """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, equations 1 to 4).
 
     The weight of a pair is the probability (1 - acos(cosine)/pi)^n_bits that its query and key
     share a code of n_bits random signs. "sampled" counts the collisions of n_hashes codes, in time
@@ -81,7 +81,7 @@ def yoso_attention(
             the exact one of what was computed, given which buckets these are.
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4), "expected" by the exact derivative of the probability (eq. 3), in quadratic
-            time. "collided" (*YOSO) takes that derivative on the pairs that collide in some hash,
+            time. "collided" (`*YOSO`) takes that derivative on the pairs that collide in some hash,
             "unbiased" divides it by the probability 1 - (1 - p)^n_hashes that such a pair does, so
             that its mean is the exact gradient; both compare all pairs of codes, in quadratic time
             and linear memory. For the expectation (also where "auto" takes it) every pair counts
@@ -102,11 +102,12 @@ def yoso_attention(
             cheaper: each hash takes R coordinates of a pair's product of output gradient and value,
             after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
             few tokens or the sequence 1024 or less. For estimator "sampled" or "auto". None: exact.
-        window: None, or the near window of the sampled estimator: pairs of positions |i - j| <
-            window (causal: 0 <= i - j < window) get the probability itself in the place of the
-            collisions that estimate it, in the output and in all gradients (those of queries and
-            keys: its exact weight of the word `gradient`). The mean stays what it is, these pairs
-            add no noise; the cost is n_q window d. The expectation is exact anyway. Not "soft".
+        window: None, or the near window of the sampled estimator: pairs of positions
+            `|i - j| < window` (causal: 0 <= i - j < window) get the probability itself in the place
+            of the collisions that estimate it, in the output and in all gradients (those of queries
+            and keys: its exact weight of the word `gradient`). The mean stays what it is, these
+            pairs add no noise; the cost is n_q window d. The expectation is exact anyway. Not of
+            "soft".
         precision: of the forward pass where it samples. "fast" hashes with 16-bit rotations
             ("hadamard" with up to 128 features; else in full) and sums in tables of 16-bit
             integers, in about 0.6 of the time. About one bit of a code in 10^4 differs, where its
@@ -130,7 +131,7 @@ def yoso_attention(
             to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
             alone, 2^n_bits are all buckets (the features of RACE attention).
         sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
-            bits have to cross: weights are the softmax of -2 sharpness sum |z|. A number > 0 or a
+            bits have to cross: weights are the softmax of `-2 sharpness sum |z|`. A number > 0 or a
             tensor () or (H_k,), which may require a gradient.
         projections: of "soft" with the hasher "hyperplane", the normals of its planes in the place
             of those that seed draws, `(H_k, n_hashes, n_bits, D)` or `(H_k, n_hashes * n_bits, D)`

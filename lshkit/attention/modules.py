@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from lshkit import checks, hashing
 from lshkit.attention.arguments import seed_tensor
+from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
@@ -51,10 +52,10 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes,
-            sharpness, gradient_rank, precision: see `yoso_attention`. Plain attributes, which may
-            be changed later; for a learned sharpness see
-            learn_sharpness.
+        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale: see `yoso_attention`.
+            These and the next are plain attributes, which may be changed later.
+        window, n_probes, sharpness, gradient_rank, precision: the same; for a learned sharpness
+            see learn_sharpness.
         n_hashes: number of hashes while training: 32 train well, and a step costs in proportion.
         n_hashes_eval: number of hashes in eval mode, where less noise is worth more; None: the
             same as n_hashes.
@@ -291,7 +292,7 @@ class YosoAttention(nn.Module):
             cu_seqlens=cu_seqlens,
             **self._options(),
         )
-        if self.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        if self.conv is not None and out.shape[-2] > 0:  # no window fits an empty sequence
             out = out + self._convolve(v, mask, is_causal)
         out = F.dropout(out, self.dropout, self.training)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
@@ -329,8 +330,7 @@ class YosoAttention(nn.Module):
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         before = self.conv_window - 1 if is_causal else self.conv_window // 2
-        after = self.conv_window - 1 - before
-        return self.conv(F.pad(value, (0, 0, before, after)))
+        return convolve_positions(value, self.conv.weight[:, 0, :, 0], before)
 
     def _check(self, query, key, value, attn_mask, is_causal) -> None:
         wanted = (("query", query, self.embed_dim), ("key", key, self.kdim))

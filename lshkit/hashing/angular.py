@@ -79,9 +79,9 @@ class _AngularFamily(HashFamily):
     def soft_hash(self, x, n_probes, sharpness):
         """The n_probes most likely buckets of every row and hash, with weights that sum to 1.
 
-        With z the projections of x / |x| at unit variance, bucket c has the likelihood
+        With z the projections of `x / |x|` at unit variance, bucket c has the likelihood
         prod_b sigmoid(2 sharpness z_b c_b), c_b = +-1 its bits (RACE's soft bucket). Probe 0 is the
-        code of `hash`; probe a has the k-th of the bits of smallest |z| flipped where bit k of
+        code of `hash`; probe a has the k-th of the bits of smallest `|z|` flipped where bit k of
         a is set. For n_probes <= 3 these are the most likely buckets, for 2^n_bits all of them; in
         between, the likeliest of the choices that flip the same few bits in every way.
 
@@ -92,7 +92,7 @@ class _AngularFamily(HashFamily):
         n_probes : int, 1 to 2^n_bits
             Of a family with n_bits <= 16.
         sharpness : float > 0, or in torch a tensor of one such number
-            How fast the weight of a bucket falls with the margins |z|; 2 and more for few probes.
+            How fast the weight of a bucket falls with the margins `|z|`; 2 and more for few probes.
 
         Returns
         -------
@@ -250,5 +250,5 @@ class FastHadamard(_AngularFamily):
 
     @property
     def signs(self):
-        """Diagonals of +1 and -1, `(ceil(n_hashes / D), n_bits, D)`: one for each rotation."""
+        """Diagonals of +1 and -1, `(ceil(n_hashes / D), n_bits, D)`, one for each rotation."""
         return self.parameters[0, ANGLE_ROWS:].reshape(-1, self.n_bits, self.parameters.shape[-1])

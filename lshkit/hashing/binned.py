@@ -112,11 +112,11 @@ class EuclideanLSH(_BinnedFamily):
     """Bins of width w of random projections (Datar et al. 2004), for the L2 and the L1 distance.
 
     A code is made of n_bits numbers floor((a . x + b) / w): a from a p-stable distribution (normal
-    for p=2, Cauchy for p=1), b uniform in [0, w). With r = w / |x - y|_p, two rows share a code
-    with probability P(r)^n_bits,
+    for p=2, Cauchy for p=1), b uniform in [0, w). With `r = w / |x - y|_p`, two rows share a code
+    with probability P(r)^n_bits, ::
 
-    p=2:  P = erf(r / sqrt 2) - sqrt(2 / pi) (1 - exp(-r^2 / 2)) / r
-    p=1:  P = 2 arctan(r) / pi - ln(1 + r^2) / (pi r)
+        p=2:  P = erf(r / sqrt 2) - sqrt(2 / pi) (1 - exp(-r^2 / 2)) / r
+        p=1:  P = 2 arctan(r) / pi - ln(1 + r^2) / (pi r)
 
     (Datar et al. 2004, section 4.1, integrated).
 
@@ -205,7 +205,9 @@ class RandomBinning(_BinnedFamily):
 
     A hash cuts feature i at shift + k pitch, the pitch from a Gamma distribution of shape 2 and
     scale h_i, the shift uniform; a code names the cell. Two rows share one with probability
-    exp(-sum_i |x_i - y_i| / h_i), exactly.
+    `exp(-sum_i |x_i - y_i| / h_i)`, exactly. `probability_of_distance` takes the L1 distance
+    `|x - y|_1` when the bandwidth is one number, and `sum_i |x_i - y_i| / h_i` when there is one
+    for each feature.
 
     Parameters
     ----------
@@ -217,9 +219,6 @@ class RandomBinning(_BinnedFamily):
         h, one for all features or one for each.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.
-
-    `probability_of_distance` takes the L1 distance |x - y|_1 when the bandwidth is one number, and
-    sum_i |x_i - y_i| / h_i when there is one for each feature.
 
     Attributes
     ----------

@@ -11,11 +11,12 @@ from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import as_rows, as_weights, check_parameters, of_unit_size
 from lshkit.kde.exact import Estimate, Training
+from lshkit.kde.methods import make
+from lshkit.kde.random_sampling import N_PILOT_QUERIES
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry
 
 FIRST_QUERIES = 256  # in one call, from which on they are tried
-N_CHECKED = 64  # of them
 LEAST = 1e-37  # weight, of the largest, that float32 still holds
 
 
@@ -74,9 +75,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         Bytes kept beside the rows; of a sketch, all that is kept.
     report_ : dict
         What the pilot found: for each method its cost (in rows that brute force would read) and
-        expected mean relative error, and the reason of the pick; under "first_queries" the mean
-        relative error on some of the first 256 or more queries that came in one call: where it
-        is beyond rtol, the choice is made anew for them.
+        expected mean relative error, and the reason of the pick. When 256 or more queries come in
+        one call for the first time, sizes and pick are fitted to 128 of them: under
+        "first_queries" is the mean relative error that the earlier pick made on them.
 
     Examples
     --------
@@ -141,7 +142,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 bandwidths.rule(widths, X, weights)  # a rule that fails leaves nothing behind
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
-            self._kde_sketch, self._kde_queries = None, None
+            self._kde_sketch = self._kde_method = self._kde_picked = None
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             self._add_to_sketch(X, weights, widths, n_bits)
@@ -150,7 +151,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_rows.append(X.copy())
             self._kde_weights.append(None if weights is None else weights.copy())
             self.n_samples_seen_ += len(X)
-            self._kde_method = self._kde_queries = None
+            self._kde_method = self._kde_picked = None
             if not isinstance(widths, str):
                 self.bandwidth_ = self._shown(widths)
         return self
@@ -216,7 +217,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights
         self.n_samples_seen_ += other.n_samples_seen_
-        self._kde_method = self._kde_queries = None
+        self._kde_method = self._kde_picked = None
         return self
 
     def _prepare(self):
@@ -236,30 +237,32 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
         geometry = Geometry(self.kernel, check_parameters(self), centre, widths)
         training = Training(X, weights, geometry, self._kde_seed)
-        threads = effective_n_jobs(self.n_jobs)
-        self._choose(training, threads, self._kde_queries)
+        if self._kde_picked is None:
+            self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
+        else:  # as it was before it was saved
+            name = self._kde_picked["algorithm"]
+            self._kde_method = make(name, self._kde_picked["methods"][name], training)
+            self.report_, self.algorithm_ = self._kde_picked, name
         return self
 
-    def _choose(self, training, threads, queries=None):
-        method, report = pilot.choose(training, self.algorithm, self.rtol, threads, queries)
-        self._kde_method, self._kde_queries = method, queries
-        self.report_, self.algorithm_ = report, report["algorithm"]
+    def _pick(self, method, report):
+        self._kde_method = method
+        self._kde_picked = self.report_ = report
+        self.algorithm_ = report["algorithm"]
 
-    def _check_first_queries(self, X, threads):
-        """The pilot again, once, on the first queries if they are many.
+    def _threads(self):
+        return effective_n_jobs(self.n_jobs)
 
-        Where the method misses rtol on them, unlike the rows as they are, it is chosen anew.
-        """
-        known = self.algorithm_ == "brute" or "first_queries" in self.report_
-        if self._kde_sketch is not None or known or len(X) < FIRST_QUERIES:
+    def _look_at_first_queries(self, X, threads):
+        """The pilot again, once, on the first queries if they are many."""
+        if self._kde_sketch is not None or len(X) < FIRST_QUERIES:
             return
-        picked = X[:: len(X) // N_CHECKED][:N_CHECKED]
-        training = self._kde_method.training
-        error = pilot.measured_error(self._kde_method, training, picked, threads)
-        found = {"n": len(picked), "error": error, "algorithm": self.algorithm_}
-        if error > pilot.TOLERATED * self.rtol:
-            self._choose(training, threads, np.array(X[:: max(1, len(X) // 128)][:128]))
-        self.report_["first_queries"] = found
+        # With one method there was nothing to choose.
+        if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
+            return
+        picked = np.array(X[:: max(1, len(X) // N_PILOT_QUERIES)][:N_PILOT_QUERIES])
+        options = self.algorithm, self.rtol, threads, picked
+        self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
 
     def _training_rows(self):
         if len(self._kde_rows) > 1:
@@ -293,6 +296,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             Standard error of log_density, which is that of the density relative to it: 0 where it
             is exact, inf where log_density is -inf by sampling.
 
+        Notes
+        -----
         ValueError for the angular kernel unless normalize=False: it has no density in R^d.
         A torch tensor gives tensors. With exact algorithms ("brute", or rtol=0) the log-density is
         differentiable in it.
@@ -349,8 +354,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         X = as_rows(self, X, reset=False)
         self._prepare()
-        threads = effective_n_jobs(self.n_jobs)
-        self._check_first_queries(X, threads)
+        threads = self._threads()
+        self._look_at_first_queries(X, threads)
         method = self._kde_sketch or self._kde_method
         size = checks.integer("batch_size", self.batch_size, 1)
         parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]

@@ -52,7 +52,9 @@ class BruteForce:
         self.training = training
 
     def estimate(self, X, threads):
-        queries = self.training.geometry.scale(X)
+        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+
+    def estimate_scaled(self, queries, threads):
         sums = self.training.sums(queries, threads)
         return Estimate(sums.shift, sums.total / self.training.total, np.zeros(len(queries)))
 

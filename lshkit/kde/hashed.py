@@ -11,17 +11,17 @@ from lshkit.pair_products import pair_distances, pair_products
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
 # that is counted, of a draw, of hashing a query by one hash, of a row with a tabulated share.
 # Measured at d = 64.
-LOOK_UP, ENTRY, DRAW, HASH, SHARED = 40.0, 10.0, 150.0, 5.0, 2.0
+LOOK_UP, ENTRY, DRAW, HASH, SHARED = 30.0, 1.5, 150.0, 5.0, 2.0
 
 
 class Buckets:
-    """Hash tables of the permuted rows after the pilot's, which are the population."""
+    """Hash tables of the permuted rows from `start` on; without it of those after the pilot's."""
 
-    def __init__(self, permuted, hasher):
+    def __init__(self, permuted, hasher, start=None, stop=None):
         self.permuted, self.hasher = permuted, hasher
-        self.start = min(N_PILOT, len(permuted) // 2)
-        self.rows = permuted.rows[self.start :]
-        self.weights = None if permuted.weights is None else permuted.weights[self.start :]
+        self.start = min(N_PILOT, len(permuted) // 2) if start is None else start
+        self.rows = permuted.rows[self.start : stop]
+        self.weights = None if permuted.weights is None else permuted.weights[self.start : stop]
         self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
 
     def __len__(self):

@@ -65,8 +65,10 @@ class HashedDraws:
         return logs, factors, spread
 
     def estimate(self, X, threads):
+        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+
+    def estimate_scaled(self, queries, threads):
         buckets, permuted = self.buckets, self.buckets.permuted
-        queries = permuted.training.geometry.scale(X)
         logs, factors, distances = self.draws(queries)
         n_queries, n_draws = logs.shape
         if self.share is not None:

@@ -2,62 +2,114 @@
 
 Which rows are near depends on the hash functions alone, so the rows that are not near are a uniform
 sample of their kind wherever the permutation put them: the estimate is unbiased (DEANN, Karppa et
-al. 2022, with collisions for the neighbours and no row counted twice).
+al. 2022, with collisions for the neighbours and no row counted twice). Buckets of more than
+max_bucket_size rows are passed over: where rows lie so densely, a sample does.
 """
 
 import numpy as np
 
+from lshkit import _C
+from lshkit.kde import kernels
 from lshkit.kde.exact import Estimate
-from lshkit.kde.hashed import sums_of_pairs
-from lshkit.kde.random_sampling import expand
+from lshkit.kde.random_sampling import MEAN_ABSOLUTE, expand, history_of, stages
 from lshkit.kde.sums import Sums
 
 
 class NearFar:
-    """buckets: hash tables; min_count: of collisions that make a row near; n_samples: of others."""
+    """`RandomSampling` with the near rows taken out of history and samples.
+
+    buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
+    the first sample. limit: the relative error, as history and near rows foretell it, from which on
+    a query needs more.
+    """
 
     name = "near_far"
 
-    def __init__(self, buckets, min_count, n_samples):
-        self.buckets, self.min_count = buckets, min_count
+    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit):
+        self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
         self.training = buckets.permuted.training
-        self.n_samples = min(n_samples, len(buckets))
+        self.n_samples, self.limit = min(n_samples, len(buckets)), limit
+        n = len(buckets)
+        self.stops = stages(history_of(n_samples), self.n_samples, n)
 
-    def near(self, queries):
-        """The near rows of each query: indptr, indices."""
-        indptr, indices, counts = self.buckets.tables.union(self.buckets.codes(queries))
-        if self.min_count > 1:
-            keep = counts >= self.min_count
-            indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
-            indices = indices[keep]
-        return indptr, indices
+    def near(self, queries, threads):
+        """Sums over the near rows up to each stop from the one before, and their numbers."""
+        buckets, tables = self.buckets, self.buckets.tables
+        geometry = self.training.geometry
+        out = np.empty((len(queries), len(self.stops), 4))
+        _C.near_kernel_sums(
+            kernels.CODES[geometry.kernel],
+            geometry.n_bits,
+            np.ascontiguousarray(queries, buckets.rows.dtype),
+            buckets.rows,
+            buckets.weights,
+            *tables.look_up(buckets.codes(queries)),
+            self.min_count,
+            self.max_bucket_size,
+            np.array(self.stops),
+            out,
+            threads,
+        )
+        return [Sums(*(out[:, k, i].copy() for i in range(3))) for k in range(len(self.stops))], (
+            out[:, :, 3]
+        )
 
     def estimate(self, X, threads):
-        buckets, permuted = self.buckets, self.buckets.permuted
-        queries = permuted.training.geometry.scale(X)
-        indptr, indices = self.near(queries)
-        log_terms = buckets.log_kernel(buckets.distances(queries, indptr, indices))
-        weights = buckets.weights_of(indices)
-        near = sums_of_pairs(indptr, log_terms, weights)
-        inside = indices < self.n_samples  # near rows that are in the sample too
-        in_sample = np.concatenate([[0], np.cumsum(inside)])[indptr]
-        double = sums_of_pairs(in_sample, log_terms[inside], weights[inside])
-        start = buckets.start
-        head = permuted.sums(queries, 0, start, threads)
-        sample = permuted.sums(queries, start, start + self.n_samples, threads)
-        # The sample without its near rows: both at the larger shift.
-        negative = Sums(double.shift, -double.total, -double.squares)
-        far = sample + negative
-        far = Sums(far.shift, np.maximum(far.total, 0), np.maximum(far.squares, 0))
-        n_far = len(buckets) - np.diff(indptr)
-        n_sampled = self.n_samples - np.diff(in_sample)
-        total, variance = expand(far, np.maximum(n_sampled, 1), np.maximum(n_far, 1))
-        whole = head + near + Sums(far.shift, total, variance)
-        scale = np.where(far.shift > -np.inf, np.exp(far.shift - whole.shift), 0)
-        weight = permuted.training.total
-        error = np.sqrt(np.maximum(variance, 0)) * scale
-        return Estimate(whole.shift, whole.total / weight, error / weight)
+        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+
+    def estimate_scaled(self, queries, threads):
+        permuted = self.buckets.permuted
+        n, n_queries = len(permuted), len(queries)
+        near, counts = self.near(queries, threads)
+        whole_near = near[0]
+        for part in near[1:]:
+            whole_near = whole_near + part
+        shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
+        error = np.zeros(n_queries)
+        open_ = np.arange(n_queries)
+        history = permuted.sums(queries, 0, self.stops[0], threads).without(near[0])
+        for k in range(1, len(self.stops)):
+            seen, last = self.stops[k - 1 : k + 1]
+            sample = permuted.sums(queries[open_], seen, last, threads).without(near[k][open_])
+            n_sampled = last - seen - counts[open_, k]
+            population = n - seen - counts[open_, k:].sum(axis=1)
+            n_history = seen - counts[open_, :k].sum(axis=1)
+            close = whole_near[open_]
+            final = np.ones(len(open_), bool)
+            if last < n:
+                foretold = far_error(history, n_history, close, population)
+                final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
+            done, sampled = open_[final], sample[final]
+            total, variance = expand(
+                sampled, np.maximum(n_sampled[final], 1), np.maximum(population[final], 1)
+            )
+            # Of near rows and history only the sums are wanted.
+            whole = close[final] + history[final] + Sums(sampled.shift, total, variance)
+            scale = np.where(sampled.shift > -np.inf, np.exp(sampled.shift - whole.shift), 0)
+            shift[done], mean[done] = whole.shift, whole.total
+            error[done] = np.sqrt(variance) * scale
+            history = (history + sample)[~final]
+            open_ = open_[~final]
+            if len(open_) == 0:
+                break
+        weight = self.training.total
+        return Estimate(shift, mean / weight, error / weight)
 
     @property
     def nbytes(self):
         return self.buckets.nbytes
+
+
+def far_error(history, n_history, near, population):
+    """Standard deviation of the far rows' sum over the whole, for a sample of one row.
+
+    As a history of far rows foretells it, `n_history` of them, with `population` still to come.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        n_history = np.maximum(n_history, 1)
+        mean = history.total / n_history
+        spread = np.sqrt(np.maximum(history.squares / n_history - mean**2, 0))
+        close = near.total * np.exp(near.shift - history.shift)
+        whole = np.where(near.shift > -np.inf, close, 0) + history.total + population * mean
+        foretold = np.where(history.total > 0, population * spread / whole, 0)
+    return np.where((history.total > 0) | (near.total > 0), foretold, np.inf)

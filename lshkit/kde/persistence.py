@@ -32,8 +32,8 @@ def save(estimator, file):
     if sketch is None:
         X, weights = estimator._training_rows()
         arrays["X"] = X
-        if estimator._kde_queries is not None:
-            arrays["queries"] = estimator._kde_queries
+        if estimator._kde_picked is not None:
+            header["picked"] = estimator._kde_picked
         if weights is not None:
             arrays["weights"] = weights
     else:
@@ -84,7 +84,7 @@ def _restore(cls, header, arrays):
     n_bits = check_parameters(estimator)
     estimator._kde_seed, estimator._kde_sketch = header["seed"], None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
-    estimator._kde_queries = arrays.get("queries")
+    estimator._kde_picked = header.get("picked")
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:
@@ -93,9 +93,6 @@ def _restore(cls, header, arrays):
             raise ValueError(f"X has shape {X.shape}")
         weights = as_weights(arrays.get("weights"), len(X))
         estimator._kde_rows, estimator._kde_weights = [X], [weights]
-        queries = estimator._kde_queries
-        if queries is not None and (queries.ndim != 2 or queries.shape[1] != X.shape[1]):
-            raise ValueError(f"queries have shape {queries.shape}")
         estimator.n_features_in_ = X.shape[1]
         estimator.n_samples_seen_ = header["n_samples_seen"]
         return estimator._prepare()

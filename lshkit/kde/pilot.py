@@ -1,32 +1,30 @@
 """What each method would cost at the wanted error, from a few rows of the data itself."""
 
+import copy
 import logging
 
 import numpy as np
 
 from lshkit.kde import trials as trials_
 from lshkit.kde.exact import BruteForce
+from lshkit.kde.hashed import Buckets
 from lshkit.kde.kernels import COMPACT
+from lshkit.kde.methods import make, near_hasher
 from lshkit.kde.random_sampling import (
-    MEAN_ABSOLUTE,
     N_PILOT,
     N_PILOT_QUERIES,
-    SAFETY,
     PermutedRows,
-    RandomSampling,
-    history_of,
+    cheapest_sample,
     relative_spread,
 )
-from lshkit.kde.sums import Sums
 
 logger = logging.getLogger("lshkit.kde")
 
 HASHED = ("near_far", "split", "hbe")
 MIN_HASHED = 20_000  # rows from which on auto tries hash tables
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
-LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
-MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
 WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
+WORTH_TABLES = 3.0  # times the cost of the pick: near_far is tried again on the first queries
 
 
 class Pilot:
@@ -35,55 +33,49 @@ class Pilot:
     Its own rows are the first of the permutation; they are the queries too where none are given.
     """
 
-    def __init__(self, training, threads, queries=None):
-        self.training = training
-        self.permuted = PermutedRows(training)
-        n = len(self.permuted)
-        self.n_pilot = min(N_PILOT, n // 2)
+    def __init__(self, training, threads, queries=None, permuted=None):
+        self.training, self.threads = training, threads
+        self.permuted = PermutedRows(training) if permuted is None else permuted
+        self.stop = len(self.permuted)
+        self.n_pilot = min(N_PILOT, self.stop // 2)
         if queries is None:
             queries = self.permuted.rows[: min(self.n_pilot, N_PILOT_QUERIES)]
             self.queries = np.asarray(queries, np.float64)
         else:
             self.queries = training.geometry.scale(queries[:N_PILOT_QUERIES])
-        self.population = n - self.n_pilot
-        self.sums = self.permuted.sums(self.queries, self.n_pilot, n, threads)
+        self.buckets = None  # of near_far
+        self._sum_up()
+
+    def _sum_up(self):
+        self.population = self.stop - self.n_pilot
+        self.sums = self.sums_of(self.n_pilot, self.stop)
         self.spread = relative_spread(self.sums, self.population)
+        self._histories = {}
+
+    def sums_of(self, first, last):
+        return self.permuted.sums(self.queries, first, last, self.threads)
+
+    def history(self, count):
+        """Sums over the first rows after the pilot's own: what a method would know of a query."""
+        if count not in self._histories:
+            self._histories[count] = self.sums_of(self.n_pilot, self.n_pilot + count)
+        return self._histories[count]
+
+    def among(self, count):
+        """The same with only so many rows after the pilot's own."""
+        few = copy.copy(self)
+        few.stop = min(self.n_pilot + count, self.stop)
+        few._sum_up()
+        return few
 
 
-def random_sampling(pilot, rtol, threads):
-    """The cheapest `RandomSampling` that keeps rtol on the pilot's queries, and its report.
+def random_sampling(pilot, rtol):
+    """The cheapest settings of `RandomSampling` that keep rtol on the pilot's queries: a report."""
 
-    Each size is tried with the rule that the method has: what a history of the rows tells of a
-    query decides whether it gets more, which is reckoned as all rows.
-    """
-    n = pilot.population
-    best = None
-    history, seen = Sums.zeros(len(pilot.queries)), pilot.n_pilot
-    for size in _sizes(n):
-        last = min(pilot.n_pilot + history_of(size), len(pilot.permuted))
-        history, seen = history + pilot.permuted.sums(pilot.queries, seen, last, threads), last
-        known = relative_spread(history, seen - pilot.n_pilot)
-        rest = 1 - size / n
-        errors = np.minimum(MEAN_ABSOLUTE * pilot.spread * np.sqrt(rest / size), 2)
-        for limit in {min(x * rtol, MAX_LIMIT) for x in LIMITS}:
-            more = MEAN_ABSOLUTE * known > limit * np.sqrt(size)
-            left = np.where(more, 0.7 * limit, errors)
-            error = left.mean() + left.std() / np.sqrt(len(left))
-            cost = size + history_of(size) + more.mean() * n
-            if error <= SAFETY * rtol and (best is None or cost < best[0]):
-                best = cost, size, limit, left.mean()
-    if best is None:  # nothing short of all rows
-        best = float(n + pilot.n_pilot), n, MAX_LIMIT, 0.0
-    cost, size, limit, error = best
-    report = {"n_samples": int(size), "limit": float(limit), "cost": float(cost)}
-    return RandomSampling(pilot.permuted, size, limit), report | {"error": float(error)}
+    def known(count):
+        return relative_spread(pilot.history(count), count)
 
-
-def _sizes(population):
-    size = 64.0
-    while size < population / 2:
-        yield int(size)
-        size *= 1.15
+    return cheapest_sample(pilot.spread, known, pilot.population, pilot.n_pilot, rtol)
 
 
 def choose(training, algorithm, rtol, threads, queries=None):
@@ -96,7 +88,6 @@ def choose(training, algorithm, rtol, threads, queries=None):
     """
     n = len(training.X)
     report = {"n_samples": n, "rtol": rtol, "methods": {"brute": {"cost": float(n), "error": 0.0}}}
-    brute = BruteForce(training)
     why = None
     if algorithm == "brute":
         why = "asked for"
@@ -107,52 +98,106 @@ def choose(training, algorithm, rtol, threads, queries=None):
     elif n < 4:
         why = "too few rows to sample"
     if why is not None:
-        return brute, _finish(report, "brute", why)
+        return BruteForce(training), _finish(report, "brute", why)
     pilot = Pilot(training, threads, queries)
     report["median_kernel_mean"] = float(
         np.median(np.exp(pilot.sums.shift) * pilot.sums.total) / training.total
     )
-    reports, makers = report["methods"], {"brute": lambda: brute}
-    sampling, reports["random"] = random_sampling(pilot, rtol, threads)
-    makers["random"] = lambda: sampling
+    reports = report["methods"]
+    reports["random"] = random_sampling(pilot, rtol)
     trials = {algorithm} & set(HASHED)
     if algorithm == "auto" and n >= MIN_HASHED:
         trials = {"bucket_sum"}  # None where the kernel is no collision probability
         if reports["random"]["cost"] > WORTH_A_TRIAL:
             trials |= set(HASHED)
     if "near_far" in trials:
-        near_far, reports["near_far"] = trials_.near_far(pilot, rtol)
-        makers["near_far"] = lambda: near_far
+        reports["near_far"], pilot.buckets = trials_.near_far(pilot, rtol)
     sketch = trials_.bucket_sum(pilot, rtol) if "bucket_sum" in trials else None
     if sketch is not None:
-        makers["bucket_sum"], reports["bucket_sum"] = sketch
+        reports["bucket_sum"] = sketch
     if trials & {"hbe", "split"}:
-        drawn = trials_.hashed_draws(pilot, rtol, threads, trials)
-        for name, (make, found) in drawn.items():
-            makers[name], reports[name] = make, found
+        reports |= trials_.hashed_draws(pilot, rtol, trials)
     if algorithm != "auto":
-        return makers[algorithm](), _finish(report, algorithm, "asked for")
-    # A method that cannot reach rtol with the tables it may have is no candidate.
-    able = [name for name in makers if reports[name]["error"] <= 1.05 * rtol]
+        return _make(pilot, algorithm, reports), _finish(report, algorithm, "asked for")
+    return _cheapest(pilot, report, rtol, queries is not None)
+
+
+def _make(pilot, name, reports):
+    buckets = pilot.buckets if name == "near_far" else None
+    return make(name, reports[name], pilot.training, pilot.permuted, buckets)
+
+
+def _cheapest(pilot, report, rtol, verify, ready=None):
+    """The cheapest method of those that can reach rtol; verify: if it keeps it on the queries.
+
+    ready: methods by name that need not be made.
+    """
+    reports = report["methods"]
+    able = [name for name in reports if reports[name]["error"] <= 1.05 * rtol]
     able.sort(key=lambda name: reports[name]["cost"])
     why = "the cheapest of " + ", ".join(able)
     for name in able:
-        method = makers[name]()
-        if queries is None or name == "brute":
+        method = (ready or {}).get(name) or _make(pilot, name, reports)
+        if not verify or name == "brute":
             break
-        reports[name]["error"] = measured_error(method, training, queries, threads)
+        reports[name]["error"] = measured_error(method, pilot)
         if reports[name]["error"] <= TOLERATED * rtol:
             break
         why = "the cheapest that kept rtol on the first queries"
     return method, _finish(report, name, why)
 
 
-def measured_error(method, training, queries, threads):
-    """Mean relative error of a method on some queries."""
-    exact = training.sums(training.geometry.scale(queries), threads)
-    got = method.estimate(queries, threads)
+def choose_again(method, report, algorithm, rtol, threads, queries):
+    """The pilot on the first queries: method and report, which says under "first_queries" how.
+
+    What is sampled gets the sizes that these queries ask for, and "auto" the cheapest of the
+    methods whose tables are there or pay. Where the pick misses rtol on them, unlike the rows as
+    they are, "auto" chooses anew from all.
+    """
+    name, training = method.name, method.training
+    pilot = Pilot(training, threads, queries, getattr(method, "permuted", None))
+    error = 0.0 if name == "brute" else measured_error(method, pilot)
+    found = {"n": len(pilot.queries), "error": error, "algorithm": name}
+    report = report | {"methods": {k: dict(v) for k, v in report["methods"].items()}}
+    reports = report["methods"]
+    tried = {"random", "near_far"} & set(reports)
+    if algorithm != "auto":
+        tried &= {name}
+    elif "near_far" in tried and reports["near_far"]["cost"] > WORTH_TABLES * reports[name]["cost"]:
+        tried.remove("near_far")
+    if "random" in tried:
+        reports["random"] |= random_sampling(pilot, rtol)
+    if "near_far" in tried:
+        settings = reports["near_far"]
+        if name == "near_far":
+            pilot.buckets = method.buckets
+        else:
+            hasher = near_hasher(training, settings)
+            pilot.buckets = Buckets(pilot.permuted, hasher, 0)
+        settings |= trials_.near_far_with(pilot, pilot.buckets, rtol)
+    if algorithm == "auto":
+        if name not in tried and name != "brute":
+            reports[name]["error"] = error if error > TOLERATED * rtol else 0.0
+        kept = tried | {name, "brute"}
+        some = report | {"methods": {k: v for k, v in reports.items() if k in kept}}
+        ready = {} if name in tried else {name: method}
+        method, some = _cheapest(pilot, some, rtol, True, ready)
+        report |= {"algorithm": some["algorithm"], "reason": some["reason"]}
+        if some["algorithm"] == "brute" != name:
+            method, report = choose(training, algorithm, rtol, threads, queries)
+    elif tried:
+        method = _make(pilot, name, reports)
+    elif error > TOLERATED * rtol:
+        method, report = choose(training, algorithm, rtol, threads, queries)
+    return method, report | {"first_queries": found}
+
+
+def measured_error(method, pilot):
+    """Mean relative error of a method on the pilot's queries, which are no rows."""
+    exact = pilot.permuted.sums(pilot.queries, 0, pilot.n_pilot, pilot.threads) + pilot.sums
+    got = method.estimate_scaled(pilot.queries, pilot.threads)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        ratio = np.exp(got.shift - exact.shift) * got.mean * training.total / exact.total
+        ratio = np.exp(got.shift - exact.shift) * got.mean * pilot.training.total / exact.total
     return float(np.minimum(np.abs(ratio - 1), 2).mean())
 
 

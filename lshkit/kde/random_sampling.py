@@ -5,6 +5,8 @@ per row it costs what brute force does, and no other simple method is faster (Ka
 DEANN, call it RSP).
 """
 
+import functools
+
 import numpy as np
 
 from lshkit.kde.exact import Estimate
@@ -15,6 +17,9 @@ N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
 SAFETY = 0.95
+LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
+MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
+BLOCK = 64  # samples are whole blocks of so many rows
 SAMPLED = 1e-3  # error of a log kernel that float32 may bring to a sampled estimate
 
 
@@ -100,7 +105,79 @@ def sample_size(spread, population, rtol):
 
 def history_of(n_samples):
     """Rows that are summed exactly before a sample of this size, to tell whether it is enough."""
-    return max(N_PILOT, n_samples // 16)
+    size = N_PILOT
+    while size < n_samples // 16:
+        size *= 2
+    return size
+
+
+def stages(history, n_samples, population):
+    """Where the history and the samples end: each sample is four times the one before.
+
+    Where more than half of the rows would have been read, the rest costs about as much.
+    """
+    stops, size = [min(history, population)], n_samples
+    while stops[-1] < population:
+        last = stops[-1] + size
+        stops.append(population if last > population // 2 else last)
+        size *= 4
+    return stops
+
+
+def cheapest_sample(spread, known, population, other, rtol, coarse=False):
+    """Size and limit of the cheapest sampling that keeps rtol on a pilot's queries, as a report.
+
+    Each size is tried with the rule that the methods have: what a history of the rows tells of a
+    query decides whether it gets more. The mean error is that of the queries for which not all rows
+    are read in the end, so that it holds for others that are not so many.
+
+    spread: standard deviation of a term over the mean, for each query. known(count): what a history
+    of so many rows tells of it. other: cost of all else. coarse: for a comparison, in less time.
+    """
+    best = {"n_samples": population, "limit": MAX_LIMIT, "cost": float(population + other)}
+    best["error"] = 0.0
+    sizes, size = [], 64.0
+    while size < population / 2:
+        sizes.append(int(-(-size // BLOCK) * BLOCK))
+        size *= 2 if coarse else 1.25
+    foretold = functools.lru_cache(maxsize=None)(known)
+    limits = sorted({min(x * rtol, MAX_LIMIT) for x in (LIMITS[1:2] if coarse else LIMITS)})
+    for size in sorted(set(sizes)):
+        if other + size >= best["cost"]:
+            break
+        stops = stages(min(history_of(size), population), size, population)
+        for limit in limits:
+            cost, error = _staged(spread, foretold, limit / MEAN_ABSOLUTE, stops)
+            if error <= SAFETY * rtol and other + cost < best["cost"]:
+                best = {"n_samples": size, "limit": float(limit), "cost": float(other + cost)}
+                best["error"] = float(error)
+    return best
+
+
+def _staged(spread, foretold, limit, stops):
+    """Mean of the rows that are read, and of the errors, one standard error on the safe side."""
+    population = stops[-1]
+    left, rows, errors = np.arange(len(spread)), 0.0, []
+    for seen, last in zip(stops, stops[1:], strict=False):
+        size = last - seen
+        if last == population or len(left) == 0:
+            rows += len(left) * population
+            break
+        final = foretold(_known_of(seen))[left] <= limit * np.sqrt(size)
+        done, left = left[final], left[~final]
+        rows += len(done) * last
+        rest = np.sqrt((1 - size / (population - seen)) / size)
+        errors.append(np.minimum(MEAN_ABSOLUTE * rest * spread[done], 2))
+    errors = np.concatenate(errors) if errors else np.zeros(0)
+    if len(errors) == 0:
+        return rows / len(spread), 0.0
+    mean = errors.sum() / len(errors)
+    return rows / len(spread), mean + np.sqrt(((errors - mean) ** 2).sum()) / len(errors)
+
+
+def _known_of(seen):
+    """A history of about as many rows, one of few sizes."""
+    return seen if seen < 2 * N_PILOT else 1 << (int(seen).bit_length() - 1)
 
 
 class RandomSampling:
@@ -122,8 +199,10 @@ class RandomSampling:
         self.training = permuted.training
 
     def estimate(self, X, threads):
+        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+
+    def estimate_scaled(self, queries, threads):
         training = self.permuted.training
-        queries = training.geometry.scale(X)
         n, n_queries = len(self.permuted), len(queries)
         shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
         error = np.zeros(n_queries)

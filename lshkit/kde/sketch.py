@@ -148,7 +148,9 @@ class SketchedRows:
         self.sketch.add(permuted.rows[self.start :], rest)
 
     def estimate(self, X, threads):
-        queries = self.training.geometry.scale(X)
+        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+
+    def estimate_scaled(self, queries, threads):
         got = self.sketch.estimate(queries)
         scale = self.sketch.total * self.unit
         whole = Sums(got.shift, got.mean * scale, np.zeros(len(queries)))

@@ -28,6 +28,11 @@ class Sums:
         squares = self.squares * a**2 + other.squares * b**2
         return Sums(shift, self.total * a + other.total * b, squares)
 
+    def without(self, part):
+        """The sums without those of a part of the rows; what rounding leaves below 0 is 0."""
+        rest = self + Sums(part.shift, -part.total, -part.squares)
+        return Sums(rest.shift, np.maximum(rest.total, 0), np.maximum(rest.squares, 0))
+
     def __getitem__(self, index):
         return Sums(self.shift[index], self.total[index], self.squares[index])
 

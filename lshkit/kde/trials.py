@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from lshkit import hashing
 from lshkit.kde.hashed import (
     DRAW,
     ENTRY,
@@ -15,12 +14,13 @@ from lshkit.kde.hashed import (
 )
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.kernels import COLLISION
-from lshkit.kde.near_far import NearFar
+from lshkit.kde.methods import near_hasher
+from lshkit.kde.near_far import far_error
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     N_PILOT,
     SAFETY,
-    mean_error,
+    cheapest_sample,
     sample_size,
 )
 from lshkit.kde.sketch import SketchedRows
@@ -30,52 +30,124 @@ LOOKED_INTO = 25.0  # cost of a hash of it: hashing and the look-up
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
 N_HASHES = 16  # of near_far
+N_SEARCHED, N_COMPARED = 2**15, 3  # rows among which its families are compared, and the best
+WIDTHS = (4, 4.0), (4, 12.0), (8, 8.0), (16, 8.0)  # of EuclideanLSH: n_bits, bins in near distances
+MIN_COUNTS = 1, 2, 4
+MAX_BUCKET_SIZES = 100, 300, 1000, 3000, 2**31 - 1
 SHARES = (1e-2, 1.0, 1e1, 1e2, 1e3, 1e4)
 
 
 def near_far(pilot, rtol):
-    """The cheapest `NearFar` of a few widths and all numbers of collisions, and its report."""
-    permuted, n = pilot.permuted, pilot.population
-    d = permuted.rows.shape[1]
-    widest = int(np.clip(np.log2(max(n / 8, 4)), 4, 16))
+    """The cheapest settings of `NearFar`, as a report, and its tables.
+
+    Hash families are compared among the first rows, where that takes less time, and the best of
+    them with all rows.
+    """
+    few = pilot.among(N_SEARCHED)
+    part = few.population / pilot.population
+    found = []
+    for settings in near_families(few):
+        buckets = Buckets(few.permuted, near_hasher(few.training, settings), 0, few.stop)
+        found.append((near_far_with(few, buckets, rtol, part, True)["cost"], settings, buckets))
+    found.sort(key=lambda x: x[0])
     best = None
-    for n_bits in sorted({widest, min(widest + 3, 16)}):
-        seed = int(np.random.default_rng([permuted.training.seed, 4]).integers(2**31))
-        buckets = Buckets(permuted, hashing.FastHadamard(d, n_bits, N_HASHES, seed=seed))
-        codes = buckets.codes(pilot.queries)
-        indptr, indices, counts = buckets.tables.union(codes)
-        logs = buckets.log_kernel(buckets.distances(pilot.queries, indptr, indices))
-        weights = buckets.weights_of(indices)
-        entries = counts.sum() / len(codes)
-        for min_count in range(1, N_HASHES + 1):
-            keep = counts >= min_count
-            kept = np.concatenate([[0], np.cumsum(keep)])[indptr]
-            near = sums_of_pairs(kept, logs[keep], weights[keep])
-            found = np.diff(kept)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                scale = np.where(near.shift > -np.inf, np.exp(near.shift - pilot.sums.shift), 0)
-                total = np.maximum(pilot.sums.total - near.total * scale, 0)
-                squares = np.maximum(pilot.sums.squares - near.squares * scale**2, 0)
-                spread = np.sqrt(np.maximum((n - found) * squares - total**2, 0))
-                spread = np.where(pilot.sums.total > 0, spread / pilot.sums.total, np.inf)
-            size = max(64, sample_size(spread, n, rtol))
-            cost = N_PILOT + HASH * N_HASHES + ENTRY * entries + LOOK_UP * found.mean() + size
-            if best is None or cost < best[1]["cost"]:
-                error = float(mean_error(spread, size, n)[0])
-                report = {
-                    "n_bits": n_bits,
-                    "n_hashes": N_HASHES,
-                    "min_count": min_count,
-                    "n_samples": int(size),
-                    "cost": float(cost),
-                    "error": error,
-                }
-                best = NearFar(buckets, min_count, size), report
+    for _, settings, buckets in found[: 1 if part == 1 else N_COMPARED]:
+        if part < 1:
+            buckets = Buckets(pilot.permuted, buckets.hasher, 0)
+        report = settings | near_far_with(pilot, buckets, rtol)
+        if best is None or report["cost"] < best[0]["cost"]:
+            best = report, buckets
     return best
 
 
+def near_families(pilot):
+    """Settings of hash functions that might find the rows near a query, from blunt to sharp."""
+    kernel = pilot.training.geometry.kernel
+    widest = int(np.clip(np.log2(max(len(pilot.permuted) / 8, 4)), 4, 16))
+    families = [{"n_bits": n_bits} for n_bits in sorted({widest, min(widest + 3, 16)})]
+    if kernel in ("gaussian", "exponential"):
+        distance = near_distance(pilot)
+        families += [{"n_bits": n_bits, "width": width * distance} for n_bits, width in WIDTHS]
+    return [{"n_hashes": N_HASHES} | settings for settings in families]
+
+
+def near_distance(pilot):
+    """Median, over the pilot's queries, of the distance of their tenth nearest row."""
+    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 8192], np.float64)
+    queries = pilot.queries[:64]
+    squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * queries @ rows.T
+    tenth = np.partition(squares, 9, axis=1)[:, 9]
+    return max(float(np.sqrt(max(np.median(tenth), 0))), 1e-6)
+
+
+def near_far_with(pilot, buckets, rtol, part=1.0, coarse=False):
+    """The best settings for some tables. part: of all rows, those that the pilot and they have."""
+    whole = pilot.population / part
+    codes = buckets.codes(pilot.queries)
+    sizes = buckets.tables.bucket_sizes(codes)
+    best, before = None, -1.0
+    for most in MAX_BUCKET_SIZES:
+        most = max(1, int(most * part))
+        entries = np.where(sizes <= most, sizes, 0).sum() / len(codes) / part
+        other = N_PILOT + HASH * buckets.hasher.n_hashes + ENTRY * entries
+        if entries == before or (best is not None and other > best["cost"]):
+            continue
+        before = entries
+        indptr, indices, counts = buckets.tables.union(codes, max_bucket_size=most)
+        keep = indices >= pilot.n_pilot  # the pilot's own rows may be its queries
+        indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
+        indices, counts = indices[keep], counts[keep]
+        logs = buckets.log_kernel(buckets.distances(pilot.queries, indptr, indices))
+        for min_count in MIN_COUNTS:
+            near = NearRows(buckets, indptr, indices, logs, counts >= min_count)
+            cost = other + LOOK_UP * near.counts.mean() / part
+            if best is not None and cost > best["cost"]:
+                continue
+            spread, known = near.far_of(pilot)
+            found = cheapest_sample(spread, known, whole, cost, rtol, coarse)
+            if best is None or found["cost"] < best["cost"]:
+                largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
+                best = largest | found | {"n_samples": int(found["n_samples"])}
+    return best
+
+
+class NearRows:
+    """Near rows of a pilot's queries, and what is left for a sample of the others."""
+
+    def __init__(self, buckets, indptr, indices, logs, keep):
+        self.buckets = buckets
+        self.indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
+        self.indices, self.logs = indices[keep], logs[keep]
+        self.weights = buckets.weights_of(self.indices)
+        self.counts = np.diff(self.indptr)
+
+    def sums(self, stop=None):
+        """Over the near rows, or those of them below `stop`, and their numbers."""
+        if stop is None:
+            return sums_of_pairs(self.indptr, self.logs, self.weights), self.counts
+        inside = self.indices < stop
+        indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
+        return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
+
+    def far_of(self, pilot):
+        """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
+        near, counts = self.sums()
+        far, n_far = pilot.sums.without(near), pilot.population - counts
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            spread = np.sqrt(np.maximum(n_far * far.squares - far.total**2, 0))
+            scale = np.exp(far.shift - pilot.sums.shift)
+            spread = np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
+
+        def known(count):
+            inside, n_inside = self.sums(pilot.n_pilot + count)
+            history = pilot.history(count).without(inside)
+            return far_error(history, count - n_inside, near, n_far)
+
+        return spread, known
+
+
 def bucket_sum(pilot, rtol):
-    """`SketchedRows` of as many hashes as rtol asks for, and its report; or None."""
+    """A report of the `SketchedRows` of as many hashes as rtol asks for; or None."""
     training = pilot.training
     kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
     weights = training.weights
@@ -92,8 +164,7 @@ def bucket_sum(pilot, rtol):
     used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits)))
     error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
     cost = float(LOOKED_INTO * used)
-    report = {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
-    return (lambda: SketchedRows(pilot.permuted, n_bits, used)), report
+    return {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
 
 
 def _spread(terms, expected):
@@ -132,8 +203,8 @@ def typical_distance(pilot):
     return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
 
 
-def hashed_draws(pilot, rtol, threads, names):
-    """`HashedDraws` of those of "hbe" and "split" that are asked for, and their reports."""
+def hashed_draws(pilot, rtol, names):
+    """Reports of the `HashedDraws` of those of "hbe" and "split" that are asked for."""
     permuted = pilot.permuted
     training = permuted.training
     distance = max(typical_distance(pilot), 1e-9)
@@ -142,10 +213,8 @@ def hashed_draws(pilot, rtol, threads, names):
         one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
         sharpness = int(np.clip(round(one), 1, 16))
 
-    def buckets_of(n_hashes):
-        return Buckets(permuted, family(training, distance, n_hashes, sharpness))
-
-    trial = HashedDraws(buckets_of(TRIAL_DRAWS))
+    hasher = family(training, distance, TRIAL_DRAWS, sharpness)
+    trial = HashedDraws(Buckets(permuted, hasher))
     logs, factors, distances = trial.draws(pilot.queries)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
@@ -159,15 +228,13 @@ def hashed_draws(pilot, rtol, threads, names):
         error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
         report = {"n_hashes": used, "cost": float(N_PILOT + used * cost_of_draw)}
         report["error"] = float(error)
-        results["hbe"] = (lambda: HashedDraws(buckets_of(used))), settings | report
+        results["hbe"] = settings | report
     if "split" in names:
-        results["split"] = _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw)
-        make, report = results["split"]
-        results["split"] = (lambda: make(buckets_of)), settings | report
+        results["split"] = settings | _split(pilot, rtol, trial, terms, distances, cost_of_draw)
     return results
 
 
-def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
+def _split(pilot, rtol, trial, terms, distances, cost_of_draw):
     permuted, n = pilot.permuted, pilot.population
     few = slice(0, 48)
     angular = permuted.training.geometry.kernel == "angular"
@@ -176,7 +243,7 @@ def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
     for a in SHARES:
         share = Share(trial.buckets.hasher, a, largest)
         sums = permuted.sums(
-            pilot.queries[few], pilot.n_pilot, len(permuted), threads, share.radial
+            pilot.queries[few], pilot.n_pilot, len(permuted), pilot.threads, share.radial
         )
         with np.errstate(invalid="ignore", divide="ignore"):
             scale = np.exp(sums.shift - pilot.sums.shift[few]) / pilot.sums.total[few]
@@ -188,8 +255,9 @@ def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
             error = float(_error(drawn / n_draws, sampled, size, n)[0])
             found = {
                 "a": a,
+                "largest": float(largest),
                 "n_hashes": n_draws,
-                "n_samples": int(size),
+                "n_samples": max(64, int(size)),
                 "cost": float(N_PILOT + n_draws * cost_of_draw + SHARED * size),
                 "error": error,
             }
@@ -197,16 +265,7 @@ def _split(pilot, rtol, threads, trial, terms, distances, cost_of_draw):
             order = (False, found["cost"]) if error <= rtol else (True, error)
             if best is None or order < best[0]:
                 best = order, found
-    report = best[1]
-
-    def make(buckets_of):
-        buckets = buckets_of(report["n_hashes"])
-        return HashedDraws(buckets, Share(buckets.hasher, report["a"], largest), size_of(report))
-
-    def size_of(report):
-        return max(64, report["n_samples"])
-
-    return make, report
+    return best[1]
 
 
 def _error(drawn, sampled, size, population):

@@ -47,6 +47,7 @@ from lshkit.reference.hashing import (
 )
 from lshkit.reference.kernel_sums import kernel_sums, log_kernel, near_far_sums
 from lshkit.reference.lsh_attention import (
+    bert_lsh_forward,
     exact_pairs,
     inclusion_probability,
     key_centre,
@@ -61,6 +62,7 @@ __all__ = [
     "attention_backward",
     "attention_forward",
     "below",
+    "bert_lsh_forward",
     "bin_codes",
     "bucket_sum",
     "codes",

@@ -149,3 +149,17 @@ def lsh_attention_backward(
         np.swapaxes(grad_score, -1, -2) @ query,
         np.swapaxes(share, -1, -2) @ grad_out,
     )
+
+
+def bert_lsh_forward(query, key, value, query_buckets, key_buckets, scale, key_mask=None):
+    """BERT-LSH as its paper's code has it (section 2.2.2): (output, number of dot products).
+
+    Pairs i <= j whose buckets `(..., n, n_hashes)` agree in some hash are scored, the score is
+    copied to (j, i), and the others' is 0.
+    """
+    collide = np.triu(collision_counts(query_buckets, key_buckets) > 0)
+    scores = np.where(collide, scale * (query @ np.swapaxes(key, -1, -2)), 0)
+    scores = scores + np.swapaxes(np.triu(scores, 1), -1, -2)
+    pairs = visible(query.shape[-2], key.shape[-2], False, key_mask)
+    weights = np.where(pairs, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+    return weights @ value / weights.sum(-1, keepdims=True), collide.sum((-1, -2))

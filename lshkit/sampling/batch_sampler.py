@@ -50,10 +50,10 @@ class LSHBatchSampler:
     "mixture": uniform_share of the draws, and those that meet an empty bucket, are from all rows
     instead (in proportion to row_weights). The weight is 1 / (n P_i), P_i the exact probability of
     drawing row i from these tables: for share a, of which e of the tables are empty,
-    P_i = (a + (1 - a) e) / n + (1 - a) mean_t [i in bucket t] / |bucket t|. Unbiased for these
+    `P_i = (a + (1 - a) e) / n + (1 - a) mean_t [i in bucket t] / |bucket t|`. Unbiased for these
     very hash functions, and no weight is above 1 / uniform_share (uniform draws).
 
-    "collision": the estimator of the papers. The weight is |bucket| / (n p_i), or W / (n w_i p_i)
+    "collision": the estimator of the papers. The weight is `|bucket| / (n p_i)`, or W / (n w_i p_i)
     with row_weights, p_i the collision probability. Unbiased over the choice of the hash functions,
     not for given ones: use `update` for fresh ones now and then. A draw from an empty bucket counts
     as zero, since skipping it would inflate the rest by 1 / (1 - P(empty)): the batch holds a row
@@ -141,6 +141,7 @@ class LSHBatchSampler:
 
     @property
     def n_rows(self):
+        """Rows that are drawn from."""
         return len(self._rows)
 
     def __len__(self):

@@ -48,6 +48,8 @@ class LSHSampler:
     indices_ : int64 array `(n_rows,)`
         Their indices: a row keeps the number it got when it was added, from 0 on, for ever.
 
+    Notes
+    -----
     Rows are given as arrays or tensors `(n, n_features)`; what comes back is of the query's kind.
     A query is `(n_q, n_features)`, or `(n_features,)` for results without the first dimension.
     Rows and queries that are not finite are a ValueError that names the first of them; with the
@@ -133,10 +135,12 @@ class LSHSampler:
 
     @property
     def n_rows(self):
+        """Rows that are there now."""
         return sum(len(part["indices"]) for part in self._parts)
 
     @property
     def indices_(self):
+        """The rows' indices, int64 `(n_rows,)`, which they keep for ever."""
         return self._data()["indices"]
 
     @property

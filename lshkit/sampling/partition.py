@@ -96,6 +96,7 @@ class PartitionSampler:
 
     @property
     def nbytes(self):
+        """Memory of the tables."""
         return self.tables.nbytes
 
     def probes(self, query):
@@ -110,10 +111,11 @@ class PartitionSampler:
 
 
 def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=8192, seed=None):
-    """Estimates of log sum_j exp(query . weight_j + bias_j) with their standard errors.
+    """Estimates of the logarithms of a softmax's normalisers, with their standard errors.
 
-    Z = sum over the near classes (see `PartitionSampler`) of exp(logit), exactly, + (n / s) sum
-    over s sampled classes that are not near. The sample is uniform, without replacement, and
+    The normaliser of a query is Z = sum_j exp(query . weight_j + bias_j). It is estimated as the
+    sum over the near classes (see `PartitionSampler`) of exp(logit), exactly, + (n / s) times the
+    sum over s sampled classes that are not near. The sample is uniform, without replacement, and
     independent of the tables: Z is unbiased whatever the tables are. Its logarithm is below log Z
     by about half the squared standard error on average.
 

@@ -72,9 +72,13 @@ class SampledSoftmaxLoss(nn.Module):
     tables_ : HashTables or None
         The classes by their codes. None until the first step, and after load_state_dict.
 
+    Notes
+    -----
     Random numbers come from torch's generator. Neither the tables nor their age are part of the
     state_dict.
 
+    Examples
+    --------
     >>> loss = SampledSoftmaxLoss(64, 100_000, sparse=True)
     >>> optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
     >>> loss(torch.randn(8, 64), torch.randint(100_000, (8,))).backward()

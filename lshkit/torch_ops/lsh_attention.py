@@ -12,6 +12,7 @@ from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
     LIBRARY,
+    check_codes,
     define,
     differentiable,
     fake,
@@ -44,9 +45,20 @@ def _centre(key, key_mask, center, is_causal, window):
     """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
     if not center or key.shape[2] == 0:
         return key.new_zeros((*key.shape[:2], 1, key.shape[3]))
-    takes_part = key.isfinite().all(-1)
-    if key_mask is not None:
-        takes_part = takes_part & key_mask.bool()[:, None]
+    takes_part = None if key_mask is None else key_mask[:, None]
+    centre = _mean_key(key, takes_part, is_causal, window)
+    if centre.isfinite().all():
+        return centre
+    finite = key.isfinite().all(-1)
+    return _mean_key(key, finite if takes_part is None else finite & takes_part, is_causal, window)
+
+
+def _mean_key(key, takes_part, is_causal, window):
+    """takes_part: `(batch, 1 or key_heads, n_k)` or None."""
+    if takes_part is None:
+        return key[:, :, : window if is_causal else None].sum(2, keepdim=True) / max(
+            min(window, key.shape[2]) if is_causal else key.shape[2], 1
+        )
     if is_causal:
         first = takes_part.byte().argmax(-1, keepdim=True)
         takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
@@ -58,7 +70,8 @@ def _hash_grouped(query, key_heads, parameters, *options):
     """Codes of queries, which share the hash functions of the head of keys that they read."""
     batch, heads, n, d = query.shape
     grouped = query.reshape(batch, key_heads, heads // key_heads * n, d)
-    return hash(grouped, parameters, *options).reshape(batch, heads, n, -1)
+    codes = hash(grouped, parameters, *options)
+    return codes.reshape(batch, heads, n, codes.shape[-1])
 
 
 def _lsh_attention(
@@ -102,6 +115,8 @@ def _lsh_attention_backward(
     gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
+    check_codes("query_codes", query_codes, 2**n_bits)
+    check_codes("key_codes", key_codes, 2**n_bits)
     _C.lsh_attention_backward(
         *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),

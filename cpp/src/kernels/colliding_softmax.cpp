@@ -1,6 +1,6 @@
-// lsh_attention on one head of keys: blocks of 128 keys stay in cache while queries pass. Codes are
-// compared for every pair, n_hashes bytes of each; the rest is for the pairs that are used: forward
-// 4 d flops and an exponential, backward 10 d.
+// lsh_attention on one head of keys: blocks of 256 keys stay in cache while queries pass. For every
+// pair n_hashes bits are read; the rest is for the pairs that are used: forward 4 d flops and an
+// exponential, backward 10 d.
 #include "colliding_softmax.hpp"
 
 #include "exponential.hpp"
@@ -17,7 +17,8 @@ struct ForwardScratch {
   KeyBlock block;
   float *sums, *largest, *total;  // (queries, dv), and of each query the shift and the denominator
   float* row;
-  ForwardScratch(const SoftmaxForward& p, Cut& cut) : block(p.keys, p.options.n_hashes, cut) {
+  ForwardScratch(const SoftmaxForward& p, Cut& cut)
+      : block(p.keys, p.options, p.queries.query.rows, cut) {
     const index_t queries = p.queries.query.rows;
     sums = cut.take<float>(queries * block.dv);
     largest = cut.take<float>(queries);
@@ -82,7 +83,7 @@ LSHKIT_NOINLINE void flush(const SoftmaxForward& p, const ForwardScratch& s, Pai
   list.n = list.queries = 0;
 }
 
-template <class Code, int N>
+template <int N>
 void forward_rows(const SoftmaxForward& p) {
   Cut cut{p.scratch};
   ForwardScratch s(p, cut);
@@ -97,11 +98,13 @@ void forward_rows(const SoftmaxForward& p) {
   const index_t keys =
       p.options.causal ? smaller(p.keys.key.rows, q.position + rows) : p.keys.key.rows;
   PairList list;
-  for (index_t j0 = 0; j0 < keys; j0 += kBlock) {
-    s.block.fill<Code>(p.keys, p.options, p.code_bytes, j0);
-    for (index_t i = p.options.causal ? larger(0, j0 - q.position) : 0; i < rows; ++i) {
+  for (index_t j0 = 0; j0 < keys; j0 += kKeys) {
+    s.block.fill(p.keys, j0);
+    const index_t begin = p.options.causal ? larger(0, j0 - q.position) : 0;
+    find(p.options, p.code_bytes, p.keys, s.block, q, begin, rows);
+    for (index_t i = begin; i < rows; ++i) {
       if (!q.valid[i]) continue;
-      p.pairs[i] += append<Code, N>(p.options, p.code_bytes, p.keys, s.block, q, i, s.row, list);
+      p.pairs[i] += append<N>(p.options, p.keys, s.block, q, i, s.row, list);
       if (list.full()) flush<N>(p, s, list);
     }
     flush<N>(p, s, list);
@@ -117,17 +120,16 @@ void forward_rows(const SoftmaxForward& p) {
   }
 }
 
-template <class Code>
-void forward_codes(const SoftmaxForward& p) {
+void forward(const SoftmaxForward& p) {
   switch (row_registers(p.keys)) {
     case 2:
-      return forward_rows<Code, 2>(p);
+      return forward_rows<2>(p);
     case 4:
-      return forward_rows<Code, 4>(p);
+      return forward_rows<4>(p);
     case 8:
-      return forward_rows<Code, 8>(p);
+      return forward_rows<8>(p);
     default:
-      return forward_rows<Code, 0>(p);
+      return forward_rows<0>(p);
   }
 }
 
@@ -136,9 +138,10 @@ struct BackwardScratch {
   KeyBlock block;
   float *grad_key, *grad_value;      // of the block
   float *query, *grad, *grad_query;  // one padded row each
-  BackwardScratch(const SoftmaxBackward& p, Cut& cut) : block(p.keys, p.options.n_hashes, cut) {
-    grad_key = cut.take<float>(kBlock * block.d);
-    grad_value = cut.take<float>(kBlock * block.dv);
+  BackwardScratch(const SoftmaxBackward& p, Cut& cut)
+      : block(p.keys, p.options, p.heads[0].query.rows, cut) {
+    grad_key = cut.take<float>(kKeys * block.d);
+    grad_value = cut.take<float>(kKeys * block.dv);
     query = cut.take<float>(block.d);
     grad = cut.take<float>(block.dv);
     grad_query = cut.take<float>(block.d);
@@ -151,7 +154,7 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
   weigh(p.options, list);
   const float scale = p.options.scale;
   const index_t d = s.block.d, dv = s.block.dv;
-  float slope[kBlock + W];
+  float slope[kKeys + W];
   for (int r = 0; r < list.queries; ++r) {
     const index_t i = list.query[r];
     const int first = list.first[r], count = list.count[r];
@@ -191,21 +194,23 @@ void clear(Matrix<float> m) {
   for (index_t i = 0; i < m.rows; ++i) std::memset(m.row(i), 0, sizeof(float) * m.columns);
 }
 
-template <class Code, int N>
+template <int N>
 void backward_rows(const SoftmaxBackward& p) {
   Cut cut{p.scratch};
   BackwardScratch s(p, cut);
   for (index_t h = 0; h < p.n_heads; ++h) clear(p.heads[h].grad_query);
   PairList list;
-  for (index_t j0 = 0; j0 < p.keys.key.rows; j0 += kBlock) {
-    s.block.fill<Code>(p.keys, p.options, p.code_bytes, j0);
-    std::memset(s.grad_key, 0, sizeof(float) * kBlock * s.block.d);
-    std::memset(s.grad_value, 0, sizeof(float) * kBlock * s.block.dv);
+  for (index_t j0 = 0; j0 < p.keys.key.rows; j0 += kKeys) {
+    s.block.fill(p.keys, j0);
+    std::memset(s.grad_key, 0, sizeof(float) * kKeys * s.block.d);
+    std::memset(s.grad_value, 0, sizeof(float) * kKeys * s.block.dv);
     for (index_t h = 0; h < p.n_heads; ++h) {
       const SoftmaxQueryGradient& q = p.heads[h];
-      for (index_t i = p.options.causal ? larger(0, j0 - q.position) : 0; i < q.query.rows; ++i) {
+      const index_t begin = p.options.causal ? larger(0, j0 - q.position) : 0;
+      find(p.options, p.code_bytes, p.keys, s.block, q, begin, q.query.rows);
+      for (index_t i = begin; i < q.query.rows; ++i) {
         if (!q.valid[i]) continue;
-        append<Code, N>(p.options, p.code_bytes, p.keys, s.block, q, i, s.query, list);
+        append<N>(p.options, p.keys, s.block, q, i, s.query, list);
         if (list.full()) flush<N>(p, q, s, list);
       }
       flush<N>(p, q, s, list);
@@ -219,23 +224,17 @@ void backward_rows(const SoftmaxBackward& p) {
   }
 }
 
-template <class Code>
-void backward_codes(const SoftmaxBackward& p) {
+void backward(const SoftmaxBackward& p) {
   switch (row_registers(p.keys)) {
     case 2:
-      return backward_rows<Code, 2>(p);
+      return backward_rows<2>(p);
     case 4:
-      return backward_rows<Code, 4>(p);
+      return backward_rows<4>(p);
     case 8:
-      return backward_rows<Code, 8>(p);
+      return backward_rows<8>(p);
     default:
-      return backward_rows<Code, 0>(p);
+      return backward_rows<0>(p);
   }
-}
-
-// Codes and counts fit one byte.
-bool in_bytes(int code_bytes, const LshAttentionOptions& o) {
-  return code_bytes == 1 && o.n_hashes < 256;
 }
 
 index_t forward_scratch(const SoftmaxForward& p) {
@@ -243,18 +242,10 @@ index_t forward_scratch(const SoftmaxForward& p) {
   ForwardScratch scratch(p, cut);
   return cut.used;
 }
-void forward(const SoftmaxForward& p) {
-  in_bytes(p.code_bytes, p.options) ? forward_codes<std::uint8_t>(p)
-                                    : forward_codes<std::uint16_t>(p);
-}
 index_t backward_scratch(const SoftmaxBackward& p) {
   Cut cut{nullptr};
   BackwardScratch scratch(p, cut);
   return cut.used;
-}
-void backward(const SoftmaxBackward& p) {
-  in_bytes(p.code_bytes, p.options) ? backward_codes<std::uint8_t>(p)
-                                    : backward_codes<std::uint16_t>(p);
 }
 
 }  // namespace

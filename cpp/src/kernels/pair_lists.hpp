@@ -1,10 +1,10 @@
 #pragma once
-// Pairs of queries and a block of keys that are used, listed for several queries at a time: their
-// probabilities are computed a register at a time, and pairs by the hundred hide how long that
-// takes.
+// Pairs of queries and a block of keys that are used. They are found by bits: for each hash and
+// bucket those of the block's keys in it, so that a query takes 32 bytes a hash for 256 keys. Then
+// they are listed, for several queries at a time: their probabilities are computed a register at a
+// time, and pairs by the hundred hide how long that takes.
 #include "colliding_softmax.hpp"
 #include "collision_probability.hpp"
-#include "collisions.hpp"
 #include "matmul.hpp"
 
 namespace lshkit {
@@ -14,11 +14,30 @@ namespace {
 constexpr int W = kLanes<float>;
 using F = Vec<float>;
 
+constexpr int kKeys = 256, kWord = 64, kWords = kKeys / kWord;  // of a block
+constexpr int kHashes = 32;  // whose buckets' bits are kept at a time: 256 KB of 8-bit codes
+// A bit for each key of a block, in registers.
+struct Bits {
+  static constexpr int kBytes = kVectorBytes < kKeys / 8 ? kVectorBytes : kKeys / 8;
+  static constexpr int n = kKeys / 8 / kBytes;
+  typedef std::uint64_t Part __attribute__((vector_size(kBytes)));
+  Part part[n];
+
+  LSHKIT_INLINE explicit Bits(const std::uint64_t* words) { std::memcpy(part, words, kKeys / 8); }
+  LSHKIT_INLINE void store(std::uint64_t* words) const { std::memcpy(words, part, kKeys / 8); }
+  LSHKIT_INLINE void add(const Bits& more) {
+    for (int i = 0; i < n; ++i) part[i] |= more.part[i];
+  }
+  LSHKIT_INLINE void keep(const Bits& those) {
+    for (int i = 0; i < n; ++i) part[i] &= those.part[i];
+  }
+};
+
 // In the place of a pair's cosine: its probability is 1; it fills up the list.
 constexpr float kCertain = 2, kNoPair = -2;
 
 struct PairList {
-  static constexpr int kFull = 256, kMost = kFull + kBlock + 2 * W;
+  static constexpr int kFull = 256, kMost = kFull + kKeys + 2 * W;
   int n = 0, queries = 0;
   index_t query[kFull];
   int first[kFull + 1], count[kFull];  // of a query's pairs, padded to whole registers
@@ -31,29 +50,34 @@ struct PairList {
 // The block of keys, and what belongs to it.
 struct KeyBlock {
   index_t d, dv;       // padded
-  float *key, *value;  // (kBlock, d) and (kBlock, dv)
-  void *codes, *wide;  // (n_hashes, kBlock), and a query's (n_hashes), in the counting type
+  float *key, *value;  // (kKeys, d) and (kKeys, dv)
+  // (kHashes, n_low + n_high, kWords): by the codes' low bytes, and by their high ones
+  std::uint64_t* buckets;
+  std::uint64_t* hits;  // (n_queries, kWords), the keys that collide; magicpig: with room for more
+  index_t n_low, n_high;
   index_t first = 0;
   int n = 0;
-  std::uint64_t valid[kBlock / kWord] = {}, sinks[kBlock / kWord] = {};
+  std::uint64_t valid[kWords] = {}, sinks[kWords] = {};
 
-  KeyBlock(const SoftmaxKeys& keys, index_t n_hashes, Cut& cut)
-      : d(round_up(keys.key.columns, W)), dv(round_up(keys.value.columns, W)) {
-    key = cut.take<float>(kBlock * d);
-    value = cut.take<float>(kBlock * dv);
-    codes = cut.take<std::uint16_t>(n_hashes * kBlock);
-    wide = cut.take<std::uint16_t>(n_hashes);
+  KeyBlock(const SoftmaxKeys& keys, const LshAttentionOptions& o, index_t n_queries, Cut& cut)
+      : d(round_up(keys.key.columns, W)),
+        dv(round_up(keys.value.columns, W)),
+        n_low(index_t(1) << smaller(o.n_bits, 8)),
+        n_high(o.n_bits > 8 ? index_t(1) << (o.n_bits - 8) : 0) {
+    key = cut.take<float>(kKeys * d);
+    value = cut.take<float>(kKeys * dv);
+    buckets = cut.take<std::uint64_t>(smaller(kHashes, o.n_hashes) * (n_low + n_high) * kWords);
+    const bool twice = o.weighting == Weighting::magicpig;
+    hits = cut.take<std::uint64_t>((twice ? 2 : 1) * n_queries * kWords);
   }
 
-  template <class Code>
-  LSHKIT_INLINE void fill(const SoftmaxKeys& k, const LshAttentionOptions& o, int code_bytes,
-                          index_t j0) {
+  LSHKIT_INLINE void fill(const SoftmaxKeys& k, index_t j0) {
     first = j0;
-    n = int(smaller(kBlock, k.key.rows - j0));
+    n = int(smaller(kKeys, k.key.rows - j0));
     // Rows that take no part are zeros, whatever they hold.
     pack<float>(n, k.key.columns, d, {k.key.row(j0), k.key.stride}, 1, nullptr, key);
     pack<float>(n, k.value.columns, dv, {k.value.row(j0), k.value.stride}, 1, nullptr, value);
-    for (int w = 0; w < kBlock / kWord; ++w) valid[w] = sinks[w] = 0;
+    for (int w = 0; w < kWords; ++w) valid[w] = sinks[w] = 0;
     for (int j = 0; j < n; ++j) {
       valid[j / kWord] |= std::uint64_t(k.valid[j0 + j] != 0) << (j % kWord);
       sinks[j / kWord] |= std::uint64_t(j0 + j < k.last_sink) << (j % kWord);
@@ -61,15 +85,67 @@ struct KeyBlock {
         std::memset(key + j * d, 0, sizeof(float) * d);
         std::memset(value + j * dv, 0, sizeof(float) * dv);
       }
-      for (index_t h = 0; h < o.n_hashes; ++h) {
-        const index_t at = (j0 + j) * o.n_hashes + h;
-        static_cast<Code*>(codes)[h * kBlock + j] =
-            Code(code_bytes == 1 ? static_cast<const std::uint8_t*>(k.codes)[at]
-                                 : static_cast<const std::uint16_t*>(k.codes)[at]);
-      }
     }
   }
 };
+
+// hits of the queries [begin, end): the block's keys that collide in some hash or, Twice, in two.
+template <class Code, bool Twice>
+LSHKIT_NOINLINE void find_hits(const LshAttentionOptions& o, const SoftmaxKeys& k,
+                               const KeyBlock& block, const SoftmaxQueries& q, index_t begin,
+                               index_t end) {
+  constexpr bool kHigh = sizeof(Code) > 1;
+  const index_t n_hashes = o.n_hashes, table = (block.n_low + block.n_high) * kWords;
+  const Code* key_codes = static_cast<const Code*>(k.codes) + block.first * n_hashes;
+  const Code* query_codes = static_cast<const Code*>(q.codes);
+  std::uint64_t* const once = block.hits + q.query.rows * kWords;  // Twice: those in some hash
+  std::memset(block.hits, 0, kKeys / 8 * (Twice ? 2 : 1) * q.query.rows);
+  for (index_t h0 = 0; h0 < n_hashes; h0 += kHashes) {
+    const index_t group = smaller(kHashes, n_hashes - h0);
+    std::memset(block.buckets, 0, sizeof(std::uint64_t) * group * table);
+    for (int j = 0; j < block.n; ++j) {
+      const std::uint64_t bit = std::uint64_t(1) << (j % kWord);
+      for (index_t h = 0; h < group; ++h) {
+        const index_t code = key_codes[j * n_hashes + h0 + h];
+        std::uint64_t* words = block.buckets + h * table + j / kWord;
+        words[(code & 255) * kWords] |= bit;
+        if (kHigh) words[(block.n_low + (code >> 8)) * kWords] |= bit;
+      }
+    }
+    for (index_t i = begin; i < end; ++i) {
+      const Code* codes = query_codes + i * n_hashes + h0;
+      std::uint64_t* hits = block.hits + i * kWords;
+      Bits more(hits), some(Twice ? once + i * kWords : hits);
+      LSHKIT_UNROLL
+      for (index_t h = 0; h < group; ++h) {
+        const std::uint64_t* words = block.buckets + h * table;
+        const index_t code = codes[h];
+        Bits keys(words + (code & 255) * kWords);
+        if (kHigh) keys.keep(Bits(words + (block.n_low + (code >> 8)) * kWords));
+        if (Twice) {
+          Bits again = keys;
+          again.keep(some);
+          more.add(again);
+        }
+        some.add(keys);
+      }
+      (Twice ? more : some).store(hits);
+      if (Twice) some.store(once + i * kWords);
+    }
+  }
+}
+
+LSHKIT_INLINE void find(const LshAttentionOptions& o, int code_bytes, const SoftmaxKeys& k,
+                        const KeyBlock& block, const SoftmaxQueries& q, index_t begin,
+                        index_t end) {
+  const bool twice = o.weighting == Weighting::magicpig;
+  if (code_bytes == 1)
+    twice ? find_hits<std::uint8_t, true>(o, k, block, q, begin, end)
+          : find_hits<std::uint8_t, false>(o, k, block, q, begin, end);
+  else
+    twice ? find_hits<std::uint16_t, true>(o, k, block, q, begin, end)
+          : find_hits<std::uint16_t, false>(o, k, block, q, begin, end);
+}
 
 // Bits [first, last) of the block's, those of word w.
 LSHKIT_INLINE std::uint64_t range_bits(index_t first, index_t last, int w) {
@@ -82,33 +158,22 @@ LSHKIT_INLINE std::uint64_t range_bits(index_t first, index_t last, int w) {
 
 // Lists the keys of the block that query i uses, each with kCertain or 0 for its cosine. Returns
 // their number; the list is filled up with kNoPair.
-template <class Code>
-LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, int code_bytes, const KeyBlock& block,
+LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const KeyBlock& block,
                             const SoftmaxQueries& q, index_t i, PairList& list) {
-  const Code* codes = static_cast<const Code*>(q.codes) + i * o.n_hashes;
-  if (sizeof(Code) != std::size_t(code_bytes)) {
-    Code* wide = static_cast<Code*>(block.wide);
-    const auto* narrow = static_cast<const std::uint8_t*>(q.codes) + i * o.n_hashes;
-    for (index_t h = 0; h < o.n_hashes; ++h) wide[h] = narrow[h];
-    codes = wide;
-  }
-  Code counts[kBlock];
-  count_collisions(codes, static_cast<const Code*>(block.codes), o.n_hashes, counts);
-  if (o.weighting == Weighting::magicpig)
-    for (int j = 0; j < kBlock; ++j) counts[j] = Code(counts[j] >> 1);
   const index_t at = q.position + i - block.first;  // the query's own column
-  const index_t end = o.causal ? at + 1 : kBlock;
+  const index_t end = o.causal ? at + 1 : kKeys;
   const bool all_certain = o.weighting == Weighting::none;
   std::uint8_t* keys = list.key + list.n;
   float* cosine = list.cosine + list.n;
   int found = 0;
-  for (int w = 0; w < kBlock / kWord; ++w) {
+  for (int w = 0; w < kWords; ++w) {
     const std::uint64_t seen = block.valid[w] & range_bits(0, end, w);
     const std::uint64_t certain =
         block.sinks[w] | range_bits(at - o.window + 1, o.causal ? at + 1 : at + o.window, w);
-    std::uint64_t hits = (nonzero(counts + w * kWord) | certain) & seen;
+    std::uint64_t hits = (block.hits[i * kWords + w] | certain) & seen;
     const std::uint64_t sure = all_certain ? ~std::uint64_t(0) : certain;
-    // Four at a time, as in for_each_query; what is listed too many is overwritten.
+    // Four at a time: the end of the loop is then guessed right more often than not. What is listed
+    // too many is overwritten.
     const int count = __builtin_popcountll(hits);
     for (int t = 0; t < count; t += 4) LSHKIT_UNROLL
     for (int u = 0; u < 4; ++u, hits &= hits - 1) {
@@ -193,11 +258,11 @@ LSHKIT_INLINE void dots(const Row<N>& row, const float* rows, index_t stride,
 }
 
 // Lists query i's pairs with their products and cosines. Returns how many they are.
-template <class Code, int N>
-LSHKIT_NOINLINE int append(const LshAttentionOptions& o, int code_bytes, const SoftmaxKeys& k,
+template <int N>
+LSHKIT_NOINLINE int append(const LshAttentionOptions& o, const SoftmaxKeys& k,
                            const KeyBlock& block, const SoftmaxQueries& q, index_t i, float* row_of,
                            PairList& list) {
-  const int found = list_keys<Code>(o, code_bytes, block, q, i, list);
+  const int found = list_keys(o, block, q, i, list);
   if (!found) return 0;
   const Row<N> row(q.query.row(i), q.query.columns, int(block.d / W), row_of);
   const std::uint8_t* keys = list.key + list.n;

@@ -1,0 +1,288 @@
+"""What error and cost a few settings of attention have on a user's own queries and keys."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
+
+from lshkit import checks
+from lshkit.attention.collided_softmax import lsh_attention
+from lshkit.attention.functional import yoso_attention
+
+RUN = 16  # sampled queries come in runs of neighbours, as windows go by position
+MAX_HEADS = 4
+PATIENCE = 0.5  # seconds after which a setting is timed no more
+FUNCTIONS = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
+
+DEFAULT_SETTINGS = (
+    ("yoso_attention", {"estimator": "expected", "n_bits": 8}),
+    *(
+        ("yoso_attention", {"estimator": "sampled", "n_bits": n_bits, "n_hashes": n_hashes})
+        for n_bits in (8, 12)
+        for n_hashes in (16, 32, 64, 128)
+    ),
+    *(
+        ("yoso_attention", {"estimator": "soft", "n_bits": 12, "n_hashes": n_hashes})
+        for n_hashes in (32, 64)
+    ),
+    *(
+        ("lsh_attention", {"n_bits": n_bits, "n_hashes": n_hashes})
+        for n_bits, n_hashes in ((6, 32), (8, 32), (8, 64), (10, 32), (10, 64), (12, 64))
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One setting: call `getattr(lshkit.attention, function)(query, key, value, **options)`.
+
+    Errors are mean angles between output rows, in radians. `error`: from the setting's own
+    expectation over the hash functions (of lsh_attention: softmax attention). `softmax_error`: from
+    softmax attention. `pairs`: share of the pairs that are scored; None where none is visited.
+    `cost`: time over that of softmax attention; None where it was not measured.
+    """
+
+    function: str
+    options: dict
+    error: float
+    softmax_error: float
+    pairs: float | None
+    cost: float | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.function}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """What `suggest` found; `print` shows it as a table."""
+
+    rows: tuple[Suggestion, ...]
+    n_keys: int
+    n_samples: int = field(default=0)  # queries looked at
+
+    def cheapest(self, error: float, of: str = "softmax_error") -> Suggestion | None:
+        """The setting of least cost (unmeasured: of fewest hashes) within an error, or None."""
+        if of not in ("error", "softmax_error"):
+            raise ValueError(f"of must be 'error' or 'softmax_error', got {of!r}")
+        error = checks.positive("error", error)
+        able = [row for row in self.rows if getattr(row, of) <= error]
+        return min(
+            able,
+            key=lambda r: r.options.get("n_hashes", 0) if r.cost is None else r.cost,
+            default=None,
+        )
+
+    @property
+    def report(self) -> dict:
+        """As a dict, like `LSHKernelDensity.report_`: methods with their error and cost."""
+        methods = {row.name: asdict(row) for row in self.rows}
+        return {"n_keys": self.n_keys, "n_samples": self.n_samples, "methods": methods}
+
+    def __str__(self) -> str:
+        header = ("attention", "error", "to softmax", "pairs", "time / softmax")
+        lines = [header]
+        for row in self.rows:
+            pairs = "-" if row.pairs is None else f"{row.pairs:.1%}"
+            cost = "-" if row.cost is None else f"{row.cost:.2f}"
+            lines.append((row.name, f"{row.error:.3f}", f"{row.softmax_error:.3f}", pairs, cost))
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        formats = [f"<{widths[0]}", *(f">{width}" for width in widths[1:])]
+        table = ["  ".join(map(format, line, formats)) for line in lines]
+        note = f"{self.n_samples} queries, {self.n_keys} keys; errors are mean angles in radians"
+        return "\n".join([*table, note])
+
+
+def suggest(
+    query,
+    key,
+    value=None,
+    *,
+    settings: Iterable[tuple[str, dict]] | None = None,
+    scale: float | None = None,
+    n_samples: int = 128,
+    n_trials: int = 4,
+    timed: bool = True,
+    seed: int = 0,
+) -> Suggestions:
+    """The expected error and cost of some settings of attention on these queries and keys.
+
+    A few runs of neighbouring queries of up to four heads meet all keys, with each of n_trials sets
+    of hash functions; errors are means over them. Times are those of one head in full, without
+    gradients, over softmax attention's, in turns. Nothing is causal here: give the keys
+    that a typical query sees.
+
+    Args:
+        query: `(..., N_q, D)`, numpy array or torch tensor; leading sizes are heads.
+        key: `(..., N_k, D)`, the same leading sizes.
+        value: `(..., N_k, D_v)`. None: standard normal, of D columns, whose mean over many keys is
+            small: errors are then larger than those of values with a direction in common.
+        settings: pairs of "yoso_attention" or "lsh_attention" and its options. None: a choice.
+        scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
+        n_samples: queries to look at, in all.
+        n_trials: sets of hash functions, 2 or more.
+        timed: measure times, in some seconds at thousands of keys; else costs are None.
+        seed: of the choice of queries and of the hash functions.
+
+    Returns:
+        `Suggestions`: `rows`, `cheapest(error)`, a table by `str`.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong type, shape or range; an option is none of
+            the function's.
+    """
+    n_samples = checks.integer("n_samples", n_samples, 1)
+    n_trials = checks.integer("n_trials", n_trials, 2)
+    timed = checks.boolean("timed", timed)
+    seed = checks.integer("seed", seed, 0, 2**62)
+    generator = torch.Generator().manual_seed(seed)
+    query, key, value = _heads(query, key, value, generator)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
+    settings = _checked(DEFAULT_SETTINGS if settings is None else settings)
+    runs = _runs(query, n_samples, generator)
+    with torch.no_grad():
+
+        def exact(q, k, v, *unused):
+            return scaled_dot_product_attention(q, k, v, scale=scale)
+
+        softmax = _outputs(exact, query, key, value, runs, 1)
+        rows = []
+        for function, options in settings:
+            row = _measure(
+                *(function, options, query, key, value, runs, scale, n_trials, seed, softmax),
+                exact=exact if timed else None,
+            )
+            rows.append(row)
+    return Suggestions(tuple(rows), key.shape[-2], sum(len(range(*run)) for _, run in runs))
+
+
+def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
+    """`(heads, rows, columns)` each, of at most MAX_HEADS heads, in float32."""
+    tensors = {}
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x is None and name == "value":
+            continue
+        if isinstance(x, np.ndarray):
+            x = torch.from_numpy(np.ascontiguousarray(x))
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"{name} must be an array or tensor of floats, got {got}")
+        if x.dim() < 2 or x.numel() == 0:
+            raise ValueError(
+                f"{name} must be (..., rows, columns), not empty, got {tuple(x.shape)}"
+            )
+        tensors[name] = x.detach().to("cpu", torch.float32)
+    query, key, value = tensors["query"], tensors["key"], tensors.get("value")
+    if key.shape[:-2] != query.shape[:-2] or key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key must have query's leading sizes and columns {tuple(query.shape)}, got "
+            f"{tuple(key.shape)}"
+        )
+    if value is None:
+        value = torch.randn(key.shape, generator=generator)
+    if value.shape[:-1] != key.shape[:-1]:
+        raise ValueError(f"value must have key's rows {tuple(key.shape)}, got {tuple(value.shape)}")
+    query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))
+    chosen = torch.linspace(0, len(query) - 1, min(MAX_HEADS, len(query))).round().long()
+    return query[chosen], key[chosen], value[chosen]
+
+
+def _checked(settings) -> list[tuple[str, dict]]:
+    settings = [(function, dict(options)) for function, options in settings]
+    for function, options in settings:
+        if function not in FUNCTIONS:
+            raise ValueError(f"settings must name one of {', '.join(FUNCTIONS)}, got {function!r}")
+        allowed = FUNCTIONS[function].__kwdefaults__.keys() - {"seed", "scale", "enable_gqa"}
+        if unknown := options.keys() - allowed:
+            raise ValueError(f"settings of {function} must not have {sorted(unknown)}")
+    return settings
+
+
+def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int, int]]]:
+    """(head, (first, end)) of neighbouring queries."""
+    heads, n = query.shape[:2]
+    length = min(RUN, n, n_samples)
+    count = max(n_samples // length, 1)
+    firsts = torch.randint(n - length + 1, (count,), generator=generator).tolist()
+    return [(i * heads // count, (first, first + length)) for i, first in enumerate(firsts)]
+
+
+def _outputs(attend: Callable, query, key, value, runs, n_trials) -> Tensor:
+    """Output rows of the sampled queries, `(n_trials, samples, d_v)`."""
+    trials = []
+    for trial in range(n_trials):
+        rows = [
+            attend(query[h, a:b][None], key[h][None], value[h][None], a, trial)[0]
+            for h, (a, b) in runs
+        ]
+        trials.append(torch.cat(rows))
+    return torch.stack(trials).double()
+
+
+def _angle(x: Tensor, y: Tensor) -> float:
+    return cosine_similarity(x, y, -1).clamp(-1, 1).acos().mean().item()
+
+
+def _cost(attend: Callable, exact: Callable, query, key, value) -> float:
+    """Time of one head in full over exact's, the smallest of up to three each, in turns."""
+    head = query[:1], key[:1], value[:1]
+    best = [math.inf, math.inf]
+    start = time.perf_counter()
+    for round_ in range(3):
+        if round_ > 0 and time.perf_counter() - start > PATIENCE:
+            break
+        for i, call in enumerate((attend, exact)):
+            begin = time.perf_counter()
+            call(*head)
+            best[i] = min(best[i], time.perf_counter() - begin)
+    return best[0] / best[1]
+
+
+def _measure(function, options, query, key, value, runs, scale, n_trials, seed, softmax, *, exact):
+    used = []
+
+    def attend(q, k, v, first, trial):
+        own = options | {"seed": seed + trial}
+        if function == "yoso_attention":
+            return yoso_attention(q, k, v, **own)
+        own = {"causal_offset": first, "scale": scale} | own | {"return_pairs": True}
+        out, pairs = lsh_attention(q, k, v, **own)
+        used.append(pairs.float().mean().item() / k.shape[-2])
+        return out
+
+    def in_full(q, k, v):
+        own = options if function == "yoso_attention" else options | {"scale": scale}
+        return FUNCTIONS[function](q, k, v, seed=seed, **own)
+
+    estimator = options.get("estimator", "auto") if function == "yoso_attention" else None
+    sampled = _outputs(attend, query, key, value, runs, n_trials)
+    softmax_error = _angle(sampled, softmax)
+    if estimator is None:
+        error = softmax_error
+    elif estimator == "soft":
+        # Its mean has no closed form. Two unit rows whose errors are independent have the product
+        # of the cosines of both angles for the cosine between them.
+        between = cosine_similarity(sampled[1:], sampled[:-1], -1).mean(0).clamp(0, 1)
+        error = between.sqrt().acos().mean().item()
+    else:
+        kept = {"n_bits", "normalize", "unit_norm", "lift_scale"}
+        own = {k: v for k, v in options.items() if k in kept} | {"estimator": "expected"}
+        mean = _outputs(
+            lambda q, k, v, first, trial: yoso_attention(q, k, v, **own),
+            *(query, key, value, runs, 1),
+        )
+        error = _angle(sampled, mean)
+    return Suggestion(
+        function,
+        options,
+        error,
+        softmax_error,
+        float(np.mean(used)) if used else None,
+        None if exact is None else _cost(in_full, exact, query, key, value),
+    )

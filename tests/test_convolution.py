@@ -1,0 +1,44 @@
+"""The convolution along positions is torch's, and so are its gradients."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.nn import functional as F  # noqa: E402
+
+from lshkit.attention.convolution import convolve_positions  # noqa: E402
+
+
+def conv2d(value, weight, before):
+    after = weight.shape[-1] - 1 - before
+    padded = F.pad(value, (0, 0, before, after))
+    return F.conv2d(padded, weight[:, None, :, None], groups=weight.shape[0])
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 100])
+@pytest.mark.parametrize(("width", "before"), [(1, 0), (3, 1), (33, 16), (33, 32), (7, 0)])
+def test_outputs_and_gradients_are_those_of_conv2d(n, width, before):
+    torch.manual_seed(n)
+    value = torch.randn(2, n, 3, 5, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    weight = torch.randn(3, width, dtype=torch.float64, requires_grad=True)
+    grad_out = torch.randn(2, 3, n, 5, dtype=torch.float64)
+    out, wanted = (f(value, weight, before) for f in (convolve_positions, conv2d))
+    torch.testing.assert_close(out, wanted)
+    for got, gradient in zip(
+        torch.autograd.grad(out, (value, weight), grad_out),
+        torch.autograd.grad(wanted, (value, weight), grad_out),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, gradient)
+
+
+def test_short_floats_and_autocast():
+    torch.manual_seed(0)
+    value = torch.randn(2, 3, 50, 4, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(3, 9, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = convolve_positions(value, weight, 4)
+        out.float().square().sum().backward()
+    assert out.dtype == value.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
+    wanted = conv2d(value.detach().float(), weight.detach(), 4)
+    torch.testing.assert_close(out.float(), wanted, atol=0.1, rtol=0.02)  # 9 terms of 8-bit floats
