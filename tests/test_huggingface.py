@@ -11,6 +11,7 @@ from attention_cases import one_thread  # noqa: E402, F401
 from huggingface_cases import (  # noqa: E402
     IMPLEMENTATIONS,
     combinations,
+    llama4,
     mistral,
     model,
     tokens,
@@ -135,6 +136,24 @@ def test_sliding_window(window, masked, implementation):
         if i == 1 and implementation == "lshkit_yoso":
             continue  # the lower bound: test_gradient_in_a_band
         assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("name", ["lshkit_lsh", "lshkit_bert_lsh"])
+def test_chunked_attention(name):
+    """Masks of pairs in the prompt and with a cache that keeps one chunk."""
+    made = llama4(attention_chunk_size=8).eval().double()
+    past = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+    given = {"attention_mask": padded(left=True), **past, "return_dict_in_generate": True}
+    results = []
+    for implementation, own in (("eager", None), (name, EXACT[name][0])):
+        set_implementation(made, implementation, own)
+        for use_cache in (True, False):
+            steps = made.generate(tokens(), **given, use_cache=use_cache).logits
+            results.append(torch.stack(steps))
+    assert all((got - results[0]).abs().max() < 2e-5 for got in results)
+    set_implementation(made, "lshkit_yoso")
+    with pytest.raises(NotImplementedError, match="can't apply a mask of query-key pairs .chunked"):
+        made(tokens())
 
 
 @pytest.mark.parametrize("gradient", ["lower_bound", "expected"])
