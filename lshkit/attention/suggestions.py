@@ -56,6 +56,7 @@ class Suggestion:
 
     @property
     def name(self) -> str:
+        """The function with its options, as a call is written."""
         return f"{self.function}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
 
