@@ -208,6 +208,7 @@ def draw(times: dict, lengths: list[int], out: pathlib.Path) -> None:
         axis.set_title(what)
         axis.set_xlabel("tokens")
         axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds")
@@ -218,9 +219,10 @@ def draw(times: dict, lengths: list[int], out: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 512, 1024, 2048, 4096])
+    lengths = [256, 512, 1024, 2048, 4096]
+    parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="to time")
     parser.add_argument("--hidden", type=int, default=256, help="size of the models, 64 a head")
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=2, help="of the models")
     parser.add_argument("--repeats", type=int, default=5, help="of a timing, the least counts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="short lengths, one repeat")
@@ -229,7 +231,7 @@ def main() -> None:
     if args.quick:
         args.lengths, args.repeats, args.hidden, args.layers = [64, 128], 1, 64, 1
     if args.hidden % 64 or min(args.lengths) < 1:
-        parser.error("--hidden must be a multiple of 64, and --lengths positive")
+        parser.error("--hidden must be a multiple of 64, --lengths must be at least 1")
     matplotlib.use("Agg")
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()

@@ -46,7 +46,9 @@ def check_training(made, backend="eager", **given):
             assert (expected - got).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize(("family", "implementation"), combinations("bert", "llama", "t5gemma"))
+@pytest.mark.parametrize(
+    ("family", "implementation"), [*combinations("bert", "t5gemma"), ("llama", "lshkit_yoso")]
+)
 def test_training(family, implementation):
     options = {} if family == "bert" else {"use_cache": False}
     made = model(family, implementation, n_layers=1)
