@@ -94,6 +94,11 @@ def results():
             pairs = [np.empty(indptr[-1], np.int32) for _ in range(2)]
             _C.collisions(query_codes[0, 0], key_codes[0, 0], mask[0], True, indptr, *pairs, 1)
             out[f"collisions_{name}_{code.__name__}"] = np.stack(pairs)
+            if dtype is np.float32:
+                for weighting in (0, 1, 2):
+                    arrays = lsh_results(query_codes, key_codes, weighting)
+                    for i, array in enumerate(arrays):
+                        out[f"lsh_{code.__name__}_{weighting}_{i}"] = array
             table = np.zeros((9, 32, 21), dtype)
             _C.bucket_table_add(table, key_codes[0, 0], value[0, 0], 1.0, 1)
             _C.bucket_table_add(table, key_codes[0, 0, :7], value[0, 0, :7], -1.0, 1)
@@ -101,6 +106,20 @@ def results():
             _C.bucket_table_query(table, query_codes[0, 0], 1 / 9, y, 1)
             out[f"table_{name}_{code.__name__}"], out[f"query_{name}_{code.__name__}"] = table, y
     return out
+
+
+def lsh_results(query_codes, key_codes, weighting):
+    """Output, logarithms, numbers of pairs and gradients of softmax from colliding pairs."""
+    inputs = attention_inputs(np.random.default_rng(11), np.float32)
+    query, key, value, mask, grad_out = inputs
+    n_bits = 8 if query_codes.dtype == np.uint8 else 9
+    options = mask, query_codes, key_codes, n_bits, 0.2, weighting, True, 8, 3, 2
+    out, log_sum = np.empty_like(grad_out), np.empty(query.shape[:3], np.float32)
+    pairs = np.empty(query.shape[:3], np.int32)
+    _C.lsh_attention_forward(query, key, value, *options, out, log_sum, pairs, 1)
+    gradients = [np.empty_like(x) for x in (query, key, value)]
+    _C.lsh_attention_backward(query, key, value, *options, grad_out, out, log_sum, *gradients, 1)
+    return out, np.where(np.isfinite(log_sum), log_sum, 0), pairs, *gradients
 
 
 def soft_results(name, x, functions, family, n_bits, n_hashes):

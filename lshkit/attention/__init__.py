@@ -1,4 +1,4 @@
-"""Attention whose cost is linear in the sequence length, as a client of codes and bucket sums."""
+"""Attention from hash codes: YOSO in linear time, and softmax from the pairs that collide."""
 
 from lshkit.attention.bert_lsh import bert_lsh_attention
 from lshkit.attention.collided_softmax import lsh_attention

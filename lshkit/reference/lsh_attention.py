@@ -1,9 +1,8 @@
 """Softmax attention estimated from the pairs whose codes collide.
 
-A pair enters the sample of its query with a probability pi that is known, so the sums of
-exp(score) / pi over the pairs sampled are unbiased for the sums over all pairs (Horvitz and
-Thompson 1952), the numerator and the denominator of softmax attention alike. Their ratio is what
-comes out.
+A pair enters the sample of its query with a probability that is known. Sums over the sample of
+exp(score) divided by it are unbiased for the sums over all pairs (Horvitz and Thompson 1952), the
+numerator and the denominator of softmax attention alike. Their ratio is what comes out.
 """
 
 import numpy as np
@@ -94,7 +93,8 @@ def lsh_attention_sums(
 ):
     """(numerator, denominator, log scale, weights, pairs): out = numerator / denominator.
 
-    The sums are over exp(score - log scale) / pi, the weights these terms `(..., n_q, n_k)`.
+    weights `(..., n_q, n_k)`: exp(score - log scale) over the probability, 0 where a pair is not
+    used. The sums are those of weights times values, and of weights.
     """
     key = np.asarray(key, np.float64) - centre
     options = {

@@ -1,14 +1,14 @@
 #pragma once
 // Softmax attention estimated from the pairs of queries and keys whose codes collide. With s_ij =
 // scale q_i . k_j and the pairs (i, j) that are used, out_i = sum_j w_ij v_j / sum_j w_ij, w_ij =
-// exp(s_ij) / pi_ij: pi_ij is the probability that the pair is used, so that both sums are unbiased
+// exp(s_ij) / P_ij: P_ij is the probability that the pair is used, so that both sums are unbiased
 // for those over all pairs (Horvitz and Thompson 1952).
 #include "lshkit/attention.hpp"
 
 namespace lshkit {
 
-// pi of a pair whose codes agree with probability p in one of m hashes, p = (1 - acos(cosine) / pi)
-// ^ n_bits. Pairs with pi below 1e-20 are rounding's work and count nothing.
+// P of a pair whose codes agree in one of m hashes with probability p = (1 - angle / 180 degrees)
+// ^ n_bits. Pairs with P below 1e-20 are rounding's work and count nothing.
 //   horvitz_thompson  1 - (1 - p)^m: pairs that collide in some hash
 //   none              1, of the same pairs
 //   magicpig          1 - (1 - p)^m - m p (1 - p)^(m - 1): those that collide in two (Chen et al.
@@ -45,7 +45,7 @@ struct LshAttentionGradients {
   const float* log_sum;
   Tensor<float> query, key, value;  // every element is written
 };
-// With the pi_ij constant. One task for each head of keys.
+// With the P_ij constant. One task for each head of keys.
 void lsh_attention_backward(const AttentionShape& shape, const LshAttentionOptions& options,
                             const LshAttentionInputs& in, const LshAttentionGradients& gradients,
                             int threads);
