@@ -250,7 +250,8 @@ def draw(results: dict, args: argparse.Namespace) -> None:
     for x, y, name in ours:
         digits = [word for word in name.split() if word.isdigit()] or [args.n_bits, args.n_hashes]
         text = ", ".join(map(str, digits))
-        axis.annotate(text, (x, y), xytext=(-4, -11), textcoords="offset points", fontsize=8)
+        place = {"textcoords": "offset points", "rotation": -50, "ha": "left", "va": "top"}
+        axis.annotate(text, (x, y), xytext=(-2, -4), fontsize=7, **place)
     markers = "sD^vP*XhdpH"
     for i, (x, y, name) in enumerate(others):
         axis.plot(x, y, markers[i % len(markers)], color=plt.cm.tab10(i % 10), label=name)
@@ -261,7 +262,7 @@ def draw(results: dict, args: argparse.Namespace) -> None:
         yscale="log",
         title=f"all-MiniLM-L6-v2, every layer replaced, {args.length} tokens",
     )
-    axis.margins(y=0.08)
+    axis.margins(0.08)
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(args.out, dpi=120)
 

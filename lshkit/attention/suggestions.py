@@ -56,7 +56,7 @@ class Suggestion:
 
     @property
     def name(self) -> str:
-        """The function with its options, as a call is written."""
+        """The call, as text: the function and its options."""
         return f"{self.function}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
 
