@@ -17,7 +17,7 @@ from huggingface_cases import (  # noqa: E402
     tokens,
 )
 from torch.nn import functional as F  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface, StaticCache  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
 from transformers.masking_utils import create_causal_mask, sdpa_mask  # noqa: E402
 
 from lshkit.attention.huggingface import register  # noqa: E402
@@ -51,7 +51,7 @@ def pairs(*args, **kwargs):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    register()
+    register(lsh={"exact_steps": False})
     AttentionInterface.register("formula", formula)
     AttentionMaskInterface.register("formula", pairs)
 
@@ -200,8 +200,8 @@ def test_packed_sequences(batch, implementation):
         ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
         ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4, "window": 3}),
         ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
-        ("lshkit_lsh", {"n_bits": 3}),
-        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0}),
+        ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
+        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
         ("lshkit_bert_lsh", {"n_bits": 3}),
     ],
 )
@@ -229,6 +229,25 @@ def test_a_cache_changes_nothing(static, implementation, options):
             cache, at = out.past_key_values, at + n
             parts.append(out.logits)
     assert (torch.cat(parts, 1) - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_exact_steps(static):
+    """A single query gets softmax attention, by default."""
+    made, ids, mask = model("llama", "eager"), tokens(), padded(left=True)
+    results = []
+    with torch.no_grad():
+        for exact_steps in (None, True, False):
+            cache = StaticCache(made.config, 32) if static else DynamicCache()
+            set_implementation(made, "eager")
+            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            if exact_steps is not None:
+                own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
+                set_implementation(made, "lshkit_lsh", own)
+            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            results.append(step.logits)
+    assert (results[0] - results[1]).abs().max() < 1e-6
+    assert (results[0] - results[2]).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -336,7 +355,7 @@ def test_options_of_register_and_of_a_model():
         assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
         assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
     finally:
-        register()
+        register(lsh={"exact_steps": False})
 
 
 def test_options_of_a_model_are_saved(tmp_path):
@@ -361,6 +380,7 @@ def test_options_of_a_model_are_saved(tmp_path):
         ({"yoso": {"estimator": "exact"}}, ValueError, "estimator must be one of"),
         ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes must be"),
         ({"yoso": {"seed": -1}}, ValueError, "seed must be"),
+        ({"lsh": {"exact_steps": 1}}, TypeError, "exact_steps must be"),
         ({"yoso": 8}, TypeError, "yoso must be a dict of options, got int"),
     ],
 )
