@@ -27,7 +27,8 @@ def escaped(name):
 def by_length(results, title, cells):
     """A row for each method; cells(n) are the figures of a length by method."""
     lengths = [n for n in results if cells(n)]
-    names = dict.fromkeys(name for n in lengths for name in cells(n))
+    fullest_first = sorted(lengths, key=lambda n: -len(cells(n)))
+    names = dict.fromkeys(name for n in fullest_first for name in cells(n))
     rows = [
         [escaped(name), *(figure(cells(n)[name]) if name in cells(n) else "" for n in lengths)]
         for name in names
@@ -61,7 +62,12 @@ def report(results):
 def against_yoso(results):
     """What the others take, by what YOSO-32 does, at the longest length that softmax has."""
     times, sizes = results["times"]["1"], results["bytes"]
-    lengths = [n for n in times if {"YOSO-32", "softmax"} <= times[n]["seconds"].keys()]
+    lengths = [
+        n
+        for n in times
+        if "YOSO-32" in times[n]["seconds"]
+        and {"softmax", "softmax, fused"} & times[n]["seconds"].keys()
+    ]
     if not lengths:
         return
     n = lengths[-1]
@@ -95,23 +101,23 @@ def against_yoso(results):
 
 
 def draw(results, path):
-    """Figure 7 of the paper: time and memory of a sequence against its length."""
+    """Figure 7 of the paper, a token: time and memory by length."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    seconds = {n: times["seconds"] for n, times in results["times"]["1"].items()}
     panels = (
-        ("milliseconds a sequence, one thread",
-         {n: {k: 1e3 * s for k, s in t["seconds"].items()}
-          for n, t in results["times"]["1"].items()}),
-        ("MiB a sequence",
-         {n: {k: b / MIB for k, b in of_n.items()} for n, of_n in results["bytes"].items()}),
-    )  # fmt: skip
+        ("microseconds a token, one thread", seconds, 1e-6),
+        ("KiB a token", results["bytes"], 1024),
+    )
     picture, axes = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
-    for axis, (label, values) in zip(axes, panels, strict=True):
+    for axis, (label, values, unit) in zip(axes, panels, strict=True):
         for name, (color, line) in STYLE.items():
-            points = [(int(n), of_n[name]) for n, of_n in values.items() if name in of_n]
+            points = [
+                (int(n), of_n[name] / int(n) / unit) for n, of_n in values.items() if name in of_n
+            ]
             if points:
                 ours = "YOSO" in name or "soft codes" in name
                 axis.loglog(*zip(*points, strict=True), line, color=color, marker="o",
@@ -119,8 +125,11 @@ def draw(results, path):
                             zorder=3 if ours else 2)  # fmt: skip
         lengths = [int(n) for n in values]
         axis.set_xticks(lengths, [str(n) for n in lengths])
+        low, high = axis.get_ylim()
+        ticks = [d * 10**e for e in range(4) for d in (1, 1.5, 2, 3, 5, 7)]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
-        axis.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         axis.set_xlabel("sequence length")
         axis.set_title(label, fontsize=11)
         axis.grid(alpha=0.25)
