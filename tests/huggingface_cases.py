@@ -6,6 +6,8 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -51,6 +53,13 @@ def llama(n_layers=2, **options):
 def mistral(n_layers=2, **options):
     sizes = {**_SIZES, "num_hidden_layers": n_layers, "num_key_value_heads": 2}
     return MistralForCausalLM(MistralConfig(**sizes, **options))
+
+
+def llama4(n_layers=2, **options):
+    """With attention in chunks."""
+    sizes = {**_SIZES, "num_hidden_layers": n_layers, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"intermediate_size_mlp": 32, "num_local_experts": 2}
+    return Llama4ForCausalLM(Llama4TextConfig(**sizes, **options))
 
 
 def bart(n_layers=2, **options):

@@ -1,5 +1,6 @@
 """The papers' figures and the efficiency table run from the command line and leave results."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -79,10 +80,20 @@ def test_efficiency_gives_time_and_memory_of_each_method(tmp_path):
     assert tables in done.stdout
 
 
-def test_bad_options_are_refused_by_name(tmp_path):
-    done = run("efficiency.py", "--lengths", 10, folder=tmp_path)
-    assert done.returncode == 2
-    assert "--lengths must be at least 64" in done.stderr.splitlines()[-1]
-    done = run("papers_figures.py", "figure_2", folder=tmp_path)
-    assert done.returncode == 2
-    assert "NAME must be one of collision_probability" in done.stderr.splitlines()[-1]
+@pytest.mark.parametrize(
+    ("script", "options", "message"),
+    [
+        ("efficiency", ("--lengths", "10"), "--lengths must be at least 64"),
+        ("efficiency", ("--rounds", "0"), "--rounds must be at least 1"),
+        ("efficiency", ("--picture", "a.svg"), "--picture must end in .png"),
+        ("papers_figures", ("figure_2",), "NAME must be one of collision_probability"),
+    ],
+)
+def test_bad_options_are_refused_by_name(script, options, message, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tqdm")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setattr(sys, "argv", [script, *options])
+    with pytest.raises(SystemExit):
+        importlib.import_module(script).parse_arguments()
+    assert message in capsys.readouterr().err

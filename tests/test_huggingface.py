@@ -11,12 +11,13 @@ from attention_cases import one_thread  # noqa: E402, F401
 from huggingface_cases import (  # noqa: E402
     IMPLEMENTATIONS,
     combinations,
+    llama4,
     mistral,
     model,
     tokens,
 )
 from torch.nn import functional as F  # noqa: E402
-from transformers import AttentionInterface, AttentionMaskInterface, StaticCache  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
 from transformers.masking_utils import create_causal_mask, sdpa_mask  # noqa: E402
 
 from lshkit.attention.huggingface import register  # noqa: E402
@@ -50,7 +51,7 @@ def pairs(*args, **kwargs):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    register()
+    register(lsh={"exact_steps": False})
     AttentionInterface.register("formula", formula)
     AttentionMaskInterface.register("formula", pairs)
 
@@ -137,6 +138,24 @@ def test_sliding_window(window, masked, implementation):
         assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
 
 
+@pytest.mark.parametrize("name", ["lshkit_lsh", "lshkit_bert_lsh"])
+def test_chunked_attention(name):
+    """Masks of pairs in the prompt and with a cache that keeps one chunk."""
+    made = llama4(attention_chunk_size=8).eval().double()
+    past = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+    given = {"attention_mask": padded(left=True), **past, "return_dict_in_generate": True}
+    results = []
+    for implementation, own in (("eager", None), (name, EXACT[name][0])):
+        set_implementation(made, implementation, own)
+        for use_cache in (True, False):
+            steps = made.generate(tokens(), **given, use_cache=use_cache).logits
+            results.append(torch.stack(steps))
+    assert all((got - results[0]).abs().max() < 2e-5 for got in results)
+    set_implementation(made, "lshkit_yoso")
+    with pytest.raises(NotImplementedError, match="can't apply a mask of query-key pairs .chunked"):
+        made(tokens())
+
+
 @pytest.mark.parametrize("gradient", ["lower_bound", "expected"])
 def test_gradient_in_a_band(gradient):
     """A window that holds all pairs gives the gradient of yoso_attention."""
@@ -181,8 +200,8 @@ def test_packed_sequences(batch, implementation):
         ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
         ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4, "window": 3}),
         ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
-        ("lshkit_lsh", {"n_bits": 3}),
-        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0}),
+        ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
+        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
         ("lshkit_bert_lsh", {"n_bits": 3}),
     ],
 )
@@ -210,6 +229,25 @@ def test_a_cache_changes_nothing(static, implementation, options):
             cache, at = out.past_key_values, at + n
             parts.append(out.logits)
     assert (torch.cat(parts, 1) - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_exact_steps(static):
+    """A single query gets softmax attention, by default."""
+    made, ids, mask = model("llama", "eager"), tokens(), padded(left=True)
+    results = []
+    with torch.no_grad():
+        for exact_steps in (None, True, False):
+            cache = StaticCache(made.config, 32) if static else DynamicCache()
+            set_implementation(made, "eager")
+            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            if exact_steps is not None:
+                own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
+                set_implementation(made, "lshkit_lsh", own)
+            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            results.append(step.logits)
+    assert (results[0] - results[1]).abs().max() < 1e-6
+    assert (results[0] - results[2]).abs().max() > 1e-5
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -317,7 +355,7 @@ def test_options_of_register_and_of_a_model():
         assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
         assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
     finally:
-        register()
+        register(lsh={"exact_steps": False})
 
 
 def test_options_of_a_model_are_saved(tmp_path):
@@ -342,6 +380,7 @@ def test_options_of_a_model_are_saved(tmp_path):
         ({"yoso": {"estimator": "exact"}}, ValueError, "estimator must be one of"),
         ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes must be"),
         ({"yoso": {"seed": -1}}, ValueError, "seed must be"),
+        ({"lsh": {"exact_steps": 1}}, TypeError, "exact_steps must be"),
         ({"yoso": 8}, TypeError, "yoso must be a dict of options, got int"),
     ],
 )

@@ -18,7 +18,7 @@ if not BENCHMARKS.is_dir():
 sys.path.append(str(BENCHMARKS))
 
 import quality_tasks  # noqa: E402
-from tasks import ListOps, MaskedWords, Needle, Recall, listops  # noqa: E402
+from tasks import ListOps, MaskedWords, Needle, Recall, listops, report  # noqa: E402
 from tasks.encoder import METHODS, NEAR, Encoder  # noqa: E402
 from tasks.masked_words import MASK, UNKNOWN, WORD, read_words  # noqa: E402
 
@@ -359,3 +359,10 @@ def test_command_refuses_bad_options_by_name(tmp_path, monkeypatch, capsys, opti
         quality_tasks.main()
     assert stopped.value.code == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_documented_tables_are_those_of_the_results():
+    results = json.loads((BENCHMARKS / "results/quality_tasks.json").read_text())
+    page = (BENCHMARKS.parent / "docs/quality.md").read_text()
+    for task in results["tasks"]:
+        assert report.task_table(results, task) in page

@@ -1,5 +1,6 @@
 """Figure 6: attention matrices of softmax, YOSO-E and YOSO-m for the same queries and keys."""
 
+import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from measurement import table as markdown
@@ -54,6 +55,7 @@ def measure(settings):
         "tau": byte_model.N_BITS,
         "tokens": tokens.shape[1],
         "sequences": tokens.shape[0],
+        "heads": training.heads,
         "row_cosine_with_expected": {name: likeness(name, "YOSO-E") for name in names},
         "row_cosine_with_softmax": {n: likeness(n, "softmax") for n in found if n != "softmax"},
         "share_of_largest_tenth": {
@@ -76,19 +78,28 @@ def table(results):
     return markdown(title, header, rows)
 
 
+def furthest_heads(weights, heads):
+    """Of each layer the head with the most weight on other than the nearest tokens."""
+    position = np.arange(weights.shape[-1])
+    far = (weights * (abs(position[:, None] - position) > 4)).sum((1, 2)).reshape(-1, heads)
+    return [int(layer * heads + head) for layer, head in enumerate(far.argmax(1))]
+
+
 def draw(results, arrays):
-    heads = [h for h in (0, 5) if h < len(arrays["YOSO-E"])]  # one of each layer
+    heads = furthest_heads(arrays["YOSO-E"], results["heads"])
     picture, axes = plt.subplots(
         len(heads), len(arrays), figsize=(2.3 * len(arrays), 2.45 * len(heads)),
         squeeze=False, layout="constrained",
     )  # fmt: skip
     for row, head in zip(axes, heads, strict=True):
+        first = head == heads[0]
         bound = arrays["YOSO-E"][head].max()
         for axis, (name, weights) in zip(row, arrays.items(), strict=True):
             axis.imshow(weights[head], cmap="magma", vmin=0, vmax=bound, interpolation="nearest")
             axis.set_xticks([])
             axis.set_yticks([])
-            if row is axes[0]:
+            if first:
                 axis.set_title(name, fontsize=11)
-        row[0].set_ylabel(f"layer {head // 4 + 1}, head {head % 4 + 1}", fontsize=10)
+        layer, of_layer = divmod(head, results["heads"])
+        row[0].set_ylabel(f"layer {layer + 1}, head {of_layer + 1}", fontsize=10)
     return picture

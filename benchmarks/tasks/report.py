@@ -16,6 +16,8 @@ COLORS = {
     "YOSO-32, unbiased": "#CC79A7",
     "YOSO-C-32": "#E69F00",
     "soft codes-32": "#009E73",
+    "Linformer": "#7A5230",
+    "Performer": "#6A3D9A",
 }
 GREY, MUTED = "#888888", "#56606A"
 
@@ -130,10 +132,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     for axis, task in zip(axes, tasks, strict=False):
         draw_task(axis, results, task)
     if longer:
-        axis = axes[len(tasks)]
-        draw_lengths(axis, results["tasks"]["needle"]["length"], longer)
-        where = axes[count] if count < len(axes) else axis
-        where.legend(*axis.get_legend_handles_labels(), frameon=False, loc="center left")
+        draw_lengths(axes[len(tasks)], results["tasks"]["needle"]["length"], longer)
     seeds = len({run["seed"] for run in results["runs"]})
     figure.suptitle(f"What a small encoder learns in equal steps: {seeds} seed(s) and their mean")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,3 +188,4 @@ def draw_lengths(axis, trained_at: int, runs_of: dict[str, list[dict]]) -> None:
     )
     axis.grid(color="#E5E5E5", lw=0.7)
     axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 0.05), ncols=2)

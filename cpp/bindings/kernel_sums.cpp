@@ -17,16 +17,21 @@ void read_vector(std::optional<TensorView>& view, const char* name, py::handle o
 void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle keys_object,
                       py::handle centre_object, py::handle scale_object, py::handle weights_object,
                       py::handle radial_object, double inverse_step, py::handle out_object,
-                      int threads) {
+                      int threads, index_t n_keys) {
   const TensorView queries("queries", queries_object), keys("keys", keys_object);
   const TensorView out("out", out_object);
   queries.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
-  keys.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
+  keys.require_type({kFloat32, kFloat64}).require_contiguous();
   queries.require_contiguous();
-  keys.require_contiguous().require_shape({TensorView::kAny, queries.shape(1)});
+  const bool blocked = n_keys >= 0;
+  if (blocked)
+    keys.require_shape({TensorView::kAny, queries.shape(1), kKeyBlock});
+  else
+    keys.require_shape({TensorView::kAny, queries.shape(1)});
   KernelSumShape shape;
   shape.n_queries = queries.shape(0);
   shape.n_keys = keys.shape(0);
+  if (blocked) shape.n_keys = check_range("n_keys", n_keys, 0, keys.shape(0) * kKeyBlock);
   shape.n_features = check_range("n_features", queries.shape(1), 1, index_t{1} << 32);
   shape.kernel = check_option("kernel", kernel, DensityKernel::cosine);
   shape.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, 64));
@@ -46,6 +51,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   }
   DensityKeys rows;
   rows.rows = keys.data<const void>();
+  rows.blocked = blocked;
   rows.element = element_of(keys.type());
   if (centre) rows.centre = centre->data<const double>();
   if (scale) rows.inverse_scale = scale->data<const double>();
@@ -66,7 +72,7 @@ void bind_kernel_sums(py::module_& module) {
   using namespace pybind11::literals;
   module.def("kernel_sums", &find_kernel_sums, "kernel"_a, "n_bits"_a, "queries"_a, "keys"_a,
              "centre"_a, "inverse_scale"_a, "weights"_a, "radial"_a, "inverse_step"_a, "out"_a,
-             "threads"_a = 0);
+             "threads"_a = 0, "n_keys"_a = -1);
 }
 
 }  // namespace lshkit

@@ -15,6 +15,7 @@ namespace {
 // A task is a run of queries against a run of keys. The cuts depend on nothing but the key, so that
 // a query's sum does not either.
 constexpr index_t kQueryRun = 512, kKeyRun = 4096;
+static_assert(kKeyRun % kKeyBlock == 0);
 
 const KernelSumTable& table() {
   static const KernelSumTable chosen = [] {

@@ -82,8 +82,12 @@ TEST(every_kernel_equals_plain_loops) {
           if (angular) unit(&queries[i * d], d);
         }
         const KernelSumShape shape{n_queries, n_keys, d, kernel, 3};
-        const DensityKeys rows{keys.data(), Element::float64, angular ? nullptr : centre.data(),
-                               angular ? nullptr : scale.data(), weights.data()};
+        const DensityKeys rows{keys.data(),
+                               false,
+                               Element::float64,
+                               angular ? nullptr : centre.data(),
+                               angular ? nullptr : scale.data(),
+                               weights.data()};
         std::vector<KernelSum> sums(n_queries), again(n_queries);
         kernel_sums<double>(shape, queries.data(), rows, {}, sums.data(), 1);
         kernel_sums<double>(shape, queries.data(), rows, {}, again.data(), 3);
@@ -98,6 +102,15 @@ TEST(every_kernel_equals_plain_loops) {
           CHECK_CLOSE(std::exp(2 * sums[i].shift) * sums[i].squares, squares, 1e-5, 1e-12);
           CHECK(sums[i].total == again[i].total && sums[i].shift == again[i].shift);
         }
+        // Keys in blocks give the same bits.
+        std::vector<double> blocks((n_keys + 63) / 64 * 64 * d, 0.5);
+        for (index_t j = 0; j < n_keys; ++j)
+          for (index_t c = 0; c < d; ++c) blocks[(j / 64 * d + c) * 64 + j % 64] = keys[j * d + c];
+        DensityKeys blocked = rows;
+        blocked.rows = blocks.data(), blocked.blocked = true;
+        kernel_sums<double>(shape, queries.data(), blocked, {}, again.data(), 2);
+        for (index_t i = 0; i < n_queries; ++i)
+          CHECK(sums[i].total == again[i].total && sums[i].squares == again[i].squares);
         // A query alone has the bits that it has among others.
         KernelSum alone;
         KernelSumShape one = shape;

@@ -56,6 +56,21 @@ def check_parameters(estimator):
     return checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS if sketch else 64)
 
 
+def as_queries(estimator, X):
+    """`as_rows` of rows to be asked for: without scikit-learn's checks where all is in order."""
+    if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64) or X.ndim != 2:
+        return as_rows(estimator, X, False)
+    good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
+    if not good or hasattr(estimator, "feature_names_in_"):
+        return as_rows(estimator, X, False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)
+        finite = math.isfinite(squares.sum(dtype=np.float64))
+    if not finite or (estimator.kernel == "angular" and squares.min() < 1e-30):
+        return as_rows(estimator, X, False)
+    return X
+
+
 def as_rows(estimator, X, reset):
     torch = checks.torch_of(X=X)
     if torch is not None:

@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
-from lshkit.kde.arguments import as_rows, as_weights, check_parameters, of_unit_size
+from lshkit.kde.arguments import as_queries, as_rows, as_weights, check_parameters, of_unit_size
 from lshkit.kde.exact import Estimate, Training
 from lshkit.kde.methods import make
 from lshkit.kde.random_sampling import N_PILOT_QUERIES
@@ -310,7 +310,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             if return_std:
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
-        estimate, dtype = self._estimate(X)
+        estimate, dtype = self._estimate(X, return_std)
         with np.errstate(divide="ignore", invalid="ignore"):
             positive = np.maximum(estimate.mean, 0)
             log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
@@ -342,7 +342,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         std : its standard error, with return_std=True
         """
         torch = checks.torch_of(X=X)
-        estimate, dtype = self._estimate(X)
+        estimate, dtype = self._estimate(X, return_std)
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
         if torch is not None:
@@ -350,15 +350,20 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             results = [torch.from_numpy(x).to(kept) for x in results]
         return tuple(results) if return_std else results[0]
 
-    def _estimate(self, X):
-        check_is_fitted(self)
-        X = as_rows(self, X, reset=False)
+    def _estimate(self, X, with_error):
+        if "n_samples_seen_" not in vars(self):
+            check_is_fitted(self)
+        X = as_queries(self, X)
         self._prepare()
         threads = self._threads()
         self._look_at_first_queries(X, threads)
         method = self._kde_sketch or self._kde_method
         size = checks.integer("batch_size", self.batch_size, 1)
-        parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
+        if len(X) <= size:
+            return method.estimate(X, threads, with_error), X.dtype
+        parts = [
+            method.estimate(X[i : i + size], threads, with_error) for i in range(0, len(X), size)
+        ]
         return Estimate.joined(parts), X.dtype
 
     def _log_normalizer(self):

@@ -2,7 +2,10 @@
 
 import numpy as np
 
+from lshkit.kde.sums import blocks_of
+
 EXACT = 1e-6  # error of a log kernel that float32 may bring
+FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
 
 
 class Estimate:
@@ -27,13 +30,15 @@ class Training:
     def __init__(self, X, weights, geometry, seed):
         self.X, self.weights, self.geometry, self.seed = X, weights, geometry, seed
         self.total = float(len(X)) if weights is None else float(np.sum(weights))
-        self.reach = 0.0
+        self.reach, self.blocks = 0.0, None
         for first in range(0, len(X), 4096):
             scaled = geometry.scale(X[first : first + 4096])
             norms = np.einsum("ij,ij->i", scaled, scaled)
             self.reach = max(self.reach, float(np.sqrt(norms.max())))
 
     def sums(self, queries, threads):
+        if self.blocks is None and len(queries) <= FEW:
+            self.blocks = blocks_of(self.X)
         return self.geometry.sums(
             queries,
             self.X,
@@ -42,6 +47,7 @@ class Training:
             tolerance=EXACT,
             reach=self.reach,
             threads=threads,
+            blocks=self.blocks,
         )
 
 
@@ -51,7 +57,7 @@ class BruteForce:
     def __init__(self, training):
         self.training = training
 
-    def estimate(self, X, threads):
+    def estimate(self, X, threads, with_error=True):
         return self.estimate_scaled(self.training.geometry.scale(X), threads)
 
     def estimate_scaled(self, queries, threads):
@@ -60,4 +66,4 @@ class BruteForce:
 
     @property
     def nbytes(self):
-        return 0
+        return 0 if self.training.blocks is None else self.training.blocks.nbytes

@@ -64,7 +64,7 @@ class HashedDraws:
         spread[found] = distances
         return logs, factors, spread
 
-    def estimate(self, X, threads):
+    def estimate(self, X, threads, with_error=True):
         return self.estimate_scaled(self.training.geometry.scale(X), threads)
 
     def estimate_scaled(self, queries, threads):
@@ -90,6 +90,8 @@ class HashedDraws:
             whole = old + Sums(sample.shift, total, variance)
             squared = squared * np.exp(2 * (old.shift - whole.shift))
             squared = squared + variance * np.exp(2 * (sample.shift - whole.shift))
+        if self.share is None:  # empty buckets alone tell nothing of the rows outside them
+            squared = np.where(np.isfinite(logs).any(axis=1), squared, np.inf)
         weight = permuted.training.total
         return Estimate(whole.shift, whole.total / weight, np.sqrt(squared) / weight)
 

@@ -54,7 +54,7 @@ class NearFar:
             out[:, :, 3]
         )
 
-    def estimate(self, X, threads):
+    def estimate(self, X, threads, with_error=True):
         return self.estimate_scaled(self.training.geometry.scale(X), threads)
 
     def estimate_scaled(self, queries, threads):

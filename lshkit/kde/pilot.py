@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import warnings
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def random_sampling(pilot, rtol):
     def known(count):
         return relative_spread(pilot.history(count), count)
 
-    return cheapest_sample(pilot.spread, known, pilot.population, pilot.n_pilot, rtol)
+    return cheapest_sample(pilot.spread, known, pilot.population, 0, rtol)
 
 
 def choose(training, algorithm, rtol, threads, queries=None):
@@ -118,6 +119,13 @@ def choose(training, algorithm, rtol, threads, queries=None):
     if trials & {"hbe", "split"}:
         reports |= trials_.hashed_draws(pilot, rtol, trials)
     if algorithm != "auto":
+        error = reports[algorithm]["error"]
+        if error > 1.05 * rtol:
+            warnings.warn(
+                f"algorithm={algorithm!r} has an expected mean relative error of {error:.2g} on "
+                f"this data, more than rtol={rtol:g}: 'auto' would take another",
+                stacklevel=5,
+            )
         return _make(pilot, algorithm, reports), _finish(report, algorithm, "asked for")
     return _cheapest(pilot, report, rtol, queries is not None)
 

@@ -10,7 +10,7 @@ import functools
 import numpy as np
 
 from lshkit.kde.exact import Estimate
-from lshkit.kde.sums import Sums
+from lshkit.kde.sums import BLOCK, Sums, blocks_of
 
 N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the pilot's queries
 N_PILOT_QUERIES = 128
@@ -19,7 +19,7 @@ MEAN_ABSOLUTE = 0.7978845608
 SAFETY = 0.95
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
-BLOCK = 64  # samples are whole blocks of so many rows
+IN_BLOCKS = 2**17  # rows that are kept in blocks too, where samples read them
 SAMPLED = 1e-3  # error of a log kernel that float32 may bring to a sampled estimate
 
 
@@ -39,12 +39,18 @@ class PermutedRows:
             self.rows[first : first + 4096] = geometry.scale(training.X[part])
         weights = training.weights
         self.weights = None if weights is None else weights[self.order]
+        self.blocks = np.empty((0, self.rows.shape[1], BLOCK), self.rows.dtype)
 
     def __len__(self):
         return len(self.rows)
 
     def sums(self, queries, first, last, threads, radial=None):
         weights = None if self.weights is None else self.weights[first:last]
+        blocks = None
+        if first % BLOCK == 0 and last <= IN_BLOCKS:
+            if last > len(self.blocks) * BLOCK:  # made ready as far as they are wanted
+                self.blocks = blocks_of(self.rows[: -(-last // BLOCK) * BLOCK])
+            blocks = self.blocks[first // BLOCK :]
         return self.training.geometry.sums(
             queries,
             self.rows[first:last],
@@ -54,11 +60,12 @@ class PermutedRows:
             reach=self.training.reach,
             threads=threads,
             radial=radial,
+            blocks=blocks,
         )
 
     @property
     def nbytes(self):
-        return self.rows.nbytes + self.order.nbytes
+        return self.rows.nbytes + self.order.nbytes + self.blocks.nbytes
 
 
 def expand(sums, sample, population):
@@ -198,7 +205,7 @@ class RandomSampling:
         self.history = min(history_of(n_samples), len(permuted))
         self.training = permuted.training
 
-    def estimate(self, X, threads):
+    def estimate(self, X, threads, with_error=True):
         return self.estimate_scaled(self.training.geometry.scale(X), threads)
 
     def estimate_scaled(self, queries, threads):
@@ -210,7 +217,7 @@ class RandomSampling:
         seen, size = self.history, self.n_samples
         history = self.permuted.sums(queries, 0, seen, threads)
         while len(open_):
-            last = min(seen + size, n)
+            last = seen + size
             if last > n // 2:
                 last = n  # what is left costs about as much as the sample
             sample = self.permuted.sums(queries[open_], seen, last, threads)

@@ -96,16 +96,18 @@ class Sketch:
         self.table.merge(other.table)
         self.total += other.total
 
-    def estimate(self, X, threads=None):
-        """threads: as the other methods take it; the verb uses the core's."""
-        parts = [self._estimate(X[i : i + CHUNK]) for i in range(0, len(X), CHUNK)]
-        return Estimate.joined(parts)
+    def estimate(self, X, threads=None, with_error=True):
+        """with_error=False leaves the error 0, in less time; threads: the verb uses the core's."""
+        parts = [self._estimate(X[i : i + CHUNK], with_error) for i in range(0, len(X), CHUNK)]
+        return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
-    def _estimate(self, X):
+    def _estimate(self, X, with_error):
         codes = self.codes(X)
         mean = self._corrected(self.table.query(codes)[:, 0])
-        error = np.full(len(X), np.inf)  # of a single hash nobody knows
-        if self.n_hashes > 1:
+        error = np.zeros(len(X))
+        if with_error and self.n_hashes == 1:
+            error = np.full(len(X), np.inf)  # nobody knows
+        elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
         return Estimate(np.zeros(len(X)), mean, error)
 
@@ -147,11 +149,13 @@ class SketchedRows:
         rest = None if weights is None else weights[self.start :] / self.unit
         self.sketch.add(permuted.rows[self.start :], rest)
 
-    def estimate(self, X, threads):
-        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+    def estimate(self, X, threads, with_error=True):
+        if self.training.geometry.kernel != "angular":  # whose codes need no scaling
+            X = self.training.geometry.scale(X)
+        return self.estimate_scaled(X, threads, with_error)
 
-    def estimate_scaled(self, queries, threads):
-        got = self.sketch.estimate(queries)
+    def estimate_scaled(self, queries, threads, with_error=True):
+        got = self.sketch.estimate(queries, with_error=with_error)
         scale = self.sketch.total * self.unit
         whole = Sums(got.shift, got.mean * scale, np.zeros(len(queries)))
         if self.start:

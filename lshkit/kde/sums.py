@@ -7,6 +7,7 @@ from lshkit.kde import kernels
 
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+BLOCK = 64  # rows of a block, lshkit::kKeyBlock of the C++ core
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
 
@@ -72,49 +73,74 @@ class Geometry:
             return many * ROUNDING * norms
         return np.sqrt(ROUNDING) * norms
 
-    def sums(self, queries, keys, weights=None, *, scaled, tolerance, reach, threads, radial=None):
+    def sums(
+        self,
+        queries,
+        keys,
+        weights=None,
+        *,
+        scaled,
+        tolerance,
+        reach,
+        threads,
+        radial=None,
+        blocks=None,
+    ):
         """Sums over the keys of weight * k for queries that are scaled (float64).
 
         keys: as they were given, or scaled=True: scaled. tolerance: the error of a log kernel that
         may come from computing distances in float32; queries that would exceed it are computed in
         float64. reach: the largest norm of a scaled key. radial: (table, inverse_step) of the core.
+        blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
         """
         with np.errstate(over="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
-        single = self.rounding(np.maximum(norms, reach)) <= tolerance
         sums = np.empty((len(queries), 3))
+        keep = scaled or self.kernel == "angular"
+        options = (
+            None if keep else self.centre,
+            None if keep else 1 / self.bandwidth,
+            weights,
+            None if radial is None else radial[0],
+            0.0 if radial is None else radial[1],
+        )
+        rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
+
+        def add_up(some, dtype, out):
+            code, some = kernels.CODES[self.kernel], np.ascontiguousarray(some, dtype)
+            _C.kernel_sums(code, self.n_bits, some, rows, *options, out, threads, n_keys)
+
+        largest = norms.max(initial=reach)
+        if np.all(self.rounding(largest) <= tolerance):
+            add_up(queries, np.float32, sums)
+            if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
+                return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
+        single = self.rounding(np.maximum(norms, reach)) <= tolerance
         for mask, dtype in ((single, np.float32), (~single, np.float64)):
             count = np.count_nonzero(mask)
-            if count == 0:
-                continue
-            part = queries if count == len(queries) else queries[mask]
-            out = sums if count == len(queries) else np.empty((count, 3))
-            keep = scaled or self.kernel == "angular"
-            _C.kernel_sums(
-                kernels.CODES[self.kernel],
-                self.n_bits,
-                np.ascontiguousarray(part, dtype),
-                keys,
-                None if keep else self.centre,
-                None if keep else 1 / self.bandwidth,
-                weights,
-                None if radial is None else radial[0],
-                0.0 if radial is None else radial[1],
-                out,
-                threads,
-            )
-            if out is not sums:
+            if count == len(queries):
+                add_up(queries, dtype, sums)
+            elif count:
+                out = np.empty((count, 3))
+                add_up(queries[mask], dtype, out)
                 sums[mask] = out
         if self.kernel == "angular":
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):
                 sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled, radial)
-        around = self._cancel(norms, sums[:, 0], tolerance, reach)
-        for i in np.flatnonzero(around):
-            sums[i] = self._sums_around(queries[i], keys, weights, scaled, radial)
+        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, reach))
+        if len(around):
+            size = self._cell_size(tolerance)
+            cells = size * np.rint(queries[around] / size)
+            for cell, members in _groups(cells):
+                some = around[members]
+                offsets = queries[some] - cell
+                sums[some] = self._sums_around(
+                    cell, offsets, keys, weights, scaled, radial, threads
+                )
         if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
-        return Sums(sums[:, 0].copy(), sums[:, 1].copy(), sums[:, 2].copy())
+        return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
 
     def _cancel(self, norms, shift, tolerance, reach):
         """Queries so far from the centre that float64 loses their distances from rows near them.
@@ -151,28 +177,55 @@ class Geometry:
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
-    def _sums_around(self, query, keys, weights, scaled, radial):
-        """The sums of one query, with the rows centred there, so that nothing cancels."""
-        centre = query if scaled else self.centre + query * self.bandwidth
-        out = np.empty((1, 3))
+    def _cell_size(self, tolerance):
+        """The side of cubes, a power of 2, in which nothing cancels that matters."""
+        lost = tolerance**2 if self.kernel == "linear" else 0.5 * tolerance
+        return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
+
+    def _sums_around(self, cell, offsets, keys, weights, scaled, radial, threads):
+        """The sums of queries cell + offset, with the rows centred at the cell."""
+        centre = cell if scaled else self.centre + cell * self.bandwidth
+        out = np.empty((len(offsets), 3))
         _C.kernel_sums(
             kernels.CODES[self.kernel],
             self.n_bits,
-            np.zeros((1, len(query))),
+            np.ascontiguousarray(offsets),
             keys,
             np.ascontiguousarray(centre),
-            np.ones(len(query)) if scaled else 1 / self.bandwidth,
+            np.ones(len(cell)) if scaled else 1 / self.bandwidth,
             weights,
             None if radial is None else radial[0],
             0.0 if radial is None else radial[1],
             out,
-            1,
+            threads,
         )
-        return out[0]
+        return out
+
+
+def _groups(rows):
+    """Each distinct row, and where it is."""
+    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    order = np.argsort(inverse, kind="stable")
+    ends = np.cumsum(np.bincount(inverse, minlength=len(distinct)))
+    return zip(distinct, np.split(order, ends[:-1]), strict=True)
+
+
+def blocks_of(rows):
+    """Rows in blocks of 64 with features first, `(n_blocks, n_features, 64)`: 0 past the last."""
+    n, d = rows.shape
+    blocks = np.zeros((-(-n // BLOCK), d, BLOCK), rows.dtype)
+    whole = n // BLOCK
+    blocks[:whole] = rows[: whole * BLOCK].reshape(whole, BLOCK, d).transpose(0, 2, 1)
+    if whole < len(blocks):
+        blocks[whole, :, : n - whole * BLOCK] = rows[whole * BLOCK :].T
+    return blocks
 
 
 def unit_rows(X):
     """Rows divided by their lengths; rows of 0 stay."""
+    if in_range_of_hashing(X):
+        return X / np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
     largest = np.abs(X).max(axis=1, keepdims=True, initial=0)
     X = X / np.where(largest > 0, largest, 1)
     norms = np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]

@@ -26,7 +26,8 @@ from lshkit.kde.random_sampling import (
 from lshkit.kde.sketch import SketchedRows
 
 N_TRIED, MAX_SKETCH_BYTES = 32, 2**26  # of bucket_sum
-LOOKED_INTO = 25.0  # cost of a hash of it: hashing and the look-up
+LOOKED_INTO = {"angular": 5.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
+UNLIKELY = 4  # standard errors that a mean is off by
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
 N_HASHES = 16  # of near_far
@@ -89,7 +90,7 @@ def near_far_with(pilot, buckets, rtol, part=1.0, coarse=False):
     for most in MAX_BUCKET_SIZES:
         most = max(1, int(most * part))
         entries = np.where(sizes <= most, sizes, 0).sum() / len(codes) / part
-        other = N_PILOT + HASH * buckets.hasher.n_hashes + ENTRY * entries
+        other = HASH * buckets.hasher.n_hashes + ENTRY * entries
         if entries == before or (best is not None and other > best["cost"]):
             continue
         before = entries
@@ -163,7 +164,7 @@ def bucket_sum(pilot, rtol):
     n_hashes = sample_size(spread, 10**6, rtol)
     used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits)))
     error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
-    cost = float(LOOKED_INTO * used)
+    cost = float(LOOKED_INTO[kernel] * used)
     return {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
 
 
@@ -171,12 +172,13 @@ def _spread(terms, expected):
     """Standard deviation of independent estimates `(queries, estimates)` of a known number.
 
     Where single huge terms make up the number, most trials see none of them: their spread is small,
-    but their mean is off, and tells.
+    but their mean is off by more than it explains, and tells.
     """
     count = terms.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
-        off = np.abs(terms.mean(axis=1) - expected) * np.sqrt(count) / MEAN_ABSOLUTE
-        spread = np.maximum(terms.std(axis=1, ddof=1), off)
+        off = np.abs(terms.mean(axis=1) - expected) * np.sqrt(count)
+        spread = np.sqrt(np.mean((terms - np.reshape(expected, (-1, 1))) ** 2, axis=1))
+        spread = np.where(off > UNLIKELY * terms.std(axis=1, ddof=1), off / MEAN_ABSOLUTE, spread)
     return np.where(np.isfinite(spread), spread, np.inf)
 
 

@@ -35,9 +35,14 @@ struct KernelSumShape {
   int n_bits = 1;  // of angular
 };
 
+constexpr index_t kKeyBlock = 64;
+
 // The keys as the caller has them, float or double. Scaled rows are (key - centre) * inverse_scale.
 struct DensityKeys {
   const void* rows = nullptr;  // (n_keys, n_features), contiguous
+  // Or blocks of kKeyBlock keys (n_blocks, n_features, kKeyBlock), the last filled up with any
+  // finite numbers: nothing has to be transposed, which is most of the work of a few queries.
+  bool blocked = false;
   Element element = Element::float32;
   const double* centre = nullptr;         // (n_features), or null: 0
   const double* inverse_scale = nullptr;  // (n_features), or null: 1

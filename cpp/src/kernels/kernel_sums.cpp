@@ -18,6 +18,7 @@ namespace {
 template <class T>
 constexpr int kPanel = kTileColumns * kLanes<T>;  // keys
 constexpr int kQueries = kTileRows<kTileColumns>;
+static_assert(kKeyBlock % kPanel<float> == 0 && kKeyBlock % kPanel<double> == 0);
 
 template <class T>
 struct Panel {
@@ -54,6 +55,22 @@ LSHKIT_NOINLINE void convert(const KernelSumPass<T>& p, index_t first, index_t c
   }
 }
 
+// The same of keys in blocks, which have their panels side by side.
+template <class T, class From>
+LSHKIT_NOINLINE void convert_block(const KernelSumPass<T>& p, index_t first, T* to) {
+  const index_t d = p.shape.n_features;
+  const From* block = static_cast<const From*>(p.keys.rows) + first / kKeyBlock * kKeyBlock * d;
+  const From* column = block + first % kKeyBlock;
+  for (index_t c = 0; c < d; ++c, column += kKeyBlock, to += kPanel<T>) {
+    if (p.keys.centre) {
+      const double centre = p.keys.centre[c], scale = p.keys.inverse_scale[c];
+      for (int j = 0; j < kPanel<T>; ++j) to[j] = T((double(column[j]) - centre) * scale);
+    } else {
+      for (int j = 0; j < kPanel<T>; ++j) to[j] = T(column[j]);
+    }
+  }
+}
+
 // The keys [first, first + count) with keys in lanes; unit vectors for the angular kernel.
 template <class T>
 LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_t count,
@@ -61,14 +78,17 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
   const index_t d = p.shape.n_features;
   constexpr int n = kLanes<T>;
   const bool as_they_are = !p.keys.centre && p.keys.element == kElement<T>;
-  const T* rows = panel.converted;
-  if (as_they_are)
-    rows = static_cast<const T*>(p.keys.rows) + first * d;
-  else if (p.keys.element == Element::float32)
-    convert<T, float>(p, first, count, panel.converted);
-  else
-    convert<T, double>(p, first, count, panel.converted);
-  pack_transposed<T>(count, d, kPanel<T>, {rows, d}, T(1), nullptr, panel.values);
+  const bool floats = p.keys.element == Element::float32;
+  if (p.keys.blocked) {
+    (floats ? convert_block<T, float> : convert_block<T, double>)(p, first, panel.values);
+  } else {
+    const T* rows = panel.converted;
+    if (as_they_are)
+      rows = static_cast<const T*>(p.keys.rows) + first * d;
+    else
+      (floats ? convert<T, float> : convert<T, double>)(p, first, count, panel.converted);
+    pack_transposed<T>(count, d, kPanel<T>, {rows, d}, T(1), nullptr, panel.values);
+  }
   const bool angular = p.shape.kernel == DensityKernel::angular;
   const bool products = !angular && p.shape.kernel != DensityKernel::laplacian;
   for (int i = 0; i < kPanel<T>; i += n) {
@@ -96,21 +116,21 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
 
 // tile(q, j) = sum over the features of the product, or of the absolute difference, of query first
 // + q and key j. Queries past the last repeat it.
-template <class T, bool Products>
+template <class T, bool Products, int Queries>
 LSHKIT_NOINLINE void multiply(const KernelSumPass<T>& p, index_t first, const Panel<T>& panel) {
   constexpr int n = kLanes<T>;
   const index_t d = p.shape.n_features;
-  const T* row[kQueries];
+  const T* row[Queries];
   LSHKIT_UNROLL
-  for (int q = 0; q < kQueries; ++q)
+  for (int q = 0; q < Queries; ++q)
     row[q] = p.queries + smaller(first + q, p.shape.n_queries - 1) * d;
-  Vec<T> sum[kQueries][kTileColumns] = {};
+  Vec<T> sum[Queries][kTileColumns] = {};
   for (index_t c = 0; c < d; ++c) {
     Vec<T> v[kTileColumns];
     LSHKIT_UNROLL
     for (int i = 0; i < kTileColumns; ++i) v[i] = load(panel.values + c * kPanel<T> + i * n);
     LSHKIT_UNROLL
-    for (int q = 0; q < kQueries; ++q) {
+    for (int q = 0; q < Queries; ++q) {
       const T x = row[q][c];
       LSHKIT_UNROLL
       for (int i = 0; i < kTileColumns; ++i) {
@@ -124,7 +144,7 @@ LSHKIT_NOINLINE void multiply(const KernelSumPass<T>& p, index_t first, const Pa
     }
   }
   LSHKIT_UNROLL
-  for (int q = 0; q < kQueries; ++q) LSHKIT_UNROLL
+  for (int q = 0; q < Queries; ++q) LSHKIT_UNROLL
   for (int i = 0; i < kTileColumns; ++i) store(panel.tile + q * kPanel<T> + i * n, sum[q][i]);
 }
 
@@ -309,10 +329,11 @@ void run(const KernelSumPass<T>& p) {
   for (index_t first = 0; first < p.shape.n_keys; first += kPanel<T>) {
     pack_panel(p, first, smaller(kPanel<T>, p.shape.n_keys - first), panel);
     for (index_t query = 0; query < p.shape.n_queries; query += kQueries) {
+      const bool alone = query + 1 == p.shape.n_queries;
       if (kernel == DensityKernel::laplacian)
-        multiply<T, false>(p, query, panel);
+        (alone ? multiply<T, false, 1> : multiply<T, false, kQueries>)(p, query, panel);
       else
-        multiply<T, true>(p, query, panel);
+        (alone ? multiply<T, true, 1> : multiply<T, true, kQueries>)(p, query, panel);
       const index_t last = smaller(query + kQueries, p.shape.n_queries);
       for (index_t q = query; q < last; ++q) {
         const Row<T> row{p, panel, q};

@@ -27,8 +27,11 @@ def register(
             gradient_rank, precision; and n_hashes_eval (64), the number of hashes in eval mode.
             "auto" here takes the expectation where it is the faster one for the numbers of queries
             and keys at hand, hence for the single query of a generation step.
-        lsh: options of "lshkit_lsh", arguments of `lsh_attention`.
-        bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`.
+        lsh: options of "lshkit_lsh", arguments of `lsh_attention`: weighting, n_bits, n_hashes,
+            hasher, window, n_sinks, center; and exact_steps (True): the single query of a
+            generation step gets softmax attention itself, which is less work than hashing all keys.
+        bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
+            table_size, n_hashes, faithful.
 
         In each: seed (0), of the hash functions in eval mode, where every layer adds its number to
         it. A model in training mode draws fresh ones from torch's generator in every call.

@@ -70,8 +70,10 @@ def _attention(name: str, kind: str, registered: dict):
         mask = read_mask(name, attention_mask, query, key, bool(is_causal), takes_pairs)
         key, value = key[:, :, : mask.n_keys], value[:, :, : mask.n_keys]
         if position_bias is not None:
+            if mask.starts is not None:
+                raise NotImplementedError(f"{name} can't take position_bias of packed sequences")
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.is_static and (kind == "lsh" or options.get("window")):  # these go by positions
+        if mask.is_static and _goes_by_positions(kind, options, mask):
             key, value, mask = align(key, value, mask)
         if kind != "bert_lsh" and not mask.is_causal and _is_cross(module, query, key):
             options["window"] = None
@@ -84,6 +86,13 @@ def _attention(name: str, kind: str, registered: dict):
         return out.reshape(batch, -1, *out.shape[2:]), None
 
     return attention
+
+
+def _goes_by_positions(kind: str, options: dict, mask: Mask) -> bool:
+    """What a single query gets depends on the places of the keys, not on their values alone."""
+    if kind == "lsh":
+        return mask.is_dense or not options["exact_steps"]
+    return kind == "yoso" and bool(options.get("window"))
 
 
 def _is_cross(module, query: Tensor, key: Tensor) -> bool:
@@ -114,9 +123,7 @@ def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
         return _expected_after(past, query, key, value, mask.keys, options)
     if n_q == 1 and not options.get("window"):  # a near window goes by positions
         return yoso_attention(query, key, value, mask.keys, **options)
-    query = F.pad(
-        query, (0, 0, past, 0)
-    )  # rows for the positions past, which cost no more than these
+    query = F.pad(query, (0, 0, past, 0))  # rows for the positions past: linear in these as well
     return yoso_attention(query, key, value, mask.keys, True, **options)[:, :, past:]
 
 
@@ -149,7 +156,13 @@ def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
-    return _collided(query, key, value, mask, {**options, "scale": scaling})
+    options = {**options, "scale": scaling}
+    if options.pop("exact_steps") and query.shape[2] == 1 and not mask.is_dense:
+        keys = None if mask.keys is None else mask.keys[:, None, None]
+        own = {"scale": scaling, "enable_gqa": options["enable_gqa"]}
+        out = F.scaled_dot_product_attention(query, key, value, keys, **own)
+        return out if keys is None else out.masked_fill(~keys.any(-1, keepdim=True), 0)
+    return _collided(query, key, value, mask, options)
 
 
 def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:

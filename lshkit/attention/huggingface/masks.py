@@ -76,8 +76,9 @@ def mask_function(name: str, takes_pairs: bool):
     ) -> Tensor:
         keys = _padding(attention_mask, kv_offset, kv_length)
         sizes = batch_size, q_length, kv_length, q_offset, kv_offset
-        # A window that all keys are in. The flags say that nothing else is in the pattern.
-        wide = local_size is not None and kv_length <= local_size and not use_vmap
+        # A window or chunk that all tokens so far are in: a full cache has local_size keys. The
+        # flags say that nothing else is in the pattern.
+        wide = local_size is not None and kv_length < local_size and not use_vmap
         if mask_function is masking_utils.bidirectional_mask_function or (
             wide and allow_is_bidirectional_skip
         ):

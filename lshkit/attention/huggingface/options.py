@@ -26,7 +26,7 @@ LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center
 # Beside the defaults of the functions themselves: 64 hashes where less noise is worth more.
 DEFAULTS = {
     "yoso": {"seed": 0, "n_hashes_eval": 64},
-    "lsh": {"seed": 0},
+    "lsh": {"seed": 0, "exact_steps": True},
     "bert_lsh": {"seed": 0},
 }
 _FUNCTIONS = {
@@ -47,7 +47,9 @@ def checked(kind: str, options: dict | None, where: str) -> dict:
     options = DEFAULTS[kind] | options
     for training in (True, False):
         nothing = torch.zeros(1, 1, 1, 8, device="cpu")
-        function(nothing, nothing, nothing, **call_options(options, training))
+        given = call_options(options, training)
+        given.pop("exact_steps", None)  # this package's own
+        function(nothing, nothing, nothing, **given)
     return options
 
 
@@ -64,6 +66,8 @@ def call_options(options: dict, training: bool, layer: int = 0) -> dict:
     """As the function takes them: fresh hash functions in training mode, the layer's own else."""
     options = dict(options)
     n_hashes_eval = options.pop("n_hashes_eval", None)
+    if "exact_steps" in options:
+        checks.boolean("exact_steps", options["exact_steps"])
     seed = checks.integer("seed", options.pop("seed"), 0, 2**62)
     if training:
         options["seed"] = None

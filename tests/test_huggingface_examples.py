@@ -1,0 +1,38 @@
+"""The example of transformers' models runs from the command line and leaves what it promises."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5.0")
+
+from test_examples import PNG_SIGNATURE, ROOT, needs_example_packages, run  # noqa: E402
+
+EXAMPLE = ROOT / "python_examples" / "transformers_models.py"
+
+
+def test_models_end_in_tables_and_a_picture(tmp_path):
+    needs_example_packages()
+    picture = tmp_path / "models.png"
+    done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in cells] for cells in lines]
+    works = [row for row in rows[2:] if len(row) == 6 and row[0] in ("BERT", "Llama-style")]
+    works += [row for row in rows if row[0] in ("T5", "T5Gemma")]
+    assert len(works) == 16
+    for family, attention, *cells in works:
+        if (family, attention) == ("T5", "lshkit_yoso"):
+            assert set(cells) == {"refused"}
+        else:
+            assert set(cells) <= {"yes", "-"}, (family, attention)
+    assert "refused: lshkit_yoso can't take position_bias" in done.stdout
+    times = [row for row in rows if row[0].endswith("ward")]
+    assert len(times) == 3 * 3 * 2  # what, attention, length
+    assert all(float(cell) > 0 for row in times for cell in row[3:])
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_bad_options(tmp_path):
+    needs_example_packages()
+    done = run(EXAMPLE, "--hidden", 100, folder=tmp_path)
+    assert done.returncode == 2 and "--hidden must be a multiple of 64" in done.stderr
