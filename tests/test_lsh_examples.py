@@ -1,4 +1,4 @@
-"""The encoder example and BERT-LSH's benchmark run from the command line."""
+"""The encoder example and the benchmarks of attention by pairs run from the command line."""
 
 import json
 import os
@@ -47,3 +47,11 @@ def test_bert_lsh_benchmark_counts_as_the_paper(tmp_path):
     assert float(rows["BERT-LSH, faithful"][0]) == 10.24
     flops = json.loads(results.read_text())["paper"]["flops"]
     assert flops["softmax"] == 25600 and flops["hashing"] == 10240
+
+
+def test_benchmark_of_times(tmp_path):
+    results = tmp_path / "results.json"
+    run("benchmarks/lsh_attention.py", "--quick", "--json", results, folder=tmp_path)
+    of_128 = json.loads(results.read_text())["lengths"]["128"]
+    assert of_128["forward"].keys() == of_128["pairs"].keys() >= {"softmax", "8, 32"}
+    assert 0 < of_128["pairs"]["12, 32"] < of_128["pairs"]["8, 32"] < 0.5

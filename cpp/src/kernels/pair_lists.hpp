@@ -156,15 +156,17 @@ LSHKIT_INLINE std::uint64_t range_bits(index_t first, index_t last, int w) {
   return below & ~((std::uint64_t(1) << first) - 1);
 }
 
-// Lists the keys of the block that query i uses, each with kCertain or 0 for its cosine. Returns
-// their number; the list is filled up with kNoPair.
-LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const KeyBlock& block,
-                            const SoftmaxQueries& q, index_t i, PairList& list) {
+// Lists the keys of the block that query i uses, each with its inverse norm for the cosine, or -1
+// where the probability is 1. Returns their number; the list is filled up to whole registers.
+LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const SoftmaxKeys& k,
+                            const KeyBlock& block, const SoftmaxQueries& q, index_t i,
+                            PairList& list) {
   const index_t at = q.position + i - block.first;  // the query's own column
   const index_t end = o.causal ? at + 1 : kKeys;
   const bool all_certain = o.weighting == Weighting::none;
   std::uint8_t* keys = list.key + list.n;
   float* cosine = list.cosine + list.n;
+  const float* inverse = k.inverse_norm + block.first;
   int found = 0;
   for (int w = 0; w < kWords; ++w) {
     const std::uint64_t seen = block.valid[w] & range_bits(0, end, w);
@@ -177,16 +179,17 @@ LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const KeyBlock& block,
     const int count = __builtin_popcountll(hits);
     for (int t = 0; t < count; t += 4) LSHKIT_UNROLL
     for (int u = 0; u < 4; ++u, hits &= hits - 1) {
-      const int bit = __builtin_ctzll(hits | std::uint64_t(1) << 63);
-      keys[found + t + u] = std::uint8_t(w * kWord + bit);
-      cosine[found + t + u] = (sure >> bit & 1) ? kCertain : 0;
+      // Past the last one: some key of the block again.
+      const int bit = __builtin_ctzll(hits ? hits : seen), key = w * kWord + bit;
+      keys[found + t + u] = std::uint8_t(key);
+      cosine[found + t + u] = (sure >> bit & 1) ? -1 : inverse[key];
     }
     found += count;
   }
   const int padded = int(round_up(found, W));
   for (int t = found; t < padded; ++t) {
     keys[t] = keys[0];
-    cosine[t] = kNoPair;
+    cosine[t] = 0;
   }
   return found;
 }
@@ -262,22 +265,23 @@ template <int N>
 LSHKIT_NOINLINE int append(const LshAttentionOptions& o, const SoftmaxKeys& k,
                            const KeyBlock& block, const SoftmaxQueries& q, index_t i, float* row_of,
                            PairList& list) {
-  const int found = list_keys(o, block, q, i, list);
+  const int found = list_keys(o, k, block, q, i, list);
   if (!found) return 0;
   const Row<N> row(q.query.row(i), q.query.columns, int(block.d / W), row_of);
   const std::uint8_t* keys = list.key + list.n;
   float *dot = list.dot + list.n, *cosine = list.cosine + list.n;
   dots(row, block.key, block.d, keys, found, dot);
-  const float* inverse = k.inverse_norm + block.first;
-  const float own = q.inverse_norm[i];
-  for (int t = 0; t < found; ++t) {
-    const float other = inverse[keys[t]];
-    // Rows of zeros have the code 0 and no angle: alike to each other, at right angles to others.
-    const float x = own == 0 && other == 0 ? 1 : dot[t] * own * other;
-    cosine[t] = cosine[t] == kCertain ? kCertain : x;
-  }
   const int padded = int(round_up(found, W));
   for (int t = found; t < padded; ++t) dot[t] = dot[0];
+  const F own = broadcast(q.inverse_norm[i]), zero = {};
+  for (int t = 0; t < padded; t += W) {
+    const F inverse = load(cosine + t);
+    F x = load(dot + t) * own * inverse;
+    // Rows of zeros have the code 0 and no angle: alike to each other, at right angles to others.
+    if (q.inverse_norm[i] == 0) x = select(inverse == zero, broadcast(1.0f), x);
+    store(cosine + t, select(inverse < zero, broadcast(kCertain), x));
+  }
+  for (int t = found; t < padded; ++t) cosine[t] = kNoPair;
   list.query[list.queries] = i;
   list.first[list.queries] = list.n;
   list.count[list.queries++] = found;
