@@ -425,6 +425,38 @@ def test_masks_of_pairs():
         made(ids, attention_mask=mask)
 
 
+def test_masks_of_each_head():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2, 2))
+    mask = torch.rand(2, 4, 9, 9, generator=generator) < 0.5
+    mask |= torch.eye(9, dtype=torch.bool)
+    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+    try:
+        register(lsh=EXACT["lshkit_lsh"][0])
+        attend = AttentionInterface()["lshkit_lsh"]
+        assert (attend(torch.nn.Module(), q, k, v, mask)[0] - expected).abs().max() < 1e-5
+    finally:
+        register(lsh={"exact_steps": False})
+
+
+def test_masks_that_a_model_changes(implementation):
+    """It gets all of the mask if it asks for it; what it has made of another is noticed."""
+    made, ids = model("llama", implementation), tokens()
+    given = {
+        "config": made.config,
+        "inputs_embeds": made.model.embed_tokens(ids),
+        "attention_mask": padded(),
+        "past_key_values": None,
+    }
+    mask = create_causal_mask(**given, allow_is_causal_skip=False)
+    assert torch.equal(mask, torch.ones(24, 24).bool().tril() & padded()[:, None, None].bool())
+    mask = create_causal_mask(**given)
+    changed = torch.cat((mask, torch.ones(2, 1, 1, 5, dtype=torch.bool)), -1)
+    attend, x = AttentionInterface()[implementation], torch.zeros(2, 1, 29, 4)
+    with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lshkit"):
+        attend(torch.nn.Module(), x[:, :, :24], x, x, changed)
+
+
 def test_padding_masks_of_floats():
     made, ids, mask = model("bert", "lshkit_yoso"), tokens(), padded()
     with torch.no_grad():

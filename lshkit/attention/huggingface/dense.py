@@ -49,7 +49,7 @@ def dense_lsh_attention(
         visible = visible & (column <= position)
     if pairs is not None:
         visible = visible & pairs
-        takes_part = takes_part & visible.any(2)
+        takes_part = takes_part & visible.any((1, 2))[:, None]
 
     window = window or 0
     key = torch.where(takes_part[..., None], key, 0.0)

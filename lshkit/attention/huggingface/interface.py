@@ -73,7 +73,7 @@ def _attention(name: str, kind: str, registered: dict):
             if mask.starts is not None:
                 raise NotImplementedError(f"{name} can't take position_bias of packed sequences")
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.is_static and _goes_by_positions(kind, options, mask):
+        if mask.is_step and _goes_by_positions(kind, options, mask):
             key, value, mask = align(key, value, mask)
         if kind != "bert_lsh" and not mask.is_causal and _is_cross(module, query, key):
             options["window"] = None

@@ -3,8 +3,8 @@
 The mask interface asks for the mask of a pattern (causal, bidirectional, ...) and of padding. What
 is made here goes through the model to the attention function in one of these forms:
 
-    bool (B, 1, 1, n_keys)    True for a key that every query sees; no causal order. Of a single
-                              query with a static cache too: its position is a tensor's
+    bool (B, 1, 1, n_keys)    True for a key that every query sees, no causal order; or that the
+                              only query sees
     int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the first query row of this
                               call that sees a key; the number of rows for a key that none sees
     int32 (B, 1, 2, n_keys)   a sliding window: the first query row that sees a key, and the row
@@ -33,7 +33,7 @@ class Mask(NamedTuple):
     keys: Tensor | None = None  # bool (B, n_keys), True for a key that takes part
     is_causal: bool = False  # the last query stands at the last key
     starts: Tensor | None = None  # of packed sequences
-    is_static: bool = False  # the query, a single one, stands at the last key that takes part
+    is_step: bool = False  # the query, a single one, stands at the last key that takes part
     rows: Tensor | None = None  # of a sliding window, int32 (B, 2, n_keys)
     pairs: Tensor | None = None  # bool or additive floats, (B, 1 or H, n_q, n_keys)
     bias: Tensor | None = None  # added to scores, (B or 1, H, n_q, n_keys)
@@ -69,8 +69,8 @@ def mask_function(name: str, takes_pairs: bool):
         attention_mask: Tensor | None = None,
         local_size: int | None = None,
         use_vmap: bool = False,
-        allow_is_causal_skip: bool = False,
-        allow_is_bidirectional_skip: bool = False,
+        allow_is_causal_skip: bool | None = None,
+        allow_is_bidirectional_skip: bool | None = None,
         device: torch.device | str = "cpu",
         **_,
     ) -> Tensor:
@@ -79,22 +79,28 @@ def mask_function(name: str, takes_pairs: bool):
         # A window or chunk that all tokens so far are in: a full cache has local_size keys. The
         # flags say that nothing else is in the pattern.
         wide = local_size is not None and kv_length < local_size and not use_vmap
-        if mask_function is masking_utils.bidirectional_mask_function or (
-            wide and allow_is_bidirectional_skip
-        ):
+        bidirectional = mask_function is masking_utils.bidirectional_mask_function
+        causal = mask_function is masking_utils.causal_mask_function
+        # A model that goes on to change its mask wants all of it. (Masks of one row are such, and a
+        # mask of keys is good for all rows where pairs are of no use.)
+        is_causal = allow_is_bidirectional_skip is None
+        skip = allow_is_causal_skip if is_causal else allow_is_bidirectional_skip
+        wanted = skip is False and q_length > 1 and (is_causal or takes_pairs)
+        whole = wanted and (causal or bidirectional)
+        if not whole and (bidirectional or (wide and allow_is_bidirectional_skip)):
             return _key_mask(keys, batch_size, kv_length, device)
-        if mask_function is masking_utils.causal_mask_function or (wide and allow_is_causal_skip):
+        if not whole and (causal or (wide and allow_is_causal_skip)):
             if q_length > 1 and isinstance(q_offset, Tensor) and torch.compiler.is_compiling():
                 return _untraced_causal(keys, *sizes, device)
             return _causal(keys, *sizes, device)
-        pattern = _pattern(mask_function, *sizes, keys, device)
+        pattern = "" if whole else _pattern(mask_function, *sizes, keys, device, wanted)
         if isinstance(pattern, Tensor):
             return pattern
         if pattern == "causal":
             return _causal(keys, *sizes, device)
         if pattern == "bidirectional":
             return _key_mask(keys, batch_size, kv_length, device)
-        if takes_pairs:
+        if takes_pairs or whole:
             return masking_utils.sdpa_mask(
                 *sizes,
                 mask_function=mask_function,
@@ -133,10 +139,10 @@ def read_mask(
         return Mask(mask.shape[-1], rows=mask[:, 0].expand(query.shape[0], -1, -1))
     if mask.shape[1] == mask.shape[2] == 1:
         if mask.dtype is torch.int32:
-            return Mask(mask.shape[-1], _keys(mask[:, 0, 0] < n_q, query), is_causal=True)
+            return Mask(mask.shape[-1], _keys(_in_order(name, mask[:, 0, 0], n_q), query), True)
         if mask.dtype is torch.bool:
             keys = _keys(mask[:, 0, 0], query)
-            return Mask(mask.shape[-1], keys, is_static=is_causal and n_q == 1)
+            return Mask(mask.shape[-1], keys, is_step=is_causal and n_q == 1)
     if mask.is_floating_point() and mask.shape[1] == mask.shape[2] == 1:
         return Mask(mask.shape[-1], _keys(_from_floats(mask[:, 0, 0]), query))
     if not takes_pairs:
@@ -148,6 +154,20 @@ def read_mask(
     if mask.dtype is not torch.bool and not mask.is_floating_point():
         raise TypeError(f"attention_mask must be boolean or of floats, got {mask.dtype}")
     return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask)
+
+
+def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
+    """The keys that take part, of a causal mask as it was made here."""
+    n_keys = first.shape[-1]
+    keys = first < n_q
+    row = torch.arange(n_q - n_keys, n_q, device=first.device).clamp(0)
+    known = (~keys | (first == row)).all()
+    message = f"the model changes its causal mask in a way that {name} can't follow"
+    if torch.compiler.is_compiling():
+        torch._assert_async(known, message)
+    elif not known:
+        raise NotImplementedError(message)
+    return keys
 
 
 def _from_floats(mask: Tensor) -> Tensor:
@@ -191,7 +211,7 @@ def _causal(
     kv_offset: int | Tensor,
     device,
 ) -> Tensor:
-    if q_length == 1 and isinstance(q_offset, Tensor):  # of the same size in every step
+    if q_length == 1:
         seen = torch.arange(kv_length, device=device) + kv_offset <= q_offset
         seen = seen.expand(batch_size, -1)
         return _key_mask(seen if keys is None else seen & keys, batch_size, kv_length, device)
@@ -222,12 +242,15 @@ def _pattern(
     kv_offset: int | Tensor,
     keys: Tensor | None,
     device,
+    whole_window: bool,
 ) -> str | Tensor:
     """Of a pattern made of several: its mask, the name of a simple pattern that it equals at these
     sizes, or words for what it is."""
     at, q_offset, kv_offset = q_offset, int(q_offset), int(kv_offset)
     parts = _parts(function)
     names = [name for name, _ in parts]
+    if whole_window and any("sliding_window" in name for name in names):
+        return "a sliding window that the model goes on to change"
     if names == ["sliding_window_overlay", "causal_mask_function"]:
         window = parts[0][1]["sliding_window"]
         if q_offset + q_length - kv_offset <= window:
@@ -310,5 +333,5 @@ def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]
     order = (torch.arange(n_keys, device=key.device) - free) % n_keys
     bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)
     keys = mask.keys.index_select(1, order)
-    mask = mask._replace(keys=keys, is_causal=True, is_static=False, bias=bias)
+    mask = mask._replace(keys=keys, is_causal=True, is_step=False, bias=bias)
     return key.index_select(2, order), value.index_select(2, order), mask
