@@ -1,12 +1,14 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
+import contextlib
+
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from lshkit import checks
+from lshkit import _C, checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import as_queries, as_rows, as_weights, check_parameters, of_unit_size
@@ -57,8 +59,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     random_state : None, int or RandomState
         An int makes results the same from run to run; sketches that are to be merged need one.
     n_jobs : int, optional
-        Threads of kernel sums, as in joblib: None is 1, -1 all. Hashing and its tables take
-        OpenMP's number.
+        Threads, as in joblib: None is 1, -1 all.
     batch_size : int
         Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
         "split" draw other rows for a query at another place in its batch.
@@ -145,7 +146,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_sketch = self._kde_method = self._kde_picked = None
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
-            self._add_to_sketch(X, weights, widths, n_bits)
+            with self._hashing_threads():
+                self._add_to_sketch(X, weights, widths, n_bits)
         else:
             # Copies: a stream's buffer will be filled again.
             self._kde_rows.append(X.copy())
@@ -182,7 +184,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self._kde_sketch.window is not None:
             raise ValueError("partial_unfit needs window=None: a window forgets by itself")
         X = as_rows(self, X, reset=False)
-        self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
+        with self._hashing_threads():
+            self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.table.count
         return self
 
@@ -237,12 +240,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
         geometry = Geometry(self.kernel, check_parameters(self), centre, widths)
         training = Training(X, weights, geometry, self._kde_seed)
-        if self._kde_picked is None:
-            self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
-        else:  # as it was before it was saved
-            name = self._kde_picked["algorithm"]
-            self._kde_method = make(name, self._kde_picked["methods"][name], training)
-            self.report_, self.algorithm_ = self._kde_picked, name
+        with self._hashing_threads():
+            if self._kde_picked is None:
+                self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
+            else:  # as it was before it was saved
+                name = self._kde_picked["algorithm"]
+                method = make(name, self._kde_picked["methods"][name], training)
+                self._pick(method, self._kde_picked)
         return self
 
     def _pick(self, method, report):
@@ -252,6 +256,15 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _threads(self):
         return effective_n_jobs(self.n_jobs)
+
+    @contextlib.contextmanager
+    def _hashing_threads(self):
+        """What is hashed and sorted into tables inside takes n_jobs threads too."""
+        before = _C.set_max_threads(self._threads())
+        try:
+            yield
+        finally:
+            _C.set_max_threads(before)
 
     def _look_at_first_queries(self, X, threads):
         """The pilot again, once, on the first queries if they are many."""
