@@ -1,5 +1,4 @@
 #include "lshkit/runtime.hpp"
-#include "lshkit/threads.hpp"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -12,6 +11,7 @@
 #include <string>
 
 #include "kernels/kernels.hpp"
+#include "lshkit/threads.hpp"
 #include "parallel.hpp"
 #ifdef _OPENMP
 #include <omp.h>
