@@ -68,6 +68,7 @@ def stream(n):
         n_bits=STREAM["n_bits"],
         n_hashes=STREAM["n_hashes"],
         random_state=0,
+        n_jobs=STREAM["threads"],
     )
     seconds, best, warm = 0.0, np.inf, None
     for first in range(0, n, STREAM["block"]):

@@ -2,6 +2,7 @@
 // output is the caller's, so nothing is allocated.
 #include "bindings.hpp"
 #include "lshkit/runtime.hpp"
+#include "lshkit/threads.hpp"
 
 namespace lshkit {
 namespace {
@@ -35,6 +36,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_pair_products(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
+  module.def("set_max_threads", &lshkit::set_max_threads);
   module.def("has_openmp", &lshkit::has_openmp);
   module.def("compiler", [] { return lshkit::kCompiler; });
   module.attr("instruction_sets") = LSHKIT_INSTRUCTION_SETS;  // those compiled in

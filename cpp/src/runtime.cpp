@@ -11,6 +11,7 @@
 #include <string>
 
 #include "kernels/kernels.hpp"
+#include "lshkit/threads.hpp"
 #include "parallel.hpp"
 #ifdef _OPENMP
 #include <omp.h>
@@ -110,6 +111,14 @@ int max_threads() {
   if (!in_forked_child) return omp_get_max_threads();
 #endif
   return 1;
+}
+
+int set_max_threads(int threads) {
+  const int before = max_threads();
+#ifdef _OPENMP
+  if (!in_forked_child && threads >= 1) omp_set_num_threads(threads);
+#endif
+  return before;
 }
 
 void prefer_large_pages(void* begin, std::size_t bytes) {

@@ -121,3 +121,5 @@ TEST(near_rows_are_summed_by_segments) {
   compare<float>(DensityKernel::gaussian, 5, kRows, false);
   compare<float>(DensityKernel::gaussian, 1, 0, false);  // nothing is near
 }
+
+LSHKIT_TEST_MAIN

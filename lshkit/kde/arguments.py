@@ -4,9 +4,10 @@ import math
 import numbers
 
 import numpy as np
-from sklearn.utils.validation import check_array, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from lshkit import checks
+from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.sums import has_zero_row
 
@@ -95,6 +96,30 @@ def as_weights(weights, n):
     if not weights.any():
         raise ValueError("sample_weight must not be all zero")
     return weights
+
+
+def check_mergeable(mine, other):
+    """Raises where two fitted estimators do not describe rows in the same way."""
+    if not isinstance(other, type(mine)):
+        raise TypeError(f"other must be a {type(mine).__name__}, got {type(other).__name__}")
+    check_is_fitted(other)
+    sketches = [x._kde_sketch is not None for x in (mine, other)]
+    if sketches[0] != sketches[1]:
+        kinds = f"{mine.algorithm!r} and {other.algorithm!r}"
+        raise ValueError(f"a sketch merges with sketches only, got algorithms {kinds}")
+    kinds = [
+        (x.kernel, x.n_bits if x.kernel == "angular" else None, x.n_features_in_)
+        for x in (mine, other)
+    ]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"kernel, n_bits and features differ: {kinds[0]} and {kinds[1]}")
+    if sketches[0]:
+        if not np.array_equal(mine.bandwidth_, other.bandwidth_):
+            raise ValueError(f"bandwidth_ differ: {mine.bandwidth_} and {other.bandwidth_}")
+        return
+    widths = [bandwidths.check(x.bandwidth, x.n_features_in_, x.kernel) for x in (mine, other)]
+    if not np.array_equal(*widths):
+        raise ValueError(f"bandwidth differ: {mine.bandwidth!r} and {other.bandwidth!r}")
 
 
 def of_unit_size(weights):

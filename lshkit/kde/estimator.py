@@ -1,23 +1,31 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
+import contextlib
+
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from lshkit import checks
+from lshkit import _C, checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
-from lshkit.kde.arguments import as_queries, as_rows, as_weights, check_parameters, of_unit_size
-from lshkit.kde.exact import Estimate, Training
+from lshkit.kde.arguments import (
+    as_queries,
+    as_rows,
+    as_weights,
+    check_mergeable,
+    check_parameters,
+    of_unit_size,
+)
+from lshkit.kde.exact import Estimate, training_of
 from lshkit.kde.methods import make
 from lshkit.kde.random_sampling import N_PILOT_QUERIES
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry
 
 FIRST_QUERIES = 256  # in one call, from which on they are tried
-LEAST = 1e-37  # weight, of the largest, that float32 still holds
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -57,8 +65,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     random_state : None, int or RandomState
         An int makes results the same from run to run; sketches that are to be merged need one.
     n_jobs : int, optional
-        Threads of kernel sums, as in joblib: None is 1, -1 all. Hashing and its tables take
-        OpenMP's number.
+        Threads, as in joblib: None is 1, -1 all.
     batch_size : int
         Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
         "split" draw other rows for a query at another place in its batch.
@@ -145,7 +152,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_sketch = self._kde_method = self._kde_picked = None
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
-            self._add_to_sketch(X, weights, widths, n_bits)
+            with self._hashing_threads():
+                self._add_to_sketch(X, weights, widths, n_bits)
         else:
             # Copies: a stream's buffer will be filled again.
             self._kde_rows.append(X.copy())
@@ -182,7 +190,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self._kde_sketch.window is not None:
             raise ValueError("partial_unfit needs window=None: a window forgets by itself")
         X = as_rows(self, X, reset=False)
-        self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
+        with self._hashing_threads():
+            self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.table.count
         return self
 
@@ -193,27 +202,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         integer random_state, as their hash functions must be equal.
         """
         check_is_fitted(self)
-        if not isinstance(other, LSHKernelDensity):
-            raise TypeError(f"other must be a LSHKernelDensity, got {type(other).__name__}")
-        check_is_fitted(other)
-        if (self._kde_sketch is None) != (other._kde_sketch is None):
-            kinds = f"{self.algorithm!r} and {other.algorithm!r}"
-            raise ValueError(f"a sketch merges with sketches only, got algorithms {kinds}")
-        mine, others = (
-            (x.kernel, x.n_bits if x.kernel == "angular" else None, x.n_features_in_)
-            for x in (self, other)
-        )
-        if mine != others:
-            raise ValueError(f"kernel, n_bits and features differ: {mine} and {others}")
+        check_mergeable(self, other)
         if self._kde_sketch is not None:
-            if not np.array_equal(self.bandwidth_, other.bandwidth_):
-                raise ValueError(f"bandwidth_ differ: {self.bandwidth_} and {other.bandwidth_}")
             self._kde_sketch.merge(other._kde_sketch)
             self.n_samples_seen_ = self._kde_sketch.table.count
             return self
-        widths = [bandwidths.check(x.bandwidth, x.n_features_in_, x.kernel) for x in (self, other)]
-        if not np.array_equal(*widths):
-            raise ValueError(f"bandwidth differ: {self.bandwidth!r} and {other.bandwidth!r}")
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights
         self.n_samples_seen_ += other.n_samples_seen_
@@ -230,19 +223,15 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if isinstance(widths, str):
             widths = bandwidths.rule(widths, X, weights)
         self.bandwidth_ = self._shown(widths)
-        if weights is not None and weights.min() < LEAST:  # rows that do not count
-            X, weights = X[weights >= LEAST], weights[weights >= LEAST]
-        # The mean, but for features where a few far rows take it away from the others.
-        low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
-        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
-        geometry = Geometry(self.kernel, check_parameters(self), centre, widths)
-        training = Training(X, weights, geometry, self._kde_seed)
-        if self._kde_picked is None:
-            self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
-        else:  # as it was before it was saved
-            name = self._kde_picked["algorithm"]
-            self._kde_method = make(name, self._kde_picked["methods"][name], training)
-            self.report_, self.algorithm_ = self._kde_picked, name
+        n_bits = check_parameters(self)
+        training = training_of(self.kernel, n_bits, widths, X, weights, self._kde_seed)
+        with self._hashing_threads():
+            if self._kde_picked is None:
+                self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
+            else:  # as it was before it was saved
+                name = self._kde_picked["algorithm"]
+                method = make(name, self._kde_picked["methods"][name], training)
+                self._pick(method, self._kde_picked)
         return self
 
     def _pick(self, method, report):
@@ -252,6 +241,15 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _threads(self):
         return effective_n_jobs(self.n_jobs)
+
+    @contextlib.contextmanager
+    def _hashing_threads(self):
+        """What is hashed and sorted into tables inside takes n_jobs threads too."""
+        before = _C.set_max_threads(self._threads())
+        try:
+            yield
+        finally:
+            _C.set_max_threads(before)
 
     def _look_at_first_queries(self, X, threads):
         """The pilot again, once, on the first queries if they are many."""
@@ -320,10 +318,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self.algorithm_ not in ("brute",):
             std = np.where(positive > 0, std, np.inf)
         results = [x.astype(dtype) for x in (log_density, std)]
-        if torch is not None:
-            kept = X.dtype if X.is_floating_point() else torch.float64
-            results = [torch.from_numpy(x).to(kept) for x in results]
-        return tuple(results) if return_std else results[0]
+        return _like(torch, X, results if return_std else results[:1])
 
     def score(self, X, y=None):
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
@@ -345,10 +340,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         estimate, dtype = self._estimate(X, return_std)
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
-        if torch is not None:
-            kept = X.dtype if X.is_floating_point() else torch.float64
-            results = [torch.from_numpy(x).to(kept) for x in results]
-        return tuple(results) if return_std else results[0]
+        return _like(torch, X, results if return_std else results[:1])
 
     def _estimate(self, X, with_error):
         if "n_samples_seen_" not in vars(self):
@@ -430,3 +422,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = False
         return tags
+
+
+def _like(torch, X, results):
+    """Arrays as tensors of X's type where X is one; one alone not in a tuple."""
+    if torch is not None:
+        kept = X.dtype if X.is_floating_point() else torch.float64
+        results = [torch.from_numpy(x).to(kept) for x in results]
+    return tuple(results) if len(results) > 1 else results[0]

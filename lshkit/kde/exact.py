@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from lshkit.kde.sums import blocks_of
+from lshkit.kde.sums import Geometry, blocks_of
 
 EXACT = 1e-6  # error of a log kernel that float32 may bring
+LEAST = 1e-37  # weight, of the largest, that float32 still holds
 FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
 
 
@@ -49,6 +50,16 @@ class Training:
             threads=threads,
             blocks=self.blocks,
         )
+
+
+def training_of(kernel, n_bits, bandwidth, X, weights, seed):
+    """The `Training` of rows, centred for their distances; without rows that do not count."""
+    if weights is not None and weights.min() < LEAST:
+        X, weights = X[weights >= LEAST], weights[weights >= LEAST]
+    # The mean, but for features where a few far rows take it away from the others.
+    low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
+    centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
 
 
 class BruteForce:

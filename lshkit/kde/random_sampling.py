@@ -16,7 +16,7 @@ N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the 
 N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
-SAFETY = 0.95
+SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
 IN_BLOCKS = 2**17  # rows that are kept in blocks too, where samples read them
@@ -100,7 +100,7 @@ def mean_error(spread, sample, population):
 def sample_size(spread, population, rtol):
     """The smallest sample of mean relative error rtol, one standard error on the safe side.
 
-    And a twentieth: queries share the sample, so that their errors do not average out as theirs do.
+    And a tenth: queries share the sample, so that their errors do not average out as theirs do.
     """
     low, high = 1, population
     while low < high:

@@ -26,7 +26,7 @@ from lshkit.kde.random_sampling import (
 from lshkit.kde.sketch import SketchedRows
 
 N_TRIED, MAX_SKETCH_BYTES = 32, 2**26  # of bucket_sum
-LOOKED_INTO = {"angular": 5.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
+LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
 UNLIKELY = 4  # standard errors that a mean is off by
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64

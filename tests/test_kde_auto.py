@@ -1,0 +1,183 @@
+"""Picks of LSHKernelDensity: first queries, files, threads, and what its methods stand on."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from kde_cases import clustered, log_mean
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from lshkit import _C, hashing
+from lshkit.kde import LSHKernelDensity, estimator, pilot
+from lshkit.kde.exact import Training
+from lshkit.kde.hashed import Buckets
+from lshkit.kde.hbe import HashedDraws
+from lshkit.kde.near_far import NearFar
+from lshkit.kde.random_sampling import PermutedRows, history_of, stages
+from lshkit.kde.sums import Geometry, Sums, blocks_of
+
+
+def training_of(rows, kernel="gaussian", seed=0, weights=None):
+    d = rows.shape[1]
+    return Training(rows, weights, Geometry(kernel, 6, np.zeros(d), np.ones(d)), seed)
+
+
+@pytest.mark.parametrize("way", ["file", "pickle"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "hbe"])
+def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch):
+    rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.15, random_state=3)
+    density.fit(rows)
+    before = density.score_samples(queries)  # enough of them for the pilot on first queries
+    assert "first_queries" in density.report_
+    monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    assert np.array_equal(loaded.score_samples(queries), density.score_samples(queries))
+    assert loaded.report_ == density.report_ and loaded.algorithm_ == algorithm
+    assert before.shape == (300,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm": "kd_tree"},
+        {"methods": {}},
+        {"methods": {"random": {"n_samples": -1, "limit": 0.1}}},
+        {"methods": {"random": {"n_samples": 10, "limit": "x"}}},
+    ],
+)
+def test_files_with_an_impossible_pick(change, tmp_path):
+    rows, _ = clustered(2000, 3, 5)
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    header["picked"] |= change
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    with pytest.raises(ValueError, match="no file"):
+        LSHKernelDensity.load(tmp_path / "density.npz")
+
+
+def test_first_queries_set_the_sizes():
+    """Most rows are alone, which asks for all rows; the queries are of the clusters."""
+    rng = np.random.default_rng(0)
+    rows, queries = clustered(12_000, 6, 30, scale=0.1, seed=2, n_queries=300)
+    rows = np.r_[rows, 40 * rng.normal(size=(8000, 6))]
+    density = LSHKernelDensity(bandwidth=0.3, algorithm="random", random_state=0, normalize=False)
+    density.fit(rows)
+    at_first = density.report_["methods"]["random"]["cost"]
+    score = density.score_samples(queries)
+    assert density.report_["methods"]["random"]["cost"] < 0.5 * at_first
+    exact = log_mean("gaussian", queries, rows, 0.3)
+    assert np.abs(np.expm1(score - exact)).mean() < 0.12
+
+
+@pytest.mark.parametrize(("seed", "df"), [(0, 1.5), (1, 3.0)])
+def test_auto_on_heavy_tails(seed, df):
+    rng = np.random.default_rng(seed)
+    rows, queries = (rng.standard_t(df, size=(n, 6)) for n in (24_000, 400))
+    density = LSHKernelDensity(bandwidth=0.7, random_state=seed, normalize=False).fit(rows)
+    exact = LSHKernelDensity(bandwidth=0.7, algorithm="brute", normalize=False).fit(rows)
+    error = np.abs(np.expm1(density.score_samples(queries) - exact.score_samples(queries)))
+    assert error.mean() < 0.13
+
+
+def test_near_rows_of_euclidean_hashes_and_small_buckets_are_unbiased():
+    rows, queries = clustered(1500, 6, 8, scale=0.2, seed=1, n_queries=6)
+    exact = np.exp(log_mean("gaussian", queries, rows))
+    runs = 120
+    means = np.empty((runs, len(queries)))
+    for seed in range(runs):
+        permuted = PermutedRows(training_of(rows, seed=seed))
+        hasher = hashing.EuclideanLSH(6, 3, 8, width=1.5, seed=seed)
+        method = NearFar(Buckets(permuted, hasher, 0), 2, 150, 128, 0.2)
+        got = method.estimate(queries, 1)
+        means[seed] = np.exp(got.shift) * got.mean
+    spread = means.std(axis=0, ddof=1)
+    assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
+    # Near rows and stages: no more rows than there are, whatever the sizes.
+    assert stages(256, 300, 1000) == [256, 1000] and stages(2000, 64, 1000) == [1000]
+    assert history_of(64) == 256 and history_of(2**16) == 4096
+
+
+def test_blocks_give_the_bits_of_rows():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float64):
+        rows, queries = (rng.normal(size=(n, 7)).astype(dtype) for n in (777, 5))
+        blocks, out = blocks_of(rows), np.empty((2, 5, 3))
+        assert blocks.shape == (13, 7, 64)
+        centre, scale = rng.normal(size=7), rng.uniform(0.5, 2, 7)
+        for code in range(8):
+            for of, n in ((rows, -1), (blocks, 777)):
+                args = queries, of, centre, scale, None, None, 0.0, out[int(n > 0)], 1, n
+                _C.kernel_sums(code, 3, *args)
+            assert np.array_equal(out[0], out[1])
+    with pytest.raises(ValueError, match="n_keys"):
+        _C.kernel_sums(0, 1, queries, blocks, None, None, None, None, 0.0, out[0], 1, 13 * 64 + 1)
+
+
+def test_one_query_has_the_bits_that_it_has_among_others():
+    rows, queries = clustered(5000, 9, 20, scale=0.5, n_queries=40)
+    for algorithm in ("brute", "random", "near_far"):
+        options = dict(bandwidth=0.8, algorithm=algorithm, random_state=0)
+        density = LSHKernelDensity(**options).fit(rows.astype(np.float32))
+        together = density.score_samples(queries)
+        alone = np.concatenate([density.score_samples(q[None]) for q in queries])
+        assert np.array_equal(together, alone)
+
+
+def test_far_off_queries_in_several_places():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(500, 3))
+    rows[:40] += 1e7
+    rows[40:80] -= 3e7
+    queries = np.r_[1e7 + rng.normal(size=(9, 3)), -3e7 + rng.normal(size=(9, 3)), rows[100:109]]
+    density = LSHKernelDensity(algorithm="brute", normalize=False).fit(rows)
+    assert np.abs(density.score_samples(queries) - log_mean("gaussian", queries, rows)).max() < 1e-5
+
+
+def test_draws_that_meet_no_row_say_that_nothing_is_known():
+    rows, _ = clustered(2000, 4, 5)
+    permuted = PermutedRows(training_of(rows))
+    hasher = hashing.EuclideanLSH(4, 8, 16, width=0.5, seed=0)
+    got = HashedDraws(Buckets(permuted, hasher)).estimate(np.full((2, 4), 30.0), 1)
+    assert np.isinf(got.error).all()
+
+
+def test_a_method_that_cannot_keep_rtol_warns():
+    rows = np.random.default_rng(0).normal(size=(3000, 12))
+    with pytest.warns(UserWarning, match="hbe.*rtol=0.01"):
+        LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0).fit(rows)
+
+
+def test_n_jobs_reaches_hashing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        estimator._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
+    )
+    before = _C.max_threads()
+    sketch = LSHKernelDensity("angular", algorithm="bucket_sum", random_state=0, n_jobs=2)
+    sketch.fit(np.random.default_rng(0).normal(size=(100, 4)))
+    assert asked[:2] == [2, before] and _C.max_threads() == before
+
+
+def test_sums_without_a_part():
+    a, b = (
+        Sums(np.array([x]), np.array([y]), np.array([z])) for x, y, z in ((0, 3, 5), (-1, 1, 1))
+    )
+    rest = (a + b).without(b)
+    assert rest.total[0] == pytest.approx(3) and rest.squares[0] == pytest.approx(5)
+
+
+@parametrize_with_checks(
+    [LSHKernelDensity("angular", normalize=False)],
+    expected_failed_checks=lambda _: {"check_estimators_dtypes": "gives a row of zeros: no angle"},
+)
+def test_scikit_learns_checks_of_the_angular_kernel(estimator, check):
+    check(estimator)
