@@ -42,7 +42,7 @@ def show_versions():
         "instruction set": _instruction_set(_C),
         "OpenMP": "yes" if _C.has_openmp() else "no",
         "threads": _C.max_threads(),
-        "CUDA kernels": "yes" if _C.with_cuda else "no",
+        "CUDA kernels": _C.cuda_architectures() if _C.with_cuda else "no",
         "numpy": _version("numpy"),
         "scikit-learn": _version("scikit-learn"),
         "torch": _torch(),

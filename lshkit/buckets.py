@@ -64,11 +64,14 @@ def bucket_sum(
     )
     n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
     causal = checks.boolean("causal", causal)
-    query_codes = as_codes("query_codes", query_codes, n_buckets, torch)
-    key_codes = as_codes("key_codes", key_codes, n_buckets, torch)
-    values = checks.array("values", values, torch)
+    cuda = _C.with_cuda
+    query_codes = as_codes("query_codes", query_codes, n_buckets, torch, cuda=cuda)
+    key_codes = as_codes("key_codes", key_codes, n_buckets, torch, cuda=cuda)
+    values = checks.array("values", values, torch, cuda=cuda)
     if key_mask is not None:
-        key_mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans")
+        key_mask = checks.array(
+            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=cuda
+        )
     leading = _check_shapes(query_codes, key_codes, values, key_mask)
 
     query_codes = _heads(query_codes, leading, torch)
@@ -108,12 +111,12 @@ def sum_dtype(values):
     return np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
 
 
-def as_codes(name, codes, n_buckets, torch=None):
+def as_codes(name, codes, n_buckets, torch=None, *, cuda=False):
     """Integer codes as contiguous uint8 (n_buckets <= 256) or uint16, each below n_buckets.
 
     The operators of torch_ops check the range themselves, so tensors of the right type pass.
     """
-    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
+    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=cuda)
     if codes.ndim < 2 or codes.shape[-1] == 0:
         shape = tuple(codes.shape)
         raise ValueError(f"{name} must have shape (..., n, n_hashes), n_hashes >= 1, got {shape}")

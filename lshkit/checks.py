@@ -61,14 +61,16 @@ def torch_of(**arguments):
     return torch
 
 
-def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers"):
+def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=False):
     """value as a numpy array, or with torch as the dense CPU tensor that it is.
+
+    cuda: a CUDA tensor is taken too.
 
     kinds: letters of the accepted kinds of numbers, as in numpy's dtype.kind. TypeError for other
     kinds, masked and sparse arrays; ValueError for a tensor on another device.
     """
     if torch is not None:
-        return _tensor(name, value, torch, kinds, wanted)
+        return _tensor(name, value, torch, kinds, wanted, cuda)
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, its mask would be ignored: fill it first")
     try:
@@ -81,10 +83,10 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers"):
     return converted
 
 
-def _tensor(name, tensor, torch, kinds, wanted):
+def _tensor(name, tensor, torch, kinds, wanted, cuda):
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" and not (cuda and tensor.is_cuda):
         raise ValueError(f"{name} must be on the cpu, got a tensor on {tensor.device}")
     dtype = tensor.dtype
     if dtype == torch.bool:

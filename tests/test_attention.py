@@ -417,8 +417,8 @@ def test_other_devices_are_not_implemented():
     assert yoso_attention(x, x, x).shape == x.shape  # shapes alone need no kernel
 
     class Elsewhere(torch.Tensor):
-        device = torch.device("cuda")
+        device = torch.device("mps")
 
     x = torch.ones(2, 3, 5, 8).as_subclass(Elsewhere)
-    with pytest.raises(NotImplementedError, match="query must be on the cpu, got cuda"):
+    with pytest.raises(NotImplementedError, match="query must be on the cpu, got mps"):
         yoso_attention(x, x, x)

@@ -3,6 +3,7 @@
 
 #include "attention_views.hpp"
 #include "bindings.hpp"
+#include "cuda_call.hpp"
 
 namespace lshkit {
 namespace {
@@ -31,7 +32,7 @@ GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionSh
   sketch.rank = check_range("gradient_rank", rank, 0, std::numeric_limits<std::int32_t>::max());
   if (rank == 0) return sketch;
   if (rotation.is_none()) throw py::value_error("rotation: gradient_rank needs one, was None");
-  view.emplace("rotation", rotation);
+  view.emplace("rotation", rotation, TensorView::Place::any);
   view->require_type({kFloat32}).require_dims(3, "(1 or heads, 3, columns)").require_contiguous();
   const index_t columns = view->shape(2);
   if (columns < 16 || columns < shape.n_values || (columns & (columns - 1)) != 0)
@@ -52,9 +53,10 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
                      py::handle query_starts, py::handle key_starts) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
                           key_starts);
-  const TensorView parameters("parameters", parameters_object);
-  const TensorView query_codes("query_codes", query_codes_object);
-  const TensorView key_codes("key_codes", key_codes_object);
+  constexpr auto any = TensorView::Place::any;
+  const TensorView parameters("parameters", parameters_object, any);
+  const TensorView query_codes("query_codes", query_codes_object, any);
+  const TensorView key_codes("key_codes", key_codes_object, any);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads, in.shape.n_features);
   const AttentionOptions options =
@@ -63,6 +65,13 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   check_attention_codes(query_codes.require_output(), in.query, n_bits, n_hashes);
   check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
   if (in.out.size() == 0 && query_codes.size() == 0 && key_codes.size() == 0) return;
+  const CudaCall gpu(in.views({&parameters, &query_codes, &key_codes}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::yoso_forward(queue, in.shape, options, functions, in.inputs<float>(),
+                                  float_matrices<float, void>(in.out), query_codes.data<void>(),
+                                  key_codes.data<void>(), scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   yoso_forward(in.shape, options, functions, in.inputs<float>(),
                float_matrices<float, void>(in.out), query_codes.data<void>(),
@@ -79,8 +88,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
-  const TensorView query_codes("query_codes", query_codes_object);
-  const TensorView key_codes("key_codes", key_codes_object);
+  const TensorView query_codes("query_codes", query_codes_object, TensorView::Place::any);
+  const TensorView key_codes("key_codes", key_codes_object, TensorView::Place::any);
   check_range("n_bits", n_bits, 1, kMaxBits);
   query_codes.require_dims(4, kCodeAxes);
   const index_t n_hashes = query_codes.shape(3);
@@ -92,6 +101,14 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
   options.bfloat16_products = bfloat16_products;
   if (gradients.empty()) return;
+  const CudaCall gpu(
+      in.views({&query_codes, &key_codes, &gradients.query, &gradients.key, &gradients.value}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::yoso_backward(queue, in.shape, options, static_cast<int>(n_bits), n_hashes,
+                                   in.inputs<float>(), codes_of(query_codes), codes_of(key_codes),
+                                   gradients.gradients<float>(in), scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   yoso_backward(in.shape, options, static_cast<int>(n_bits), n_hashes, in.inputs<float>(),
                 codes_of(query_codes), codes_of(key_codes), gradients.gradients<float>(in),
@@ -107,6 +124,14 @@ void expectation_forward(py::handle query, py::handle key, py::handle value, py:
   const AttentionOptions options = check_options(causal, normalize, 0, Gradient::expected, 0, 0);
   in.out.require_output();
   if (in.out.size() == 0) return;
+  const CudaCall gpu(in.views({}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        in.query.require_type(kSampledTypes);
+        return cuda::expected_forward(queue, in.shape, options, static_cast<int>(n_bits),
+                                      in.inputs<float>(), float_matrices<float, void>(in.out),
+                                      scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);
@@ -127,6 +152,13 @@ void expectation_backward(py::handle query, py::handle key, py::handle value, py
   const AttentionOptions options =
       check_options(causal, normalize, gradient, Gradient::expected, 0, 0);
   if (gradients.empty()) return;
+  const CudaCall gpu(in.views({&gradients.query, &gradients.key, &gradients.value}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        in.query.require_type(kSampledTypes);
+        return cuda::expected_backward(queue, in.shape, options, static_cast<int>(n_bits),
+                                       in.inputs<float>(), gradients.gradients<float>(in), scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);

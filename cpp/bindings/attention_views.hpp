@@ -1,5 +1,7 @@
 #pragma once
 // What the attention functions take, checked.
+#include <vector>
+
 #include "checks.hpp"
 #include "lshkit/attention.hpp"
 
@@ -19,14 +21,14 @@ struct AttentionViews {
                  py::handle mask_object, const char* out_name, py::handle out_object,
                  std::initializer_list<ElementType> types, py::handle query_starts_object,
                  py::handle key_starts_object)
-      : query("query", query_object),
-        key("key", key_object),
-        value("value", value_object),
-        out(out_name, out_object),
+      : query("query", query_object, TensorView::Place::any),
+        key("key", key_object, TensorView::Place::any),
+        value("value", value_object, TensorView::Place::any),
+        out(out_name, out_object, TensorView::Place::any),
         shape(check_shape(types)),
-        key_mask("key_mask", mask_object, shape.batch, shape.n_keys),
-        query_starts("query_starts", query_starts_object, shape.n_queries),
-        key_starts("key_starts", key_starts_object, shape.n_keys) {
+        key_mask("key_mask", mask_object, shape.batch, shape.n_keys, TensorView::Place::any),
+        query_starts("query_starts", query_starts_object, shape.n_queries, TensorView::Place::any),
+        key_starts("key_starts", key_starts_object, shape.n_keys, TensorView::Place::any) {
     if (query_starts.sequences() != key_starts.sequences())
       throw py::value_error("key_starts: as many sequences as in query_starts (" +
                             std::to_string(query_starts.sequences()) + ") are wanted, was " +
@@ -36,6 +38,14 @@ struct AttentionViews {
     shape.sequences = query_starts.sequences();
     shape.query_starts = query_starts.data();
     shape.key_starts = key_starts.data();
+  }
+
+  // All tensors of a call with these; null for those that were not given.
+  std::vector<const TensorView*> views(std::initializer_list<const TensorView*> more) const {
+    std::vector<const TensorView*> all{
+        &query, &key, &value, &out, key_mask.view(), query_starts.view(), key_starts.view()};
+    all.insert(all.end(), more);
+    return all;
   }
 
   template <class T>
@@ -75,9 +85,9 @@ struct GradientViews {
 
   GradientViews(const AttentionViews& in, py::handle query_object, py::handle key_object,
                 py::handle value_object)
-      : query("grad_query", query_object),
-        key("grad_key", key_object),
-        value("grad_value", value_object) {
+      : query("grad_query", query_object, TensorView::Place::any),
+        key("grad_key", key_object, TensorView::Place::any),
+        value("grad_value", value_object, TensorView::Place::any) {
     check_like(query, in.query);
     check_like(key, in.key);
     check_like(value, in.value);

@@ -1,6 +1,7 @@
 // lshkit._C: the verbs on codes.
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
 #include "lshkit/bucket_sum.hpp"
 
 namespace lshkit {
@@ -9,9 +10,10 @@ namespace {
 void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
                  py::handle values_object, index_t n_buckets, int order_code,
                  py::handle key_mask_object, double scale, py::handle out_object, int threads) {
-  const TensorView query_codes("query_codes", query_codes_object);
-  const TensorView key_codes("key_codes", key_codes_object);
-  const TensorView values("values", values_object), out("out", out_object);
+  constexpr auto any = TensorView::Place::any;
+  const TensorView query_codes("query_codes", query_codes_object, any);
+  const TensorView key_codes("key_codes", key_codes_object, any);
+  const TensorView values("values", values_object, any), out("out", out_object, any);
   check_codes(query_codes, {kUint8, kUint16});
   check_codes(key_codes, {query_codes.type()});
   BucketSumShape shape;
@@ -26,10 +28,22 @@ void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
   shape.n_values = values.shape(3);
   shape.n_buckets = check_range("n_buckets", n_buckets, 1, kMaxBuckets);
   const Order order = check_option("order", order_code, Order::reversed);
-  const MaskView key_mask("key_mask", key_mask_object, shape.batch, shape.n_keys);
+  const MaskView key_mask("key_mask", key_mask_object, shape.batch, shape.n_keys, any);
   check_vectors(out, values.type()).require_output();
   out.require_shape({shape.batch, shape.heads, shape.n_queries, shape.n_values});
   if (out.size() == 0) return;
+  const CudaCall gpu({&query_codes, &key_codes, &values, &out, key_mask.view()});
+  if (gpu.run([&](const auto& queue, void*) {
+        out.require_contiguous();
+        dispatch(values.type(), [&](auto element) {
+          using T = decltype(element);
+          cuda::bucket_sum<T>(queue, shape, codes_of(query_codes), codes_of(key_codes),
+                              matrices<const T>(values), key_mask.mask(), order,
+                              static_cast<T>(scale), matrices<T>(out));
+        });
+        return index_t(0);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(values.type(), [&](auto element) {
     using T = decltype(element);

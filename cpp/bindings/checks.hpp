@@ -79,14 +79,16 @@ inline ElementType code_type(index_t n_bits) {
 // (batch, n_keys), or None: every key takes part.
 class MaskView {
  public:
-  MaskView(const char* name, py::handle object, index_t batch, index_t n_keys) {
+  MaskView(const char* name, py::handle object, index_t batch, index_t n_keys,
+           TensorView::Place place = TensorView::Place::cpu) {
     if (object.is_none()) return;
-    view_.emplace(name, object);
+    view_.emplace(name, object, place);
     view_->require_type({kBool, kUint8}).require_shape({batch, n_keys}).require_contiguous_rows();
   }
   Mask mask() const {
     return view_ ? Mask{view_->data<const std::uint8_t>(), view_->stride(0)} : Mask{};
   }
+  const TensorView* view() const { return view_ ? &*view_ : nullptr; }
 
  private:
   std::optional<TensorView> view_;
@@ -133,12 +135,14 @@ void dispatch(ElementType type, Call&& call) {
 // The rows at which packed sequences start, and at last their number; or None.
 class StartsView {
  public:
-  StartsView(const char* name, py::handle object, index_t rows) {
+  StartsView(const char* name, py::handle object, index_t rows,
+             TensorView::Place place = TensorView::Place::cpu) {
     if (object.is_none()) return;
-    view_.emplace(name, object);
+    view_.emplace(name, object, place);
     view_->require_type({kInt64}).require_dims(1, "(sequences + 1)").require_contiguous();
     const index_t count = view_->shape(0);
     const index_t* starts = view_->data<const index_t>();
+    if (count >= 2 && view_->on_cuda()) return;  // a kernel reads them, and stays in the tensors
     if (count < 2 || starts[0] != 0 || starts[count - 1] != rows)
       view_->wrong_value("numbers from 0 to " + std::to_string(rows) + " (the rows) are wanted");
     for (index_t s = 1; s < count; ++s)
@@ -148,6 +152,7 @@ class StartsView {
   }
   index_t sequences() const { return view_ ? view_->shape(0) - 1 : 0; }
   const index_t* data() const { return view_ ? view_->data<const index_t>() : nullptr; }
+  const TensorView* view() const { return view_ ? &*view_ : nullptr; }
 
  private:
   std::optional<TensorView> view_;

@@ -3,20 +3,30 @@
 
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
 
 namespace lshkit {
 namespace {
 
 bool hash_codes(py::handle x_object, py::handle parameters_object, int family, index_t n_bits,
                 index_t n_hashes, py::handle codes_object, int threads) {
-  const TensorView x("x", x_object), parameters("parameters", parameters_object);
-  const TensorView codes("codes", codes_object);
+  constexpr auto any = TensorView::Place::any;
+  const TensorView x("x", x_object, any), parameters("parameters", parameters_object, any);
+  const TensorView codes("codes", codes_object, any);
   check_vectors(x, kFloat32);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3), kMaxHashBits);
   check_codes(codes, {code_type(n_bits)}).require_output();
   codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
   if (codes.size() == 0) return true;
+  const CudaCall gpu({&x, &parameters, &codes});
+  if (gpu.run([&](const auto& queue, void*) {
+        check_range("n_bits", n_bits, 1, kMaxBits);
+        cuda::hash(queue, functions, float_matrices<float, const void>(x), x.shape(0), x.shape(1),
+                   x.shape(2), x.shape(3), codes.data<void>());
+        return index_t(0);
+      }))
+    return true;  // not asked: that would wait for the GPU
   py::gil_scoped_release without_gil;
   return hash(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2), x.shape(3),
               codes.data<void>(), threads);

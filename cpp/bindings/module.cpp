@@ -1,6 +1,7 @@
 // lshkit._C: the core's functions on borrowed tensors. Arguments are checked in the bindings; every
 // output is the caller's, so nothing is allocated.
 #include "bindings.hpp"
+#include "cuda_call.hpp"
 #include "lshkit/runtime.hpp"
 #include "lshkit/threads.hpp"
 
@@ -40,5 +41,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("has_openmp", &lshkit::has_openmp);
   module.def("compiler", [] { return lshkit::kCompiler; });
   module.attr("instruction_sets") = LSHKIT_INSTRUCTION_SETS;  // those compiled in
-  module.attr("with_cuda") = false;
+  module.attr("with_cuda") = lshkit::kWithCuda;
+  module.def("cuda_architectures", &lshkit::cuda_architectures);
+  module.def("cuda_available", &lshkit::cuda_available);
 }

@@ -24,6 +24,12 @@ namespace lshkit {
 
 namespace py = pybind11;
 
+#ifdef LSHKIT_WITH_CUDA
+constexpr bool kWithCuda = true;
+#else
+constexpr bool kWithCuda = false;
+#endif
+
 struct ElementType {
   std::uint8_t code, bits;
   bool operator==(ElementType other) const { return code == other.code && bits == other.bits; }
@@ -62,7 +68,11 @@ class TensorView {
   // A size that require_shape() leaves open.
   static constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::min();
 
-  TensorView(const char* name, py::handle object) : name_(name) {
+  // Functions that have CUDA kernels take tensors of Place::any.
+  enum class Place { cpu, any };
+
+  TensorView(const char* name, py::handle object, Place place = Place::cpu)
+      : name_(name), place_(place) {
     if (!borrow_by_exchange_api(object) && !borrow_by_buffer(object) && !borrow_by_dlpack(object))
       wrong_type(std::string("a tensor or an array is wanted, was ") + type_name(object));
     if (size() > 0 && data_ == nullptr)
@@ -74,6 +84,10 @@ class TensorView {
   TensorView& operator=(const TensorView&) = delete;
 
   ElementType type() const { return type_; }
+  dlpack::Device device() const { return device_; }
+  bool on_cuda() const { return device_.type == dlpack::cuda; }
+  // Of the library that owns the tensor, or null.
+  const dlpack::ExchangeApi* exchange_api() const { return api_; }
   int n_dims() const { return n_dims_; }
   std::int64_t shape(int dim) const { return shape_[dim]; }
   // In elements; 0 for dimensions of size 1, whose stride means nothing.
@@ -139,7 +153,8 @@ class TensorView {
   // Writable, and mostly fresh memory of which every element will be written.
   const TensorView& require_output() const {
     require_writable();
-    if (contiguous()) prefer_large_pages(data_, std::size_t(size()) * (type_.bits / 8));
+    if (contiguous() && !on_cuda())
+      prefer_large_pages(data_, std::size_t(size()) * (type_.bits / 8));
     return *this;
   }
 
@@ -201,6 +216,7 @@ class TensorView {
     if (!facts.api) return false;
     dlpack::Tensor tensor{};
     if (facts.api->borrow(object.ptr(), &tensor) != 0) not_borrowed(object);
+    api_ = facts.api;
     take(tensor);
     if (facts.is_neg && type_.code == dlpack::floating) {
       // torch negates the imaginary part of a conjugate lazily: its memory is not what it shows.
@@ -273,9 +289,15 @@ class TensorView {
   }
 
   void take(const dlpack::Tensor& tensor) {
-    if (tensor.device.type == dlpack::cuda)
-      wrong_value("is a CUDA tensor, and this build of lshkit has no CUDA kernels");
-    if (tensor.device.type != dlpack::cpu && tensor.device.type != dlpack::cuda_pinned_host)
+    device_ = tensor.device;
+    if (on_cuda() && !kWithCuda)
+      wrong_value(
+          "is a CUDA tensor, and this build of lshkit has no CUDA kernels: install it from source "
+          "where there is nvcc, with pip install -C cmake.define.LSHKIT_CUDA=ON");
+    if (on_cuda() && place_ == Place::cpu)
+      wrong_value("is a CUDA tensor, and this function has CPU kernels only");
+    if (!on_cuda() && tensor.device.type != dlpack::cpu &&
+        tensor.device.type != dlpack::cuda_pinned_host)
       wrong_value("a CPU tensor is wanted, was on DLPack device type " +
                   std::to_string(tensor.device.type));
     type_ = {tensor.dtype.code, tensor.dtype.bits};
@@ -354,6 +376,9 @@ class TensorView {
   }
 
   std::string name_;
+  Place place_;
+  dlpack::Device device_{dlpack::cpu, 0};
+  const dlpack::ExchangeApi* api_ = nullptr;
   void* data_ = nullptr;
   ElementType type_{};
   int n_dims_ = 0;

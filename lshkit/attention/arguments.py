@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lshkit import checks, hashing, torch_ops
+from lshkit import _C, checks, hashing, torch_ops
 
 ESTIMATORS = ("auto", "sampled", "expected", "soft")
 UNIT_NORMS = ("l2", "lift")
@@ -106,7 +106,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     for name, x in (("key", key), ("value", value)):
         if x.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
-        if x.dtype is not query.dtype and not torch.is_autocast_enabled("cpu"):
+        if x.dtype is not query.dtype and not torch.is_autocast_enabled(_autocast_device(query)):
             raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
         wanted = query.shape[:-2] if name == "key" or not enable_gqa else key.shape[:-2]
         if name == "key" and enable_gqa:
@@ -117,10 +117,6 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
                 f"{name} must have {of}'s batch and heads {tuple(wanted)}, "
                 f"got {tuple(x.shape[:-2])}"
             )
-    if query.device.type not in ("cpu", "meta"):
-        raise NotImplementedError(
-            f"query must be on the cpu, got {query.device}: attention has CPU kernels only"
-        )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
             f"key must have query's number of features {query.shape[-1]}, got {key.shape[-1]}"
@@ -129,6 +125,33 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(f"query must have features, got shape {tuple(query.shape)}")
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
+
+
+def _autocast_device(x: Tensor) -> str:
+    return "cuda" if x.device.type == "cuda" else "cpu"
+
+
+def check_device(query: Tensor, estimator: str, window: int) -> None:
+    """There are kernels for the CPU and, in a build with CUDA, for most of what these can do."""
+    device = query.device
+    if device.type in ("cpu", "meta"):
+        return
+    if device.type != "cuda" or not _C.with_cuda:
+        hint = (
+            ""
+            if device.type != "cuda"
+            else (
+                " (install it from source where there is nvcc, with "
+                "pip install -C cmake.define.LSHKIT_CUDA=ON)"
+            )
+        )
+        raise NotImplementedError(
+            f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
+            f"it{hint}"
+        )
+    if estimator == "soft" or window:
+        option = 'estimator="soft"' if estimator == "soft" else f"window={window}"
+        raise NotImplementedError(f"{option} has no CUDA kernels yet, got query on {device}")
 
 
 def _check_groups(query: Tensor, key: Tensor) -> None:

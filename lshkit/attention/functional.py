@@ -6,6 +6,7 @@ from torch import Tensor
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import (
     UNIT_NORMS,
+    check_device,
     check_gradient_rank,
     check_options,
     check_probes,
@@ -147,7 +148,9 @@ def yoso_attention(
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
             row is longer than sqrt(lift_scale).
-        NotImplementedError: tensors that are not on the CPU.
+        NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
+            its kernels, have no `window` and no "soft"; `precision` and `gradient_rank` do not
+            apply, all is computed in full there.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
@@ -172,6 +175,7 @@ def yoso_attention(
     check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     check_tensors(query, key, value, enable_gqa)
+    check_device(query, estimator, window)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
         check_lift_scale(lift_scale, heads, is_causal and unit_norm == "lift")
@@ -220,10 +224,11 @@ def yoso_attention(
         rotation = None
         if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
+            rotation = rotation.to(query.device)
         parameters = projections
         if parameters is None:
             sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-            parameters = torch_ops.hash_parameters(seed, *sizes, family)
+            parameters = torch_ops.hash_parameters(seed, *sizes, family).to(query.device)
         hash_options = family, n_bits, n_hashes
         if estimator == "soft":
             out, *_ = torch_ops.soft_attention(

@@ -61,14 +61,15 @@ class _AngularFamily(HashFamily):
             other rows keep theirs.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch)
+        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= 16)
         shape = tuple(x.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
         if torch is not None:
             from lshkit import torch_ops
 
             x = x.reshape(1, 1, -1, self.n_features)
-            return torch_ops.hash(x, torch.from_numpy(self.parameters), *options).reshape(shape)
+            parameters = torch.from_numpy(self.parameters).to(x.device)
+            return torch_ops.hash(x, parameters, *options).reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
             with np.errstate(over="ignore"):  # beyond float32 is infinity

@@ -50,8 +50,8 @@ class HashFamily:
             seed = checks.integer("seed", seed, 0)
         self.seed = seed
 
-    def _rows(self, name, x, torch):
-        x = checks.array(name, x, torch)
+    def _rows(self, name, x, torch, cuda=False):
+        x = checks.array(name, x, torch, cuda=cuda)
         if x.ndim == 0 or x.shape[-1] != self.n_features:
             wanted = f"(..., {self.n_features}), the last dimension being n_features"
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -21,6 +20,7 @@ from lshkit.torch_ops.library import (
     no_second_derivative,
     nothing_to_save,
     register_autocast,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -169,7 +169,7 @@ for _name, _kernel in (
     ("expected_attention", _expected_attention),
     ("expected_attention_backward", _expected_attention_backward),
 ):
-    LIBRARY.impl(_name, _kernel, "CPU")
+    register_kernel(_name, _kernel)
 
 
 @fake("yoso_attention")

@@ -4,7 +4,6 @@ import torch
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -12,6 +11,7 @@ from lshkit.torch_ops.library import (
     float_dtype,
     mask_rows,
     new_output,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -37,7 +37,7 @@ def _bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask):
     return out.to(values.dtype)
 
 
-LIBRARY.impl("bucket_sum", _bucket_sum, "CPU")
+register_kernel("bucket_sum", _bucket_sum)
 
 
 @fake("bucket_sum")

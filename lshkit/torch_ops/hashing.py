@@ -4,11 +4,11 @@ import torch
 
 from lshkit import _C, hashing
 from lshkit.torch_ops.library import (
-    LIBRARY,
     define,
     fake,
     new_codes,
     not_differentiable,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -27,11 +27,11 @@ define(
 def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
     sizes = n_features, n_bits, n_hashes, n_sets
     parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, _seed_of(seed))
-    return torch.from_numpy(parameters)
+    return torch.from_numpy(parameters).to(seed.device)
 
 
 def _gradient_rotation(seed, n_sets, n_values):
-    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed)))
+    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed))).to(seed.device)
 
 
 def _seed_of(tensor):
@@ -50,9 +50,9 @@ def _hash(x, parameters, family, n_bits, n_hashes):
     return codes
 
 
-LIBRARY.impl("hash_parameters", _hash_parameters, "CPU")
-LIBRARY.impl("gradient_rotation", _gradient_rotation, "CPU")
-LIBRARY.impl("hash", _hash, "CPU")
+register_kernel("hash_parameters", _hash_parameters)
+register_kernel("gradient_rotation", _gradient_rotation)
+register_kernel("hash", _hash)
 
 
 @fake("hash_parameters")

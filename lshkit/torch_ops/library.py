@@ -27,6 +27,13 @@ def fake(*names: str) -> Callable:
     return register
 
 
+def register_kernel(name: str, kernel: Callable, *, cuda: bool = True) -> None:
+    """One function for CPU tensors and, where the core has kernels of it for them, CUDA tensors."""
+    LIBRARY.impl(name, kernel, "CPU")
+    if cuda:
+        LIBRARY.impl(name, kernel, "CUDA")
+
+
 def not_differentiable(name: str) -> None:
     """For an operator that is a step function of its input."""
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
@@ -78,15 +85,19 @@ def register_autocast(name: str) -> None:
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def kernel(query, key, value, *rest):
-        dtype = torch.get_autocast_dtype("cpu")
-        query, key, value = (
-            x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value)
-        )
-        with torch.autocast("cpu", enabled=False):
-            return op(query, key, value, *rest)
+    def kernel_of(device):
+        def kernel(query, key, value, *rest):
+            dtype = torch.get_autocast_dtype(device)
+            query, key, value = (
+                x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value)
+            )
+            with torch.autocast(device, enabled=False):
+                return op(query, key, value, *rest)
 
-    LIBRARY.impl(name, kernel, "AutocastCPU")
+        return kernel
+
+    LIBRARY.impl(name, kernel_of("cpu"), "AutocastCPU")
+    LIBRARY.impl(name, kernel_of("cuda"), "AutocastCUDA")
 
 
 def register_vmap(
@@ -165,7 +176,12 @@ def new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_codes(name: str, codes: Tensor, n_buckets: int) -> None:
-    """The core trusts codes as table rows, so a code out of range would leave the table."""
+    """The core trusts codes as table rows, so a code out of range would leave the table.
+
+    The CUDA kernels pass by such a code instead: to look would be to wait for the GPU.
+    """
+    if codes.is_cuda:
+        return
     if n_buckets < (256 if codes.dtype is torch.uint8 else 65536):
         largest = int(codes.numpy().max())
         if largest >= n_buckets:

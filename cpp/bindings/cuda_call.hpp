@@ -1,0 +1,123 @@
+#pragma once
+// Calls on CUDA tensors: all on one device that the kernels run on, on the current stream, with
+// scratch from the allocator of the library that owns the tensors. A build with the emulated
+// kernels takes CPU tensors this way where LSHKIT_EMULATE_CUDA=1 is set: the tests of all of it but
+// the GPU.
+#include <cstdlib>
+#include <vector>
+
+#include "lshkit/cuda/attention.hpp"
+#include "tensor_view.hpp"
+
+namespace lshkit {
+
+#ifdef LSHKIT_EMULATED_CUDA
+inline bool emulates_cuda() {
+  const char* on = std::getenv("LSHKIT_EMULATE_CUDA");
+  return on && *on == '1';
+}
+#else
+constexpr bool emulates_cuda() { return false; }
+#endif
+
+inline const char* cuda_architectures() {
+#ifdef LSHKIT_WITH_CUDA
+  return cuda::architectures();
+#else
+  return "";
+#endif
+}
+inline bool cuda_available() {
+#ifdef LSHKIT_WITH_CUDA
+  return cuda::available();
+#else
+  return false;
+#endif
+}
+
+class CudaCall {
+ public:
+  // Null views are arguments that were not given.
+  explicit CudaCall(const std::vector<const TensorView*>& views) : first_(*views.front()) {
+    on_ = first_.on_cuda() || emulates_cuda();
+    for (const TensorView* view : views)
+      if (view && (view->device().type != first_.device().type ||
+                   (view->on_cuda() && view->device().id != first_.device().id)))
+        view->wrong_value("must be on the same device as the first argument, which is on " +
+                          describe(first_) + ", was on " + describe(*view));
+  }
+
+  // call(queue, scratch) returns how many bytes of scratch it needs; it is called with null first,
+  // and only again where it needs some. False: not a call for a GPU.
+  template <class Call>
+  bool run([[maybe_unused]] const Call& call) const {
+#ifdef LSHKIT_WITH_CUDA
+    if (!on_) return false;
+    cuda::Queue queue;
+    queue.device = first_.device().id;
+    if (const char* reason = cuda::refusal(queue.device)) first_.wrong_value(reason);
+    if (first_.on_cuda()) queue.stream = current_stream();
+    const index_t bytes = call(queue, nullptr);
+    if (bytes == 0) return true;
+    const Scratch scratch(first_, bytes);
+    call(queue, scratch.data());
+    return true;
+#else
+    return false;
+#endif
+  }
+
+ private:
+  static std::string describe(const TensorView& view) {
+    return view.on_cuda() ? "cuda:" + std::to_string(view.device().id) : "the CPU";
+  }
+
+  void* current_stream() const {
+    const dlpack::ExchangeApi* api = first_.exchange_api();
+    void* stream = nullptr;
+    if (!api || !api->current_stream) return nullptr;
+    if (api->current_stream(first_.device().type, first_.device().id, &stream) != 0)
+      throw py::error_already_set();
+    return stream;
+  }
+
+  // Memory on the tensors' device. What is queued before it is given back may go on using it: the
+  // allocator hands it to later work of the same stream.
+  class Scratch {
+   public:
+    Scratch(const TensorView& like, index_t bytes) {
+      const dlpack::ExchangeApi* api = like.exchange_api();
+      if (!api || !api->allocate)
+        like.wrong_type(
+            "a tensor of a library with DLPack's C exchange API is wanted, such as "
+            "torch 2.10 or newer");
+      dlpack::Tensor prototype{};
+      prototype.device = like.device();
+      prototype.n_dims = 1;
+      prototype.dtype = {dlpack::unsigned_integer, 8, 1};
+      prototype.shape = &bytes;
+      std::string error;
+      if (api->allocate(&prototype, &memory_, &error, [](void* to, const char*, const char* what) {
+            *static_cast<std::string*>(to) = what ? what : "";
+          }) != 0)
+        throw std::runtime_error("lshkit: " + std::to_string(bytes) +
+                                 " bytes of scratch: " + error);
+    }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    ~Scratch() {
+      if (memory_ && memory_->deleter) memory_->deleter(memory_);
+    }
+    void* data() const {
+      return static_cast<char*>(memory_->tensor.data) + memory_->tensor.byte_offset;
+    }
+
+   private:
+    dlpack::ManagedTensorVersioned* memory_ = nullptr;
+  };
+
+  const TensorView& first_;
+  bool on_ = false;
+};
+
+}  // namespace lshkit

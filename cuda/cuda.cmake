@@ -1,0 +1,100 @@
+# CUDA kernels: lshkit_cuda where there is a compiler for them; their own source on the host for the
+# tests, which need none.
+set(LSHKIT_CUDA_SOURCES
+  ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu)
+
+set(LSHKIT_HAS_CUDA OFF)
+# The C++ tests run the kernels on the host and have no use for a GPU's.
+if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED)$" AND (LSHKIT_PYTHON OR LSHKIT_CUDA STREQUAL "ON"))
+  # Often installed without being on PATH. Handed over as $CUDACXX and not as CMAKE_CUDA_COMPILER,
+  # with which check_language would skip its check.
+  if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+    find_program(LSHKIT_NVCC nvcc
+      PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+    if(LSHKIT_NVCC)
+      set(ENV{CUDACXX} "${LSHKIT_NVCC}")
+    endif()
+  endif()
+  # Machine code for sm_80 and sm_90, and PTX for what comes later.
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+  endif()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(LSHKIT_HAS_CUDA ON)
+  elseif(LSHKIT_CUDA STREQUAL "ON")
+    message(FATAL_ERROR
+      "LSHKIT_CUDA=ON, but no working nvcc was found: put it on PATH, or set CUDACXX or CUDA_HOME")
+  endif()
+endif()
+
+if(LSHKIT_HAS_CUDA)
+  find_package(CUDAToolkit REQUIRED)
+  add_library(lshkit_cuda STATIC ${LSHKIT_CUDA_SOURCES})
+  target_include_directories(lshkit_cuda PUBLIC cuda/include cpp/include)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES " " cuda_architectures)
+  target_compile_definitions(lshkit_cuda PRIVATE
+    LSHKIT_CUDA_ARCHITECTURES="${cuda_architectures}")
+  set_target_properties(lshkit_cuda PROPERTIES
+    CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static
+    CUDA_VISIBILITY_PRESET hidden)
+  # One thread an architecture. For a profiler that names lines: CMAKE_CUDA_FLAGS=-lineinfo.
+  target_compile_options(lshkit_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--threads=0>)
+  target_link_libraries(lshkit_cuda PUBLIC CUDA::cudart_static)
+endif()
+
+function(lshkit_cuda_bindings module)
+  target_include_directories(${module} PRIVATE cuda/include)
+  if(LSHKIT_CUDA STREQUAL "EMULATED")
+    target_sources(${module} PRIVATE
+      cuda/tests/emulation/emulation.cpp cuda/tests/emulation/kernels.cpp)
+    target_include_directories(${module} PRIVATE cuda/tests/emulation)
+    target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1 LSHKIT_EMULATED_CUDA=1)
+  endif()
+  if(NOT LSHKIT_HAS_CUDA)
+    return()
+  endif()
+  target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1)
+  target_link_libraries(${module} PRIVATE lshkit_cuda)
+  set_target_properties(${module} PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
+endfunction()
+
+# The kernels as C++, in a program of their own tests.
+function(lshkit_cuda_test name)
+  add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
+  add_executable(${name} cuda/tests/test_kernels.cpp cuda/tests/emulation/kernels.cpp)
+  target_include_directories(${name} PRIVATE
+    cuda/include cuda/tests/emulation cpp/include cpp/tests)
+  target_link_libraries(${name} PRIVATE lshkit_core ${name}_emulation)
+  target_compile_options(${name} PRIVATE -O1 -g1)
+  set(options "${ARGN}")
+  target_compile_options(${name} PRIVATE ${options})
+  target_link_options(${name} PRIVATE ${options})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+endfunction()
+
+function(lshkit_cuda_tests)
+  lshkit_cuda_test(test_cuda_kernels)
+  if(LSHKIT_SANITIZE)
+    return()
+  endif()
+  # Again for ThreadSanitizer, which finds missing barriers, where the compiler has it.
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -fsanitize=thread)
+  check_cxx_source_compiles(
+    "#include <sanitizer/tsan_interface.h>\nint main() { return !__tsan_get_current_fiber(); }"
+    LSHKIT_HAS_THREAD_SANITIZER)
+  if(LSHKIT_HAS_THREAD_SANITIZER)
+    lshkit_cuda_test(test_cuda_races -fsanitize=thread)
+    target_compile_definitions(test_cuda_races_emulation PRIVATE LSHKIT_SANITIZE_THREAD=1)
+    add_test(NAME cuda_race_is_found COMMAND test_cuda_races planted_race)
+    set_tests_properties(cuda_race_is_found PROPERTIES
+      PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 300)
+  endif()
+endfunction()

@@ -1,0 +1,94 @@
+#pragma once
+// One switch: nvcc compiles the kernels for the GPU; another compiler gets tests/emulation, which
+// runs them on the host. Blocks and grids have one dimension, shared memory is all dynamic.
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "lshkit/cuda/queue.hpp"
+#include "lshkit/tensor.hpp"
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#define LSHKIT_UNROLL _Pragma("unroll")
+#define LSHKIT_KERNEL static __global__  // of a kernel that is no template
+#define LSHKIT_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+#else
+#include "emulation.hpp"
+#define LSHKIT_UNROLL
+#define LSHKIT_KERNEL inline
+#define LSHKIT_SHARED_MEMORY(name) unsigned char* const name = lshkit::emulation::shared_memory()
+#endif
+
+namespace lshkit::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ inline int thread_index() { return int(threadIdx.x); }
+__device__ inline int lane_index() { return int(threadIdx.x) % kWarp; }
+__device__ inline int warp_index() { return int(threadIdx.x) / kWarp; }
+__device__ inline index_t block_index() { return index_t(blockIdx.x); }
+__host__ __device__ constexpr index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr index_t least(index_t a, index_t b) { return a < b ? a : b; }
+
+// Sums of a warp in a fixed order, the same number in every lane.
+template <class T>
+__device__ inline T warp_sum(T x) {
+  for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+  return x;
+}
+
+#ifdef __CUDACC__
+inline void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string("lshkit: ") + what + ": " + cudaGetErrorString(status));
+}
+#endif
+
+constexpr index_t kMaxBlocks = 0x7fffffff;
+
+// Queues a kernel; no blocks are no work. Throws what the launch reports.
+template <class... Parameters, class... Arguments>
+void launch(const Queue& queue, const char* name, void (*kernel)(Parameters...), index_t blocks,
+            int threads, std::size_t shared_bytes, const Arguments&... arguments) {
+  if (blocks == 0) return;
+  if (blocks > kMaxBlocks)
+    throw std::runtime_error(std::string("lshkit: ") + name + " needs more than 2^31 - 1 blocks");
+#ifdef __CUDACC__
+  if (shared_bytes > 48 * 1024)
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               int(shared_bytes)),
+          name);
+  kernel<<<unsigned(blocks), unsigned(threads), shared_bytes,
+           static_cast<cudaStream_t>(queue.stream)>>>(arguments...);
+  check(cudaGetLastError(), name);
+#else
+  (void)queue;
+  (void)name;
+  emulation::launch(unsigned(blocks), unsigned(threads), shared_bytes,
+                    [&] { kernel(arguments...); });
+#endif
+}
+
+// Cuts pieces off the caller's memory, or measures how much they need (base null).
+class Cut {
+ public:
+  explicit Cut(void* base) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(index_t count) {
+    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += ceil_div(count * index_t(sizeof(T)), 256) * 256;
+    return piece;
+  }
+  index_t used() const { return used_; }
+
+ private:
+  char* base_;
+  index_t used_ = 0;
+};
+
+}  // namespace lshkit::cuda

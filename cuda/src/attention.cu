@@ -1,0 +1,406 @@
+// YOSO attention from the kernels of hashing, sums, pairs and rows: the same steps as
+// cpp/src/yoso_attention.cpp and expected_attention.cpp, all heads at once.
+//
+// Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
+// the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
+// codes alone.
+#include "lshkit/cuda/attention.hpp"
+#include "lshkit/cuda/bucket_gradient.cuh"
+#include "lshkit/cuda/bucket_sum.cuh"
+#include "lshkit/cuda/pairs.cuh"
+#include "lshkit/cuda/rows.cuh"
+#include "lshkit/cuda/runtime.cuh"
+
+namespace lshkit::cuda {
+namespace {
+
+struct Problem {
+  const Queue& queue;
+  const AttentionShape& s;
+  const AttentionOptions& options;
+  const AttentionInputs<float>& in;
+
+  index_t key_heads() const { return s.key_heads ? s.key_heads : s.heads; }
+  index_t group() const { return key_heads() ? s.heads / key_heads() : 1; }
+  index_t sequences() const { return s.query_starts ? s.sequences : s.batch; }
+  index_t queries() const { return s.batch * s.heads * s.n_queries; }
+  index_t keys() const { return s.batch * key_heads() * s.n_keys; }
+  index_t keys_of_queries() const { return s.batch * s.heads * s.n_keys; }
+  int counts() const { return options.normalize == Normalize::sum; }
+  index_t sum_columns() const { return s.n_values + counts(); }
+  Side query_side() const { return {s.n_queries, s.heads, 1, s.query_starts}; }
+  Side key_side() const { return {s.n_keys, key_heads(), group(), s.key_starts}; }
+
+  void check() const {
+    if (options.window > 0)
+      throw std::runtime_error("lshkit: the near window has no CUDA kernel yet");
+  }
+};
+
+// Of queries or of keys. unit: with the unit vectors themselves.
+struct UnitVectors {
+  float *inverse, *unit;
+  std::uint8_t* valid;
+  UnitVectors(Cut& cut, index_t rows, index_t columns)
+      : inverse(cut.take<float>(rows)),
+        unit(cut.take<float>(rows * columns)),
+        valid(cut.take<std::uint8_t>(rows)) {}
+};
+void fill(const Problem& p, const UnitVectors& to, bool queries, bool with_unit) {
+  UnitRows a;
+  a.x = Elements(queries ? p.in.query : p.in.key);
+  a.batch = p.s.batch;
+  a.heads = queries ? p.s.heads : p.key_heads();
+  a.n_rows = queries ? p.s.n_queries : p.s.n_keys;
+  a.columns = p.s.n_features;
+  if (!queries) {
+    a.mask = p.in.key_mask.data;
+    a.mask_stride = p.in.key_mask.batch_stride;
+  }
+  a.unit = with_unit ? to.unit : nullptr;
+  a.inverse = to.inverse;
+  a.valid = to.valid;
+  unit_rows(p.queue, a);
+}
+
+BucketSum<float> sum_of(const Problem& p, Codes query_codes, Codes key_codes, int n_bits,
+                        index_t n_hashes, const UnitVectors& key, float* sums) {
+  BucketSum<float> a;
+  a.query = p.query_side();
+  a.key = p.key_side();
+  a.query_heads = p.s.heads;
+  a.query_codes = query_codes.data;
+  a.key_codes = key_codes.data;
+  a.code_bytes = query_codes.bytes;
+  a.n_hashes = n_hashes;
+  a.n_buckets = index_t(1) << n_bits;
+  a.values = Elements(p.in.value);
+  a.n_values = p.s.n_values;
+  a.counts = p.counts();
+  a.key_valid = key.valid;
+  a.valid_batch = p.key_heads() * p.s.n_keys;
+  a.valid_head = p.s.n_keys;
+  a.order = p.options.causal ? Order::causal : Order::all;
+  a.scale = 1.0f / float(n_hashes);
+  a.out = sums;
+  return a;
+}
+
+// The gradient of the values: the transpose of the sum, of the gradient of the sums.
+BucketSum<float> transposed(const Problem& p, BucketSum<float> a, const UnitVectors& query,
+                            float* sums, float* value_grad) {
+  std::swap(a.query, a.key);
+  std::swap(a.query_codes, a.key_codes);
+  a.values = Elements();
+  a.values.data = sums;
+  a.values.row = p.sum_columns();
+  a.own_values = true;
+  a.counts = false;
+  a.key_valid = query.valid;
+  a.valid_batch = p.s.heads * p.s.n_queries;
+  a.valid_head = p.s.n_queries;
+  a.order = p.options.causal ? Order::reversed : Order::all;
+  a.out = value_grad;
+  return a;
+}
+
+void finish_output(const Problem& p, const float* sums, const UnitVectors& query,
+                   const Output<float>& out) {
+  NormalizeRows a;
+  a.sums = sums;
+  a.batch = p.s.batch;
+  a.heads = p.s.heads;
+  a.n_rows = p.s.n_queries;
+  a.columns = p.s.n_values;
+  a.counts = p.counts();
+  a.normalize = p.options.normalize;
+  a.valid = query.valid;
+  a.out = Elements(out);
+  a.data = out.data;
+  normalize(p.queue, a);
+}
+
+// What both estimators' backward passes keep.
+struct BackwardScratch {
+  UnitVectors query, key;
+  float *sums, *bias, *query_grad, *key_grad, *value_grad;
+  BackwardScratch(Cut& cut, const Problem& p)
+      : query(cut, p.queries(), p.s.n_features),
+        key(cut, p.keys(), p.s.n_features),
+        sums(cut.take<float>(p.queries() * p.sum_columns())),
+        bias(cut.take<float>(p.counts() ? p.queries() : 0)),
+        query_grad(cut.take<float>(p.queries() * p.s.n_features)),
+        key_grad(cut.take<float>(p.keys_of_queries() * p.s.n_features)),
+        value_grad(cut.take<float>(p.keys_of_queries() * p.s.n_values)) {}
+};
+
+void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad) {
+  NormalizeBackward a;
+  a.sums = b.sums;
+  a.batch = p.s.batch;
+  a.heads = p.s.heads;
+  a.n_rows = p.s.n_queries;
+  a.columns = p.s.n_values;
+  a.counts = p.counts();
+  a.normalize = p.options.normalize;
+  a.valid = b.query.valid;
+  a.grad = Elements(grad);
+  a.bias = p.counts() ? b.bias : nullptr;
+  normalize_backward(p.queue, a);
+}
+
+// Everything of a sum over pairs but its weight, y and out.
+Pairs pairs_of(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+               bool owner_is_query) {
+  Pairs a;
+  PairSide queries, keys;
+  queries.side = p.query_side();
+  queries.unit = query.unit;
+  queries.valid = query.valid;
+  keys.side = p.key_side();
+  keys.unit = key.unit;
+  keys.valid = key.valid;
+  keys.factor = Elements(p.in.value);
+  a.owner = owner_is_query ? queries : keys;
+  a.other = owner_is_query ? keys : queries;
+  a.owner_is_query = owner_is_query;
+  a.query_heads = p.s.heads;
+  a.n_features = p.s.n_features;
+  a.n_values = p.s.n_values;
+  a.causal = p.options.causal;
+  a.n_bits = n_bits;
+  return a;
+}
+Elements rows_of(const float* rows, index_t heads, index_t n_rows, index_t columns) {
+  return Elements(rows, heads, n_rows, columns);
+}
+// g: the gradient of the sums, rows of every head of queries.
+Elements sums_as_elements(const Problem& p, const float* sums) {
+  return rows_of(sums, p.s.heads, p.s.n_queries, p.sum_columns());
+}
+
+void expected_sums(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+                   float* sums) {
+  Pairs a = pairs_of(p, query, key, n_bits, true);
+  a.weight = PairWeight::probability;
+  a.y = Elements(p.in.value);
+  a.y_columns = p.s.n_values;
+  a.counts = p.counts();
+  a.out = sums;
+  sum_pairs(p.queue, a, p.sequences());
+}
+
+// What the sorted buckets of a backward pass take.
+struct SortScratch {
+  std::int32_t *query_order = nullptr, *key_order = nullptr, *query_starts = nullptr,
+               *key_starts = nullptr;
+  SortScratch() = default;
+  SortScratch(Cut& cut, const Problem& p, int bits) {
+    const index_t starts = kSortHashes * p.sequences() * p.s.heads * ((index_t(1) << bits) + 1);
+    query_order = cut.take<std::int32_t>(kSortHashes * p.queries());
+    key_order = cut.take<std::int32_t>(kSortHashes * p.keys_of_queries());
+    query_starts = cut.take<std::int32_t>(starts);
+    key_starts = cut.take<std::int32_t>(starts);
+  }
+};
+
+// The lower bound of the collisions: of the unit vectors.
+void lower_bound(const Problem& p, const BackwardScratch& b, const SortScratch& scratch, int n_bits,
+                 int sort_bits, Codes query_codes, Codes key_codes, index_t n_hashes) {
+  BucketGradient a;
+  a.sort.queries = {p.query_side(), b.query.valid, query_codes.data, scratch.query_order,
+                    scratch.query_starts};
+  a.sort.keys = {p.key_side(), b.key.valid, key_codes.data, scratch.key_order, scratch.key_starts};
+  a.sort.query_heads = p.s.heads;
+  a.sort.tasks = p.sequences() * p.s.heads;
+  a.sort.n_hashes = n_hashes;
+  a.sort.query_rows = p.queries();
+  a.sort.key_rows = p.keys_of_queries();
+  a.sort.code_bytes = query_codes.bytes;
+  a.sort.bits = sort_bits;
+  a.query_unit = b.query.unit;
+  a.key_unit = b.key.unit;
+  a.n_features = p.s.n_features;
+  a.n_values = p.s.n_values;
+  a.grad = sums_as_elements(p, b.sums);
+  a.value = Elements(p.in.value);
+  a.bias = p.counts() ? b.bias : nullptr;
+  a.causal = p.options.causal;
+  a.scale = 0.5f * float(n_bits) / float(n_hashes);
+  a.exact_buckets = sort_bits == n_bits;
+  a.query_grad = b.query_grad;
+  a.key_grad = b.key_grad;
+  bucket_gradient(p.queue, a);
+}
+
+// Gradients of the unit vectors by all pairs. codes may be null.
+void pair_gradients(const Problem& p, const BackwardScratch& b, PairWeight weight, int n_bits,
+                    Codes query_codes, Codes key_codes, index_t n_hashes) {
+  for (const bool of_query : {true, false}) {
+    Pairs a = pairs_of(p, b.query, b.key, n_bits, of_query);
+    PairSide& queries = of_query ? a.owner : a.other;
+    PairSide& keys = of_query ? a.other : a.owner;
+    queries.factor = sums_as_elements(p, b.sums);
+    queries.codes = query_codes.data;
+    keys.codes = key_codes.data;
+    a.code_bytes = query_codes.bytes;
+    a.n_hashes = n_hashes;
+    a.weight = weight;
+    a.bias = p.counts() ? b.bias : nullptr;
+    a.y = of_query ? rows_of(b.key.unit, p.key_heads(), p.s.n_keys, p.s.n_features)
+                   : rows_of(b.query.unit, p.s.heads, p.s.n_queries, p.s.n_features);
+    a.y_columns = p.s.n_features;
+    a.out = of_query ? b.query_grad : b.key_grad;
+    sum_pairs(p.queue, a, p.sequences());
+  }
+}
+
+// From those of the unit vectors.
+void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
+                             const AttentionGradients<float>& to) {
+  FinishGradient f;
+  f.batch = p.s.batch;
+  f.columns = p.s.n_features;
+  f.own = b.query_grad;
+  f.heads = p.s.heads;
+  f.n_rows = p.s.n_queries;
+  f.x = Elements(p.in.query);
+  f.inverse = b.query.inverse;
+  f.out = Elements(to.query);
+  f.data = to.query.data;
+  finish_gradient(p.queue, f);
+  f.own = b.key_grad;
+  f.heads = p.key_heads();
+  f.group = p.group();
+  f.n_rows = p.s.n_keys;
+  f.x = Elements(p.in.key);
+  f.inverse = b.key.inverse;
+  f.out = Elements(to.key);
+  f.data = to.key.data;
+  finish_gradient(p.queue, f);
+}
+
+void finish_values(const Problem& p, const BackwardScratch& b, const Output<float>& to) {
+  FinishGradient f;
+  f.own = b.value_grad;
+  f.batch = p.s.batch;
+  f.heads = p.key_heads();
+  f.group = p.group();
+  f.n_rows = p.s.n_keys;
+  f.columns = p.s.n_values;
+  f.valid = b.key.valid;
+  f.out = Elements(to);
+  f.data = to.data;
+  finish_gradient(p.queue, f);
+}
+
+}  // namespace
+
+index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
+                     const AttentionOptions& options, const HashFunctions& functions,
+                     AttentionInputs<float> in, Output<float> out, void* query_codes,
+                     void* key_codes, void* scratch) {
+  const Problem p{queue, shape, options, in};
+  p.check();
+  Cut cut(scratch);
+  const UnitVectors query(cut, p.queries(), 0), key(cut, p.keys(), 0);
+  float* const sums = cut.take<float>(p.queries() * p.sum_columns());
+  if (!scratch) return cut.used();
+
+  const DeviceGuard guard(queue);
+  HashFunctions query_functions = functions;
+  query_functions.heads_per_set = p.group();
+  hash(queue, query_functions, in.query, shape.batch, shape.heads, shape.n_queries,
+       shape.n_features, query_codes);
+  hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys, shape.n_features,
+       key_codes);
+  fill(p, query, true, false);
+  fill(p, key, false, false);
+  const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
+  const BucketSum<float> sum = sum_of(p, {query_codes, code_bytes}, {key_codes, code_bytes},
+                                      functions.n_bits, functions.n_hashes, key, sums);
+  bucket_sum(queue, sum, p.sequences(), shared_limit(queue));
+  finish_output(p, sums, query, out);
+  return cut.used();
+}
+
+index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
+                      const AttentionOptions& options, int n_bits, index_t n_hashes,
+                      AttentionInputs<float> in, Codes query_codes, Codes key_codes,
+                      AttentionGradients<float> gradients, void* scratch) {
+  const Problem p{queue, shape, options, in};
+  p.check();
+  Cut cut(scratch);
+  const BackwardScratch b(cut, p);
+  const bool by_buckets = options.gradient == Gradient::lower_bound;
+  const int sort_bits = n_bits < kSortBits ? n_bits : kSortBits;
+  const SortScratch sort = by_buckets ? SortScratch(cut, p, sort_bits) : SortScratch{};
+  if (!scratch) return cut.used();
+
+  const DeviceGuard guard(queue);
+  fill(p, b.query, true, true);
+  fill(p, b.key, false, true);
+  const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
+  const index_t limit = shared_limit(queue);
+  if (options.normalize != Normalize::none) bucket_sum(queue, sum, p.sequences(), limit);
+  sums_backward(p, b, gradients.out);
+  bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
+  finish_values(p, b, gradients.value);
+  if (by_buckets) {
+    lower_bound(p, b, sort, n_bits, sort_bits, query_codes, key_codes, n_hashes);
+  } else {
+    const PairWeight weight = options.gradient == Gradient::collided   ? PairWeight::collided
+                              : options.gradient == Gradient::unbiased ? PairWeight::unbiased
+                                                                       : PairWeight::expected;
+    pair_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
+  }
+  finish_queries_and_keys(p, b, gradients);
+  return cut.used();
+}
+
+index_t expected_forward(const Queue& queue, const AttentionShape& shape,
+                         const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
+                         Output<float> out, void* scratch) {
+  const Problem p{queue, shape, options, in};
+  p.check();
+  Cut cut(scratch);
+  const UnitVectors query(cut, p.queries(), shape.n_features), key(cut, p.keys(), shape.n_features);
+  float* const sums = cut.take<float>(p.queries() * p.sum_columns());
+  if (!scratch) return cut.used();
+
+  const DeviceGuard guard(queue);
+  fill(p, query, true, true);
+  fill(p, key, false, true);
+  expected_sums(p, query, key, n_bits, sums);
+  finish_output(p, sums, query, out);
+  return cut.used();
+}
+
+index_t expected_backward(const Queue& queue, const AttentionShape& shape,
+                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
+                          AttentionGradients<float> gradients, void* scratch) {
+  const Problem p{queue, shape, options, in};
+  p.check();
+  Cut cut(scratch);
+  const BackwardScratch b(cut, p);
+  if (!scratch) return cut.used();
+
+  const DeviceGuard guard(queue);
+  fill(p, b.query, true, true);
+  fill(p, b.key, false, true);
+  if (options.normalize != Normalize::none) expected_sums(p, b.query, b.key, n_bits, b.sums);
+  sums_backward(p, b, gradients.out);
+  Pairs values = pairs_of(p, b.query, b.key, n_bits, false);
+  values.weight = PairWeight::probability;
+  values.y = sums_as_elements(p, b.sums);
+  values.y_columns = shape.n_values;
+  values.out = b.value_grad;
+  sum_pairs(queue, values, p.sequences());
+  finish_values(p, b, gradients.value);
+  const bool exact = options.gradient != Gradient::lower_bound;
+  pair_gradients(p, b, exact ? PairWeight::expected : PairWeight::lower_bound, n_bits, {}, {}, 1);
+  finish_queries_and_keys(p, b, gradients);
+  return cut.used();
+}
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,243 @@
+#include "emulation.hpp"
+
+#include <ucontext.h>
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+// This file itself is compiled without it: what it does to share one thread is no race.
+#ifdef LSHKIT_SANITIZE_THREAD
+#include <sanitizer/tsan_interface.h>
+#else
+static void __tsan_acquire(void*) {}
+static void __tsan_release(void*) {}
+#endif
+
+thread_local lshkit::emulation::Index threadIdx, blockIdx, blockDim, gridDim;
+
+namespace lshkit::emulation {
+namespace {
+
+constexpr unsigned kMaxThreads = 1024, kWarpSize = 32;
+std::mutex one_launch;
+
+enum class State { ready, at_block_barrier, at_warp_barrier, done };
+struct Fibre {
+  void* stack_pointer = nullptr;
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  State state = State::done;
+  void* sanitized = nullptr;  // what ThreadSanitizer knows it as
+};
+constexpr std::size_t kStackBytes = 128 * 1024;
+constexpr unsigned kSets = 2;
+// The threads of a block. Blocks take turns at two sets: within a set barriers put blocks in order,
+// between the sets nothing does.
+struct Set {
+  std::vector<Fibre> fibres;
+  std::vector<unsigned char> shared;
+  char at_block_barrier, at_warp_barrier[kMaxThreads / kWarpSize], between_blocks;
+} sets[kSets];
+Set* set;
+char between_launches;
+Fibre scheduler;
+unsigned current;
+std::uint64_t slots[kMaxThreads];
+const std::function<void()>* running;
+std::exception_ptr error;
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+// What a call leaves to the called function, kept on the stack that is left: some twenty times
+// faster than swapcontext, which asks the kernel for the signal mask.
+extern "C" void lshkit_emulation_switch(void** from, void* to);
+asm(R"(
+  .text
+  .type lshkit_emulation_switch, @function
+lshkit_emulation_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+void run_fibre();
+void prepare(Fibre& fibre) {
+  auto** top = reinterpret_cast<void**>(fibre.stack.get() + kStackBytes);
+  top = reinterpret_cast<void**>(reinterpret_cast<std::uintptr_t>(top) & ~std::uintptr_t(15));
+  *--top = nullptr;  // so that the stack is aligned as after a call
+  *--top = reinterpret_cast<void*>(&run_fibre);
+  for (int i = 0; i < 6; ++i) *--top = nullptr;
+  fibre.stack_pointer = top;
+}
+void switch_to(Fibre& from, Fibre& to) {
+#ifdef LSHKIT_SANITIZE_THREAD
+  __tsan_switch_to_fiber(to.sanitized, __tsan_switch_to_fiber_no_sync);
+#endif
+  lshkit_emulation_switch(&from.stack_pointer, to.stack_pointer);
+}
+#else
+#ifdef __SANITIZE_ADDRESS__
+const void* scheduler_stack;
+std::size_t scheduler_size;
+#endif
+void run_fibre();
+void prepare(Fibre& fibre) {
+  getcontext(&fibre.context);
+  fibre.context.uc_stack.ss_sp = fibre.stack.get();
+  fibre.context.uc_stack.ss_size = kStackBytes;
+  fibre.context.uc_link = &scheduler.context;
+  makecontext(&fibre.context, &run_fibre, 0);
+}
+void switch_to(Fibre& from, Fibre& to) {
+#ifdef __SANITIZE_ADDRESS__
+  void* fake_stack = nullptr;
+  const bool back = &to == &scheduler;
+  __sanitizer_start_switch_fiber(back && from.state == State::done ? nullptr : &fake_stack,
+                                 back ? scheduler_stack : to.stack.get(),
+                                 back ? scheduler_size : kStackBytes);
+  swapcontext(&from.context, &to.context);
+  const void* left;
+  std::size_t size;
+  __sanitizer_finish_switch_fiber(fake_stack, &left, &size);
+#else
+  swapcontext(&from.context, &to.context);
+#endif
+}
+#endif
+
+void run_fibre() {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
+#endif
+  __tsan_acquire(&between_launches);
+  __tsan_acquire(&set->between_blocks);
+  try {
+    (*running)();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  __tsan_release(&set->between_blocks);
+  __tsan_release(&between_launches);
+  set->fibres[current].state = State::done;
+  switch_to(set->fibres[current], scheduler);
+}
+
+void wait(State state, char& barrier) {
+  __tsan_release(&barrier);
+  set->fibres[current].state = state;
+  switch_to(set->fibres[current], scheduler);
+  __tsan_acquire(&barrier);
+}
+
+// Lets fibres go on whose barrier all living ones of their warp, or all of the block, have reached.
+bool release(std::vector<Fibre>& fibres, unsigned threads) {
+  unsigned at_block = 0, done = 0;
+  bool moved = false;
+  for (unsigned first = 0; first < threads; first += kWarpSize) {
+    unsigned living = 0, waiting = 0;
+    const unsigned last = first + kWarpSize < threads ? first + kWarpSize : threads;
+    for (unsigned t = first; t < last; ++t) {
+      done += fibres[t].state == State::done;
+      at_block += fibres[t].state == State::at_block_barrier;
+      living += fibres[t].state != State::done;
+      waiting += fibres[t].state == State::at_warp_barrier;
+    }
+    if (waiting == 0 || waiting != living) continue;
+    moved = true;
+    for (unsigned t = first; t < last; ++t)
+      if (fibres[t].state == State::at_warp_barrier) fibres[t].state = State::ready;
+  }
+  if (done == threads) return false;
+  if (at_block == threads) {
+    moved = true;
+    for (unsigned t = 0; t < threads; ++t) fibres[t].state = State::ready;
+  }
+  if (!moved) throw std::runtime_error("a barrier that not every thread of the block reaches");
+  return true;
+}
+
+void run_block(unsigned threads) {
+  std::vector<Fibre>& fibres = set->fibres;
+  for (unsigned t = 0; t < threads; ++t) {
+    prepare(fibres[t]);
+    fibres[t].state = State::ready;
+  }
+  do {
+    for (current = 0; current < threads; ++current) {
+      if (fibres[current].state != State::ready) continue;
+      threadIdx.x = current;
+      switch_to(scheduler, fibres[current]);
+      if (error) {
+        const std::exception_ptr thrown = error;
+        error = nullptr;
+        std::rethrow_exception(thrown);
+      }
+    }
+  } while (release(fibres, threads));
+}
+
+}  // namespace
+
+unsigned char* shared_memory() { return set->shared.data(); }
+void synchronize_block() { wait(State::at_block_barrier, set->at_block_barrier); }
+void synchronize_warp() { wait(State::at_warp_barrier, set->at_warp_barrier[current / kWarpSize]); }
+std::uint64_t exchange(std::uint64_t value, unsigned lane) {
+  const unsigned me = current;
+  slots[me] = value;
+  synchronize_warp();
+  value = slots[me / kWarpSize * kWarpSize + lane];
+  synchronize_warp();
+  return value;
+}
+
+void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
+            const std::function<void()>& kernel) {
+  const std::lock_guard<std::mutex> guard(one_launch);
+  for (Set& s : sets) {
+    if (s.fibres.size() < threads) s.fibres.resize(threads);
+    for (unsigned t = 0; t < threads; ++t) {
+      if (!s.fibres[t].stack) s.fibres[t].stack.reset(new char[kStackBytes]);
+#ifdef LSHKIT_SANITIZE_THREAD
+      if (!s.fibres[t].sanitized) s.fibres[t].sanitized = __tsan_create_fiber(0);
+#endif
+    }
+    // Of the exact size, so that AddressSanitizer sees an access beyond it.
+    s.shared = std::vector<unsigned char>();
+    s.shared.reserve(shared_bytes);
+    s.shared.resize(shared_bytes);
+  }
+#ifdef LSHKIT_SANITIZE_THREAD
+  scheduler.sanitized = __tsan_get_current_fiber();
+#endif
+  running = &kernel;
+  blockDim.x = threads;
+  gridDim.x = blocks;
+  __tsan_release(&between_launches);
+  for (unsigned b = 0; b < blocks; ++b) {
+    set = &sets[b % kSets];
+    // What a kernel reads before it writes is NaN. Volatile: no memset, which ThreadSanitizer sees.
+    volatile unsigned char* bytes = set->shared.data();
+    for (std::size_t i = 0; i < shared_bytes; ++i) bytes[i] = 0xff;
+    blockIdx.x = b;
+    run_block(threads);
+  }
+  __tsan_acquire(&between_launches);
+}
+
+}  // namespace lshkit::emulation

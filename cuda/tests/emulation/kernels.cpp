@@ -1,0 +1,4 @@
+// The kernels and what queues them, as C++.
+#include "../../src/attention.cu"
+#include "../../src/bucket_sum.cu"
+#include "../../src/runtime.cu"
