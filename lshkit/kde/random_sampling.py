@@ -141,7 +141,11 @@ def cheapest_sample(spread, known, population, other, rtol, coarse=False):
     spread: standard deviation of a term over the mean, for each query. known(count): what a history
     of so many rows tells of it. other: cost of all else. coarse: for a comparison, in less time.
     """
-    best = {"n_samples": population, "limit": MAX_LIMIT, "cost": float(population + other)}
+    best = {
+        "n_samples": population,
+        "limit": MAX_LIMIT,
+        "cost": float(population + N_PILOT + other),
+    }
     best["error"] = 0.0
     sizes, size = [], 64.0
     while size < population / 2:
@@ -168,7 +172,7 @@ def _staged(spread, foretold, limit, stops):
     for seen, last in zip(stops, stops[1:], strict=False):
         size = last - seen
         if last == population or len(left) == 0:
-            rows += len(left) * population
+            rows += len(left) * (population + N_PILOT)
             break
         final = foretold(_known_of(seen))[left] <= limit * np.sqrt(size)
         done, left = left[final], left[~final]
