@@ -33,7 +33,8 @@ struct Fibre {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   State state = State::done;
-  void* sanitized = nullptr;  // what ThreadSanitizer knows it as
+  void* sanitized = nullptr;                       // what ThreadSanitizer knows it as
+  unsigned block_barriers = 0, warp_barriers = 0;  // passed in this block
 };
 constexpr std::size_t kStackBytes = 128 * 1024;
 constexpr unsigned kSets = 2;
@@ -42,10 +43,13 @@ constexpr unsigned kSets = 2;
 struct Set {
   std::vector<Fibre> fibres;
   std::vector<unsigned char> shared;
-  char at_block_barrier, at_warp_barrier[kMaxThreads / kWarpSize], between_blocks;
+  // What ThreadSanitizer orders by. In turn, or a thread that has come to the next barrier would be
+  // before one that has yet to leave this one.
+  char at_block_barrier[2], at_warp_barrier[kMaxThreads / kWarpSize][2], block_ends[2];
+  unsigned turn = 0;  // of its blocks: one begins after the ends of the one before, not its own
 } sets[kSets];
 Set* set;
-char between_launches;
+char launch_begins, launch_ends;
 Fibre scheduler;
 unsigned current;
 std::uint64_t slots[kMaxThreads];
@@ -125,15 +129,15 @@ void run_fibre() {
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
 #endif
-  __tsan_acquire(&between_launches);
-  __tsan_acquire(&set->between_blocks);
+  __tsan_acquire(&launch_begins);
+  __tsan_acquire(&set->block_ends[set->turn % 2]);
   try {
     (*running)();
   } catch (...) {
     error = std::current_exception();
   }
-  __tsan_release(&set->between_blocks);
-  __tsan_release(&between_launches);
+  __tsan_release(&set->block_ends[(set->turn + 1) % 2]);
+  __tsan_release(&launch_ends);
   set->fibres[current].state = State::done;
   switch_to(set->fibres[current], scheduler);
 }
@@ -176,6 +180,7 @@ void run_block(unsigned threads) {
   std::vector<Fibre>& fibres = set->fibres;
   for (unsigned t = 0; t < threads; ++t) {
     prepare(fibres[t]);
+    fibres[t].block_barriers = fibres[t].warp_barriers = 0;
     fibres[t].state = State::ready;
   }
   do {
@@ -195,8 +200,14 @@ void run_block(unsigned threads) {
 }  // namespace
 
 unsigned char* shared_memory() { return set->shared.data(); }
-void synchronize_block() { wait(State::at_block_barrier, set->at_block_barrier); }
-void synchronize_warp() { wait(State::at_warp_barrier, set->at_warp_barrier[current / kWarpSize]); }
+void synchronize_block() {
+  const unsigned turn = set->fibres[current].block_barriers++ % 2;
+  wait(State::at_block_barrier, set->at_block_barrier[turn]);
+}
+void synchronize_warp() {
+  const unsigned turn = set->fibres[current].warp_barriers++ % 2;
+  wait(State::at_warp_barrier, set->at_warp_barrier[current / kWarpSize][turn]);
+}
 std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   const unsigned me = current;
   slots[me] = value;
@@ -228,7 +239,7 @@ void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
   running = &kernel;
   blockDim.x = threads;
   gridDim.x = blocks;
-  __tsan_release(&between_launches);
+  __tsan_release(&launch_begins);
   for (unsigned b = 0; b < blocks; ++b) {
     set = &sets[b % kSets];
     // What a kernel reads before it writes is NaN. Volatile: no memset, which ThreadSanitizer sees.
@@ -236,8 +247,9 @@ void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
     for (std::size_t i = 0; i < shared_bytes; ++i) bytes[i] = 0xff;
     blockIdx.x = b;
     run_block(threads);
+    ++set->turn;
   }
-  __tsan_acquire(&between_launches);
+  __tsan_acquire(&launch_ends);
 }
 
 }  // namespace lshkit::emulation
