@@ -20,13 +20,16 @@ class NearFar:
 
     buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
     the first sample. limit: the relative error, as history and near rows foretell it, from which on
-    a query needs more.
+    a query needs more. missed: squares of the far rows' kernels to expect for those of the near
+    ones, as `missed_squares` found it for the pilot's queries: a sample that holds none of the near
+    rows that no bucket showed knows nothing of them, and would state too small an error.
     """
 
     name = "near_far"
 
-    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit):
+    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit, missed=0.0):
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
+        self.missed = missed
         self.training = buckets.permuted.training
         self.n_samples, self.limit = min(n_samples, len(buckets)), limit
         n = len(buckets)
@@ -80,14 +83,19 @@ class NearFar:
                 foretold = far_error(history, n_history, close, population)
                 final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
             done, sampled = open_[final], sample[final]
-            total, variance = expand(
-                sampled, np.maximum(n_sampled[final], 1), np.maximum(population[final], 1)
-            )
+            n_sampled = np.maximum(n_sampled[final], 1)
+            population = np.maximum(population[final], 1)
+            total, variance = expand(sampled, n_sampled, population)
             # Of near rows and history only the sums are wanted.
             whole = close[final] + history[final] + Sums(sampled.shift, total, variance)
-            scale = np.where(sampled.shift > -np.inf, np.exp(sampled.shift - whole.shift), 0)
             shift[done], mean[done] = whole.shift, whole.total
-            error[done] = np.sqrt(variance) * scale
+            # The variance to expect of the sample, from the near rows.
+            squares = self.missed * close[final].squares * (1 / n_sampled - 1 / population)
+            expected = np.sqrt(np.maximum(squares * population, 0))
+            error[done] = np.maximum(
+                np.sqrt(variance) * relative(sampled.shift, whole.shift),
+                expected * relative(close[final].shift, whole.shift),
+            )
             history = (history + sample)[~final]
             open_ = open_[~final]
             if len(open_) == 0:
@@ -98,6 +106,20 @@ class NearFar:
     @property
     def nbytes(self):
         return self.buckets.nbytes
+
+
+def relative(shift, to):
+    """exp(shift - to), 0 where there is nothing."""
+    with np.errstate(invalid="ignore"):
+        return np.where(shift > -np.inf, np.exp(shift - to), 0)
+
+
+def missed_squares(near, far, whole):
+    """Squares of the far rows over those of the near ones, all over the whole sums, for queries."""
+    squares = [
+        np.sum(x.squares * (relative(x.shift, whole.shift) / whole.total) ** 2) for x in (near, far)
+    ]
+    return float(squares[1] / squares[0]) if squares[0] > 0 else 0.0
 
 
 def far_error(history, n_history, near, population):

@@ -15,7 +15,7 @@ from lshkit.kde.hashed import (
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.methods import near_hasher
-from lshkit.kde.near_far import far_error
+from lshkit.kde.near_far import far_error, missed_squares
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     N_PILOT,
@@ -109,6 +109,7 @@ def near_far_with(pilot, buckets, rtol, part=1.0, coarse=False):
             if best is None or found["cost"] < best["cost"]:
                 largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
                 best = largest | found | {"n_samples": int(found["n_samples"])}
+                best["missed"] = near.missed(pilot)
     return best
 
 
@@ -129,6 +130,11 @@ class NearRows:
         inside = self.indices < stop
         indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
         return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
+
+    def missed(self, pilot):
+        """What `NearFar` wants to know of the rows that it misses."""
+        near, _ = self.sums()
+        return missed_squares(near, pilot.sums.without(near), pilot.sums)
 
     def far_of(self, pilot):
         """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
