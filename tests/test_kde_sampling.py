@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kde_cases import clustered, log_mean
+from sklearn.datasets import load_digits
 
 from lshkit import hashing
 from lshkit.kde import LSHKernelDensity, hbe, pilot
@@ -89,6 +90,20 @@ def test_sample_size_against_its_own_error():
     assert 50 < large / small < 110  # the error falls with the root, less so near exhaustion
     assert sample_size(np.full(10, np.inf), 1000, 0.1) == 1000
     assert sample_size(np.zeros(10), 1000, 0.1) == 1
+
+
+@pytest.mark.parametrize(("noise", "bandwidth"), [(2, 10.0), (1, 4.0), (0.5, 4.0)])
+def test_near_far_states_the_error_of_near_rows_that_it_misses(noise, bandwidth):
+    # Copies of digits: the sums are a few near rows, and a sample holds none of those missed.
+    digits, rng = load_digits().data, np.random.default_rng(0)
+    rows = np.repeat(digits, 6, axis=0) + rng.normal(0, noise, (6 * len(digits), 64))
+    queries = digits[:300] + rng.normal(0, noise, (300, 64))
+    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0).fit(rows)
+    score, std = density.score_samples(queries, return_std=True)
+    exact = LSHKernelDensity(bandwidth=bandwidth, rtol=0).fit(rows).score_samples(queries)
+    error = np.abs(np.expm1(score - exact))
+    assert (error < 3 * std).mean() > 0.95  # 0.35 to 0.95 of the sample alone
+    assert np.sqrt((error**2).mean()) < 2 * np.sqrt((std**2).mean())
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -116,8 +116,11 @@ def relative(shift, to):
 
 def missed_squares(near, far, whole):
     """Squares of the far rows over those of the near ones, all over the whole sums, for queries."""
+    known = whole.total > 0
+    scale = 1 / np.where(known, whole.total, 1)
     squares = [
-        np.sum(x.squares * (relative(x.shift, whole.shift) / whole.total) ** 2) for x in (near, far)
+        np.sum((x.squares * (relative(x.shift, whole.shift) * scale) ** 2)[known])
+        for x in (near, far)
     ]
     return float(squares[1] / squares[0]) if squares[0] > 0 else 0.0
 
