@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: E402
 from transformers import AttentionInterface  # noqa: E402
 from transformers.masking_utils import create_causal_mask  # noqa: E402
 
+from lshkit.attention import lsh_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +55,23 @@ def test_options_of_register_and_of_a_model():
         assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
     finally:
         register(lsh={"exact_steps": False})
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", ["lsh", "bert_lsh"])
+def test_a_bias_of_nothing_changes_nothing(kind, is_causal):
+    """The defaults are those of the function, with masks and biases of pairs too."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 90, 8, generator=generator) for _ in range(3))
+    module = torch.nn.Module().eval()
+    module.is_causal = is_causal
+    attend = AttentionInterface()[f"lshkit_{kind}"]
+    out, _ = attend(module, q, k, v, None)
+    biased, _ = attend(module, q, k, v, None, position_bias=torch.zeros(1, 2, 90, 90))
+    assert (out - biased).abs().max() < 1e-5
+    if kind == "lsh":
+        function = lsh_attention(q, k, v, None, is_causal, seed=0)
+        assert torch.equal(out, function.transpose(1, 2))
 
 
 def test_options_of_a_model_are_saved(tmp_path):

@@ -169,9 +169,9 @@ def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if not (mask.is_causal or mask.is_dense or mask.starts is not None):
         return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
     # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
-    options = {"n_bits": 2, "n_hashes": 1} | options | {"scale": scaling}
-    options.pop("table_size", None)
-    if options.pop("faithful", False):
+    options = {**options, "scale": scaling}
+    options.pop("table_size")
+    if options.pop("faithful"):
         raise NotImplementedError(
             "lshkit_bert_lsh with faithful=True takes padding masks only: scores are copied across "
             "the diagonal"
