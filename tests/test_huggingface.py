@@ -58,6 +58,26 @@ def implementation(request):
     return request.param
 
 
+@torch.no_grad()
+def in_pieces(made, mask, cache=None):
+    """Logits of all tokens at once, and with a cache: a prompt in pieces, and single steps."""
+    ids, positions = tokens(), (mask.cumsum(1) - 1).clamp(0)
+    whole = made(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    parts, at = [], 0
+    for n in (11, 6, 1, 1, 4, 1):
+        now = slice(at, at + n)
+        out = made(
+            ids[:, now],
+            attention_mask=mask[:, : at + n],
+            position_ids=positions[:, now],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, at = out.past_key_values, at + n
+        parts.append(out.logits)
+    return whole, torch.cat(parts, 1)
+
+
 def inputs(family, ids, mask=None, labels=False):
     given = {"input_ids": ids, "attention_mask": mask}
     if labels or family in ("bart", "t5", "t5gemma"):
@@ -193,24 +213,33 @@ def test_a_cache_changes_nothing(static, implementation, options):
 
     float64 models: float32's rounding before a layer can flip a bit of a code.
     """
-    made, ids = model("llama", implementation, lshkit=options).double(), tokens()
+    made, mask = model("llama", implementation, lshkit=options).double(), padded(left=True)
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "options"),
+    [
+        ("mistral", "lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "exact_steps": False}),
+        ("mistral", "lshkit_bert_lsh", {"n_bits": 3}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2, "exact_steps": False}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "n_sinks": 0, "exact_steps": False}),
+        ("llama4", "lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_changes_nothing_in_windows_and_chunks(static, family, implementation, options):
+    """The first piece is longer than window or chunk: within them the model has none."""
+    torch.manual_seed(0)
+    sizes = {"sliding_window": 9} if family == "mistral" else {"attention_chunk_size": 8}
+    made = {"mistral": mistral, "llama4": llama4}[family](**sizes).eval().double()
+    set_implementation(made, implementation, options)
     mask = padded(left=True)
-    with torch.no_grad():
-        positions = (mask.cumsum(1) - 1).clamp(0)
-        whole = made(ids, attention_mask=mask, position_ids=positions).logits
-        cache, parts, at = StaticCache(made.config, 32) if static else None, [], 0
-        for n in (11, 6, 1, 1, 4, 1):
-            now = slice(at, at + n)
-            out = made(
-                ids[:, now],
-                attention_mask=mask[:, : at + n],
-                position_ids=positions[:, now],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache, at = out.past_key_values, at + n
-            parts.append(out.logits)
-    assert (torch.cat(parts, 1) - whole)[mask.bool()].abs().max() < 1e-6
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -219,17 +248,19 @@ def test_exact_steps(static):
     made, ids, mask = model("llama", "eager"), tokens(), padded(left=True)
     results = []
     with torch.no_grad():
-        for exact_steps in (None, True, False):
+        for exact_steps in (None, True, False, "none"):
             cache = StaticCache(made.config, 32) if static else DynamicCache()
             set_implementation(made, "eager")
             made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
             if exact_steps is not None:
                 own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
+                if exact_steps == "none":  # no estimate of softmax attention
+                    own |= {"weighting": "none", "exact_steps": True}
                 set_implementation(made, "lshkit_lsh", own)
             step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
             results.append(step.logits)
     assert (results[0] - results[1]).abs().max() < 1e-6
-    assert (results[0] - results[2]).abs().max() > 1e-5
+    assert all((results[0] - results[i]).abs().max() > 1e-5 for i in (2, 3))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])

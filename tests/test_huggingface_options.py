@@ -1,5 +1,7 @@
 """Options of lshkit's attention functions in transformers, and the masks that they refuse."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,8 +17,12 @@ from huggingface_cases import (  # noqa: E402
     tokens,
 )
 from torch.nn import functional as F  # noqa: E402
-from transformers import AttentionInterface  # noqa: E402
-from transformers.masking_utils import create_causal_mask  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import (  # noqa: E402
+    causal_mask_function,
+    create_causal_mask,
+    or_masks,
+)
 
 from lshkit.attention import lsh_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
@@ -139,6 +145,65 @@ def test_masks_of_pairs():
     set_implementation(made, "lshkit_bert_lsh", {"faithful": True})
     with pytest.raises(NotImplementedError, match="takes padding masks only"):
         made(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("n_hashes", [2, 300])
+def test_free_places_of_a_static_cache(n_hashes):
+    """A pattern of pairs in a static cache: the near window is that of the query's position."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 24, 8, generator=generator) for _ in range(3))
+    free = [torch.cat((x, torch.zeros(1, 4, 40, 8)), 2) for x in (k, v)]
+    module = torch.nn.Module().eval()
+    module.is_causal = True
+    module.config = SimpleNamespace(lshkit={"n_bits": 8, "n_hashes": n_hashes})
+    attend, mask = AttentionInterface()["lshkit_lsh"], AttentionMaskInterface()["lshkit_lsh"]
+    pattern = or_masks(causal_mask_function, lambda batch, head, query, key: key < 3)
+    whole = mask(1, 24, 24, mask_function=pattern)
+    expected, _ = attend(module, q, k, v, whole)
+    for first, n in ((0, 24), (0, 9), (9, 14), (23, 1)):
+        place = torch.tensor(first)
+        part = mask(1, n, 64, q_offset=place, mask_function=pattern)
+        assert part.shape == (1, 1, n, first + n)
+        out, _ = attend(module, q[:, :, first : first + n], *free, part)
+        assert (out - expected[:, first : first + n]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("form", ["keys", "pairs", "bias"])
+@pytest.mark.parametrize("n_q", [1, 2])
+def test_what_a_masked_key_holds(n_q, form, where):
+    """NaN, with the default options, in which a single query is exact."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 8, generator=generator) for n in (n_q, 6, 6))
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    module.config = SimpleNamespace(lshkit={"exact_steps": True, "window": 6, "n_sinks": 6})
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[0, ..., 4:] = False
+    mask[1] = False  # a row of padding alone
+    bias = torch.randn(1, 4, n_q, 6, generator=generator) if form == "bias" else None
+    given = mask.expand(-1, 4, n_q, -1) if form == "pairs" else mask
+    scores = torch.where(mask, 0.0 if bias is None else bias, -torch.inf)
+    expected = F.scaled_dot_product_attention(q, k, v, scores).transpose(1, 2)[0]
+    (k if where == "key" else v)[0, :, 4:] = torch.nan
+    attend = AttentionInterface()["lshkit_lsh"]
+    out, _ = attend(module, q, k, v, given, position_bias=bias)
+    assert (out[0] - expected).abs().max() < 1e-5
+    assert not out[1].any()
+
+
+def test_masks_of_integers(implementation):
+    """A user's 0 and 1 are not one of the masks that are made here, which are of integers too."""
+    attend, x = AttentionInterface()[implementation], torch.randn(2, 1, 6, 4)
+    for shape in ((2, 1, 1, 6), (2, 1, 2, 6)):
+        query = x[:, :, : shape[2]]
+        for given in (torch.ones(shape).int(), torch.zeros(shape).int()):
+            with pytest.raises(TypeError, match="must be boolean or of floats"):
+                attend(torch.nn.Module(), query, x, x, given)
+    with pytest.raises(
+        TypeError, match=r"attention_mask \(batch, keys\) must be boolean or"
+    ):
+        attend(torch.nn.Module(), x, x, x, torch.zeros(2, 6))
 
 
 def test_masks_of_each_head():

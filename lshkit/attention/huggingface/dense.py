@@ -36,7 +36,8 @@ def dense_lsh_attention(
 
     Both are `(B or 1, H or 1, N_q, N_k)`, keys is `(B, N_k)`; is_causal: the last query stands at
     the last key. Which pairs collide does not depend on the bias. With pairs, whose pattern is not
-    known, keys are hashed as they are: their mean could show a query what it must not see.
+    known, keys are hashed as they are: their mean could show a query what it must not see. Sinks
+    are then the first n_sinks keys that a query sees: later queries change nothing.
     """
     dtype = query.dtype
     query, key, value = query.float(), key.float(), value.float()
@@ -55,8 +56,8 @@ def dense_lsh_attention(
     key = torch.where(takes_part[..., None], key, 0.0)
     if center and pairs is None:
         key = key - _centre(key, takes_part, is_causal, window)
-    first = takes_part & (takes_part.cumsum(-1) <= n_sinks)
-    exact = ((position - column).abs() < window) | first[:, :, None]
+    first = visible & (visible.cumsum(-1) <= n_sinks)  # of those that a query sees
+    exact = ((position - column).abs() < window) | first
     with torch.no_grad():
         family = torch_ops.FAMILY[hasher]
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
