@@ -99,7 +99,14 @@ def lsh_attention(
         causal_offset = checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
     seed = seed_tensor(seed, query.device.type)
     shape = query.shape
-    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    key_mask = (
+        None
+        if attn_mask is None
+        else key_padding_mask(
+            *(attn_mask, query, key),
+            "the pairs follow from the codes (for a causal mask give is_causal=True)",
+        )
+    )
     if len(shape) == 3:  # one head
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     elif len(shape) > 4:
