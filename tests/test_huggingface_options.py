@@ -200,9 +200,7 @@ def test_masks_of_integers(implementation):
         for given in (torch.ones(shape).int(), torch.zeros(shape).int()):
             with pytest.raises(TypeError, match="must be boolean or of floats"):
                 attend(torch.nn.Module(), query, x, x, given)
-    with pytest.raises(
-        TypeError, match=r"attention_mask \(batch, keys\) must be boolean or"
-    ):
+    with pytest.raises(TypeError, match=r"attention_mask \(batch, keys\) must be boolean or"):
         attend(torch.nn.Module(), x, x, x, torch.zeros(2, 6))
 
 

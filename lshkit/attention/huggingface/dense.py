@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lshkit import torch_ops
 from lshkit.attention.arguments import seed_tensor
+from lshkit.torch_ops.lsh_attention import key_centre
 
 
 def dense_lsh_attention(
@@ -55,7 +56,7 @@ def dense_lsh_attention(
     window = window or 0
     key = torch.where(takes_part[..., None], key, 0.0)
     if center and pairs is None:
-        key = key - _centre(key, takes_part, is_causal, window)
+        key = key - key_centre(key, keys, is_causal, window)
     first = visible & (visible.cumsum(-1) <= n_sinks)  # of those that a query sees
     exact = ((position - column).abs() < window) | first
     with torch.no_grad():
@@ -88,15 +89,6 @@ def dense_lsh_attention(
     weight = torch.softmax(torch.where(alone, 0.0, score + log_weight), -1)
     weight = torch.where(alone, 0.0, weight)
     return (weight @ torch.where(takes_part[..., None], value, 0.0)).to(dtype)
-
-
-def _centre(key: Tensor, takes_part: Tensor, is_causal: bool, window: int) -> Tensor:
-    """As of lsh_attention: the mean of the keys, of the first `window` of them when causal."""
-    if is_causal:
-        first = takes_part.byte().argmax(-1, keepdim=True)
-        takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
-    total = torch.where(takes_part[..., None], key, 0.0).sum(2, keepdim=True)
-    return total / takes_part.sum(-1).clamp_min(1)[..., None, None]
 
 
 def _inclusion(query, key, dots, n_bits: int, n_hashes: int, weighting: str) -> Tensor:
