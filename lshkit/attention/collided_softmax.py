@@ -34,8 +34,8 @@ def lsh_attention(
     exp(scale q . k) computed, each divided by the probability 1 - (1 - p)^n_hashes that this
     happens (Horvitz and Thompson 1952), p = (1 - acos(cosine) / pi)^n_bits: the sums of numerator
     and denominator are unbiased for softmax attention's (with hasher "hyperplane"; "hadamard"
-    meets pairs with this probability to within 1 % or so). Pairs in a near window and with the first keys are
-    always used. For models trained with softmax, without training.
+    meets pairs with this probability to within 1 % or so). Pairs in a near window and with the
+    first keys are always used. For models trained with softmax, without training.
 
     Args:
         query: `(..., H, N_q, D)`, or `(B, N_q, D)` for one head, as in
