@@ -21,6 +21,12 @@ from transformers import (
 
 VOCABULARY = 61
 IMPLEMENTATIONS = ("lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh")
+# Options with which nothing is estimated, and the implementation that computes the same.
+EXACT = {
+    "lshkit_yoso": ({"estimator": "expected"}, "formula"),
+    "lshkit_lsh": ({"window": 1000, "n_sinks": 1000}, "eager"),
+    "lshkit_bert_lsh": ({"n_bits": 1, "n_hashes": 300}, "eager"),
+}
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -128,3 +134,18 @@ def model(family, implementation, seed=0, **options):
 def tokens(batch=2, n=24, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2, VOCABULARY, (batch, n), generator=generator)
+
+
+def set_implementation(made, name, options=None):
+    made.set_attn_implementation(name)
+    for module in made.modules():
+        if hasattr(module, "config"):
+            module.config.lshkit = options
+    return made
+
+
+def padded(left=False):
+    """A mask (2, 24) of seven paddings in the first sequence."""
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[0, -7:] = 0
+    return mask.flip(1) if left else mask

@@ -9,28 +9,25 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from attention_cases import one_thread  # noqa: E402, F401
 from huggingface_cases import (  # noqa: E402
+    EXACT,
     IMPLEMENTATIONS,
     combinations,
     llama4,
     mistral,
     model,
+    padded,
+    set_implementation,
     tokens,
 )
 from torch.nn import functional as F  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
-from transformers.masking_utils import create_causal_mask, sdpa_mask  # noqa: E402
+from transformers.masking_utils import sdpa_mask  # noqa: E402
 
 from lshkit.attention.huggingface import register  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
-# Options with which nothing is estimated, and the implementation that computes the same.
-EXACT = {
-    "lshkit_yoso": ({"estimator": "expected"}, "formula"),
-    "lshkit_lsh": ({"window": 1000, "n_sinks": 1000}, "eager"),
-    "lshkit_bert_lsh": ({"n_bits": 1, "n_hashes": 300}, "eager"),
-}
 
 
 def formula(module, query, key, value, attention_mask, **_):
@@ -61,12 +58,24 @@ def implementation(request):
     return request.param
 
 
-def set_implementation(made, name, options=None):
-    made.set_attn_implementation(name)
-    for module in made.modules():
-        if hasattr(module, "config"):
-            module.config.lshkit = options
-    return made
+@torch.no_grad()
+def in_pieces(made, mask, cache=None):
+    """Logits of all tokens at once, and with a cache: a prompt in pieces, and single steps."""
+    ids, positions = tokens(), (mask.cumsum(1) - 1).clamp(0)
+    whole = made(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    parts, at = [], 0
+    for n in (11, 6, 1, 1, 4, 1):
+        now = slice(at, at + n)
+        out = made(
+            ids[:, now],
+            attention_mask=mask[:, : at + n],
+            position_ids=positions[:, now],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, at = out.past_key_values, at + n
+        parts.append(out.logits)
+    return whole, torch.cat(parts, 1)
 
 
 def inputs(family, ids, mask=None, labels=False):
@@ -74,13 +83,6 @@ def inputs(family, ids, mask=None, labels=False):
     if labels or family in ("bart", "t5", "t5gemma"):
         given["labels"] = ids
     return given
-
-
-def padded(left=False):
-    """A mask (2, 24) of seven paddings in the first sequence."""
-    mask = torch.ones(2, 24, dtype=torch.int64)
-    mask[0, -7:] = 0
-    return mask.flip(1) if left else mask
 
 
 # --- What is computed -----------------------------------------------------------------------------
@@ -211,24 +213,33 @@ def test_a_cache_changes_nothing(static, implementation, options):
 
     float64 models: float32's rounding before a layer can flip a bit of a code.
     """
-    made, ids = model("llama", implementation, lshkit=options).double(), tokens()
+    made, mask = model("llama", implementation, lshkit=options).double(), padded(left=True)
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "options"),
+    [
+        ("mistral", "lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "exact_steps": False}),
+        ("mistral", "lshkit_bert_lsh", {"n_bits": 3}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2, "exact_steps": False}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "n_sinks": 0, "exact_steps": False}),
+        ("llama4", "lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_changes_nothing_in_windows_and_chunks(static, family, implementation, options):
+    """The first piece is longer than window or chunk: within them the model has none."""
+    torch.manual_seed(0)
+    sizes = {"sliding_window": 9} if family == "mistral" else {"attention_chunk_size": 8}
+    made = {"mistral": mistral, "llama4": llama4}[family](**sizes).eval().double()
+    set_implementation(made, implementation, options)
     mask = padded(left=True)
-    with torch.no_grad():
-        positions = (mask.cumsum(1) - 1).clamp(0)
-        whole = made(ids, attention_mask=mask, position_ids=positions).logits
-        cache, parts, at = StaticCache(made.config, 32) if static else None, [], 0
-        for n in (11, 6, 1, 1, 4, 1):
-            now = slice(at, at + n)
-            out = made(
-                ids[:, now],
-                attention_mask=mask[:, : at + n],
-                position_ids=positions[:, now],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            cache, at = out.past_key_values, at + n
-            parts.append(out.logits)
-    assert (torch.cat(parts, 1) - whole)[mask.bool()].abs().max() < 1e-6
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -237,17 +248,19 @@ def test_exact_steps(static):
     made, ids, mask = model("llama", "eager"), tokens(), padded(left=True)
     results = []
     with torch.no_grad():
-        for exact_steps in (None, True, False):
+        for exact_steps in (None, True, False, "none"):
             cache = StaticCache(made.config, 32) if static else DynamicCache()
             set_implementation(made, "eager")
             made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
             if exact_steps is not None:
                 own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
+                if exact_steps == "none":  # no estimate of softmax attention
+                    own |= {"weighting": "none", "exact_steps": True}
                 set_implementation(made, "lshkit_lsh", own)
             step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
             results.append(step.logits)
     assert (results[0] - results[1]).abs().max() < 1e-6
-    assert (results[0] - results[2]).abs().max() > 1e-5
+    assert all((results[0] - results[i]).abs().max() > 1e-5 for i in (2, 3))
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -333,169 +346,3 @@ def test_dropout_falls_on_the_output(implementation):
 def test_attention_weights_are_not_returned(implementation):
     made = model("bert", implementation)
     assert not any(x is not None for x in made(tokens(), output_attentions=True).attentions or ())
-
-
-# --- Options --------------------------------------------------------------------------------------
-
-
-def test_options_of_register_and_of_a_model():
-    made, ids = model("bert", "lshkit_yoso"), tokens()
-
-    def logits(own=None, **options):
-        register(yoso={"estimator": "sampled", **options})
-        made.config.lshkit = own
-        with torch.no_grad():
-            return made(ids).logits
-
-    try:
-        plain = logits()
-        assert torch.equal(plain, logits(n_hashes_eval=64))
-        assert torch.equal(plain, logits(n_hashes=64, n_hashes_eval=None))
-        assert not torch.equal(plain, logits(n_bits=5))
-        assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
-        assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
-    finally:
-        register(lsh={"exact_steps": False})
-
-
-def test_options_of_a_model_are_saved(tmp_path):
-    made = model("llama", "lshkit_yoso", lshkit={"n_bits": 5})
-    made.save_pretrained(tmp_path)
-    again = type(made).from_pretrained(tmp_path, attn_implementation="lshkit_yoso")
-    assert again.config.lshkit == {"n_bits": 5}
-    with torch.no_grad():
-        assert torch.equal(again(tokens()).logits, made(tokens()).logits)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"yoso": {"bits": 8}},
-            TypeError,
-            "yoso has an unknown option 'bits'; lshkit_yoso has n_b",
-        ),
-        ({"lsh": {"n_hashes_eval": 8}}, TypeError, "lsh has an unknown option"),
-        ({"bert_lsh": {"n_bits": 17}}, ValueError, "n_bits must be an integer from 1 to 16"),
-        ({"yoso": {"estimator": "exact"}}, ValueError, "estimator must be one of"),
-        ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes must be"),
-        ({"yoso": {"seed": -1}}, ValueError, "seed must be"),
-        ({"lsh": {"exact_steps": 1}}, TypeError, "exact_steps must be"),
-        ({"yoso": 8}, TypeError, "yoso must be a dict of options, got int"),
-    ],
-)
-def test_wrong_options(options, error, message):
-    with pytest.raises(error, match=message):
-        register(**options)
-
-
-def test_wrong_options_of_a_model():
-    made = model("bert", "lshkit_yoso")
-    for own, message in (
-        ({"bits": 8}, "config.lshkit has an unknown option 'bits'"),
-        (8, "config.lshkit must be a dict of options, got int"),
-    ):
-        made.config.lshkit = own
-        with pytest.raises(TypeError, match=message):
-            made(tokens())
-
-
-# --- Refusals -------------------------------------------------------------------------------------
-
-
-def test_masks_of_pairs():
-    """YOSO refuses them, the others apply them."""
-    ids = tokens()
-    mask = torch.rand(2, 1, 24, 24, generator=torch.Generator().manual_seed(0)) < 0.5
-    mask |= torch.eye(24, dtype=torch.bool)
-    made = model("bert", "eager")
-    floats = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
-    for given in (mask, floats):
-        set_implementation(made, "lshkit_yoso")
-        with pytest.raises(NotImplementedError, match="forms no pair of a query and a key"):
-            made(ids, attention_mask=given)
-        for name in ("lshkit_lsh", "lshkit_bert_lsh"):
-            with torch.no_grad():
-                expected = set_implementation(made, "eager")(ids, attention_mask=floats).logits
-                set_implementation(made, name, EXACT[name][0])
-                got = made(ids, attention_mask=given).logits
-            assert (got - expected).abs().max() < 2e-5
-    set_implementation(made, "lshkit_bert_lsh", {"faithful": True})
-    with pytest.raises(NotImplementedError, match="takes padding masks only"):
-        made(ids, attention_mask=mask)
-
-
-def test_masks_of_each_head():
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2, 2))
-    mask = torch.rand(2, 4, 9, 9, generator=generator) < 0.5
-    mask |= torch.eye(9, dtype=torch.bool)
-    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
-    try:
-        register(lsh=EXACT["lshkit_lsh"][0])
-        attend = AttentionInterface()["lshkit_lsh"]
-        assert (attend(torch.nn.Module(), q, k, v, mask)[0] - expected).abs().max() < 1e-5
-    finally:
-        register(lsh={"exact_steps": False})
-
-
-def test_masks_that_a_model_changes(implementation):
-    """It gets all of the mask if it asks for it; what it has made of another is noticed."""
-    made, ids = model("llama", implementation), tokens()
-    given = {
-        "config": made.config,
-        "inputs_embeds": made.model.embed_tokens(ids),
-        "attention_mask": padded(),
-        "past_key_values": None,
-    }
-    mask = create_causal_mask(**given, allow_is_causal_skip=False)
-    assert torch.equal(mask, torch.ones(24, 24).bool().tril() & padded()[:, None, None].bool())
-    mask = create_causal_mask(**given)
-    changed = torch.cat((mask, torch.ones(2, 1, 1, 5, dtype=torch.bool)), -1)
-    attend, x = AttentionInterface()[implementation], torch.zeros(2, 1, 29, 4)
-    with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lshkit"):
-        attend(torch.nn.Module(), x[:, :, :24], x, x, changed)
-
-
-def test_padding_masks_of_floats():
-    made, ids, mask = model("bert", "lshkit_yoso"), tokens(), padded()
-    with torch.no_grad():
-        expected = made(ids, attention_mask=mask).logits
-        floats = torch.where(mask[:, None, None] == 1, 0.0, torch.finfo(torch.float32).min)
-        assert torch.equal(expected, made(ids, attention_mask=floats).logits)
-        with pytest.raises(ValueError, match="must be 0 or at most -10000"):
-            made(ids, attention_mask=floats.clamp(-3))
-
-
-def test_patterns_of_pairs():
-    made, ids = model("llama", "lshkit_yoso"), tokens()
-    given = {
-        "config": made.config,
-        "inputs_embeds": made.model.embed_tokens(ids),
-        "attention_mask": None,
-        "past_key_values": None,
-        "or_mask_function": lambda batch, head, query, key: key < 3,
-    }
-    with pytest.raises(NotImplementedError, match="lshkit_yoso can't apply a mask of query-key"):
-        create_causal_mask(**given)
-    made.set_attn_implementation("lshkit_lsh")
-    mask = create_causal_mask(**given)
-    assert mask.shape == (2, 1, 24, 24) and mask[:, :, :, :3].all() and not mask[0, 0, 4, 5]
-
-
-def test_refused_arguments():
-    ids = tokens()
-    with pytest.raises(NotImplementedError, match="can't take position_bias: a bias is added"):
-        model("t5", "lshkit_yoso")(ids, labels=ids)
-    capped = model("t5gemma", "lshkit_lsh", attn_logit_softcapping=50.0)
-    with pytest.raises(NotImplementedError, match="can't take softcap: it bounds scores"):
-        capped(ids, labels=ids)
-    attend = AttentionInterface()["lshkit_lsh"]
-    x = torch.zeros(1, 1, 3, 4)
-    with pytest.raises(NotImplementedError, match="can't take s_aux"):
-        attend(torch.nn.Module(), x, x, x, None, s_aux=torch.zeros(1))
-    with pytest.raises(ValueError, match="with up to 3 keys for lshkit_lsh, got"):
-        attend(torch.nn.Module(), x, x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
-    made = model("llama", "lshkit_bert_lsh", lshkit={"faithful": True})
-    with pytest.raises(NotImplementedError, match="faithful=True takes padding masks only"):
-        made(ids)

@@ -199,6 +199,40 @@ def test_causal_sees_no_future():
     assert not torch.equal(before[:, :, 50:], after[:, :, 50:])
 
 
+def test_causal_sees_no_future_but_for_rounding():
+    """Of the first `window` keys, whose mean is taken from all: scores are of what is left."""
+    case = inputs(n_q=80)
+    before = run(case, None, True).out
+    case.key[:, :, 5] = torch.randn_like(case.key[:, :, 5])
+    after = run(case, None, True).out
+    assert (before - after)[:, :, :5].abs().max() < 1e-5
+    assert (before - after)[:, :, 5].abs().min() > 1e-5
+    exact = run(case, None, True, center=False).out
+    case.key[:, :, 5] = 1e5
+    assert torch.equal(run(case, None, True, center=False).out[:, :, :5], exact[:, :, :5])
+
+
+@pytest.mark.parametrize(("hasher", "bias"), [("hyperplane", 0), ("hadamard", 0.01)])
+@pytest.mark.parametrize("cosine", [0.3, 0.5, 0.7])
+def test_pairs_are_met_with_their_probability(hasher, bias, cosine):
+    """Over hash functions: within 4 standard errors, rotations within 1 % more."""
+    generator = torch.Generator().manual_seed(0)
+    query, other = torch.randn(2, 1, 1, 1000, 64, generator=generator)
+    query = F.normalize(query, dim=-1)
+    other = F.normalize(other - (other * query).sum(-1, keepdim=True) * query, dim=-1)
+    key = cosine * query + math.sqrt(1 - cosine**2) * other
+    rates = []
+    for seed in range(60):
+        family = torch_ops.FAMILY[hasher]
+        parameters = torch_ops.hash_parameters(torch.tensor([seed]), 1, 64, 8, 32, family)
+        codes = (torch_ops.hash(x, parameters, family, 8, 32) for x in (query, key))
+        rates.append(torch.eq(*codes).any(-1).double().mean())
+    rates = torch.stack(rates)
+    wanted = 1 - (1 - (1 - math.acos(cosine) / math.pi) ** 8) ** 32
+    error = rates.std().item() / math.sqrt(len(rates))
+    assert abs(rates.mean() - wanted) < 4 * error + bias * wanted
+
+
 def test_decoding_is_the_last_row():
     case = inputs(n_q=90)
     whole = run(case, case.mask, True).out
@@ -244,10 +278,20 @@ def test_large_scores_and_rows_of_zeros():
     case.query[:, :, 3] = 0
     got = run(case)
     assert torch.isfinite(got.out).all() and all(torch.isfinite(x).all() for x in got.grads)
+    case.query[:] = torch.randn_like(case.query) * 1e17  # rounding of scores is far above 1
+    got = run(case, window=60, center=False)
+    largest = case.value.abs().amax() + 1e-4
+    assert torch.isfinite(got.out).all() and (got.out.abs() < largest).all()
+    case.query[:, :, 3] = 0
     case.key[:] = 2.5  # without their mean, rows of zeros
     got = run(case)
     mean = case.value.mean(2).repeat_interleave(2, 1)
     torch.testing.assert_close(got.out[:, :, 3], mean, rtol=1e-4, atol=1e-4)
+    case.key[:] = 2.0**123  # their sum overflows, their mean does not
+    for mask in (None, torch.ones_like(case.mask)):
+        got = run(case, mask)
+        assert (got.pairs > 0).all()
+        torch.testing.assert_close(got.out[:, :, 3], mean, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -277,13 +321,14 @@ def test_shapes_and_seeds():
     assert first.shape == (2, 60, 20) and torch.equal(first, lsh_attention(*x))
     five = lsh_attention(case.query[None], case.key[None], case.value[None], seed=5)
     assert torch.equal(five[0], out)
+    assert lsh_attention(*(x[:, :0] for x in (case.query, case.key, case.value))).shape[1] == 0
     assert lsh_attention(case.query[:, :, :0], case.key, case.value).shape == (2, 2, 0, 20)
     none = lsh_attention(case.query, case.key[:, :, :0], case.value[:, :, :0])
     assert none.shape == out.shape and not none.any()
 
 
 def test_same_bits_at_two_threads():
-    case = inputs(n_q=300)
+    case = inputs(n_q=1100, n_k=300)  # longer than what one thread takes at once
     one = run(case, case.mask)
     torch.set_num_threads(2)
     two = run(case, case.mask)

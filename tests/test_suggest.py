@@ -17,6 +17,17 @@ SETTINGS = (
     ("yoso_attention", {"estimator": "expected", "n_bits": 6}),
     ("yoso_attention", {"estimator": "sampled", "n_bits": 6, "n_hashes": 64}),
     ("yoso_attention", {"estimator": "soft", "n_bits": 8, "n_hashes": 64, "n_probes": 3}),
+    (
+        "yoso_attention",
+        {"estimator": "sampled", "n_bits": 6, "n_hashes": 8, "window": 40, "normalize": "sum"},
+    ),
+    (
+        "yoso_attention",
+        {
+            **{"estimator": "sampled", "n_bits": 6, "n_hashes": 64},
+            **{"unit_norm": "lift", "lift_scale": "auto"},
+        },
+    ),
     ("lsh_attention", {"n_bits": 6, "n_hashes": 24}),
     ("lsh_attention", {"n_bits": 8, "n_hashes": 24, "window": 0, "weighting": "none"}),
 )
@@ -54,7 +65,9 @@ def observed(row, tensors, of):
             ]
         ).mean(0)
     else:
-        wanted = yoso_attention(query, key, value, estimator="expected", n_bits=6)
+        names = ("n_bits", "normalize", "unit_norm", "lift_scale")
+        options = {name: row.options[name] for name in names if name in row.options}
+        wanted = yoso_attention(query, key, value, estimator="expected", **options)
     return np.mean([mean_angle(out, wanted) for out in outs])
 
 
@@ -68,7 +81,7 @@ def test_errors_are_what_is_observed(found, tensors, i):
 
 
 def test_pairs_are_what_is_observed(found, tensors):
-    row = found.rows[3]
+    row = found.rows[5]
     options = row.options | {"seed": 7, "return_pairs": True}
     _, pairs = lshkit.attention.lsh_attention(*(x[None] for x in tensors), **options)
     assert row.pairs == pytest.approx(pairs.float().mean().item() / 300, rel=0.1)
@@ -98,7 +111,7 @@ def test_arrays_heads_and_defaults():
         torch.from_numpy(query), torch.from_numpy(key), n_samples=20, n_trials=2, timed=False
     )
     assert found == again and found.n_keys == 40 and len(found.rows) > 10
-    one = suggest(query[0, 0], key[0, 0, :7], settings=SETTINGS[3:], n_trials=2, timed=False)
+    one = suggest(query[0, 0], key[0, 0, :7], settings=SETTINGS[5:], n_trials=2, timed=False)
     assert one.n_keys == 7 and all(0 <= row.pairs <= 1 for row in one.rows)
 
 
@@ -112,6 +125,8 @@ def test_arrays_heads_and_defaults():
         ({"value": np.ones((4, 4))}, ValueError, "value must have key's rows"),
         ({"settings": [("attention", {})]}, ValueError, "settings must name one of"),
         ({"settings": [("lsh_attention", {"estimator": "soft"})]}, ValueError, "estimator"),
+        ({"settings": [("lsh_attention", {"return_pairs": True})]}, ValueError, "return_pairs"),
+        ({"settings": [("yoso_attention", {"cu_seqlens": None})]}, ValueError, "cu_seqlens"),
         ({"n_trials": 1}, ValueError, "n_trials"),
         ({"n_samples": 0}, ValueError, "n_samples"),
         ({"scale": 0}, ValueError, "scale"),

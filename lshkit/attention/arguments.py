@@ -223,14 +223,22 @@ def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
     return starts.to(torch.int64).contiguous()
 
 
-def key_padding_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
-    """The padding mask as (batch, n_keys), the batch as the operators see it."""
+def key_padding_mask(
+    mask: Tensor,
+    query: Tensor,
+    key: Tensor,
+    reason: str = "no pair is visited (for a causal mask give is_causal=True)",
+) -> Tensor | None:
+    """The padding mask as (batch, n_keys), the batch as the operators see it.
+
+    reason: why there is no mask of pairs, for the error.
+    """
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a boolean tensor, got {type(mask).__name__}")
     if mask.dtype is not torch.bool:
         raise TypeError(
             f"attn_mask must be a boolean key padding mask, True for a key that takes part, "
-            f"got dtype {mask.dtype}: there are no scores to add a mask to"
+            f"got dtype {mask.dtype}: it is not added to scores"
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on query's device {query.device}, got {mask.device}")
@@ -241,6 +249,6 @@ def key_padding_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor | None:
         raise ValueError(
             f"attn_mask must be a key padding mask of shape {(*batch, n_keys)} or "
             f"{(*batch, *ones, n_keys)}, got {tuple(mask.shape)}: a mask of query-key pairs cannot "
-            f"apply, as no pair is visited (for a causal mask give is_causal=True)"
+            f"apply, as {reason}"
         )
     return mask.reshape(-1, n_keys) if n_keys else None

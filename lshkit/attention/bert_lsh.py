@@ -45,7 +45,8 @@ def bert_lsh_attention(
             i <= j are scored and their scores copied to (j, i), so N_q = N_k; a pair without
             collision has the score 0 and takes part in the softmax. By default only colliding pairs
             do, in both triangles, no others are looked at after the comparison of codes, and a
-            query without any gets zeros.
+            query without any gets zeros. A NaN or infinity, too, then goes where a score with it is
+            copied; by default as in `lsh_attention`.
         return_counts: return the numbers of dot products of queries and keys, too.
 
     Returns:
@@ -70,7 +71,18 @@ def bert_lsh_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
     seed = seed_tensor(seed, query.device.type)
     shape = query.shape
-    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    key_mask = (
+        None
+        if attn_mask is None
+        else key_padding_mask(
+            *(
+                attn_mask,
+                query,
+                key,
+                "the pairs follow from the codes, and there is no causal order",
+            )
+        )
+    )
     if len(shape) == 3:  # one head
         query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
     elif len(shape) > 4:
@@ -108,7 +120,10 @@ def subset_sums(codes: Tensor, n_bits: int, table_size: int, seed: int) -> Tenso
 def _faithful(
     query, key, value, key_mask, scale, parameters, family, n_bits, n_hashes, table_size, seed
 ):
-    groups = query.shape[1] // key.shape[1]
+    groups = query.shape[1] // max(key.shape[1], 1)
+    if key_mask is not None:  # a masked key's score is copied to a row, but not its NaN
+        unread = ~key_mask[:, None] & ~key.isfinite().all(-1)
+        key = key.masked_fill(unread[..., None], 0.0)
     key, value = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (key, value))
     if parameters.shape[0] > 1:
         parameters = parameters.repeat_interleave(groups, 0)
@@ -128,7 +143,8 @@ def _faithful(
     scores = torch.where(collide, scores, 0.0)
     scores = scale * (scores + scores.triu(1).transpose(-1, -2))
     if key_mask is not None:
-        scores = scores.masked_fill(~key_mask[:, None, None], -math.inf)
+        alone = ~key_mask.any(-1)[:, None, None, None]  # queries that see no key: zeros
+        scores = scores.masked_fill(~key_mask[:, None, None] & ~alone, -math.inf)
         value = torch.where(key_mask[:, None, :, None], value, 0.0)
-    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a query that sees no key gives zeros
+    weights = torch.softmax(scores, -1)
     return (weights @ value.to(dtype)).to(query.dtype), collide.sum((-1, -2))

@@ -16,6 +16,9 @@ from lshkit.attention.functional import yoso_attention
 
 RUN = 16  # sampled queries come in runs of neighbours, as windows go by position
 MAX_HEADS = 4
+# Options that make a call another one than rows of a single head, which are what is measured.
+NOT_MEASURED = {"seed", "scale", "enable_gqa", "causal_offset", "return_pairs"}
+NOT_MEASURED |= {"cu_seqlens", "cu_seqlens_k"}
 PATIENCE = 0.5  # seconds after which a setting is timed no more
 FUNCTIONS = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
 
@@ -115,8 +118,9 @@ def suggest(
     """The expected error and cost of some settings of attention on these queries and keys.
 
     A few runs of neighbouring queries of up to four heads meet all keys, with each of n_trials sets
-    of hash functions; errors are means over them. Times are those of one head in full, without
-    gradients, over softmax attention's, in turns. Nothing is causal here: give the keys
+    of hash functions; errors are means over them. (All queries do in settings of yoso_attention
+    whose output depends on them: a window, lift_scale="auto".) Times are those of one head in full,
+    without gradients, over softmax attention's, in turns. Nothing is causal here: give the keys
     that a typical query sees.
 
     Args:
@@ -124,7 +128,8 @@ def suggest(
         key: `(..., N_k, D)`, the same leading sizes.
         value: `(..., N_k, D_v)`. None: standard normal, of D columns, whose mean over many keys is
             small: errors are then larger than those of values with a direction in common.
-        settings: pairs of "yoso_attention" or "lsh_attention" and its options. None: a choice.
+        settings: pairs of "yoso_attention" or "lsh_attention" and its options, without those of
+            packed sequences, groups of heads, seeds and results. None: a choice.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
         n_samples: queries to look at, in all.
         n_trials: sets of hash functions, 2 or more.
@@ -199,7 +204,7 @@ def _checked(settings) -> list[tuple[str, dict]]:
     for function, options in settings:
         if function not in FUNCTIONS:
             raise ValueError(f"settings must name one of {', '.join(FUNCTIONS)}, got {function!r}")
-        allowed = FUNCTIONS[function].__kwdefaults__.keys() - {"seed", "scale", "enable_gqa"}
+        allowed = FUNCTIONS[function].__kwdefaults__.keys() - NOT_MEASURED
         if unknown := options.keys() - allowed:
             raise ValueError(f"settings of {function} must not have {sorted(unknown)}")
     return settings
@@ -214,14 +219,19 @@ def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int
     return [(i * heads // count, (first, first + length)) for i, first in enumerate(firsts)]
 
 
-def _outputs(attend: Callable, query, key, value, runs, n_trials) -> Tensor:
-    """Output rows of the sampled queries, `(n_trials, samples, d_v)`."""
+def _outputs(attend: Callable, query, key, value, runs, n_trials, in_full=False) -> Tensor:
+    """Output rows of the sampled queries, `(n_trials, samples, d_v)`. In full: from whole heads."""
     trials = []
     for trial in range(n_trials):
-        rows = [
-            attend(query[h, a:b][None], key[h][None], value[h][None], a, trial)[0]
-            for h, (a, b) in runs
-        ]
+        if in_full:
+            heads = {h for h, _ in runs}
+            outs = {h: attend(*(x[h][None] for x in (query, key, value)), 0, trial) for h in heads}
+            rows = [outs[h][0, a:b] for h, (a, b) in runs]
+        else:
+            rows = [
+                attend(query[h, a:b][None], key[h][None], value[h][None], a, trial)[0]
+                for h, (a, b) in runs
+            ]
         trials.append(torch.cat(rows))
     return torch.stack(trials).double()
 
@@ -262,7 +272,12 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
 
     estimator = options.get("estimator", "auto") if function == "yoso_attention" else None
-    sampled = _outputs(attend, query, key, value, runs, n_trials)
+    # Windows go by the row of a query, the bound "auto" by all queries. (lsh_attention takes the
+    # position of the first row.)
+    whole = estimator is not None and (
+        bool(options.get("window")) or isinstance(options.get("lift_scale"), str)
+    )
+    sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)
     if estimator is None:
         error = softmax_error
@@ -276,7 +291,7 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
         own = {k: v for k, v in options.items() if k in kept} | {"estimator": "expected"}
         mean = _outputs(
             lambda q, k, v, first, trial: yoso_attention(q, k, v, **own),
-            *(query, key, value, runs, 1),
+            *(query, key, value, runs, 1, whole),
         )
         error = _angle(sampled, mean)
     return Suggestion(

@@ -41,10 +41,8 @@ define(
 )
 
 
-def _centre(key, key_mask, center, is_causal, window):
+def key_centre(key, key_mask, is_causal, window):
     """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
-    if not center or key.shape[2] == 0:
-        return key.new_zeros((*key.shape[:2], 1, key.shape[3]))
     takes_part = None if key_mask is None else key_mask[:, None]
     centre = _mean_key(key, takes_part, is_causal, window)
     if centre.isfinite().all():
@@ -56,20 +54,19 @@ def _centre(key, key_mask, center, is_causal, window):
 def _mean_key(key, takes_part, is_causal, window):
     """takes_part: `(batch, 1 or key_heads, n_k)` or None."""
     if takes_part is None:
-        return key[:, :, : window if is_causal else None].sum(2, keepdim=True) / max(
-            min(window, key.shape[2]) if is_causal else key.shape[2], 1
-        )
+        key = key[:, :, : window if is_causal else None]
+        return (key / max(key.shape[2], 1)).sum(2, keepdim=True)  # sums of keys may overflow
     if is_causal:
         first = takes_part.byte().argmax(-1, keepdim=True)
         takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
-    total = torch.where(takes_part[..., None], key, 0.0).sum(2, keepdim=True)
-    return total / takes_part.sum(-1).clamp_min(1)[..., None, None]
+    count = takes_part.sum(-1).clamp_min(1)[..., None, None]
+    return torch.where(takes_part[..., None], key / count, 0.0).sum(2, keepdim=True)
 
 
 def _hash_grouped(query, key_heads, parameters, *options):
     """Codes of queries, which share the hash functions of the head of keys that they read."""
     batch, heads, n, d = query.shape
-    grouped = query.reshape(batch, key_heads, heads // key_heads * n, d)
+    grouped = query.reshape(batch, key_heads, heads // max(key_heads, 1) * n, d)
     codes = hash(grouped, parameters, *options)
     return codes.reshape(batch, heads, n, codes.shape[-1])
 
@@ -79,8 +76,11 @@ def _lsh_attention(
 ):
     _, _, is_causal, _, window, _ = options
     inputs = [rows(x, torch.float32) for x in (query, key, value)]
-    centre = _centre(inputs[1], key_mask, center, is_causal, window)
-    inputs[1] = inputs[1] - centre if center else inputs[1]
+    if center and key.shape[2]:
+        centre = key_centre(inputs[1], key_mask, is_causal, window)
+        inputs[1] = inputs[1] - centre
+    else:
+        centre = inputs[1].new_zeros((*key.shape[:2], 1, key.shape[3]))
     out = new_output(query, value, torch.float32)
     log_sum = out.new_empty(out.shape[:-1])
     pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)

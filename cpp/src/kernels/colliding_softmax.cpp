@@ -69,9 +69,11 @@ LSHKIT_NOINLINE void flush(const SoftmaxForward& p, const ForwardScratch& s, Pai
       factor = s.total[i] > 0 ? exp_minus(broadcast(largest - s.largest[i]))[0] : 0;
       s.largest[i] = largest;
     }
+    const F zero = {};
     F total = {};
     for (int t = first; t < end; t += W) {
-      const F w = exp_minus(largest - scale * load(list.dot + t)) * load(list.weight + t);
+      const F below = largest - scale * load(list.dot + t);  // < 0 where the product is fused
+      const F w = exp_minus(select(below < zero, zero, below)) * load(list.weight + t);
       total += w;
       store(list.weight + t, w);
     }

@@ -29,7 +29,8 @@ def register(
             and keys at hand, hence for the single query of a generation step.
         lsh: options of "lshkit_lsh", arguments of `lsh_attention`: weighting, n_bits, n_hashes,
             hasher, window, n_sinks, center; and exact_steps (True): the single query of a
-            generation step gets softmax attention itself, which is less work than hashing all keys.
+            generation step gets softmax attention itself, which is less work than hashing all keys
+            (not with weighting="none").
         bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
             table_size, n_hashes, faithful.
 

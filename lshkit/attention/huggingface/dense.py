@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lshkit import torch_ops
 from lshkit.attention.arguments import seed_tensor
+from lshkit.torch_ops.lsh_attention import key_centre
 
 
 def dense_lsh_attention(
@@ -22,21 +23,22 @@ def dense_lsh_attention(
     pairs: Tensor | None = None,
     *,
     scale: float | None,
-    weighting: str = "horvitz_thompson",
-    n_bits: int = 8,
-    n_hashes: int = 32,
-    hasher: str = "hadamard",
-    window: int | None = 16,
-    n_sinks: int = 1,
-    center: bool = True,
-    enable_gqa: bool = False,
-    seed: int | None = None,
+    weighting: str,
+    n_bits: int,
+    n_hashes: int,
+    hasher: str,
+    window: int | None,
+    n_sinks: int,
+    center: bool,
+    enable_gqa: bool,
+    seed: int | None,
 ) -> Tensor:
     """`lsh_attention` with bias, added to scores, and pairs, True for a pair that takes part.
 
     Both are `(B or 1, H or 1, N_q, N_k)`, keys is `(B, N_k)`; is_causal: the last query stands at
     the last key. Which pairs collide does not depend on the bias. With pairs, whose pattern is not
-    known, keys are hashed as they are: their mean could show a query what it must not see.
+    known, keys are hashed as they are: their mean could show a query what it must not see. Sinks
+    are then the first n_sinks keys that a query sees: later queries change nothing.
     """
     dtype = query.dtype
     query, key, value = query.float(), key.float(), value.float()
@@ -54,9 +56,9 @@ def dense_lsh_attention(
     window = window or 0
     key = torch.where(takes_part[..., None], key, 0.0)
     if center and pairs is None:
-        key = key - _centre(key, takes_part, is_causal, window)
-    first = takes_part & (takes_part.cumsum(-1) <= n_sinks)
-    exact = ((position - column).abs() < window) | first[:, :, None]
+        key = key - key_centre(key, keys, is_causal, window)
+    first = visible & (visible.cumsum(-1) <= n_sinks)  # of those that a query sees
+    exact = ((position - column).abs() < window) | first
     with torch.no_grad():
         family = torch_ops.FAMILY[hasher]
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
@@ -87,15 +89,6 @@ def dense_lsh_attention(
     weight = torch.softmax(torch.where(alone, 0.0, score + log_weight), -1)
     weight = torch.where(alone, 0.0, weight)
     return (weight @ torch.where(takes_part[..., None], value, 0.0)).to(dtype)
-
-
-def _centre(key: Tensor, takes_part: Tensor, is_causal: bool, window: int) -> Tensor:
-    """As of lsh_attention: the mean of the keys, of the first `window` of them when causal."""
-    if is_causal:
-        first = takes_part.byte().argmax(-1, keepdim=True)
-        takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
-    total = torch.where(takes_part[..., None], key, 0.0).sum(2, keepdim=True)
-    return total / takes_part.sum(-1).clamp_min(1)[..., None, None]
 
 
 def _inclusion(query, key, dots, n_bits: int, n_hashes: int, weighting: str) -> Tensor:

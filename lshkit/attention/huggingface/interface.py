@@ -1,5 +1,7 @@
 """Attention functions as transformers calls them, `(B, H, N, D)` in and `(B, N, H, D)` out."""
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -91,8 +93,13 @@ def _attention(name: str, kind: str, registered: dict):
 def _goes_by_positions(kind: str, options: dict, mask: Mask) -> bool:
     """What a single query gets depends on the places of the keys, not on their values alone."""
     if kind == "lsh":
-        return mask.is_dense or not options["exact_steps"]
+        return not _has_exact_steps(options)
     return kind == "yoso" and bool(options.get("window"))
+
+
+def _has_exact_steps(options: dict) -> bool:
+    """ "none" is not an estimate of softmax attention, which could take its place."""
+    return options["exact_steps"] and options["weighting"] != "none"
 
 
 def _is_cross(module, query: Tensor, key: Tensor) -> bool:
@@ -156,22 +163,38 @@ def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
+    if query.shape[2] == 1 and _has_exact_steps(options):
+        return _exact_step(query, key, value, mask, scaling)
     options = {**options, "scale": scaling}
-    if options.pop("exact_steps") and query.shape[2] == 1 and not mask.is_dense:
-        keys = None if mask.keys is None else mask.keys[:, None, None]
-        own = {"scale": scaling, "enable_gqa": options["enable_gqa"]}
-        out = F.scaled_dot_product_attention(query, key, value, keys, **own)
-        return out if keys is None else out.masked_fill(~keys.any(-1, keepdim=True), 0)
+    options.pop("exact_steps")
     return _collided(query, key, value, mask, options)
+
+
+def _exact_step(query, key, value, mask: Mask, scaling) -> Tensor:
+    """Softmax attention of a single query, which sees all keys but for the mask."""
+    keys, _, bias, pairs = mask.of_pairs(1)
+    visible = None if keys is None else keys[:, None, None]
+    if pairs is not None:
+        visible = pairs if visible is None else visible & pairs
+    if visible is not None:  # what the others hold may be NaN
+        seen = visible.any((1, 2))[:, None, :, None]
+        key, value = (torch.where(seen, x, 0) for x in (key, value))
+    scores = visible
+    if bias is not None:
+        scores = bias.to(query.dtype)
+        scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
+    own = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
+    out = F.scaled_dot_product_attention(query, key, value, scores, **own)
+    return out if visible is None else out.masked_fill(~visible.any(-1, keepdim=True), 0)
 
 
 def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if not (mask.is_causal or mask.is_dense or mask.starts is not None):
         return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
     # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
-    options = {"n_bits": 2, "n_hashes": 1} | options | {"scale": scaling}
-    options.pop("table_size", None)
-    if options.pop("faithful", False):
+    options = {**options, "scale": scaling}
+    options.pop("table_size")
+    if options.pop("faithful"):
         raise NotImplementedError(
             "lshkit_bert_lsh with faithful=True takes padding masks only: scores are copied across "
             "the diagonal"

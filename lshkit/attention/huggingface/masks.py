@@ -5,15 +5,17 @@ is made here goes through the model to the attention function in one of these fo
 
     bool (B, 1, 1, n_keys)    True for a key that every query sees, no causal order; or that the
                               only query sees
-    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: the first query row of this
-                              call that sees a key; the number of rows for a key that none sees
-    int32 (B, 1, 2, n_keys)   a sliding window: the first query row that sees a key, and the row
-                              behind the last
+    int32 (B, 1, 1, n_keys)   causal, the last query at the last key: ~ of the first query row of
+                              this call that sees a key; of the number of rows where none does
+    int32 (B, 1, 2, n_keys)   a sliding window: ~ of the first query row that sees a key, and ~ of
+                              the row behind the last
     int32 (S + 1,)            causal within packed sequences: where they start among the rows of
                               the batch, counted through it
     bool (B, 1, n_q, n_keys)  any pattern, for the attention functions that take pairs
+    uint8 (B, 1, 1, n_keys)   the same of a single query
 
-A mask may be shorter than the keys: those beyond are the free places of a static cache.
+Numbers are negative (~ x = -1 - x), so that an integer mask of a user's 0 and 1 is none of these. A
+mask may be shorter than the keys: those beyond are the free places of a static cache.
 """
 
 import inspect
@@ -101,7 +103,7 @@ def mask_function(name: str, takes_pairs: bool):
         if pattern == "bidirectional":
             return _key_mask(keys, batch_size, kv_length, device)
         if takes_pairs or whole:
-            return masking_utils.sdpa_mask(
+            pairs = masking_utils.sdpa_mask(
                 *sizes,
                 mask_function=mask_function,
                 attention_mask=attention_mask,
@@ -109,6 +111,10 @@ def mask_function(name: str, takes_pairs: bool):
                 use_vmap=use_vmap,
                 device=device,
             )
+            if whole or not is_causal:
+                return pairs
+            pairs = _up_to_the_last_query(pairs, q_length, q_offset, kv_offset)
+            return pairs if q_length > 1 else pairs.to(torch.uint8)
         raise NotImplementedError(
             f"{name} can't apply {pattern}: it forms no pair of a query and a key that such a mask "
             f"could remove. It takes padding, causal masks and packed sequences"
@@ -129,17 +135,25 @@ def read_mask(
     if mask.dim() == 1 and mask.dtype is torch.int32:
         return Mask(n_keys, is_causal=True, starts=mask)
     if mask.dim() == 2:  # of a model whose masks do not go through the interface
+        if mask.is_floating_point():  # 1 for a token, or 0 added to its scores?
+            raise TypeError(
+                f"attention_mask (batch, keys) must be boolean or of integers for {name}, got "
+                f"{mask.dtype}"
+            )
         return Mask(mask.shape[1], _keys(mask != 0, query), is_causal)
     if mask.dim() != 4 or mask.shape[-1] > n_keys:
         raise ValueError(
             f"attention_mask must be (batch, keys) or (batch, 1, 1, keys) with up to {n_keys} keys "
             f"for {name}, got {tuple(mask.shape)}"
         )
-    if mask.dtype is torch.int32 and mask.shape[2] == 2:
-        return Mask(mask.shape[-1], rows=mask[:, 0].expand(query.shape[0], -1, -1))
+    if mask.dtype is torch.int32:
+        rows = _rows(name, mask)
+        if rows.shape[1] == 2:
+            return Mask(mask.shape[-1], rows=rows.expand(query.shape[0], -1, -1))
+        return Mask(mask.shape[-1], _keys(_in_order(name, rows[:, 0], n_q), query), True)
+    if mask.dtype is torch.uint8 and mask.shape[2] == n_q == 1:
+        return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask != 0)
     if mask.shape[1] == mask.shape[2] == 1:
-        if mask.dtype is torch.int32:
-            return Mask(mask.shape[-1], _keys(_in_order(name, mask[:, 0, 0], n_q), query), True)
         if mask.dtype is torch.bool:
             keys = _keys(mask[:, 0, 0], query)
             return Mask(mask.shape[-1], keys, is_step=is_causal and n_q == 1)
@@ -156,17 +170,31 @@ def read_mask(
     return Mask(mask.shape[-1], is_causal=is_causal, pairs=mask)
 
 
-def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
-    """The keys that take part, of a causal mask as it was made here."""
-    n_keys = first.shape[-1]
-    keys = first < n_q
-    row = torch.arange(n_q - n_keys, n_q, device=first.device).clamp(0)
-    known = (~keys | (first == row)).all()
+def _rows(name: str, mask: Tensor) -> Tensor:
+    """The numbers in an int32 mask as it was made here, `(B, 1 or 2, n_keys)`."""
+    ours = mask.shape[1] == 1 and mask.shape[2] in (1, 2)
+    compiling = torch.compiler.is_compiling()
+    if not ours or not (compiling or mask.numel() == 0 or (mask < 0).any()):
+        raise TypeError(f"attention_mask must be boolean or of floats for {name}, got {mask.dtype}")
+    if mask.shape[2] == 2:
+        _require_unchanged(name, (mask < 0).all())
+    return ~mask[:, 0]
+
+
+def _require_unchanged(name: str, known: Tensor) -> None:
     message = f"the model changes its causal mask in a way that {name} can't follow"
     if torch.compiler.is_compiling():
         torch._assert_async(known, message)
     elif not known:
         raise NotImplementedError(message)
+
+
+def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
+    """The keys that take part, of a causal mask as it was made here."""
+    n_keys = first.shape[-1]
+    keys = first < n_q
+    row = torch.arange(n_q - n_keys, n_q, device=first.device).clamp(0)
+    _require_unchanged(name, (~keys | (first == row)).all())
     return keys
 
 
@@ -225,7 +253,7 @@ def _causal(
     first = first.expand(batch_size, -1)
     if keys is not None:
         first = torch.where(keys[:, :n_keys], first, q_length)
-    return first[:, None, None, :]
+    return ~first[:, None, None, :]
 
 
 # The prompt with a static cache: its offset is a tensor, whose value a graph can't know.
@@ -246,21 +274,15 @@ def _pattern(
 ) -> str | Tensor:
     """Of a pattern made of several: its mask, the name of a simple pattern that it equals at these
     sizes, or words for what it is."""
-    at, q_offset, kv_offset = q_offset, int(q_offset), int(kv_offset)
+    q_offset, kv_offset = int(q_offset), int(kv_offset)
     parts = _parts(function)
     names = [name for name, _ in parts]
     if whole_window and any("sliding_window" in name for name in names):
         return "a sliding window that the model goes on to change"
     if names == ["sliding_window_overlay", "causal_mask_function"]:
         window = parts[0][1]["sliding_window"]
-        if q_offset + q_length - kv_offset <= window:
+        if q_offset + q_length <= window:
             return "causal"
-        if q_length == 1:
-            positions = torch.arange(kv_length, device=device) + kv_offset
-            seen = (positions <= q_offset) & (positions > q_offset - window)
-            seen = seen.expand(batch_size, -1)
-            seen = seen if keys is None else seen & keys
-            return _causal(seen, batch_size, 1, kv_length, at, kv_offset, device)
         n_keys = min(kv_length, q_offset + q_length - kv_offset)
         keys = None if keys is None else keys[:, :n_keys]
         return _band(keys, batch_size, q_length, n_keys, q_offset - kv_offset, window, 0, device)
@@ -302,7 +324,13 @@ def _band(
     rows = torch.stack((row - ahead, row + back)).clamp(0, q_length).expand(batch_size, -1, -1)
     if keys is not None:
         rows = torch.where(keys[:, None], rows, 0)
-    return rows[:, None]
+    return ~rows[:, None]
+
+
+@torch.compiler.disable  # with a static cache the offset is a tensor
+def _up_to_the_last_query(pairs: Tensor, q_length: int, q_offset, kv_offset) -> Tensor:
+    """Without the free places of a static cache: the last query stands at the last key."""
+    return pairs[..., : int(q_offset) + q_length - int(kv_offset)]
 
 
 def _parts(function) -> list[tuple[str, dict]]:

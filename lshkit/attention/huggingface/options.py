@@ -23,16 +23,20 @@ YOSO = (
 BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
 
-# Beside the defaults of the functions themselves: 64 hashes where less noise is worth more.
-DEFAULTS = {
-    "yoso": {"seed": 0, "n_hashes_eval": 64},
-    "lsh": {"seed": 0, "exact_steps": True},
-    "bert_lsh": {"seed": 0},
-}
 _FUNCTIONS = {
     "yoso": (yoso_attention, YOSO),
     "lsh": (lsh_attention, LSH),
     "bert_lsh": (bert_lsh_attention, BERT_LSH),
+}
+# Beside those of the functions themselves: 64 hashes where less noise is worth more.
+OWN = {
+    "yoso": {"seed": 0, "n_hashes_eval": 64},
+    "lsh": {"seed": 0, "exact_steps": True},
+    "bert_lsh": {"seed": 0},
+}
+DEFAULTS = {
+    kind: {name: function.__kwdefaults__[name] for name in names} | OWN[kind]
+    for kind, (function, names) in _FUNCTIONS.items()
 }
 
 
@@ -43,23 +47,21 @@ def checked(kind: str, options: dict | None, where: str) -> dict:
     if not isinstance(options, dict):
         raise TypeError(f"{where} must be a dict of options, got {type(options).__name__}")
     check_names(kind, options, where)
-    function, _ = _FUNCTIONS[kind]
+    function, names = _FUNCTIONS[kind]
     options = DEFAULTS[kind] | options
     for training in (True, False):
         nothing = torch.zeros(1, 1, 1, 8, device="cpu")
         given = call_options(options, training)
-        given.pop("exact_steps", None)  # this package's own
+        given = {name: given[name] for name in (*names, "seed")}
         function(nothing, nothing, nothing, **given)
     return options
 
 
 def check_names(kind: str, options: dict, where: str) -> None:
-    known = (*_FUNCTIONS[kind][1], *DEFAULTS[kind])
     for name in options:
-        if name not in known:
-            raise TypeError(
-                f"{where} has an unknown option {name!r}; lshkit_{kind} has {', '.join(known)}"
-            )
+        if name not in DEFAULTS[kind]:
+            known = ", ".join(DEFAULTS[kind])
+            raise TypeError(f"{where} has an unknown option {name!r}; lshkit_{kind} has {known}")
 
 
 def call_options(options: dict, training: bool, layer: int = 0) -> dict:
