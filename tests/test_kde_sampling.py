@@ -92,18 +92,45 @@ def test_sample_size_against_its_own_error():
     assert sample_size(np.zeros(10), 1000, 0.1) == 1
 
 
-@pytest.mark.parametrize(("noise", "bandwidth"), [(2, 10.0), (1, 4.0), (0.5, 4.0)])
+def near_far_errors(rows, queries, bandwidth):
+    """Relative errors, and those that are stated."""
+    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0).fit(rows)
+    score, std = density.score_samples(queries, return_std=True)
+    exact = LSHKernelDensity(bandwidth=bandwidth, rtol=0).fit(rows).score_samples(queries)
+    return np.abs(np.expm1(score - exact)), std
+
+
+def rms(x):
+    return np.sqrt((x**2).mean())
+
+
+@pytest.mark.parametrize(("noise", "bandwidth"), [(2, 10.0), (1, 4.0)])
 def test_near_far_states_the_error_of_near_rows_that_it_misses(noise, bandwidth):
     # Copies of digits: the sums are a few near rows, and a sample holds none of those missed.
     digits, rng = load_digits().data, np.random.default_rng(0)
     rows = np.repeat(digits, 6, axis=0) + rng.normal(0, noise, (6 * len(digits), 64))
     queries = digits[:300] + rng.normal(0, noise, (300, 64))
-    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0).fit(rows)
-    score, std = density.score_samples(queries, return_std=True)
-    exact = LSHKernelDensity(bandwidth=bandwidth, rtol=0).fit(rows).score_samples(queries)
-    error = np.abs(np.expm1(score - exact))
-    assert (error < 3 * std).mean() > 0.95  # 0.35 to 0.95 of the sample alone
-    assert np.sqrt((error**2).mean()) < 2 * np.sqrt((std**2).mean())
+    error, std = near_far_errors(rows, queries, bandwidth)
+    assert (error < 3 * std).mean() > 0.95  # 0.41 and 0.95 of the sample alone
+    assert 0.5 < rms(std) / rms(error) < 2
+
+
+def test_near_far_states_no_more_where_nothing_is_missed():
+    rng = np.random.default_rng(1)
+    rows, queries = rng.normal(size=(3000, 4)), rng.normal(size=(300, 4))
+    error, std = near_far_errors(rows, queries, 0.5)
+    assert 0.5 < rms(std) / rms(error) < 1.5
+    rows[:3] = 30 * np.eye(4)[:3]  # each its own density
+    error, std = near_far_errors(rows, rows[:3], 0.5)
+    assert error.max() < 1e-5 and std.max() < 0.15
+
+
+@pytest.mark.parametrize("n", [4, 100, 256, 257, 300])
+def test_near_far_of_few_rows(n):
+    rng = np.random.default_rng(n)
+    rows = rng.normal(size=(n, 4))
+    error, std = near_far_errors(rows, rows[:4] + 0.1, 0.5)
+    assert error.max() < 1e-3 and std.max() < 1e-3
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

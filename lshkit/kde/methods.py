@@ -33,10 +33,10 @@ def make(name, settings, training, permuted=None, buckets=None):
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
         )
-        missed = float(settings["missed"])
-        if not 0 <= missed < np.inf:
-            raise ValueError(f"missed must be a finite number of 0 or more, is {missed}")
-        return NearFar(buckets, *counts, _size(settings), _limit(settings), missed)
+        unseen = float(settings.get("unseen", 0.0))
+        if not 0 <= unseen < np.inf:
+            raise ValueError(f"unseen must be a finite number of 0 or more, is {unseen}")
+        return NearFar(buckets, *counts, _size(settings), _limit(settings), unseen)
     distance = checks.positive("distance", settings["distance"])
     sharpness = checks.integer("sharpness", settings["sharpness"], 1, 64)
     if buckets is None:

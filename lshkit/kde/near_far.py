@@ -20,16 +20,16 @@ class NearFar:
 
     buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
     the first sample. limit: the relative error, as history and near rows foretell it, from which on
-    a query needs more. missed: squares of the far rows' kernels to expect for those of the near
-    ones, as `missed_squares` found it for the pilot's queries: a sample that holds none of the near
-    rows that no bucket showed knows nothing of them, and would state too small an error.
+    a query needs more. unseen: relative standard deviation of the far rows' sum for a sample of one
+    row, beyond what histories foretell, as the pilot found it: a sample that holds none of the near
+    rows that no bucket showed knows nothing of them, and alone would state too small an error.
     """
 
     name = "near_far"
 
-    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit, missed=0.0):
+    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit, unseen=0.0):
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
-        self.missed = missed
+        self.unseen = unseen
         self.training = buckets.permuted.training
         self.n_samples, self.limit = min(n_samples, len(buckets)), limit
         n = len(buckets)
@@ -67,10 +67,10 @@ class NearFar:
         whole_near = near[0]
         for part in near[1:]:
             whole_near = whole_near + part
-        shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
-        error = np.zeros(n_queries)
         open_ = np.arange(n_queries)
         history = permuted.sums(queries, 0, self.stops[0], threads).without(near[0])
+        known = whole_near + history  # of few rows it is all
+        shift, mean, error = known.shift, known.total, np.zeros(n_queries)
         for k in range(1, len(self.stops)):
             seen, last = self.stops[k - 1 : k + 1]
             sample = permuted.sums(queries[open_], seen, last, threads).without(near[k][open_])
@@ -89,13 +89,9 @@ class NearFar:
             # Of near rows and history only the sums are wanted.
             whole = close[final] + history[final] + Sums(sampled.shift, total, variance)
             shift[done], mean[done] = whole.shift, whole.total
-            # The variance to expect of the sample, from the near rows.
-            squares = self.missed * close[final].squares * (1 / n_sampled - 1 / population)
-            expected = np.sqrt(np.maximum(squares * population, 0))
-            error[done] = np.maximum(
-                np.sqrt(variance) * relative(sampled.shift, whole.shift),
-                expected * relative(close[final].shift, whole.shift),
-            )
+            unseen = self.unseen * np.sqrt(np.maximum(1 / n_sampled - 1 / population, 0))
+            seen = np.sqrt(variance) * relative(sampled.shift, whole.shift)
+            error[done] = np.maximum(seen, unseen * whole.total)
             history = (history + sample)[~final]
             open_ = open_[~final]
             if len(open_) == 0:
@@ -112,17 +108,6 @@ def relative(shift, to):
     """exp(shift - to), 0 where there is nothing."""
     with np.errstate(invalid="ignore"):
         return np.where(shift > -np.inf, np.exp(shift - to), 0)
-
-
-def missed_squares(near, far, whole):
-    """Squares of the far rows over those of the near ones, all over the whole sums, for queries."""
-    known = whole.total > 0
-    scale = 1 / np.where(known, whole.total, 1)
-    squares = [
-        np.sum((x.squares * (relative(x.shift, whole.shift) * scale) ** 2)[known])
-        for x in (near, far)
-    ]
-    return float(squares[1] / squares[0]) if squares[0] > 0 else 0.0
 
 
 def far_error(history, n_history, near, population):

@@ -22,6 +22,7 @@ from lshkit.kde.random_sampling import (
 logger = logging.getLogger("lshkit.kde")
 
 HASHED = ("near_far", "split", "hbe")
+CALL = 100.0  # cost of a query's share in what `RandomSampling` does once for a batch of 256
 MIN_HASHED = 20_000  # rows from which on auto tries hash tables
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 WORTH_A_TRIAL = 4000  # cost of random sampling from which on it does
@@ -76,7 +77,7 @@ def random_sampling(pilot, rtol):
     def known(count):
         return relative_spread(pilot.history(count), count)
 
-    return cheapest_sample(pilot.spread, known, pilot.population, 0, rtol)
+    return cheapest_sample(pilot.spread, known, pilot.population, CALL, rtol)
 
 
 def choose(training, algorithm, rtol, threads, queries=None):

@@ -15,15 +15,17 @@ from lshkit.kde.hashed import (
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.methods import near_hasher
-from lshkit.kde.near_far import far_error, missed_squares
+from lshkit.kde.near_far import far_error, relative
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     N_PILOT,
     SAFETY,
     cheapest_sample,
+    history_of,
     sample_size,
 )
 from lshkit.kde.sketch import SketchedRows
+from lshkit.kde.sums import Sums
 
 N_TRIED, MAX_SKETCH_BYTES = 32, 2**26  # of bucket_sum
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
@@ -77,7 +79,8 @@ def near_distance(pilot):
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 8192], np.float64)
     queries = pilot.queries[:64]
     squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * queries @ rows.T
-    tenth = np.partition(squares, 9, axis=1)[:, 9]
+    nearest = min(9, len(rows) - 1)
+    tenth = np.partition(squares, nearest, axis=1)[:, nearest]
     return max(float(np.sqrt(max(np.median(tenth), 0))), 1e-6)
 
 
@@ -109,7 +112,7 @@ def near_far_with(pilot, buckets, rtol, part=1.0, coarse=False):
             if best is None or found["cost"] < best["cost"]:
                 largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
                 best = largest | found | {"n_samples": int(found["n_samples"])}
-                best["missed"] = near.missed(pilot)
+                best["unseen"] = near.unseen(pilot, best["n_samples"], best["limit"])
     return best
 
 
@@ -131,10 +134,26 @@ class NearRows:
         indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
         return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
 
-    def missed(self, pilot):
-        """What `NearFar` wants to know of the rows that it misses."""
-        near, _ = self.sums()
-        return missed_squares(near, pilot.sums.without(near), pilot.sums)
+    def unseen(self, pilot, n_samples, limit):
+        """What `NearFar` wants to know of the rows that its samples do not show."""
+        near, counts = self.sums()
+        n_far = pilot.population - counts
+        count = min(history_of(n_samples), pilot.population)
+        inside, n_inside = self.sums(pilot.n_pilot + count)
+        history, n_history = pilot.history(count).without(inside), count - n_inside
+        # Of the queries for which the first sample does.
+        foretold = far_error(history, n_history, near, n_far)
+        final = MEAN_ABSOLUTE * foretold <= limit * np.sqrt(n_samples)
+        final &= pilot.sums.total > 0
+        if not final.any():
+            return 0.0
+        squares = history.squares * n_far / np.maximum(n_history, 1)
+        whole = pilot.sums[final]
+        far, foretold = (
+            x.squares[final] * (relative(x.shift[final], whole.shift) / whole.total) ** 2
+            for x in (pilot.sums.without(near), Sums(history.shift, history.total, squares))
+        )
+        return float(np.sqrt(max(np.mean(n_far[final] * (far - foretold)), 0)))
 
     def far_of(self, pilot):
         """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
