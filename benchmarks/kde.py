@@ -189,7 +189,7 @@ def docs_table(results):
         for task in results.get(name, ()):
             row, methods = summary_row(task), task["methods"]
             times = {k: x["microseconds"] for k, x in methods.items() if x.get("reached")}
-            fastest = 1.1 * min(times.values())
+            fastest = 1.1 * min(t for k, t in times.items() if k != "lshkit, auto at rtol 0.1")
             kernel = "" if task["kernel"] == "gaussian" else f", {row[1]}"
             cells = [f"{row[0]}{kernel}", f"{task['median_kernel_mean']:.0e}".replace("e-0", "e-")]
             single = [times[f"lshkit, {row[5]}"], row[5]]
