@@ -13,6 +13,7 @@ from lshkit.kde import LSHKernelDensity, estimator, pilot
 from lshkit.kde.exact import Training
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws
+from lshkit.kde.methods import MAX_HASHES
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, history_of, stages
 from lshkit.kde.sums import Geometry, Sums, blocks_of
@@ -154,6 +155,16 @@ def test_a_method_that_cannot_keep_rtol_warns():
     rows = np.random.default_rng(0).normal(size=(3000, 12))
     with pytest.warns(UserWarning, match="hbe.*rtol=0.01"):
         LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0).fit(rows)
+
+
+def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
+    rng = np.random.default_rng(0)
+    rows = (3 * rng.normal(size=(50, 8)))[rng.integers(50, size=20_000)]
+    rows = (rows + 0.02 * rng.normal(size=rows.shape)).astype(np.float32)
+    density = LSHKernelDensity("angular", n_bits=8, rtol=0.004, random_state=0, normalize=False)
+    found = density.fit(rows).report_["methods"]["bucket_sum"]
+    assert found["n_hashes"] == MAX_HASHES == found["cost"] / 3
+    assert found["error"] > 0.004  # as it is with so many, not with as many as were wanted
 
 
 def test_n_jobs_reaches_hashing(monkeypatch):

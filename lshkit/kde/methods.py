@@ -10,7 +10,7 @@ from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, RandomSampling
 from lshkit.kde.sketch import SketchedRows
 
-MAX_HASHES = 2**12
+MAX_HASHES = 2**12  # of every method: pilots ask for no more, files with more are none
 
 
 def make(name, settings, training, permuted=None, buckets=None):
