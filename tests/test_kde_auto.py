@@ -167,15 +167,24 @@ def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
     assert found["error"] > 0.004  # as it is with so many, not with as many as were wanted
 
 
-def test_n_jobs_reaches_hashing(monkeypatch):
+@pytest.mark.parametrize("algorithm", ["bucket_sum", "near_far"])
+def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     asked = []
     monkeypatch.setattr(
         estimator._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
     )
     before = _C.max_threads()
-    sketch = LSHKernelDensity("angular", algorithm="bucket_sum", random_state=0, n_jobs=2)
-    sketch.fit(np.random.default_rng(0).normal(size=(100, 4)))
+    rows = np.random.default_rng(0).normal(size=(2000, 4))
+    options = dict(algorithm=algorithm, random_state=0, n_jobs=2, normalize=False)
+    density = LSHKernelDensity("angular", **options).fit(rows)
     assert asked[:2] == [2, before] and _C.max_threads() == before
+    within = []
+    inside = density._kde_sketch or density._kde_method
+    whole = inside.estimate
+    seen = lambda *args: within.append(asked[-1]) or whole(*args)  # noqa: E731
+    monkeypatch.setattr(inside, "estimate", seen)
+    density.score_samples(rows[:9])
+    assert within == [2] and asked[-1] == before == _C.max_threads()
 
 
 def test_sums_without_a_part():

@@ -225,9 +225,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.bandwidth_ = self._shown(widths)
         n_bits = check_parameters(self)
         training = training_of(self.kernel, n_bits, widths, X, weights, self._kde_seed)
-        with self._hashing_threads():
+        with self._hashing_threads() as threads:
             if self._kde_picked is None:
-                self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
+                self._pick(*pilot.choose(training, self.algorithm, self.rtol, threads))
             else:  # as it was before it was saved
                 name = self._kde_picked["algorithm"]
                 method = make(name, self._kde_picked["methods"][name], training)
@@ -239,15 +239,16 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self._kde_picked = self.report_ = report
         self.algorithm_ = report["algorithm"]
 
-    def _threads(self):
-        return effective_n_jobs(self.n_jobs)
-
     @contextlib.contextmanager
     def _hashing_threads(self):
-        """What is hashed and sorted into tables inside takes n_jobs threads too."""
-        before = _C.set_max_threads(self._threads())
+        """What is hashed, drawn or sorted into tables inside takes n_jobs threads too.
+
+        They are set for the calling thread alone.
+        """
+        threads = effective_n_jobs(self.n_jobs)
+        before = _C.set_max_threads(threads)
         try:
-            yield
+            yield threads
         finally:
             _C.set_max_threads(before)
 
@@ -347,15 +348,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             check_is_fitted(self)
         X = as_queries(self, X)
         self._prepare()
-        threads = self._threads()
-        self._look_at_first_queries(X, threads)
-        method = self._kde_sketch or self._kde_method
         size = checks.integer("batch_size", self.batch_size, 1)
-        if len(X) <= size:
-            return method.estimate(X, threads, with_error), X.dtype
-        parts = [
-            method.estimate(X[i : i + size], threads, with_error) for i in range(0, len(X), size)
-        ]
+        with self._hashing_threads() as threads:
+            self._look_at_first_queries(X, threads)
+            method = self._kde_sketch or self._kde_method
+            if len(X) <= size:
+                return method.estimate(X, threads, with_error), X.dtype
+            firsts = range(0, len(X), size)
+            parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
         return Estimate.joined(parts), X.dtype
 
     def _log_normalizer(self):
