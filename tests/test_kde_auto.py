@@ -43,6 +43,67 @@ def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch
     assert before.shape == (300,)
 
 
+@pytest.mark.parametrize("way", ["file", "pickle"])
+@pytest.mark.parametrize(
+    ("kernel", "algorithm", "changes"),
+    [
+        ("gaussian", "brute", {"bandwidth": 3.0, "kernel": "exponential"}),
+        ("gaussian", "random", {"bandwidth": 3.0}),
+        ("laplacian", "near_far", {"bandwidth": "scott"}),
+        ("laplacian", "bucket_sum", {"bandwidth": 3.0, "n_hashes": 8, "n_bits": 5, "window": 7}),
+    ],
+)
+def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, changes, way, tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(kernel, algorithm=algorithm, random_state=3).fit(rows)
+    before = density.score_samples(queries)
+    density.set_params(**changes)
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    for one in (density, loaded, pickle.loads(pickle.dumps(loaded))):
+        assert np.array_equal(one.score_samples(queries), before) and one.bandwidth_ == 1.0
+    anew = LSHKernelDensity(**loaded.get_params()).fit(rows)
+    assert np.array_equal(loaded.fit(rows).score_samples(queries), anew.score_samples(queries))
+    assert not np.array_equal(anew.score_samples(queries), before)
+
+
+def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=300)
+    numbers = dict(rtol=np.float32(0.1), bandwidth=np.float32(0.5), random_state=np.int64(0))
+    numbers |= dict(n_bits=np.int16(5), n_hashes=np.int32(9), batch_size=np.int64(128))
+    for algorithm in ("auto", "random", "near_far", "split"):
+        density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
+        score = density.fit(rows).score_samples(queries[:9])
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+        assert np.array_equal(loaded.score_samples(queries[:9]), score)
+        density.score_samples(queries)  # with a pick for the first queries
+        density.save(tmp_path / "density.npz")
+
+
+def test_what_was_kept_before_there_was_a_pick(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(algorithm="near_far", rtol=0.2, random_state=0).fit(rows)
+    score = density.score_samples(queries)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    del header["picked"]["methods"]["near_far"]["missed"], header["fitted"], arrays["bandwidth"]
+    header["arrays"].remove("bandwidth")
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    assert np.array_equal(loaded.score_samples(queries), score)
+
+    older = LSHKernelDensity.__new__(LSHKernelDensity)
+    state = density.__getstate__()
+    older.__setstate__({k: v for k, v in state.items() if k not in ("_kde_picked", "_kde_fitted")})
+    assert np.array_equal(older.score_samples(queries), score)
+
+
 @pytest.mark.parametrize(
     "change",
     [

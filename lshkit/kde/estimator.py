@@ -96,6 +96,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     (3,)
     """
 
+    # Of the pick: its report, and the kernel, n_bits and widths that it was made for, which stay
+    # whatever parameters are set later. Here for estimators that were pickled without.
+    _kde_picked = _kde_fitted = None
+
     def __init__(
         self,
         kernel="gaussian",
@@ -219,12 +223,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             return self
         X, weights = self._training_rows()
         weights = of_unit_size(weights)
-        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
-        if isinstance(widths, str):
-            widths = bandwidths.rule(widths, X, weights)
+        if self._kde_picked is None or self._kde_fitted is None:
+            widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+            if isinstance(widths, str):
+                widths = bandwidths.rule(widths, X, weights)
+            self._kde_fitted = self.kernel, check_parameters(self), widths
+        kernel, n_bits, widths = self._kde_fitted
         self.bandwidth_ = self._shown(widths)
-        n_bits = check_parameters(self)
-        training = training_of(self.kernel, n_bits, widths, X, weights, self._kde_seed)
+        training = training_of(kernel, n_bits, widths, X, weights, self._kde_seed)
         with self._hashing_threads() as threads:
             if self._kde_picked is None:
                 self._pick(*pilot.choose(training, self.algorithm, self.rtol, threads))
@@ -364,9 +370,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if not self.normalize:
             return 0.0
         self._prepare()
-        widths = np.broadcast_to(self.bandwidth_, (self.n_features_in_,))
-        norm = kernels.log_normalizer(self.kernel, self.n_features_in_)
-        return norm + float(np.log(widths).sum())
+        geometry = (self._kde_sketch or self._kde_method.training).geometry
+        norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
+        return norm + float(np.log(geometry.bandwidth).sum())
 
     def sample(self, n_samples=1, random_state=None):
         """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.

@@ -33,7 +33,7 @@ def make(name, settings, training, permuted=None, buckets=None):
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
         )
-        missed = float(settings["missed"])
+        missed = float(settings.get("missed", 0.0))  # older files know nothing of it
         if not 0 <= missed < np.inf:
             raise ValueError(f"missed must be a finite number of 0 or more, is {missed}")
         return NearFar(buckets, *counts, _size(settings), _limit(settings), missed)

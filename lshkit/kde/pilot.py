@@ -88,7 +88,8 @@ def choose(training, algorithm, rtol, threads, queries=None):
     and seed always give the same method.
     """
     n = len(training.X)
-    report = {"n_samples": n, "rtol": rtol, "methods": {"brute": {"cost": float(n), "error": 0.0}}}
+    exact = {"cost": float(n), "error": 0.0}
+    report = {"n_samples": n, "rtol": float(rtol), "methods": {"brute": exact}}
     why = None
     if algorithm == "brute":
         why = "asked for"
