@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -246,6 +248,51 @@ def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     monkeypatch.setattr(inside, "estimate", seen)
     density.score_samples(rows[:9])
     assert within == [2] and asked[-1] == before == _C.max_threads()
+
+
+def test_threads_on_one_estimator(monkeypatch):
+    """All at once, of an estimator that has yet to make its method and to see first queries."""
+    rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm="near_far", random_state=3).fit(rows)
+    shared = pickle.loads(pickle.dumps(density))
+    expected = density.score_samples(queries, return_std=True)
+    calls = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: calls.append(1) or f(*a)
+    )
+    monkeypatch.setattr(estimator, "make", lambda *a, f=estimator.make: calls.append(2) or f(*a))
+    together = threading.Barrier(6)
+
+    def ask(_):
+        together.wait(30)
+        return shared.score_samples(queries, return_std=True)
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(ask, range(6)))
+    assert sorted(calls) == [1, 2]
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_blocks_that_another_thread_makes_shorter():
+    class Shared(PermutedRows):
+        blocks = property(lambda self: self.kept, lambda self, new: vars(self).update(kept=new[:1]))
+
+    rows, queries = clustered(1000, 5, 8)
+    got, expected = (
+        kind(training_of(rows)).sums(queries, 64, 900, 1) for kind in (Shared, PermutedRows)
+    )
+    assert np.array_equal(got.total, expected.total)
+
+
+def test_first_queries_are_taken_from_all_of_them(monkeypatch):
+    rows, _ = clustered(3000, 3, 8)
+    seen = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: seen.append(a[-1]) or f(*a)
+    )
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
+    density.score_samples(rows[:383])
+    assert len(seen[0]) == 128 and np.array_equal(seen[0][[0, -1]], rows[[0, 382]])
 
 
 def test_sums_without_a_part():

@@ -1,6 +1,7 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
 import contextlib
+import threading
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -154,6 +155,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = self._kde_picked = None
+            self._kde_lock = threading.RLock()  # of the method, which queries may make anew
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             with self._hashing_threads():
@@ -219,8 +221,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _prepare(self):
         """Makes the method ready that answers queries; what is fitted bit by bit, at first use."""
-        if self._kde_sketch is not None or self._kde_method is not None:
-            return self
+        if self._kde_sketch is None and self._kde_method is None:
+            with self._kde_lock:
+                if self._kde_method is None:  # still
+                    self._make_method()
+        return self
+
+    def _make_method(self):
         X, weights = self._training_rows()
         weights = of_unit_size(weights)
         if self._kde_picked is None or self._kde_fitted is None:
@@ -238,12 +245,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 name = self._kde_picked["algorithm"]
                 method = make(name, self._kde_picked["methods"][name], training)
                 self._pick(method, self._kde_picked)
-        return self
 
     def _pick(self, method, report):
-        self._kde_method = method
         self._kde_picked = self.report_ = report
         self.algorithm_ = report["algorithm"]
+        self._kde_method = method  # the last: other threads go on when they see it
 
     @contextlib.contextmanager
     def _hashing_threads(self):
@@ -262,12 +268,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """The pilot again, once, on the first queries if they are many."""
         if self._kde_sketch is not None or len(X) < FIRST_QUERIES:
             return
-        # With one method there was nothing to choose.
-        if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
-            return
-        picked = np.array(X[:: max(1, len(X) // N_PILOT_QUERIES)][:N_PILOT_QUERIES])
-        options = self.algorithm, self.rtol, threads, picked
-        self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
+        with self._kde_lock:
+            # With one method there was nothing to choose.
+            if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
+                return
+            picked = X[np.linspace(0, len(X) - 1, N_PILOT_QUERIES).astype(int)]
+            options = self.algorithm, self.rtol, threads, picked
+            self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
 
     def _training_rows(self):
         if len(self._kde_rows) > 1:
@@ -315,15 +322,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             if return_std:
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
-        estimate, dtype = self._estimate(X, return_std)
+        estimate, dtype, name = self._estimate(X, return_std)
         with np.errstate(divide="ignore", invalid="ignore"):
             positive = np.maximum(estimate.mean, 0)
             log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
-            std = np.where(
-                positive > 0, estimate.error / positive, np.where(estimate.error == 0, 0, np.inf)
-            )
-        if self.algorithm_ not in ("brute",):
-            std = np.where(positive > 0, std, np.inf)
+            unknown = 0 if name == "brute" else np.inf
+            std = np.where(positive > 0, estimate.error / positive, unknown)
         results = [x.astype(dtype) for x in (log_density, std)]
         return _like(torch, X, results if return_std else results[:1])
 
@@ -344,12 +348,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         std : its standard error, with return_std=True
         """
         torch = checks.torch_of(X=X)
-        estimate, dtype = self._estimate(X, return_std)
+        estimate, dtype, _ = self._estimate(X, return_std)
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
         return _like(torch, X, results if return_std else results[:1])
 
     def _estimate(self, X, with_error):
+        """An `Estimate`, the dtype that is wanted of it, and the name of the method it is from."""
         if "n_samples_seen_" not in vars(self):
             check_is_fitted(self)
         X = as_queries(self, X)
@@ -359,10 +364,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._look_at_first_queries(X, threads)
             method = self._kde_sketch or self._kde_method
             if len(X) <= size:
-                return method.estimate(X, threads, with_error), X.dtype
+                return method.estimate(X, threads, with_error), X.dtype, method.name
             firsts = range(0, len(X), size)
             parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
-        return Estimate.joined(parts), X.dtype
+        return Estimate.joined(parts), X.dtype, method.name
 
     def _log_normalizer(self):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
@@ -414,7 +419,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         state = super().__getstate__().copy()
         if state.get("_kde_method") is not None:
             state["_kde_method"] = None  # made again, equal, at first use
+        state.pop("_kde_lock", None)
         return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.__sklearn_is_fitted__():
+            self._kde_lock = threading.RLock()
 
     def __sklearn_is_fitted__(self):
         return hasattr(self, "n_samples_seen_")

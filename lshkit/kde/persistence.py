@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 from sklearn.utils import check_array
@@ -102,7 +103,7 @@ def _restore(cls, header, arrays):
         raise ValueError(f"there is no kernel {fitted['kernel']!r}")
     estimator._kde_seed, estimator._kde_sketch = header["seed"], None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
-    estimator._kde_picked = header.get("picked")
+    estimator._kde_picked, estimator._kde_lock = header.get("picked"), threading.RLock()
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:
