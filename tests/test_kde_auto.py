@@ -18,6 +18,7 @@ from lshkit.kde.hbe import HashedDraws
 from lshkit.kde.methods import MAX_HASHES
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, history_of, stages
+from lshkit.kde.sketch import SketchedRows
 from lshkit.kde.sums import Geometry, Sums, blocks_of
 
 
@@ -305,14 +306,17 @@ def test_rows_are_permuted_once(algorithm, monkeypatch):
     assert len(made) == 1 and "first_queries" in density.report_
 
 
-def test_errors_in_the_report_after_first_queries():
-    """A sketch that is kept has the error that was measured, and not 0."""
-    rng = np.random.default_rng(0)
-    rows, queries = (rng.normal(size=(n, 6)) for n in (24_000, 300))
-    density = LSHKernelDensity("angular", n_bits=4, rtol=0.02, random_state=0, normalize=False)
-    density.fit(rows).score_samples(queries)
-    assert density.algorithm_ == "bucket_sum" == density.report_["first_queries"]["algorithm"]
-    assert 0 < density.report_["methods"]["bucket_sum"]["error"] <= 1.3 * 0.02
+def test_a_method_that_lost_on_the_first_queries_keeps_its_error():
+    rows, queries = clustered(6000, 6, 3, scale=0.5, seed=1, n_queries=128)
+    training = training_of(rows, "angular")
+    sketch = SketchedRows(PermutedRows(training), 6, 512)
+    methods = {"brute": {"cost": 6000.0, "error": 0.0}, "random": {"cost": 3000.0, "error": 0.1}}
+    methods["bucket_sum"] = {"n_bits": 6, "n_hashes": 512, "cost": 1536.0, "error": 0.1}
+    before = {"algorithm": "bucket_sum", "methods": methods}
+    method, report = pilot.choose_again(sketch, before, "auto", 0.2, 1, queries)
+    assert method.name == "random"
+    error = report["first_queries"]["error"]
+    assert 0 < error == report["methods"]["bucket_sum"]["error"] < 0.2
 
 
 def test_sums_without_a_part():
