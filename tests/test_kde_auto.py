@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from lshkit.kde import LSHKernelDensity, estimator, pilot
 from lshkit.kde.exact import Training
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws
+from lshkit.kde.methods import MAX_HASHES
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, history_of, stages
+from lshkit.kde.sketch import SketchedRows
 from lshkit.kde.sums import Geometry, Sums, blocks_of
 
 
@@ -29,7 +33,7 @@ def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
     density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.15, random_state=3)
     density.fit(rows)
-    before = density.score_samples(queries)  # enough of them for the pilot on first queries
+    density.score_samples(queries)  # enough of them for the pilot on first queries
     assert "first_queries" in density.report_
     monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
     if way == "file":
@@ -39,7 +43,67 @@ def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch
         loaded = pickle.loads(pickle.dumps(density))
     assert np.array_equal(loaded.score_samples(queries), density.score_samples(queries))
     assert loaded.report_ == density.report_ and loaded.algorithm_ == algorithm
-    assert before.shape == (300,)
+
+
+@pytest.mark.parametrize("way", ["file", "pickle"])
+@pytest.mark.parametrize(
+    ("kernel", "algorithm", "changes"),
+    [
+        ("gaussian", "brute", {"bandwidth": 3.0, "kernel": "exponential"}),
+        ("gaussian", "random", {"bandwidth": 3.0}),
+        ("laplacian", "near_far", {"bandwidth": "scott"}),
+        ("laplacian", "bucket_sum", {"bandwidth": 3.0, "n_hashes": 8, "n_bits": 5, "window": 7}),
+    ],
+)
+def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, changes, way, tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(kernel, algorithm=algorithm, random_state=3).fit(rows)
+    before = density.score_samples(queries)
+    density.set_params(**changes)
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    for one in (density, loaded, pickle.loads(pickle.dumps(loaded))):
+        assert np.array_equal(one.score_samples(queries), before) and one.bandwidth_ == 1.0
+    anew = LSHKernelDensity(**loaded.get_params()).fit(rows)
+    assert np.array_equal(loaded.fit(rows).score_samples(queries), anew.score_samples(queries))
+    assert not np.array_equal(anew.score_samples(queries), before)
+
+
+def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=300)
+    numbers = dict(rtol=np.float32(0.1), bandwidth=np.float32(0.5), random_state=np.int64(0))
+    numbers |= dict(n_bits=np.int16(5), n_hashes=np.int32(9), batch_size=np.int64(128))
+    for algorithm in ("auto", "random", "near_far", "split"):
+        density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
+        score = density.fit(rows).score_samples(queries[:9])
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+        assert np.array_equal(loaded.score_samples(queries[:9]), score)
+        density.score_samples(queries)  # with a pick for the first queries
+        density.save(tmp_path / "density.npz")
+
+
+def test_what_was_kept_before_there_was_a_pick(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(algorithm="near_far", rtol=0.2, random_state=0).fit(rows)
+    score = density.score_samples(queries)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    del header["picked"]["methods"]["near_far"]["missed"], header["fitted"], arrays["bandwidth"]
+    header["arrays"].remove("bandwidth")
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    assert np.array_equal(loaded.score_samples(queries), score)
+
+    older = LSHKernelDensity.__new__(LSHKernelDensity)
+    state = density.__getstate__()
+    older.__setstate__({k: v for k, v in state.items() if k not in ("_kde_picked", "_kde_fitted")})
+    assert np.array_equal(older.score_samples(queries), score)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +220,103 @@ def test_a_method_that_cannot_keep_rtol_warns():
         LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0).fit(rows)
 
 
-def test_n_jobs_reaches_hashing(monkeypatch):
+def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
+    rng = np.random.default_rng(0)
+    rows = (3 * rng.normal(size=(50, 8)))[rng.integers(50, size=20_000)]
+    rows = (rows + 0.02 * rng.normal(size=rows.shape)).astype(np.float32)
+    density = LSHKernelDensity("angular", n_bits=8, rtol=0.004, random_state=0, normalize=False)
+    found = density.fit(rows).report_["methods"]["bucket_sum"]
+    assert found["n_hashes"] == MAX_HASHES == found["cost"] / 3
+    assert found["error"] > 0.004  # as it is with so many, not with as many as were wanted
+
+
+@pytest.mark.parametrize("algorithm", ["bucket_sum", "near_far"])
+def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     asked = []
     monkeypatch.setattr(
         estimator._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
     )
     before = _C.max_threads()
-    sketch = LSHKernelDensity("angular", algorithm="bucket_sum", random_state=0, n_jobs=2)
-    sketch.fit(np.random.default_rng(0).normal(size=(100, 4)))
+    rows = np.random.default_rng(0).normal(size=(2000, 4))
+    options = dict(algorithm=algorithm, random_state=0, n_jobs=2, normalize=False)
+    density = LSHKernelDensity("angular", **options).fit(rows)
     assert asked[:2] == [2, before] and _C.max_threads() == before
+    within = []
+    inside = density._kde_sketch or density._kde_method
+    whole = inside.estimate
+    seen = lambda *args: within.append(asked[-1]) or whole(*args)  # noqa: E731
+    monkeypatch.setattr(inside, "estimate", seen)
+    density.score_samples(rows[:9])
+    assert within == [2] and asked[-1] == before == _C.max_threads()
+
+
+def test_threads_on_one_estimator(monkeypatch):
+    """All at once, of an estimator that has yet to make its method and to see first queries."""
+    rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm="near_far", random_state=3).fit(rows)
+    shared = pickle.loads(pickle.dumps(density))
+    expected = density.score_samples(queries, return_std=True)
+    calls = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: calls.append(1) or f(*a)
+    )
+    monkeypatch.setattr(estimator, "make", lambda *a, f=estimator.make: calls.append(2) or f(*a))
+    together = threading.Barrier(6)
+
+    def ask(_):
+        together.wait(30)
+        return shared.score_samples(queries, return_std=True)
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(ask, range(6)))
+    assert sorted(calls) == [1, 2]
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_blocks_that_another_thread_makes_shorter():
+    class Shared(PermutedRows):
+        blocks = property(lambda self: self.kept, lambda self, new: vars(self).update(kept=new[:1]))
+
+    rows, queries = clustered(1000, 5, 8)
+    got, expected = (
+        kind(training_of(rows)).sums(queries, 64, 900, 1) for kind in (Shared, PermutedRows)
+    )
+    assert np.array_equal(got.total, expected.total)
+
+
+def test_first_queries_are_taken_from_all_of_them(monkeypatch):
+    rows, _ = clustered(3000, 3, 8)
+    seen = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: seen.append(a[-1]) or f(*a)
+    )
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
+    density.score_samples(rows[:383])
+    assert len(seen[0]) == 128 and np.array_equal(seen[0][[0, -1]], rows[[0, 382]])
+
+
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "split", "auto"])
+def test_rows_are_permuted_once(algorithm, monkeypatch):
+    made = []
+    init = PermutedRows.__init__
+    monkeypatch.setattr(PermutedRows, "__init__", lambda *args: made.append(1) or init(*args))
+    rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.2, random_state=3)
+    density.fit(rows).score_samples(queries)
+    assert len(made) == 1 and "first_queries" in density.report_
+
+
+def test_a_method_that_lost_on_the_first_queries_keeps_its_error():
+    rows, queries = clustered(6000, 6, 3, scale=0.5, seed=1, n_queries=128)
+    training = training_of(rows, "angular")
+    sketch = SketchedRows(PermutedRows(training), 6, 512)
+    methods = {"brute": {"cost": 6000.0, "error": 0.0}, "random": {"cost": 3000.0, "error": 0.1}}
+    methods["bucket_sum"] = {"n_bits": 6, "n_hashes": 512, "cost": 1536.0, "error": 0.1}
+    before = {"algorithm": "bucket_sum", "methods": methods}
+    method, report = pilot.choose_again(sketch, before, "auto", 0.2, 1, queries)
+    assert method.name == "random"
+    error = report["first_queries"]["error"]
+    assert 0 < error == report["methods"]["bucket_sum"]["error"] < 0.2
 
 
 def test_sums_without_a_part():

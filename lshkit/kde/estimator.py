@@ -1,6 +1,7 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
 import contextlib
+import threading
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -96,6 +97,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     (3,)
     """
 
+    # Of the pick: its report, and the kernel, n_bits and widths that it was made for, which stay
+    # whatever parameters are set later. Here for estimators that were pickled without.
+    _kde_picked = _kde_fitted = None
+
     def __init__(
         self,
         kernel="gaussian",
@@ -150,6 +155,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = self._kde_picked = None
+            self._kde_lock = threading.RLock()  # of the method, which queries may make anew
             self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             with self._hashing_threads():
@@ -215,39 +221,46 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _prepare(self):
         """Makes the method ready that answers queries; what is fitted bit by bit, at first use."""
-        if self._kde_sketch is not None or self._kde_method is not None:
-            return self
+        if self._kde_sketch is None and self._kde_method is None:
+            with self._kde_lock:
+                if self._kde_method is None:  # still
+                    self._make_method()
+        return self
+
+    def _make_method(self):
         X, weights = self._training_rows()
         weights = of_unit_size(weights)
-        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
-        if isinstance(widths, str):
-            widths = bandwidths.rule(widths, X, weights)
+        if self._kde_picked is None or self._kde_fitted is None:
+            widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+            if isinstance(widths, str):
+                widths = bandwidths.rule(widths, X, weights)
+            self._kde_fitted = self.kernel, check_parameters(self), widths
+        kernel, n_bits, widths = self._kde_fitted
         self.bandwidth_ = self._shown(widths)
-        n_bits = check_parameters(self)
-        training = training_of(self.kernel, n_bits, widths, X, weights, self._kde_seed)
-        with self._hashing_threads():
+        training = training_of(kernel, n_bits, widths, X, weights, self._kde_seed)
+        with self._hashing_threads() as threads:
             if self._kde_picked is None:
-                self._pick(*pilot.choose(training, self.algorithm, self.rtol, self._threads()))
+                self._pick(*pilot.choose(training, self.algorithm, self.rtol, threads))
             else:  # as it was before it was saved
                 name = self._kde_picked["algorithm"]
                 method = make(name, self._kde_picked["methods"][name], training)
                 self._pick(method, self._kde_picked)
-        return self
 
     def _pick(self, method, report):
-        self._kde_method = method
         self._kde_picked = self.report_ = report
         self.algorithm_ = report["algorithm"]
-
-    def _threads(self):
-        return effective_n_jobs(self.n_jobs)
+        self._kde_method = method  # the last: other threads go on when they see it
 
     @contextlib.contextmanager
     def _hashing_threads(self):
-        """What is hashed and sorted into tables inside takes n_jobs threads too."""
-        before = _C.set_max_threads(self._threads())
+        """What is hashed, drawn or sorted into tables inside takes n_jobs threads too.
+
+        They are set for the calling thread alone.
+        """
+        threads = effective_n_jobs(self.n_jobs)
+        before = _C.set_max_threads(threads)
         try:
-            yield
+            yield threads
         finally:
             _C.set_max_threads(before)
 
@@ -255,12 +268,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """The pilot again, once, on the first queries if they are many."""
         if self._kde_sketch is not None or len(X) < FIRST_QUERIES:
             return
-        # With one method there was nothing to choose.
-        if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
-            return
-        picked = np.array(X[:: max(1, len(X) // N_PILOT_QUERIES)][:N_PILOT_QUERIES])
-        options = self.algorithm, self.rtol, threads, picked
-        self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
+        with self._kde_lock:
+            # With one method there was nothing to choose.
+            if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
+                return
+            picked = X[np.linspace(0, len(X) - 1, N_PILOT_QUERIES).astype(int)]
+            options = self.algorithm, self.rtol, threads, picked
+            self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
 
     def _training_rows(self):
         if len(self._kde_rows) > 1:
@@ -308,15 +322,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             if return_std:
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
-        estimate, dtype = self._estimate(X, return_std)
+        estimate, dtype, name = self._estimate(X, return_std)
         with np.errstate(divide="ignore", invalid="ignore"):
             positive = np.maximum(estimate.mean, 0)
             log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
-            std = np.where(
-                positive > 0, estimate.error / positive, np.where(estimate.error == 0, 0, np.inf)
-            )
-        if self.algorithm_ not in ("brute",):
-            std = np.where(positive > 0, std, np.inf)
+            unknown = 0 if name == "brute" else np.inf
+            std = np.where(positive > 0, estimate.error / positive, unknown)
         results = [x.astype(dtype) for x in (log_density, std)]
         return _like(torch, X, results if return_std else results[:1])
 
@@ -337,26 +348,26 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         std : its standard error, with return_std=True
         """
         torch = checks.torch_of(X=X)
-        estimate, dtype = self._estimate(X, return_std)
+        estimate, dtype, _ = self._estimate(X, return_std)
         scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
         results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
         return _like(torch, X, results if return_std else results[:1])
 
     def _estimate(self, X, with_error):
+        """An `Estimate`, the dtype that is wanted of it, and the name of the method it is from."""
         if "n_samples_seen_" not in vars(self):
             check_is_fitted(self)
         X = as_queries(self, X)
         self._prepare()
-        threads = self._threads()
-        self._look_at_first_queries(X, threads)
-        method = self._kde_sketch or self._kde_method
         size = checks.integer("batch_size", self.batch_size, 1)
-        if len(X) <= size:
-            return method.estimate(X, threads, with_error), X.dtype
-        parts = [
-            method.estimate(X[i : i + size], threads, with_error) for i in range(0, len(X), size)
-        ]
-        return Estimate.joined(parts), X.dtype
+        with self._hashing_threads() as threads:
+            self._look_at_first_queries(X, threads)
+            method = self._kde_sketch or self._kde_method
+            if len(X) <= size:
+                return method.estimate(X, threads, with_error), X.dtype, method.name
+            firsts = range(0, len(X), size)
+            parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
+        return Estimate.joined(parts), X.dtype, method.name
 
     def _log_normalizer(self):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
@@ -364,9 +375,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if not self.normalize:
             return 0.0
         self._prepare()
-        widths = np.broadcast_to(self.bandwidth_, (self.n_features_in_,))
-        norm = kernels.log_normalizer(self.kernel, self.n_features_in_)
-        return norm + float(np.log(widths).sum())
+        geometry = (self._kde_sketch or self._kde_method.training).geometry
+        norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
+        return norm + float(np.log(geometry.bandwidth).sum())
 
     def sample(self, n_samples=1, random_state=None):
         """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.
@@ -408,7 +419,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         state = super().__getstate__().copy()
         if state.get("_kde_method") is not None:
             state["_kde_method"] = None  # made again, equal, at first use
+        state.pop("_kde_lock", None)
         return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.__sklearn_is_fitted__():
+            self._kde_lock = threading.RLock()
 
     def __sklearn_is_fitted__(self):
         return hasattr(self, "n_samples_seen_")

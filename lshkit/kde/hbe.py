@@ -44,6 +44,10 @@ class HashedDraws:
         self.n_samples = min(n_samples, len(buckets))
         self.name = "hbe" if share is None else "split"
 
+    @property
+    def permuted(self):
+        return self.buckets.permuted
+
     def draws(self, queries):
         """For each query and table log k, the factor of it in the estimate, and the distance."""
         buckets = self.buckets

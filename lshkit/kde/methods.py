@@ -10,7 +10,7 @@ from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, RandomSampling
 from lshkit.kde.sketch import SketchedRows
 
-MAX_HASHES = 2**12
+MAX_HASHES = 2**12  # of every method: pilots ask for no more, files with more are none
 
 
 def make(name, settings, training, permuted=None, buckets=None):
@@ -33,7 +33,7 @@ def make(name, settings, training, permuted=None, buckets=None):
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
         )
-        unseen = float(settings.get("unseen", 0.0))
+        unseen = float(settings.get("unseen", 0.0))  # older files know nothing of it
         if not 0 <= unseen < np.inf:
             raise ValueError(f"unseen must be a finite number of 0 or more, is {unseen}")
         return NearFar(buckets, *counts, _size(settings), _limit(settings), unseen)

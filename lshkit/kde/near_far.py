@@ -35,6 +35,10 @@ class NearFar:
         n = len(buckets)
         self.stops = stages(history_of(n_samples), self.n_samples, n)
 
+    @property
+    def permuted(self):
+        return self.buckets.permuted
+
     def near(self, queries, threads):
         """Sums over the near rows up to each stop from the one before, and their numbers."""
         buckets, tables = self.buckets, self.buckets.tables

@@ -2,13 +2,15 @@
 
 import json
 import math
+import threading
 
 import numpy as np
 from sklearn.utils import check_array
 
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde import kernels
+from lshkit.kde.arguments import MAX_SKETCH_BITS, as_weights, check_parameters
 
 FORMAT, VERSION = "lshkit.kde", 1
 
@@ -34,10 +36,19 @@ def save(estimator, file):
         arrays["X"] = X
         if estimator._kde_picked is not None:
             header["picked"] = estimator._kde_picked
+            if estimator._kde_fitted is not None:
+                kernel, n_bits, arrays["bandwidth"] = estimator._kde_fitted
+                header["fitted"] = {"kernel": str(kernel), "n_bits": n_bits}
         if weights is not None:
             arrays["weights"] = weights
     else:
         header["total"] = sketch.total
+        header["fitted"] = {
+            "kernel": str(sketch.geometry.kernel),
+            "n_bits": int(sketch.n_bits),
+            "n_hashes": int(sketch.n_hashes),
+            "window_size": None if sketch.window is None else int(sketch.window.size),
+        }
         arrays["bandwidth"] = np.asarray(sketch.geometry.bandwidth)
         arrays["table"] = sketch.table.table
         if sketch.window is not None:
@@ -81,10 +92,18 @@ def _restore(cls, header, arrays):
         if name.startswith("parameter."):
             parameters[name.removeprefix("parameter.")] = arrays.pop(name)
     estimator = cls(**parameters)
-    n_bits = check_parameters(estimator)
+    # What was fitted, whatever parameters were set later; older files have the parameters alone.
+    fitted = {
+        "kernel": estimator.kernel,
+        "n_bits": check_parameters(estimator),
+        "n_hashes": estimator.n_hashes,
+        "window_size": estimator.window,
+    } | header.get("fitted", {})
+    if fitted["kernel"] not in kernels.CODES:
+        raise ValueError(f"there is no kernel {fitted['kernel']!r}")
     estimator._kde_seed, estimator._kde_sketch = header["seed"], None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
-    estimator._kde_picked = header.get("picked")
+    estimator._kde_picked, estimator._kde_lock = header.get("picked"), threading.RLock()
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:
@@ -95,18 +114,29 @@ def _restore(cls, header, arrays):
         estimator._kde_rows, estimator._kde_weights = [X], [weights]
         estimator.n_features_in_ = X.shape[1]
         estimator.n_samples_seen_ = header["n_samples_seen"]
+        if "bandwidth" in arrays:
+            n_bits = checks.integer("n_bits", fitted["n_bits"], 1, 64)
+            widths = bandwidths.check(arrays["bandwidth"], X.shape[1], fitted["kernel"])
+            estimator._kde_fitted = fitted["kernel"], n_bits, widths
         return estimator._prepare()
-    _restore_sketch(estimator, header, arrays, n_bits)
+    _restore_sketch(estimator, header, arrays, fitted)
     return estimator
 
 
-def _restore_sketch(estimator, header, arrays, n_bits):
+def _restore_sketch(estimator, header, arrays, fitted):
     from lshkit.kde.sketch import Sketch
     from lshkit.kde.sums import Geometry
 
-    widths = bandwidths.check(arrays["bandwidth"], arrays["bandwidth"].size, estimator.kernel)
-    geometry = Geometry(estimator.kernel, n_bits, np.zeros(len(widths)), widths)
-    sketch = Sketch(geometry, n_bits, estimator.n_hashes, header["seed"], estimator.window)
+    kernel, size = fitted["kernel"], fitted["window_size"]
+    if kernel not in kernels.COLLISION:
+        raise ValueError(f"there is no sketch of the kernel {kernel!r}")
+    n_bits = checks.integer("n_bits", fitted["n_bits"], 1, MAX_SKETCH_BITS)
+    n_hashes = checks.integer("n_hashes", fitted["n_hashes"], 1, 65535)
+    if size is not None:
+        checks.integer("window_size", size, 1)
+    widths = bandwidths.check(arrays["bandwidth"], arrays["bandwidth"].size, kernel)
+    geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
+    sketch = Sketch(geometry, n_bits, n_hashes, header["seed"], size)
     if arrays["table"].shape != sketch.table.table.shape:
         raise ValueError(f"table has shape {arrays['table'].shape}")
     count, total = checks.integer("n_samples_seen", header["n_samples_seen"], 0), header["total"]
@@ -114,12 +144,12 @@ def _restore_sketch(estimator, header, arrays, n_bits):
         raise ValueError("numbers that are not finite, or a total below 0")
     sketch.table.table[:] = arrays["table"]
     sketch.table.count, sketch.total = count, float(total)
-    if estimator.window is not None:
+    if size is not None:
         at, filled = header["window"]
         if arrays["window.codes"].max(initial=0) >= 2**n_bits:
             raise ValueError("window.codes beyond the buckets")
-        sketch.window.at = checks.integer("window", at, 0, estimator.window - 1)
-        sketch.window.filled = checks.integer("window", filled, 0, estimator.window)
+        sketch.window.at = checks.integer("window", at, 0, size - 1)
+        sketch.window.filled = checks.integer("window", filled, 0, size)
         sketch.window.codes[:] = arrays["window.codes"]
         sketch.window.weights[:] = arrays["window.weights"]
     estimator._kde_sketch = sketch

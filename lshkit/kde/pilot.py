@@ -89,7 +89,8 @@ def choose(training, algorithm, rtol, threads, queries=None):
     and seed always give the same method.
     """
     n = len(training.X)
-    report = {"n_samples": n, "rtol": rtol, "methods": {"brute": {"cost": float(n), "error": 0.0}}}
+    exact = {"cost": float(n), "error": 0.0}
+    report = {"n_samples": n, "rtol": float(rtol), "methods": {"brute": exact}}
     why = None
     if algorithm == "brute":
         why = "asked for"
@@ -164,7 +165,8 @@ def choose_again(method, report, algorithm, rtol, threads, queries):
     they are, "auto" chooses anew from all.
     """
     name, training = method.name, method.training
-    pilot = Pilot(training, threads, queries, getattr(method, "permuted", None))
+    permuted = None if name == "brute" else method.permuted
+    pilot = Pilot(training, threads, queries, permuted)
     error = 0.0 if name == "brute" else measured_error(method, pilot)
     found = {"n": len(pilot.queries), "error": error, "algorithm": name}
     report = report | {"methods": {k: dict(v) for k, v in report["methods"].items()}}
@@ -174,35 +176,47 @@ def choose_again(method, report, algorithm, rtol, threads, queries):
         tried &= {name}
     elif "near_far" in tried and reports["near_far"]["cost"] > WORTH_TABLES * reports[name]["cost"]:
         tried.remove("near_far")
+    _fit_sizes(pilot, method, reports, tried, rtol)
+    if algorithm == "auto":
+        again, report = _cheapest_again(pilot, method, report, tried, error, rtol)
+        failed = again.name == "brute" and name != "brute"
+    elif tried:
+        again, failed = _make(pilot, name, reports), False
+    else:
+        again, failed = method, error > TOLERATED * rtol
+    if failed:
+        again, report = choose(training, algorithm, rtol, threads, queries)
+    return again, report | {"first_queries": found}
+
+
+def _fit_sizes(pilot, method, reports, tried, rtol):
+    """Sizes of random and near_far, where they are tried, for the pilot's queries: into reports."""
     if "random" in tried:
         reports["random"] |= random_sampling(pilot, rtol)
-    if "near_far" in tried:
-        settings = reports["near_far"]
-        if name == "near_far":
-            pilot.buckets = method.buckets
-        else:
-            hasher = near_hasher(training, settings)
-            pilot.buckets = Buckets(pilot.permuted, hasher, 0)
-        settings |= trials_.near_far_with(pilot, pilot.buckets, rtol)
-        if WORTH_A_TRIAL < min(x["cost"] for x in reports.values()):  # other tables may do better
-            fitting, buckets = trials_.near_far(pilot, rtol)
-            if fitting["cost"] < settings["cost"]:
-                reports["near_far"], pilot.buckets = fitting, buckets
-    if algorithm == "auto":
-        if name not in tried and name != "brute":
-            reports[name]["error"] = error if error > TOLERATED * rtol else 0.0
-        kept = tried | {name, "brute"}
-        some = report | {"methods": {k: v for k, v in reports.items() if k in kept}}
-        ready = {} if name in tried else {name: method}
-        method, some = _cheapest(pilot, some, rtol, True, ready)
-        report |= {"algorithm": some["algorithm"], "reason": some["reason"]}
-        if some["algorithm"] == "brute" != name:
-            method, report = choose(training, algorithm, rtol, threads, queries)
-    elif tried:
-        method = _make(pilot, name, reports)
-    elif error > TOLERATED * rtol:
-        method, report = choose(training, algorithm, rtol, threads, queries)
-    return method, report | {"first_queries": found}
+    if "near_far" not in tried:
+        return
+    settings = reports["near_far"]
+    if method.name == "near_far":
+        pilot.buckets = method.buckets
+    else:
+        pilot.buckets = Buckets(pilot.permuted, near_hasher(pilot.training, settings), 0)
+    settings |= trials_.near_far_with(pilot, pilot.buckets, rtol)
+    if WORTH_A_TRIAL < min(x["cost"] for x in reports.values()):  # other tables may do better
+        fitting, buckets = trials_.near_far(pilot, rtol)
+        if fitting["cost"] < settings["cost"]:
+            reports["near_far"], pilot.buckets = fitting, buckets
+
+
+def _cheapest_again(pilot, method, report, tried, error, rtol):
+    """The cheapest of brute force, the method in use and those that were tried; and a report."""
+    name, reports = method.name, report["methods"]
+    if name not in tried and name != "brute":
+        # It was measured, not expected: an error that TOLERATED lets pass is no reason against it.
+        reports[name]["error"] = error if error > TOLERATED * rtol else min(error, rtol)
+    kept = tried | {name, "brute"}
+    some = report | {"methods": {k: v for k, v in reports.items() if k in kept}}
+    again, some = _cheapest(pilot, some, rtol, True, {} if name in tried else {name: method})
+    return again, report | {"algorithm": some["algorithm"], "reason": some["reason"]}
 
 
 def measured_error(method, pilot):

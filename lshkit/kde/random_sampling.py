@@ -48,9 +48,10 @@ class PermutedRows:
         weights = None if self.weights is None else self.weights[first:last]
         blocks = None
         if first % BLOCK == 0 and last <= IN_BLOCKS:
-            if last > len(self.blocks) * BLOCK:  # made ready as far as they are wanted
-                self.blocks = blocks_of(self.rows[: -(-last // BLOCK) * BLOCK])
-            blocks = self.blocks[first // BLOCK :]
+            blocks = self.blocks  # another thread may put shorter ones there
+            if last > len(blocks) * BLOCK:  # made ready as far as they are wanted
+                blocks = self.blocks = blocks_of(self.rows[: -(-last // BLOCK) * BLOCK])
+            blocks = blocks[first // BLOCK :]
         return self.training.geometry.sums(
             queries,
             self.rows[first:last],

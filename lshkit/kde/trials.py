@@ -14,7 +14,7 @@ from lshkit.kde.hashed import (
 )
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.kernels import COLLISION
-from lshkit.kde.methods import near_hasher
+from lshkit.kde.methods import MAX_HASHES, near_hasher
 from lshkit.kde.near_far import far_error, relative
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
@@ -187,7 +187,7 @@ def bucket_sum(pilot, rtol):
         exact = np.exp(pilot.sums.shift) * pilot.sums.total
         spread = _spread(sums / exact[:, None], 1.0)
     n_hashes = sample_size(spread, 10**6, rtol)
-    used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits)))
+    used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits), MAX_HASHES))
     error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
     cost = float(LOOKED_INTO[kernel] * used)
     return {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}

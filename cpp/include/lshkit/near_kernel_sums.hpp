@@ -27,7 +27,8 @@ struct NearKernelSum {
 };
 
 // sums (n_queries, n_stops): of the near rows below stops[0], from there below stops[1], and so on.
-// shift -inf where there is none. Memory: for each thread 9 bytes a row of the tables.
+// shift -inf where there is none. Memory: for each thread 13 bytes a row of the tables,
+// 21 in double.
 template <class T>
 void near_kernel_sums(const NearKernelProblem<T>& problem, NearKernelSum* sums, int threads);
 
