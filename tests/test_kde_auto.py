@@ -94,7 +94,7 @@ def test_what_was_kept_before_there_was_a_pick(tmp_path):
     with np.load(tmp_path / "density.npz") as stored:
         arrays = dict(stored)
     header = json.loads(str(arrays["header"]))
-    del header["picked"]["methods"]["near_far"]["missed"], header["fitted"], arrays["bandwidth"]
+    del header["picked"]["methods"]["near_far"]["unseen"], header["fitted"], arrays["bandwidth"]
     header["arrays"].remove("bandwidth")
     np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
     loaded = LSHKernelDensity.load(tmp_path / "density.npz")
