@@ -18,7 +18,7 @@ import statistics
 import time
 
 import torch
-from measurement import figure, machine, pin_to_one_cpu, table
+from measurement import best_in_turns, figure, machine, pin_to_one_cpu, table
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -52,19 +52,6 @@ def mean_dot_products(n, executions, **options):
         _, count = bert_lsh_attention(*inputs(n, seed), **options)
         counts.append(int(count.sum()))
     return statistics.fmean(counts)
-
-
-def best_times(calls, seconds):
-    """Smallest seconds of each call, in turns."""
-    best = dict.fromkeys(calls, float("inf"))
-    start, rounds = time.perf_counter(), 0
-    while rounds < 3 or time.perf_counter() - start < seconds:
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - begin)
-        rounds += 1
-    return best
 
 
 def papers_table(executions, runs):
@@ -115,7 +102,7 @@ def extended(lengths, seconds):
         results[n] = {
             "dot products": dots,
             "flops": flops,
-            "seconds": best_times(calls, seconds),
+            "seconds": best_in_turns(calls, seconds, rounds=3),
         }
     return results
 

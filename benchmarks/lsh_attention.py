@@ -11,10 +11,9 @@ import argparse
 import datetime
 import json
 import pathlib
-import time
 
 import torch
-from measurement import figure, machine, milliseconds, pin_to_one_cpu, table
+from measurement import best_in_turns, figure, machine, milliseconds, pin_to_one_cpu, table
 from torch.nn.functional import scaled_dot_product_attention
 
 from lshkit.attention import lsh_attention
@@ -23,19 +22,6 @@ HEAD_DIM = 64
 HEADS = {128: 4, 512: 4, 2048: 2, 8192: 1}  # of each length
 SETTINGS = ((8, 32), (10, 32), (12, 32), (12, 64))
 SOFTMAX = "softmax"
-
-
-def in_turns(calls, seconds):
-    """Smallest seconds of each call."""
-    best = dict.fromkeys(calls, float("inf"))
-    start, rounds = time.perf_counter(), 0
-    while rounds < 2 or time.perf_counter() - start < seconds:
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            call()
-            best[name] = min(best[name], time.perf_counter() - begin)
-        rounds += 1
-    return best
 
 
 def attentions():
@@ -63,7 +49,7 @@ def measure(n, seconds):
     results = {}
     for name, run in (("forward", forward), ("forward + backward", both)):
         calls = {side: lambda a=attend, r=run: r(a) for side, attend in named.items()}
-        results[name] = in_turns(calls, seconds)
+        results[name] = best_in_turns(calls, seconds)
     results["pairs"] = {SOFTMAX: 1.0}
     for n_bits, n_hashes in SETTINGS:
         options = {"n_bits": n_bits, "n_hashes": n_hashes, "seed": 0, "return_pairs": True}

@@ -182,6 +182,19 @@ def in_new_process(name, length, threads):
 # --- Tables, in Markdown ------------------------------------------------------------------------
 
 
+def best_in_turns(calls, seconds, rounds=2):
+    """Smallest seconds of each named call, in turns for some seconds and `rounds` at least."""
+    best = dict.fromkeys(calls, float("inf"))
+    start, done = time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - start < seconds:
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            best[name] = min(best[name], time.perf_counter() - begin)
+        done += 1
+    return best
+
+
 def table(title, header, rows):
     """Columns of words to the left, of numbers to the right."""
     rows = [[str(cell) for cell in row] for row in (header, *rows)]
