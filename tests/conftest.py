@@ -49,3 +49,19 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(True, warn_only=True)
         yield
         torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def cuda_device(monkeypatch):
+    """Where CUDA kernels run: a GPU, or the CPU in a build with the emulated ones."""
+    torch = pytest.importorskip("torch")
+    from lshkit import _C
+
+    if not _C.with_cuda:
+        pytest.skip("needs a build with CUDA kernels, or with -DLSHKIT_CUDA=EMULATED")
+    if _C.cuda_architectures().startswith("emulated"):
+        monkeypatch.setenv("LSHKIT_EMULATE_CUDA", "1")
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    return torch.device("cuda")

@@ -24,19 +24,6 @@ N_BITS, N_HASHES = 5, 12
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
-@pytest.fixture
-def device(monkeypatch):
-    """Where the kernels run: a GPU, or the CPU in a build with the emulated ones."""
-    if not _C.with_cuda:
-        pytest.skip("needs a build with CUDA kernels, or with -DLSHKIT_CUDA=EMULATED")
-    if _C.cuda_architectures().startswith("emulated"):
-        monkeypatch.setenv("LSHKIT_EMULATE_CUDA", "1")
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    return torch.device("cuda")
-
-
 def assert_close(got, wanted, dtype=torch.float32):
     got, wanted = got.double().cpu(), torch.as_tensor(wanted, dtype=torch.float64)
     size = wanted[torch.isfinite(wanted)].square().mean().sqrt().item()
@@ -58,11 +45,11 @@ def parameters(x, device, family="hadamard", n_bits=N_BITS, n_hashes=N_HASHES):
 @pytest.mark.parametrize("family", ["hadamard", "hyperplane"])
 @pytest.mark.parametrize("n_bits", [3, 8, 12])
 @pytest.mark.parametrize("d", [1, 64, 70])
-def test_codes(device, family, n_bits, d):
+def test_codes(cuda_device, family, n_bits, d):
     x = torch.randn(2, 3, 70, d, generator=torch.Generator().manual_seed(0))
     planes = parameters(x, "cpu", family, n_bits)
     options = torch_ops.FAMILY[family], n_bits, N_HASHES
-    codes = torch_ops.hash(x.to(device), planes.to(device), *options).cpu().numpy()
+    codes = torch_ops.hash(x.to(cuda_device), planes.to(cuda_device), *options).cpu().numpy()
     projected = reference.projections(x.numpy(), planes.numpy(), family, n_bits, N_HASHES)
     differ = (codes[..., None] >> np.arange(n_bits) & 1) != (projected > 0)
     # Only where the projection is within rounding of zero: it sums the row's entries, each times a
@@ -75,7 +62,7 @@ def test_codes(device, family, n_bits, d):
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("n_bits", [2, 8, 13])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_bucket_sum(device, order, n_bits, dtype):
+def test_bucket_sum(cuda_device, order, n_bits, dtype):
     generator = torch.Generator().manual_seed(1)
     query, key = (
         torch.randint(2**n_bits, (2, 2, n, 5), generator=generator).to(torch_ops.code_dtype(n_bits))
@@ -84,7 +71,7 @@ def test_bucket_sum(device, order, n_bits, dtype):
     values = torch.randn(2, 2, 133, 9, generator=generator).to(dtype)
     mask = torch.rand(2, 133, generator=generator) < 0.7
     inputs = query, key, values, 2**n_bits, order, mask
-    out = torch_ops.bucket_sum(*(x.to(device) if torch.is_tensor(x) else x for x in inputs))
+    out = torch_ops.bucket_sum(*(x.to(cuda_device) if torch.is_tensor(x) else x for x in inputs))
     assert out.dtype is dtype
     pairs = np.ones((70, 133), bool)
     if order:
@@ -95,10 +82,10 @@ def test_bucket_sum(device, order, n_bits, dtype):
     np.testing.assert_allclose(out.double().cpu(), wanted, rtol=tolerance, atol=tolerance)
 
 
-def test_codes_out_of_range_are_in_no_bucket(device):
-    codes = torch.tensor([0, 1, 200], dtype=torch.uint8).reshape(1, 1, 3, 1).to(device)
-    values = torch.ones(1, 1, 3, 2).to(device)
-    if device.type == "cpu":
+def test_codes_out_of_range_are_in_no_bucket(cuda_device):
+    codes = torch.tensor([0, 1, 200], dtype=torch.uint8).reshape(1, 1, 3, 1).to(cuda_device)
+    values = torch.ones(1, 1, 3, 2).to(cuda_device)
+    if cuda_device.type == "cpu":
         pytest.skip("codes of CPU tensors are looked at")
     out = torch_ops.bucket_sum(codes, codes, values, 2, 0, None)
     assert out[0, 0, :, 0].tolist() == [1, 1, 0]
@@ -107,15 +94,15 @@ def test_codes_out_of_range_are_in_no_bucket(device):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("normalize", [None, "sum", "l2"])
-def test_sampled_attention(device, shape, is_causal, normalize):
+def test_sampled_attention(cuda_device, shape, is_causal, normalize):
     case = attention_cases.attention_inputs(*shape)
     mask = attention_cases.padding_mask(2, shape[1])
-    query, key, value, grad_out = moved(case, device)
+    query, key, value, grad_out = moved(case, cuda_device)
     options = is_causal, torch_ops.NORMALIZE[normalize]
-    planes = parameters(case.query, device)
+    planes = parameters(case.query, cuda_device)
     family = torch_ops.FAMILY["hadamard"]
     out, *codes = torch_ops.yoso_attention(
-        *(query, key, value, mask.to(device), None, None, planes, family, N_BITS, N_HASHES),
+        *(query, key, value, mask.to(cuda_device), None, None, planes, family, N_BITS, N_HASHES),
         *(*options, 0),
     )
     arrays = *attention_cases.arrays(case), *(c.cpu().numpy() for c in codes)
@@ -123,7 +110,7 @@ def test_sampled_attention(device, shape, is_causal, normalize):
     assert_close(out, reference.yoso_forward(*arrays, **words))
     for gradient, number in torch_ops.GRADIENT.items():
         got = torch_ops.yoso_attention_backward(
-            *(grad_out, query, key, value, mask.to(device), None, None, *codes, N_BITS),
+            *(grad_out, query, key, value, mask.to(cuda_device), None, None, *codes, N_BITS),
             *(*options, number),
         )
         wanted = reference.yoso_backward(
@@ -136,12 +123,12 @@ def test_sampled_attention(device, shape, is_causal, normalize):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("normalize", [None, "sum", "l2"])
 @pytest.mark.parametrize("gradient", ["lower_bound", "expected"])
-def test_expected_attention(device, is_causal, normalize, gradient):
+def test_expected_attention(cuda_device, is_causal, normalize, gradient):
     case = attention_cases.attention_inputs(70, 67, 33, 9)
     mask = attention_cases.padding_mask(2, 67)
-    query, key, value, grad_out = moved(case, device)
+    query, key, value, grad_out = moved(case, cuda_device)
     options = N_BITS, is_causal, torch_ops.NORMALIZE[normalize], torch_ops.GRADIENT[gradient]
-    inputs = query, key, value, mask.to(device), None, None, *options
+    inputs = query, key, value, mask.to(cuda_device), None, None, *options
     arrays = tuple(attention_cases.arrays(case))
     words = attention_cases.reference_options(mask, is_causal, normalize)
     assert_close(
@@ -157,9 +144,9 @@ def test_expected_attention(device, is_causal, normalize, gradient):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_short_floats(device, dtype):
+def test_short_floats(cuda_device, dtype):
     case = attention_cases.attention_inputs(70, 67, 16, 9, dtype=dtype)
-    query, key, value, grad_out = moved(case, device)
+    query, key, value, grad_out = moved(case, cuda_device)
     leaves = [x.requires_grad_() for x in (query, key, value)]
     options = dict(n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", seed=0)
     out = yoso_attention(*leaves, **options)
@@ -173,15 +160,15 @@ def test_short_floats(device, dtype):
         assert_close(got.grad, leaf.grad.cpu(), dtype)
 
 
-def test_grouped_heads_and_packed_sequences(device):
+def test_grouped_heads_and_packed_sequences(cuda_device):
     case = attention_cases.attention_inputs(40, 40, 12, batch=1, heads=4)
-    query, key, value, _ = moved(case, device)
+    query, key, value, _ = moved(case, cuda_device)
     key, value = key[:, :2], value[:, :2]
     options = dict(n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", seed=0, is_causal=True)
     grouped = yoso_attention(query, key, value, enable_gqa=True, **options)
     single = yoso_attention(query[:, ::2], key, value, **options)
     assert_close(grouped[:, ::2], single.cpu())
-    starts = torch.tensor([0, 13, 13, 40], dtype=torch.int32, device=device)
+    starts = torch.tensor([0, 13, 13, 40], dtype=torch.int32, device=cuda_device)
     packed = yoso_attention(query, key, value, enable_gqa=True, cu_seqlens=starts, **options)
     for first, last in ((0, 13), (13, 40)):
         part = (x[:, :, first:last] for x in (query, key, value))
@@ -189,9 +176,9 @@ def test_grouped_heads_and_packed_sequences(device):
         assert_close(packed[:, :, first:last], alone.cpu())
 
 
-def test_bad_rows_stay_alone(device):
+def test_bad_rows_stay_alone(cuda_device):
     case = attention_cases.attention_inputs(40, 41, 12)
-    query, key, value, _ = moved(case, device)
+    query, key, value, _ = moved(case, cuda_device)
     query[0, 0, 3, 2] = float("nan")
     key[0, 0, 5, 1] = float("inf")
     for estimator in ("sampled", "expected"):
@@ -200,9 +187,9 @@ def test_bad_rows_stay_alone(device):
         assert bad[0, 0, 3] and bad.sum() == 1
 
 
-def test_same_bits_again(device):
+def test_same_bits_again(cuda_device):
     case = attention_cases.attention_inputs(300, 257, 32, batch=1, heads=2)
-    query, key, value, grad_out = moved(case, device)
+    query, key, value, grad_out = moved(case, cuda_device)
 
     def run():
         leaves = [x.clone().requires_grad_() for x in (query, key, value)]
@@ -213,22 +200,22 @@ def test_same_bits_again(device):
     assert all(torch.equal(a, b) for a, b in zip(run(), run(), strict=True))
 
 
-def test_public_functions(device):
+def test_public_functions(cuda_device):
     x = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
     hasher = hashing.FastHadamard(20, 6, 4, seed=0)
-    codes = hasher.hash(x.to(device))
-    assert codes.device.type == device.type
+    codes = hasher.hash(x.to(cuda_device))
+    assert codes.device.type == cuda_device.type
     assert (codes.cpu() != hasher.hash(x)).float().mean() < 0.01
-    sums = bucket_sum(codes, codes, x.to(device), 64)
+    sums = bucket_sum(codes, codes, x.to(cuda_device), 64)
     assert_close(sums, bucket_sum(codes.cpu(), codes.cpu(), x, 64))
-    module = YosoAttention(16, 2, n_bits=4, n_hashes=8, estimator="sampled").to(device)
-    out, _ = module(*(torch.randn(2, 9, 16, device=device),) * 3, is_causal=True)
+    module = YosoAttention(16, 2, n_bits=4, n_hashes=8, estimator="sampled").to(cuda_device)
+    out, _ = module(*(torch.randn(2, 9, 16, device=cuda_device),) * 3, is_causal=True)
     out.sum().backward()
-    assert module.in_proj_weight.grad.device.type == device.type
+    assert module.in_proj_weight.grad.device.type == cuda_device.type
 
 
-def test_errors(device):
-    if device.type != "cuda":
+def test_errors(cuda_device):
+    if cuda_device.type != "cuda":
         pytest.skip("needs a GPU")
     x = torch.ones(1, 1, 4, 8)
     with pytest.raises(ValueError, match="key must be on query's device cuda:0, got cpu"):
@@ -239,12 +226,12 @@ def test_errors(device):
         _C.hash(x.cuda(), parameters(x, "cpu"), 1, N_BITS, N_HASHES, x.cuda().byte())
 
 
-def test_streams_and_graphs(device):
-    if device.type != "cuda":
+def test_streams_and_graphs(cuda_device):
+    if cuda_device.type != "cuda":
         pytest.skip("needs a GPU")
     case = attention_cases.attention_inputs(200, 200, 64)
-    query, key, value, _ = moved(case, device)
-    planes = parameters(case.query, device)
+    query, key, value, _ = moved(case, cuda_device)
+    planes = parameters(case.query, cuda_device)
 
     def run():
         return torch_ops.yoso_attention(
