@@ -17,32 +17,10 @@
 // one store long. Device memory and L2: each of the 11 slices of 64 columns reads all codes (32
 // bytes a token, 352 in all) and a sector or two of the values.
 #include "lshkit/cuda/bucket_sum.cuh"
+#include "lshkit/cuda/words.cuh"
 
 namespace lshkit::cuda {
 
-struct alignas(8) Two {
-  float x, y;
-};
-struct alignas(16) FourWords {
-  std::uint32_t word[4];
-};
-struct alignas(16) FourFloats {
-  float x[4];
-};
-
-// Bytes of (a, b), of which `selector` has one nibble for each of the result.
-__device__ inline std::uint32_t select_bytes(std::uint32_t a, std::uint32_t b,
-                                             std::uint32_t selector) {
-#ifdef __CUDACC__
-  return __byte_perm(a, b, selector);
-#else
-  const std::uint64_t both = std::uint64_t(b) << 32 | a;
-  std::uint32_t out = 0;
-  for (int i = 0; i < 4; ++i)
-    out |= std::uint32_t(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
-  return out;
-#endif
-}
 // Of a code, byte k of `word`, in the tables: byte 1 of an address whose others are of `low`.
 __device__ inline std::uint32_t cell_of(std::uint32_t word, std::uint32_t low, int k) {
   return select_bytes(word, low, 0x7604u | std::uint32_t(k) << 4);
