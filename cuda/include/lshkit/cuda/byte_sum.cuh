@@ -137,43 +137,33 @@ struct ByteStage {
 
   __device__ void codes(index_t first, int thread, std::uint32_t* to) const {
     constexpr int kEach = (kWords + kStagers - 1) / kStagers;
-    const std::uint8_t* const codes = static_cast<const std::uint8_t*>(a.key_codes) + first_hash;
+    const std::uint8_t* const codes = static_cast<const std::uint8_t*>(a.key_codes) +
+                                      (key.flat + first) * a.n_hashes + first_hash;
+    const int count = int(least(kByteChunk, key.count - first));
     std::uint32_t word[kEach][4];
-    if (aligned) {
+    LSHKIT_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const int item = n * kStagers + thread;
+      const int t = item / (Hashes / 4) * 4, hash = item % (Hashes / 4) * 4;
+      const std::uint8_t* const row = codes + t * a.n_hashes + hash;
       LSHKIT_UNROLL
-      for (int n = 0; n < kEach; ++n) {
-        const int item = n * kStagers + thread;
-        const int quad = item / (Hashes / 4), hash = item % (Hashes / 4) * 4;
-        LSHKIT_UNROLL
-        for (int k = 0; k < 4; ++k) {
-          const index_t j = first + 4 * quad + k;
-          word[n][k] = 0;
-          if (item < kWords && j < key.count && hash < hashes)
-            word[n][k] =
-                *reinterpret_cast<const std::uint32_t*>(codes + (key.flat + j) * a.n_hashes + hash);
-        }
-      }
-    } else {
-      LSHKIT_UNROLL
-      for (int n = 0; n < kEach; ++n) {
-        const int item = n * kStagers + thread;
-        const int quad = item / (Hashes / 4), hash = item % (Hashes / 4) * 4;
-        for (int k = 0; k < 4; ++k) word[n][k] = 0;
-        for (int k = 0; k < 4 && item < kWords; ++k) {
-          const index_t j = first + 4 * quad + k;
-          if (j >= key.count) break;
-          const std::uint32_t codes_of_key =
-              gather_code_word(codes + (key.flat + j) * a.n_hashes, hash, hashes);
-          LSHKIT_UNROLL
-          for (int to_k = 0; to_k < 4; ++to_k)
-            if (to_k == k) word[n][to_k] = codes_of_key;
-        }
+      for (int k = 0; k < 4; ++k) {
+        word[n][k] = 0;
+        if (aligned && t + k < count && hash < hashes)
+          word[n][k] = *reinterpret_cast<const std::uint32_t*>(row + k * a.n_hashes);
       }
     }
     LSHKIT_UNROLL
     for (int n = 0; n < kEach; ++n) {
       const int item = n * kStagers + thread;
       if (item >= kWords) break;
+      if (!aligned) {
+        const int t = item / (Hashes / 4) * 4, hash = item % (Hashes / 4) * 4;
+        LSHKIT_UNROLL
+        for (int k = 0; k < 4; ++k)
+          if (t + k < count)
+            word[n][k] = gather_code_word(codes + (t + k) * a.n_hashes, hash, hashes);
+      }
       const std::uint32_t low01 = select_bytes(word[n][0], word[n][1], 0x5140),
                           low23 = select_bytes(word[n][2], word[n][3], 0x5140),
                           high01 = select_bytes(word[n][0], word[n][1], 0x7362),
@@ -187,61 +177,81 @@ struct ByteStage {
 
   // A key that takes no part has zeros, whatever its value holds.
   __device__ void values(index_t first, int thread, Two* to) const {
-    constexpr int kEach = (kValues + kStagers - 1) / kStagers;
     const Elements& v = a.values;
-    const index_t start = a.own_values ? key.owned * v.row : offset_of(v, key, 0);
-    const bool words = v.element == Element::float32;
-    const bool halves = !words && v.element != Element::float64 &&
-                        (start | v.row | first_column) % 2 == 0 &&
-                        reinterpret_cast<std::uintptr_t>(v.data) % 4 == 0;
+    const index_t start =
+        (a.own_values ? key.owned * v.row : offset_of(v, key, 0)) + first * v.row + first_column;
+    const int count = int(least(kByteChunk, key.count - first));
     const std::uint8_t* const valid = a.key_valid ? a.key_valid + key.batch * a.valid_batch +
                                                         key.head * a.valid_head + key.first + first
                                                   : nullptr;
-    std::uint32_t low[kEach], high[kEach];
-    bool taken[kEach];
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int item = n * kStagers + thread, t = item / kPairs;
-      const index_t column = first_column + 2 * (item % kPairs);
-      const index_t at = start + (first + t) * v.row + column;
-      const bool here = item < kValues && first + t < key.count;
-      taken[n] = here && (!valid || valid[t]);
-      low[n] = high[n] = 0;
-      if (here && column + 1 < a.n_values) {
-        if (halves) low[n] = static_cast<const std::uint32_t*>(v.data)[at / 2];
-        if (words) {
-          low[n] = static_cast<const std::uint32_t*>(v.data)[at];
-          high[n] = static_cast<const std::uint32_t*>(v.data)[at + 1];
-        }
-      }
+    // Pairs of columns that are read as words; then the others, element by element.
+    int pairs = int(least(kPairs, (a.n_values - first_column) / 2));
+    if (v.element == Element::float32) {
+      const float* const from = static_cast<const float*>(v.data) + start;
+      pairs_of_words(
+          thread, count, pairs, valid, to,
+          [&](int t, int column) {
+            const float* const two = from + t * v.row + column;
+            return Raw{bits_of_float(two[0]), bits_of_float(two[1])};
+          },
+          [](Raw raw) { return Two{float_of_bits(raw.low), float_of_bits(raw.high)}; });
+    } else if (v.element != Element::float64 && (start | v.row) % 2 == 0 && is_aligned(v.data, 4)) {
+      const std::uint16_t* const from = static_cast<const std::uint16_t*>(v.data) + start;
+      const bool brain = v.element == Element::bfloat16;
+      pairs_of_words(
+          thread, count, pairs, valid, to,
+          [&](int t, int column) {
+            return Raw{*reinterpret_cast<const std::uint32_t*>(from + t * v.row + column), 0};
+          },
+          [=](Raw raw) {
+            const std::uint16_t x = std::uint16_t(raw.low), y = std::uint16_t(raw.low >> 16);
+            return brain ? Two{from_bfloat16(x), from_bfloat16(y)}
+                         : Two{from_float16(x), from_float16(y)};
+          });
+    } else {
+      pairs = 0;
     }
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int item = n * kStagers + thread, t = item / kPairs;
-      if (item >= kValues) break;
-      const index_t column = first_column + 2 * (item % kPairs);
-      Two two{0, 0};
-      if (taken[n]) {
-        if (column + 1 < a.n_values && words) {
-          two = {float_of_bits(low[n]), float_of_bits(high[n])};
-        } else if (column + 1 < a.n_values && halves) {
-          const std::uint16_t x = std::uint16_t(low[n]), y = std::uint16_t(low[n] >> 16);
-          if (v.element == Element::bfloat16)
-            two = {from_bfloat16(x), from_bfloat16(y)};
-          else
-            two = {from_float16(x), from_float16(y)};
-        } else {
-          two.x = element(column, start + (first + t) * v.row);
-          two.y = element(column + 1, start + (first + t) * v.row);
-        }
-      }
-      to[item % kPairs * kByteValues + t] = two;
+    if (pairs == kPairs) return;
+    for (int item = thread; item < kValues; item += kStagers) {
+      const int t = item / kPairs, pair = item % kPairs;
+      if (pair < pairs) continue;
+      const bool taken = t < count && (!valid || valid[t]);
+      const auto element = [&](index_t column) {
+        return !taken || first_column + column >= a.columns() ? 0.0f
+               : first_column + column >= a.n_values
+                   ? 1.0f
+                   : load_element<float>(v.data, start + t * v.row + column, v.element);
+      };
+      to[pair * kByteValues + t] = {element(2 * pair), element(2 * pair + 1)};
     }
   }
-  __device__ float element(index_t column, index_t row) const {
-    return column < a.n_values ? load_element<float>(a.values.data, row + column, a.values.element)
-           : column < a.columns() ? 1.0f
-                                  : 0.0f;
+
+ private:
+  struct Raw {
+    std::uint32_t low, high;
+  };
+  template <class Load, class Convert>
+  __device__ void pairs_of_words(int thread, int count, int pairs, const std::uint8_t* valid,
+                                 Two* to, const Load& load, const Convert& convert) const {
+    constexpr int kEach = (kValues + kStagers - 1) / kStagers;
+    Raw raw[kEach];
+    std::uint8_t taken[kEach];
+    LSHKIT_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const int t = (n * kStagers + thread) / kPairs, pair = (n * kStagers + thread) % kPairs;
+      raw[n] = {0, 0};
+      taken[n] = t < count;
+      if (t < count && pair < pairs) {
+        raw[n] = load(t, 2 * pair);
+        if (valid) taken[n] = valid[t];
+      }
+    }
+    LSHKIT_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const int t = (n * kStagers + thread) / kPairs, pair = (n * kStagers + thread) % kPairs;
+      if (t < kByteChunk && pair < pairs)
+        to[pair * kByteValues + t] = taken[n] ? convert(raw[n]) : Two{0, 0};
+    }
   }
 };
 
@@ -386,7 +396,7 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
         }
         if (last) two = {two.x * a.scale, two.y * a.scale};
         if (both && a.columns() % 2 == 0) {
-          *reinterpret_cast<Two*>(out) = two;
+          store_two(out, two);
         } else {
           out[0] = two.x;
           if (both) out[1] = two.y;
