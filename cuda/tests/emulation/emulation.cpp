@@ -150,6 +150,7 @@ void run_fibre() {
 
 void wait(State state, char& barrier) {
   __tsan_release(&barrier);
+  __tsan_release(&launch_ends);  // which it does here where another thread's error ends it
   set->fibres[current].state = state;
   switch_to(set->fibres[current], scheduler);
   __tsan_acquire(&barrier);
@@ -291,7 +292,12 @@ void launch(const char* name, std::int64_t n_blocks, std::int64_t n_threads,
     volatile unsigned char* bytes = set->shared.data();
     for (std::size_t i = 0; i < shared_bytes; ++i) bytes[i] = 0xff;
     blockIdx.x = unsigned((first_block + n * step) % blocks);
-    run_block(threads, descending);
+    try {
+      run_block(threads, descending);
+    } catch (...) {
+      __tsan_acquire(&launch_ends);
+      throw;
+    }
     ++set->turn;
   }
   __tsan_acquire(&launch_ends);
