@@ -52,14 +52,14 @@ inline int plan_byte_sum(index_t n_hashes, index_t n_buckets, int code_bytes, in
 // Of a group of keys: codes and values.
 struct KeyGroup {
   std::uint32_t word[kByteKeys / 4];
-  FourFloats two[kByteKeys / 2];
+  Quad two[kByteKeys / 2];
 
   template <int Hashes>
   __device__ __forceinline__ void load(const std::uint32_t* words, const Two* values) {
     LSHKIT_UNROLL
     for (int q = 0; q < kByteKeys / 4; ++q) word[q] = words[q * Hashes];
     LSHKIT_UNROLL
-    for (int k = 0; k < kByteKeys / 2; ++k) two[k] = reinterpret_cast<const FourFloats*>(values)[k];
+    for (int k = 0; k < kByteKeys / 2; ++k) two[k] = load_quad(values + 2 * k);
   }
 };
 
@@ -77,8 +77,9 @@ __device__ __forceinline__ void add_group(unsigned char* tables, std::uint32_t l
   for (int k = 0; k < K; ++k) cell[k] = cell_of(group.word[k / 4], low, k % 4);
   LSHKIT_UNROLL
   for (int k = 0; k < K; ++k) {
-    old[k] = *reinterpret_cast<const Two*>(tables + cell[k]);
-    value[k] = {group.two[k / 2].x[k % 2 * 2], group.two[k / 2].x[k % 2 * 2 + 1]};
+    old[k] = load_two(tables + cell[k]);
+    const Quad& two = group.two[k / 2];
+    value[k] = {float_of_bits(two.word[k % 2 * 2]), float_of_bits(two.word[k % 2 * 2 + 1])};
   }
   if (more) next.load<Hashes>(words, values);
   LSHKIT_UNROLL
@@ -169,9 +170,9 @@ struct ByteStage {
                           high01 = select_bytes(word[n][0], word[n][1], 0x7362),
                           high23 = select_bytes(word[n][2], word[n][3], 0x7362);
       // Of hash h: the codes of four keys.
-      reinterpret_cast<FourWords*>(to)[item] = {
-          {select_bytes(low01, low23, 0x5410), select_bytes(low01, low23, 0x7632),
-           select_bytes(high01, high23, 0x5410), select_bytes(high01, high23, 0x7632)}};
+      store_quad(to + 4 * item,
+                 {{select_bytes(low01, low23, 0x5410), select_bytes(low01, low23, 0x7632),
+                   select_bytes(high01, high23, 0x5410), select_bytes(high01, high23, 0x7632)}});
     }
   }
 
@@ -265,7 +266,7 @@ struct QueryCodes {
     if (aligned && hashes == Hashes) {
       LSHKIT_UNROLL
       for (int w = 0; w < Hashes / 4; w += 4) {
-        const FourWords four = *reinterpret_cast<const FourWords*>(row + 4 * w);
+        const Quad four = load_quad(row + 4 * w);
         LSHKIT_UNROLL
         for (int k = 0; k < 4; ++k) word[w + k] = four.word[k];
       }
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
     };
     __syncthreads();
     for (int i = thread; i < Warps * kTableBytes / 16; i += kByteThreads)
-      reinterpret_cast<FourWords*>(memory)[i] = {{0, 0, 0, 0}};
+      store_quad(memory + 16 * i, {{0, 0, 0, 0}});
     if (warp >= Warps && chunks > 0) stage_chunk(0, 0);
     __syncthreads();
     for (index_t chunk = 0; chunk < chunks; ++chunk) {
@@ -370,9 +371,8 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
         const std::uint32_t cell = cell_of(codes.word[h / 4], low[h % 16], h % 4);
         LSHKIT_UNROLL
         for (int p = 0; p < kPairs; ++p) {
-          const Two bucket =
-              *reinterpret_cast<const Two*>(memory + cell + p / (kWarp / Hashes) * kTableBytes +
-                                            8 * (p % (kWarp / Hashes) * Hashes + h / 16 * 16));
+          const Two bucket = load_two(memory + cell + p / (kWarp / Hashes) * kTableBytes +
+                                      8 * (p % (kWarp / Hashes) * Hashes + h / 16 * 16));
           sum[p].x += bucket.x;
           sum[p].y += bucket.y;
         }

@@ -44,14 +44,14 @@ __device__ __forceinline__ void store_codes(const Hash& h, index_t flat, index_t
       if (is_aligned(to, 16)) {
         LSHKIT_UNROLL
         for (int j = 0; j < Count; j += 16) {
-          FourWords four;
+          Quad four;
           LSHKIT_UNROLL
           for (int k = 0; k < 4; ++k) {
             const std::uint32_t* const c = code + j + 4 * k;
             four.word[k] = select_bytes(select_bytes(c[0], c[1], 0x0040),
                                         select_bytes(c[2], c[3], 0x0040), 0x5410);
           }
-          *reinterpret_cast<FourWords*>(to + j) = four;
+          store_quad(to + j, four);
         }
         return;
       }
@@ -60,11 +60,11 @@ __device__ __forceinline__ void store_codes(const Hash& h, index_t flat, index_t
       if (is_aligned(to, 16)) {
         LSHKIT_UNROLL
         for (int j = 0; j < Count; j += 8) {
-          FourWords four;
+          Quad four;
           LSHKIT_UNROLL
           for (int k = 0; k < 4; ++k)
             four.word[k] = select_bytes(code[j + 2 * k], code[j + 2 * k + 1], 0x5410);
-          *reinterpret_cast<FourWords*>(to + j) = four;
+          store_quad(to + j, four);
         }
         return;
       }

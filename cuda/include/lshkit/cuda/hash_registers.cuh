@@ -65,7 +65,7 @@ __device__ __forceinline__ void load_columns(const Hash& h, index_t from, float*
   if (h.n_features == kRegisterColumns && is_aligned(row, 16)) {
     LSHKIT_UNROLL
     for (int i = 0; i < kRegisterColumns; i += kEach) {
-      const FourWords four = *reinterpret_cast<const FourWords*>(row + i);
+      const Quad four = load_quad(row + i);
       LSHKIT_UNROLL
       for (int k = 0; k < kEach; ++k)
         z[i + k] = convert(Raw(sizeof(Raw) == 4 ? four.word[k] : four.word[k / 2] >> k % 2 * 16));

@@ -4,15 +4,16 @@
 
 namespace lshkit::cuda {
 
-struct alignas(16) FourWords {
-  std::uint32_t word[4];
-};
-struct alignas(16) FourFloats {
-  float x[4];
-};
 struct alignas(8) Two {
   float x, y;
 };
+__device__ inline Two load_two(const void* from) {
+#ifdef __CUDACC__
+  return *static_cast<const Two*>(from);
+#else
+  return *static_cast<const Two*>(emulation::aligned(from, sizeof(Two)));
+#endif
+}
 
 // To where 8 bytes are aligned. As one number: of two floats the compiler makes two stores where
 // another branch stores them singly.
@@ -21,7 +22,7 @@ __device__ inline void store_two(float* to, Two two) {
 #ifdef __CUDACC__
   *reinterpret_cast<std::uint64_t*>(to) = bits;
 #else
-  std::memcpy(to, &bits, sizeof bits);
+  std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof bits)), &bits, sizeof bits);
 #endif
 }
 __device__ inline bool is_aligned(const void* p, int bytes) {
