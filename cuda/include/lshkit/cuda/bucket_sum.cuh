@@ -10,10 +10,9 @@
 //
 // Traffic, per token and hash of d = 64 columns in fp32: 256 bytes read and 256 written to add, 256
 // read to query, 768 of shared memory (causal: 1280, a query's numbers are staged to be summed).
-// To that this adds 0.5 bytes in 4 for the codes, 0.25 for the values. Far from that bound: four
-// warps add, each four keys at a time, 25 instructions a token and hash and a wait of about 60
-// clocks for four. Device memory: every slice of columns reads all codes again, n_columns / columns
-// of a block times.
+// To that this adds 0.5 bytes in 4 for the codes, 0.25 for the values. It is far from that bound:
+// four warps add, four keys at a time, and what a warp reads its next four keys wait for. Device
+// memory: every slice of columns reads all codes again, n_columns / columns of a block times.
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
