@@ -3,6 +3,7 @@ import importlib.util
 import pathlib
 import sys
 
+import devices
 import numpy as np
 import pytest
 
@@ -51,6 +52,10 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(before)
 
 
+def pytest_generate_tests(metafunc):
+    devices.parametrize(metafunc)
+
+
 @pytest.fixture
 def cuda_device(monkeypatch):
     """Where CUDA kernels run: a GPU, or the CPU in a build with the emulated ones."""
@@ -65,3 +70,41 @@ def cuda_device(monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     return torch.device("cuda")
+
+
+@pytest.fixture
+def device(request):
+    """Where a test of the suites in devices.py has its tensors: "cpu", and again "cuda"."""
+    if getattr(request, "param", "cpu") == "cpu":
+        yield "cpu"
+        return
+    where = request.getfixturevalue("cuda_device")
+    reason = devices.reason_to_skip(request.node, emulated=where.type == "cpu")
+    if reason:
+        pytest.skip(reason)
+    if where.type == "cpu":
+        yield where
+    else:
+        with devices.on_cuda(where):
+            yield where
+
+
+@pytest.fixture(autouse=True)
+def on_its_device(request):
+    """For the tests that devices.py gives a device without their asking."""
+    if "device" in getattr(getattr(request.node, "callspec", None), "params", ()):
+        request.getfixturevalue("device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A refusal that devices.py lists is a skip, and its message the reason."""
+    try:
+        return (yield)
+    except Exception as error:
+        callspec = getattr(item, "callspec", None)
+        on_cuda = callspec is not None and callspec.params.get("device") == "cuda"
+        message = devices.limit(error) if on_cuda else None
+        if message is None:
+            raise
+        pytest.skip(message)
