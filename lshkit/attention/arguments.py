@@ -149,9 +149,10 @@ def check_device(query: Tensor, estimator: str, window: int) -> None:
             f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
             f"it{hint}"
         )
-    if estimator == "soft" or window:
-        option = 'estimator="soft"' if estimator == "soft" else f"window={window}"
-        raise NotImplementedError(f"{option} has no CUDA kernels yet, got query on {device}")
+    if estimator == "soft":
+        raise NotImplementedError(
+            f'estimator="soft" has no CUDA kernels yet, got query on {device}'
+        )
 
 
 def _check_groups(query: Tensor, key: Tensor) -> None:
