@@ -3,6 +3,8 @@
 set(LSHKIT_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/bucket_table.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/decoding.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu)
 
 set(LSHKIT_HAS_CUDA OFF)

@@ -1,6 +1,5 @@
 // Kept tables as the bindings call them.
 #include "lshkit/cuda/bucket_table.cuh"
-
 #include "lshkit/cuda/bucket_table.hpp"
 #include "lshkit/cuda/runtime.cuh"
 
@@ -44,10 +43,10 @@ void bucket_table_query(const Queue& queue, const T* table, index_t n_hashes, in
   table_query(queue, a);
 }
 
-#define LSHKIT_INSTANTIATE(T)                                                                    \
-  template void bucket_table_add(const Queue&, T*, index_t, index_t, index_t, Codes, const T*,   \
-                                 index_t, index_t, T);                                           \
-  template void bucket_table_query(const Queue&, const T*, index_t, index_t, index_t, Codes,     \
+#define LSHKIT_INSTANTIATE(T)                                                                  \
+  template void bucket_table_add(const Queue&, T*, index_t, index_t, index_t, Codes, const T*, \
+                                 index_t, index_t, T);                                         \
+  template void bucket_table_query(const Queue&, const T*, index_t, index_t, index_t, Codes,   \
                                    index_t, T, T*);
 LSHKIT_INSTANTIATE(float)
 LSHKIT_INSTANTIATE(double)

@@ -13,10 +13,10 @@
 namespace lshkit::cuda {
 
 constexpr int kTableThreads = 256, kTableWarps = kTableThreads / kWarp;
-constexpr int kTableChunk = 1024;        // codes that a block looks at at once
-constexpr int kTableBuckets = 32;        // of a warp, at most: a bit each
-constexpr index_t kTableBlocks = 1024;   // some for every multiprocessor, where buckets suffice
-constexpr int kTableAhead = 4;           // loads of rows that a warp waits for together
+constexpr int kTableChunk = 1024;       // codes that a block looks at at once
+constexpr int kTableBuckets = 32;       // of a warp, at most: a bit each
+constexpr index_t kTableBlocks = 1024;  // some for every multiprocessor, where buckets suffice
+constexpr int kTableAhead = 4;          // loads of rows that a warp waits for together
 
 template <class T>
 struct TableRows {
@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(kTableThreads) table_add_kernel(TableRows<T> a
     const int n = int(least(kTableChunk, a.rows - start));
     __syncthreads();
     for (int i = thread_index(); i < n; i += kTableThreads)
-      codes[i] =
-          std::uint16_t(load_code(a.codes, a.code_bytes, (start + i) * a.n_hashes + hash));
+      codes[i] = std::uint16_t(load_code(a.codes, a.code_bytes, (start + i) * a.n_hashes + hash));
     __syncthreads();
     for (int t = 0; t < n; t += kWarp) {
       const index_t bucket = t + lane < n ? index_t(codes[t + lane]) - first : -1;

@@ -25,8 +25,7 @@ __device__ inline float excess(const Pairs& p, float x, float collisions, float 
   if (Weight == PairWeight::collided || Weight == PairWeight::unbiased) {
     const bool sampled = collisions > 0;
     if (Weight == PairWeight::collided && sampled) return 0 * s;
-    const float slope =
-        power(agreement(x), p.n_bits - 1) * (float(p.n_bits) / kPi) / sine_of(x);
+    const float slope = power(agreement(x), p.n_bits - 1) * (float(p.n_bits) / kPi) / sine_of(x);
     if (Weight == PairWeight::collided || !sampled) return slope * s;
     return (slope - unbiased_slope(x, p.n_bits, float(p.n_hashes))) * s;
   }
@@ -118,8 +117,8 @@ __global__ void __launch_bounds__(kPairThreads) window_kernel(Window window) {
       const index_t i = first + ty + 16 * r, j = start + tx + 16 * c;
       const index_t ahead = p.owner_is_query ? i - j : j - i;  // of the key, the query is
       const bool seen = i < owner.count && j < end && ahead < window.reach &&
-                        -ahead < (p.causal ? 1 : window.reach) &&
-                        p.owner.valid[owner.flat + i] && p.other.valid[other.flat + j];
+                        -ahead < (p.causal ? 1 : window.reach) && p.owner.valid[owner.flat + i] &&
+                        p.other.valid[other.flat + j];
       float w = float_of_bits(kNotSeen);
       if (seen) {
         float s = product[r][c];
@@ -150,9 +149,8 @@ __global__ void __launch_bounds__(kPairThreads) window_kernel(Window window) {
         a[r] = tiles.w[(ty + 16 * r) * kStep + k];
         b[r] = y_tile[k * kStep + tx + 16 * r];
       }
-      each_pair([&](int r, int c) {
-        out[r][c] += bits_of_float(a[r]) == kNotSeen ? 0.0f : a[r] * b[c];
-      });
+      each_pair(
+          [&](int r, int c) { out[r][c] += bits_of_float(a[r]) == kNotSeen ? 0.0f : a[r] * b[c]; });
     }
   }
   each_pair([&](int r, int c) {
