@@ -1,4 +1,5 @@
 // The kernels and what queues them, as C++.
 #include "../../src/attention.cu"
 #include "../../src/bucket_sum.cu"
+#include "../../src/parameters.cu"
 #include "../../src/runtime.cu"
