@@ -126,6 +126,12 @@ def as_codes(name, codes, n_buckets, torch=None, *, cuda=False):
     if not trusted and 0 not in codes.shape:
         # Not every type of tensor has a minimum.
         numbers = codes if torch is None else codes.to(torch.int64)
+        if torch is not None and codes.is_cuda:  # to look would be to wait for the GPU
+            from lshkit.torch_ops.assertions import require
+
+            inside = (numbers >= 0) & (numbers < n_buckets)
+            require(inside, f"{name} must be from 0 to n_buckets - 1 = {n_buckets - 1}")
+            return codes.to(getattr(torch, wanted))
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high >= n_buckets:
             bad = low if low < 0 else high

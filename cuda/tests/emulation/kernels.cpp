@@ -3,4 +3,5 @@
 #include "../../src/bucket_sum.cu"
 #include "../../src/bucket_table.cu"
 #include "../../src/decoding.cu"
+#include "../../src/parameters.cu"
 #include "../../src/runtime.cu"
