@@ -70,6 +70,7 @@ endfunction()
 function(lshkit_cuda_test name)
   add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
   add_executable(${name} cuda/tests/test_kernels.cpp cuda/tests/test_parameters.cpp
+    cuda/tests/test_table_kernels.cpp
     cuda/tests/emulation/kernels.cpp)
   target_include_directories(${name} PRIVATE
     cuda/include cuda/tests/emulation cpp/include cpp/tests)

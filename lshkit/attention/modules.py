@@ -311,6 +311,8 @@ class YosoAttention(nn.Module):
             batch_size,
             dtype=self.out_proj.weight.dtype,
             table_dtype=table_dtype,
+            seed=int(self.hash_seed),
+            device=self.out_proj.weight.device,
             **module_options(self),
         )
 

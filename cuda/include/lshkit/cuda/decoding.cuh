@@ -212,7 +212,9 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
       }
       __syncthreads();
 
-      for (index_t entry = warp; entry < entries; entry += kDecodingWarps * kDecodingAhead) {
+      // Once at least: sums without an entry are zero.
+      for (index_t entry = warp; entry < entries || entry == warp;
+           entry += kDecodingWarps * kDecodingAhead) {
         // A lane's code: of row lane / kDecodingAhead of the tile, entry lane % kDecodingAhead.
         int key_code = 0, query_code = 0;
         float key_weight = 1, query_weight = 1;
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
         for (int t = 0; t < tile && t < (keys > queries ? keys : queries); ++t) {
           const bool adds = t < keys && tile_valid[t];
           TableRow<Sum, Columns> to;
-          float value[Columns], weight[kDecodingAhead];
+          float value[Columns] = {}, weight[kDecodingAhead] = {};
           const auto add = [&] {
             LSHKIT_UNROLL
             for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
