@@ -371,7 +371,7 @@ class BucketTable:
         return (codes if self.device == "cpu" else codes.contiguous()), shape, torch
 
     def _here(self, name, x):
-        """Real numbers as an array, or as a tensor where the table is on CUDA; torch if a tensor."""
+        """Real numbers as an array, or as a tensor where the table is CUDA's; torch if a tensor."""
         torch = checks.torch_of(x=x)
         if self.device == "cpu":
             return _as_numpy(name, x), torch

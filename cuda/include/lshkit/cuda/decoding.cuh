@@ -19,7 +19,7 @@ constexpr int kDecodingSlots = 8;  // rows of queries whose sums the warps keep
 constexpr int kDecodingAhead = 4;  // entries of a warp whose rows are waited for together
 static_assert(2 * kDecodingSlots <= kDecodingWarps, "a warp looks at one row");
 static_assert(kDecodingSlots * kDecodingAhead == kWarp, "a lane keeps one code");
-constexpr index_t kDecodingColumns = 4 * kWarp;  // of a block, at most
+constexpr index_t kDecodingColumns = 2 * kWarp;  // of a block, at most: more take many registers
 
 struct DecodingSide {
   Elements x;
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
         };
         for (int t = 0; t < tile && t < (keys > queries ? keys : queries); ++t) {
           const bool adds = t < keys && tile_valid[t];
-          TableRow<Sum, Columns> to;
+          TableRow<Sum, Columns> to{};
           float value[Columns] = {}, weight[kDecodingAhead] = {};
           const auto add = [&] {
             LSHKIT_UNROLL
@@ -337,9 +337,7 @@ inline void decode(const Queue& queue, Decoding d) {
   const bool half = d.half;
   if (d.n_values <= kWarp)
     return half ? run(decode_kernel<std::uint16_t, 1>, 1) : run(decode_kernel<float, 1>, 1);
-  if (d.n_values <= 2 * kWarp)
-    return half ? run(decode_kernel<std::uint16_t, 2>, 2) : run(decode_kernel<float, 2>, 2);
-  half ? run(decode_kernel<std::uint16_t, 4>, 4) : run(decode_kernel<float, 4>, 4);
+  half ? run(decode_kernel<std::uint16_t, 2>, 2) : run(decode_kernel<float, 2>, 2);
 }
 
 }  // namespace lshkit::cuda
