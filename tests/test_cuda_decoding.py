@@ -111,6 +111,7 @@ def test_the_state_as_a_thing(cuda_device):
 @pytest.mark.parametrize("conv_window", [None, 5])
 def test_module(cuda_device, conv_window):
     options = {"n_bits": 4, "n_hashes": 8, "estimator": "sampled", "seed": 0}
+    torch.manual_seed(0)
     module = YosoAttention(16, 2, conv_window=conv_window, **options).to(cuda_device).eval()
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
     state = module.new_state(2)

@@ -229,13 +229,7 @@ class YosoState:
             self._sums,
             self._counts,
             self.batch_size,
-            self._parameters,
-            torch_ops.FAMILY[self.hasher],
-            self.n_bits,
-            self.n_hashes,
-            self._sharpness,
-            *self.n_probes,
-            torch_ops.NORMALIZE[self.normalize],
+            *self._options,
             query,
             key,
             value,
@@ -431,6 +425,19 @@ class YosoState:
             "tail": self._tail,
         }
         return {name: x for name, x in tensors.items() if x is not None}
+
+    @property
+    def _options(self):
+        """Arguments of the core that are those of the state."""
+        return (
+            self._parameters,
+            torch_ops.FAMILY[self.hasher],
+            self.n_bits,
+            self.n_hashes,
+            self._sharpness,
+            *self.n_probes,
+            torch_ops.NORMALIZE[self.normalize],
+        )
 
     def _given(self) -> dict[str, Tensor]:
         """What makes the codes beside the numbers of _CONFIG."""
