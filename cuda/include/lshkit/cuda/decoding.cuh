@@ -55,6 +55,33 @@ struct Decoding {
   }
 };
 
+// The norm of the numbers at(c), c < columns, by a warp: where its square leaves the range of
+// floats, once more, scaled by the largest.
+template <class At>
+__device__ inline float norm_of_warp(index_t columns, const At& at) {
+  float square = 0;
+  for (index_t c = lane_index(); c < columns; c += kWarp) square += at(c) * at(c);
+  square = warp_sum(square);
+  if (square > 1e-30f && square < 1e30f) return sqrtf(square);
+  std::uint32_t bits = 0;  // of the largest size: infinity is above all numbers, NaN above that
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+    const std::uint32_t size = bits_of_float(at(c)) & 0x7fffffffu;
+    if (size > bits) bits = size;
+  }
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const std::uint32_t size = __shfl_xor_sync(kAllLanes, bits, step);
+    if (size > bits) bits = size;
+  }
+  const float largest = float_of_bits(bits);
+  if (largest == 0 || !is_finite(largest)) return largest;
+  square = 0;
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+    const float a = at(c) / largest;
+    square += a * a;
+  }
+  return largest * sqrtf(warp_sum(square));
+}
+
 __device__ inline float load_sum(const float* p) { return *p; }
 __device__ inline float load_sum(const std::uint16_t* p) { return from_float16(*p); }
 // Returns what has been stored.
@@ -137,7 +164,7 @@ __device__ __forceinline__ void finish_row(const Decoding& d, float* sums, index
   if (d.normalize == Normalize::l2) {
     LSHKIT_UNROLL
     for (int c = 0; c < Columns; ++c) sums[c * kWarp + lane] = total[c];  // read by this lane alone
-    const float length = warp_norm(d.n_values, [&](index_t c) { return sums[c]; });
+    const float length = norm_of_warp(d.n_values, [&](index_t c) { return sums[c]; });
     none = length <= kSmallestNorm;
     scale = 1 / length;
   } else if (d.normalize == Normalize::sum) {
@@ -205,7 +232,7 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
             batch * x.batch + (of_key ? head : query_head(slot)) * x.head + row * x.row;
         bool takes_part = !of_key || !d.key_mask || d.key_mask[batch * d.mask_stride + row];
         if (takes_part)
-          takes_part = is_finite(warp_norm(d.n_features, [&](index_t c) {
+          takes_part = is_finite(norm_of_warp(d.n_features, [&](index_t c) {
             return load_element<float>(x.data, from + c, x.element);
           }));
         if (lane == 0) tile_valid[warp] = takes_part;
