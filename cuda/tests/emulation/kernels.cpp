@@ -5,3 +5,6 @@
 #include "../../src/decoding.cu"
 #include "../../src/parameters.cu"
 #include "../../src/runtime.cu"
+#include "../../src/soft_attention.cu"
+#include "../../src/soft_hash.cu"
+#include "../../src/weighted_bucket_sum.cu"
