@@ -82,6 +82,7 @@ struct NormalizeRows {
   const std::uint8_t* valid = nullptr;  // by row: 0 gives a row of NaN
   Elements out;
   void* data = nullptr;
+  float* divisors = nullptr;  // (rows), or null: what each was divided by
 };
 
 LSHKIT_KERNEL void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a) {
@@ -89,16 +90,17 @@ LSHKIT_KERNEL void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows
   if (row >= a.batch * a.heads * a.n_rows) return;
   const index_t flat = row / a.n_rows, i = row % a.n_rows;
   const float* const sums = a.sums + row * (a.columns + a.counts);
-  float scale = 1;
+  float divisor = 1;
   bool none = false;
   if (a.normalize == Normalize::l2) {
-    const float length = warp_norm(a.columns, [&](index_t c) { return sums[c]; });
-    none = length <= kSmallestNorm;
-    scale = 1 / length;
+    divisor = warp_norm(a.columns, [&](index_t c) { return sums[c]; });
+    none = divisor <= kSmallestNorm;
   } else if (a.normalize == Normalize::sum) {
-    none = vanishes(sums[a.columns]);
-    scale = 1 / sums[a.columns];
+    divisor = sums[a.columns];
+    none = vanishes(divisor);
   }
+  const float scale = 1 / divisor;
+  if (a.divisors && lane_index() == 0) a.divisors[row] = divisor;
   const bool valid = !a.valid || a.valid[row];
   const index_t to = flat / a.heads * a.out.batch + flat % a.heads * a.out.head + i * a.out.row;
   for (index_t c = lane_index(); c < a.columns; c += kWarp)
