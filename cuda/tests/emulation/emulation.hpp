@@ -6,8 +6,8 @@
 // thread never reaches, a shuffle of a warp of which some lanes have returned, lanes of a warp that
 // wait for each other in different functions, a launch beyond what a GPU takes. With
 // -fsanitize=thread the fibres are threads to the sanitizer, which barriers alone put in order: a
-// missing barrier is a data race, and so are two blocks that follow each other and write to one
-// place. With -fsanitize=address each piece of scratch ends where it ends.
+// missing barrier is a data race, and so are two blocks, of an even and of an odd number, that write
+// to one place. With -fsanitize=address each piece of scratch ends where it ends.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
