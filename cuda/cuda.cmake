@@ -3,7 +3,10 @@
 set(LSHKIT_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu)
+  ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/soft_attention.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/soft_hash.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/weighted_bucket_sum.cu)
 
 set(LSHKIT_HAS_CUDA OFF)
 # The C++ tests run the kernels on the host and have no use for a GPU's.

@@ -4,7 +4,6 @@ import torch
 
 from lshkit import _C, hashing
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -13,6 +12,7 @@ from lshkit.torch_ops.library import (
     new_gradient,
     no_second_derivative,
     nothing_to_save,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -113,8 +113,8 @@ def _soft_hash_backward(
     return grad_x.to(x.dtype), grad_sharpness, grad_parameters
 
 
-LIBRARY.impl("soft_hash", _soft_hash, "CPU")
-LIBRARY.impl("soft_hash_backward", _soft_hash_backward, "CPU")
+register_kernel("soft_hash", _soft_hash)
+register_kernel("soft_hash_backward", _soft_hash_backward)
 
 
 @fake("soft_hash")

@@ -179,6 +179,7 @@ struct NormalizeRows : RowGrid {
   const std::uint8_t* valid = nullptr;  // by row: 0 gives a row of NaN
   Elements out;
   void* data = nullptr;
+  float* divisors = nullptr;  // (rows), or null: what each was divided by
 };
 
 template <bool Eights>
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
     const auto load = [&](index_t first, float* x) {
       r.load(a.sums, Element::float32, from, first, x);
     };
-    float x[kHeld], scale = 1, square = 0;
+    float x[kHeld], divisor = 1, square = 0;
     bool none = false;
     for (index_t first = 0; first < a.columns; first += r.step()) {
       load(first, x);
@@ -197,14 +198,14 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
       for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
     }
     if (a.normalize == Normalize::l2) {
-      const float length = r.norm(square, load);
-      none = length <= kSmallestNorm;
-      scale = 1 / length;
+      divisor = r.norm(square, load);
+      none = divisor <= kSmallestNorm;
     } else if (a.normalize == Normalize::sum && r.exists()) {
-      const float sum = a.sums[from + a.columns];
-      none = vanishes(sum);
-      scale = 1 / sum;
+      divisor = a.sums[from + a.columns];
+      none = vanishes(divisor);
     }
+    const float scale = 1 / divisor;
+    if (a.divisors && r.exists() && r.lane == 0) a.divisors[r.row()] = divisor;
     const bool valid = !a.valid || !r.exists() || a.valid[r.row()];
     for (index_t first = 0; first < a.columns; first += r.step()) {
       if (!r.in_registers()) load(first, x);
