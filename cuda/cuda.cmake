@@ -3,6 +3,9 @@
 set(LSHKIT_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/bucket_table.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/decoding.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/parameters.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/soft_attention.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/soft_hash.cu
@@ -69,7 +72,8 @@ endfunction()
 # The kernels as C++, in a program of their own tests.
 function(lshkit_cuda_test name)
   add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
-  add_executable(${name} cuda/tests/test_kernels.cpp cuda/tests/test_rows.cpp
+  add_executable(${name} cuda/tests/test_kernels.cpp cuda/tests/test_parameters.cpp
+    cuda/tests/test_rows.cpp cuda/tests/test_table_kernels.cpp
     cuda/tests/emulation/kernels.cpp)
   target_include_directories(${name} PRIVATE
     cuda/include cuda/tests/emulation cpp/include cpp/tests)

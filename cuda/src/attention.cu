@@ -3,13 +3,14 @@
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
 // the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
-// codes alone.
+// codes alone. A near window has the forward keep unit vectors too.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_gradient.cuh"
 #include "lshkit/cuda/bucket_sum.cuh"
 #include "lshkit/cuda/pairs.cuh"
 #include "lshkit/cuda/rows.cuh"
 #include "lshkit/cuda/runtime.cuh"
+#include "lshkit/cuda/window.cuh"
 
 namespace lshkit::cuda {
 namespace {
@@ -30,11 +31,6 @@ struct Problem {
   index_t sum_columns() const { return s.n_values + counts(); }
   Side query_side() const { return {s.n_queries, s.heads, 1, s.query_starts}; }
   Side key_side() const { return {s.n_keys, key_heads(), group(), s.key_starts}; }
-
-  void check() const {
-    if (options.window > 0)
-      throw std::runtime_error("lshkit: the near window has no CUDA kernel yet");
-  }
 };
 
 // Of queries or of keys. unit: with the unit vectors themselves.
@@ -255,6 +251,56 @@ void pair_gradients(const Problem& p, const BackwardScratch& b, PairWeight weigh
   }
 }
 
+// A sum over the pairs of the near window, all but its weight, y and out.
+Window window_of(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+                 Codes query_codes, Codes key_codes, index_t n_hashes, bool owner_is_query) {
+  Window w;
+  w.reach = p.options.window;
+  w.pairs = pairs_of(p, query, key, n_bits, owner_is_query);
+  (owner_is_query ? w.pairs.owner : w.pairs.other).codes = query_codes.data;
+  (owner_is_query ? w.pairs.other : w.pairs.owner).codes = key_codes.data;
+  w.pairs.code_bytes = query_codes.bytes;
+  w.pairs.n_hashes = n_hashes;
+  return w;
+}
+void add_window_sums(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+                     Codes query_codes, Codes key_codes, index_t n_hashes, float* sums) {
+  if (p.options.window <= 0) return;
+  Window w = window_of(p, query, key, n_bits, query_codes, key_codes, n_hashes, true);
+  w.pairs.weight = PairWeight::probability;
+  w.pairs.y = Elements(p.in.value);
+  w.pairs.y_columns = p.s.n_values;
+  w.pairs.counts = p.counts();
+  w.pairs.out = sums;
+  add_window(p.queue, w, p.sequences());
+}
+// To the gradients of the values or, once these are complete, of the unit vectors.
+void add_window_values(const Problem& p, const BackwardScratch& b, int n_bits, Codes query_codes,
+                       Codes key_codes, index_t n_hashes) {
+  if (p.options.window <= 0) return;
+  Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, false);
+  w.pairs.weight = PairWeight::probability;
+  w.pairs.y = sums_as_elements(p, b.sums);
+  w.pairs.y_columns = p.s.n_values;
+  w.pairs.out = b.value_grad;
+  add_window(p.queue, w, p.sequences());
+}
+void add_window_gradients(const Problem& p, const BackwardScratch& b, PairWeight weight, int n_bits,
+                          Codes query_codes, Codes key_codes, index_t n_hashes) {
+  if (p.options.window <= 0) return;
+  for (const bool of_query : {true, false}) {
+    Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, of_query);
+    (of_query ? w.pairs.owner : w.pairs.other).factor = sums_as_elements(p, b.sums);
+    w.pairs.weight = weight;
+    w.pairs.bias = p.counts() ? b.bias : nullptr;
+    w.pairs.y = of_query ? rows_of(b.key.unit, p.key_heads(), p.s.n_keys, p.s.n_features)
+                         : rows_of(b.query.unit, p.s.heads, p.s.n_queries, p.s.n_features);
+    w.pairs.y_columns = p.s.n_features;
+    w.pairs.out = of_query ? b.query_grad : b.key_grad;
+    add_window(p.queue, w, p.sequences());
+  }
+}
+
 // From those of the unit vectors.
 void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
                              const AttentionGradients<float>& to) {
@@ -301,9 +347,10 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      AttentionInputs<float> in, Output<float> out, void* query_codes,
                      void* key_codes, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
-  const UnitVectors query(cut, p.queries(), 0), key(cut, p.keys(), 0);
+  const bool near = options.window > 0;
+  const index_t unit_columns = near ? shape.n_features : 0;
+  const UnitVectors query(cut, p.queries(), unit_columns), key(cut, p.keys(), unit_columns);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
   if (!scratch) return cut.used();
 
@@ -314,12 +361,14 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
        shape.n_features, query_codes);
   hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys, shape.n_features,
        key_codes);
-  fill(p, query, true, false);
-  fill(p, key, false, false);
+  fill(p, query, true, near);
+  fill(p, key, false, near);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const BucketSum<float> sum = sum_of(p, {query_codes, code_bytes}, {key_codes, code_bytes},
                                       functions.n_bits, functions.n_hashes, key, sums);
   bucket_sum(queue, sum, p.sequences(), shared_limit(queue));
+  add_window_sums(p, query, key, functions.n_bits, {query_codes, code_bytes},
+                  {key_codes, code_bytes}, functions.n_hashes, sums);
   finish_output(p, sums, query, out);
   return cut.used();
 }
@@ -329,7 +378,6 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                       AttentionGradients<float> gradients, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
   const BackwardScratch b(cut, p);
   const bool by_buckets = options.gradient == Gradient::lower_bound;
@@ -342,18 +390,23 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   fill(p, b.key, false, true);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
-  if (options.normalize != Normalize::none) bucket_sum(queue, sum, p.sequences(), limit);
+  if (options.normalize != Normalize::none) {
+    bucket_sum(queue, sum, p.sequences(), limit);
+    add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
+  }
   sums_backward(p, b, gradients.out);
   bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
+  add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
   finish_values(p, b, gradients.value);
-  if (by_buckets) {
+  const PairWeight weight = by_buckets                               ? PairWeight::lower_bound
+                            : options.gradient == Gradient::collided ? PairWeight::collided
+                            : options.gradient == Gradient::unbiased ? PairWeight::unbiased
+                                                                     : PairWeight::expected;
+  if (by_buckets)
     lower_bound(p, b, sort, n_bits, sort_bits, query_codes, key_codes, n_hashes);
-  } else {
-    const PairWeight weight = options.gradient == Gradient::collided   ? PairWeight::collided
-                              : options.gradient == Gradient::unbiased ? PairWeight::unbiased
-                                                                       : PairWeight::expected;
+  else
     pair_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
-  }
+  add_window_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }
@@ -362,7 +415,6 @@ index_t expected_forward(const Queue& queue, const AttentionShape& shape,
                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                          Output<float> out, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
   const UnitVectors query(cut, p.queries(), shape.n_features), key(cut, p.keys(), shape.n_features);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
@@ -380,7 +432,6 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
                           const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                           AttentionGradients<float> gradients, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
   const BackwardScratch b(cut, p);
   if (!scratch) return cut.used();

@@ -13,6 +13,7 @@ from lshkit.attention.arguments import (
     check_tensors,
     check_word,
     key_padding_mask,
+    on_device,
     packed_starts,
     seed_tensor,
     sharpness_tensor,
@@ -121,12 +122,15 @@ def yoso_attention(
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
-            a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
-            fixes it.
+            a fresh seed from torch's generator of the device, so that a CUDA graph draws anew at
+            each replay; an int >= 0 or an int64 tensor of one element fixes it. A tensor on CUDA is
+            not read: it is taken as its 64 bits. Only "hyperplane", whose numbers the CPU draws,
+            reads it, and copies them at each call: that cannot be captured in a CUDA graph.
         cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone; "auto"
-            goes by the mean length, for all of them. Equal numbers are an empty sequence.
+            goes by the mean length, for all of them. Equal numbers are an empty sequence. On CUDA
+            the values are not looked at: rows of no sequence have results without a meaning.
         cu_seqlens_k: the same for the keys, where it differs.
         n_probes: of "soft", buckets a row belongs to, of queries and keys or `(queries, keys)`, 1
             to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
@@ -147,7 +151,7 @@ def yoso_attention(
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
-            row is longer than sqrt(lift_scale).
+            row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
             its kernels, have no `window` and no "soft"; `precision` and `gradient_rank` do not
             apply, all is computed in full there.
@@ -178,7 +182,8 @@ def yoso_attention(
     check_device(query, estimator, window)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
-        check_lift_scale(lift_scale, heads, is_causal and unit_norm == "lift")
+        auto_fails = is_causal and unit_norm == "lift"
+        check_lift_scale(lift_scale, heads, auto_fails, query.device)
     if projections is not None:
         check_learnable("projections", estimator, hasher)
         key_heads = 1 if key.dim() == 3 else key.shape[-3]
@@ -186,7 +191,7 @@ def yoso_attention(
         sizes = key_heads, n_features, n_bits, n_hashes
         projections = plane_rows(projections, *sizes, query.device)
     if seed is not None:  # None is drawn only where it is used
-        seed = seed_tensor(seed, query.device.type)
+        seed = seed_tensor(seed, query.device, hasher)
 
     shape = query.shape
     key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
@@ -220,15 +225,16 @@ def yoso_attention(
     else:
         family = torch_ops.FAMILY[hasher]
         if seed is None and projections is None:
-            seed = seed_tensor(None)
+            seed = seed_tensor(None, query.device, hasher)
         rotation = None
         if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
-            rotation = rotation.to(query.device)
+            rotation = on_device(rotation, query.device)
         parameters = projections
         if parameters is None:
             sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-            parameters = torch_ops.hash_parameters(seed, *sizes, family).to(query.device)
+            parameters = torch_ops.hash_parameters(seed, *sizes, family)
+            parameters = on_device(parameters, query.device)
         hash_options = family, n_bits, n_hashes
         if estimator == "soft":
             out, *_ = torch_ops.soft_attention(

@@ -8,7 +8,10 @@ from lshkit.attention.decoding import YosoState, sharpness_values
 
 
 def module_options(module) -> dict:
-    """The arguments of the state that stands for a module's causal forward in eval mode."""
+    """The arguments of the state that stands for a module's causal forward in eval mode.
+
+    All but the seed, which may be on a GPU.
+    """
     if module.estimator not in ("sampled", "auto", "soft"):
         raise ValueError(
             f"estimator must be 'sampled', 'auto' or 'soft' to decode step by step, "
@@ -29,7 +32,6 @@ def module_options(module) -> dict:
         "normalize": module.normalize,
         "unit_norm": module.unit_norm,
         "conv_window": module.conv_window,
-        "seed": int(module.hash_seed),
     }
     if module.estimator == "soft":
         probes = check_probes(module.n_probes, module.n_bits)
@@ -57,16 +59,31 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
                 words = "the module's learned" if wanted is not None else "no"
                 raise ValueError(f"state must have {words} projections: make it by new_state")
         elif getattr(state, name) != wanted:
-            raise ValueError(
-                f"state must have the module's {name}={wanted!r}, has {getattr(state, name)!r}"
-            )
-    if torch.is_autocast_enabled("cpu"):
+            raise _other(name, wanted, getattr(state, name))
+    _check_seed(module.hash_seed, state)
+    if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
     out = state.prefill(query, key, value, mask)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         values = torch.cat((state._tail, value), -2)
-        state._tail = values[:, :, values.shape[2] - state._tail.shape[2] :].clone()
+        # Into the same memory, where a CUDA graph will find it again.
+        state._tail.copy_(values[:, :, values.shape[2] - state._tail.shape[2] :])
         out = out + module.conv(values)
     return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def _check_seed(seed, state) -> None:
+    """Reads the module's seed again only where it may have changed: on a GPU that is a wait."""
+    seen = None
+    if not seed.is_cpu and not seed.is_inference():
+        seen = seed.data_ptr(), seed._version
+    if seen is None or state._seed_seen != seen:
+        if int(seed) != state.seed:
+            raise _other("seed", int(seed), state.seed)
+        state._seed_seen = seen
+
+
+def _other(name, wanted, has) -> ValueError:
+    return ValueError(f"state must have the module's {name}={wanted!r}, has {has!r}")

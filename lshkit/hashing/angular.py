@@ -38,6 +38,25 @@ class _AngularFamily(HashFamily):
         shapes = {"parameters": (1, *parameter_shape(self.family, *sizes))}
         self._restore_numbers(arrays, shapes, np.float32)
 
+    def _parameters_beside(self, x):
+        """As a tensor on the device of x, a tensor too. Copied to a GPU once: a copy from the CPU
+        waits for all that is queued there, and cannot be captured in a CUDA graph."""
+        import torch
+
+        parameters = torch.from_numpy(self.parameters)
+        if type(x) is not torch.Tensor or not x.is_cuda or torch.compiler.is_compiling():
+            return parameters.to(x.device)
+        copies = self.__dict__.setdefault("_copies", {})
+        copied_from, copy = copies.get(x.device, (None, None))
+        if copied_from is not self.parameters:
+            with torch.inference_mode(False):  # else no use in a backward pass
+                copy = parameters.to(x.device)
+            copies[x.device] = self.parameters, copy
+        return copy
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_copies"}
+
     @property
     def n_buckets(self):
         """Number of different codes, 2^n_bits."""
@@ -68,8 +87,7 @@ class _AngularFamily(HashFamily):
             from lshkit import torch_ops
 
             x = x.reshape(1, 1, -1, self.n_features)
-            parameters = torch.from_numpy(self.parameters).to(x.device)
-            return torch_ops.hash(x, parameters, *options).reshape(shape)
+            return torch_ops.hash(x, self._parameters_beside(x), *options).reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
             with np.errstate(over="ignore"):  # beyond float32 is infinity
