@@ -59,19 +59,29 @@ struct LinearBucket {
     }
     __syncwarp();
   }
-  // sum += factor M
-  __device__ void apply(float (&sum)[8][4], SharedAddress rows) const {
+  // sum += factor M, columns [32 half, 32 half + 32)
+  __device__ void apply(float (&sum)[4][4], SharedAddress rows, int half) const {
     LSHKIT_UNROLL
     for (int k = 0; k < 4; ++k) {
       std::uint32_t a[4];
       load_fragment<false>(a, rows, lane, k);
       LSHKIT_UNROLL
-      for (int n = 0; n < 4; ++n) {
+      for (int n = 0; n < 2; ++n) {
         std::uint32_t b[4];
-        load_fragment<false>(b, product + n * kTileBytes, lane, k);
+        load_fragment<false>(b, product + (2 * half + n) * kTileBytes, lane, k);
         multiply<E>(sum[2 * n], a, b[0], b[2]);
         multiply<E>(sum[2 * n + 1], a, b[1], b[3]);
       }
+    }
+  }
+  // Rows `first` on of a bucket, whose factors and a free tile are those of a stage.
+  __device__ void write(const MatrixRows& r, int stage, int first, int positions) const {
+    const TileWriter<E> to{r, lane, unit(stage), positions, first, 0, it.scale * up};
+    LSHKIT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float sum[4][4] = {};
+      apply(sum, factor(stage), half);
+      to.put(sum, half);
     }
   }
 
@@ -91,6 +101,7 @@ struct LinearBucket {
         copy_tile<Unit, true>(r, positions[s], s * kTileRows, 0, lane, unit(s), factor(s));
       end_copies();
     }
+    LSHKIT_KEEP_LOOP
     for (int first = 0, stage = 0; first < r.count; first += kTileRows) {
       wait_for_copies<kStages - 2>();
       __syncwarp();
@@ -117,15 +128,11 @@ struct LinearBucket {
     clear(m);
     stream<true>(it.queries, [&](int stage, int first, int positions) {
       accumulate(m, stage);
-      float sum[8][4] = {};
-      apply(sum, factor(stage));
-      store_tile<E>(sum, it.scale * up, it.queries, positions, first, 0, lane, factor(stage));
+      write(it.queries, stage, first, positions);
     });
     store_product(m);
     stream<false>(it.keys, [&](int stage, int first, int positions) {
-      float sum[8][4] = {};
-      apply(sum, factor(stage));
-      store_tile<E>(sum, it.scale * up, it.keys, positions, first, 0, lane, factor(stage));
+      write(it.keys, stage, first, positions);
     });
   }
 
@@ -172,13 +179,15 @@ struct LinearBucket {
       load(own, first, false, 1);
       wait_for_copies<0>();
       __syncwarp();
-      float sum[8][4] = {};
+      float sum[2][4][4] = {};
       if (taken > 0) {
-        apply(sum, factor(1));
+        LSHKIT_UNROLL
+        for (int half = 0; half < 2; ++half) apply(sum[half], factor(1), half);
         if (E == Element::float16) {
           LSHKIT_UNROLL
-          for (int n = 0; n < 8; ++n) LSHKIT_UNROLL
-          for (int c = 0; c < 4; ++c) sum[n][c] *= up;
+          for (int half = 0; half < 2; ++half) LSHKIT_UNROLL
+          for (int n = 0; n < 4; ++n) LSHKIT_UNROLL
+          for (int c = 0; c < 4; ++c) sum[half][n][c] *= up;
         }
       }
       const int own_row = first + lane_index() % kTileRows;
@@ -202,9 +211,13 @@ struct LinearBucket {
           return first + row < own.count && other_first + column < other.count &&
                  (of_queries ? of_other <= at : at <= of_other);
         });
-        multiply_unit<E>(sum, weights, unit(0), lane);
+        LSHKIT_UNROLL
+        for (int half = 0; half < 2; ++half)
+          multiply_unit<E>(sum[half], weights, unit(0), lane, half);
       }
-      store_tile<E>(sum, it.scale, own, positions, first, 0, lane, factor(1));
+      const TileWriter<E> to{own, lane, unit(1), positions, first, 0, it.scale};
+      LSHKIT_UNROLL
+      for (int half = 0; half < 2; ++half) to.put(sum[half], half);
     }
   }
 };
@@ -212,16 +225,17 @@ struct LinearBucket {
 template <Element E, bool Causal>
 __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(MatrixGradient p) {
   LSHKIT_SHARED_MEMORY(memory);
-  const index_t item = block_index() * kLinearWarps + warp_index();
+  const index_t item = block_index() * kLinearWarps + uniform(warp_index());
   if (item >= p.items()) return;
   MatrixItem it = MatrixItem::of<E>(p, item);
   const TileLane lane;
-  const SharedAddress own = shared_address(memory) + warp_index() * kLinearWarpBytes;
+  const SharedAddress own = shared_address(memory) + uniform(warp_index()) * kLinearWarpBytes;
   const std::int32_t *const query_order = it.queries.order, *const key_order = it.keys.order;
+  LSHKIT_KEEP_LOOP
   for (int b = 0; b < it.buckets; ++b) {
-    const int q0 = it.queries.starts[b], k0 = it.keys.starts[b];
-    it.queries.count = it.queries.starts[b + 1] - q0;
-    it.keys.count = it.keys.starts[b + 1] - k0;
+    const int q0 = uniform(it.queries.starts[b]), k0 = uniform(it.keys.starts[b]);
+    it.queries.count = uniform(it.queries.starts[b + 1]) - q0;
+    it.keys.count = uniform(it.keys.starts[b + 1]) - k0;
     it.queries.order = query_order + q0;
     it.keys.order = key_order + k0;
     if (it.queries.count == 0 || it.keys.count == 0 || few(it.queries.count, it.keys.count))

@@ -17,11 +17,11 @@ __device__ inline void store_zeros(const MatrixRows& r, const TileLane& lane) {
 template <Element E>
 __global__ void __launch_bounds__(kPairWarps* kWarp) bucket_pairs_kernel(MatrixGradient p) {
   LSHKIT_SHARED_MEMORY(memory);
-  const index_t item = block_index() * kPairWarps + warp_index();
+  const index_t item = block_index() * kPairWarps + uniform(warp_index());
   if (item >= p.items()) return;
   const int l = lane_index();
   const TileLane lane;
-  const SharedAddress tiles = shared_address(memory) + warp_index() * kPairWarpBytes;
+  const SharedAddress tiles = shared_address(memory) + uniform(warp_index()) * kPairWarpBytes;
   const auto tile = [&](int array, int i) { return tiles + (2 * array + i) * kTileBytes; };
   enum { kGrad, kValue, kQuery, kKey };
 
@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kPairWarps* kWarp) bucket_pairs_kernel(MatrixG
     key_next = l < k.count ? k.order[l] : 0;
   };
   take(0);
+  LSHKIT_KEEP_LOOP
   for (int b = 0; b < it.buckets; ++b) {
     const MatrixRows queries = q, keys = k;
     const int qi = query_next, ki = key_next;
@@ -101,24 +102,36 @@ __global__ void __launch_bounds__(kPairWarps* kWarp) bucket_pairs_kernel(MatrixG
     LSHKIT_UNROLL
     for (int i = 0; i < 2; ++i) {
       if (16 * i >= queries.count) continue;
-      float sum[8][4] = {};
+      const TileWriter<E> to{queries, lane, tile(kGrad, i), qi, 16 * i, 16 * i, it.scale};
       LSHKIT_UNROLL
-      for (int j = 0; j < 2; ++j)
-        if (16 * j < keys.count) multiply_unit<E>(sum, weights[i][j], tile(kKey, j), lane);
-      store_tile<E>(sum, it.scale, queries, qi, 16 * i, 16 * i, lane, tile(kGrad, i));
+      for (int half = 0; half < 2; ++half) {
+        float sum[4][4] = {};
+        LSHKIT_UNROLL
+        for (int j = 0; j < 2; ++j)
+          if (16 * j < keys.count) multiply_unit<E>(sum, weights[i][j], tile(kKey, j), lane, half);
+        to.put(sum, half);
+      }
     }
     LSHKIT_UNROLL
     for (int j = 0; j < 2; ++j) {
       if (16 * j >= keys.count) continue;
-      float sum[8][4] = {};
+      std::uint32_t turned[2][4];
       LSHKIT_UNROLL
       for (int i = 0; i < 2; ++i) {
-        if (16 * i >= queries.count) continue;
-        const std::uint32_t turned[4] = {transpose(weights[i][j][0]), transpose(weights[i][j][2]),
-                                         transpose(weights[i][j][1]), transpose(weights[i][j][3])};
-        multiply_unit<E>(sum, turned, tile(kQuery, i), lane);
+        turned[i][0] = transpose(weights[i][j][0]);
+        turned[i][1] = transpose(weights[i][j][2]);
+        turned[i][2] = transpose(weights[i][j][1]);
+        turned[i][3] = transpose(weights[i][j][3]);
       }
-      store_tile<E>(sum, it.scale, keys, ki, 16 * j, 16 * j, lane, tile(kValue, j));
+      const TileWriter<E> to{keys, lane, tile(kValue, j), ki, 16 * j, 16 * j, it.scale};
+      LSHKIT_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float sum[4][4] = {};
+        LSHKIT_UNROLL
+        for (int i = 0; i < 2; ++i)
+          if (16 * i < queries.count) multiply_unit<E>(sum, turned[i], tile(kQuery, i), lane, half);
+        to.put(sum, half);
+      }
     }
   }
 }

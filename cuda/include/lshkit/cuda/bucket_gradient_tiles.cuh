@@ -66,6 +66,14 @@ struct MatrixRows {
   __device__ int position(int row) const { return order[row]; }
 };
 
+// What is the same in all lanes, said so that the compiler knows.
+__device__ inline int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
+
+// Of numbers that are seldom beyond 32 bits.
+__device__ inline index_t quotient(index_t a, index_t b) {
+  return ((a | b) >> 32) == 0 ? index_t(std::uint32_t(a) / std::uint32_t(b)) : a / b;
+}
+
 struct MatrixItem {
   MatrixRows queries, keys;
   int buckets;  // of the run
@@ -74,9 +82,11 @@ struct MatrixItem {
   template <Element E>
   __device__ static MatrixItem of(const MatrixGradient& p, index_t item) {
     const GroupSort& s = p.sort;
-    const index_t runs = p.runs(), rest = item / runs, first = item % runs * p.run;
-    const index_t tile = rest % p.factor_tiles, slot = rest / p.factor_tiles % p.slots;
-    const index_t local = rest / p.factor_tiles / p.slots;  // of the sequences of p's units
+    const index_t runs = p.runs(), rest = quotient(item, runs), first = (item - rest * runs) * p.run;
+    const index_t hash_tiles = quotient(rest, p.factor_tiles);
+    const index_t tile = rest - hash_tiles * p.factor_tiles;
+    const index_t local = quotient(hash_tiles, p.slots);  // of the sequences of p's units
+    const index_t slot = hash_tiles - local * p.slots;
     const index_t task = p.first_unit * s.sequences + local;
     MatrixItem it;
     it.buckets = int(least(p.run, s.buckets() - first));
@@ -119,44 +129,46 @@ __device__ inline void copy_tile(const MatrixRows& r, int positions, int first, 
   }
 }
 
-// Writes a tile of sums, rows `first` to first + 15 of a bucket, through `stage`, a tile that the
-// warp has no other use for.
+// Writes 16 rows of sums, `first` to first + 15 of a bucket, 32 columns after 32, through `stage`,
+// a tile that the warp has no other use for.
 template <Element E>
-__device__ inline void store_tile(const float (&sum)[8][4], float scale, const MatrixRows& r,
-                                  int positions, int first, int from, const TileLane& lane,
-                                  SharedAddress stage) {
-  constexpr bool kWide = E == Element::float16;
-  const int t = lane_index() % 4, g = lane_index() / 4;
-  LSHKIT_UNROLL
-  for (int part = 0; part < (kWide ? 2 : 1); ++part) {
-    __syncwarp();
-    if (kWide) {
-      const int own = g * 128 + ((t / 2) ^ g) * 16 + t % 2 * 8;
-      LSHKIT_UNROLL
-      for (int n = 0; n < 4; ++n) {
-        const float* const x = sum[4 * part + n];
-        store_shared(stage + (own ^ (n * 32)), x[0] * scale, x[1] * scale);
-        store_shared(stage + 1024 + (own ^ (n * 32)), x[2] * scale, x[3] * scale);
-      }
-    } else {
-      LSHKIT_UNROLL
-      for (int n = 0; n < 8; ++n) {
-        const float* const x = sum[n];
-        store_shared(stage + (lane.sum ^ (n * 16)), pack<E>(x[0] * scale, x[1] * scale));
-        store_shared(stage + 1024 + (lane.sum ^ (n * 16)), pack<E>(x[2] * scale, x[3] * scale));
+struct TileWriter {
+  static constexpr bool kWide = E == Element::float16;
+  const MatrixRows& r;
+  const TileLane& lane;
+  SharedAddress stage;
+  int positions, first, from;  // as of copy_tile
+  float scale;
+
+  // The first half, then the second.
+  __device__ void put(const float (&sum)[4][4], int half) const {
+    if (kWide || half == 0) __syncwarp();
+    const int t = lane_index() % 4, g = lane_index() / 4;
+    const int wide = g * 128 + ((t / 2) ^ g) * 16 + t % 2 * 8, narrow = lane.sum ^ (half * 64);
+    LSHKIT_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      const float* const x = sum[n];
+      if (kWide) {
+        store_shared(stage + (wide ^ (n * 32)), x[0] * scale, x[1] * scale);
+        store_shared(stage + 1024 + (wide ^ (n * 32)), x[2] * scale, x[3] * scale);
+      } else {
+        store_shared(stage + (narrow ^ (n * 16)), pack<E>(x[0] * scale, x[1] * scale));
+        store_shared(stage + 1024 + (narrow ^ (n * 16)), pack<E>(x[2] * scale, x[3] * scale));
       }
     }
+    if (!kWide && half == 0) return;
     __syncwarp();
     LSHKIT_UNROLL
     for (int step = 0; step < 4; ++step) {
       const int row = 4 * step + lane.row;
       const index_t at = __shfl_sync(kAllLanes, positions, from + row);
       if (first + row < r.count)
-        store_streaming(r.out + at * kContributionBytes<E> + part * 128 + lane.piece * 16,
-                        load_shared(stage + lane.move(step)));
+        store_streaming(
+            r.out + at * kContributionBytes<E> + (kWide ? half * 128 : 0) + lane.piece * 16,
+            load_shared(stage + lane.move(step)));
     }
   }
-}
+};
 
 // sum += factor of one side . factor of the other, 16 x 16 as two blocks of 8 columns
 template <Element E>
@@ -170,14 +182,14 @@ __device__ inline void multiply_factors(float (&s)[2][4], const std::uint32_t (&
     multiply<E>(s[1], a[k], b[1], b[3]);
   }
 }
-// sum += weights (16 x 16) unit
+// sum += weights (16 x 16) unit, columns [32 half, 32 half + 32)
 template <Element E>
-__device__ inline void multiply_unit(float (&sum)[8][4], const std::uint32_t (&weights)[4],
-                                     SharedAddress unit, const TileLane& lane) {
+__device__ inline void multiply_unit(float (&sum)[4][4], const std::uint32_t (&weights)[4],
+                                     SharedAddress unit, const TileLane& lane, int half) {
   LSHKIT_UNROLL
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
     std::uint32_t b[4];
-    load_fragment<true>(b, unit, lane, n);
+    load_fragment<true>(b, unit, lane, 2 * half + n);
     multiply<E>(sum[2 * n], weights, b[0], b[1]);
     multiply<E>(sum[2 * n + 1], weights, b[2], b[3]);
   }

@@ -12,6 +12,12 @@
 //   C (16 x 8):  row g, columns 2 t and 2 t + 1, then row g + 8
 #include "lshkit/cuda/elements.cuh"
 
+#ifdef __CUDACC__
+#define LSHKIT_KEEP_LOOP _Pragma("unroll 1")  // no copies of its body, which holds many registers
+#else
+#define LSHKIT_KEEP_LOOP
+#endif
+
 namespace lshkit::cuda {
 
 constexpr int kTileRows = 16, kTileColumns = 64, kTileBytes = 2 * kTileRows * kTileColumns;
