@@ -112,12 +112,14 @@ __global__ void __launch_bounds__(kSlotSumThreads) sum_contributions_kernel(SumC
   const index_t unit = a.first_unit + local / a.n_rows, row = local % a.n_rows;
   const index_t flat =
       (unit / a.query_heads * a.side.heads + unit % a.query_heads / a.side.group) * a.n_rows + row;
-  float sum[8] = {};
   const index_t first = a.first_column + 8 * piece, step = a.units * a.n_rows;
-  float* const out = a.out + (unit * a.n_rows + row) * a.columns;
+  float* const out = a.out + (unit * a.n_rows + row) * a.columns + first;
+  const bool by_four = a.columns % 4 == 0;  // rows start at multiples of 16 bytes
+  const auto inside = [&](int c) { return first + c < a.columns; };
+  float sum[8] = {};
   if (a.add)
     for (int c = 0; c < 8; ++c)
-      if (first + c < a.columns) sum[c] = out[first + c];
+      if (inside(c)) sum[c] = out[c];
   const index_t* const starts = a.side.starts;
   if (a.valid[flat] && (!starts || (row >= starts[0] && row < starts[a.sequences]))) {
     const unsigned char* from =
@@ -142,8 +144,15 @@ __global__ void __launch_bounds__(kSlotSumThreads) sum_contributions_kernel(SumC
     }
   }
   LSHKIT_UNROLL
-  for (int c = 0; c < 8; ++c)
-    if (first + c < a.columns) out[first + c] = sum[c];
+  for (int quad = 0; quad < 2; ++quad) {
+    const int c = 4 * quad;
+    if (by_four && inside(c + 3))
+      store_four(out + c, {{bits_of_float(sum[c]), bits_of_float(sum[c + 1]),
+                            bits_of_float(sum[c + 2]), bits_of_float(sum[c + 3])}});
+    else
+      for (int i = 0; i < 4; ++i)
+        if (inside(c + i)) out[c + i] = sum[c + i];
+  }
 }
 
 // One side of the whole problem.
@@ -288,16 +297,17 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
       p.queries.side.n_rows > p.keys.side.n_rows ? p.queries.side.n_rows : p.keys.side.n_rows;
   const bool mostly_linear = longest > kPairRows * s.buckets();
 
+  const auto linear = p.causal ? bucket_linear_kernel<E, true> : bucket_linear_kernel<E, false>;
+  prefer_shared_memory(bucket_pairs_kernel<E>);
+  prefer_shared_memory(linear);
   const auto buckets = [&] {
     g.run = mostly_linear ? 31 : 8;
     launch(queue, "bucket_pairs", bucket_pairs_kernel<E>, ceil_div(g.items(), kPairWarps),
            kPairWarps * kWarp, kPairWarps * kPairWarpBytes, g);
     if (longest <= kPairRows) return;
-    g.run = mostly_linear ? 1 : 16;
-    launch(queue, "bucket_linear",
-           p.causal ? bucket_linear_kernel<E, true> : bucket_linear_kernel<E, false>,
-           ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp, kLinearWarps * kLinearWarpBytes,
-           g);
+    g.run = mostly_linear ? 1 : 2 * longest > kPairRows * s.buckets() ? 4 : 16;
+    launch(queue, "bucket_linear", linear, ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp,
+           kLinearWarps * kLinearWarpBytes, g);
   };
   const auto sum = [&](const MatrixProblemSide& side, const MatrixSide& from, index_t tile,
                        bool add) {

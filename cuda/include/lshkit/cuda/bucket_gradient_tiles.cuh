@@ -69,11 +69,6 @@ struct MatrixRows {
 // What is the same in all lanes, said so that the compiler knows.
 __device__ inline int uniform(int x) { return __shfl_sync(kAllLanes, x, 0); }
 
-// Of numbers that are seldom beyond 32 bits.
-__device__ inline index_t quotient(index_t a, index_t b) {
-  return ((a | b) >> 32) == 0 ? index_t(std::uint32_t(a) / std::uint32_t(b)) : a / b;
-}
-
 struct MatrixItem {
   MatrixRows queries, keys;
   int buckets;  // of the run
@@ -82,10 +77,9 @@ struct MatrixItem {
   template <Element E>
   __device__ static MatrixItem of(const MatrixGradient& p, index_t item) {
     const GroupSort& s = p.sort;
-    const index_t runs = p.runs(), rest = quotient(item, runs), first = (item - rest * runs) * p.run;
-    const index_t hash_tiles = quotient(rest, p.factor_tiles);
-    const index_t tile = rest - hash_tiles * p.factor_tiles;
-    const index_t local = quotient(hash_tiles, p.slots);  // of the sequences of p's units
+    const index_t runs = p.runs(), rest = item / runs, first = (item - rest * runs) * p.run;
+    const index_t hash_tiles = rest / p.factor_tiles, tile = rest - hash_tiles * p.factor_tiles;
+    const index_t local = hash_tiles / p.slots;  // of the sequences of p's units
     const index_t slot = hash_tiles - local * p.slots;
     const index_t task = p.first_unit * s.sequences + local;
     MatrixItem it;

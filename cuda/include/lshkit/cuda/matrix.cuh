@@ -279,6 +279,14 @@ __device__ inline void store_streaming(void* to, const Words4& x) {
   std::memcpy(to, &x, sizeof x);
 #endif
 }
+// Stays in the cache as other stores do.
+__device__ inline void store_four(void* to, const Words4& x) {
+#ifdef __CUDACC__
+  *static_cast<uint4*>(to) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+#else
+  std::memcpy(to, &x, sizeof x);
+#endif
+}
 __device__ inline Words4 load_streaming(const void* from) {
 #ifdef __CUDACC__
   const uint4 x = __ldcs(static_cast<const uint4*>(from));
@@ -287,6 +295,17 @@ __device__ inline Words4 load_streaming(const void* from) {
   Words4 x;
   std::memcpy(&x, from, sizeof x);
   return x;
+#endif
+}
+
+// As many blocks of a kernel on a multiprocessor as its shared memory has room for, and the L1
+// cache gets the rest.
+template <class... Parameters>
+void prefer_shared_memory([[maybe_unused]] void (*kernel)(Parameters...)) {
+#ifdef __CUDACC__
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                             int(cudaSharedmemCarveoutMaxShared)),
+        "cudaFuncSetAttribute");
 #endif
 }
 
