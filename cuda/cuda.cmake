@@ -73,6 +73,7 @@ endfunction()
 function(lshkit_cuda_test name)
   add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
   add_executable(${name} cuda/tests/emulation/kernels.cpp
+    cuda/tests/test_bucket_gradient.cpp
     cuda/tests/test_bucket_sums.cpp
     cuda/tests/test_hash.cpp
     cuda/tests/test_kernels.cpp

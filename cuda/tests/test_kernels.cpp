@@ -171,8 +171,12 @@ void check_attention(const AttentionCase& c) {
     return cuda::yoso_backward(queue, shape, options, c.n_bits, c.n_hashes, in, queries, keys,
                                gradients(1), s);
   });
-  check_close(dq[1], dq[0], tolerance);
-  check_close(dk[1], dk[0], tolerance);
+  // Of terms that are rounded to 16 bits where the inputs have no more; as in test_cuda.py.
+  const double of_terms = c.element == Element::float32   ? tolerance
+                          : c.element == Element::float16 ? 3e-3
+                                                          : 2e-2;
+  check_close(dq[1], dq[0], of_terms);
+  check_close(dk[1], dk[0], of_terms);
   check_close(dv[1], dv[0], tolerance);
 
   if (!c.expectation || c.gradient == Gradient::collided || c.gradient == Gradient::unbiased)
