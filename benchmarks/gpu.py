@@ -22,16 +22,16 @@ import subprocess
 import sys
 import time
 
+from gpu_table import HEADER, PASSES, line, table
+
 BATCH, HEADS, D = 8, 12, 64
 LENGTHS = 1024, 4096, 16384, 65536
-GOALS = {4096: (1.5, 1.2), 16384: (6, 4), 65536: (24, 16)}  # forward, forward + backward
 OURS = {
     "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32},
     "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 8},
 }
 # Of the sum in tables of fp32: two bytes each way, read-modify-write and read, of 64 columns.
 BYTES_OF_A_SUM = 768
-PASSES = "forward", "forward + backward"
 
 
 class Run:
@@ -366,71 +366,6 @@ def pieces(run):
             run.failed("BucketTable", error)
 
 
-# ---------------------------------------------------------------- tables
-
-
-def line(row):
-    times, kind = row["median"], row["kind"]
-    cells = [str(row["n"]), "causal" if row["causal"] else "", PASSES[row["backward"]], kind]
-    cells += [f"{times[name]:.3f}" if name in times else "" for name in ("flash", "torch", kind)]
-    cells.append(f"{row['ratio']:.2f}" if "ratio" in row else "")
-    goal = GOALS.get(row["n"], ("", ""))[row["backward"]]
-    if row["causal"] or goal == "" or (kind == "soft" and not row["backward"]):
-        goal = ""
-    cells.append(f"{goal / 2 if kind == 'soft' else goal:g}" if goal else "")
-    peaks = [row["peak_bytes"].get(name) for name in ("flash", kind)]
-    return (
-        " | ".join(["|", *cells, *(f"{x / 1e6:.0f}" if x else "" for x in peaks), "|"])[:-1] + "|"
-    )
-
-
-HEADER = (
-    "| n | | pass | codes | flash, ms | torch's pick, ms | lshkit, ms | ratio | wanted | flash, MB "
-    "| lshkit, MB |\n|---:|---|---|---|---:|---:|---:|---:|---:|---:|---:|"
-)
-
-
-def table(result):
-    """The README's: a line a length and pass, hard codes beside soft ones."""
-    cells = {}
-    for row in result["rows"]:
-        place = cells.setdefault((row["causal"], row["backward"], row["n"]), {})
-        times = row["median"]
-        place.update({k: v for k, v in times.items() if k != "flash" or k not in place})
-        place[f"{row['kind']} ratio"] = row.get("ratio")
-    columns = "flash", "torch", "hard", "hard ratio", "soft", "soft ratio"
-    out = [
-        "| n | | pass | flash, ms | torch's pick, ms | lshkit, ms | ratio | soft codes, ms | ratio |"
-    ]
-    out.append("|---:|---|---|---:|---:|---:|---:|---:|---:|")
-    for (causal, backward, n), place in sorted(cells.items()):
-        shown = []
-        for name in columns:
-            number = place.get(name)
-            shown.append(
-                "" if number is None else f"{number:.1f}" if "ratio" in name else ms(number)
-            )
-        out.append(
-            f"| {n} | {'causal' if causal else ''} | {PASSES[backward]} | {' | '.join(shown)} |"
-        )
-    settings = result["settings"]
-    out.append("")
-    out.append(
-        f"{result['device']}, torch {result['torch']}, CUDA {result['cuda']}; bf16, batch "
-        f"{settings['batch']}, {settings['heads']} heads, d {settings['d']}; "
-        + "; ".join(f"{kind}: {describe(options)}" for kind, options in settings["codes"].items())
-    )
-    return "\n".join(out)
-
-
-def ms(number):
-    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
-
-
-def describe(options):
-    return ", ".join(f"{k} {v}" for k, v in options.items() if k != "estimator")
-
-
 PARTS = {
     "ceilings": ceilings,
     "errors": errors,
@@ -447,6 +382,7 @@ def main():
     parser.add_argument("--out", default="benchmarks/results/gpu.json")
     parser.add_argument("--parts", default=",".join(PARTS), help="of %(default)s")
     parser.add_argument("--more", action="store_true", help="add to what --out has")
+    parser.add_argument("--once", metavar="CODES", help="one pass of hard,soft for a profiler")
     parser.add_argument("--table", metavar="JSON", help="print the table of these results, no more")
     arguments = parser.parse_args()
     arguments.device = "cuda"
@@ -464,6 +400,11 @@ def main():
     if not torch.cuda.is_available() or not _C.with_cuda:
         sys.exit("benchmarks/gpu.py needs a GPU and a build with CUDA kernels")
     run = Run(arguments)
+    if arguments.once:
+        for kind in arguments.once.split(","):
+            call(ours(kind, False), inputs(run, 1024 if run.quick else 16384, 1)[0], True)
+        torch.cuda.synchronize()
+        return
     properties = torch.cuda.get_device_properties(0)
     run.save(
         device=torch.cuda.get_device_name(),

@@ -135,7 +135,7 @@ if command -v ncu >/dev/null; then
   for section in SpeedOfLight LaunchStats Occupancy ComputeWorkloadAnalysis MemoryWorkloadAnalysis \
     WarpStateStats; do sections+=(--section "$section"); done
   SHOWN=0 step "hardware counters" counters.log 45 ncu --clock-control none "${sections[@]}" \
-    --kernel-name-base mangled --kernel-name regex:lshkit --launch-skip 8 --launch-count 16 \
+    --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
     "$python" benchmarks/gpu.py --once hard,soft
 fi
 

@@ -56,6 +56,16 @@ def pytest_generate_tests(metafunc):
     devices.parametrize(metafunc)
 
 
+def _emulated():
+    from lshkit import _C
+
+    return _C.with_cuda and _C.cuda_architectures().startswith("emulated")
+
+
+def pytest_collection_modifyitems(items):
+    devices.skip(items, _emulated())
+
+
 @pytest.fixture
 def cuda_device(monkeypatch):
     """Where CUDA kernels run: a GPU, or the CPU in a build with the emulated ones."""
@@ -64,7 +74,7 @@ def cuda_device(monkeypatch):
 
     if not _C.with_cuda:
         pytest.skip("needs a build with CUDA kernels, or with -DLSHKIT_CUDA=EMULATED")
-    if _C.cuda_architectures().startswith("emulated"):
+    if _emulated():
         monkeypatch.setenv("LSHKIT_EMULATE_CUDA", "1")
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -79,9 +89,6 @@ def device(request):
         yield "cpu"
         return
     where = request.getfixturevalue("cuda_device")
-    reason = devices.reason_to_skip(request.node, emulated=where.type == "cpu")
-    if reason:
-        pytest.skip(reason)
     if where.type == "cpu":
         yield where
     else:
@@ -102,9 +109,15 @@ def pytest_runtest_call(item):
     try:
         return (yield)
     except Exception as error:
-        callspec = getattr(item, "callspec", None)
-        on_cuda = callspec is not None and callspec.params.get("device") == "cuda"
-        message = devices.limit(error) if on_cuda else None
+        message = devices.limit(item, error)
         if message is None:
+            devices.note(error)
             raise
         pytest.skip(message)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    result = yield
+    devices.stop_if_broken()
+    return result

@@ -8,9 +8,12 @@ build with the emulated kernels a test runs on CPU tensors as it is, through the
 
 import functools
 import inspect
+import os
 import pathlib
+import random
 import re
 import sys
+import time
 
 import pytest
 
@@ -25,16 +28,24 @@ SUITES = {
     "test_window",
 }
 
-# Tests of the CPU's own, by a part of "file::test": why there is no CUDA tensor for them.
-CPU_ONLY = {}
+# Tests of the CPU's own, by a part of "file::test[...]": why there are none of CUDA tensors.
+CPU_ONLY = {
+    r"threads": "threads are the CPU's",
+    r"compil": "torch.compile does not trace the mode that moves a test's tensors",
+    r"autocast": "autocast of the CPU",
+    r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",
+}
 
-# Refusals that end a test as a skip on CUDA: what has no kernels, and checks that would read there.
+# Refusals that end a test on CUDA tensors as a skip, with their message as its reason.
 LIMITS = [
     r"has no CUDA kernels yet",
-    r"must be on the cpu, got cuda",
+    r"must be on the cpu, got (a tensor on )?cuda",
+    r"dtype float32 or bfloat16 or float16 is wanted, was float64",  # the expectation
 ]
 
-# Run on a GPU only: in emulation a thread is a fibre, and these take seconds.
+# In emulation, where each CUDA thread is a fibre, this many of a test's parameter sets run, drawn
+# from the half with the smaller numbers; and none of these, which take seconds there.
+EMULATED_SETS = 1
 SLOW_IN_EMULATION = ()
 
 _TESTS = str(pathlib.Path(__file__).resolve().parent)
@@ -84,7 +95,7 @@ def _mode():
     from torch.overrides import TorchFunctionMode
 
     makes = {
-        *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.from_numpy, torch.full),
+        *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full),
         *(torch.linspace, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm),
         *(torch.tensor, torch.zeros),
     }
@@ -118,6 +129,13 @@ def _moved_there(initialize, device):
     return __init__
 
 
+def _arrays_moved_there(from_numpy, device):
+    def moved(array):  # no mode sees this function
+        return from_numpy(array).to(device) if _called_by_a_test() else from_numpy(array)
+
+    return moved
+
+
 class on_cuda:
     """Context: a test's tensors and modules are on the GPU."""
 
@@ -133,7 +151,8 @@ class on_cuda:
         for module in *modules, attention.YosoAttention:
             moved = _moved_there(module.__init__, self.device)
             self.patch.setattr(module, "__init__", moved)
-        # Tensors made by operators of lshkit from seeds are on the CPU.
+        moved = _arrays_moved_there(torch.from_numpy, self.device)
+        self.patch.setattr(torch, "from_numpy", moved)
         self.patch.setitem(torch.testing.assert_close.__kwdefaults__, "check_device", False)
         self.mode = _mode()(self.device).__enter__()
 
@@ -153,19 +172,77 @@ def parametrize(metafunc):
     metafunc.parametrize("device", ["cpu", cuda], indirect=True)
 
 
-def reason_to_skip(node, emulated):
-    """Why this test has no form on CUDA tensors; None where it has."""
-    name = f"{node.module.__name__}::{node.name}"
-    for part, reason in CPU_ONLY.items():
-        if re.search(part, name):
-            return reason
-    if emulated and any(re.search(part, name) for part in SLOW_IN_EMULATION):
-        return "slow in emulation"
-    return None
+def _name(item):
+    return f"{item.module.__name__}::{item.name}"
 
 
-def limit(error):
+def _on_cuda(item):
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("device") == "cuda"
+
+
+def skip(items, emulated):
+    """Marks the tests that have no form on CUDA tensors, and those too slow in emulation."""
+    tests = {}
+    for item in filter(_on_cuda, items):
+        name = _name(item)
+        reasons = [reason for part, reason in CPU_ONLY.items() if re.search(part, name)]
+        if emulated and any(re.search(part, name) for part in SLOW_IN_EMULATION):
+            reasons.append("slow in emulation")
+        if reasons:
+            item.add_marker(pytest.mark.skip(reason=reasons[0]))
+        else:
+            tests.setdefault((item.module.__name__, item.originalname), []).append(item)
+    if emulated:
+        for group in tests.values():
+            group.sort(key=_size)
+            smaller = group[: (len(group) + 1) // 2]
+            chosen = random.Random(_name(group[0])).sample(
+                smaller, min(EMULATED_SETS, len(smaller))
+            )
+            for item in group:
+                if item not in chosen:
+                    item.add_marker(pytest.mark.skip(reason="slow in emulation"))
+
+
+def _size(item):
+    """The largest number among a test's parameters; a bit of a code counts twofold."""
+    found, todo = [0], list(item.callspec.params.items())
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.items()
+        elif isinstance(value, (list, tuple)):
+            todo += [(name, x) for x in value]
+        elif isinstance(value, int):
+            found.append(2**value if name == "n_bits" and value < 20 else value)
+    return max(found)
+
+
+def limit(item, error):
     """The message of a refusal that is a known limit of CUDA tensors, else None."""
     message = str(error)
-    known = isinstance(error, (NotImplementedError, ValueError, TypeError))
+    known = _on_cuda(item) and isinstance(error, (NotImplementedError, ValueError, TypeError))
     return message if known and any(re.search(part, message) for part in LIMITS) else None
+
+
+# After one of these nothing of the process can use the GPU, and the rest would fail with it.
+_STICKY = re.compile(
+    "illegal memory access|misaligned address|launch failure|illegal instruction|device-side assert"
+    "|invalid program counter|launch timed out|hardware stack error|uncorrectable"
+)
+_broken = []
+
+
+def note(error):
+    if _STICKY.search(str(error)):
+        _broken.append(str(error))
+
+
+def stop_if_broken():
+    if not _broken:
+        return
+    if "PYTEST_XDIST_WORKER" in os.environ:  # another takes over its other tests
+        time.sleep(1)  # the report is on its way
+        os._exit(3)
+    pytest.exit(f"nothing can use the GPU after: {_broken[0].splitlines()[0]}", returncode=3)
