@@ -124,9 +124,11 @@ __global__ void __launch_bounds__(kPlaneThreads) hash_planes_kernel(Hash h) {
   }
 }
 
+// A template, so that its kernels are compiled where it is called and not in every file.
 // Throws where a row with its rotation does not fit into shared memory (48,000 features and fewer
 // do on every supported GPU, 10,000 of them with "hadamard").
-inline void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
+template <class Same = void>
+void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
   const index_t heads = h.batch * h.heads;
   if (h.n_rows == 0) return;
   if (family == Family::hyperplane) {
