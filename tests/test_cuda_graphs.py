@@ -437,9 +437,16 @@ def test_what_has_no_kernels_says_what_to_do(fake_cuda, monkeypatch):
         bert_lsh_attention(x, x, x)
     with pytest.raises(NotImplementedError, match=r"^lsh_attention runs on the CPU.*\.cpu\(\)"):
         lsh_attention(x, x, x)
+    with pytest.raises(ValueError, match="more than 16 bits, got a tensor on cuda:0 and n_bits=17"):
+        hashing.FastHadamard(16, 17, 4, seed=0).hash(x)
     scale = torch.empty(2, device="cpu")
     with pytest.raises(ValueError, match="lift_scale must be on query's device cuda:0, got"):
         yoso_attention(x, x, x, unit_norm="lift", lift_scale=scale)
     monkeypatch.setattr(_C, "with_cuda", False)
     with pytest.raises(NotImplementedError, match="this build of lshkit.*LSHKIT_CUDA=ON"):
         yoso_attention(x, x, x)
+    with pytest.raises(ValueError, match="x must be on the cpu.*this build.*LSHKIT_CUDA=ON"):
+        hashing.FastHadamard(16, 8, 4, seed=0).hash(x)
+    codes = torch.empty(1, 8, 4, dtype=torch.uint8, device=fake_cuda)
+    with pytest.raises(ValueError, match="codes must be on the cpu.*LSHKIT_CUDA=ON"):
+        bucket_sum(codes, codes, x[0], 256)

@@ -176,14 +176,7 @@ def check_device(query: Tensor) -> None:
     if device.type in ("cpu", "meta"):
         return
     if device.type != "cuda" or not _C.with_cuda:
-        hint = (
-            ""
-            if device.type != "cuda"
-            else (
-                " (install it from source where there is nvcc, with "
-                "pip install -C cmake.define.LSHKIT_CUDA=ON)"
-            )
-        )
+        hint = f" ({checks.HOW_TO_BUILD})" if device.type == "cuda" else ""
         raise NotImplementedError(
             f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
             f"it{hint}"

@@ -82,7 +82,12 @@ class _AngularFamily(HashFamily):
             other rows keep theirs.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= 16)
+        x = self._rows("x", x, torch, cuda=True)
+        if torch is not None and x.is_cuda and self.n_bits > MAX_PROBE_BITS:
+            raise ValueError(
+                f"x must be on the cpu for codes of more than {MAX_PROBE_BITS} bits, got a tensor "
+                f"on {x.device} and n_bits={self.n_bits}"
+            )
         shape = tuple(x.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
         if torch is not None:
