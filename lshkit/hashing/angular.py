@@ -131,7 +131,7 @@ class _AngularFamily(HashFamily):
             n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= MAX_PROBE_BITS)
+        x = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
