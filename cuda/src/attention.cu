@@ -270,6 +270,7 @@ MatrixProblem matrix_problem(const Problem& p, const BackwardScratch& b, int n_b
   a.n_hashes = n_hashes;
   a.code_bytes = query_codes.bytes;
   a.bits = n_bits;
+  a.biased = p.counts();
   a.bias = p.counts() ? b.bias : nullptr;
   a.causal = p.options.causal;
   a.scale = 0.5f * float(n_bits) / float(n_hashes);
