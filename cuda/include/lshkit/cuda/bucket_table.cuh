@@ -12,11 +12,11 @@
 
 namespace lshkit::cuda {
 
-constexpr int kTableThreads = 256, kTableWarps = kTableThreads / kWarp;
-constexpr int kTableChunk = 1024;       // codes that a block looks at at once
-constexpr int kTableBuckets = 32;       // of a warp, at most: a bit each
-constexpr index_t kTableBlocks = 1024;  // some for every multiprocessor, where buckets suffice
-constexpr int kTableAhead = 4;          // loads of rows that a warp waits for together
+constexpr int kKeptThreads = 256, kKeptWarps = kKeptThreads / kWarp;
+constexpr int kKeptChunk = 1024;       // codes that a block looks at at once
+constexpr int kKeptBuckets = 32;       // of a warp, at most: a bit each
+constexpr index_t kKeptBlocks = 1024;  // some for every multiprocessor, where buckets suffice
+constexpr int kKeptAhead = 4;          // loads of rows that a warp waits for together
 
 template <class T>
 struct TableRows {
@@ -34,42 +34,42 @@ struct TableRows {
 __device__ inline int lowest_bit(unsigned bits) { return __popc((bits & (0u - bits)) - 1u); }
 
 template <class T>
-__global__ void __launch_bounds__(kTableThreads) table_add_kernel(TableRows<T> a) {
+__global__ void __launch_bounds__(kKeptThreads) table_add_kernel(TableRows<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
-  T* const all_sums = reinterpret_cast<T*>(memory);  // (kTableWarps, buckets, kWarp)
+  T* const all_sums = reinterpret_cast<T*>(memory);  // (kKeptWarps, buckets, kWarp)
   T* const sums = all_sums + warp_index() * a.buckets * kWarp;
-  auto* const codes = reinterpret_cast<std::uint16_t*>(all_sums + kTableThreads * a.buckets);
+  auto* const codes = reinterpret_cast<std::uint16_t*>(all_sums + kKeptThreads * a.buckets);
   const index_t slices = ceil_div(a.n_values, kWarp);
-  const index_t ranges = ceil_div(a.n_buckets, index_t(a.buckets) * kTableWarps);
+  const index_t ranges = ceil_div(a.n_buckets, index_t(a.buckets) * kKeptWarps);
   const index_t column = block_index() % slices * kWarp + lane_index();
   const index_t range = block_index() / slices % ranges, hash = block_index() / slices / ranges;
-  const index_t first = (range * kTableWarps + warp_index()) * a.buckets;
+  const index_t first = (range * kKeptWarps + warp_index()) * a.buckets;
   const int lane = lane_index(), count = int(least(a.buckets, a.n_buckets - first));  // or none
   const bool inside = column < a.n_values;
   T* const table = a.table + (hash * a.n_buckets + first) * a.n_values + column;
 
   unsigned touched = 0;
-  for (index_t start = 0; start < a.rows; start += kTableChunk) {
-    const int n = int(least(kTableChunk, a.rows - start));
+  for (index_t start = 0; start < a.rows; start += kKeptChunk) {
+    const int n = int(least(kKeptChunk, a.rows - start));
     __syncthreads();
-    for (int i = thread_index(); i < n; i += kTableThreads)
+    for (int i = thread_index(); i < n; i += kKeptThreads)
       codes[i] = std::uint16_t(load_code(a.codes, a.code_bytes, (start + i) * a.n_hashes + hash));
     __syncthreads();
     for (int t = 0; t < n; t += kWarp) {
       const index_t bucket = t + lane < n ? index_t(codes[t + lane]) - first : -1;
       unsigned hits = __ballot_sync(kAllLanes, bucket >= 0 && bucket < count);
       while (hits) {
-        int row[kTableAhead];
-        T value[kTableAhead];
+        int row[kKeptAhead];
+        T value[kKeptAhead];
         LSHKIT_UNROLL
-        for (int k = 0; k < kTableAhead; ++k) {
+        for (int k = 0; k < kKeptAhead; ++k) {
           row[k] = hits ? t + lowest_bit(hits) : -1;
           hits &= hits - 1;
           value[k] =
               row[k] >= 0 && inside ? a.values[(start + row[k]) * a.value_stride + column] : T(0);
         }
         LSHKIT_UNROLL
-        for (int k = 0; k < kTableAhead; ++k) {
+        for (int k = 0; k < kKeptAhead; ++k) {
           if (row[k] < 0) continue;
           const int b = int(codes[row[k]] - first);
           T sum = 0;
@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(kTableThreads) table_add_kernel(TableRows<T> a
 }
 
 template <class T>
-__global__ void __launch_bounds__(kTableThreads) table_query_kernel(TableRows<T> a) {
+__global__ void __launch_bounds__(kKeptThreads) table_query_kernel(TableRows<T> a) {
   constexpr int kAhead = 8;
   const index_t slices = ceil_div(a.n_values, kWarp);
-  const index_t task = block_index() * kTableWarps + warp_index();
+  const index_t task = block_index() * kKeptWarps + warp_index();
   const index_t row = task / slices, column = task % slices * kWarp + lane_index();
   if (row >= a.rows) return;  // all of the warp
   const bool inside = column < a.n_values;
@@ -121,20 +121,20 @@ __global__ void __launch_bounds__(kTableThreads) table_query_kernel(TableRows<T>
 template <class T>
 void table_add(const Queue& queue, TableRows<T> a) {
   const auto blocks = [&] {
-    return a.n_hashes * ceil_div(a.n_buckets, index_t(a.buckets) * kTableWarps) *
+    return a.n_hashes * ceil_div(a.n_buckets, index_t(a.buckets) * kKeptWarps) *
            ceil_div(a.n_values, kWarp);
   };
-  for (a.buckets = kTableBuckets; a.buckets > 4 && blocks() < kTableBlocks;) a.buckets /= 2;
+  for (a.buckets = kKeptBuckets; a.buckets > 4 && blocks() < kKeptBlocks;) a.buckets /= 2;
   const std::size_t bytes =
-      sizeof(T) * std::size_t(kTableThreads * a.buckets) + sizeof(std::uint16_t) * kTableChunk;
+      sizeof(T) * std::size_t(kKeptThreads * a.buckets) + sizeof(std::uint16_t) * kKeptChunk;
   if (a.rows > 0)
-    launch(queue, "bucket_table_add", table_add_kernel<T>, blocks(), kTableThreads, bytes, a);
+    launch(queue, "bucket_table_add", table_add_kernel<T>, blocks(), kKeptThreads, bytes, a);
 }
 template <class T>
 void table_query(const Queue& queue, const TableRows<T>& a) {
   const index_t warps = a.rows * ceil_div(a.n_values, kWarp);
-  launch(queue, "bucket_table_query", table_query_kernel<T>, ceil_div(warps, kTableWarps),
-         kTableThreads, 0, a);
+  launch(queue, "bucket_table_query", table_query_kernel<T>, ceil_div(warps, kKeptWarps),
+         kKeptThreads, 0, a);
 }
 
 }  // namespace lshkit::cuda
