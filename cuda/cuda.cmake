@@ -79,6 +79,7 @@ function(lshkit_cuda_test name)
     cuda/tests/test_kernels.cpp
     cuda/tests/test_parameters.cpp
     cuda/tests/test_rows.cpp
+    cuda/tests/test_soft_kernels.cpp
     cuda/tests/test_table_kernels.cpp)
   target_include_directories(${name} PRIVATE
     cuda/include cuda/tests/emulation cpp/include cpp/tests)

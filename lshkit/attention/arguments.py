@@ -170,8 +170,8 @@ def _autocast_device(x: Tensor) -> str:
     return "cuda" if x.device.type == "cuda" else "cpu"
 
 
-def check_device(query: Tensor, estimator: str, window: int) -> None:
-    """There are kernels for the CPU and, in a build with CUDA, for most of what these can do."""
+def check_device(query: Tensor) -> None:
+    """There are kernels for the CPU and, in a build with CUDA, for CUDA."""
     device = query.device
     if device.type in ("cpu", "meta"):
         return
@@ -180,10 +180,6 @@ def check_device(query: Tensor, estimator: str, window: int) -> None:
         raise NotImplementedError(
             f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
             f"it{hint}"
-        )
-    if estimator == "soft":
-        raise NotImplementedError(
-            f'estimator="soft" has no CUDA kernels yet, got query on {device}'
         )
 
 

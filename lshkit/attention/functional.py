@@ -154,8 +154,8 @@ def yoso_attention(
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
             row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
-            its kernels, have no `window` and no "soft"; `precision` and `gradient_rank` do not
-            apply, all is computed in full there.
+            its kernels, take everything; `precision` and `gradient_rank` do not apply, all is
+            computed in full there.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
@@ -180,7 +180,7 @@ def yoso_attention(
     check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     check_tensors(query, key, value, enable_gqa)
-    check_device(query, estimator, window)
+    check_device(query)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
         auto_fails = is_causal and unit_norm == "lift"
