@@ -449,4 +449,4 @@ def test_what_has_no_kernels_says_what_to_do(fake_cuda, monkeypatch):
         hashing.FastHadamard(16, 8, 4, seed=0).hash(x)
     codes = torch.empty(1, 8, 4, dtype=torch.uint8, device=fake_cuda)
     with pytest.raises(ValueError, match="codes must be on the cpu.*LSHKIT_CUDA=ON"):
-        bucket_sum(codes, codes, x[0], 256)
+        bucket_sum(codes, codes, x, 256)
