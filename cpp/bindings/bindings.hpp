@@ -21,5 +21,6 @@ void bind_near_far(py::module_& module);
 void bind_draw(py::module_& module);
 void bind_near_kernel_sums(py::module_& module);
 void bind_pair_products(py::module_& module);
+void bind_parameters(py::module_& module);
 
 }  // namespace lshkit

@@ -3,6 +3,7 @@
 #include "checks.hpp"
 #include "cuda_call.hpp"
 #include "lshkit/bucket_sum.hpp"
+#include "lshkit/cuda/bucket_table.hpp"
 
 namespace lshkit {
 namespace {
@@ -64,13 +65,25 @@ void check_table(const TensorView& table, const TensorView& codes) {
 
 void table_add(py::handle table_object, py::handle codes_object, py::handle values_object,
                double sign, int threads) {
-  const TensorView table("table", table_object), codes("codes", codes_object);
-  const TensorView values("values", values_object);
+  constexpr auto any = TensorView::Place::any;
+  const TensorView table("table", table_object, any), codes("codes", codes_object, any);
+  const TensorView values("values", values_object, any);
   check_table(table, codes);
   table.require_writable();
   values.require_type({table.type()}).require_shape({codes.shape(0), table.shape(2)});
   values.require_contiguous_rows();
   if (values.size() == 0) return;
+  const CudaCall gpu({&table, &codes, &values});
+  if (gpu.run([&](const auto& queue, void*) {
+        dispatch(table.type(), [&](auto element) {
+          using T = decltype(element);
+          cuda::bucket_table_add<T>(queue, table.data<T>(), table.shape(0), table.shape(1),
+                                    table.shape(2), codes_of(codes), values.data<const T>(),
+                                    values.stride(0), codes.shape(0), static_cast<T>(sign));
+        });
+        return index_t(0);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(table.type(), [&](auto element) {
     using T = decltype(element);
@@ -82,12 +95,24 @@ void table_add(py::handle table_object, py::handle codes_object, py::handle valu
 
 void table_query(py::handle table_object, py::handle codes_object, double scale,
                  py::handle out_object, int threads) {
-  const TensorView table("table", table_object), codes("codes", codes_object);
-  const TensorView out("out", out_object);
+  constexpr auto any = TensorView::Place::any;
+  const TensorView table("table", table_object, any), codes("codes", codes_object, any);
+  const TensorView out("out", out_object, any);
   check_table(table, codes);
   out.require_type({table.type()}).require_shape({codes.shape(0), table.shape(2)});
   out.require_contiguous().require_output();
   if (out.size() == 0) return;
+  const CudaCall gpu({&table, &codes, &out});
+  if (gpu.run([&](const auto& queue, void*) {
+        dispatch(table.type(), [&](auto element) {
+          using T = decltype(element);
+          cuda::bucket_table_query<T>(queue, table.data<const T>(), table.shape(0), table.shape(1),
+                                      table.shape(2), codes_of(codes), codes.shape(0),
+                                      static_cast<T>(scale), out.data<T>());
+        });
+        return index_t(0);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(table.type(), [&](auto element) {
     using T = decltype(element);

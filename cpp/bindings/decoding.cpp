@@ -3,27 +3,39 @@
 
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
+#include "lshkit/cuda/decoding.hpp"
 
 namespace lshkit {
 namespace {
 
 constexpr ElementType kFloat16{dlpack::floating, 16};
 
-// Rows of queries or keys, or None: no rows.
+constexpr auto kAny = TensorView::Place::any;
+
+// Rows of queries or keys, or None: no rows. A GPU reads short floats as they are.
 class RowsView {
  public:
   RowsView(const char* name, py::handle object) {
     if (object.is_none()) return;
-    view_.emplace(name, object);
-    check_vectors(*view_, kFloat32);
+    view_.emplace(name, object, kAny);
+    if (view_->on_cuda() || emulates_cuda())
+      check_vectors(*view_, {kFloat32, kBfloat16, kFloat16});
+    else
+      check_vectors(*view_, kFloat32);
     check_rows(name, view_->shape(2));
   }
+  const TensorView* view() const { return view_ ? &*view_ : nullptr; }
   const TensorView* operator->() const { return &*view_; }
   explicit operator bool() const { return view_.has_value(); }
   index_t rows() const { return view_ ? view_->shape(2) : 0; }
   template <class T>
   Tensor<T> matrices() const {
     return view_ ? lshkit::matrices<T>(*view_) : Tensor<T>{};
+  }
+  template <class Void>
+  FloatTensor<float, Void> any_matrices() const {
+    return view_ ? float_matrices<float, Void>(*view_) : FloatTensor<float, Void>{};
   }
 
  private:
@@ -36,7 +48,8 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
                  int normalize, py::handle query_object, py::handle key_object,
                  py::handle value_object, py::handle mask_object, bool causal,
                  py::handle out_object, int threads) {
-  const TensorView sums("sums", sums_object), parameters("parameters", parameters_object);
+  const TensorView sums("sums", sums_object, kAny);
+  const TensorView parameters("parameters", parameters_object, kAny);
   const RowsView query("query", query_object), key("key", key_object);
   const RowsView value("value", value_object), out("out", out_object);
 
@@ -88,7 +101,7 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   DecodingProbes probes;
   std::optional<TensorView> sharpness;
   if (!sharpness_object.is_none()) {
-    sharpness.emplace("sharpness", sharpness_object);
+    sharpness.emplace("sharpness", sharpness_object, kAny);
     sharpness->require_type({kFloat32}).require_dims(1, "(1 or key_heads)").require_contiguous();
     if (sharpness->shape(0) != 1) sharpness->require_shape({tables.key_heads});
     probes.queries = check_range("query_probes", query_probes, 1, n_buckets);
@@ -97,22 +110,38 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
     probes.sharpness_stride = sharpness->shape(0) == 1 ? 0 : 1;
   }
   const Normalize options = check_option("normalize", normalize, Normalize::l2);
-  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys);
+  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys, kAny);
   std::optional<TensorView> counts;
   if (!counts_object.is_none()) {
-    counts.emplace("counts", counts_object);
+    counts.emplace("counts", counts_object, kAny);
     counts->require_type({kFloat32}).require_shape({sums.shape(0), n_hashes, n_buckets});
     counts->require_contiguous().require_writable();
     tables.counts = counts->data<float>();
   } else if (options == Normalize::sum) {
     throw py::type_error("counts: are wanted to normalize by the sum of the weights, was None");
   }
+  if (in.n_features == 0) return;
+  const CudaCall gpu({&sums, &parameters, query.view(), key.view(), value.view(), out.view(),
+                      key_mask.view(), counts ? &*counts : nullptr,
+                      sharpness ? &*sharpness : nullptr});
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        cuda::DecodingRows rows{in.n_queries,
+                                in.n_keys,
+                                in.n_features,
+                                query.any_matrices<const void>(),
+                                key.any_matrices<const void>(),
+                                value.any_matrices<const void>(),
+                                key_mask.mask(),
+                                causal};
+        return cuda::decode(queue, tables, functions, probes, options, rows,
+                            out.any_matrices<void>(), scratch);
+      }))
+    return;
   in.query = query.matrices<const float>();
   in.key = key.matrices<const float>();
   in.value = value.matrices<const float>();
   in.key_mask = key_mask.mask();
   const Tensor<float> result = out.matrices<float>();
-  if (in.n_features == 0) return;
   py::gil_scoped_release without_gil;
   decode(tables, functions, probes, options, in, result, threads);
 }

@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_draw(module);
   lshkit::bind_near_kernel_sums(module);
   lshkit::bind_pair_products(module);
+  lshkit::bind_parameters(module);
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("set_max_threads", &lshkit::set_max_threads);

@@ -1,20 +1,25 @@
 // lshkit._C: attention with soft codes. Bits and margins come with n_hashes and n_selected as one
 // last dimension.
+#include "lshkit/cuda/soft.hpp"
+
 #include "attention_views.hpp"
 #include "bindings.hpp"
+#include "cuda_call.hpp"
 #include "lshkit/soft_attention.hpp"
 
 namespace lshkit {
 namespace {
+
+constexpr auto kAnyPlace = TensorView::Place::any;
 
 struct SoftCodeViews {
   TensorView codes, bits, margins;
 
   SoftCodeViews(const std::string& side, py::handle codes_object, py::handle bits_object,
                 py::handle margins_object)
-      : codes((side + "_codes").c_str(), codes_object),
-        bits((side + "_bits").c_str(), bits_object),
-        margins((side + "_margins").c_str(), margins_object) {}
+      : codes((side + "_codes").c_str(), codes_object, kAnyPlace),
+        bits((side + "_bits").c_str(), bits_object, kAnyPlace),
+        margins((side + "_margins").c_str(), margins_object, kAnyPlace) {}
 
   void check(index_t batch, index_t heads, index_t rows, const HashFunctions& functions,
              index_t n_probes) const {
@@ -42,12 +47,13 @@ struct SoftCodeViews {
 class DivisorsView {
  public:
   DivisorsView(py::handle object, const AttentionShape& shape, Normalize normalize)
-      : view_("divisors", object), wanted_(normalize != Normalize::none) {
+      : view_("divisors", object, kAnyPlace), wanted_(normalize != Normalize::none) {
     view_.require_type({kFloat32}).require_contiguous();
     view_.require_shape({shape.batch, shape.heads, wanted_ ? shape.n_queries : 0});
   }
   void require_output() const { view_.require_output(); }
   float* data() const { return wanted_ ? view_.data<float>() : nullptr; }
+  const TensorView* view() const { return wanted_ ? &view_ : nullptr; }
 
  private:
   TensorView view_;
@@ -66,8 +72,8 @@ struct SoftViews {
             index_t n_hashes, index_t query_probes, index_t key_probes, bool causal, int normalize,
             const char* out_name, py::handle out, py::handle query_starts, py::handle key_starts)
       : in(query, key, value, mask, out_name, out, kSampledTypes, query_starts, key_starts),
-        parameters("parameters", parameters_object),
-        sharpness("sharpness", sharpness_object),
+        parameters("parameters", parameters_object, kAnyPlace),
+        sharpness("sharpness", sharpness_object, kAnyPlace),
         functions(functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads,
                                in.shape.n_features)) {
     options.causal = causal;
@@ -79,6 +85,14 @@ struct SoftViews {
     if (sharpness.shape(0) != 1) sharpness.require_shape({in.shape.key_heads});
     options.sharpness = sharpness.data<const float>();
     options.sharpness_stride = sharpness.shape(0) == 1 ? 0 : 1;
+  }
+  // All tensors of a call with these; null for those that were not given.
+  std::vector<const TensorView*> views(const SoftCodeViews& q, const SoftCodeViews& k,
+                                       std::initializer_list<const TensorView*> more) const {
+    std::vector<const TensorView*> all = in.views(
+        {&parameters, &sharpness, &q.codes, &q.bits, &q.margins, &k.codes, &k.bits, &k.margins});
+    all.insert(all.end(), more);
+    return all;
   }
   void check_codes_of(const SoftCodeViews& queries, const SoftCodeViews& keys) const {
     const AttentionShape& shape = in.shape;
@@ -106,6 +120,13 @@ void soft_forward(py::handle query, py::handle key, py::handle value, py::handle
   divisors.require_output();
   in.out.require_output();
   if (in.out.size() == 0 && queries.codes.size() == 0 && keys.codes.size() == 0) return;
+  const CudaCall gpu(soft.views(queries, keys, {divisors.view()}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::soft_attention_forward(queue, in.shape, soft.options, soft.functions,
+                                            in.inputs<float>(), float_matrices<float, void>(in.out),
+                                            divisors.data(), query_output, key_output, scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   soft_attention_forward(in.shape, soft.options, soft.functions, in.inputs<float>(),
                          float_matrices<float, void>(in.out), divisors.data(), query_output,
@@ -131,20 +152,22 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
   soft.check_codes_of(queries, keys);
   const DivisorsView divisors(divisors_object, in.shape, soft.options.normalize);
   Input<float> out;
+  std::optional<TensorView> out_view, grad_parameters_view;
   if (!out_object.is_none() || soft.options.normalize != Normalize::none) {
-    const TensorView view("out", out_object);
+    const TensorView& view = out_view.emplace("out", out_object, kAnyPlace);
     check_vectors(view, in.query.type());
     view.require_shape({in.out.shape(0), in.out.shape(1), in.out.shape(2), in.out.shape(3)});
     out = float_matrices<float, const void>(view);
   }
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
-  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object);
+  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object, kAnyPlace);
   grad_sharpness.require_type({kFloat32})
       .require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
   grad_sharpness.require_contiguous().require_writable();
   float* grad_parameters = nullptr;
   if (!grad_parameters_object.is_none()) {
-    const TensorView grad("grad_parameters", grad_parameters_object);
+    const TensorView& grad =
+        grad_parameters_view.emplace("grad_parameters", grad_parameters_object, kAnyPlace);
     if (soft.functions.family != Family::hyperplane)
       grad.wrong_value("only hyperplanes have a gradient: None is wanted");
     grad.require_type({kFloat32}).require_contiguous().require_output();
@@ -152,6 +175,17 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
         {soft.parameters.shape(0), soft.parameters.shape(1), soft.parameters.shape(2)});
     grad_parameters = grad.data<float>();
   }
+  const CudaCall gpu(soft.views(queries, keys,
+                                {divisors.view(), out_view ? &*out_view : nullptr, &gradients.query,
+                                 &gradients.key, &gradients.value, &grad_sharpness,
+                                 grad_parameters_view ? &*grad_parameters_view : nullptr}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::soft_attention_backward(
+            queue, in.shape, soft.options, soft.functions, in.inputs<float>(), out, divisors.data(),
+            queries.soft(), keys.soft(), gradients.gradients<float>(in),
+            grad_sharpness.data<float>(), grad_parameters, scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(), out,
                           divisors.data(), queries.soft(), keys.soft(),

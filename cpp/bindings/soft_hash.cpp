@@ -3,9 +3,13 @@
 
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
+#include "lshkit/cuda/soft.hpp"
 
 namespace lshkit {
 namespace {
+
+constexpr auto kAnyPlace = TensorView::Place::any;
 
 // (1 or heads): one number for all heads, or one each.
 struct Sharpness {
@@ -28,10 +32,10 @@ struct SoftViews {
   SoftViews(py::handle codes_object, py::handle bits_object, py::handle margins_object,
             py::handle weights_object, const TensorView& x, index_t n_bits, index_t n_hashes,
             index_t probes)
-      : codes("codes", codes_object),
-        bits("bits", bits_object),
-        margins("margins", margins_object),
-        weights("weights", weights_object),
+      : codes("codes", codes_object, kAnyPlace),
+        bits("bits", bits_object, kAnyPlace),
+        margins("margins", margins_object, kAnyPlace),
+        weights("weights", weights_object, kAnyPlace),
         n_probes(check_range("n_probes", probes, 1, index_t{1} << n_bits)) {
     check_codes(codes, {code_type(n_bits)});
     codes.require_shape({x.shape(0), x.shape(1), x.shape(2), n_hashes});
@@ -56,9 +60,10 @@ bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::hand
                      int family, index_t n_bits, index_t n_hashes, index_t n_probes,
                      py::handle codes_object, py::handle bits_object, py::handle margins_object,
                      py::handle probe_codes_object, py::handle weights_object, int threads) {
-  const TensorView x("x", x_object), parameters("parameters", parameters_object);
-  const TensorView sharpness_view("sharpness", sharpness_object);
-  const TensorView probe_codes("probe_codes", probe_codes_object);
+  const TensorView x("x", x_object, kAnyPlace);
+  const TensorView parameters("parameters", parameters_object, kAnyPlace);
+  const TensorView sharpness_view("sharpness", sharpness_object, kAnyPlace);
+  const TensorView probe_codes("probe_codes", probe_codes_object, kAnyPlace);
   check_vectors(x, kFloat32);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
@@ -70,8 +75,18 @@ bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::hand
   for (const TensorView* view : {&out.codes, &out.bits, &out.margins, &out.weights, &probe_codes})
     view->require_output();
   if (out.codes.size() == 0) return true;
-  py::gil_scoped_release without_gil;
   const index_t batch = x.shape(0), heads = x.shape(1), rows = x.shape(2);
+  const CudaCall gpu({&x, &parameters, &sharpness_view, &out.codes, &out.bits, &out.margins,
+                      &out.weights, &probe_codes});
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::soft_hash(
+            queue, functions, matrices<const float>(x), batch, heads, rows, x.shape(3), n_probes,
+            sharpness.data, sharpness.stride,
+            {out.codes.data<void>(), out.bits.data<std::uint8_t>(), out.margins.data<float>()},
+            probe_codes.data<void>(), out.weights.data<float>(), scratch);
+      }))
+    return true;
+  py::gil_scoped_release without_gil;
   const bool finite = soft_hash(functions, matrices<const float>(x), batch, heads, rows, x.shape(3),
                                 n_probes, out.codes.data<void>(), out.bits.data<std::uint8_t>(),
                                 out.margins.data<float>(), threads);
@@ -87,11 +102,12 @@ void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
                         py::handle grad_weights_object, py::handle grad_x_object,
                         py::handle grad_sharpness_object, py::handle grad_parameters_object,
                         int threads) {
-  const TensorView x("x", x_object), parameters("parameters", parameters_object);
-  const TensorView sharpness_view("sharpness", sharpness_object);
-  const TensorView grad_weights("grad_weights", grad_weights_object);
-  const TensorView grad_x("grad_x", grad_x_object);
-  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object);
+  const TensorView x("x", x_object, kAnyPlace);
+  const TensorView parameters("parameters", parameters_object, kAnyPlace);
+  const TensorView sharpness_view("sharpness", sharpness_object, kAnyPlace);
+  const TensorView grad_weights("grad_weights", grad_weights_object, kAnyPlace);
+  const TensorView grad_x("grad_x", grad_x_object, kAnyPlace);
+  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object, kAnyPlace);
   check_vectors(x, kFloat32);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
@@ -105,14 +121,26 @@ void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
   grad_sharpness.require_type({kFloat32}).require_shape({x.shape(0), x.shape(1)});
   grad_sharpness.require_contiguous().require_output();
   SoftHashGradients gradients{matrices<float>(grad_x), grad_sharpness.data<float>(), nullptr};
+  std::optional<TensorView> grad_parameters;
   if (!grad_parameters_object.is_none()) {
-    const TensorView grad("grad_parameters", grad_parameters_object);
+    const TensorView& grad =
+        grad_parameters.emplace("grad_parameters", grad_parameters_object, kAnyPlace);
     if (functions.family != Family::hyperplane)
       grad.wrong_value("only hyperplanes have a gradient: None is wanted");
     grad.require_type({kFloat32}).require_contiguous().require_output();
     grad.require_shape({parameters.shape(0), parameters.shape(1), parameters.shape(2)});
     gradients.parameters = grad.data<float>();
   }
+  const CudaCall gpu({&x, &parameters, &sharpness_view, &in.codes, &in.bits, &in.margins,
+                      &in.weights, &grad_weights, &grad_x, &grad_sharpness,
+                      grad_parameters ? &*grad_parameters : nullptr});
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        return cuda::soft_hash_backward(
+            queue, functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2),
+            x.shape(3), n_probes, sharpness.data, sharpness.stride, in.soft(),
+            in.weights.data<const float>(), grad_weights.data<const float>(), gradients, scratch);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   soft_hash_backward(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2),
                      x.shape(3), n_probes, sharpness.data, sharpness.stride, in.soft(),

@@ -4,11 +4,14 @@
 
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
+#include "lshkit/cuda/soft.hpp"
 #include "lshkit/weighted_bucket_sum.hpp"
 
 namespace lshkit {
 namespace {
 
+constexpr auto kAnyPlace = TensorView::Place::any;
 constexpr const char* kProbeAxes = "(batch, heads, rows, n_hashes * n_probes)";
 
 // Codes of one side with their weights, if it has any.
@@ -19,13 +22,14 @@ struct ProbeViews {
 
   ProbeViews(const char* code_name, py::handle code_object, const char* weight_name,
              py::handle weight_object, const char* probes_name, index_t probes)
-      : codes(code_name, code_object), n_probes(check_range(probes_name, probes, 1, kMaxBuckets)) {
+      : codes(code_name, code_object, kAnyPlace),
+        n_probes(check_range(probes_name, probes, 1, kMaxBuckets)) {
     codes.require_type({kUint8, kUint16}).require_dims(4, kProbeAxes).require_contiguous();
     if (codes.shape(3) < 1 || codes.shape(3) % n_probes != 0)
       codes.wrong_value("a last dimension that is a multiple of " + std::to_string(n_probes) +
                         " probes is wanted, was " + codes.describe_shape());
     check_range("n_hashes", n_hashes(), 1, kMaxHashes);
-    if (!weight_object.is_none()) weights.emplace(weight_name, weight_object);
+    if (!weight_object.is_none()) weights.emplace(weight_name, weight_object, kAnyPlace);
   }
   index_t n_hashes() const { return codes.shape(3) / n_probes; }
   void check_weights(const TensorView& view, ElementType type) const {
@@ -52,11 +56,23 @@ struct WeightedViews {
       : queries("query_codes", query_codes, "query_weights", query_weights, "query_probes",
                 query_probes),
         keys("key_codes", key_codes, "key_weights", key_weights, "key_probes", key_probes),
-        values("values", values_object),
-        out(out_name, out_object),
+        values("values", values_object, kAnyPlace),
+        out(out_name, out_object, kAnyPlace),
         shape(check_shape(n_buckets)),
         order(check_option("order", order_code, Order::reversed)),
-        key_mask("key_mask", mask_object, shape.batch, shape.n_keys) {}
+        key_mask("key_mask", mask_object, shape.batch, shape.n_keys, kAnyPlace) {}
+
+  // All tensors of a call with these; null for those that were not given.
+  std::vector<const TensorView*> views(std::initializer_list<const TensorView*> more) const {
+    std::vector<const TensorView*> all{
+        &queries.codes, view_of(queries.weights), &keys.codes, view_of(keys.weights), &values,
+        &out,           key_mask.view()};
+    all.insert(all.end(), more);
+    return all;
+  }
+  static const TensorView* view_of(const std::optional<TensorView>& view) {
+    return view ? &*view : nullptr;
+  }
 
  private:
   BucketSumShape check_shape(index_t n_buckets) const {
@@ -89,6 +105,20 @@ void weighted_sum(py::handle query_codes, py::handle query_weights, index_t quer
                          key_probes, values, n_buckets, order, key_mask, "out", out);
   in.out.require_output();
   if (in.out.size() == 0) return;
+  const CudaCall gpu(in.views({}));
+  if (gpu.run([&](const auto& queue, void* scratch) {
+        in.out.require_contiguous();
+        index_t bytes = 0;
+        dispatch(in.values.type(), [&](auto element) {
+          using T = decltype(element);
+          bytes = cuda::weighted_bucket_sum<T>(queue, in.shape, in.queries.probes<T>(),
+                                               in.keys.probes<T>(), matrices<const T>(in.values),
+                                               in.key_mask.mask(), in.order, static_cast<T>(scale),
+                                               matrices<T>(in.out), scratch);
+        });
+        return bytes;
+      }))
+    return;
   py::gil_scoped_release without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);
@@ -106,19 +136,40 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
                             py::handle grad_key_weights_object, int threads) {
   const WeightedViews in(query_codes, query_weights, query_probes, key_codes, key_weights,
                          key_probes, values, n_buckets, order, key_mask, "grad_out", grad_out);
-  const TensorView grad_values("grad_values", grad_values_object);
+  const TensorView grad_values("grad_values", grad_values_object, kAnyPlace);
   check_vectors(grad_values, in.values.type()).require_output();
   grad_values.require_shape({in.shape.batch, in.shape.heads, in.shape.n_keys, in.shape.n_values});
   std::optional<TensorView> weights[2];
   if (!grad_query_weights_object.is_none()) {
-    weights[0].emplace("grad_query_weights", grad_query_weights_object);
+    weights[0].emplace("grad_query_weights", grad_query_weights_object, kAnyPlace);
     in.queries.check_weights(weights[0]->require_output(), in.values.type());
   }
   if (!grad_key_weights_object.is_none()) {
-    weights[1].emplace("grad_key_weights", grad_key_weights_object);
+    weights[1].emplace("grad_key_weights", grad_key_weights_object, kAnyPlace);
     in.keys.check_weights(weights[1]->require_output(), in.values.type());
   }
+  const auto gradients = [&](auto element) {
+    using T = decltype(element);
+    return WeightedSumGradients<T>{matrices<const T>(in.out), matrices<T>(grad_values),
+                                   weights[0] ? weights[0]->data<T>() : nullptr,
+                                   weights[1] ? weights[1]->data<T>() : nullptr};
+  };
+  const CudaCall gpu(in.views({&grad_values, in.view_of(weights[0]), in.view_of(weights[1])}));
+  if (in.out.size() > 0 && in.values.size() > 0 && gpu.run([&](const auto& queue, void* scratch) {
+        grad_values.require_contiguous();
+        index_t bytes = 0;
+        dispatch(in.values.type(), [&](auto element) {
+          using T = decltype(element);
+          bytes = cuda::weighted_bucket_sum_backward<T>(
+              queue, in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
+              matrices<const T>(in.values), in.key_mask.mask(), in.order, static_cast<T>(scale),
+              gradients(element), scratch);
+        });
+        return bytes;
+      }))
+    return;
   if (in.out.size() == 0 || in.values.size() == 0) {  // nothing met anything
+    if (in.values.on_cuda()) in.values.wrong_value("is a CUDA tensor and empty");
     const auto clear = [](const TensorView& view) {
       if (view.contiguous())
         std::memset(view.data<void>(), 0, std::size_t(view.size()) * (view.type().bits / 8));
@@ -133,11 +184,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
     using T = decltype(element);
     weighted_bucket_sum_backward<T>(in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
                                     matrices<const T>(in.values), in.key_mask.mask(), in.order,
-                                    static_cast<T>(scale),
-                                    {matrices<const T>(in.out), matrices<T>(grad_values),
-                                     weights[0] ? weights[0]->data<T>() : nullptr,
-                                     weights[1] ? weights[1]->data<T>() : nullptr},
-                                    threads);
+                                    static_cast<T>(scale), gradients(element), threads);
   });
 }
 

@@ -3,13 +3,15 @@
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
 // the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
-// codes alone.
+// codes alone. A near window has the forward keep unit vectors too.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_gradient.cuh"
+#include "lshkit/cuda/bucket_gradient_matrix.cuh"
 #include "lshkit/cuda/bucket_sum.cuh"
 #include "lshkit/cuda/pairs.cuh"
 #include "lshkit/cuda/rows.cuh"
 #include "lshkit/cuda/runtime.cuh"
+#include "lshkit/cuda/window.cuh"
 
 namespace lshkit::cuda {
 namespace {
@@ -30,11 +32,6 @@ struct Problem {
   index_t sum_columns() const { return s.n_values + counts(); }
   Side query_side() const { return {s.n_queries, s.heads, 1, s.query_starts}; }
   Side key_side() const { return {s.n_keys, key_heads(), group(), s.key_starts}; }
-
-  void check() const {
-    if (options.window > 0)
-      throw std::runtime_error("lshkit: the near window has no CUDA kernel yet");
-  }
 };
 
 // Of queries or of keys. unit: with the unit vectors themselves.
@@ -124,9 +121,9 @@ void finish_output(const Problem& p, const float* sums, const UnitVectors& query
 struct BackwardScratch {
   UnitVectors query, key;
   float *sums, *bias, *query_grad, *key_grad, *value_grad;
-  BackwardScratch(Cut& cut, const Problem& p)
-      : query(cut, p.queries(), p.s.n_features),
-        key(cut, p.keys(), p.s.n_features),
+  BackwardScratch(Cut& cut, const Problem& p, bool with_unit = true)
+      : query(cut, p.queries(), with_unit ? p.s.n_features : 0),
+        key(cut, p.keys(), with_unit ? p.s.n_features : 0),
         sums(cut.take<float>(p.queries() * p.sum_columns())),
         bias(cut.take<float>(p.counts() ? p.queries() : 0)),
         query_grad(cut.take<float>(p.queries() * p.s.n_features)),
@@ -192,15 +189,22 @@ void expected_sums(const Problem& p, const UnitVectors& query, const UnitVectors
 
 // What the sorted buckets of a backward pass take.
 struct SortScratch {
-  std::int32_t *query_order = nullptr, *key_order = nullptr, *query_starts = nullptr,
-               *key_starts = nullptr;
+  struct OfSide {
+    std::uint16_t* buckets = nullptr;
+    std::int32_t *order = nullptr, *starts = nullptr;
+  } query, key;
   SortScratch() = default;
   SortScratch(Cut& cut, const Problem& p, int bits) {
     const index_t starts = kSortHashes * p.sequences() * p.s.heads * ((index_t(1) << bits) + 1);
-    query_order = cut.take<std::int32_t>(kSortHashes * p.queries());
-    key_order = cut.take<std::int32_t>(kSortHashes * p.keys_of_queries());
-    query_starts = cut.take<std::int32_t>(starts);
-    key_starts = cut.take<std::int32_t>(starts);
+    const auto take = [&](index_t rows) {
+      OfSide to;
+      to.buckets = cut.take<std::uint16_t>(kSortHashes * rows);
+      to.order = cut.take<std::int32_t>(kSortHashes * rows);
+      to.starts = cut.take<std::int32_t>(starts);
+      return to;
+    };
+    query = take(p.queries());
+    key = take(p.keys_of_queries());
   }
 };
 
@@ -208,14 +212,16 @@ struct SortScratch {
 void lower_bound(const Problem& p, const BackwardScratch& b, const SortScratch& scratch, int n_bits,
                  int sort_bits, Codes query_codes, Codes key_codes, index_t n_hashes) {
   BucketGradient a;
-  a.sort.queries = {p.query_side(), b.query.valid, query_codes.data, scratch.query_order,
-                    scratch.query_starts};
-  a.sort.keys = {p.key_side(), b.key.valid, key_codes.data, scratch.key_order, scratch.key_starts};
+  const auto side = [](const Side& of, const UnitVectors& rows, Codes codes,
+                       const SortScratch::OfSide& to) {
+    return SortSide{of, rows.valid, codes.data, to.buckets, to.order, to.starts};
+  };
+  a.sort.queries = side(p.query_side(), b.query, query_codes, scratch.query);
+  a.sort.keys = side(p.key_side(), b.key, key_codes, scratch.key);
   a.sort.query_heads = p.s.heads;
-  a.sort.tasks = p.sequences() * p.s.heads;
+  a.sort.sequences = p.s.query_starts ? p.s.sequences : 1;
+  a.sort.units = p.s.batch * p.s.heads;
   a.sort.n_hashes = n_hashes;
-  a.sort.query_rows = p.queries();
-  a.sort.key_rows = p.keys_of_queries();
   a.sort.code_bytes = query_codes.bytes;
   a.sort.bits = sort_bits;
   a.query_unit = b.query.unit;
@@ -231,6 +237,41 @@ void lower_bound(const Problem& p, const BackwardScratch& b, const SortScratch& 
   a.query_grad = b.query_grad;
   a.key_grad = b.key_grad;
   bucket_gradient(p.queue, a);
+}
+
+// Whether the tensor cores do that: 16-bit inputs, and buckets that are sorted by whole codes.
+bool by_matrices(const Problem& p, int n_bits) {
+  const Element e = p.in.query.element;
+  return p.options.gradient == Gradient::lower_bound &&
+         (e == Element::bfloat16 || e == Element::float16) && p.in.key.element == e &&
+         p.in.value.element == e && n_bits <= kSortBits;
+}
+MatrixProblem matrix_problem(const Problem& p, const BackwardScratch& b, int n_bits,
+                             Codes query_codes, Codes key_codes, index_t n_hashes) {
+  MatrixProblem a;
+  a.queries = {p.query_side(),
+               p.s.batch,
+               b.query.valid,
+               query_codes.data,
+               Elements(p.in.query),
+               b.query.inverse,
+               sums_as_elements(p, b.sums),
+               b.query_grad};
+  a.keys = {p.key_side(),       p.s.batch,     b.key.valid,          key_codes.data,
+            Elements(p.in.key), b.key.inverse, Elements(p.in.value), b.key_grad};
+  a.query_heads = p.s.heads;
+  a.sequences = p.s.query_starts ? p.s.sequences : 1;
+  a.n_features = p.s.n_features;
+  a.n_values = p.s.n_values;
+  a.n_hashes = n_hashes;
+  a.code_bytes = query_codes.bytes;
+  a.bits = n_bits;
+  a.biased = p.counts();
+  a.bias = p.counts() ? b.bias : nullptr;
+  a.causal = p.options.causal;
+  a.scale = 0.5f * float(n_bits) / float(n_hashes);
+  a.element = p.in.query.element;
+  return a;
 }
 
 // Gradients of the unit vectors by all pairs. codes may be null.
@@ -252,6 +293,56 @@ void pair_gradients(const Problem& p, const BackwardScratch& b, PairWeight weigh
     a.y_columns = p.s.n_features;
     a.out = of_query ? b.query_grad : b.key_grad;
     sum_pairs(p.queue, a, p.sequences());
+  }
+}
+
+// A sum over the pairs of the near window, all but its weight, y and out.
+Window window_of(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+                 Codes query_codes, Codes key_codes, index_t n_hashes, bool owner_is_query) {
+  Window w;
+  w.reach = p.options.window;
+  w.pairs = pairs_of(p, query, key, n_bits, owner_is_query);
+  (owner_is_query ? w.pairs.owner : w.pairs.other).codes = query_codes.data;
+  (owner_is_query ? w.pairs.other : w.pairs.owner).codes = key_codes.data;
+  w.pairs.code_bytes = query_codes.bytes;
+  w.pairs.n_hashes = n_hashes;
+  return w;
+}
+void add_window_sums(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
+                     Codes query_codes, Codes key_codes, index_t n_hashes, float* sums) {
+  if (p.options.window <= 0) return;
+  Window w = window_of(p, query, key, n_bits, query_codes, key_codes, n_hashes, true);
+  w.pairs.weight = PairWeight::probability;
+  w.pairs.y = Elements(p.in.value);
+  w.pairs.y_columns = p.s.n_values;
+  w.pairs.counts = p.counts();
+  w.pairs.out = sums;
+  add_window(p.queue, w, p.sequences());
+}
+// To the gradients of the values or, once these are complete, of the unit vectors.
+void add_window_values(const Problem& p, const BackwardScratch& b, int n_bits, Codes query_codes,
+                       Codes key_codes, index_t n_hashes) {
+  if (p.options.window <= 0) return;
+  Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, false);
+  w.pairs.weight = PairWeight::probability;
+  w.pairs.y = sums_as_elements(p, b.sums);
+  w.pairs.y_columns = p.s.n_values;
+  w.pairs.out = b.value_grad;
+  add_window(p.queue, w, p.sequences());
+}
+void add_window_gradients(const Problem& p, const BackwardScratch& b, PairWeight weight, int n_bits,
+                          Codes query_codes, Codes key_codes, index_t n_hashes) {
+  if (p.options.window <= 0) return;
+  for (const bool of_query : {true, false}) {
+    Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, of_query);
+    (of_query ? w.pairs.owner : w.pairs.other).factor = sums_as_elements(p, b.sums);
+    w.pairs.weight = weight;
+    w.pairs.bias = p.counts() ? b.bias : nullptr;
+    w.pairs.y = of_query ? rows_of(b.key.unit, p.key_heads(), p.s.n_keys, p.s.n_features)
+                         : rows_of(b.query.unit, p.s.heads, p.s.n_queries, p.s.n_features);
+    w.pairs.y_columns = p.s.n_features;
+    w.pairs.out = of_query ? b.query_grad : b.key_grad;
+    add_window(p.queue, w, p.sequences());
   }
 }
 
@@ -301,9 +392,10 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      AttentionInputs<float> in, Output<float> out, void* query_codes,
                      void* key_codes, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
-  const UnitVectors query(cut, p.queries(), 0), key(cut, p.keys(), 0);
+  const bool near = options.window > 0;
+  const index_t unit_columns = near ? shape.n_features : 0;
+  const UnitVectors query(cut, p.queries(), unit_columns), key(cut, p.keys(), unit_columns);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
   if (!scratch) return cut.used();
 
@@ -314,12 +406,14 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
        shape.n_features, query_codes);
   hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys, shape.n_features,
        key_codes);
-  fill(p, query, true, false);
-  fill(p, key, false, false);
+  fill(p, query, true, near);
+  fill(p, key, false, near);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const BucketSum<float> sum = sum_of(p, {query_codes, code_bytes}, {key_codes, code_bytes},
                                       functions.n_bits, functions.n_hashes, key, sums);
   bucket_sum(queue, sum, p.sequences(), shared_limit(queue));
+  add_window_sums(p, query, key, functions.n_bits, {query_codes, code_bytes},
+                  {key_codes, code_bytes}, functions.n_hashes, sums);
   finish_output(p, sums, query, out);
   return cut.used();
 }
@@ -329,31 +423,42 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                       AttentionGradients<float> gradients, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
-  const BackwardScratch b(cut, p);
-  const bool by_buckets = options.gradient == Gradient::lower_bound;
+  const bool matrices = by_matrices(p, n_bits);
+  const bool with_unit = !matrices || options.window > 0;
+  const BackwardScratch b(cut, p, with_unit);
+  const bool by_buckets = options.gradient == Gradient::lower_bound && !matrices;
   const int sort_bits = n_bits < kSortBits ? n_bits : kSortBits;
   const SortScratch sort = by_buckets ? SortScratch(cut, p, sort_bits) : SortScratch{};
+  const MatrixProblem matrix = matrix_problem(p, b, n_bits, query_codes, key_codes, n_hashes);
+  const MatrixScratch matrix_scratch = matrices ? MatrixScratch(cut, matrix) : MatrixScratch{};
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
-  fill(p, b.query, true, true);
-  fill(p, b.key, false, true);
+  fill(p, b.query, true, with_unit);
+  fill(p, b.key, false, with_unit);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
-  if (options.normalize != Normalize::none) bucket_sum(queue, sum, p.sequences(), limit);
+  if (options.normalize != Normalize::none) {
+    bucket_sum(queue, sum, p.sequences(), limit);
+    add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
+  }
   sums_backward(p, b, gradients.out);
   bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
+  add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
   finish_values(p, b, gradients.value);
-  if (by_buckets) {
+  const PairWeight weight = by_buckets || matrices                   ? PairWeight::lower_bound
+                            : options.gradient == Gradient::collided ? PairWeight::collided
+                            : options.gradient == Gradient::unbiased ? PairWeight::unbiased
+                                                                     : PairWeight::expected;
+  if (matrices) {
+    bucket_gradient(queue, matrix, matrix_scratch);
+  } else if (by_buckets) {
     lower_bound(p, b, sort, n_bits, sort_bits, query_codes, key_codes, n_hashes);
   } else {
-    const PairWeight weight = options.gradient == Gradient::collided   ? PairWeight::collided
-                              : options.gradient == Gradient::unbiased ? PairWeight::unbiased
-                                                                       : PairWeight::expected;
     pair_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
   }
+  add_window_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }
@@ -362,7 +467,6 @@ index_t expected_forward(const Queue& queue, const AttentionShape& shape,
                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                          Output<float> out, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
   const UnitVectors query(cut, p.queries(), shape.n_features), key(cut, p.keys(), shape.n_features);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
@@ -380,7 +484,6 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
                           const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                           AttentionGradients<float> gradients, void* scratch) {
   const Problem p{queue, shape, options, in};
-  p.check();
   Cut cut(scratch);
   const BackwardScratch b(cut, p);
   if (!scratch) return cut.used();

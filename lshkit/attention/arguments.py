@@ -2,32 +2,72 @@
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 
 from lshkit import _C, checks, hashing, torch_ops
+from lshkit.torch_ops.assertions import may_be_read
 
 ESTIMATORS = ("auto", "sampled", "expected", "soft")
 UNIT_NORMS = ("l2", "lift")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def seed_tensor(seed: int | Tensor | None, inputs_device: str = "cpu") -> Tensor:
+CPU = torch.device("cpu")
+
+
+def seed_tensor(
+    seed: int | Tensor | None, inputs_device: torch.device = CPU, hasher: str = "hadamard"
+) -> Tensor:
     """The seed as an int64 tensor, so that a compiled graph takes new seeds without a new trace.
 
+    On the CPU, but for inputs on CUDA on their device, where FastHadamard's numbers are made: a
+    seed of None is drawn there and an int written there, without a copy and without a wait. The
+    numbers of hyperplanes come from the CPU, and so does their seed.
     A seed on the meta device has no value: good for inputs there, and for nothing else.
     """
+    device = inputs_device if inputs_device.type == "cuda" and hasher == "hadamard" else CPU
     if seed is None:
-        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device="cpu")
-    if isinstance(seed, Tensor):
-        if seed.dtype is not torch.int64 or seed.numel() != 1:
-            raise ValueError(
-                f"seed must be an int64 tensor of one element, got shape {tuple(seed.shape)} and "
-                f"dtype {seed.dtype}"
-            )
-        if seed.device.type not in ("cpu", inputs_device):
-            raise ValueError(f"seed must be on the cpu, got a tensor on {seed.device}")
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    check_seed(seed, inputs_device)
+    if not isinstance(seed, Tensor):
+        return torch.full((1,), int(seed), dtype=torch.int64, device=device)
+    if seed.device == device or seed.is_meta:
         return seed
-    seed = checks.integer("seed", seed, 0, 2**63 - 1)
-    return torch.full((1,), seed, dtype=torch.int64, device="cpu")
+    if seed.device == CPU:
+        if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
+            return seed_tensor(seed.item(), inputs_device, hasher)
+        return seed.to(device, non_blocking=True)
+    return seed.to(device)  # a wait for the GPU
+
+
+def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor):
+        checks.integer("seed", seed, 0, 2**63 - 1)
+        return
+    if seed.dtype is not torch.int64 or seed.numel() != 1:
+        raise ValueError(
+            f"seed must be an int64 tensor of one element, got shape {tuple(seed.shape)} and "
+            f"dtype {seed.dtype}"
+        )
+    if seed.device != CPU and seed.device != inputs_device:
+        wanted = "the cpu" if inputs_device == CPU else f"the cpu or {inputs_device}"
+        raise ValueError(f"seed must be on {wanted}, got a tensor on {seed.device}")
+
+
+def on_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers that were made on the CPU; the copy to a GPU is queued there."""
+    if numbers.device == device:
+        return numbers
+    if device.type == "cuda" and not torch.compiler.is_compiling() and not is_fake(numbers):
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                'the numbers of hasher="hyperplane" come from the CPU, which a CUDA graph cannot '
+                'capture: take hasher="hadamard", or torch.ops.lshkit with parameters that are on '
+                "the GPU already"
+            )
+    return numbers.to(device, non_blocking=True)
 
 
 def check_options(
@@ -68,9 +108,8 @@ def check_probes(n_probes: int | tuple[int, int], n_bits: int) -> tuple[int, int
 def sharpness_tensor(sharpness: float | Tensor, heads: int, device: torch.device) -> Tensor:
     """(1,) or (heads,). The operator checks the values of a tensor."""
     if not isinstance(sharpness, Tensor):
-        return torch.tensor(
-            [checks.positive("sharpness", sharpness)], dtype=torch.float32, device=device
-        )
+        sharpness = checks.positive("sharpness", sharpness)
+        return torch.full((1,), sharpness, dtype=torch.float32, device=device)
     if not sharpness.is_floating_point():
         raise TypeError(f"sharpness must be a tensor of floats, got {sharpness.dtype}")
     if sharpness.shape not in ((), (1,), (heads,)):
@@ -131,27 +170,26 @@ def _autocast_device(x: Tensor) -> str:
     return "cuda" if x.device.type == "cuda" else "cpu"
 
 
-def check_device(query: Tensor, estimator: str, window: int) -> None:
-    """There are kernels for the CPU and, in a build with CUDA, for most of what these can do."""
+def check_device(query: Tensor) -> None:
+    """There are kernels for the CPU and, in a build with CUDA, for CUDA."""
     device = query.device
     if device.type in ("cpu", "meta"):
         return
     if device.type != "cuda" or not _C.with_cuda:
-        hint = (
-            ""
-            if device.type != "cuda"
-            else (
-                " (install it from source where there is nvcc, with "
-                "pip install -C cmake.define.LSHKIT_CUDA=ON)"
-            )
-        )
+        hint = f" ({checks.HOW_TO_BUILD})" if device.type == "cuda" else ""
         raise NotImplementedError(
             f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
             f"it{hint}"
         )
-    if estimator == "soft" or window:
-        option = 'estimator="soft"' if estimator == "soft" else f"window={window}"
-        raise NotImplementedError(f"{option} has no CUDA kernels yet, got query on {device}")
+
+
+def check_cpu(name: str, query: Tensor) -> None:
+    """For functions without CUDA kernels."""
+    if query.device.type not in ("cpu", "meta"):
+        raise NotImplementedError(
+            f"{name} runs on the CPU alone, got query on {query.device}: move its inputs there "
+            f"with .cpu() (yoso_attention runs on CUDA)"
+        )
 
 
 def _check_groups(query: Tensor, key: Tensor) -> None:
@@ -213,7 +251,7 @@ def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
     if starts.device != x.device:
         raise ValueError(f"{name} must be on {x.device}, got a tensor on {starts.device}")
     n_rows = x.shape[-2]
-    if not (torch.compiler.is_compiling() or starts.is_meta):  # else the core looks at the values
+    if may_be_read(starts):  # else the core looks at them, or keeps within the rows
         if starts[0] != 0 or starts[-1] != n_rows:
             raise ValueError(
                 f"{name} must go from 0 to the {n_rows} rows, got {starts[0]} to {starts[-1]}"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
-from lshkit.attention.arguments import check_tensors, key_padding_mask, seed_tensor
+from lshkit.attention.arguments import check_cpu, check_tensors, key_padding_mask, seed_tensor
 
 MAX_TABLE = 2**31 - 1
 
@@ -63,13 +63,14 @@ def bert_lsh_attention(
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     return_counts = checks.boolean("return_counts", return_counts)
     check_tensors(query, key, value, enable_gqa)
+    check_cpu("bert_lsh_attention", query)
     if faithful and query.shape[-2] != key.shape[-2]:
         raise ValueError(
             f"key must have query's length {query.shape[-2]} with faithful=True, got "
             f"{key.shape[-2]}: scores are copied across the diagonal"
         )
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
-    seed = seed_tensor(seed, query.device.type)
+    seed = seed_tensor(seed, query.device)
     shape = query.shape
     key_mask = (
         None

@@ -5,7 +5,13 @@ import math
 from torch import Tensor
 
 from lshkit import checks, hashing, torch_ops
-from lshkit.attention.arguments import check_tensors, check_word, key_padding_mask, seed_tensor
+from lshkit.attention.arguments import (
+    check_cpu,
+    check_tensors,
+    check_word,
+    key_padding_mask,
+    seed_tensor,
+)
 
 
 def lsh_attention(
@@ -94,12 +100,13 @@ def lsh_attention(
     window = 0 if window is None else checks.integer("window", window, 0, 2**31 - 1)
     n_sinks = checks.integer("n_sinks", n_sinks, 0, 2**31 - 1)
     check_tensors(query, key, value, enable_gqa)
+    check_cpu("lsh_attention", query)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
     if causal_offset is None:
         causal_offset = key.shape[-2] - query.shape[-2] if is_causal else 0
     else:
         causal_offset = checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
-    seed = seed_tensor(seed, query.device.type)
+    seed = seed_tensor(seed, query.device)
     shape = query.shape
     key_mask = (
         None

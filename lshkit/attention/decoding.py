@@ -5,10 +5,12 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention.arguments import (
+    CPU,
     DTYPES,
     check_options,
     check_probes,
     check_word,
+    on_device,
     seed_tensor,
 )
 from lshkit.attention.projections import check_learnable, plane_rows
@@ -81,6 +83,9 @@ class YosoState:
             a sum beyond 65504 overflows: see docs/attention.md for the error measured.
         conv_window: None, or the positions of a `YosoAttention` module's convolution: the state
             then keeps the values of the last conv_window - 1 positions.
+        device: of the tables and of all that is given and taken: the CPU, or CUDA in a build with
+            its kernels. `step`, `append`, `attend` and `prefill` wait for nothing there and can
+            be captured in a CUDA graph (after a first call); each replay then is a step.
 
     There is no autograd through a state: RuntimeError where grad mode is on and an input requires
     grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
@@ -108,6 +113,7 @@ class YosoState:
         dtype: torch.dtype = torch.float32,
         table_dtype: torch.dtype = torch.float32,
         conv_window: int | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.num_heads = checks.integer("num_heads", num_heads, 1)
@@ -138,38 +144,34 @@ class YosoState:
         self.hasher, self.estimator = hasher, estimator
         self.normalize, self.unit_norm = normalize, unit_norm
         self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
+        self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
+        self._seen = {}  # of a module's numbers on a GPU: those that have been compared
         self._projections = None
         sizes = self.num_key_heads, self.head_dim, self.n_bits, self.n_hashes
         if projections is None:
-            self._parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
+            seed = seed_tensor(seed, self.device, hasher)
+            parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
+            self._parameters = on_device(parameters, self.device)
         else:
             check_learnable("projections", estimator, hasher)
-            planes = plane_rows(projections, *sizes, torch.device("cpu")).detach()
-            self._parameters = self._projections = planes.clone().contiguous()
-        self.n_probes, self._sharpness = (1, 1), None
+            planes = plane_rows(projections, *sizes, getattr(projections, "device", CPU)).detach()
+            self._projections = planes.to(CPU, copy=True).contiguous()
+            self._parameters = self._projections.to(self.device)
+        self.n_probes, self._sharpness, self._sharpness_there = (1, 1), None, None
         if estimator == "soft":
             self.n_probes = check_probes(n_probes, self.n_bits)
             self._sharpness = sharpness_values(sharpness, self.num_key_heads)
-        self._options = (
-            self._parameters,
-            torch_ops.FAMILY[hasher],
-            self.n_bits,
-            self.n_hashes,
-            self._sharpness,
-            *self.n_probes,
-            torch_ops.NORMALIZE[normalize],
-        )
         tables = (batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
-        self._sums = _new_table((*tables, self.value_dim), table_dtype)
-        self._counts = _new_table(tables, torch.float32) if normalize == "sum" else None
+        self._sums = self._new_table((*tables, self.value_dim), table_dtype)
+        self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
-        self._masked = _new_table((batch_size,), torch.int64)  # ... less these
+        self._masked = self._new_table((batch_size,), torch.int64)  # ... less these
         self._tail = None
         if conv_window is not None:
             shape = (batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
-            self._tail = _new_table(shape, dtype)
+            self._tail = self._new_table(shape, dtype)
         self.reset()
 
     # --- Attention ------------------------------------------------------------------------------
@@ -214,11 +216,15 @@ class YosoState:
         out, masked = None, None
         if mask is not None:
             masked = self._masked + mask.logical_not().sum(1)
+        # A GPU reads and writes short floats as they are.
+        short = self.device.type == "cuda" and self.dtype is not torch.float64
+        dtype = self.dtype if short else torch.float32
         if query is not None:
-            out = torch.empty((*query.shape[:-1], self.value_dim), device="cpu")
-            query = rows(query, torch.float32)
+            shape = *query.shape[:-1], self.value_dim
+            out = torch.empty(shape, dtype=dtype, device=self.device)
+            query = rows(query, dtype)
         if key is not None:
-            key, value = rows(key, torch.float32), rows(value, torch.float32)
+            key, value = rows(key, dtype), rows(value, dtype)
         _C.decode(
             self._sums,
             self._counts,
@@ -233,10 +239,13 @@ class YosoState:
             torch.get_num_threads(),
         )
         if key is not None:
-            self._positions += key.shape[2]
             if masked is not None:
                 self._masked.copy_(masked)
-        return out if out is None or self.dtype is torch.float32 else out.to(self.dtype)
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                self._masked.sub_(key.shape[2])  # at each replay, of which nothing else here knows
+            else:
+                self._positions += key.shape[2]
+        return out if out is None else out.to(self.dtype)
 
     def _check(self, query, key, value) -> None:
         sizes = (
@@ -258,8 +267,12 @@ class YosoState:
                 raise ValueError(f"{name} must be {wanted}, got shape {tuple(shape)}")
             if x.dtype is not self.dtype:
                 raise TypeError(f"{name} must have the state's dtype {self.dtype}, got {x.dtype}")
-            if not x.is_cpu:
-                raise NotImplementedError(f"{name} must be on the cpu, got {x.device}")
+            if x.device != self.device:
+                known = x.device.type in ("cpu", "cuda")
+                wanted = "the cpu" if self.device == CPU else self.device
+                raise (ValueError if known else NotImplementedError)(
+                    f"{name} must be on {wanted}, where the state is, got {x.device}"
+                )
             if grad and x.requires_grad:
                 raise RuntimeError(
                     f"{name} requires grad, and there is no autograd through a state: call it "
@@ -280,6 +293,10 @@ class YosoState:
             raise ValueError(
                 f"attn_mask must be ({self.batch_size}, {n}) or ({self.batch_size}, 1, 1, {n}), "
                 f"got shape {tuple(mask.shape)}"
+            )
+        if mask.device != self.device:
+            raise ValueError(
+                f"attn_mask must be on the state's device {self.device}, got {mask.device}"
             )
         return mask.reshape(self.batch_size, n).contiguous()
 
@@ -327,13 +344,16 @@ class YosoState:
         return self
 
     def to(self, dtype: torch.dtype | torch.device | str) -> "YosoState":
-        """Takes and gives another dtype from now on; the tables stay. Returns self.
+        """Takes and gives another dtype from now on, the tables stay; or goes to another device.
 
-        A device is taken as well, where it is the CPU.
+        Returns self.
         """
         if not isinstance(dtype, torch.dtype):
-            if torch.device(dtype).type != "cpu":
-                raise NotImplementedError(f"device must be the cpu, got {dtype}")
+            self.device = _checked_device(dtype)
+            self._parameters = self._parameters.to(self.device)
+            self._sharpness_there = None
+            for name, x in self._tensors().items():
+                setattr(self, f"_{name}", x.to(self.device))
             return self
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
@@ -407,6 +427,21 @@ class YosoState:
         }
         return {name: x for name, x in tensors.items() if x is not None}
 
+    @property
+    def _options(self):
+        """Arguments of the core that are those of the state."""
+        if self._sharpness is not None and self._sharpness_there is None:
+            self._sharpness_there = self._sharpness.to(self.device)
+        return (
+            self._parameters,
+            torch_ops.FAMILY[self.hasher],
+            self.n_bits,
+            self.n_hashes,
+            self._sharpness_there,
+            *self.n_probes,
+            torch_ops.NORMALIZE[self.normalize],
+        )
+
     def _given(self) -> dict[str, Tensor]:
         """What makes the codes beside the numbers of _CONFIG."""
         given = {"sharpness": self._sharpness, "projections": self._projections}
@@ -420,15 +455,23 @@ class YosoState:
         """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
         other = object.__new__(YosoState)
         other.__dict__.update(self.__dict__)
-        indices = torch.tensor(list(indices), dtype=torch.int64, device="cpu")
+        indices = torch.tensor(list(indices), dtype=torch.int64, device=self.device)
         other.batch_size = len(indices)
         for name, x in self._tensors().items():
             by_sequence = x.view(self.batch_size, -1)
-            copy = _new_table((other.batch_size, by_sequence.shape[1]), x.dtype)
+            copy = self._new_table((other.batch_size, by_sequence.shape[1]), x.dtype)
             torch.index_select(by_sequence, 0, indices, out=copy)
             heads = len(x) // self.batch_size
             setattr(other, f"_{name}", copy.view(other.batch_size * heads, *x.shape[1:]))
         return other
+
+    def _new_table(self, shape, dtype) -> Tensor:
+        """Memory without contents, in large pages where the system has them."""
+        with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
+            table = torch.empty(shape, dtype=dtype, device=self.device)
+        if dtype in TABLE_DTYPES and table.is_cpu:
+            _C.use_large_pages(table)
+        return table
 
     def __repr__(self) -> str:
         names = ["n_bits", "n_hashes", "hasher", "estimator", "normalize", "table_dtype", "seed"]
@@ -438,17 +481,20 @@ class YosoState:
         return (
             f"YosoState({self.batch_size}, {self.num_heads}, {self.head_dim}, {self.value_dim}, "
             f"num_key_heads={self.num_key_heads}, {options}, dtype={self.dtype}; "
-            f"length={self.length.tolist()}, {self.nbytes / 2**20:.1f} MB)"
+            f"length={self.length.tolist()}, {self.nbytes / 2**20:.1f} MB"
+            f"{'' if self.device == CPU else f' on {self.device}'})"
         )
 
 
-def _new_table(shape, dtype) -> Tensor:
-    """Memory without contents, in large pages where the system has them."""
-    with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
-        table = torch.empty(shape, dtype=dtype, device="cpu")
-    if dtype in TABLE_DTYPES:
-        _C.use_large_pages(table)
-    return table
+def _checked_device(device) -> torch.device:
+    device = CPU if device is None else torch.device(device)
+    if device.type == "cpu":
+        return CPU
+    if device.type != "cuda" or not (_C.with_cuda and torch.cuda.is_available()):
+        raise NotImplementedError(
+            f"device must be the cpu, or cuda in a build with its kernels, got {device}"
+        )
+    return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
 
 
 def sharpness_values(sharpness, heads) -> Tensor:

@@ -10,9 +10,11 @@ from lshkit.attention.arguments import (
     check_gradient_rank,
     check_options,
     check_probes,
+    check_seed,
     check_tensors,
     check_word,
     key_padding_mask,
+    on_device,
     packed_starts,
     seed_tensor,
     sharpness_tensor,
@@ -121,19 +123,22 @@ def yoso_attention(
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
-            a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
-            fixes it.
+            a fresh seed from torch's generator of the device, so that a CUDA graph draws anew at
+            each replay; an int >= 0 or an int64 tensor of one element fixes it. A tensor on CUDA is
+            not read: it is taken as its 64 bits. Only "hyperplane", whose numbers the CPU draws,
+            reads it, and copies them at each call: that cannot be captured in a CUDA graph.
         cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone; "auto"
-            goes by the mean length, for all of them. Equal numbers are an empty sequence.
+            goes by the mean length, for all of them. Equal numbers are an empty sequence. On CUDA
+            the values are not looked at: rows of no sequence have results without a meaning.
         cu_seqlens_k: the same for the keys, where it differs.
         n_probes: of "soft", buckets a row belongs to, of queries and keys or `(queries, keys)`, 1
             to 2^n_bits: its own code and those with its least certain bits flipped. 1 is its code
             alone, 2^n_bits are all buckets (the features of RACE attention).
         sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
             bits have to cross: weights are the softmax of `-2 sharpness sum |z|`. A number > 0 or a
-            tensor () or (H_k,), which may require a gradient.
+            tensor () or (H_k,), which may require a gradient and on CUDA is not looked at.
         projections: of "soft" with the hasher "hyperplane", the normals of its planes in the place
             of those that seed draws, `(H_k, n_hashes, n_bits, D)` or `(H_k, n_hashes * n_bits, D)`
             ("lift": D + 2), of a floating dtype; computed with in float32. They may require a
@@ -147,10 +152,10 @@ def yoso_attention(
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
-            row is longer than sqrt(lift_scale).
+            row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
-            its kernels, have no `window` and no "soft"; `precision` and `gradient_rank` do not
-            apply, all is computed in full there.
+            its kernels, take everything; `precision` and `gradient_rank` do not apply, all is
+            computed in full there.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
@@ -175,18 +180,18 @@ def yoso_attention(
     check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     check_tensors(query, key, value, enable_gqa)
-    check_device(query, estimator, window)
+    check_device(query)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
-        check_lift_scale(lift_scale, heads, is_causal and unit_norm == "lift")
+        auto_fails = is_causal and unit_norm == "lift"
+        check_lift_scale(lift_scale, heads, auto_fails, query.device)
     if projections is not None:
         check_learnable("projections", estimator, hasher)
         key_heads = 1 if key.dim() == 3 else key.shape[-3]
         n_features = query.shape[-1] + (2 if unit_norm == "lift" else 0)
         sizes = key_heads, n_features, n_bits, n_hashes
         projections = plane_rows(projections, *sizes, query.device)
-    if seed is not None:  # None is drawn only where it is used
-        seed = seed_tensor(seed, query.device.type)
+    check_seed(seed, query.device)
 
     shape = query.shape
     key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
@@ -219,16 +224,17 @@ def yoso_attention(
         )
     else:
         family = torch_ops.FAMILY[hasher]
-        if seed is None and projections is None:
-            seed = seed_tensor(None)
+        if projections is None:  # made only where it is used
+            seed = seed_tensor(seed, query.device, hasher)
         rotation = None
         if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
-            rotation = rotation.to(query.device)
+            rotation = on_device(rotation, query.device)
         parameters = projections
         if parameters is None:
             sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-            parameters = torch_ops.hash_parameters(seed, *sizes, family).to(query.device)
+            parameters = torch_ops.hash_parameters(seed, *sizes, family)
+            parameters = on_device(parameters, query.device)
         hash_options = family, n_bits, n_hashes
         if estimator == "soft":
             out, *_ = torch_ops.soft_attention(

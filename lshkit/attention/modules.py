@@ -13,6 +13,7 @@ from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
 from lshkit.attention.projections import check_learnable
+from lshkit.torch_ops.assertions import require
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
@@ -136,7 +137,8 @@ class YosoAttention(nn.Module):
         learn_sharpness = checks.boolean("learn_sharpness", learn_sharpness)
         self.register_parameter("projections", None)
         self.register_parameter("log_sharpness", None)
-        nothing = torch.zeros(1, num_heads, 0, self.head_dim, device="cpu")
+        given = [x.device for x in (lift_scale, sharpness) if isinstance(x, Tensor)]
+        nothing = torch.zeros(1, num_heads, 0, self.head_dim, device=given[0] if given else "cpu")
         yoso_attention(nothing, nothing, nothing, seed=0, **self._options())  # checks the options
         if learn_projections:
             check_learnable("learn_projections", estimator, hasher)
@@ -173,7 +175,9 @@ class YosoAttention(nn.Module):
         if learn_sharpness:
             self.log_sharpness = nn.Parameter(torch.empty(num_heads, **options))
         self._seed = None if seed is None else int(seed_tensor(seed))
-        self.register_buffer("hash_seed", torch.empty(1, dtype=torch.int64, device="cpu"))
+        place = self.out_proj.weight.device  # not on meta, where it would have no value
+        place = place if place.type == "cuda" else "cpu"
+        self.register_buffer("hash_seed", torch.empty(1, dtype=torch.int64, device=place))
         self._reset_projections()
         self.register_load_state_dict_pre_hook(_keep_seed)
 
@@ -307,6 +311,8 @@ class YosoAttention(nn.Module):
             batch_size,
             dtype=self.out_proj.weight.dtype,
             table_dtype=table_dtype,
+            seed=int(self.hash_seed),
+            device=self.out_proj.weight.device,
             **module_options(self),
         )
 
@@ -377,12 +383,8 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
     if not key_padding_mask.is_floating_point():
         raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
     ignored = key_padding_mask <= IGNORED_FROM
-    clear = (ignored | (key_padding_mask == 0)).all()
     message = f"{name} of dtype {key_padding_mask.dtype} must hold 0 and -inf alone"
-    if torch.compiler.is_compiling():
-        torch._assert_async(clear, message)  # a graph cannot branch on the values
-    elif not clear.is_meta and not clear:
-        raise ValueError(message)
+    require(ignored | (key_padding_mask == 0), message)
     return ~ignored
 
 

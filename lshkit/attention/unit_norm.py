@@ -5,12 +5,15 @@ import numbers
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+
+from lshkit.torch_ops.assertions import require
 
 AUTO = "auto"
 
 
-def check_lift_scale(lift_scale: float | Tensor | str, n_heads: int, is_causal: bool) -> None:
+def check_lift_scale(
+    lift_scale: float | Tensor | str, n_heads: int, is_causal: bool, device: torch.device
+) -> None:
     """What can be said without the values of a tensor."""
     wanted = "a number > 0, a tensor of one or of a number for each head, or 'auto'"
     if isinstance(lift_scale, str):
@@ -28,6 +31,11 @@ def check_lift_scale(lift_scale: float | Tensor | str, n_heads: int, is_causal: 
             raise ValueError(
                 f"lift_scale must be {wanted}: shape () or ({n_heads},), "
                 f"got {tuple(lift_scale.shape)}"
+            )
+        if lift_scale.device != device and device.type == "cuda":
+            raise ValueError(
+                f"lift_scale must be on query's device {device}, got a tensor on "
+                f"{lift_scale.device}"
             )
     elif isinstance(lift_scale, bool) or not isinstance(lift_scale, numbers.Real):
         raise TypeError(f"lift_scale must be {wanted}, got {lift_scale!r}")
@@ -62,8 +70,8 @@ def lift(
 
     Raises:
         ValueError: a finite row of a query or of a key that takes part is outside the bound, by
-            more than rounding makes of it, or lift_scale is not positive. In a compiled graph that
-            is an assertion, raised when the graph runs.
+            more than rounding makes of it, or lift_scale is not positive. In a compiled graph and
+            on CUDA that is an assertion, raised when the work is done.
     """
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     if key_mask is not None:  # whatever they hold, NaN included, it reaches no gradient
@@ -75,7 +83,7 @@ def lift(
         tau = lift_scale.to(wide).reshape(-1, 1, 1)
         given = lift_scale.detach()
         message = "lift_scale must be > 0 and finite"
-        _require((tau > 0) & tau.isfinite(), message, lambda: f", got {given.tolist()}")
+        require((tau > 0) & tau.isfinite(), message, lambda: f", got {given.tolist()}")
     else:
         tau = float(lift_scale)
     query_tau = tau
@@ -102,7 +110,7 @@ def _largest_square(query: Tensor, key: Tensor) -> Tensor:
         return both.new_ones(()).expand(*both.shape[:2], 1, 1)
     both = torch.where(_finite(both), both, 0)
     largest = (both * both).sum(-1, keepdim=True).amax(-2, keepdim=True)
-    _require(
+    require(
         largest.isfinite(), f"query and key must have squared norms below the limit of {both.dtype}"
     )
     return torch.where(largest > 0, largest, 1)
@@ -138,19 +146,4 @@ def _require_inside(name: str, given: Tensor, x: Tensor, tau: float | Tensor) ->
         bound = norm / float(scaled.reshape(-1, x.shape[-1])[worst].double().norm())
         return f" = {bound:.6g}, got {norm:.6g}: give a larger lift_scale, or 'auto'"
 
-    _require(inside, f"{name} must have rows of norm at most sqrt(lift_scale)", details)
-
-
-def _require(condition: Tensor, message: str, details=None) -> None:
-    condition = condition.detach().all()
-    if condition.is_meta:
-        return
-    if torch.compiler.is_compiling() or is_fake(condition):  # a graph cannot branch on the values
-        torch._assert_async(condition, message)
-        return
-    if torch._C._functorch.is_functorch_wrapped_tensor(condition):  # all of what vmap maps over
-        details = None
-        while torch._C._functorch.is_functorch_wrapped_tensor(condition):
-            condition = torch._C._functorch.get_unwrapped(condition)
-    if not condition.all():
-        raise ValueError(message + (details() if details else ""))
+    require(inside, f"{name} must have rows of norm at most sqrt(lift_scale)", details)

@@ -10,11 +10,13 @@ MAX_BITS = 64
 MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 
 
-def _sharpness_tensor(sharpness, torch):
+def _sharpness_tensor(sharpness, torch, device):
     """A number, or a tensor of one, as the operators take it: `(1,)`. They check its value."""
     if not isinstance(sharpness, torch.Tensor):
-        return torch.tensor([checks.positive("sharpness", sharpness)])
-    sharpness = checks.array("sharpness", sharpness, torch, kinds="f", wanted="a real number")
+        return torch.tensor([checks.positive("sharpness", sharpness)], device=device)
+    sharpness = checks.array(
+        "sharpness", sharpness, torch, kinds="f", wanted="a real number", cuda=device.type == "cuda"
+    )
     if sharpness.numel() != 1:
         shape = tuple(sharpness.shape)
         raise ValueError(f"sharpness must be one number, got a tensor of shape {shape}")
@@ -37,6 +39,25 @@ class _AngularFamily(HashFamily):
         sizes = self.n_features, self.n_bits, self.n_hashes
         shapes = {"parameters": (1, *parameter_shape(self.family, *sizes))}
         self._restore_numbers(arrays, shapes, np.float32)
+
+    def _parameters_beside(self, x):
+        """As a tensor on the device of x, a tensor too. Copied to a GPU once: a copy from the CPU
+        waits for all that is queued there, and cannot be captured in a CUDA graph."""
+        import torch
+
+        parameters = torch.from_numpy(self.parameters)
+        if type(x) is not torch.Tensor or not x.is_cuda or torch.compiler.is_compiling():
+            return parameters.to(x.device)
+        copies = self.__dict__.setdefault("_copies", {})
+        copied_from, copy = copies.get(x.device, (None, None))
+        if copied_from is not self.parameters:
+            with torch.inference_mode(False):  # else no use in a backward pass
+                copy = parameters.to(x.device)
+            copies[x.device] = self.parameters, copy
+        return copy
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_copies"}
 
     @property
     def n_buckets(self):
@@ -61,15 +82,19 @@ class _AngularFamily(HashFamily):
             other rows keep theirs.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= 16)
+        x = self._rows("x", x, torch, cuda=True)
+        if torch is not None and x.is_cuda and self.n_bits > MAX_PROBE_BITS:
+            raise ValueError(
+                f"x must be on the cpu for codes of more than {MAX_PROBE_BITS} bits, got a tensor "
+                f"on {x.device} and n_bits={self.n_bits}"
+            )
         shape = tuple(x.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
         if torch is not None:
             from lshkit import torch_ops
 
             x = x.reshape(1, 1, -1, self.n_features)
-            parameters = torch.from_numpy(self.parameters).to(x.device)
-            return torch_ops.hash(x, parameters, *options).reshape(shape)
+            return torch_ops.hash(x, self._parameters_beside(x), *options).reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
             with np.errstate(over="ignore"):  # beyond float32 is infinity
@@ -106,7 +131,7 @@ class _AngularFamily(HashFamily):
             n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch)
+        x = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
@@ -117,9 +142,9 @@ class _AngularFamily(HashFamily):
         if torch is not None:
             from lshkit import torch_ops
 
-            sharpness = _sharpness_tensor(sharpness, torch)
+            sharpness = _sharpness_tensor(sharpness, torch, x.device)
             x = x.reshape(1, 1, -1, self.n_features)
-            parameters = torch.from_numpy(self.parameters)
+            parameters = torch.from_numpy(self.parameters).to(x.device)
             weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
             return probes.reshape(shape), weights.reshape(shape)
         sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)

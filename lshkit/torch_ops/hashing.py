@@ -14,6 +14,8 @@ from lshkit.torch_ops.library import (
 )
 
 FAMILY = hashing.FAMILY
+# Only then the core knows whether its CUDA kernels stand for those of the CPU.
+_EMULATES = _C.cuda_architectures().startswith("emulated")
 _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
 
 define(
@@ -25,13 +27,30 @@ define(
 
 
 def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
-    sizes = n_features, n_bits, n_hashes, n_sets
-    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, _seed_of(seed))
-    return torch.from_numpy(parameters).to(seed.device)
+    """On CUDA FastHadamard's come from a kernel, which takes any 64 bits for the seed; the normals
+    of hyperplanes are drawn on the CPU: the seed is read, which waits for the GPU, and they are
+    copied."""
+    sizes = n_features, n_bits, n_hashes
+    if family == FAMILY["hadamard"] and _may_be_on_gpu(seed):
+        shape = hashing.parameter_shape(_FAMILY_NAME[family], *sizes)
+        parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
+        if _C.random_numbers(seed, 0, hashing.ANGLE_ROWS, parameters):
+            return parameters
+    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
+    return torch.from_numpy(parameters).to(seed.device, non_blocking=True)
 
 
 def _gradient_rotation(seed, n_sets, n_values):
-    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed))).to(seed.device)
+    if _may_be_on_gpu(seed):
+        shape = n_sets, hashing.ANGLE_ROWS, hashing.rotation_columns(n_values)
+        rotation = seed.new_empty(shape, dtype=torch.float32)
+        if _C.random_numbers(seed, 1, hashing.ANGLE_ROWS, rotation):  # 1: key = seed + 2^64
+            return rotation
+    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed)))
+
+
+def _may_be_on_gpu(x):
+    return x.is_cuda or _EMULATES
 
 
 def _seed_of(tensor):

@@ -45,10 +45,13 @@ def key_centre(key, key_mask, is_causal, window):
     """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
     takes_part = None if key_mask is None else key_mask[:, None]
     centre = _mean_key(key, takes_part, is_causal, window)
-    if centre.isfinite().all():
+    known = centre.isfinite().all()
+    if not key.is_cuda and known:  # on CUDA to look would be to wait
         return centre
     finite = key.isfinite().all(-1)
-    return _mean_key(key, finite if takes_part is None else finite & takes_part, is_causal, window)
+    finite = finite if takes_part is None else finite & takes_part
+    of_finite = _mean_key(key, finite, is_causal, window)
+    return torch.where(known, centre, of_finite) if key.is_cuda else of_finite
 
 
 def _mean_key(key, takes_part, is_causal, window):
@@ -58,7 +61,7 @@ def _mean_key(key, takes_part, is_causal, window):
         return (key / max(key.shape[2], 1)).sum(2, keepdim=True)  # sums of keys may overflow
     if is_causal:
         first = takes_part.byte().argmax(-1, keepdim=True)
-        takes_part = takes_part & (torch.arange(key.shape[2]) < first + window)
+        takes_part = takes_part & (torch.arange(key.shape[2], device=key.device) < first + window)
     count = takes_part.sum(-1).clamp_min(1)[..., None, None]
     return torch.where(takes_part[..., None], key / count, 0.0).sum(2, keepdim=True)
 

@@ -4,7 +4,6 @@ import torch
 
 from lshkit import _C, hashing
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -13,6 +12,7 @@ from lshkit.torch_ops.library import (
     new_gradient,
     no_second_derivative,
     nothing_to_save,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -36,6 +36,8 @@ def selected_bits(n_probes: int) -> int:
 
 
 def check_sharpness(sharpness):
+    if sharpness.is_cuda:  # to look would be to wait for the GPU
+        return
     sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
     good = torch.isfinite(sharpness) & (sharpness > 0)
     if not good.all():
@@ -113,8 +115,8 @@ def _soft_hash_backward(
     return grad_x.to(x.dtype), grad_sharpness, grad_parameters
 
 
-LIBRARY.impl("soft_hash", _soft_hash, "CPU")
-LIBRARY.impl("soft_hash_backward", _soft_hash_backward, "CPU")
+register_kernel("soft_hash", _soft_hash)
+register_kernel("soft_hash_backward", _soft_hash_backward)
 
 
 @fake("soft_hash")

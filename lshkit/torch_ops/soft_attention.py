@@ -4,7 +4,6 @@ import torch
 
 from lshkit import _C, hashing
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -16,6 +15,7 @@ from lshkit.torch_ops.library import (
     no_second_derivative,
     nothing_to_save,
     register_autocast,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -146,8 +146,8 @@ def _soft_attention_backward(
     return *(g.to(query.dtype) for g in gradients[:3]), *gradients[3:]
 
 
-LIBRARY.impl("soft_attention", _soft_attention, "CPU")
-LIBRARY.impl("soft_attention_backward", _soft_attention_backward, "CPU")
+register_kernel("soft_attention", _soft_attention)
+register_kernel("soft_attention_backward", _soft_attention_backward)
 
 
 @fake("soft_attention")

@@ -4,7 +4,6 @@ import torch
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
-    LIBRARY,
     check_codes,
     define,
     differentiable,
@@ -13,6 +12,7 @@ from lshkit.torch_ops.library import (
     mask_rows,
     no_second_derivative,
     nothing_to_save,
+    register_kernel,
     register_vmap,
     rows,
 )
@@ -78,8 +78,8 @@ def _weighted_bucket_sum_backward(grad_out, query_codes, key_codes, values, *res
     )
 
 
-LIBRARY.impl("weighted_bucket_sum", _weighted_bucket_sum, "CPU")
-LIBRARY.impl("weighted_bucket_sum_backward", _weighted_bucket_sum_backward, "CPU")
+register_kernel("weighted_bucket_sum", _weighted_bucket_sum)
+register_kernel("weighted_bucket_sum_backward", _weighted_bucket_sum_backward)
 
 
 @fake("weighted_bucket_sum")

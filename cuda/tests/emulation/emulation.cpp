@@ -44,8 +44,8 @@ struct Fibre {
 };
 constexpr std::size_t kStackBytes = 128 * 1024;
 constexpr unsigned kSets = 2;
-// The threads of a block. Blocks take turns at two sets: within a set barriers put blocks in order,
-// between the sets nothing does.
+// The threads of a block. Blocks of even and of odd number have sets of their own: within a set
+// barriers put blocks in order, between the sets nothing does.
 struct Set {
   std::vector<Fibre> fibres;
   std::vector<unsigned char> shared;
@@ -243,6 +243,15 @@ std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   wait_for_warp(Wait::take);
   return value;
 }
+unsigned ballot(bool vote) {
+  const unsigned first = current / kWarpSize * kWarpSize;
+  slots[current] = vote;
+  wait_for_warp(Wait::give);
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) votes |= unsigned(slots[first + lane]) << lane;
+  wait_for_warp(Wait::take);
+  return votes;
+}
 
 void bound_piece([[maybe_unused]] void* piece, [[maybe_unused]] std::size_t bytes,
                  [[maybe_unused]] std::size_t whole) {
@@ -287,11 +296,11 @@ void launch(const char* name, std::int64_t n_blocks, std::int64_t n_threads,
   gridDim.x = blocks;
   __tsan_release(&launch_begins);
   for (unsigned n = 0; n < blocks; ++n) {
-    set = &sets[n % kSets];
+    blockIdx.x = unsigned((first_block + n * step) % blocks);
+    set = &sets[blockIdx.x % kSets];
     // What a kernel reads before it writes is NaN. Volatile: no memset, which ThreadSanitizer sees.
     volatile unsigned char* bytes = set->shared.data();
     for (std::size_t i = 0; i < shared_bytes; ++i) bytes[i] = 0xff;
-    blockIdx.x = unsigned((first_block + n * step) % blocks);
     try {
       run_block(threads, descending);
     } catch (...) {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lshkit import torch_ops
-from lshkit.attention.arguments import seed_tensor
+from lshkit.attention.arguments import on_device, seed_tensor
 from lshkit.torch_ops.lsh_attention import key_centre
 
 
@@ -43,9 +43,11 @@ def dense_lsh_attention(
     dtype = query.dtype
     query, key, value = query.float(), key.float(), value.float()
     n_q, n_keys = query.shape[2], key.shape[2]
-    position = torch.arange(n_keys - n_q if is_causal else 0, n_keys if is_causal else n_q)[:, None]
-    column = torch.arange(n_keys)
-    takes_part = torch.ones(1, 1, n_keys, dtype=torch.bool) if keys is None else keys[:, None]
+    device = query.device
+    first_query = n_keys - n_q if is_causal else 0
+    position = torch.arange(first_query, first_query + n_q, device=device)[:, None]
+    column = torch.arange(n_keys, device=device)
+    takes_part = query.new_ones(1, 1, n_keys, dtype=torch.bool) if keys is None else keys[:, None]
     visible = takes_part[:, :, None]
     if is_causal and pairs is None:
         visible = visible & (column <= position)
@@ -62,7 +64,8 @@ def dense_lsh_attention(
     with torch.no_grad():
         family = torch_ops.FAMILY[hasher]
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-        parameters = torch_ops.hash_parameters(seed_tensor(seed), *sizes, family)
+        seed = seed_tensor(seed, device, hasher)
+        parameters = on_device(torch_ops.hash_parameters(seed, *sizes, family), device)
         hash_options = parameters, family, n_bits, n_hashes
         groups = query.shape[1] // key.shape[1]
         grouped = query.unflatten(1, (-1, groups)).flatten(2, 3)

@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import masking_utils
 
 from lshkit.attention.modules import IGNORED_FROM
+from lshkit.torch_ops.assertions import may_be_read, require
 
 
 class Mask(NamedTuple):
@@ -173,20 +174,16 @@ def read_mask(
 def _rows(name: str, mask: Tensor) -> Tensor:
     """The numbers in an int32 mask as it was made here, `(B, 1 or 2, n_keys)`."""
     ours = mask.shape[1] == 1 and mask.shape[2] in (1, 2)
-    compiling = torch.compiler.is_compiling()
-    if not ours or not (compiling or mask.numel() == 0 or (mask < 0).any()):
+    if not ours or not (mask.numel() == 0 or not may_be_read(mask) or (mask < 0).any()):
         raise TypeError(f"attention_mask must be boolean or of floats for {name}, got {mask.dtype}")
     if mask.shape[2] == 2:
-        _require_unchanged(name, (mask < 0).all())
+        _require_unchanged(name, mask < 0)
     return ~mask[:, 0]
 
 
 def _require_unchanged(name: str, known: Tensor) -> None:
     message = f"the model changes its causal mask in a way that {name} can't follow"
-    if torch.compiler.is_compiling():
-        torch._assert_async(known, message)
-    elif not known:
-        raise NotImplementedError(message)
+    require(known, message, error=NotImplementedError)
 
 
 def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
@@ -194,19 +191,18 @@ def _in_order(name: str, first: Tensor, n_q: int) -> Tensor:
     n_keys = first.shape[-1]
     keys = first < n_q
     row = torch.arange(n_q - n_keys, n_q, device=first.device).clamp(0)
-    _require_unchanged(name, (~keys | (first == row)).all())
+    _require_unchanged(name, ~keys | (first == row))
     return keys
 
 
 def _from_floats(mask: Tensor) -> Tensor:
     """Of a padding mask that is added to scores: 0 for a key that takes part, else very low."""
     keys = mask == 0
-    known = (keys | (mask <= IGNORED_FROM)).all()
-    message = f"attention_mask of floats must be 0 or at most {IGNORED_FROM:g} for each key"
-    if torch.compiler.is_compiling():
-        torch._assert_async(known, message)
-    elif not known:
-        raise ValueError(f"{message}, got values from {mask.min()} to {mask.max()}")
+    require(
+        keys | (mask <= IGNORED_FROM),
+        f"attention_mask of floats must be 0 or at most {IGNORED_FROM:g} for each key",
+        lambda: f", got values from {mask.min()} to {mask.max()}",
+    )
     return keys
 
 

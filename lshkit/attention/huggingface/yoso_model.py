@@ -8,6 +8,7 @@ from transformers.utils import logging
 from lshkit import checks
 from lshkit.attention import yoso_attention
 from lshkit.attention.huggingface.normalization import unit_rows
+from lshkit.torch_ops.assertions import may_be_read, require
 
 logger = logging.get_logger(__name__)
 
@@ -88,9 +89,10 @@ def _padding_mask(mask: Tensor, hidden_states: Tensor) -> Tensor:
             f"another mask could remove"
         )
     takes_part = mask != 0
-    if not torch.compiler.is_compiling() and not (takes_part == mask).all():
-        raise ValueError(
-            "attention_mask must hold 1 for a token and 0 for padding, "
-            f"got values from {mask.min()} to {mask.max()}"
+    if may_be_read(mask):
+        require(
+            takes_part == mask,
+            "attention_mask must hold 1 for a token and 0 for padding",
+            lambda: f", got values from {mask.min()} to {mask.max()}",
         )
     return takes_part

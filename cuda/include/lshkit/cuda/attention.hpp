@@ -4,7 +4,7 @@
 // caller's, of as many bytes as a call with null scratch returns. Throws what CUDA reports.
 //
 // Precision::fast and a sketch of the gradient ask for less than is given here: both are computed
-// in full. A window is refused.
+// in full.
 #include "lshkit/attention.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "lshkit/cuda/queue.hpp"

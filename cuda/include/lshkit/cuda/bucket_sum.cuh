@@ -78,13 +78,13 @@ BucketSumPlan plan_bucket_sum(index_t n_hashes, index_t n_buckets, index_t colum
     p.hashes = int(least(n_hashes, kSumHashes));
     p.columns = wanted;
     if (p.lanes() > kSumChunk || (wanted > 1 && wanted >= 2 * columns)) continue;
-    p.table_rows = int(n_buckets);
+    p.table_rows = int(least(n_buckets, 65534));  // rows, and two more, are 16 bits
     if (bucket_sum_shared_bytes<T>(p) > shared_limit) {
       if (wanted > 1) continue;
       BucketSumPlan empty = p;
       empty.table_rows = 0;
       const index_t room = shared_limit - bucket_sum_shared_bytes<T>(empty);
-      p.table_rows = int(least(n_buckets, room / (index_t(sizeof(T)) * p.lanes())));
+      p.table_rows = int(least(p.table_rows, room / (index_t(sizeof(T)) * p.lanes())));
       if (p.table_rows < 1) break;
     }
     p.shared_bytes = bucket_sum_shared_bytes<T>(p);

@@ -179,6 +179,7 @@ struct NormalizeRows : RowGrid {
   const std::uint8_t* valid = nullptr;  // by row: 0 gives a row of NaN
   Elements out;
   void* data = nullptr;
+  float* divisors = nullptr;  // (rows), or null: what each was divided by
 };
 
 template <bool Eights>
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
     const auto load = [&](index_t first, float* x) {
       r.load(a.sums, Element::float32, from, first, x);
     };
-    float x[kHeld], scale = 1, square = 0;
+    float x[kHeld], divisor = 1, square = 0;
     bool none = false;
     for (index_t first = 0; first < a.columns; first += r.step()) {
       load(first, x);
@@ -197,14 +198,14 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
       for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
     }
     if (a.normalize == Normalize::l2) {
-      const float length = r.norm(square, load);
-      none = length <= kSmallestNorm;
-      scale = 1 / length;
+      divisor = r.norm(square, load);
+      none = divisor <= kSmallestNorm;
     } else if (a.normalize == Normalize::sum && r.exists()) {
-      const float sum = a.sums[from + a.columns];
-      none = vanishes(sum);
-      scale = 1 / sum;
+      divisor = a.sums[from + a.columns];
+      none = vanishes(divisor);
     }
+    const float scale = 1 / divisor;
+    if (a.divisors && r.exists() && r.lane == 0) a.divisors[r.row()] = divisor;
     const bool valid = !a.valid || !r.exists() || a.valid[r.row()];
     for (index_t first = 0; first < a.columns; first += r.step()) {
       if (!r.in_registers()) load(first, x);
@@ -361,24 +362,29 @@ inline bool floats_of_eights(const float* rows, index_t columns, index_t step) {
   return rows_of_eights(Elements(rows, 1, 1, step), columns);
 }
 
-inline void unit_rows(const Queue& queue, const UnitRows& a) {
+// Templates, so that their kernels are compiled where they are called and not in every file.
+template <class Same = void>
+void unit_rows(const Queue& queue, const UnitRows& a) {
   launch_rows(queue, "unit_rows", a,
               rows_of_eights(a.x, a.columns) && floats_of_eights(a.unit, a.columns, a.columns),
               unit_rows_kernel<true>, unit_rows_kernel<false>);
 }
-inline void normalize(const Queue& queue, const NormalizeRows& a) {
+template <class Same = void>
+void normalize(const Queue& queue, const NormalizeRows& a) {
   launch_rows(
       queue, "normalize", a,
       rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
       normalize_kernel<true>, normalize_kernel<false>);
 }
-inline void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
+template <class Same = void>
+void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
   launch_rows(queue, "normalize_backward", a,
               rows_of_eights(a.grad, a.columns) &&
                   floats_of_eights(a.sums, a.columns, a.columns + a.counts),
               normalize_backward_kernel<true>, normalize_backward_kernel<false>);
 }
-inline void finish_gradient(const Queue& queue, const FinishGradient& a) {
+template <class Same = void>
+void finish_gradient(const Queue& queue, const FinishGradient& a) {
   launch_rows(queue, "finish_gradient", a,
               rows_of_eights(a.x, a.columns) && rows_of_eights(a.out, a.columns) &&
                   floats_of_eights(a.own, a.columns, a.columns),

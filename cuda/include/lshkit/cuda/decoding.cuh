@@ -1,0 +1,374 @@
+#pragma once
+// Attention step by step: the tables of one sequence and key head take in keys and answer queries,
+// position by position. A block has 16 warps; warp w owns the entries w, w + 16, ... of a row's
+// codes (an entry: one hash, or one probe of one) and reads and writes their tables alone, a lane
+// always the same columns. So nothing is waited for between a position's addition and the next
+// one's reading but the sums of the warps, eight rows at a time. Sums over the entries are in an
+// order that does not depend on how positions are divided among calls.
+//
+// Bound: device memory. A position of a head touches n_hashes rows for its key, read and written,
+// and n_hashes for each query: with one query 3 n_hashes d_v numbers (24 KB in float32 at d_v 64,
+// 32 hashes), each row contiguous. A step waits for memory about four times in turn: rows for
+// validity, codes, rows of the tables, both reads at once, and the output.
+#include "lshkit/cuda/rows.cuh"
+
+namespace lshkit::cuda {
+
+constexpr int kDecodingWarps = 16, kDecodingThreads = kDecodingWarps * kWarp;
+constexpr int kDecodingSlots = 8;  // rows of queries whose sums the warps keep
+constexpr int kDecodingAhead = 4;  // entries of a warp whose rows are waited for together
+static_assert(2 * kDecodingSlots <= kDecodingWarps, "a warp looks at one row");
+static_assert(kDecodingSlots * kDecodingAhead == kWarp, "a lane keeps one code");
+constexpr index_t kDecodingColumns = 2 * kWarp;  // of a block, at most: more take many registers
+
+struct DecodingSide {
+  Elements x;
+  // Heads of (rows, entries): that of query head g of a unit (one sequence's key head) is number
+  // unit * unit_heads + g * group_heads.
+  const void* codes = nullptr;
+  const float* weights = nullptr;  // the same of floats; null: ones
+  index_t rows = 0, probes = 1;    // of a hash
+  index_t unit_heads = 1, group_heads = 0;
+};
+
+struct Decoding {
+  DecodingSide keys, queries;
+  void* sums = nullptr;     // (batch, key_heads, n_hashes, n_buckets, n_values)
+  bool half = false;        // they are float16
+  float* counts = nullptr;  // (batch, key_heads, n_hashes, n_buckets), or null
+  index_t batch = 1, key_heads = 1, group = 1, n_hashes = 1, n_buckets = 1, n_values = 0;
+  index_t n_features = 0;
+  int code_bytes = 1;
+  Elements values;
+  const std::uint8_t* key_mask = nullptr;  // (batch, keys), or null
+  index_t mask_stride = 0;
+  float scale = 1;
+  Normalize normalize = Normalize::none;
+  Elements out;
+  void* data = nullptr;
+  // Where a row has more columns than a block: what normalize() goes on from. Else null.
+  float* raw = nullptr;  // (batch, heads, rows, n_values + counted)
+  std::uint8_t* raw_valid = nullptr;
+  index_t positions = 0;  // of a block
+
+  // n positions of one query head or more of each: heads of a chunk, positions of a tile.
+  __device__ int heads_at_once() const { return int(least(group, kDecodingSlots)); }
+  __device__ int tile() const {
+    return queries.rows ? kDecodingSlots / heads_at_once() : kDecodingSlots;
+  }
+};
+
+// The norm of the numbers at(c), c < columns, by a warp: where its square leaves the range of
+// floats, once more, scaled by the largest.
+template <class At>
+__device__ inline float norm_of_warp(index_t columns, const At& at) {
+  float square = 0;
+  for (index_t c = lane_index(); c < columns; c += kWarp) square += at(c) * at(c);
+  square = warp_sum(square);
+  if (square > 1e-30f && square < 1e30f) return sqrtf(square);
+  std::uint32_t bits = 0;  // of the largest size: infinity is above all numbers, NaN above that
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+    const std::uint32_t size = bits_of_float(at(c)) & 0x7fffffffu;
+    if (size > bits) bits = size;
+  }
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const std::uint32_t size = __shfl_xor_sync(kAllLanes, bits, step);
+    if (size > bits) bits = size;
+  }
+  const float largest = float_of_bits(bits);
+  if (largest == 0 || !is_finite(largest)) return largest;
+  square = 0;
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+    const float a = at(c) / largest;
+    square += a * a;
+  }
+  return largest * sqrtf(warp_sum(square));
+}
+
+__device__ inline float load_sum(const float* p) { return *p; }
+__device__ inline float load_sum(const std::uint16_t* p) { return from_float16(*p); }
+// Returns what has been stored.
+__device__ inline float store_sum(float* p, float x) { return *p = x; }
+__device__ inline float store_sum(std::uint16_t* p, float x) {
+  *p = to_float16(x);
+  return from_float16(*p);
+}
+
+// Of a row's sums: its columns, then counts, one for each of the entries that go together.
+template <int Columns>
+constexpr int kDecodingStep = Columns * kWarp + kDecodingAhead;
+
+// Rows of the tables at up to kDecodingAhead entries: a lane's columns.
+template <class Sum, int Columns>
+struct TableRow {
+  Sum* row[kDecodingAhead];
+  float x[kDecodingAhead][Columns];
+
+  // codes: the lane first + k has that of entry first_entry + k * kDecodingWarps; entries: how
+  // many there are.
+  __device__ __forceinline__ void load(Sum* sums, const Decoding& d, index_t probes, int codes,
+                                       int first, index_t entry, index_t entries, int columns) {
+    LSHKIT_UNROLL
+    for (int k = 0; k < kDecodingAhead; ++k) {
+      const int code = __shfl_sync(kAllLanes, codes, first + k);
+      const index_t at = entry + k * kDecodingWarps;
+      const index_t hash = probes == 1 ? at : at / probes;
+      row[k] = at < entries ? sums + (hash * d.n_buckets + code) * d.n_values : nullptr;
+    }
+    LSHKIT_UNROLL
+    for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
+    for (int c = 0; c < Columns; ++c)
+      x[k][c] = row[k] && c < columns ? load_sum(row[k] + c * kWarp) : 0;
+  }
+};
+
+// The weights of the entries whose rows go together, as the codes come.
+__device__ __forceinline__ void entry_weights(const DecodingSide& side, float weights, int first,
+                                              float* weight) {
+  LSHKIT_UNROLL
+  for (int k = 0; k < kDecodingAhead; ++k)
+    weight[k] = side.weights ? __shfl_sync(kAllLanes, weights, first + k) : 1;
+}
+
+// One row of the output by a warp, from the sums of all warps: those of warp 0 lie at `sums`.
+// flat: of all heads of queries in turn.
+template <int Columns>
+__device__ __forceinline__ void finish_row(const Decoding& d, float* sums, index_t flat,
+                                           index_t row, index_t slice, int columns, bool valid) {
+  constexpr int kWarpStep = kDecodingSlots * kDecodingStep<Columns>;
+  const int lane = lane_index();
+  float total[Columns], count = 0;
+  LSHKIT_UNROLL
+  for (int c = 0; c < Columns; ++c) {
+    total[c] = 0;
+    for (int w = 0; w < kDecodingWarps; ++w) total[c] += sums[w * kWarpStep + c * kWarp + lane];
+    total[c] *= d.scale;
+  }
+  if (d.normalize == Normalize::sum && slice == 0) {
+    for (int w = 0; w < kDecodingWarps; ++w)
+      for (int k = 0; k < kDecodingAhead; ++k) count += sums[w * kWarpStep + Columns * kWarp + k];
+    count *= d.scale;
+  }
+  if (d.raw) {
+    const index_t at = flat * d.queries.rows + row;
+    const int counted = d.normalize == Normalize::sum;
+    float* const to = d.raw + at * (d.n_values + counted);
+    LSHKIT_UNROLL
+    for (int c = 0; c < Columns; ++c)
+      if (c < columns) to[(slice * Columns + c) * kWarp + lane] = total[c];
+    if (slice > 0 || lane > 0) return;
+    if (counted) to[d.n_values] = count;
+    d.raw_valid[at] = valid;
+    return;
+  }
+  // As normalize_kernel.
+  float scale = 1;
+  bool none = false;
+  if (d.normalize == Normalize::l2) {
+    LSHKIT_UNROLL
+    for (int c = 0; c < Columns; ++c) sums[c * kWarp + lane] = total[c];  // read by this lane alone
+    const float length = norm_of_warp(d.n_values, [&](index_t c) { return sums[c]; });
+    none = length <= kSmallestNorm;
+    scale = 1 / length;
+  } else if (d.normalize == Normalize::sum) {
+    none = vanishes(count);
+    scale = 1 / count;
+  }
+  const index_t heads = d.key_heads * d.group;
+  const index_t to = flat / heads * d.out.batch + flat % heads * d.out.head + row * d.out.row;
+  LSHKIT_UNROLL
+  for (int c = 0; c < Columns; ++c)
+    if (c < columns)
+      store_element<float>(d.data, to + c * kWarp + lane, d.out.element,
+                           !valid ? not_a_number()
+                           : none ? 0
+                                  : total[c] * scale);
+}
+
+template <class Sum, int Columns>
+__global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
+  constexpr int kStep = kDecodingStep<Columns>;
+  LSHKIT_SHARED_MEMORY(memory);
+  float* const partial = reinterpret_cast<float*>(memory);  // (warps, slots, kStep)
+  auto* const valid =
+      reinterpret_cast<std::uint8_t*>(partial + kDecodingWarps * kDecodingSlots * kStep);
+  const int warp = warp_index(), lane = lane_index();
+  const index_t slices = ceil_div(d.n_values, index_t(Columns) * kWarp);
+  const index_t units = d.batch * d.key_heads;
+  const index_t slice = block_index() % slices, unit = block_index() / slices % units;
+  const index_t batch = unit / d.key_heads, head = unit % d.key_heads;
+  const index_t length = d.keys.rows > d.queries.rows ? d.keys.rows : d.queries.rows;
+  const index_t begin = block_index() / slices / units * d.positions;
+  const index_t end = least(length, begin + d.positions);
+  // The columns first_column + lane + 32 c that there are.
+  const index_t first_column = slice * Columns * kWarp + lane;
+  const int columns = int(
+      least(Columns, first_column < d.n_values ? ceil_div(d.n_values - first_column, kWarp) : 0));
+  const index_t table = unit * d.n_hashes * d.n_buckets;
+  Sum* const sums = static_cast<Sum*>(d.sums) + table * d.n_values + first_column;
+  float* const counts = d.counts && slice == 0 ? d.counts + table : nullptr;
+  const index_t key_entries = d.n_hashes * d.keys.probes;
+  const index_t query_entries = d.n_hashes * d.queries.probes;
+  const index_t entries = key_entries > query_entries ? key_entries : query_entries;
+  const bool forwards = d.keys.probes == 1 && d.queries.probes == 1;
+  const int tile = d.tile(), most_heads = d.heads_at_once();
+
+  int parity = 0;
+  for (index_t start = begin; start < end; start += tile)
+    for (index_t first_head = 0; first_head < d.group; first_head += most_heads) {
+      const int keys =
+          first_head == 0 ? int(least(tile, d.keys.rows > start ? d.keys.rows - start : 0)) : 0;
+      const int queries = int(least(tile, d.queries.rows > start ? d.queries.rows - start : 0));
+      const int heads = queries ? int(least(most_heads, d.group - first_head)) : 0;
+      const int slots = queries * heads;
+      if (keys + slots == 0) continue;  // all of the block
+      const auto query_head = [&](int slot) { return head * d.group + first_head + slot % heads; };
+      // Of the tile's keys, then of its queries' slots: whether they are finite, a row a warp.
+      std::uint8_t* const tile_valid = valid + parity * kDecodingWarps;
+      parity ^= 1;
+      if (warp < kDecodingSlots ? warp < keys : warp - kDecodingSlots < slots) {
+        const bool of_key = warp < kDecodingSlots;
+        const int slot = warp - kDecodingSlots;
+        const Elements& x = of_key ? d.keys.x : d.queries.x;
+        const index_t row = start + (of_key ? warp : slot / heads);
+        const index_t from =
+            batch * x.batch + (of_key ? head : query_head(slot)) * x.head + row * x.row;
+        bool takes_part = !of_key || !d.key_mask || d.key_mask[batch * d.mask_stride + row];
+        if (takes_part)
+          takes_part = is_finite(norm_of_warp(d.n_features, [&](index_t c) {
+            return load_element<float>(x.data, from + c, x.element);
+          }));
+        if (lane == 0) tile_valid[warp] = takes_part;
+      }
+      __syncthreads();
+
+      // Once at least: sums without an entry are zero.
+      for (index_t entry = warp; entry < entries || entry == warp;
+           entry += kDecodingWarps * kDecodingAhead) {
+        // A lane's code: of row lane / kDecodingAhead of the tile, entry lane % kDecodingAhead.
+        int key_code = 0, query_code = 0;
+        float key_weight = 1, query_weight = 1;
+        const int of = lane / kDecodingAhead;
+        const index_t own = entry + lane % kDecodingAhead * kDecodingWarps;
+        if (of < keys && own < key_entries) {
+          const index_t at = (unit * d.keys.rows + start + of) * key_entries + own;
+          key_code = int(load_code(d.keys.codes, d.code_bytes, at));
+          if (d.keys.weights) key_weight = d.keys.weights[at];
+        }
+        if (of < slots && own < query_entries) {
+          const index_t flat =
+              unit * d.queries.unit_heads + (first_head + of % heads) * d.queries.group_heads;
+          const index_t at = (flat * d.queries.rows + start + of / heads) * query_entries + own;
+          query_code = int(load_code(d.queries.codes, d.code_bytes, at));
+          if (d.queries.weights) query_weight = d.queries.weights[at];
+        }
+        // Counts: the lane k has to do with those of entry k, and no other.
+        const auto count_at = [&](index_t probes, int codes, int row) {
+          const int code =
+              __shfl_sync(kAllLanes, codes, row * kDecodingAhead + lane % kDecodingAhead);
+          return (probes == 1 ? own : own / probes) * d.n_buckets + code;
+        };
+        const auto weight_at = [&](const DecodingSide& side, float weights, int row) {
+          return side.weights
+                     ? __shfl_sync(kAllLanes, weights, row * kDecodingAhead + lane % kDecodingAhead)
+                     : 1;
+        };
+        const auto count_key = [&](int t) {
+          if (!counts) return;
+          const index_t at = count_at(d.keys.probes, key_code, t);
+          const float weight = weight_at(d.keys, key_weight, t);
+          if (lane < kDecodingAhead && own < key_entries) counts[at] += weight;
+        };
+        const auto count_query = [&](int slot, float* to) {
+          if (!counts) return;
+          const index_t at = count_at(d.queries.probes, query_code, slot);
+          const float weight = weight_at(d.queries, query_weight, slot);
+          if (lane >= kDecodingAhead) return;
+          float& sum = to[Columns * kWarp + lane];
+          if (entry == warp) sum = 0;
+          if (own < query_entries) sum += weight * counts[at];
+        };
+        for (int t = 0; t < tile && t < (keys > queries ? keys : queries); ++t) {
+          const bool adds = t < keys && tile_valid[t];
+          TableRow<Sum, Columns> to{};
+          float value[Columns] = {}, weight[kDecodingAhead] = {};
+          const auto add = [&] {
+            LSHKIT_UNROLL
+            for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
+            for (int c = 0; c < Columns; ++c)
+              if (to.row[k] && c < columns)
+                to.x[k][c] = store_sum(to.row[k] + c * kWarp, to.x[k][c] + weight[k] * value[c]);
+          };
+          if (adds) {
+            entry_weights(d.keys, key_weight, t * kDecodingAhead, weight);
+            count_key(t);
+            const index_t from = batch * d.values.batch + head * d.values.head +
+                                 (start + t) * d.values.row + first_column;
+            LSHKIT_UNROLL
+            for (int c = 0; c < Columns; ++c)
+              value[c] = c < columns ? load_element<float>(d.values.data, from + c * kWarp,
+                                                           d.values.element)
+                                     : 0;
+            to.load(sums, d, d.keys.probes, key_code, t * kDecodingAhead, entry, key_entries,
+                    columns);
+          }
+          const bool together = forwards && t < queries;
+          if (adds && !together) add();
+          for (int g = 0; t < queries && g < heads; ++g) {
+            const int slot = t * heads + g;
+            TableRow<Sum, Columns> from;
+            float factor[kDecodingAhead];
+            entry_weights(d.queries, query_weight, slot * kDecodingAhead, factor);
+            from.load(sums, d, d.queries.probes, query_code, slot * kDecodingAhead, entry,
+                      query_entries, columns);
+            if (adds && together && g == 0) {
+              add();
+              // What was read before the row was written.
+              LSHKIT_UNROLL
+              for (int k = 0; k < kDecodingAhead; ++k)
+                if (from.row[k] == to.row[k]) LSHKIT_UNROLL
+              for (int c = 0; c < Columns; ++c) from.x[k][c] = to.x[k][c];
+            }
+            float* const to_sums = partial + (warp * kDecodingSlots + slot) * kStep;
+            LSHKIT_UNROLL
+            for (int c = 0; c < Columns; ++c) {
+              float sum = entry == warp ? 0 : to_sums[c * kWarp + lane];
+              LSHKIT_UNROLL
+              for (int k = 0; k < kDecodingAhead; ++k) sum += factor[k] * from.x[k][c];
+              to_sums[c * kWarp + lane] = sum;
+            }
+            count_query(slot, to_sums);
+          }
+        }
+      }
+      __syncthreads();
+      // The sum of the warps, and the output.
+      if (warp >= slots) continue;
+      const index_t row = start + warp / heads,
+                    flat = batch * d.key_heads * d.group + query_head(warp);
+      finish_row<Columns>(d, partial + warp * kStep, flat, row, slice, columns,
+                          tile_valid[kDecodingSlots + warp]);
+    }
+}
+
+inline void decode(const Queue& queue, Decoding d) {
+  const index_t length = d.keys.rows > d.queries.rows ? d.keys.rows : d.queries.rows;
+  const index_t heads = least(d.group, kDecodingSlots);
+  // Queries alone do not wait for each other.
+  d.positions = d.keys.rows ? length : kDecodingSlots / heads;
+  const auto run = [&](auto kernel, int columns) {
+    const index_t slices = ceil_div(d.n_values, index_t(columns) * kWarp);
+    const index_t blocks =
+        length ? d.batch * d.key_heads * slices * ceil_div(length, d.positions) : 0;
+    const std::size_t bytes = sizeof(float) * kDecodingWarps * kDecodingSlots *
+                                  std::size_t(columns * kWarp + kDecodingAhead) +
+                              2 * kDecodingWarps;
+    launch(queue, "decode", kernel, blocks, kDecodingThreads, bytes, d);
+  };
+  const bool half = d.half;
+  if (d.n_values <= kWarp)
+    return half ? run(decode_kernel<std::uint16_t, 1>, 1) : run(decode_kernel<float, 1>, 1);
+  half ? run(decode_kernel<std::uint16_t, 2>, 2) : run(decode_kernel<float, 2>, 2);
+}
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,320 @@
+#pragma once
+// Soft codes with the arrays and the selection of lshkit/soft_hash.hpp: a key is |z| with the
+// number of its bit in the 4 lowest bits, so that the smallest keys are the selected bits with
+// their margins. Probes and their weights are made of these when they are needed, and the gradient
+// of the weights goes back to the margins.
+//
+// Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token in registers. Eight
+// hashes at a time, whose rows of a rotation 56 additions and a transform of 8 bring: n_bits 12, 8
+// hashes: 12 x 144 operations and 3 transforms, about 3,000 a token. The bound is these.
+#include "lshkit/cuda/hash.cuh"
+#include "lshkit/soft_hash.hpp"
+
+namespace lshkit::cuda {
+
+constexpr int kHashesAtOnce = 8;     // of a thread
+constexpr int kSoftHashChunk = 32;   // of a block
+constexpr int kMostInRegisters = 4;  // selected bits
+constexpr std::uint32_t kBitOfKey = 15;
+
+struct SoftHash {
+  Hash hash;                       // without codes: batch, heads, rows and functions
+  const float* inverse = nullptr;  // norms, by row of all heads in turn
+  int n_selected = 0;
+  std::uint8_t* bits = nullptr;
+  float* margins = nullptr;
+
+  __device__ index_t selected_at(index_t flat, index_t row, index_t i) const {
+    return ((flat * hash.n_rows + row) * hash.n_hashes + i) * n_selected;
+  }
+};
+
+__device__ inline std::uint32_t selection_key(float z, int bit) {
+  return (bits_of_float(z) & (0x7fffffffu & ~kBitOfKey)) | std::uint32_t(bit);
+}
+// The middle of what the lost bits leave open; zero stays zero.
+__device__ inline float margin_of(std::uint32_t key) {
+  return float_of_bits(key > kBitOfKey ? (key & ~kBitOfKey) | 8 : 0);
+}
+__device__ inline void store_selected(const SoftHash& s, index_t at, std::uint32_t key) {
+  s.bits[at] = std::uint8_t(key & kBitOfKey);
+  s.margins[at] = margin_of(key);
+}
+
+// Signs of n_bits rotations by 64 columns for the hashes from `first` of a group on, in shared
+// memory: row `first` + j of H is row j times the signs of row `first`.
+__device__ inline void load_signs(const Hash& h, const float* parameters, index_t first,
+                                  float* to) {
+  constexpr int D = kRegisterColumns;
+  const float* const signs = parameters + (3 + first / D * h.n_bits) * D;
+  const unsigned of_first = unsigned(first % D);
+  for (int i = thread_index(); i < h.n_bits * D; i += kHashThreads)
+    to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -signs[i] : signs[i];
+}
+
+template <int R>
+__global__ void __launch_bounds__(kHashThreads) soft_hash_registers_kernel(SoftHash s) {
+  constexpr int D = kRegisterColumns, kStep = D + 1;
+  LSHKIT_SHARED_MEMORY(memory);
+  const Hash& h = s.hash;
+  float* const tile = reinterpret_cast<float*>(memory);  // (kHashThreads, kStep)
+  float* const numbers = tile + kHashThreads * kStep;    // angles, then signs
+  const index_t tiles = ceil_div(h.n_rows, kHashThreads);
+  const index_t flat = block_index() / tiles, first = block_index() % tiles * kHashThreads;
+  const index_t count = least(kHashThreads, h.n_rows - first);
+  const float* const parameters = h.parameters_of(flat);
+  const int thread = thread_index();
+
+  for (int i = thread; i < kHashThreads * D; i += kHashThreads) {
+    const int row = i / D, column = i % D;
+    float x = 0;
+    if (row < count && column < h.n_features)
+      x = load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column, h.x.element) *
+          s.inverse[flat * h.n_rows + first + row] * (1.0f / D);
+    tile[row * kStep + column] = x;
+  }
+  for (int i = thread; i < 3 * D; i += kHashThreads) numbers[i] = parameters[i];
+  __syncthreads();
+  float z[D];
+  LSHKIT_UNROLL
+  for (int i = 0; i < D; ++i) z[i] = tile[thread * kStep + i];
+  rotate_registers(z, numbers);
+  transform_registers<D>(z);
+  rotate_registers(z, numbers + D);
+  transform_registers<D>(z);
+  rotate_registers(z, numbers + 2 * D);
+
+  for (index_t hash = 0; hash < h.n_hashes; hash += kHashesAtOnce) {
+    __syncthreads();
+    load_signs(h, parameters, hash, numbers);
+    __syncthreads();
+    std::uint32_t codes[kHashesAtOnce] = {}, keys[kHashesAtOnce][R + 1];
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashesAtOnce; ++j) LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) keys[j][k] = 0x7fffffffu;
+    for (int bit = 0; bit < h.n_bits; ++bit) {
+      float w[D];
+      LSHKIT_UNROLL
+      for (int i = 0; i < D; ++i) w[i] = z[i] * numbers[bit * D + i];
+      transform_registers<kHashesAtOnce>(w);
+      LSHKIT_UNROLL
+      for (int j = 0; j < kHashesAtOnce; ++j) {
+        codes[j] |= std::uint32_t(w[j] > 0) << bit;
+        std::uint32_t key = selection_key(w[j], bit);
+        LSHKIT_UNROLL
+        for (int k = 0; k < R; ++k) {
+          const bool less = key < keys[j][k];
+          const std::uint32_t other = less ? keys[j][k] : key;
+          keys[j][k] = less ? key : keys[j][k];
+          key = other;
+        }
+      }
+    }
+    if (thread >= count) continue;
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashesAtOnce; ++j) {
+      if (hash + j >= h.n_hashes) break;
+      store_code(h, flat, first + thread, hash + j, codes[j]);
+      const index_t at = s.selected_at(flat, first + thread, hash + j);
+      LSHKIT_UNROLL
+      for (int k = 0; k < R; ++k) store_selected(s, at + k, keys[j][k]);
+    }
+  }
+}
+
+// The first stage of Fast Hadamard on a row in shared memory, by all threads of the block.
+__device__ inline void rotate_shared(float* z, index_t columns, const float* angles) {
+  const index_t half = columns / 2;
+  __syncthreads();
+  for (index_t i = thread_index(); i < half; i += kHashThreads) {
+    const float c = angles[i], s = angles[half + i], a = z[i], b = z[half + i];
+    z[i] = c * a - s * b;
+    z[half + i] = s * a + c * b;
+  }
+}
+
+// A block a row, both families and any sizes: the projections of some hashes in shared memory, then
+// each bit's rank among the keys of its code.
+LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
+    soft_hash_shared_kernel(SoftHash s, bool hyperplanes) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const Hash& h = s.hash;
+  const index_t columns = hyperplanes ? h.n_features : h.columns;
+  float* const projections = reinterpret_cast<float*>(memory);  // (n_bits, kSoftHashChunk)
+  float* const z = projections + h.n_bits * kSoftHashChunk;
+  float* const work = z + columns;
+  const index_t flat = block_index() / h.n_rows, row = block_index() % h.n_rows;
+  const float* const parameters = h.parameters_of(flat);
+  const int thread = thread_index();
+  const index_t from = h.offset_of_row(flat, row);
+  const float scale = s.inverse[flat * h.n_rows + row] * (hyperplanes ? 1 : 1.0f / float(columns));
+  for (index_t i = thread; i < columns; i += kHashThreads)
+    z[i] = i < h.n_features ? load_element<float>(h.x.data, from + i, h.x.element) * scale : 0;
+  if (!hyperplanes)
+    for (int step = 0; step < 3; ++step) {
+      rotate_shared(z, columns, parameters + step * columns);
+      if (step < 2) transform_shared(z, columns);
+    }
+  const index_t group = hyperplanes ? h.n_hashes : columns;
+  for (index_t hash = 0; hash < h.n_hashes;) {
+    const index_t in_group = hash % group;
+    const index_t used = least(kSoftHashChunk, least(h.n_hashes - hash, group - in_group));
+    __syncthreads();
+    for (int bit = 0; bit < h.n_bits && !hyperplanes; ++bit) {
+      const float* const signs = parameters + (3 + hash / columns * h.n_bits + bit) * columns;
+      for (index_t i = thread; i < columns; i += kHashThreads) work[i] = z[i] * signs[i];
+      transform_shared(work, columns);
+      for (index_t j = thread; j < used; j += kHashThreads)
+        projections[bit * kSoftHashChunk + j] = work[in_group + j];
+      __syncthreads();
+    }
+    for (index_t p = warp_index(); p < used * h.n_bits && hyperplanes; p += kHashThreads / kWarp) {
+      const float* const plane = parameters + (hash * h.n_bits + p) * columns;
+      float sum = 0;
+      for (index_t i = lane_index(); i < columns; i += kWarp) sum += z[i] * plane[i];
+      sum = warp_sum(sum);
+      if (lane_index() == 0) projections[p % h.n_bits * kSoftHashChunk + p / h.n_bits] = sum;
+    }
+    __syncthreads();
+    for (index_t j = thread; j < used; j += kHashThreads) {
+      std::uint32_t code = 0;
+      const index_t at = s.selected_at(flat, row, hash + j);
+      for (int bit = 0; bit < h.n_bits; ++bit) {
+        const float own = projections[bit * kSoftHashChunk + j];
+        const std::uint32_t key = selection_key(own, bit);
+        code |= std::uint32_t(own > 0) << bit;
+        int rank = 0;
+        for (int other = 0; other < h.n_bits; ++other)
+          rank += selection_key(projections[other * kSoftHashChunk + j], other) < key;
+        if (rank < s.n_selected) store_selected(s, at + rank, key);
+      }
+      store_code(h, flat, row, hash + j, code);
+    }
+    hash += used;
+  }
+}
+
+// Hyperplanes, up to 16 probes: a lane has kPlaneTokens tokens, a warp one hash after the other,
+// four of its bits at a time: 8 loads for 16 products.
+constexpr int kPlaneTokens = 4, kPlaneBits = 4;
+template <int R>
+__global__ void __launch_bounds__(kPlaneThreads) soft_hash_planes_kernel(SoftHash s) {
+  LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kRows = kWarp * kPlaneTokens;
+  const Hash& h = s.hash;
+  float* const tile = reinterpret_cast<float*>(memory);  // (kRows, an odd number >= n_features)
+  const index_t d = h.n_features, stride = d | 1;
+  const index_t tiles = ceil_div(h.n_rows, kRows);
+  const index_t flat = block_index() / tiles, first = block_index() % tiles * kRows;
+  const index_t count = least(kRows, h.n_rows - first);
+  const float* const parameters = h.parameters_of(flat);
+  for (index_t i = thread_index(); i < kRows * d; i += kPlaneThreads) {
+    const index_t row = i / d, column = i % d;
+    float x = 0;
+    if (row < count)
+      x = load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column, h.x.element) *
+          s.inverse[flat * h.n_rows + first + row];
+    tile[row * stride + column] = x;
+  }
+  __syncthreads();
+  for (index_t hash = warp_index(); hash < h.n_hashes; hash += kPlaneThreads / kWarp) {
+    std::uint32_t codes[kPlaneTokens] = {}, keys[kPlaneTokens][R + 1];
+    LSHKIT_UNROLL
+    for (int t = 0; t < kPlaneTokens; ++t) LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) keys[t][k] = 0x7fffffffu;
+    for (int bit = 0; bit < h.n_bits; bit += kPlaneBits) {
+      float sum[kPlaneBits][kPlaneTokens] = {};
+      const float* const planes = parameters + (hash * h.n_bits + bit) * d;
+      const int bits = int(least(kPlaneBits, h.n_bits - bit));
+      for (index_t k = 0; k < d; ++k) {
+        float x[kPlaneTokens];
+        LSHKIT_UNROLL
+        for (int t = 0; t < kPlaneTokens; ++t) x[t] = tile[(lane_index() + t * kWarp) * stride + k];
+        LSHKIT_UNROLL
+        for (int b = 0; b < kPlaneBits; ++b) {
+          const float normal = b < bits ? planes[b * d + k] : 0;
+          LSHKIT_UNROLL
+          for (int t = 0; t < kPlaneTokens; ++t) sum[b][t] += normal * x[t];
+        }
+      }
+      LSHKIT_UNROLL
+      for (int b = 0; b < kPlaneBits; ++b) {
+        if (b >= bits) continue;
+        LSHKIT_UNROLL
+        for (int t = 0; t < kPlaneTokens; ++t) {
+          codes[t] |= std::uint32_t(sum[b][t] > 0) << (bit + b);
+          std::uint32_t key = selection_key(sum[b][t], bit + b);
+          LSHKIT_UNROLL
+          for (int k = 0; k < R; ++k) {
+            const bool less = key < keys[t][k];
+            const std::uint32_t other = less ? keys[t][k] : key;
+            keys[t][k] = less ? key : keys[t][k];
+            key = other;
+          }
+        }
+      }
+    }
+    LSHKIT_UNROLL
+    for (int t = 0; t < kPlaneTokens; ++t) {
+      const index_t row = lane_index() + t * kWarp;
+      if (row >= count) continue;
+      store_code(h, flat, first + row, hash, codes[t]);
+      const index_t at = s.selected_at(flat, first + row, hash);
+      LSHKIT_UNROLL
+      for (int k = 0; k < R; ++k) store_selected(s, at + k, keys[t][k]);
+    }
+  }
+}
+
+// call(std::integral_constant) of a number from 0 to kMostInRegisters.
+template <class Call>
+void with_selected(int n_selected, const Call& call) {
+  switch (n_selected) {
+    case 0:
+      return call(std::integral_constant<int, 0>{});
+    case 1:
+      return call(std::integral_constant<int, 1>{});
+    case 2:
+      return call(std::integral_constant<int, 2>{});
+    case 3:
+      return call(std::integral_constant<int, 3>{});
+    default:
+      return call(std::integral_constant<int, 4>{});
+  }
+}
+inline std::size_t register_tile_bytes(int n_bits) {
+  constexpr int D = kRegisterColumns;
+  return sizeof(float) * std::size_t(kHashThreads * (D + 1) + (n_bits > 3 ? n_bits : 3) * D);
+}
+inline void check_soft_row(index_t bytes, index_t shared_limit, index_t n_features) {
+  if (bytes > shared_limit)
+    throw std::runtime_error("lshkit: rows of " + std::to_string(n_features) +
+                             " features are too long for soft codes on this GPU");
+}
+
+inline void soft_hash(const Queue& queue, Family family, const SoftHash& s, index_t shared_limit) {
+  const Hash& h = s.hash;
+  const index_t heads = h.batch * h.heads;
+  if (heads * h.n_rows == 0) return;
+  const bool hyperplanes = family == Family::hyperplane;
+  if (s.n_selected <= kMostInRegisters && !hyperplanes && h.columns == kRegisterColumns)
+    return with_selected(s.n_selected, [&](auto r) {
+      launch(queue, "soft_hash", soft_hash_registers_kernel<decltype(r)::value>,
+             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads, register_tile_bytes(h.n_bits),
+             s);
+    });
+  constexpr int kRows = kWarp * kPlaneTokens;
+  const index_t tile = index_t(sizeof(float)) * kRows * (h.n_features | 1);
+  if (s.n_selected <= kMostInRegisters && hyperplanes && tile <= shared_limit)
+    return with_selected(s.n_selected, [&](auto r) {
+      launch(queue, "soft_hash", soft_hash_planes_kernel<decltype(r)::value>,
+             heads * ceil_div(h.n_rows, kRows), kPlaneThreads, std::size_t(tile), s);
+    });
+  const index_t row = hyperplanes ? h.n_features : 2 * h.columns;
+  const index_t bytes = index_t(sizeof(float)) * (row + h.n_bits * kSoftHashChunk);
+  check_soft_row(bytes, shared_limit, h.n_features);
+  launch(queue, "soft_hash", soft_hash_shared_kernel, heads * h.n_rows, kHashThreads,
+         std::size_t(bytes), s, hyperplanes);
+}
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,188 @@
+// The sum verb with weights and its gradients.
+#include "lshkit/cuda/runtime.cuh"
+#include "lshkit/cuda/soft.hpp"
+#include "lshkit/cuda/weighted_bucket_sum.cuh"
+
+namespace lshkit::cuda {
+namespace {
+
+// call(std::integral_constant of a kind of elements)
+template <class T, class Call>
+void with_element(Element element, const Call& call) {
+  if constexpr (sizeof(T) == 8) {
+    call(std::integral_constant<Element, Element::float64>{});
+  } else {
+    if (element == Element::bfloat16)
+      return call(std::integral_constant<Element, Element::bfloat16>{});
+    if (element == Element::float16)
+      return call(std::integral_constant<Element, Element::float16>{});
+    call(std::integral_constant<Element, Element::float32>{});
+  }
+}
+template <class Call>
+void with_columns(index_t slice, const Call& call) {
+  if (slice <= kWarp) return call(std::integral_constant<int, 1>{});
+  if (slice <= 2 * kWarp) return call(std::integral_constant<int, 2>{});
+  call(std::integral_constant<int, 3>{});
+}
+
+template <class T>
+void launch_table(const Queue& queue, const WeightedPass<T>& a) {
+  const index_t blocks = a.tasks * a.hashes * a.ranges * a.slices;
+  const std::size_t bytes = std::size_t(weighted_table_bytes(a));
+  with_element<T>(a.add.x.element, [&](auto element) {
+    with_columns(a.slice, [&](auto columns) {
+      launch(queue, "weighted_table",
+             weighted_table_kernel<T, decltype(element)::value, decltype(columns)::value>, blocks,
+             kTableThreads, bytes, a);
+    });
+  });
+}
+
+template <class T>
+void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
+  const index_t blocks = a.tasks * a.gather_blocks;
+  const auto run = [&](auto kernel) {
+    launch(queue, "weighted_gather", kernel, blocks, kGatherThreads, 0, a);
+  };
+  with_columns(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value;
+    if (!a.read.weight_grads) return run(weighted_gather_kernel<T, kElement<T>, C, true, false>);
+    with_element<T>(a.read.x.element, [&](auto element) {
+      constexpr Element E = decltype(element)::value;
+      if (a.read.sum) return run(weighted_gather_kernel<T, E, C, true, true>);
+      run(weighted_gather_kernel<T, E, C, false, true>);
+    });
+  });
+}
+
+// Everything of both directions but what they give.
+template <class T>
+WeightedSide<T> side_of(const Probes<T>& probes, index_t n_hashes, index_t n_rows, index_t heads) {
+  WeightedSide<T> s;
+  s.side = {n_rows, heads, 1, nullptr};
+  s.codes = probes.codes.data;
+  s.code_bytes = probes.codes.bytes;
+  s.weights = probes.weights;
+  s.n_probes = probes.n_probes;
+  s.row_stride = n_hashes * s.n_probes;
+  s.head_stride = n_rows * s.row_stride;
+  s.hash_stride = s.n_probes;
+  return s;
+}
+template <class T>
+WeightedPass<T> pass_of(const BucketSumShape& shape, const Probes<T>& queries,
+                        const Probes<T>& keys, Tensor<const T> values, Mask key_mask, Order order,
+                        T scale) {
+  WeightedPass<T> a;
+  a.add = side_of(keys, shape.n_hashes, shape.n_keys, shape.heads);
+  a.add.x = Elements(FloatTensor<T, const void>(values));
+  a.add.valid = key_mask.data;
+  a.add.valid_batch = key_mask.batch_stride;
+  a.read = side_of(queries, shape.n_hashes, shape.n_queries, shape.heads);
+  a.query_heads = shape.heads;
+  a.heads = shape.batch * shape.heads;
+  a.n_hashes = shape.n_hashes;
+  a.n_buckets = shape.n_buckets;
+  a.n_values = shape.n_values;
+  a.order = order;
+  a.scale = scale;
+  return a;
+}
+
+}  // namespace
+
+template <class T>
+void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
+  const index_t all_tasks = a.heads * a.sequences, columns = a.columns();
+  if (all_tasks == 0 || a.read.side.n_rows == 0 || columns == 0) return;
+  const bool ordered = a.order != Order::all;
+  a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
+  a.slices = ceil_div(columns, a.slice);
+  a.range = 0;
+  const index_t room =
+      least(kTableShared, shared_limit - weighted_table_bytes(a)) / (a.slice * index_t(sizeof(T)));
+  if (room < 1)
+    throw std::runtime_error("lshkit: this GPU has too little shared memory for weighted sums");
+  a.range = ceil_div(a.n_buckets, ceil_div(a.n_buckets, room));
+  a.ranges = ceil_div(a.n_buckets, a.range);
+  a.table_rows = ordered ? a.read.side.n_rows * a.read.n_probes : a.n_buckets;
+  a.entry_shift = log2_or_none(a.entries());
+  a.probe_shift = log2_or_none(a.read.n_probes);
+  // Tasks that share tables: in order, all sequences of a head.
+  const index_t together = ordered ? a.sequences : 1;
+  const index_t tables = a.table_bytes / weighted_tables_of_one(a);
+  const index_t hashes = least(a.n_hashes, tables > 1 ? tables : 1);
+  const index_t tasks = together * (tables > hashes ? tables / hashes : 1);
+  for (a.first_task = 0; a.first_task < all_tasks; a.first_task += tasks) {
+    a.tasks = least(tasks, all_tasks - a.first_task);
+    const index_t wanted = ceil_div(kGatherBlocks, a.tasks);
+    a.gather_blocks = least(wanted, ceil_div(a.read.side.n_rows, kGatherRows));
+    for (a.first_hash = 0; a.first_hash < a.n_hashes; a.first_hash += hashes) {
+      a.hashes = least(hashes, a.n_hashes - a.first_hash);
+      launch_table(queue, a);
+      launch_gather(queue, a);
+    }
+  }
+}
+template void weighted_sum(const Queue&, WeightedPass<float>, index_t);
+template void weighted_sum(const Queue&, WeightedPass<double>, index_t);
+
+template <class T>
+index_t weighted_bucket_sum(const Queue& queue, const BucketSumShape& shape, Probes<T> queries,
+                            Probes<T> keys, Tensor<const T> values, Mask key_mask, Order order,
+                            T scale, Tensor<T> out, void* scratch) {
+  WeightedPass<T> a = pass_of(shape, queries, keys, values, key_mask, order, scale);
+  a.read.sum = out.data;
+  a.read.sum_columns = shape.n_values;
+  Cut cut(scratch);
+  a.table_bytes = weighted_table_scratch(a);
+  a.tables = cut.take<T>(a.table_bytes / index_t(sizeof(T)));
+  if (!scratch) return cut.used();
+  const DeviceGuard guard(queue);
+  weighted_sum(queue, a, shared_limit(queue));
+  return cut.used();
+}
+
+template <class T>
+index_t weighted_bucket_sum_backward(const Queue& queue, const BucketSumShape& shape,
+                                     Probes<T> queries, Probes<T> keys, Tensor<const T> values,
+                                     Mask key_mask, Order order, T scale,
+                                     WeightedSumGradients<T> gradients, void* scratch) {
+  WeightedPass<T> forwards = pass_of(shape, queries, keys, values, key_mask, order, scale);
+  forwards.read.x = Elements(FloatTensor<T, const void>(gradients.out));
+  WeightedPass<T> back = forwards;
+  std::swap(back.add, back.read);
+  back.order = transposed_order(order);
+  forwards.read.weight_grads = gradients.query_weights;
+  back.read.weight_grads = gradients.key_weights;
+  back.read.sum = gradients.values.data;
+  back.read.sum_columns = shape.n_values;
+  Cut cut(scratch);
+  back.table_bytes = weighted_table_scratch(back);
+  if (gradients.query_weights) {
+    const index_t bytes = weighted_table_scratch(forwards);
+    if (bytes > back.table_bytes) back.table_bytes = bytes;
+  }
+  back.tables = cut.take<T>(back.table_bytes / index_t(sizeof(T)));
+  forwards.tables = back.tables;
+  forwards.table_bytes = back.table_bytes;
+  if (!scratch) return cut.used();
+  const DeviceGuard guard(queue);
+  const index_t limit = shared_limit(queue);
+  if (gradients.query_weights) weighted_sum(queue, forwards, limit);
+  weighted_sum(queue, back, limit);
+  return cut.used();
+}
+
+#define LSHKIT_INSTANTIATE(T)                                                                     \
+  template index_t weighted_bucket_sum(const Queue&, const BucketSumShape&, Probes<T>, Probes<T>, \
+                                       Tensor<const T>, Mask, Order, T, Tensor<T>, void*);        \
+  template index_t weighted_bucket_sum_backward(const Queue&, const BucketSumShape&, Probes<T>,   \
+                                                Probes<T>, Tensor<const T>, Mask, Order, T,       \
+                                                WeightedSumGradients<T>, void*);
+LSHKIT_INSTANTIATE(float)
+LSHKIT_INSTANTIATE(double)
+#undef LSHKIT_INSTANTIATE
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,54 @@
+// Random numbers of hash functions. tests/test_cuda_parameters.py has all of them against numpy's.
+#include "check.hpp"
+#include "lshkit/cuda/parameters.cuh"
+
+namespace {
+
+using namespace lshkit;
+
+TEST(philox_words_are_those_of_numpy) {  // numpy.random.Philox(key=seed + stream * 2^64)
+  const auto word = cuda::philox_word;
+  CHECK(word(3, 0, 0) == 0xef2d1b42dcafdccbu && word(3, 0, 1) == 0x1443ed404530344du);
+  CHECK(word(3, 0, 2) == 0x620103df808f8227u && word(3, 0, 3) == 0xcc88f3a558ec7d9au);
+  CHECK(word(3, 0, 4) == 0xc21223475fc1c27du && word(3, 0, 1099) == 0xcb37a8bcaad8f426u);
+  CHECK(word(0x7fffffffffffffffu, 0, 4) == 0xe341e7d9887dfe44u);
+  CHECK(word(7, 1, 0) == 0xe1e9589fbf7f6f1du && word(7, 1, 1099) == 0x5f3518d431f7033fu);
+}
+
+TEST(cosines_and_sines_are_rounded_once) {
+  for (int i = 0; i <= 100000; ++i) {
+    const float angle = float(i) * (6.2831853f / 100000);
+    float c, s;
+    cuda::cosine_and_sine(angle, &c, &s);
+    CHECK(c == float(std::cos(double(angle))) && s == float(std::sin(double(angle))));
+  }
+}
+
+TEST(numbers_fill_their_rows_and_nothing_else) {
+  for (const index_t sets : {1, 3}) {
+    for (const index_t columns : {16, 64, 256}) {
+      cuda::RandomNumbers a;
+      const std::int64_t seed = 5;
+      a.seed = &seed;
+      a.n_sets = sets;
+      a.n_angle_rows = 3;
+      a.n_sign_rows = columns < 64 ? 0 : 5;
+      a.columns = columns;
+      const index_t rows = a.n_angle_rows + a.n_sign_rows, half = columns / 2;
+      std::vector<float> out(sets * rows * columns + 1, 7.0f);
+      a.out = out.data();
+      cuda::random_numbers(cuda::Queue{}, a);
+      CHECK(out.back() == 7.0f);
+      for (index_t i = 0; i < sets * rows; ++i)
+        for (index_t j = 0; j < columns; ++j) {
+          const float x = out[i * columns + j];
+          if (i % rows >= 3) CHECK(x == 1 || x == -1);
+          if (i % rows >= 3 || j >= half) continue;
+          const float y = out[i * columns + half + j];
+          CHECK_CLOSE(x * x + y * y, 1, 1e-6, 0);
+        }
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,225 @@
+// Kept tables, attention step by step and the near window, against the CPU's functions.
+#include "../../cpp/tests/projections.hpp"
+#include "check.hpp"
+#include "lshkit/bucket_sum.hpp"
+#include "lshkit/cuda/bucket_table.hpp"
+#include "lshkit/cuda/decoding.hpp"
+#include "lshkit/cuda/elements.cuh"
+#include "lshkit/cuda/runtime.cuh"
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kQuick = true;
+#else
+constexpr bool kQuick = false;
+#endif
+
+using cuda::Queue;
+
+// To the last bit: rows are added in their order.
+template <class T, class Code>
+void check_table(index_t rows, index_t m, index_t n_buckets, index_t dv, int most_codes) {
+  const auto codes = random_codes<Code>(rows * m, most_codes, 1);
+  const auto floats = normal(rows * (dv + 2), 2);
+  const std::vector<T> values(floats.begin(), floats.end());
+  std::vector<T> wanted(m * n_buckets * dv);
+  for (std::size_t i = 0; i < wanted.size(); ++i) wanted[i] = T(i % 7) / 8;
+  std::vector<T> table(wanted);
+  const Codes all{codes.data(), int(sizeof(Code))};
+  for (const T sign : {T(1), T(-1)}) {
+    bucket_table_add<T>(wanted.data(), m, n_buckets, dv, all, values.data(), dv + 2, rows, sign, 1);
+    const index_t taken = sign > 0 ? rows / 3 : rows;  // in two calls and in one
+    cuda::bucket_table_add<T>(Queue{}, table.data(), m, n_buckets, dv, all, values.data(), dv + 2,
+                              taken, sign);
+    cuda::bucket_table_add<T>(Queue{}, table.data(), m, n_buckets, dv,
+                              Codes{codes.data() + taken * m, int(sizeof(Code))},
+                              values.data() + taken * (dv + 2), dv + 2, rows - taken, sign);
+    CHECK(table == wanted);
+    std::vector<T> out = unwritten<T>(rows * dv), expected = out;
+    const T scale = T(1) / T(m);
+    bucket_table_query<T>(wanted.data(), m, n_buckets, dv, all, rows, scale, expected.data(), 1);
+    cuda::bucket_table_query<T>(Queue{}, table.data(), m, n_buckets, dv, all, rows, scale,
+                                out.data());
+    for (std::size_t i = 0; i < out.size(); ++i) CHECK_CLOSE(out[i], expected[i], 1e-5, 1e-5);
+  }
+}
+
+struct Case {
+  index_t batch = 2, key_heads = 2, group = 1, n = 5, d = 6, dv = 7;
+  int n_bits = 3;
+  index_t m = 5;
+  TableType type = TableType::float32;
+  Normalize normalize = Normalize::l2;
+  bool masked = false, bad_rows = false, causal = true;
+  Element element = Element::float32;
+};
+
+// A state on the CPU, and one for the kernels, which must hold the same numbers.
+struct State {
+  const Case& c;
+  Parameters p;
+  std::vector<std::uint8_t> sums;
+  std::vector<float> counts;
+  explicit State(const Case& options) : c(options) {
+    p = hadamard(c.d, c.n_bits, c.m, c.key_heads, 5);
+    const index_t rows = c.batch * c.key_heads * c.m << c.n_bits;
+    sums.resize(rows * c.dv * (c.type == TableType::float16 ? 2 : 4));
+    counts.resize(rows);
+  }
+  DecodingTables tables() {
+    DecodingTables t;
+    t.batch = c.batch;
+    t.key_heads = c.key_heads;
+    t.group = c.group;
+    t.n_values = c.dv;
+    t.type = c.type;
+    t.sums = sums.data();
+    if (c.normalize == Normalize::sum) t.counts = counts.data();
+    return t;
+  }
+  HashFunctions functions() const {
+    HashFunctions f;
+    f.family = Family::hadamard;
+    f.parameters = p.numbers.data();
+    f.head_stride = index_t(p.numbers.size()) / c.key_heads;
+    f.columns = p.columns;
+    f.n_bits = c.n_bits;
+    f.n_hashes = c.m;
+    return f;
+  }
+};
+
+struct Inputs {
+  std::vector<float> query, key, value;
+  std::vector<std::uint8_t> mask;
+  explicit Inputs(const Case& c)
+      : query(normal(c.batch * c.key_heads * c.group * c.n * c.d, 1)),
+        key(normal(c.batch * c.key_heads * c.n * c.d, 2)),
+        value(normal(c.batch * c.key_heads * c.n * c.dv, 3)),
+        mask(c.batch * c.n, 1) {
+    for (std::size_t i = 0; i < query.size(); ++i) query[i] += 2 * key[i % key.size()];
+    for (std::size_t i = 0; c.masked && i < mask.size(); ++i) mask[i] = i % 3 != 1;
+    if (!c.bad_rows) return;
+    query[c.d + 1] = std::nanf("");
+    key[2 * c.d] = std::numeric_limits<float>::infinity();
+    for (index_t i = 0; i < c.d; ++i) query[3 * c.d + i] = key[i] = 0;
+  }
+  Tensor<const float> rows(const std::vector<float>& x, index_t heads, index_t n,
+                           index_t columns) const {
+    return {x.data(), heads * n * columns, n * columns, columns};
+  }
+};
+
+// Positions [first, first + n) of the inputs on the CPU, or by the kernels.
+void step(State& s, const Inputs& in, index_t first, index_t n, bool keys, bool queries, bool gpu,
+          std::vector<float>& out) {
+  const Case& c = s.c;
+  const index_t heads = c.key_heads * c.group;
+  DecodingInputs i;
+  i.n_features = c.d;
+  i.causal = c.causal && keys && queries;
+  if (queries) {
+    i.n_queries = n;
+    i.query = in.rows(in.query, heads, c.n, c.d);
+    i.query.data += first * c.d;
+  }
+  if (keys) {
+    i.n_keys = n;
+    i.key = in.rows(in.key, c.key_heads, c.n, c.d);
+    i.value = in.rows(in.value, c.key_heads, c.n, c.dv);
+    i.key.data += first * c.d;
+    i.value.data += first * c.dv;
+    if (c.masked) i.key_mask = {in.mask.data() + first, c.n};
+  }
+  const Tensor<float> to{out.data() + first * c.dv, heads * c.n * c.dv, c.n * c.dv, c.dv};
+  if (!gpu) return decode(s.tables(), s.functions(), {}, c.normalize, i, to, 1);
+  const cuda::DecodingRows rows{i.n_queries, i.n_keys, i.n_features, i.query,
+                                i.key,       i.value,  i.key_mask,   i.causal};
+  const auto call = [&](void* scratch) {
+    return cuda::decode(Queue{}, s.tables(), s.functions(), c.normalize, rows, to, scratch);
+  };
+  std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
+  if (!scratch.empty()) call(scratch.data());
+}
+
+void check_decoding(const Case& c) {
+  const Inputs in(c);
+  State cpu(c), gpu(c), parts(c);
+  const std::size_t size = c.batch * c.key_heads * c.group * c.n * c.dv;
+  std::vector<float> wanted = unwritten<float>(size), out = wanted, again = wanted;
+  step(cpu, in, 0, c.n, true, true, false, wanted);
+  step(gpu, in, 0, c.n, true, true, true, out);
+  CHECK(gpu.sums == cpu.sums && gpu.counts == cpu.counts);
+  for (std::size_t i = 0; i < size; ++i) CHECK_CLOSE(out[i], wanted[i], 1e-5, 1e-5);
+  // Divided in another way, to the last bit.
+  if (c.causal) {
+    step(parts, in, 0, 1, true, true, true, again);
+    step(parts, in, 1, c.n / 2, true, true, true, again);
+    for (index_t i = 1 + c.n / 2; i < c.n; ++i) step(parts, in, i, 1, true, true, true, again);
+  } else {
+    step(parts, in, 0, c.n, true, false, true, again);
+    step(parts, in, 0, c.n, false, true, true, again);
+  }
+  CHECK(parts.sums == gpu.sums && parts.counts == gpu.counts);
+  CHECK(std::memcmp(again.data(), out.data(), sizeof(float) * size) == 0);
+  // Queries after all of it.
+  step(cpu, in, 0, c.n, false, true, false, wanted);
+  step(gpu, in, 0, c.n, false, true, true, out);
+  for (std::size_t i = 0; i < size; ++i) CHECK_CLOSE(out[i], wanted[i], 1e-5, 1e-5);
+}
+
+}  // namespace
+
+TEST(kept_tables) {
+  check_table<float, std::uint8_t>(70, 2, 3, 33, 3);
+  check_table<double, std::uint16_t>(9, 3, 300, 2, 300);
+  if (kQuick) return;
+  check_table<float, std::uint8_t>(2100, 35, 256, 5, 256);
+  check_table<float, std::uint16_t>(40, 1, 65536, 70, 65536);
+  check_table<double, std::uint8_t>(1, 1, 1, 1, 1);
+  // Codes beyond the buckets are in none.
+  std::vector<std::uint8_t> codes{0, 200, 1};
+  std::vector<float> values{1, 2, 4}, table(2), out(3, 9);
+  cuda::bucket_table_add<float>(Queue{}, table.data(), 1, 2, 1, {codes.data(), 1}, values.data(), 1,
+                                3, 1);
+  CHECK(table == std::vector<float>{1, 4});
+  cuda::bucket_table_query<float>(Queue{}, table.data(), 1, 2, 1, {codes.data(), 1}, 3, 1,
+                                  out.data());
+  CHECK(out == std::vector<float>{1, 0, 4});
+}
+
+TEST(attention_step_by_step) {
+  for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2})
+    for (const TableType type : {TableType::float32, TableType::float16})
+      for (const bool causal : {false, true}) {
+        if (kQuick && (type == TableType::float16) != (normalize == Normalize::sum)) continue;
+        Case c;
+        if (kQuick) c.batch = c.key_heads = 1;
+        c.normalize = normalize;
+        c.type = type;
+        c.causal = c.masked = causal;
+        c.bad_rows = true;
+        c.n = kQuick ? 4 : 11;
+        check_decoding(c);
+      }
+  Case c;  // entries of a warp that go together and more, columns of two blocks
+  c.batch = c.key_heads = 1;
+  c.n = 3;
+  c.m = kQuick ? 17 : 90;
+  c.n_bits = 9;
+  c.dv = 130;
+  c.normalize = Normalize::sum;
+  check_decoding(c);
+  if (kQuick) return;
+  c.normalize = Normalize::l2;
+  c.m = 33;
+  for (const index_t group : {3, 8, 11})
+    for (const index_t dv : {33, 64, 100}) {
+      c.group = group;
+      c.dv = dv;
+      c.key_heads = 2;
+      c.n = 10;
+      check_decoding(c);
+    }
+}
