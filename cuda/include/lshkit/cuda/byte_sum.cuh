@@ -16,11 +16,12 @@
 //   query     2                        0.2 + 0.5              2.7   5.4
 //
 // The last number of a line stands for global loads and stores as well, a line of 128 bytes each
-// taken for a wavefront. Of these 8.4 wavefronts 6 are the 768 bytes of the tables. A warp that adds issues 49 instructions
-// for 4 keys, and the next 4 wait until the tables have answered, which is about as long as the
-// three warps' 68 wavefronts take. What equal codes of the 4 have in common is summed before the
-// answer, so that there is one addition between a load and its store. With 8 keys at a time no
-// answer is waited for, but their comparisons take 146 instructions for 136 wavefronts.
+// taken for a wavefront. Of these 8.4 wavefronts 6 are the 768 bytes of the tables. A warp that
+// adds issues 49 instructions for 4 keys, and the next 4 wait until the tables have answered, which
+// is about as long as the three warps' 68 wavefronts take. What equal codes of the 4 have in common
+// is summed before the answer, so that there is one addition between a load and its store. With 8
+// keys at a time no answer is waited for, but their comparisons take 146 instructions for 136
+// wavefronts.
 //
 // Device memory and L2: each of the 11 slices of 64 columns reads all codes (32 bytes a token) and
 // a sector or two of its row of values, and writes 24 bytes of its sums: some 150 bytes a token,
