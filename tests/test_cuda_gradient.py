@@ -17,6 +17,9 @@ from lshkit import torch_ops  # noqa: E402
 # Of the roundings of g, g . v, the unit vectors and what a hash contributes, relative to the sizes
 # of the terms that a number sums: their root mean square is what a sum of them has.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# Of "sum" a gradient is the difference of g . v and of its mean over what a query sees, which are
+# rounded each. Causal, the first queries see a few keys, and next to nothing is left of both.
+CANCELLED = 4
 # Queries, keys, columns, those of values, bits, hashes: buckets of pairs; of products; both, with
 # more columns than a tile has; more bits than are sorted by.
 SHAPES = [
@@ -72,9 +75,10 @@ def test_lower_bound(cuda_device, dtype, shape, is_causal, normalize):
         gradient="lower_bound",
         **attention_cases.reference_options(mask, is_causal, normalize),
     )
+    tolerance = TOLERANCE[dtype] * (CANCELLED if is_causal and normalize == "sum" else 1)
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype is dtype
-        assert_near(a, b, TOLERANCE[dtype])
+        assert_near(a, b, tolerance)
 
 
 @pytest.mark.parametrize("scale", [2.0**-8, 2.0**8])

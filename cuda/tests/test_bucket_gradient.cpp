@@ -328,7 +328,9 @@ TEST(gradient_on_tensor_cores) {
       c.nq = 75, c.nk = 83, c.bits = 1, c.hashes = 1;  // linear, several tiles
       check_gradient(c);
       if (kQuick) continue;
-      c.bias = true;
+      c.nq = 150, c.nk = 170, c.bits = 0;  // more tiles than are on their way at a time
+      check_gradient(c);
+      c.nq = 75, c.nk = 83, c.bits = 1, c.bias = true;
       c.dv = 64, c.d = 70;  // two tiles of columns of each
       check_gradient(c);
       c = Case{};

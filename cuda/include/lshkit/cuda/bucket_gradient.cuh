@@ -1,9 +1,10 @@
 #pragma once
-// The lower bound's gradient hash by hash, in time linear in the length (YOSO, eq. 4): a counting
-// sort brings a bucket's rows together, and a block takes a bucket. One of a queries and b keys
-// costs a b (d_v + 2 d) products pair by pair, or 2 d d_v (a + b) through the products M = sum_j
-// v_j k_j^T and sum_i g_i q_i^T: the cheaper is taken. A hash is a launch: no two blocks of it have
-// a row in common, so that sums over the hashes are made in order, without atomics.
+// The lower bound's gradient of fp32 inputs, and of codes with more bits than are sorted by, hash
+// by hash, in time linear in the length (YOSO, eq. 4); bucket_gradient_matrix.cuh has the rest. A
+// counting sort brings a bucket's rows together, and a block takes a bucket. One of a queries and b
+// keys costs a b (d_v + 2 d) products pair by pair, or 2 d d_v (a + b) through the products M =
+// sum_j v_j k_j^T and sum_i g_i q_i^T: the cheaper is taken. A hash is a launch: no two blocks of
+// it have a row in common, so that sums over the hashes are made in order, without atomics.
 //
 // Bound: arithmetic, 32,768 operations a token and hash in the linear form at d = d_v = 64, in fp32
 // outside the tensor cores; device memory, 512 bytes of gradients read and written a row and hash.
