@@ -66,11 +66,14 @@ LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
   float* const of_warp = reinterpret_cast<float*>(memory);
   const index_t head = block_index(), columns = a.columns + (a.extra || a.ones ? 1 : 0);
   float largest = 0;
-  for (index_t row = warp_index(); row < a.n_rows; row += kScaleThreads / kWarp) {
-    const index_t flat = head * a.n_rows + row;
-    if (a.valid && !a.valid[flat]) continue;
-    for (index_t c = lane_index(); c < columns; c += kWarp) {
-      const float x = fabsf(a.at(head / a.heads, head % a.heads, row, flat, c));
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+    for (index_t row = warp_index(); row < a.n_rows; row += kScaleThreads / kWarp) {
+      const index_t flat = head * a.n_rows + row;
+      const bool taken = !a.valid || a.valid[flat];
+      const float x = taken ? fabsf(a.at(head / a.heads, head % a.heads, row, flat, c)) : 0;
       if (is_finite(x) && x > largest) largest = x;
     }
   }
