@@ -187,7 +187,7 @@ __device__ inline void add_and_read_four(T* table, int lanes, const int* r, cons
 
 // One block: one slice of columns of one head of one sequence.
 template <class T, int Columns>
-__global__ void __launch_bounds__(kSumThreads) bucket_sum_kernel(BucketSum<T> a) {
+__global__ void __launch_bounds__(kSumThreads, 1) bucket_sum_kernel(BucketSum<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
   const int lanes = a.plan.hashes * Columns, hashes = a.plan.hashes, rows = a.plan.table_rows;
   T* const table = reinterpret_cast<T*>(memory);  // (rows + 2, lanes)
