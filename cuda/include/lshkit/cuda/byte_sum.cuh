@@ -12,7 +12,7 @@
 // the machine code for sm_90, of which four go in a clock:
 //
 //             tables                   codes, values, sums    sum   instructions
-//   add       2 read, 2 written        0.25 + 0.5 + 0.9       5.7   12.3 to add, 3 to stage
+//   add       2 read, 2 written        0.25 + 0.5 + 0.9       5.7   12.3 to add, 4 to stage
 //   query     2                        0.2 + 0.5              2.7   5.4
 //
 // The last number of a line stands for global loads and stores as well, a line of 128 bytes each
