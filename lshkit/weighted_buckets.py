@@ -18,13 +18,12 @@ def bucket_sum(query, key, values, n_buckets, causal, key_mask):
     )
     n_buckets = checks.integer("n_buckets", n_buckets, 1, buckets.MAX_BUCKETS)
     causal = checks.boolean("causal", causal)
-    cuda = True
     query = _side("query", query_codes, query_weights, n_buckets, torch)
     key = _side("key", key_codes, key_weights, n_buckets, torch)
-    values = checks.array("values", values, torch, cuda=cuda)
+    values = checks.array("values", values, torch, cuda=True)
     if key_mask is not None:
         key_mask = checks.array(
-            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=cuda
+            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True
         )
     # One probe stands for all: the shapes that must agree are those of plain codes.
     leading = buckets._check_shapes(query[0][..., 0], key[0][..., 0], values, key_mask)
