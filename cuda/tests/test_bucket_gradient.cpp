@@ -232,7 +232,7 @@ void check_gradient(const Case& c) {
   p.n_hashes = c.hashes;
   p.code_bytes = bytes;
   p.bits = c.bits;
-  p.bias = c.bias ? bias.data() : nullptr;
+  p.biased = c.bias;
   p.causal = c.causal;
   p.scale = 0.75f;
   p.element = c.element;
@@ -240,8 +240,10 @@ void check_gradient(const Case& c) {
   MatrixScratch unused(measure, p);
   std::vector<Words4> memory(measure.used() / 16 + 1);
   std::memset(memory.data(), 0xff, memory.size() * 16);
+  p.bias = c.bias ? bias.data() : nullptr;  // scratch itself, which is not there when measured
   Cut cut(memory.data());
   const MatrixScratch scratch(cut, p);
+  CHECK(cut.used() == measure.used());
   bucket_gradient(Queue{}, p, scratch);
 
   std::vector<double> wanted_dq(dq.size()), wanted_dk(dk.size()), dq_sizes(dq.size()),
@@ -326,7 +328,9 @@ TEST(gradient_on_tensor_cores) {
       c.nq = 75, c.nk = 83, c.bits = 1, c.hashes = 1;  // linear, several tiles
       check_gradient(c);
       if (kQuick) continue;
-      c.bias = true;
+      c.nq = 150, c.nk = 170, c.bits = 0;  // more tiles than are on their way at a time
+      check_gradient(c);
+      c.nq = 75, c.nk = 83, c.bits = 1, c.bias = true;
       c.dv = 64, c.d = 70;  // two tiles of columns of each
       check_gradient(c);
       c = Case{};

@@ -174,6 +174,7 @@ struct MatrixProblem {
   index_t query_heads = 1, sequences = 1;  // of a batch, or packed
   index_t n_features = 0, n_values = 0, n_hashes = 1;
   int code_bytes = 1, bits = 1;
+  bool biased = false;  // also where scratch is measured and there is no bias yet
   const float* bias = nullptr;
   bool causal = false;
   float scale = 1;
@@ -181,7 +182,7 @@ struct MatrixProblem {
 
   index_t units() const { return queries.batch * query_heads; }
   index_t unit_tiles() const { return ceil_div(n_features, kTileColumns); }
-  index_t factor_tiles() const { return ceil_div(n_values + (bias ? 1 : 0), kTileColumns); }
+  index_t factor_tiles() const { return ceil_div(n_values + biased, kTileColumns); }
   index_t contribution_bytes() const { return element == Element::float16 ? 256 : 128; }
   bool empty() const {
     return units() == 0 || n_features == 0 || n_hashes == 0 ||
@@ -260,7 +261,7 @@ void pack_side(const Queue& queue, const MatrixProblem& p, const MatrixProblemSi
   a.tiles = p.factor_tiles();
   a.inverse = nullptr;
   a.to = to.factor;
-  a.ones = !of_queries && p.bias;
+  a.ones = !of_queries && p.biased;
   a.extra = of_queries ? p.bias : nullptr;
   if (E == Element::float16) {
     a.scale = to.scale;

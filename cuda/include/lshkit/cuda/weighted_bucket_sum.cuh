@@ -161,6 +161,7 @@ index_t weighted_table_bytes(const WeightedPass<T>& a) {
 template <class T, Element E, int C>
 __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kBytes = E == Element::float64 ? 8 : E == Element::float32 ? 4 : 2;
   const int lane = lane_index(), warp = warp_index();
   std::uint32_t block = std::uint32_t(block_index());
   const auto part_of = [&](index_t parts) {
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
 
   // Up to a warp of the list's first entries, in their order.
   const char* const vectors =
-      static_cast<const char*>(a.add.x.data) + (first_column + lane) * index_t(element_bytes(E));
+      static_cast<const char*>(a.add.x.data) + (first_column + lane) * kBytes;
   bool inside[C], of_vector[C];
   LSHKIT_UNROLL
   for (int k = 0; k < C; ++k) {
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
         at = ((task.read.first + row) * a.read.n_probes + (entry - adding)) * a.columns();
       } else {
         takes_part = is_valid(a.add, task.add, row);
-        at = vector_at(a.add, task.add, row) * index_t(element_bytes(E));
+        at = vector_at(a.add, task.add, row) * kBytes;
         weight = a.add.weights ? a.add.weights[add_base + row * a.add.row_stride + entry] : T(1);
         if (a.extra) extra = a.add.extra ? a.add.extra[task.add.owned + row] : T(1);
       }
@@ -262,9 +263,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
         const bool add = adds >> (first + u) & 1;
         LSHKIT_UNROLL
         for (int k = 0; k < C; ++k)
-          x[u][k] = add && of_vector[k]
-                        ? load_element<T>(from + k * kWarp * int(element_bytes(E)), 0, E)
-                        : T(0);
+          x[u][k] = add && of_vector[k] ? load_element<T>(from + k * kWarp * kBytes, 0, E) : T(0);
       }
       if (a.extra) {
         LSHKIT_UNROLL
