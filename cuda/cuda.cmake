@@ -4,6 +4,7 @@ set(LSHKIT_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/bucket_table.cu
+  ${PROJECT_SOURCE_DIR}/cuda/src/collisions.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/decoding.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/parameters.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu

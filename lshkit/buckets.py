@@ -211,6 +211,9 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     counts, and a few lookups for each query and hash. Each is done twice, once for the size of the
     result. The memory is the result's and, for the buckets, up to 20 bytes a key and hash.
 
+    CUDA tensors, in a build with CUDA kernels, are compared pair by pair, and their results are on
+    the same device; the call waits for the GPU once, for the number of pairs.
+
     Examples
     --------
     >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
@@ -221,7 +224,7 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     causal = checks.boolean("causal", causal)
     names = ("query_codes", "key_codes")
     codes = [
-        checks.array(name, x, torch, kinds="iu", wanted="integer codes")
+        checks.array(name, x, torch, kinds="iu", wanted="integer codes", cuda=_C.with_cuda)
         for name, x in zip(names, (query_codes, key_codes), strict=True)
     ]
     for name, x in zip(names, codes, strict=True):
@@ -234,17 +237,20 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
             f"got shape {tuple(codes[1].shape)}"
         )
     if key_mask is not None:
-        key_mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans") != 0
+        wanted = {"kinds": "biu", "wanted": "booleans", "cuda": _C.with_cuda}
+        key_mask = checks.array("key_mask", key_mask, torch, **wanted) != 0
         if tuple(key_mask.shape) != (codes[1].shape[0],):
             wanted = (codes[1].shape[0],)
             raise ValueError(f"key_mask must have shape {wanted}, got {tuple(key_mask.shape)}")
-        key_mask = np.ascontiguousarray(key_mask)
     small = all(x.dtype == (torch or np).uint8 for x in codes)
     codes = [
-        as_codes(name, x, 256 if small else MAX_BUCKETS, torch)
+        as_codes(name, x, 256 if small else MAX_BUCKETS, torch, cuda=True)
         for name, x in zip(names, codes, strict=True)
     ]
+    if torch is not None and codes[0].is_cuda:
+        return _cuda_collisions(codes, key_mask, causal, torch)
     codes = [np.ascontiguousarray(x) for x in codes]  # of a tensor: a view of its memory
+    key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
     threads = 0 if torch is None else torch.get_num_threads()
     indptr = np.empty(len(codes[0]) + 1, np.int64)
     _C.collision_indptr(*codes, key_mask, causal, indptr, threads)
@@ -252,6 +258,17 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     _C.collisions(*codes, key_mask, causal, indptr, indices, counts, threads)
     csr = indptr, indices, counts
     return csr if torch is None else tuple(torch.from_numpy(x) for x in csr)
+
+
+def _cuda_collisions(codes, key_mask, causal, torch):
+    tensors = *(x.contiguous() for x in codes), None if key_mask is None else key_mask.contiguous()
+    like = {"device": codes[0].device}
+    indptr = torch.empty(len(codes[0]) + 1, dtype=torch.int64, **like)
+    _C.collision_indptr(*tensors, causal, indptr)
+    pairs = int(indptr[-1])
+    indices, counts = (torch.empty(pairs, dtype=torch.int32, **like) for _ in range(2))
+    _C.collisions(*tensors, causal, indptr, indices, counts)
+    return indptr, indices, counts
 
 
 class BucketTable:

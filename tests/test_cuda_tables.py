@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lshkit import reference
-from lshkit.buckets import BucketTable
+from lshkit.buckets import BucketTable, collisions
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
@@ -88,3 +88,32 @@ def test_errors(cuda_device):
     with pytest.raises(ValueError, match="other must be like"):
         table.merge(BucketTable(5, 16, 7))
     assert "device='cuda:0'" in repr(table)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
+@pytest.mark.parametrize("n_hashes", [1, 33, 300])
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 1), (130, 17), (65, 200)])
+def test_collisions(cuda_device, n_q, n_k, n_hashes, dtype, causal):
+    generator = torch.Generator().manual_seed(0)
+    codes = [
+        torch.randint(60, (n, n_hashes), generator=generator).to(dtype).to(cuda_device)
+        for n in (n_q, n_k)
+    ]
+    some = (torch.rand(n_k, generator=generator) < 0.7).to(cuda_device)
+    for key_mask in (None, some):
+        got = collisions(*codes, causal=causal, key_mask=key_mask)
+        arrays = [x.cpu().numpy() for x in codes]
+        mask = None if key_mask is None else key_mask.cpu().numpy()
+        wanted = reference.collisions(*arrays, causal=causal, key_mask=mask)
+        assert [x.dtype for x in got] == [torch.int64, torch.int32, torch.int32]
+        assert all(x.device == codes[0].device for x in got)
+        for a, b in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(a.cpu(), b)
+
+
+def test_collisions_of_nothing(cuda_device):
+    for n_q, n_k in ((0, 3), (3, 0), (3, 5)):
+        codes = torch.zeros(n_q, 2, dtype=torch.uint8), torch.ones(n_k, 2, dtype=torch.uint8)
+        indptr, indices, counts = collisions(*(x.to(cuda_device) for x in codes))
+        assert indptr.tolist() == [0] * (n_q + 1) and len(indices) == len(counts) == 0

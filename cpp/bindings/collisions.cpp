@@ -3,10 +3,13 @@
 
 #include "bindings.hpp"
 #include "checks.hpp"
+#include "cuda_call.hpp"
+#include "lshkit/cuda/collisions.hpp"
 
 namespace lshkit {
 namespace {
 
+constexpr auto kAny = TensorView::Place::any;
 constexpr ElementType kInt32{dlpack::signed_integer, 32}, kInt64{dlpack::signed_integer, 64};
 
 struct CollisionViews {
@@ -17,9 +20,9 @@ struct CollisionViews {
 
   CollisionViews(py::handle query_object, py::handle key_object, py::handle mask_object,
                  bool causal, py::handle indptr_object)
-      : query_codes("query_codes", query_object),
-        key_codes("key_codes", key_object),
-        indptr("indptr", indptr_object),
+      : query_codes("query_codes", query_object, kAny),
+        key_codes("key_codes", key_object, kAny),
+        indptr("indptr", indptr_object, kAny),
         order(causal ? Order::causal : Order::all) {
     query_codes.require_type({kUint8, kUint16}).require_dims(2, "(rows, n_hashes)");
     query_codes.require_contiguous();
@@ -31,7 +34,7 @@ struct CollisionViews {
     check_rows("query_codes", shape.n_queries);
     check_rows("key_codes", shape.n_keys);
     if (!mask_object.is_none()) {
-      key_mask.emplace("key_mask", mask_object);
+      key_mask.emplace("key_mask", mask_object, kAny);
       key_mask->require_type({kBool, kUint8}).require_shape({shape.n_keys}).require_contiguous();
     }
     indptr.require_type({kInt64}).require_shape({shape.n_queries + 1}).require_contiguous();
@@ -39,12 +42,20 @@ struct CollisionViews {
   const std::uint8_t* mask() const {
     return key_mask ? key_mask->data<const std::uint8_t>() : nullptr;
   }
+  const TensorView* mask_view() const { return key_mask ? &*key_mask : nullptr; }
 };
 
 void find_indptr(py::handle query_codes, py::handle key_codes, py::handle key_mask, bool causal,
                  py::handle indptr, int threads) {
   const CollisionViews in(query_codes, key_codes, key_mask, causal, indptr);
   in.indptr.require_output();
+  const CudaCall gpu({&in.query_codes, &in.key_codes, in.mask_view(), &in.indptr});
+  if (gpu.run([&](const auto& queue, void*) {
+        cuda::collision_indptr(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes),
+                               in.mask(), in.order, in.indptr.data<std::int64_t>());
+        return index_t(0);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   collision_indptr(in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(), in.order,
                    in.indptr.data<std::int64_t>(), threads);
@@ -54,8 +65,23 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
                      py::handle indptr, py::handle indices_object, py::handle counts_object,
                      int threads) {
   const CollisionViews in(query_codes, key_codes, key_mask, causal, indptr);
-  const TensorView indices("indices", indices_object), counts("counts", counts_object);
+  const TensorView indices("indices", indices_object, kAny);
+  const TensorView counts("counts", counts_object, kAny);
+  const CudaCall gpu(
+      {&in.query_codes, &in.key_codes, in.mask_view(), &in.indptr, &indices, &counts});
   const auto* rows = in.indptr.data<const std::int64_t>();
+  if (in.indptr.on_cuda()) {  // whose numbers are not looked at
+    for (const TensorView* x : {&indices, &counts})
+      x->require_type({kInt32}).require_dims(1, "(pairs)").require_contiguous().require_output();
+    counts.require_shape({indices.shape(0)});
+    gpu.run([&](const auto& queue, void*) {
+      cuda::collisions(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(),
+                       in.order, rows, indices.shape(0), indices.data<std::int32_t>(),
+                       counts.data<std::int32_t>());
+      return index_t(0);
+    });
+    return;
+  }
   for (const TensorView* x : {&indices, &counts}) {
     x->require_type({kInt32}).require_shape({rows[in.shape.n_queries]}).require_contiguous();
     x->require_output();
@@ -64,6 +90,13 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
     if (rows[0] != 0 || rows[i + 1] < rows[i])
       in.indptr.wrong_value("must start with 0 and not decrease");
   if (indices.size() == 0) return;
+  if (gpu.run([&](const auto& queue, void*) {
+        cuda::collisions(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes),
+                         in.mask(), in.order, rows, indices.shape(0), indices.data<std::int32_t>(),
+                         counts.data<std::int32_t>());
+        return index_t(0);
+      }))
+    return;
   py::gil_scoped_release without_gil;
   collisions(in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(), in.order, rows,
              indices.data<std::int32_t>(), counts.data<std::int32_t>(), threads);

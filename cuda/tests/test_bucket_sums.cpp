@@ -11,7 +11,7 @@ using namespace lshkit;
 struct SumCase {
   index_t batch = 1, heads = 1, key_heads = 1, nq, nk, n_hashes, n_buckets, n_values;
   index_t row = 0;     // elements from one row of values to the next, 0: n_values
-  index_t offset = 0;  // of the codes and the values from where they are aligned
+  index_t offset = 0;  // of codes, values and sums from where they are aligned
   Element element = Element::float32;
   bool masked = false, counts = false, packed = false, own_values = false;
   Order order = Order::all;
@@ -67,8 +67,8 @@ void check_sum(const SumCase& c, index_t shared_limit = 227 * 1024) {
   a.valid_head = c.nk;
   a.order = c.order;
   a.scale = 1.0f / float(c.n_hashes);
-  auto out = unwritten<float>(rows_of_queries * columns);
-  a.out = out.data();
+  auto out = unwritten<float>(c.offset + rows_of_queries * columns);
+  a.out = out.data() + c.offset;
   const index_t sequences = c.packed ? 3 : c.batch;
   cuda::bucket_sum(cuda::Queue{}, a, sequences, shared_limit);
 
@@ -94,8 +94,41 @@ void check_sum(const SumCase& c, index_t shared_limit = 227 * 1024) {
         }
       }
       for (index_t x = 0; x < columns; ++x)
-        CHECK_CLOSE(out[(q.owned + i) * columns + x], sum[x], 0, 1e-6 * size[x]);
+        CHECK_CLOSE(a.out[(q.owned + i) * columns + x], sum[x], 0, 1e-6 * size[x]);
     }
+  }
+}
+
+TEST(sums_of_bytes_in_order) {
+  for (const Order order : {Order::causal, Order::reversed}) {
+    SumCase c = sized(130, 125, 17, 2, 3);  // two chunks, two slices
+    c.order = order;
+    check_sum(c);
+    c = sized(9, 11, 5, 8, 13);  // 16 hashes a table
+    c.offset = 1;
+    c.order = order;
+    c.masked = c.counts = true;
+    check_sum(c);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    for (const index_t n_hashes : {1, 4, 16, 17, 32, 33, 70})
+      for (const index_t n_buckets : {1, 3, 200, 254, 255, 256}) {
+        c = sized(33, 37, n_hashes, n_buckets, 12);
+        c.order = order;
+        c.masked = n_buckets > 3;
+        check_sum(c);
+      }
+    for (const index_t keys : {0, 1, 8, 119, 120, 121, 245, 400}) {
+      c = sized(245, keys, 32, 30, 6);
+      c.order = order;
+      check_sum(c);
+    }
+    for (const index_t limit : {90, 163})
+      for (const index_t n_hashes : {16, 32}) {
+        c = sized(130, 130, n_hashes, 9, 20);
+        c.order = order;
+        check_sum(c, limit * 1024);
+      }
+#endif
   }
 }
 
@@ -140,7 +173,10 @@ TEST(sums_of_bytes_of_every_layout) {
         c.key_heads = 2;
         check_sum(c);
         c.own_values = true;
-        c.batch = 1;
+        check_sum(c);
+        c.order = Order::reversed;
+        check_sum(c);
+        c.order = Order::causal;
         check_sum(c);
       }
     }

@@ -137,7 +137,7 @@ void step(State& s, const Inputs& in, index_t first, index_t n, bool keys, bool 
   const cuda::DecodingRows rows{i.n_queries, i.n_keys, i.n_features, i.query,
                                 i.key,       i.value,  i.key_mask,   i.causal};
   const auto call = [&](void* scratch) {
-    return cuda::decode(Queue{}, s.tables(), s.functions(), c.normalize, rows, to, scratch);
+    return cuda::decode(Queue{}, s.tables(), s.functions(), {}, c.normalize, rows, to, scratch);
   };
   std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
   if (!scratch.empty()) call(scratch.data());

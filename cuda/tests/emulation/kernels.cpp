@@ -2,6 +2,7 @@
 #include "../../src/attention.cu"
 #include "../../src/bucket_sum.cu"
 #include "../../src/bucket_table.cu"
+#include "../../src/collisions.cu"
 #include "../../src/decoding.cu"
 #include "../../src/parameters.cu"
 #include "../../src/runtime.cu"

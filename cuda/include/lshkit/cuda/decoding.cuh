@@ -1,6 +1,6 @@
 #pragma once
 // Attention step by step: the tables of one sequence and key head take in keys and answer queries,
-// position by position. A block has 16 warps; warp w owns the entries w, w + 16, ... of a row's
+// position by position. A block has eight warps; warp w owns the entries w, w + 8, ... of a row's
 // codes (an entry: one hash, or one probe of one) and reads and writes their tables alone, a lane
 // always the same columns. So nothing is waited for between a position's addition and the next
 // one's reading but the sums of the warps, eight rows at a time. Sums over the entries are in an
@@ -14,18 +14,21 @@
 
 namespace lshkit::cuda {
 
-constexpr int kDecodingWarps = 16, kDecodingThreads = kDecodingWarps * kWarp;
+constexpr int kDecodingWarps = 8, kDecodingThreads = kDecodingWarps * kWarp;
 constexpr int kDecodingSlots = 8;  // rows of queries whose sums the warps keep
 constexpr int kDecodingAhead = 4;  // entries of a warp whose rows are waited for together
-static_assert(2 * kDecodingSlots <= kDecodingWarps, "a warp looks at one row");
-static_assert(kDecodingSlots * kDecodingAhead == kWarp, "a lane keeps one code");
+static_assert(kDecodingSlots <= kDecodingWarps, "a warp finishes one row");
+static_assert(kDecodingSlots * kDecodingAhead == kWarp, "a lane keeps one entry");
 constexpr index_t kDecodingColumns = 2 * kWarp;  // of a block, at most: more take many registers
 
 struct DecodingSide {
   Elements x;
-  const void* codes = nullptr;     // (batch, heads of this side, rows, entries)
+  // Heads of (rows, entries): that of query head g of a unit (one sequence's key head) is number
+  // unit * unit_heads + g * group_heads.
+  const void* codes = nullptr;
   const float* weights = nullptr;  // the same of floats; null: ones
   index_t rows = 0, probes = 1;    // of a hash
+  index_t unit_heads = 1, group_heads = 0;
 };
 
 struct Decoding {
@@ -101,16 +104,13 @@ struct TableRow {
   Sum* row[kDecodingAhead];
   float x[kDecodingAhead][Columns];
 
-  // codes: the lane first + k has that of entry first_entry + k * kDecodingWarps; entries: how
-  // many there are.
-  __device__ __forceinline__ void load(Sum* sums, const Decoding& d, index_t probes, int codes,
-                                       int first, index_t entry, index_t entries, int columns) {
+  // offsets: the lane first + k has that of entry number `entry` + k * kDecodingWarps of `entries`.
+  __device__ __forceinline__ void load(Sum* sums, index_t offsets, int first, index_t entry,
+                                       index_t entries, int columns) {
     LSHKIT_UNROLL
     for (int k = 0; k < kDecodingAhead; ++k) {
-      const int code = __shfl_sync(kAllLanes, codes, first + k);
-      const index_t at = entry + k * kDecodingWarps;
-      const index_t hash = probes == 1 ? at : at / probes;
-      row[k] = at < entries ? sums + (hash * d.n_buckets + code) * d.n_values : nullptr;
+      const index_t offset = __shfl_sync(kAllLanes, offsets, first + k);
+      row[k] = entry + k * kDecodingWarps < entries ? sums + offset : nullptr;
     }
     LSHKIT_UNROLL
     for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
@@ -183,7 +183,7 @@ __device__ __forceinline__ void finish_row(const Decoding& d, float* sums, index
 }
 
 template <class Sum, int Columns>
-__global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
+__global__ void __launch_bounds__(kDecodingThreads, 1) decode_kernel(Decoding d) {
   constexpr int kStep = kDecodingStep<Columns>;
   LSHKIT_SHARED_MEMORY(memory);
   float* const partial = reinterpret_cast<float*>(memory);  // (warps, slots, kStep)
@@ -221,13 +221,14 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
       if (keys + slots == 0) continue;  // all of the block
       const auto query_head = [&](int slot) { return head * d.group + first_head + slot % heads; };
       // Of the tile's keys, then of its queries' slots: whether they are finite, a row a warp.
-      std::uint8_t* const tile_valid = valid + parity * kDecodingWarps;
+      std::uint8_t* const tile_valid = valid + parity * 2 * kDecodingSlots;
       parity ^= 1;
-      if (warp < kDecodingSlots ? warp < keys : warp - kDecodingSlots < slots) {
-        const bool of_key = warp < kDecodingSlots;
-        const int slot = warp - kDecodingSlots;
+      for (int of = warp; of < 2 * kDecodingSlots; of += kDecodingWarps) {
+        const bool of_key = of < kDecodingSlots;
+        const int slot = of - kDecodingSlots;
+        if (of_key ? of >= keys : slot >= slots) continue;
         const Elements& x = of_key ? d.keys.x : d.queries.x;
-        const index_t row = start + (of_key ? warp : slot / heads);
+        const index_t row = start + (of_key ? of : slot / heads);
         const index_t from =
             batch * x.batch + (of_key ? head : query_head(slot)) * x.head + row * x.row;
         bool takes_part = !of_key || !d.key_mask || d.key_mask[batch * d.mask_stride + row];
@@ -235,35 +236,35 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
           takes_part = is_finite(norm_of_warp(d.n_features, [&](index_t c) {
             return load_element<float>(x.data, from + c, x.element);
           }));
-        if (lane == 0) tile_valid[warp] = takes_part;
+        if (lane == 0) tile_valid[of] = takes_part;
       }
       __syncthreads();
 
       // Once at least: sums without an entry are zero.
       for (index_t entry = warp; entry < entries || entry == warp;
            entry += kDecodingWarps * kDecodingAhead) {
-        // A lane's code: of row lane / kDecodingAhead of the tile, entry lane % kDecodingAhead.
-        int key_code = 0, query_code = 0;
+        // A lane's bucket: of row lane / kDecodingAhead of the tile, entry lane % kDecodingAhead.
+        index_t key_bucket = 0, query_bucket = 0;
         float key_weight = 1, query_weight = 1;
         const int of = lane / kDecodingAhead;
         const index_t own = entry + lane % kDecodingAhead * kDecodingWarps;
         if (of < keys && own < key_entries) {
           const index_t at = (unit * d.keys.rows + start + of) * key_entries + own;
-          key_code = int(load_code(d.keys.codes, d.code_bytes, at));
+          const index_t hash = d.keys.probes == 1 ? own : own / d.keys.probes;
+          key_bucket = hash * d.n_buckets + load_code(d.keys.codes, d.code_bytes, at);
           if (d.keys.weights) key_weight = d.keys.weights[at];
         }
         if (of < slots && own < query_entries) {
-          const index_t flat = batch * d.key_heads * d.group + query_head(of);
+          const index_t flat =
+              unit * d.queries.unit_heads + (first_head + of % heads) * d.queries.group_heads;
           const index_t at = (flat * d.queries.rows + start + of / heads) * query_entries + own;
-          query_code = int(load_code(d.queries.codes, d.code_bytes, at));
+          const index_t hash = d.queries.probes == 1 ? own : own / d.queries.probes;
+          query_bucket = hash * d.n_buckets + load_code(d.queries.codes, d.code_bytes, at);
           if (d.queries.weights) query_weight = d.queries.weights[at];
         }
+        const index_t key_offset = key_bucket * d.n_values;
+        const index_t query_offset = query_bucket * d.n_values;
         // Counts: the lane k has to do with those of entry k, and no other.
-        const auto count_at = [&](index_t probes, int codes, int row) {
-          const int code =
-              __shfl_sync(kAllLanes, codes, row * kDecodingAhead + lane % kDecodingAhead);
-          return (probes == 1 ? own : own / probes) * d.n_buckets + code;
-        };
         const auto weight_at = [&](const DecodingSide& side, float weights, int row) {
           return side.weights
                      ? __shfl_sync(kAllLanes, weights, row * kDecodingAhead + lane % kDecodingAhead)
@@ -271,13 +272,15 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
         };
         const auto count_key = [&](int t) {
           if (!counts) return;
-          const index_t at = count_at(d.keys.probes, key_code, t);
+          const index_t at =
+              __shfl_sync(kAllLanes, key_bucket, t * kDecodingAhead + lane % kDecodingAhead);
           const float weight = weight_at(d.keys, key_weight, t);
           if (lane < kDecodingAhead && own < key_entries) counts[at] += weight;
         };
         const auto count_query = [&](int slot, float* to) {
           if (!counts) return;
-          const index_t at = count_at(d.queries.probes, query_code, slot);
+          const index_t at =
+              __shfl_sync(kAllLanes, query_bucket, slot * kDecodingAhead + lane % kDecodingAhead);
           const float weight = weight_at(d.queries, query_weight, slot);
           if (lane >= kDecodingAhead) return;
           float& sum = to[Columns * kWarp + lane];
@@ -305,8 +308,7 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
               value[c] = c < columns ? load_element<float>(d.values.data, from + c * kWarp,
                                                            d.values.element)
                                      : 0;
-            to.load(sums, d, d.keys.probes, key_code, t * kDecodingAhead, entry, key_entries,
-                    columns);
+            to.load(sums, key_offset, t * kDecodingAhead, entry, key_entries, columns);
           }
           const bool together = forwards && t < queries;
           if (adds && !together) add();
@@ -315,8 +317,7 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
             TableRow<Sum, Columns> from;
             float factor[kDecodingAhead];
             entry_weights(d.queries, query_weight, slot * kDecodingAhead, factor);
-            from.load(sums, d, d.queries.probes, query_code, slot * kDecodingAhead, entry,
-                      query_entries, columns);
+            from.load(sums, query_offset, slot * kDecodingAhead, entry, query_entries, columns);
             if (adds && together && g == 0) {
               add();
               // What was read before the row was written.
@@ -358,7 +359,7 @@ inline void decode(const Queue& queue, Decoding d) {
         length ? d.batch * d.key_heads * slices * ceil_div(length, d.positions) : 0;
     const std::size_t bytes = sizeof(float) * kDecodingWarps * kDecodingSlots *
                                   std::size_t(columns * kWarp + kDecodingAhead) +
-                              2 * kDecodingWarps;
+                              4 * kDecodingSlots;
     launch(queue, "decode", kernel, blocks, kDecodingThreads, bytes, d);
   };
   const bool half = d.half;
