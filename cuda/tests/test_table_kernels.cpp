@@ -1,4 +1,6 @@
 // Kept tables, attention step by step and the near window, against the CPU's functions.
+#include <utility>
+
 #include "../../cpp/tests/projections.hpp"
 #include "check.hpp"
 #include "lshkit/bucket_sum.hpp"

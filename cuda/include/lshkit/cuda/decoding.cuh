@@ -9,7 +9,10 @@
 // Bound: device memory. A position of a head touches n_hashes rows for its key, read and written,
 // and n_hashes for each query: with one query 3 n_hashes d_v numbers (24 KB in float32 at d_v 64,
 // 32 hashes), each row contiguous. A step waits for memory about four times in turn: rows for
-// validity, codes, rows of the tables, both reads at once, and the output.
+// validity, codes, rows of the tables, both reads at once, and the output. Many positions at once
+// are bound by instructions as much: for four hashes of a warp and d_v 64 some 450 a position of
+// which 24 are loads and stores of rows, 1.6 KB (the others find addresses, test for the ends of
+// rows and shuffle buckets from lane to lane).
 #include "lshkit/cuda/rows.cuh"
 
 namespace lshkit::cuda {
