@@ -153,7 +153,7 @@ def yoso_attention(
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
             row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
-            its kernels, have no `window` and no "soft"; `precision` and `gradient_rank` do not
+            its kernels, have no "soft"; `precision` and `gradient_rank` do not
             apply, all is computed in full there.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
