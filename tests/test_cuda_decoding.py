@@ -1,11 +1,16 @@
 """Attention step by step on a CUDA device."""
 
+import numpy as np
 import pytest
+
+from lshkit import reference
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
 decoding_cases = pytest.importorskip("decoding_cases")
+soft_features = pytest.importorskip("test_decoding").soft_features
 
+from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import YosoAttention, YosoState  # noqa: E402
 
 causal, qkv = decoding_cases.causal, decoding_cases.qkv
@@ -67,6 +72,33 @@ def test_division_into_calls_does_not_change_a_bit(cuda_device, normalize, table
     assert torch.equal(states[3].attend(query)[:, :, -1], whole[:, :, -1])
     assert all(same_contents(states[0], other) for other in states[1:])
     assert torch.equal(states[0].length, mask.sum(1))
+
+
+@pytest.mark.parametrize("n_probes", [1, 4, (4, 1), (2, 8)])
+@pytest.mark.parametrize("normalize", [None, "sum", "l2"])
+def test_soft_codes(cuda_device, normalize, n_probes):
+    tensors = inputs(cuda_device, n=9, heads=4, key_heads=2)
+    query, key, value = (x.double().cpu().numpy() for x in tensors)
+    sharpness, n_bits, m, family = torch.tensor([2.0, 0.5]), 4, 6, torch_ops.FAMILY["hadamard"]
+    seed = torch.tensor([decoding_cases.SEED])
+    functions = torch_ops.hash_parameters(seed, 2, 20, n_bits, m, family).numpy()
+    probes = n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
+    wanted = np.empty((2, 4, 9, 9))
+    for head in range(4):
+        options = functions[head // 2], "hadamard", n_bits, m
+        beta = float(sharpness[head // 2])
+        q = soft_features(query[:, head], *options, probes[0], beta)
+        k = soft_features(key[:, head // 2], *options, probes[1], beta)
+        weights = np.tril(np.einsum("bihc,bjhc->bij", q, k) / m)
+        wanted[:, head] = reference.attention_forward(weights, value[:, head // 2], normalize)
+    options = {"normalize": normalize, "n_bits": n_bits, "n_hashes": m, "estimator": "soft"}
+    options |= {"n_probes": n_probes, "sharpness": sharpness}
+    state = state_for(*tensors, **options)
+    out = in_steps(state, tensors)
+    np.testing.assert_allclose(out.cpu(), wanted, rtol=1e-4, atol=1e-4)
+    other = state_for(*tensors, **options)
+    assert torch.equal(in_chunks(other, tensors, (4, 5)), out)
+    assert same_contents(state, other)
 
 
 def test_rows_that_are_not_finite(cuda_device):
@@ -134,8 +166,8 @@ def test_errors(cuda_device):
         state.step(tensors[0], tensors[1].cpu(), tensors[2])
     with pytest.raises(ValueError, match="attn_mask must be on the state's device"):
         state.step(*tensors, torch.ones(2, 2, dtype=torch.bool))
-    with pytest.raises(NotImplementedError, match='estimator="soft" has no CUDA kernels yet'):
-        YosoState(1, 1, 8, estimator="soft", seed=0, device=cuda_device)
+    with pytest.raises(NotImplementedError, match="device must be the cpu, or cuda"):
+        YosoState(1, 1, 8, seed=0, device="meta")
 
 
 def test_graph(cuda_device):

@@ -121,10 +121,10 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
     throw py::type_error("counts: are wanted to normalize by the sum of the weights, was None");
   }
   if (in.n_features == 0) return;
-  if (sharpness && sums.on_cuda()) sums.wrong_value("soft codes have no CUDA kernels yet");
   const CudaCall gpu({&sums, &parameters, query.view(), key.view(), value.view(), out.view(),
-                      key_mask.view(), counts ? &*counts : nullptr});
-  if (!sharpness && gpu.run([&](const auto& queue, void* scratch) {
+                      key_mask.view(), counts ? &*counts : nullptr,
+                      sharpness ? &*sharpness : nullptr});
+  if (gpu.run([&](const auto& queue, void* scratch) {
         cuda::DecodingRows rows{in.n_queries,
                                 in.n_keys,
                                 in.n_features,
@@ -133,8 +133,8 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
                                 value.any_matrices<const void>(),
                                 key_mask.mask(),
                                 causal};
-        return cuda::decode(queue, tables, functions, options, rows, out.any_matrices<void>(),
-                            scratch);
+        return cuda::decode(queue, tables, functions, probes, options, rows,
+                            out.any_matrices<void>(), scratch);
       }))
     return;
   in.query = query.matrices<const float>();

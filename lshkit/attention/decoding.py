@@ -84,9 +84,8 @@ class YosoState:
         conv_window: None, or the positions of a `YosoAttention` module's convolution: the state
             then keeps the values of the last conv_window - 1 positions.
         device: of the tables and of all that is given and taken: the CPU, or CUDA in a build with
-            its kernels, where `estimator` must be "sampled". `step`, `append`, `attend` and
-            `prefill` wait for nothing there and can be captured in a CUDA graph (after a first
-            call); each replay then is a step.
+            its kernels. `step`, `append`, `attend` and `prefill` wait for nothing there and can
+            be captured in a CUDA graph (after a first call); each replay then is a step.
 
     There is no autograd through a state: RuntimeError where grad mode is on and an input requires
     grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
@@ -145,10 +144,10 @@ class YosoState:
         self.hasher, self.estimator = hasher, estimator
         self.normalize, self.unit_norm = normalize, unit_norm
         self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
-        self.device = _checked_device(device, estimator)
+        self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
-        self._seed_seen = None  # of a module: where its seed lay that was this one
+        self._seen = {}  # of a module's numbers on a GPU: those that have been compared
         self._projections = None
         sizes = self.num_key_heads, self.head_dim, self.n_bits, self.n_hashes
         if projections is None:
@@ -157,9 +156,10 @@ class YosoState:
             self._parameters = on_device(parameters, self.device)
         else:
             check_learnable("projections", estimator, hasher)
-            planes = plane_rows(projections, *sizes, CPU).detach()
-            self._parameters = self._projections = planes.clone().contiguous()
-        self.n_probes, self._sharpness = (1, 1), None
+            planes = plane_rows(projections, *sizes, getattr(projections, "device", CPU)).detach()
+            self._projections = planes.to(CPU, copy=True).contiguous()
+            self._parameters = self._projections.to(self.device)
+        self.n_probes, self._sharpness, self._sharpness_there = (1, 1), None, None
         if estimator == "soft":
             self.n_probes = check_probes(n_probes, self.n_bits)
             self._sharpness = sharpness_values(sharpness, self.num_key_heads)
@@ -349,8 +349,9 @@ class YosoState:
         Returns self.
         """
         if not isinstance(dtype, torch.dtype):
-            self.device = _checked_device(dtype, self.estimator)
+            self.device = _checked_device(dtype)
             self._parameters = self._parameters.to(self.device)
+            self._sharpness_there = None
             for name, x in self._tensors().items():
                 setattr(self, f"_{name}", x.to(self.device))
             return self
@@ -429,12 +430,14 @@ class YosoState:
     @property
     def _options(self):
         """Arguments of the core that are those of the state."""
+        if self._sharpness is not None and self._sharpness_there is None:
+            self._sharpness_there = self._sharpness.to(self.device)
         return (
             self._parameters,
             torch_ops.FAMILY[self.hasher],
             self.n_bits,
             self.n_hashes,
-            self._sharpness,
+            self._sharpness_there,
             *self.n_probes,
             torch_ops.NORMALIZE[self.normalize],
         )
@@ -483,7 +486,7 @@ class YosoState:
         )
 
 
-def _checked_device(device, estimator) -> torch.device:
+def _checked_device(device) -> torch.device:
     device = CPU if device is None else torch.device(device)
     if device.type == "cpu":
         return CPU
@@ -491,8 +494,6 @@ def _checked_device(device, estimator) -> torch.device:
         raise NotImplementedError(
             f"device must be the cpu, or cuda in a build with its kernels, got {device}"
         )
-    if estimator == "soft":
-        raise NotImplementedError(f'estimator="soft" has no CUDA kernels yet, got device {device}')
     return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
 
 

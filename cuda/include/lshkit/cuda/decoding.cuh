@@ -23,9 +23,12 @@ constexpr index_t kDecodingColumns = 2 * kWarp;  // of a block, at most: more ta
 
 struct DecodingSide {
   Elements x;
-  const void* codes = nullptr;     // (batch, heads of this side, rows, entries)
+  // Heads of (rows, entries): that of query head g of a unit (one sequence's key head) is number
+  // unit * unit_heads + g * group_heads.
+  const void* codes = nullptr;
   const float* weights = nullptr;  // the same of floats; null: ones
   index_t rows = 0, probes = 1;    // of a hash
+  index_t unit_heads = 1, group_heads = 0;
 };
 
 struct Decoding {
@@ -253,7 +256,8 @@ __global__ void __launch_bounds__(kDecodingThreads) decode_kernel(Decoding d) {
           if (d.keys.weights) key_weight = d.keys.weights[at];
         }
         if (of < slots && own < query_entries) {
-          const index_t flat = batch * d.key_heads * d.group + query_head(of);
+          const index_t flat =
+              unit * d.queries.unit_heads + (first_head + of % heads) * d.queries.group_heads;
           const index_t at = (flat * d.queries.rows + start + of / heads) * query_entries + own;
           query_code = int(load_code(d.queries.codes, d.code_bytes, at));
           if (d.queries.weights) query_weight = d.queries.weights[at];

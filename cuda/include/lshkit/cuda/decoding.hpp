@@ -1,7 +1,7 @@
 #pragma once
 // lshkit/decoding.hpp on a GPU: all pointers are of the device, work is queued on the stream,
-// nothing is waited for. Rows are read in whatever floats they are; hard codes alone. Outputs are
-// the CPU's up to rounding, and the same bits however the rows are divided among calls.
+// nothing is waited for. Rows are read in whatever floats they are. Outputs are the CPU's up to
+// rounding, and the same bits however the rows are divided among calls.
 #include "lshkit/cuda/queue.hpp"
 #include "lshkit/decoding.hpp"
 
@@ -16,6 +16,7 @@ struct DecodingRows {
 
 // Returns the bytes of scratch, all that it does where scratch is null.
 index_t decode(const Queue& queue, const DecodingTables& tables, const HashFunctions& functions,
-               Normalize normalize, const DecodingRows& in, Output<float> out, void* scratch);
+               const DecodingProbes& probes, Normalize normalize, const DecodingRows& in,
+               Output<float> out, void* scratch);
 
 }  // namespace lshkit::cuda
