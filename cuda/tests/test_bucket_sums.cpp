@@ -99,6 +99,39 @@ void check_sum(const SumCase& c, index_t shared_limit = 227 * 1024) {
   }
 }
 
+TEST(sums_of_bytes_in_order) {
+  for (const Order order : {Order::causal, Order::reversed}) {
+    SumCase c = sized(130, 125, 17, 2, 3);  // two chunks, two slices
+    c.order = order;
+    check_sum(c);
+    c = sized(9, 11, 5, 8, 13);  // 16 hashes a table
+    c.offset = 1;
+    c.order = order;
+    c.masked = c.counts = true;
+    check_sum(c);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    for (const index_t n_hashes : {1, 4, 16, 17, 32, 33, 70})
+      for (const index_t n_buckets : {1, 3, 200, 254, 255, 256}) {
+        c = sized(33, 37, n_hashes, n_buckets, 12);
+        c.order = order;
+        c.masked = n_buckets > 3;
+        check_sum(c);
+      }
+    for (const index_t keys : {0, 1, 8, 119, 120, 121, 245, 400}) {
+      c = sized(245, keys, 32, 30, 6);
+      c.order = order;
+      check_sum(c);
+    }
+    for (const index_t limit : {90, 163})
+      for (const index_t n_hashes : {16, 32}) {
+        c = sized(130, 130, n_hashes, 9, 20);
+        c.order = order;
+        check_sum(c, limit * 1024);
+      }
+#endif
+  }
+}
+
 TEST(sums_of_bytes) {
   check_sum(sized(3, 5, 32, 4, 6));
   check_sum(sized(40, 250, 17, 2, 7));  // two chunks, two slices
@@ -140,7 +173,10 @@ TEST(sums_of_bytes_of_every_layout) {
         c.key_heads = 2;
         check_sum(c);
         c.own_values = true;
-        c.batch = 1;
+        check_sum(c);
+        c.order = Order::reversed;
+        check_sum(c);
+        c.order = Order::causal;
         check_sum(c);
       }
     }

@@ -23,6 +23,16 @@ TEST(codes_of_rotations_in_registers) {
   if (!kQuick) check_hash(Family::hadamard, 3, 2049, 2, 40);  // in shared memory
 }
 
+TEST(codes_of_hyperplanes) {
+  check_hash(Family::hyperplane, 3, 66, 9, kQuick ? 15 : 130, Element::bfloat16);
+  if (kQuick) return;
+  check_hash(Family::hyperplane, 130, 64, 8, 32, Element::bfloat16);
+  check_hash(Family::hyperplane, 129, 136, 16, 70);
+  check_hash(Family::hyperplane, 5, 1, 1, 1);
+  check_hash(Family::hyperplane, 5, 130, 11, 3, Element::float16, 6);
+  check_hash(Family::hyperplane, 2, 20, 7, 300);
+}
+
 TEST(codes_of_rows_at_any_address) {
   for (const Element element : {Element::float32, Element::bfloat16, Element::float16})
     for (const index_t gap : {0, 1, 8})

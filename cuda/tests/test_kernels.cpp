@@ -211,10 +211,6 @@ TEST(hash_codes) {
   check_hash(Family::hadamard, 5, 3, 9, 33);
   check_hash(Family::hyperplane, 5, 7, 5, 9);
   check_hash(Family::hadamard, 2, 100, 3, 4);  // in shared memory
-  {
-    const SharedLimit small(8 * 1024);  // rows are read where they lie
-    check_hash(Family::hyperplane, 33, 40, 8, 3);
-  }
   if (kQuick) return;
   check_hash(Family::hadamard, 130, 64, 8, 33);
   check_hash(Family::hadamard, 7, 64, 12, 70);

@@ -16,37 +16,16 @@
 // have in common is summed before the tables answer, so that a step is one load, one addition and
 // one store long. Device memory and L2: each of the 11 slices of 64 columns reads all codes (32
 // bytes a token, 352 in all) and a sector or two of the values.
-#include "lshkit/cuda/bucket_sum.cuh"
-#include "lshkit/cuda/words.cuh"
+#include "lshkit/cuda/byte_stage.cuh"
 
 namespace lshkit::cuda {
 
-// Of a code, byte k of `word`, in the tables: byte 1 of an address whose others are of `low`.
-__device__ inline std::uint32_t cell_of(std::uint32_t word, std::uint32_t low, int k) {
-  return select_bytes(word, low, 0x7604u | std::uint32_t(k) << 4);
-}
+constexpr int kByteChunk = 240;  // keys between two barriers
+static_assert(kByteChunk % (2 * kByteKeys) == 0 && kByteKeys % 4 == 0);
 
-constexpr int kByteThreads = 256, kByteChunk = 240;  // keys between two barriers
-constexpr int kByteKeys = 4;                         // of a warp in flight
-constexpr int kByteValues = kByteChunk + 10;         // of a pair of columns, against conflicts
-constexpr int kMostSumWarps = 3;
-static_assert(kByteChunk % (2 * kByteKeys) == 0 && kByteKeys % 4 == 0 && kByteValues % 2 == 0);
-
-constexpr int kTableBytes = 256 * 256;  // whatever n_buckets is: a code is in place in an address
-
-constexpr index_t byte_sum_shared_bytes(int hashes, int warps) {
+inline index_t byte_sum_shared_bytes(int hashes, int warps) {
   return index_t(warps) * kTableBytes + 2 * index_t(kByteChunk) * hashes +
-         2 * index_t(kByteValues) * 8 * warps * (kWarp / hashes);
-}
-// Warps that add, each two columns of 32 hashes or four of 16; 0: this kernel is of no use.
-inline int plan_byte_sum(index_t n_hashes, index_t n_buckets, int code_bytes, index_t columns,
-                         Order order, index_t shared_limit, int& hashes) {
-  hashes = n_hashes <= 16 ? 16 : 32;
-  if (order != Order::all || code_bytes != 1 || n_buckets > 256) return 0;
-  const index_t columns_of_warp = 2 * kWarp / hashes;
-  int warps = int(least(kMostSumWarps, ceil_div(columns, columns_of_warp)));
-  while (warps > 0 && byte_sum_shared_bytes(hashes, warps) > shared_limit) --warps;
-  return warps;
+         2 * index_t(byte_value_step(kByteChunk)) * 8 * warps * (kWarp / hashes);
 }
 
 // Of a group of keys: codes and values.
@@ -114,148 +93,6 @@ __device__ __forceinline__ void add_chunk_of_bytes(unsigned char* tables, std::u
   }
 }
 
-// The codes of four hashes of a row of bytes, zero beyond `hashes`.
-__device__ inline std::uint32_t gather_code_word(const std::uint8_t* row, int hash, int hashes) {
-  std::uint32_t word = 0;
-  LSHKIT_UNROLL
-  for (int k = 0; k < 4; ++k)
-    if (hash + k < hashes) word |= std::uint32_t(row[hash + k]) << 8 * k;
-  return word;
-}
-
-// The next chunk, by `Stagers` threads: every load before the first of them is waited for.
-template <int Hashes, int Warps>
-struct ByteStage {
-  static constexpr int kStagers = kByteThreads - kWarp * Warps;
-  static constexpr int kPairs = Warps * kWarp / Hashes;  // of columns
-  static constexpr int kWords = kByteChunk / 4 * Hashes / 4, kValues = kByteChunk * kPairs;
-
-  const BucketSum<float>& a;
-  const Span& key;
-  index_t first_hash, first_column;
-  int hashes;
-  bool aligned;
-
-  __device__ void codes(index_t first, int thread, std::uint32_t* to) const {
-    constexpr int kEach = (kWords + kStagers - 1) / kStagers;
-    const std::uint8_t* const codes = static_cast<const std::uint8_t*>(a.key_codes) +
-                                      (key.flat + first) * a.n_hashes + first_hash;
-    const int count = int(least(kByteChunk, key.count - first));
-    std::uint32_t word[kEach][4];
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int item = n * kStagers + thread;
-      const int t = item / (Hashes / 4) * 4, hash = item % (Hashes / 4) * 4;
-      const std::uint8_t* const row = codes + t * a.n_hashes + hash;
-      LSHKIT_UNROLL
-      for (int k = 0; k < 4; ++k) {
-        word[n][k] = 0;
-        if (aligned && t + k < count && hash < hashes)
-          word[n][k] = *reinterpret_cast<const std::uint32_t*>(row + k * a.n_hashes);
-      }
-    }
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int item = n * kStagers + thread;
-      if (item >= kWords) break;
-      if (!aligned) {
-        const int t = item / (Hashes / 4) * 4, hash = item % (Hashes / 4) * 4;
-        LSHKIT_UNROLL
-        for (int k = 0; k < 4; ++k)
-          if (t + k < count)
-            word[n][k] = gather_code_word(codes + (t + k) * a.n_hashes, hash, hashes);
-      }
-      const std::uint32_t low01 = select_bytes(word[n][0], word[n][1], 0x5140),
-                          low23 = select_bytes(word[n][2], word[n][3], 0x5140),
-                          high01 = select_bytes(word[n][0], word[n][1], 0x7362),
-                          high23 = select_bytes(word[n][2], word[n][3], 0x7362);
-      // Of hash h: the codes of four keys.
-      store_quad(to + 4 * item,
-                 {{select_bytes(low01, low23, 0x5410), select_bytes(low01, low23, 0x7632),
-                   select_bytes(high01, high23, 0x5410), select_bytes(high01, high23, 0x7632)}});
-    }
-  }
-
-  // A key that takes no part has zeros, whatever its value holds.
-  __device__ void values(index_t first, int thread, Two* to) const {
-    const Elements& v = a.values;
-    const index_t start =
-        (a.own_values ? key.owned * v.row : offset_of(v, key, 0)) + first * v.row + first_column;
-    const int count = int(least(kByteChunk, key.count - first));
-    const std::uint8_t* const valid = a.key_valid ? a.key_valid + key.batch * a.valid_batch +
-                                                        key.head * a.valid_head + key.first + first
-                                                  : nullptr;
-    // Pairs of columns that are read as words; then the others, element by element.
-    int pairs = int(least(kPairs, (a.n_values - first_column) / 2));
-    if (v.element == Element::float32) {
-      const float* const from = static_cast<const float*>(v.data) + start;
-      pairs_of_words(
-          thread, count, pairs, valid, to,
-          [&](int t, int column) {
-            const float* const two = from + t * v.row + column;
-            return Raw{bits_of_float(two[0]), bits_of_float(two[1])};
-          },
-          [](Raw raw) { return Two{float_of_bits(raw.low), float_of_bits(raw.high)}; });
-    } else if (v.element != Element::float64 && (start | v.row) % 2 == 0 && is_aligned(v.data, 4)) {
-      const std::uint16_t* const from = static_cast<const std::uint16_t*>(v.data) + start;
-      const bool brain = v.element == Element::bfloat16;
-      pairs_of_words(
-          thread, count, pairs, valid, to,
-          [&](int t, int column) {
-            return Raw{*reinterpret_cast<const std::uint32_t*>(from + t * v.row + column), 0};
-          },
-          [=](Raw raw) {
-            const std::uint16_t x = std::uint16_t(raw.low), y = std::uint16_t(raw.low >> 16);
-            return brain ? Two{from_bfloat16(x), from_bfloat16(y)}
-                         : Two{from_float16(x), from_float16(y)};
-          });
-    } else {
-      pairs = 0;
-    }
-    if (pairs == kPairs) return;
-    for (int item = thread; item < kValues; item += kStagers) {
-      const int t = item / kPairs, pair = item % kPairs;
-      if (pair < pairs) continue;
-      const bool taken = t < count && (!valid || valid[t]);
-      const auto element = [&](index_t column) {
-        return !taken || first_column + column >= a.columns() ? 0.0f
-               : first_column + column >= a.n_values
-                   ? 1.0f
-                   : load_element<float>(v.data, start + t * v.row + column, v.element);
-      };
-      to[pair * kByteValues + t] = {element(2 * pair), element(2 * pair + 1)};
-    }
-  }
-
- private:
-  struct Raw {
-    std::uint32_t low, high;
-  };
-  template <class Load, class Convert>
-  __device__ void pairs_of_words(int thread, int count, int pairs, const std::uint8_t* valid,
-                                 Two* to, const Load& load, const Convert& convert) const {
-    constexpr int kEach = (kValues + kStagers - 1) / kStagers;
-    Raw raw[kEach];
-    std::uint8_t taken[kEach];
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int t = (n * kStagers + thread) / kPairs, pair = (n * kStagers + thread) % kPairs;
-      raw[n] = {0, 0};
-      taken[n] = t < count;
-      if (t < count && pair < pairs) {
-        raw[n] = load(t, 2 * pair);
-        if (valid) taken[n] = valid[t];
-      }
-    }
-    LSHKIT_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const int t = (n * kStagers + thread) / kPairs, pair = (n * kStagers + thread) % kPairs;
-      if (t < kByteChunk && pair < pairs)
-        to[pair * kByteValues + t] = taken[n] ? convert(raw[n]) : Two{0, 0};
-    }
-  }
-};
-
 // The codes of a query in the order in which a lane takes them: of each 16 hashes, those of the 16
 // lanes of a half warp are in different banks at every step.
 template <int Hashes>
@@ -296,9 +133,9 @@ struct QueryCodes {
 // One block: one slice of columns of one head of one sequence.
 template <int Hashes, int Warps>
 __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<float> a) {
-  using Stage = ByteStage<Hashes, Warps>;
+  using Stage = ByteStage<Hashes, Warps, kByteChunk>;
   constexpr int kPairs = Stage::kPairs, kColumns = 2 * kPairs;
-  constexpr int kWordsOfChunk = kByteChunk / 4 * Hashes, kValuesOfChunk = kByteValues * kPairs;
+  constexpr int kWordsOfChunk = Stage::kWordsOfChunk, kValuesOfChunk = Stage::kValuesOfChunk;
   LSHKIT_SHARED_MEMORY(memory);
   std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(memory + Warps * kTableBytes);
   Two* const values = reinterpret_cast<Two*>(words + 2 * kWordsOfChunk);
@@ -314,15 +151,14 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
   const std::uint8_t* const query_codes = static_cast<const std::uint8_t*>(a.query_codes);
   const bool query_aligned =
       a.n_hashes % 16 == 0 && reinterpret_cast<std::uintptr_t>(query_codes) % 16 == 0;
-  const bool key_aligned =
-      a.n_hashes % 4 == 0 && reinterpret_cast<std::uintptr_t>(a.key_codes) % 4 == 0;
 
   for (index_t first_hash = 0; first_hash < a.n_hashes; first_hash += Hashes) {
     const int hashes = int(least(Hashes, a.n_hashes - first_hash));
     const bool first = first_hash == 0, last = first_hash + Hashes >= a.n_hashes;
-    const Stage stage{a, key, first_hash, first_column, hashes, key_aligned};
+    const Stage stage{a, key, first_hash, first_column, hashes};
     const auto stage_chunk = [&](index_t chunk, int buffer) {
-      stage.codes(chunk * kByteChunk, thread - kWarp * Warps, words + buffer * kWordsOfChunk);
+      stage.codes(a.key_codes, key, chunk * kByteChunk, thread - kWarp * Warps,
+                  words + buffer * kWordsOfChunk);
       stage.values(chunk * kByteChunk, thread - kWarp * Warps, values + buffer * kValuesOfChunk);
     };
     __syncthreads();
@@ -335,11 +171,12 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
       if (warp >= Warps) {
         if (chunk + 1 < chunks) stage_chunk(chunk + 1, 1 - buffer);
       } else if (lane % Hashes < hashes) {  // the tables of no hash stay zero
-        add_chunk_of_bytes<Hashes>(memory, std::uint32_t(8 * lane + warp * kTableBytes),
-                                   words + buffer * kWordsOfChunk + lane % Hashes,
-                                   values + buffer * kValuesOfChunk +
-                                       (warp * (kWarp / Hashes) + lane / Hashes) * kByteValues,
-                                   int(least(kByteChunk, key.count - chunk * kByteChunk)));
+        add_chunk_of_bytes<Hashes>(
+            memory, std::uint32_t(8 * lane + warp * kTableBytes),
+            words + buffer * kWordsOfChunk + lane % Hashes,
+            values + buffer * kValuesOfChunk +
+                (warp * (kWarp / Hashes) + lane / Hashes) * Stage::kValueStep,
+            int(least(kByteChunk, key.count - chunk * kByteChunk)));
       }
       __syncthreads();
     }
@@ -387,20 +224,7 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
         const int item = n * kWarp + lane;
         const index_t i = base + item / kPairs, column = first_column + item % kPairs * 2;
         if (i >= query.count || column >= a.columns()) continue;
-        float* const out = a.out + (query.owned + i) * a.columns() + column;
-        Two two = sums[item];
-        const bool both = column + 1 < a.columns();
-        if (!first) {
-          two.x += out[0];
-          if (both) two.y += out[1];
-        }
-        if (last) two = {two.x * a.scale, two.y * a.scale};
-        if (both && a.columns() % 2 == 0) {
-          store_two(out, two);
-        } else {
-          out[0] = two.x;
-          if (both) out[1] = two.y;
-        }
+        store_sums(a, query, i, column, sums[item], first, last);
       }
     }
   }
@@ -408,19 +232,16 @@ __global__ void __launch_bounds__(kByteThreads, 1) byte_sum_kernel(BucketSum<flo
 
 inline bool byte_sum(const Queue& queue, const BucketSum<float>& a, index_t sequences,
                      index_t shared_limit) {
-  int hashes;
-  const int warps = plan_byte_sum(a.n_hashes, a.n_buckets, a.code_bytes, a.columns(), a.order,
-                                  shared_limit, hashes);
-  if (warps == 0) return false;
-  const auto kernel = hashes == 32 ? (warps == 3   ? byte_sum_kernel<32, 3>
-                                      : warps == 2 ? byte_sum_kernel<32, 2>
-                                                   : byte_sum_kernel<32, 1>)
-                                   : (warps == 3   ? byte_sum_kernel<16, 3>
-                                      : warps == 2 ? byte_sum_kernel<16, 2>
-                                                   : byte_sum_kernel<16, 1>);
-  const index_t columns = warps * 2 * kWarp / hashes;
-  launch(queue, "bucket_sum", kernel, sequences * a.query_heads * ceil_div(a.columns(), columns),
-         kByteThreads, std::size_t(byte_sum_shared_bytes(hashes, warps)), a);
+  const ByteSumPlan p = plan_byte_sum(a, shared_limit, byte_sum_shared_bytes);
+  if (p.warps == 0) return false;
+  const auto kernel = p.hashes == 32 ? (p.warps == 3   ? byte_sum_kernel<32, 3>
+                                        : p.warps == 2 ? byte_sum_kernel<32, 2>
+                                                       : byte_sum_kernel<32, 1>)
+                                     : (p.warps == 3   ? byte_sum_kernel<16, 3>
+                                        : p.warps == 2 ? byte_sum_kernel<16, 2>
+                                                       : byte_sum_kernel<16, 1>);
+  launch(queue, "bucket_sum", kernel, sequences * a.query_heads * ceil_div(a.columns(), p.columns),
+         kByteThreads, std::size_t(p.shared_bytes), a);
   return true;
 }
 

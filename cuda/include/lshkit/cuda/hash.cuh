@@ -4,6 +4,7 @@
 //
 // Fast Hadamard: in registers up to 2048 columns (hash_registers.cuh); beyond, a block for a token,
 // in shared memory.
+#include "lshkit/cuda/hash_planes.cuh"
 #include "lshkit/cuda/hash_registers.cuh"
 #include "lshkit/hash.hpp"
 
@@ -62,81 +63,12 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
   }
 }
 
-// Hyperplanes: a lane takes kTokens tokens, a warp one hash after the other, four of its bits at a
-// time: 8 loads for 16 products. The tokens are in shared memory where they fit (Staged).
-constexpr int kPlaneThreads = 256, kPlaneTokens = 4, kPlaneBits = 4;
-
-template <bool Staged>
-__global__ void __launch_bounds__(kPlaneThreads) hash_planes_kernel(Hash h) {
-  LSHKIT_SHARED_MEMORY(memory);
-  constexpr int kRows = kWarp * kPlaneTokens;
-  float* const tile = reinterpret_cast<float*>(memory);  // (kRows, an odd number >= n_features)
-  const index_t d = h.n_features, stride = d | 1;
-  const index_t tiles = ceil_div(h.n_rows, kRows);
-  const index_t flat = block_index() / tiles, first = block_index() % tiles * kRows;
-  const index_t count = least(kRows, h.n_rows - first);
-  const float* const parameters = h.parameters_of(flat);
-  if (Staged) {
-    for (index_t i = thread_index(); i < kRows * d; i += kPlaneThreads) {
-      const index_t row = i / d, column = i % d;
-      tile[row * stride + column] =
-          row < count ? load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column,
-                                            h.x.element)
-                      : 0;
-    }
-    __syncthreads();
-  }
-  index_t from[kPlaneTokens];
-  LSHKIT_UNROLL
-  for (int t = 0; t < kPlaneTokens; ++t) {
-    const index_t row = lane_index() + t * kWarp;
-    from[t] = Staged ? row * stride : h.offset_of_row(flat, first + least(row, count - 1));
-  }
-  for (index_t hash = warp_index(); hash < h.n_hashes; hash += kPlaneThreads / kWarp) {
-    std::uint32_t codes[kPlaneTokens] = {};
-    for (int bit = 0; bit < h.n_bits; bit += kPlaneBits) {
-      float sum[kPlaneBits][kPlaneTokens] = {};
-      const float* const planes = parameters + (hash * h.n_bits + bit) * d;
-      const int bits = int(least(kPlaneBits, h.n_bits - bit));
-      for (index_t k = 0; k < d; ++k) {
-        float x[kPlaneTokens];
-        LSHKIT_UNROLL
-        for (int t = 0; t < kPlaneTokens; ++t)
-          x[t] =
-              Staged ? tile[from[t] + k] : load_element<float>(h.x.data, from[t] + k, h.x.element);
-        LSHKIT_UNROLL
-        for (int b = 0; b < kPlaneBits; ++b) {
-          const float normal = b < bits ? planes[b * d + k] : 0;
-          LSHKIT_UNROLL
-          for (int t = 0; t < kPlaneTokens; ++t) sum[b][t] += normal * x[t];
-        }
-      }
-      LSHKIT_UNROLL
-      for (int b = 0; b < kPlaneBits; ++b) LSHKIT_UNROLL
-      for (int t = 0; t < kPlaneTokens; ++t)
-        if (b < bits) codes[t] |= std::uint32_t(sum[b][t] > 0) << (bit + b);
-    }
-    LSHKIT_UNROLL
-    for (int t = 0; t < kPlaneTokens; ++t) {
-      const index_t row = lane_index() + t * kWarp;
-      if (row < count) store_code(h, flat, first + row, hash, codes[t]);
-    }
-  }
-}
-
-// Throws where a row with its rotation does not fit into shared memory (48,000 features and fewer
-// do on every supported GPU, 10,000 of them with "hadamard").
+// Throws where a row with its rotation does not fit into shared memory (8,192 features do on every
+// supported GPU).
 inline void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
   const index_t heads = h.batch * h.heads;
   if (h.n_rows == 0) return;
-  if (family == Family::hyperplane) {
-    constexpr int kRows = kWarp * kPlaneTokens;
-    const index_t bytes = index_t(sizeof(float)) * kRows * (h.n_features | 1);
-    const bool staged = bytes <= shared_limit;
-    return launch(queue, "hash", staged ? hash_planes_kernel<true> : hash_planes_kernel<false>,
-                  heads * ceil_div(h.n_rows, kRows), kPlaneThreads, std::size_t(staged ? bytes : 0),
-                  h);
-  }
+  if (family == Family::hyperplane) return hash_planes(queue, h, heads);
   if (h.columns == 64) return hash_registers<1>(queue, h, heads);
   if (h.columns == 128) return hash_registers<2>(queue, h, heads);
   if (h.columns == 256) return hash_registers<4>(queue, h, heads);

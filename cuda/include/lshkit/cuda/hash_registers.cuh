@@ -215,13 +215,10 @@ __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
 
 template <int Lanes>
 void hash_registers(const Queue& queue, const Hash& h, index_t heads) {
-  void (*kernel)(Hash);
-  if (h.n_hashes <= 32)
-    kernel = hash_registers_kernel<Lanes, 32 / Lanes>;
-  else if (Lanes == 1 || h.n_hashes > 64)
-    kernel = hash_registers_kernel<Lanes, 64>;
-  else
-    kernel = hash_registers_kernel<Lanes, 64 / Lanes>;
+  void (*kernel)(Hash) = hash_registers_kernel<Lanes, 64>;
+  if (h.n_hashes <= 32) kernel = hash_registers_kernel<Lanes, 32 / Lanes>;
+  if constexpr (Lanes == 2 || Lanes == 4)
+    if (h.n_hashes > 32 && h.n_hashes <= 64) kernel = hash_registers_kernel<Lanes, 64 / Lanes>;
   launch(queue, "hash", kernel, heads * ceil_div(h.n_rows, kHashThreads / Lanes), kHashThreads,
          std::size_t(hash_registers_bytes<Lanes>()), h);
 }
