@@ -73,9 +73,15 @@ endfunction()
 # The kernels as C++, in a program of their own tests.
 function(lshkit_cuda_test name)
   add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
-  add_executable(${name} cuda/tests/test_kernels.cpp cuda/tests/test_parameters.cpp
-    cuda/tests/test_table_kernels.cpp
-    cuda/tests/emulation/kernels.cpp)
+  add_executable(${name} cuda/tests/emulation/kernels.cpp
+    cuda/tests/test_bucket_gradient.cpp
+    cuda/tests/test_bucket_sums.cpp
+    cuda/tests/test_hash.cpp
+    cuda/tests/test_kernels.cpp
+    cuda/tests/test_parameters.cpp
+    cuda/tests/test_rows.cpp
+    cuda/tests/test_soft_kernels.cpp
+    cuda/tests/test_table_kernels.cpp)
   target_include_directories(${name} PRIVATE
     cuda/include cuda/tests/emulation cpp/include cpp/tests)
   target_link_libraries(${name} PRIVATE lshkit_core ${name}_emulation)

@@ -64,7 +64,7 @@ def bucket_sum(
     )
     n_buckets = checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
     causal = checks.boolean("causal", causal)
-    cuda = _C.with_cuda
+    cuda = True
     query_codes = as_codes("query_codes", query_codes, n_buckets, torch, cuda=cuda)
     key_codes = as_codes("key_codes", key_codes, n_buckets, torch, cuda=cuda)
     values = checks.array("values", values, torch, cuda=cuda)

@@ -5,6 +5,12 @@ import sys
 
 import numpy as np
 
+from lshkit import _C
+
+HOW_TO_BUILD = (
+    "install it from source where there is nvcc, with pip install -C cmake.define.LSHKIT_CUDA=ON"
+)
+
 
 def integer(name, value, low, high=None):
     """value as an int in low..high. TypeError for anything but an integer (a bool is none)."""
@@ -64,7 +70,7 @@ def torch_of(**arguments):
 def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=False):
     """value as a numpy array, or with torch as the dense CPU tensor that it is.
 
-    cuda: a CUDA tensor is taken too.
+    cuda: a CUDA tensor is taken too, in a build with kernels for it.
 
     kinds: letters of the accepted kinds of numbers, as in numpy's dtype.kind. TypeError for other
     kinds, masked and sparse arrays; ValueError for a tensor on another device.
@@ -86,8 +92,10 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=
 def _tensor(name, tensor, torch, kinds, wanted, cuda):
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type != "cpu" and not (cuda and tensor.is_cuda):
-        raise ValueError(f"{name} must be on the cpu, got a tensor on {tensor.device}")
+    if tensor.device.type != "cpu" and not (cuda and tensor.is_cuda and _C.with_cuda):
+        hint = f": this build of lshkit has no kernels for it ({HOW_TO_BUILD})"
+        hint = hint if cuda and tensor.is_cuda else ""
+        raise ValueError(f"{name} must be on the cpu, got a tensor on {tensor.device}{hint}")
     dtype = tensor.dtype
     if dtype == torch.bool:
         kind = "b"

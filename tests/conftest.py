@@ -3,6 +3,7 @@ import importlib.util
 import pathlib
 import sys
 
+import devices
 import numpy as np
 import pytest
 
@@ -51,6 +52,20 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(before)
 
 
+def pytest_generate_tests(metafunc):
+    devices.parametrize(metafunc)
+
+
+def _emulated():
+    from lshkit import _C
+
+    return _C.with_cuda and _C.cuda_architectures().startswith("emulated")
+
+
+def pytest_collection_modifyitems(items):
+    devices.skip(items, _emulated())
+
+
 @pytest.fixture
 def cuda_device(monkeypatch):
     """Where CUDA kernels run: a GPU, or the CPU in a build with the emulated ones."""
@@ -59,9 +74,50 @@ def cuda_device(monkeypatch):
 
     if not _C.with_cuda:
         pytest.skip("needs a build with CUDA kernels, or with -DLSHKIT_CUDA=EMULATED")
-    if _C.cuda_architectures().startswith("emulated"):
+    if _emulated():
         monkeypatch.setenv("LSHKIT_EMULATE_CUDA", "1")
         return torch.device("cpu")
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     return torch.device("cuda")
+
+
+@pytest.fixture
+def device(request):
+    """Where a test of the suites in devices.py has its tensors: "cpu", and again "cuda"."""
+    if getattr(request, "param", "cpu") == "cpu":
+        yield "cpu"
+        return
+    where = request.getfixturevalue("cuda_device")
+    if where.type == "cpu":
+        yield where
+    else:
+        with devices.on_cuda(where):
+            yield where
+
+
+@pytest.fixture(autouse=True)
+def on_its_device(request):
+    """For the tests that devices.py gives a device without their asking."""
+    if "device" in getattr(getattr(request.node, "callspec", None), "params", ()):
+        request.getfixturevalue("device")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """A refusal that devices.py lists is a skip, and its message the reason."""
+    try:
+        return (yield)
+    except Exception as error:
+        message = devices.limit(item, error)
+        if message is None:
+            devices.note(error)
+            raise
+        pytest.skip(message)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    result = yield
+    devices.stop_if_broken()
+    return result

@@ -221,7 +221,8 @@ def test_errors(cuda_device):
     with pytest.raises(ValueError, match="key must be on query's device cuda:0, got cpu"):
         yoso_attention(x.cuda(), x, x)
     with pytest.raises(ValueError, match="parameters: must be on the same device"):
-        _C.hash(x.cuda(), parameters(x, "cpu"), 1, N_BITS, N_HASHES, x.cuda().byte())
+        codes = torch.empty(1, 1, 4, N_HASHES, dtype=torch.uint8, device="cuda")
+        _C.hash(x.cuda(), parameters(x, "cpu"), 1, N_BITS, N_HASHES, codes)
 
 
 def test_streams_and_graphs(cuda_device):

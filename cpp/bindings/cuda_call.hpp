@@ -48,7 +48,8 @@ class CudaCall {
   }
 
   // call(queue, scratch) returns how many bytes of scratch it needs; it is called with null first,
-  // and only again where it needs some. False: not a call for a GPU.
+  // and only again where it needs some, without the GIL: a launch waits where very many are queued.
+  // False: not a call for a GPU.
   template <class Call>
   bool run([[maybe_unused]] const Call& call) const {
 #ifdef LSHKIT_WITH_CUDA
@@ -57,10 +58,14 @@ class CudaCall {
     queue.device = first_.device().id;
     if (const char* reason = cuda::refusal(queue.device)) first_.wrong_value(reason);
     if (first_.on_cuda()) queue.stream = current_stream();
-    const index_t bytes = call(queue, nullptr);
+    const auto queue_work = [&](void* scratch) {
+      py::gil_scoped_release without_gil;
+      return call(queue, scratch);
+    };
+    const index_t bytes = queue_work(nullptr);
     if (bytes == 0) return true;
     const Scratch scratch(first_, bytes);
-    call(queue, scratch.data());
+    queue_work(scratch.data());
     return true;
 #else
     return false;
@@ -72,11 +77,20 @@ class CudaCall {
     return view.on_cuda() ? "cuda:" + std::to_string(view.device().id) : "the CPU";
   }
 
+  // Of the library that owns the tensor. Without it there is no telling which stream is current,
+  // nor whose memory scratch could be.
+  static const dlpack::ExchangeApi& api_of(const TensorView& view) {
+    const dlpack::ExchangeApi* api = view.exchange_api();
+    if (!api || !api->allocate || !api->current_stream)
+      view.wrong_type(
+          "a tensor of a library with DLPack's C exchange API is wanted, such as torch 2.10 or "
+          "newer");
+    return *api;
+  }
+
   void* current_stream() const {
-    const dlpack::ExchangeApi* api = first_.exchange_api();
     void* stream = nullptr;
-    if (!api || !api->current_stream) return nullptr;
-    if (api->current_stream(first_.device().type, first_.device().id, &stream) != 0)
+    if (api_of(first_).current_stream(first_.device().type, first_.device().id, &stream) != 0)
       throw py::error_already_set();
     return stream;
   }
@@ -86,20 +100,16 @@ class CudaCall {
   class Scratch {
    public:
     Scratch(const TensorView& like, index_t bytes) {
-      const dlpack::ExchangeApi* api = like.exchange_api();
-      if (!api || !api->allocate)
-        like.wrong_type(
-            "a tensor of a library with DLPack's C exchange API is wanted, such as "
-            "torch 2.10 or newer");
       dlpack::Tensor prototype{};
       prototype.device = like.device();
       prototype.n_dims = 1;
       prototype.dtype = {dlpack::unsigned_integer, 8, 1};
       prototype.shape = &bytes;
       std::string error;
-      if (api->allocate(&prototype, &memory_, &error, [](void* to, const char*, const char* what) {
-            *static_cast<std::string*>(to) = what ? what : "";
-          }) != 0)
+      if (api_of(like).allocate(&prototype, &memory_, &error,
+                                [](void* to, const char*, const char* what) {
+                                  *static_cast<std::string*>(to) = what ? what : "";
+                                }) != 0)
         throw std::runtime_error("lshkit: " + std::to_string(bytes) +
                                  " bytes of scratch: " + error);
     }

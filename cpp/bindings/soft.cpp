@@ -1,9 +1,10 @@
 // lshkit._C: attention with soft codes. Bits and margins come with n_hashes and n_selected as one
 // last dimension.
+#include "lshkit/cuda/soft.hpp"
+
 #include "attention_views.hpp"
 #include "bindings.hpp"
 #include "cuda_call.hpp"
-#include "lshkit/cuda/soft.hpp"
 #include "lshkit/soft_attention.hpp"
 
 namespace lshkit {
@@ -122,9 +123,8 @@ void soft_forward(py::handle query, py::handle key, py::handle value, py::handle
   const CudaCall gpu(soft.views(queries, keys, {divisors.view()}));
   if (gpu.run([&](const auto& queue, void* scratch) {
         return cuda::soft_attention_forward(queue, in.shape, soft.options, soft.functions,
-                                            in.inputs<float>(),
-                                            float_matrices<float, void>(in.out), divisors.data(),
-                                            query_output, key_output, scratch);
+                                            in.inputs<float>(), float_matrices<float, void>(in.out),
+                                            divisors.data(), query_output, key_output, scratch);
       }))
     return;
   py::gil_scoped_release without_gil;
@@ -175,10 +175,10 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
         {soft.parameters.shape(0), soft.parameters.shape(1), soft.parameters.shape(2)});
     grad_parameters = grad.data<float>();
   }
-  const CudaCall gpu(soft.views(
-      queries, keys,
-      {divisors.view(), out_view ? &*out_view : nullptr, &gradients.query, &gradients.key,
-       &gradients.value, &grad_sharpness, grad_parameters_view ? &*grad_parameters_view : nullptr}));
+  const CudaCall gpu(soft.views(queries, keys,
+                                {divisors.view(), out_view ? &*out_view : nullptr, &gradients.query,
+                                 &gradients.key, &gradients.value, &grad_sharpness,
+                                 grad_parameters_view ? &*grad_parameters_view : nullptr}));
   if (gpu.run([&](const auto& queue, void* scratch) {
         return cuda::soft_attention_backward(
             queue, in.shape, soft.options, soft.functions, in.inputs<float>(), out, divisors.data(),

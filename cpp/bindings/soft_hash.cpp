@@ -79,11 +79,11 @@ bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::hand
   const CudaCall gpu({&x, &parameters, &sharpness_view, &out.codes, &out.bits, &out.margins,
                       &out.weights, &probe_codes});
   if (gpu.run([&](const auto& queue, void* scratch) {
-        return cuda::soft_hash(queue, functions, matrices<const float>(x), batch, heads, rows,
-                               x.shape(3), n_probes, sharpness.data, sharpness.stride,
-                               {out.codes.data<void>(), out.bits.data<std::uint8_t>(),
-                                out.margins.data<float>()},
-                               probe_codes.data<void>(), out.weights.data<float>(), scratch);
+        return cuda::soft_hash(
+            queue, functions, matrices<const float>(x), batch, heads, rows, x.shape(3), n_probes,
+            sharpness.data, sharpness.stride,
+            {out.codes.data<void>(), out.bits.data<std::uint8_t>(), out.margins.data<float>()},
+            probe_codes.data<void>(), out.weights.data<float>(), scratch);
       }))
     return true;
   py::gil_scoped_release without_gil;

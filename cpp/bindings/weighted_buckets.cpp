@@ -65,8 +65,8 @@ struct WeightedViews {
   // All tensors of a call with these; null for those that were not given.
   std::vector<const TensorView*> views(std::initializer_list<const TensorView*> more) const {
     std::vector<const TensorView*> all{
-        &queries.codes, view_of(queries.weights), &keys.codes, view_of(keys.weights), &values, &out,
-        key_mask.view()};
+        &queries.codes, view_of(queries.weights), &keys.codes, view_of(keys.weights), &values,
+        &out,           key_mask.view()};
     all.insert(all.end(), more);
     return all;
   }
@@ -111,10 +111,10 @@ void weighted_sum(py::handle query_codes, py::handle query_weights, index_t quer
         index_t bytes = 0;
         dispatch(in.values.type(), [&](auto element) {
           using T = decltype(element);
-          bytes = cuda::weighted_bucket_sum<T>(
-              queue, in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
-              matrices<const T>(in.values), in.key_mask.mask(), in.order, static_cast<T>(scale),
-              matrices<T>(in.out), scratch);
+          bytes = cuda::weighted_bucket_sum<T>(queue, in.shape, in.queries.probes<T>(),
+                                               in.keys.probes<T>(), matrices<const T>(in.values),
+                                               in.key_mask.mask(), in.order, static_cast<T>(scale),
+                                               matrices<T>(in.out), scratch);
         });
         return bytes;
       }))
@@ -155,8 +155,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
                                    weights[1] ? weights[1]->data<T>() : nullptr};
   };
   const CudaCall gpu(in.views({&grad_values, in.view_of(weights[0]), in.view_of(weights[1])}));
-  if (in.out.size() > 0 && in.values.size() > 0 &&
-      gpu.run([&](const auto& queue, void* scratch) {
+  if (in.out.size() > 0 && in.values.size() > 0 && gpu.run([&](const auto& queue, void* scratch) {
         grad_values.require_contiguous();
         index_t bytes = 0;
         dispatch(in.values.type(), [&](auto element) {
@@ -185,8 +184,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
     using T = decltype(element);
     weighted_bucket_sum_backward<T>(in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
                                     matrices<const T>(in.values), in.key_mask.mask(), in.order,
-                                    static_cast<T>(scale),
-                                    gradients(element), threads);
+                                    static_cast<T>(scale), gradients(element), threads);
   });
 }
 

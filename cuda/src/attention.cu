@@ -6,6 +6,7 @@
 // codes alone. A near window has the forward keep unit vectors too.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_gradient.cuh"
+#include "lshkit/cuda/bucket_gradient_matrix.cuh"
 #include "lshkit/cuda/bucket_sum.cuh"
 #include "lshkit/cuda/pairs.cuh"
 #include "lshkit/cuda/rows.cuh"
@@ -120,9 +121,9 @@ void finish_output(const Problem& p, const float* sums, const UnitVectors& query
 struct BackwardScratch {
   UnitVectors query, key;
   float *sums, *bias, *query_grad, *key_grad, *value_grad;
-  BackwardScratch(Cut& cut, const Problem& p)
-      : query(cut, p.queries(), p.s.n_features),
-        key(cut, p.keys(), p.s.n_features),
+  BackwardScratch(Cut& cut, const Problem& p, bool with_unit = true)
+      : query(cut, p.queries(), with_unit ? p.s.n_features : 0),
+        key(cut, p.keys(), with_unit ? p.s.n_features : 0),
         sums(cut.take<float>(p.queries() * p.sum_columns())),
         bias(cut.take<float>(p.counts() ? p.queries() : 0)),
         query_grad(cut.take<float>(p.queries() * p.s.n_features)),
@@ -227,6 +228,40 @@ void lower_bound(const Problem& p, const BackwardScratch& b, const SortScratch& 
   a.query_grad = b.query_grad;
   a.key_grad = b.key_grad;
   bucket_gradient(p.queue, a);
+}
+
+// Whether the tensor cores do that: 16-bit inputs, and buckets that are sorted by whole codes.
+bool by_matrices(const Problem& p, int n_bits) {
+  const Element e = p.in.query.element;
+  return p.options.gradient == Gradient::lower_bound &&
+         (e == Element::bfloat16 || e == Element::float16) && p.in.key.element == e &&
+         p.in.value.element == e && n_bits <= kSortBits;
+}
+MatrixProblem matrix_problem(const Problem& p, const BackwardScratch& b, int n_bits,
+                             Codes query_codes, Codes key_codes, index_t n_hashes) {
+  MatrixProblem a;
+  a.queries = {p.query_side(),
+               p.s.batch,
+               b.query.valid,
+               query_codes.data,
+               Elements(p.in.query),
+               b.query.inverse,
+               sums_as_elements(p, b.sums),
+               b.query_grad};
+  a.keys = {p.key_side(),       p.s.batch,     b.key.valid,          key_codes.data,
+            Elements(p.in.key), b.key.inverse, Elements(p.in.value), b.key_grad};
+  a.query_heads = p.s.heads;
+  a.sequences = p.s.query_starts ? p.s.sequences : 1;
+  a.n_features = p.s.n_features;
+  a.n_values = p.s.n_values;
+  a.n_hashes = n_hashes;
+  a.code_bytes = query_codes.bytes;
+  a.bits = n_bits;
+  a.bias = p.counts() ? b.bias : nullptr;
+  a.causal = p.options.causal;
+  a.scale = 0.5f * float(n_bits) / float(n_hashes);
+  a.element = p.in.query.element;
+  return a;
 }
 
 // Gradients of the unit vectors by all pairs. codes may be null.
@@ -379,15 +414,19 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       AttentionGradients<float> gradients, void* scratch) {
   const Problem p{queue, shape, options, in};
   Cut cut(scratch);
-  const BackwardScratch b(cut, p);
-  const bool by_buckets = options.gradient == Gradient::lower_bound;
+  const bool matrices = by_matrices(p, n_bits);
+  const bool with_unit = !matrices || options.window > 0;
+  const BackwardScratch b(cut, p, with_unit);
+  const bool by_buckets = options.gradient == Gradient::lower_bound && !matrices;
   const int sort_bits = n_bits < kSortBits ? n_bits : kSortBits;
   const SortScratch sort = by_buckets ? SortScratch(cut, p, sort_bits) : SortScratch{};
+  const MatrixProblem matrix = matrix_problem(p, b, n_bits, query_codes, key_codes, n_hashes);
+  const MatrixScratch matrix_scratch = matrices ? MatrixScratch(cut, matrix) : MatrixScratch{};
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
-  fill(p, b.query, true, true);
-  fill(p, b.key, false, true);
+  fill(p, b.query, true, with_unit);
+  fill(p, b.key, false, with_unit);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
   if (options.normalize != Normalize::none) {
@@ -398,14 +437,17 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
   add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
   finish_values(p, b, gradients.value);
-  const PairWeight weight = by_buckets                               ? PairWeight::lower_bound
+  const PairWeight weight = by_buckets || matrices                   ? PairWeight::lower_bound
                             : options.gradient == Gradient::collided ? PairWeight::collided
                             : options.gradient == Gradient::unbiased ? PairWeight::unbiased
                                                                      : PairWeight::expected;
-  if (by_buckets)
+  if (matrices) {
+    bucket_gradient(queue, matrix, matrix_scratch);
+  } else if (by_buckets) {
     lower_bound(p, b, sort, n_bits, sort_bits, query_codes, key_codes, n_hashes);
-  else
+  } else {
     pair_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
+  }
   add_window_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();

@@ -1,6 +1,8 @@
 // Hashing and the sum verb as the bindings call them.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_sum.cuh"
+#include "lshkit/cuda/byte_sum.cuh"
+#include "lshkit/cuda/byte_sum_ordered.cuh"
 #include "lshkit/cuda/hash.cuh"
 #include "lshkit/cuda/runtime.cuh"
 
@@ -28,6 +30,10 @@ void hash(const Queue& queue, const HashFunctions& functions, Input<float> x, in
 
 template <class T>
 void bucket_sum(const Queue& queue, BucketSum<T> a, index_t sequences, index_t shared_limit) {
+  if constexpr (sizeof(T) == 4)
+    if (a.order == Order::all ? byte_sum(queue, a, sequences, shared_limit)
+                              : byte_sum_ordered(queue, a, sequences, shared_limit))
+      return;
   a.plan = plan_bucket_sum<T>(a.n_hashes, a.n_buckets, a.columns(), a.order, shared_limit);
   const index_t blocks = sequences * a.query_heads * ceil_div(a.columns(), index_t(a.plan.columns));
   const auto run = [&](auto kernel) {

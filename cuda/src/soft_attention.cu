@@ -2,19 +2,17 @@
 // probes are made when they are needed and go again; saved in between are codes, bits and margins.
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head, tables (16 MB; in order as much as the sums)
-// and the probes of some heads (256 MB, or those of one head). Of the backward besides: the gradient
-// of values and the larger of those of the unit vectors, and of the margins.
-#include "lshkit/cuda/soft_attention.cuh"
+// and the probes of some heads (256 MB, or those of one head). Of the backward besides: the
+// gradient of values and the larger of those of the unit vectors, and of the margins.
 #include "lshkit/cuda/probes.cuh"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
+#include "lshkit/cuda/soft_attention.cuh"
 #include "lshkit/cuda/soft_hash_gradient.cuh"
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
 
 namespace lshkit::cuda {
 namespace {
-
-constexpr index_t kProbeBytes = 256 << 20;  // of probes at a time, if one head's are no more
 
 struct SoftProblem {
   const Queue& queue;
@@ -99,7 +97,7 @@ struct ProbeScratch {
 };
 index_t heads_at_once(const SoftProblem& p) {
   const index_t bytes = 10 * (ProbeScratch::of_head(p, true) + ProbeScratch::of_head(p, false));
-  const index_t heads = bytes > 0 ? kProbeBytes / bytes : p.heads();
+  const index_t heads = bytes > 0 ? 16 * table_cache() / bytes : p.heads();
   return least(p.heads(), heads > 1 ? heads : 1);
 }
 
@@ -176,8 +174,7 @@ float* take_tables(Cut& cut, WeightedPass<float>& a, index_t bytes) {
   return cut.take<float>(bytes / index_t(sizeof(float)));
 }
 
-void soft_codes(const SoftProblem& p, bool query, const SoftNorms& norms,
-                const SoftCodesOut& out) {
+void soft_codes(const SoftProblem& p, bool query, const SoftNorms& norms, const SoftCodesOut& out) {
   SoftHash s;
   s.hash = p.hash(query);
   s.hash.codes = out.codes;
@@ -190,8 +187,7 @@ void soft_codes(const SoftProblem& p, bool query, const SoftNorms& norms,
 
 // The sums from the output, then their gradient in their place.
 void soft_sums_backward(const SoftProblem& p, const SoftNorms& query, const Input<float>& out,
-                        const float* divisors, const Input<float>& grad, float* sums,
-                        float* bias) {
+                        const float* divisors, const Input<float>& grad, float* sums, float* bias) {
   if (p.options.normalize != Normalize::none) {
     RestoreSums r;
     r.out = Elements(out);

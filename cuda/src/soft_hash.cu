@@ -82,9 +82,8 @@ index_t soft_hash(const Queue& queue, const HashFunctions& functions, Input<floa
   s.bits = soft.bits;
   s.margins = soft.margins;
   soft_hash(queue, functions.family, s, shared_limit(queue));
-  SoftProbes p =
-      probes_of(s.hash, {soft.codes, s.hash.code_bytes, soft.bits, soft.margins}, n_probes,
-                sharpness, sharpness_stride);
+  SoftProbes p = probes_of(s.hash, {soft.codes, s.hash.code_bytes, soft.bits, soft.margins},
+                           n_probes, sharpness, sharpness_stride);
   p.codes = probe_codes;
   p.weights = weights;
   expand_probes(queue, p);
@@ -135,9 +134,9 @@ index_t soft_hash_backward(const Queue& queue, const HashFunctions& functions, I
   f.columns = n_features;
   f.x = Elements(x);
   f.inverse = norms.inverse;
-  f.out = Elements(FloatTensor<float, const void>(Tensor<const float>{
-      gradients.x.data, gradients.x.batch_stride, gradients.x.head_stride,
-      gradients.x.row_stride}));
+  f.out = Elements(FloatTensor<float, const void>(
+      Tensor<const float>{gradients.x.data, gradients.x.batch_stride, gradients.x.head_stride,
+                          gradients.x.row_stride}));
   f.data = gradients.x.data;
   finish_gradient(queue, f);
   if (gradients.parameters) {

@@ -1,7 +1,7 @@
 // The sum verb with weights and its gradients.
-#include "lshkit/cuda/weighted_bucket_sum.cuh"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
+#include "lshkit/cuda/weighted_bucket_sum.cuh"
 
 namespace lshkit::cuda {
 namespace {
@@ -100,8 +100,8 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slices = ceil_div(columns, a.slice);
   a.range = 0;
-  const index_t room = least(kTableShared, shared_limit - weighted_table_bytes(a)) /
-                       (a.slice * index_t(sizeof(T)));
+  const index_t room =
+      least(kTableShared, shared_limit - weighted_table_bytes(a)) / (a.slice * index_t(sizeof(T)));
   if (room < 1)
     throw std::runtime_error("lshkit: this GPU has too little shared memory for weighted sums");
   a.range = ceil_div(a.n_buckets, ceil_div(a.n_buckets, room));
@@ -178,9 +178,9 @@ index_t weighted_bucket_sum_backward(const Queue& queue, const BucketSumShape& s
 #define LSHKIT_INSTANTIATE(T)                                                                     \
   template index_t weighted_bucket_sum(const Queue&, const BucketSumShape&, Probes<T>, Probes<T>, \
                                        Tensor<const T>, Mask, Order, T, Tensor<T>, void*);        \
-  template index_t weighted_bucket_sum_backward(                                                  \
-      const Queue&, const BucketSumShape&, Probes<T>, Probes<T>, Tensor<const T>, Mask, Order, T, \
-      WeightedSumGradients<T>, void*);
+  template index_t weighted_bucket_sum_backward(const Queue&, const BucketSumShape&, Probes<T>,   \
+                                                Probes<T>, Tensor<const T>, Mask, Order, T,       \
+                                                WeightedSumGradients<T>, void*);
 LSHKIT_INSTANTIATE(float)
 LSHKIT_INSTANTIATE(double)
 #undef LSHKIT_INSTANTIATE

@@ -1,6 +1,6 @@
 // The CUDA kernels' own source on the host, against the CPU's functions on the same hash arrays.
-#include "../../cpp/tests/projections.hpp"
 #include "check.hpp"
+#include "check_hash.hpp"
 #include "lshkit/attention.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "lshkit/cuda/attention.hpp"
@@ -21,52 +21,6 @@ struct SharedLimit {  // as on a GPU with less
   explicit SharedLimit(index_t bytes) { cuda::emulated_shared_limit = bytes; }
   ~SharedLimit() { cuda::emulated_shared_limit = 227 * 1024; }
 };
-
-HashFunctions functions_of(const Parameters& p, Family family, int n_bits, index_t n_hashes,
-                           index_t heads) {
-  HashFunctions f;
-  f.family = family;
-  f.parameters = p.numbers.data();
-  f.head_stride = index_t(p.numbers.size()) / heads;
-  f.columns = p.columns;
-  f.n_bits = n_bits;
-  f.n_hashes = n_hashes;
-  return f;
-}
-std::uint32_t code_at(const std::vector<std::uint8_t>& codes, int bytes, index_t i) {
-  return bytes == 1 ? codes[i] : std::uint32_t(codes[2 * i] | codes[2 * i + 1] << 8);
-}
-
-// Bits may differ where the projection is within rounding of zero, and nowhere else.
-void check_hash(Family family, index_t n, index_t d, int n_bits, index_t n_hashes) {
-  const index_t heads = 2;
-  const Parameters p = family == Family::hyperplane ? hyperplane(d, n_bits, n_hashes, heads, 3)
-                                                    : hadamard(d, n_bits, n_hashes, heads, 3);
-  const HashFunctions f = functions_of(p, family, n_bits, n_hashes, heads);
-  std::vector<float> x = normal(heads * n * d, 1);
-  if (n > 1) x[d] = std::nanf("");
-  if (n > 2)
-    for (index_t c = 0; c < d; ++c) x[2 * d + c] = 0;
-  const int bytes = hash_code_bytes(n_bits);
-  std::vector<std::uint8_t> wanted(heads * n * n_hashes * bytes, 0xab), codes(wanted);
-  const Input<float> rows(x.data(), 0, n * d, d);
-  hash(f, rows, 1, heads, n, d, wanted.data(), 1);
-  cuda::hash(Queue{}, f, rows, 1, heads, n, d, codes.data());
-  index_t differ = 0;
-  for (index_t i = 0; i < heads * n * n_hashes; ++i) {
-    const std::uint32_t other = code_at(wanted, bytes, i) ^ code_at(codes, bytes, i);
-    for (int bit = 0; other >> bit; ++bit) {
-      if (!(other >> bit & 1)) continue;
-      const index_t row = i / n_hashes, head = row / n;
-      double size;
-      const double z = projection(family, f.parameters + head * f.head_stride, f.columns,
-                                  x.data() + row * d, d, n_bits, i % n_hashes, bit, &size);
-      CHECK(std::fabs(z) <= 1e-6 * size);
-      ++differ;
-    }
-  }
-  CHECK(differ <= heads * n * n_hashes / 100);
-}
 
 // Sums agree up to the rounding of each, which is relative to the sum of the sizes.
 template <class T>
@@ -217,8 +171,12 @@ void check_attention(const AttentionCase& c) {
     return cuda::yoso_backward(queue, shape, options, c.n_bits, c.n_hashes, in, queries, keys,
                                gradients(1), s);
   });
-  check_close(dq[1], dq[0], tolerance);
-  check_close(dk[1], dk[0], tolerance);
+  // Of terms that are rounded to 16 bits where the inputs have no more; as in test_cuda.py.
+  const double of_terms = c.element == Element::float32   ? tolerance
+                          : c.element == Element::float16 ? 3e-3
+                                                          : 2e-2;
+  check_close(dq[1], dq[0], of_terms);
+  check_close(dk[1], dk[0], of_terms);
   check_close(dv[1], dv[0], tolerance);
 
   if (!c.expectation || c.gradient == Gradient::collided || c.gradient == Gradient::unbiased)
@@ -253,10 +211,6 @@ TEST(hash_codes) {
   check_hash(Family::hadamard, 5, 3, 9, 33);
   check_hash(Family::hyperplane, 5, 7, 5, 9);
   check_hash(Family::hadamard, 2, 100, 3, 4);  // in shared memory
-  {
-    const SharedLimit small(8 * 1024);  // rows are read where they lie
-    check_hash(Family::hyperplane, 33, 40, 8, 3);
-  }
   if (kQuick) return;
   check_hash(Family::hadamard, 130, 64, 8, 33);
   check_hash(Family::hadamard, 7, 64, 12, 70);

@@ -28,25 +28,32 @@ def seed_tensor(
     device = inputs_device if inputs_device.type == "cuda" and hasher == "hadamard" else CPU
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    check_seed(seed, inputs_device)
     if not isinstance(seed, Tensor):
-        seed = checks.integer("seed", seed, 0, 2**63 - 1)
-        return torch.full((1,), seed, dtype=torch.int64, device=device)
+        return torch.full((1,), int(seed), dtype=torch.int64, device=device)
+    if seed.device == device or seed.is_meta:
+        return seed
+    if seed.device == CPU:
+        if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
+            return seed_tensor(seed.item(), inputs_device, hasher)
+        return seed.to(device, non_blocking=True)
+    return seed.to(device)  # a wait for the GPU
+
+
+def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor):
+        checks.integer("seed", seed, 0, 2**63 - 1)
+        return
     if seed.dtype is not torch.int64 or seed.numel() != 1:
         raise ValueError(
             f"seed must be an int64 tensor of one element, got shape {tuple(seed.shape)} and "
             f"dtype {seed.dtype}"
         )
-    if seed.device == device or seed.is_meta and inputs_device.type == "meta":
-        return seed
-    if seed.device == CPU:
-        if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
-            seed = checks.integer("seed", seed.item(), 0, 2**63 - 1)
-            return torch.full((1,), seed, dtype=torch.int64, device=device)
-        return seed.to(device, non_blocking=True)
-    if seed.device != inputs_device:
+    if seed.device != CPU and seed.device != inputs_device:
         wanted = "the cpu" if inputs_device == CPU else f"the cpu or {inputs_device}"
         raise ValueError(f"seed must be on {wanted}, got a tensor on {seed.device}")
-    return seed.to(device)  # a wait for the GPU
 
 
 def on_device(numbers: Tensor, device: torch.device) -> Tensor:
@@ -163,27 +170,16 @@ def _autocast_device(x: Tensor) -> str:
     return "cuda" if x.device.type == "cuda" else "cpu"
 
 
-def check_device(query: Tensor, estimator: str, window: int) -> None:
-    """There are kernels for the CPU and, in a build with CUDA, for most of what these can do."""
+def check_device(query: Tensor) -> None:
+    """There are kernels for the CPU and, in a build with CUDA, for CUDA."""
     device = query.device
     if device.type in ("cpu", "meta"):
         return
     if device.type != "cuda" or not _C.with_cuda:
-        hint = (
-            ""
-            if device.type != "cuda"
-            else (
-                " (install it from source where there is nvcc, with "
-                "pip install -C cmake.define.LSHKIT_CUDA=ON)"
-            )
-        )
+        hint = f" ({checks.HOW_TO_BUILD})" if device.type == "cuda" else ""
         raise NotImplementedError(
             f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
             f"it{hint}"
-        )
-    if estimator == "soft":
-        raise NotImplementedError(
-            f'estimator="soft" has no CUDA kernels yet, got query on {device}'
         )
 
 

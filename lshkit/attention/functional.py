@@ -10,6 +10,7 @@ from lshkit.attention.arguments import (
     check_gradient_rank,
     check_options,
     check_probes,
+    check_seed,
     check_tensors,
     check_word,
     key_padding_mask,
@@ -137,7 +138,7 @@ def yoso_attention(
             alone, 2^n_bits are all buckets (the features of RACE attention).
         sharpness: of "soft", how fast a bucket's weight falls with the projections that its flipped
             bits have to cross: weights are the softmax of `-2 sharpness sum |z|`. A number > 0 or a
-            tensor () or (H_k,), which may require a gradient.
+            tensor () or (H_k,), which may require a gradient and on CUDA is not looked at.
         projections: of "soft" with the hasher "hyperplane", the normals of its planes in the place
             of those that seed draws, `(H_k, n_hashes, n_bits, D)` or `(H_k, n_hashes * n_bits, D)`
             ("lift": D + 2), of a floating dtype; computed with in float32. They may require a
@@ -153,8 +154,8 @@ def yoso_attention(
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word, or a
             row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels. CUDA tensors, in a build with
-            its kernels, have no "soft"; `precision` and `gradient_rank` do not
-            apply, all is computed in full there.
+            its kernels, take everything; `precision` and `gradient_rank` do not apply, all is
+            computed in full there.
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
@@ -179,7 +180,7 @@ def yoso_attention(
     check_word("unit_norm", unit_norm, UNIT_NORMS)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
     check_tensors(query, key, value, enable_gqa)
-    check_device(query, estimator, window)
+    check_device(query)
     if unused_too or unit_norm == "lift":
         heads = 1 if key.dim() == 3 else key.shape[-3]
         auto_fails = is_causal and unit_norm == "lift"
@@ -190,8 +191,7 @@ def yoso_attention(
         n_features = query.shape[-1] + (2 if unit_norm == "lift" else 0)
         sizes = key_heads, n_features, n_bits, n_hashes
         projections = plane_rows(projections, *sizes, query.device)
-    if seed is not None:  # None is drawn only where it is used
-        seed = seed_tensor(seed, query.device, hasher)
+    check_seed(seed, query.device)
 
     shape = query.shape
     key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
@@ -224,8 +224,8 @@ def yoso_attention(
         )
     else:
         family = torch_ops.FAMILY[hasher]
-        if seed is None and projections is None:
-            seed = seed_tensor(None, query.device, hasher)
+        if projections is None:  # made only where it is used
+            seed = seed_tensor(seed, query.device, hasher)
         rotation = None
         if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])

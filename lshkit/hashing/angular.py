@@ -10,11 +10,13 @@ MAX_BITS = 64
 MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 
 
-def _sharpness_tensor(sharpness, torch):
+def _sharpness_tensor(sharpness, torch, device):
     """A number, or a tensor of one, as the operators take it: `(1,)`. They check its value."""
     if not isinstance(sharpness, torch.Tensor):
-        return torch.tensor([checks.positive("sharpness", sharpness)])
-    sharpness = checks.array("sharpness", sharpness, torch, kinds="f", wanted="a real number")
+        return torch.tensor([checks.positive("sharpness", sharpness)], device=device)
+    sharpness = checks.array(
+        "sharpness", sharpness, torch, kinds="f", wanted="a real number", cuda=device.type == "cuda"
+    )
     if sharpness.numel() != 1:
         shape = tuple(sharpness.shape)
         raise ValueError(f"sharpness must be one number, got a tensor of shape {shape}")
@@ -80,7 +82,12 @@ class _AngularFamily(HashFamily):
             other rows keep theirs.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= 16)
+        x = self._rows("x", x, torch, cuda=True)
+        if torch is not None and x.is_cuda and self.n_bits > MAX_PROBE_BITS:
+            raise ValueError(
+                f"x must be on the cpu for codes of more than {MAX_PROBE_BITS} bits, got a tensor "
+                f"on {x.device} and n_bits={self.n_bits}"
+            )
         shape = tuple(x.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
         if torch is not None:
@@ -124,7 +131,7 @@ class _AngularFamily(HashFamily):
             n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch)
+        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= MAX_PROBE_BITS)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
@@ -135,9 +142,9 @@ class _AngularFamily(HashFamily):
         if torch is not None:
             from lshkit import torch_ops
 
-            sharpness = _sharpness_tensor(sharpness, torch)
+            sharpness = _sharpness_tensor(sharpness, torch, x.device)
             x = x.reshape(1, 1, -1, self.n_features)
-            parameters = torch.from_numpy(self.parameters)
+            parameters = torch.from_numpy(self.parameters).to(x.device)
             weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
             return probes.reshape(shape), weights.reshape(shape)
         sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)

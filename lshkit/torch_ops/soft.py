@@ -36,6 +36,8 @@ def selected_bits(n_probes: int) -> int:
 
 
 def check_sharpness(sharpness):
+    if sharpness.is_cuda:  # to look would be to wait for the GPU
+        return
     sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
     good = torch.isfinite(sharpness) & (sharpness > 0)
     if not good.all():

@@ -5,10 +5,13 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 // This file itself is compiled without it: what it does to share one thread is no race.
@@ -25,21 +28,24 @@ namespace lshkit::emulation {
 namespace {
 
 constexpr unsigned kMaxThreads = 1024, kWarpSize = 32;
+constexpr std::int64_t kMaxBlocks = 0x7fffffff, kSharedOfAnyGpu = 48 * 1024;
 std::mutex one_launch;
 
 enum class State { ready, at_block_barrier, at_warp_barrier, done };
+enum class Wait : char { synchronize, give, take };  // at a warp's barrier: for what
 struct Fibre {
   void* stack_pointer = nullptr;
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   State state = State::done;
+  Wait wait = Wait::synchronize;
   void* sanitized = nullptr;                       // what ThreadSanitizer knows it as
   unsigned block_barriers = 0, warp_barriers = 0;  // passed in this block
 };
 constexpr std::size_t kStackBytes = 128 * 1024;
 constexpr unsigned kSets = 2;
-// The threads of a block. Blocks take turns at two sets: within a set barriers put blocks in order,
-// between the sets nothing does.
+// The threads of a block. Blocks of even and of odd number have sets of their own: within a set
+// barriers put blocks in order, between the sets nothing does.
 struct Set {
   std::vector<Fibre> fibres;
   std::vector<unsigned char> shared;
@@ -144,6 +150,7 @@ void run_fibre() {
 
 void wait(State state, char& barrier) {
   __tsan_release(&barrier);
+  __tsan_release(&launch_ends);  // which it does here where another thread's error ends it
   set->fibres[current].state = state;
   switch_to(set->fibres[current], scheduler);
   __tsan_acquire(&barrier);
@@ -164,8 +171,16 @@ bool release(std::vector<Fibre>& fibres, unsigned threads) {
     }
     if (waiting == 0 || waiting != living) continue;
     moved = true;
-    for (unsigned t = first; t < last; ++t)
-      if (fibres[t].state == State::at_warp_barrier) fibres[t].state = State::ready;
+    const Fibre* one = nullptr;
+    for (unsigned t = first; t < last; ++t) {
+      if (fibres[t].state != State::at_warp_barrier) continue;
+      if (one && one->wait != fibres[t].wait)
+        throw std::runtime_error("lanes of a warp that wait for each other in different functions");
+      one = &fibres[t];
+      fibres[t].state = State::ready;
+    }
+    if (one->wait != Wait::synchronize && living != kWarpSize)
+      throw std::runtime_error("a shuffle or vote of a warp of which not all lanes take part");
   }
   if (done == threads) return false;
   if (at_block == threads) {
@@ -176,7 +191,15 @@ bool release(std::vector<Fibre>& fibres, unsigned threads) {
   return true;
 }
 
-void run_block(unsigned threads) {
+// Other numbers at every launch, the same in every run of a program.
+std::uint64_t next_random() {
+  static std::uint64_t state = 0;
+  std::uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  return z ^ z >> 31;
+}
+
+void run_block(unsigned threads, bool descending) {
   std::vector<Fibre>& fibres = set->fibres;
   for (unsigned t = 0; t < threads; ++t) {
     prepare(fibres[t]);
@@ -184,7 +207,8 @@ void run_block(unsigned threads) {
     fibres[t].state = State::ready;
   }
   do {
-    for (current = 0; current < threads; ++current) {
+    for (unsigned n = 0; n < threads; ++n) {
+      current = descending ? threads - 1 - n : n;
       if (fibres[current].state != State::ready) continue;
       threadIdx.x = current;
       switch_to(scheduler, fibres[current]);
@@ -204,22 +228,44 @@ void synchronize_block() {
   const unsigned turn = set->fibres[current].block_barriers++ % 2;
   wait(State::at_block_barrier, set->at_block_barrier[turn]);
 }
-void synchronize_warp() {
-  const unsigned turn = set->fibres[current].warp_barriers++ % 2;
+static void wait_for_warp(Wait wait_for) {
+  Fibre& fibre = set->fibres[current];
+  fibre.wait = wait_for;
+  const unsigned turn = fibre.warp_barriers++ % 2;
   wait(State::at_warp_barrier, set->at_warp_barrier[current / kWarpSize][turn]);
 }
+void synchronize_warp() { wait_for_warp(Wait::synchronize); }
 std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   const unsigned me = current;
   slots[me] = value;
-  synchronize_warp();
+  wait_for_warp(Wait::give);
   value = slots[me / kWarpSize * kWarpSize + lane];
-  synchronize_warp();
+  wait_for_warp(Wait::take);
   return value;
 }
 
-void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
-            const std::function<void()>& kernel) {
+void bound_piece([[maybe_unused]] void* piece, [[maybe_unused]] std::size_t bytes,
+                 [[maybe_unused]] std::size_t whole) {
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(piece, bytes);
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(piece) + bytes, whole - bytes);
+#endif
+}
+
+void launch(const char* name, std::int64_t n_blocks, std::int64_t n_threads,
+            std::size_t shared_bytes, const std::function<void()>& kernel) {
+  const std::int64_t most_bytes = shared_limit > kSharedOfAnyGpu ? shared_limit : kSharedOfAnyGpu;
+  if (n_blocks < 1 || n_blocks > kMaxBlocks || n_threads < 1 || n_threads > kMaxThreads ||
+      std::int64_t(shared_bytes) > most_bytes)
+    throw std::runtime_error(std::string(name) + ": no GPU takes " + std::to_string(n_blocks) +
+                             " blocks of " + std::to_string(n_threads) + " threads and " +
+                             std::to_string(shared_bytes) + " bytes of shared memory");
   const std::lock_guard<std::mutex> guard(one_launch);
+  const unsigned blocks = unsigned(n_blocks), threads = unsigned(n_threads);
+  const bool descending = next_random() % 2 != 0;
+  const std::uint64_t first_block = next_random() % blocks;
+  std::uint64_t step = next_random() % blocks;  // prime to their number: each has its turn
+  while (std::gcd(step, std::uint64_t(blocks)) != 1) ++step;
   for (Set& s : sets) {
     if (s.fibres.size() < threads) s.fibres.resize(threads);
     for (unsigned t = 0; t < threads; ++t) {
@@ -240,13 +286,18 @@ void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
   blockDim.x = threads;
   gridDim.x = blocks;
   __tsan_release(&launch_begins);
-  for (unsigned b = 0; b < blocks; ++b) {
-    set = &sets[b % kSets];
+  for (unsigned n = 0; n < blocks; ++n) {
+    blockIdx.x = unsigned((first_block + n * step) % blocks);
+    set = &sets[blockIdx.x % kSets];
     // What a kernel reads before it writes is NaN. Volatile: no memset, which ThreadSanitizer sees.
     volatile unsigned char* bytes = set->shared.data();
     for (std::size_t i = 0; i < shared_bytes; ++i) bytes[i] = 0xff;
-    blockIdx.x = b;
-    run_block(threads);
+    try {
+      run_block(threads, descending);
+    } catch (...) {
+      __tsan_acquire(&launch_ends);
+      throw;
+    }
     ++set->turn;
   }
   __tsan_acquire(&launch_ends);

@@ -1,14 +1,19 @@
 #pragma once
 // Runs CUDA kernels on the host, to test their source where there is no GPU: threadIdx and
 // blockIdx, dynamic shared memory (poisoned, of the exact size), __syncthreads, full-mask shuffles
-// and votes, integer atomics. A CUDA thread is a fibre and blocks run one after the other, always
-// in the same order; a barrier that some thread never reaches is reported. With -fsanitize=thread
-// the fibres are threads to the sanitizer, which barriers alone put in order: a missing barrier is
-// a data race, and so are two blocks, of an even and of an odd number, that write to one place.
+// and votes, integer atomics. A CUDA thread is a fibre and blocks run one after the other, in
+// another order at each launch, and so do the threads of a block. Errors: a barrier that some
+// thread never reaches, a shuffle of a warp of which some lanes have returned, lanes of a warp that
+// wait for each other in different functions, a launch beyond what a GPU takes. With
+// -fsanitize=thread the fibres are threads to the sanitizer, which barriers alone put in order: a
+// missing barrier is a data race, and so are two blocks, of an even and of an odd number, that write
+// to one place. With -fsanitize=address each piece of scratch ends where it ends.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <stdexcept>
+#include <string>
 
 #define __global__
 #define __device__
@@ -21,8 +26,20 @@ namespace lshkit::emulation {
 struct Index {
   unsigned x = 0, y = 0, z = 0;
 };
-void launch(unsigned blocks, unsigned threads, std::size_t shared_bytes,
+inline std::int64_t shared_limit = 227 * 1024;  // bytes of a block; a test may have less
+
+void launch(const char* name, std::int64_t blocks, std::int64_t threads, std::size_t shared_bytes,
             const std::function<void()>& kernel);
+inline void check_mask(unsigned lanes) {
+  if (lanes != 0xffffffffu) throw std::runtime_error("only whole warps are emulated");
+}
+inline const void* aligned(const void* pointer, std::size_t bytes) {
+  if (reinterpret_cast<std::uintptr_t>(pointer) % bytes != 0)
+    throw std::runtime_error("an access of " + std::to_string(bytes) + " bytes that is not aligned");
+  return pointer;
+}
+// Of `whole` bytes a kernel may touch the first `bytes`.
+void bound_piece(void* piece, std::size_t bytes, std::size_t whole);
 unsigned char* shared_memory();
 void synchronize_block();
 void synchronize_warp();
@@ -43,25 +60,30 @@ T exchange_as(T value, unsigned lane) {
 extern thread_local lshkit::emulation::Index threadIdx, blockIdx, blockDim, gridDim;
 
 inline void __syncthreads() { lshkit::emulation::synchronize_block(); }
-inline void __syncwarp(unsigned = 0xffffffffu) { lshkit::emulation::synchronize_warp(); }
+inline void __syncwarp(unsigned lanes = 0xffffffffu) {
+  lshkit::emulation::check_mask(lanes);
+  lshkit::emulation::synchronize_warp();
+}
 template <class T>
-T __shfl_xor_sync(unsigned, T value, int mask) {
+T __shfl_xor_sync(unsigned lanes, T value, int mask) {
+  lshkit::emulation::check_mask(lanes);
   return lshkit::emulation::exchange_as(value, (threadIdx.x % 32) ^ unsigned(mask));
 }
 template <class T>
-T __shfl_sync(unsigned, T value, int lane) {
+T __shfl_sync(unsigned lanes, T value, int lane) {
+  lshkit::emulation::check_mask(lanes);
   return lshkit::emulation::exchange_as(value, unsigned(lane) % 32);
 }
-inline unsigned __ballot_sync(unsigned, int vote) {
+inline unsigned __ballot_sync(unsigned lanes, int vote) {
   unsigned votes = 0;
   for (int lane = 0; lane < 32; ++lane)
-    votes |= unsigned(__shfl_sync(0xffffffffu, vote != 0, lane)) << lane;
+    votes |= unsigned(__shfl_sync(lanes, vote != 0, lane)) << lane;
   return votes;
 }
-inline unsigned __match_any_sync(unsigned, unsigned value) {
+inline unsigned __match_any_sync(unsigned lanes, unsigned value) {
   unsigned equal = 0;
   for (int lane = 0; lane < 32; ++lane)
-    equal |= unsigned(__shfl_sync(0xffffffffu, value, lane) == value) << lane;
+    equal |= unsigned(__shfl_sync(lanes, value, lane) == value) << lane;
   return equal;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

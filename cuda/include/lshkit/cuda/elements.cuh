@@ -5,6 +5,7 @@
 #include "lshkit/cuda/portable.cuh"
 
 #ifdef __CUDACC__
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #endif
 
@@ -33,17 +34,28 @@ __device__ inline float not_a_number() { return float_of_bits(0x7fc00000u); }
 __device__ inline float from_bfloat16(std::uint16_t x) {
   return float_of_bits(std::uint32_t(x) << 16);
 }
-// To the nearest, ties to even.
+#ifdef __CUDACC__
+__device__ inline float from_float16(std::uint16_t x) { return __half2float(__ushort_as_half(x)); }
+// To the nearest, ties to even; and two in a word, the first in its low half.
+__device__ inline std::uint16_t to_float16(float x) { return __half_as_ushort(__float2half_rn(x)); }
 __device__ inline std::uint16_t to_bfloat16(float x) {
+  return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+}
+__device__ inline std::uint32_t to_float16_pair(float x, float y) {
+  const __half2 pair = __floats2half2_rn(x, y);
+  return std::uint32_t(__half_as_ushort(pair.x)) | std::uint32_t(__half_as_ushort(pair.y)) << 16;
+}
+__device__ inline std::uint32_t to_bfloat16_pair(float x, float y) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return std::uint32_t(__bfloat16_as_ushort(pair.x)) | std::uint32_t(__bfloat16_as_ushort(pair.y))
+                                                           << 16;
+}
+#else
+inline std::uint16_t to_bfloat16(float x) {
   const std::uint32_t bits = bits_of_float(x);
   if (x != x) return std::uint16_t(bits >> 16 | 0x40);
   return std::uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
-
-#ifdef __CUDACC__
-__device__ inline float from_float16(std::uint16_t x) { return __half2float(__ushort_as_half(x)); }
-__device__ inline std::uint16_t to_float16(float x) { return __half_as_ushort(__float2half_rn(x)); }
-#else
 inline float from_float16(std::uint16_t x) {
   const std::uint32_t sign = std::uint32_t(x & 0x8000) << 16, rest = x & 0x7fff;
   if (rest >= 0x7c00) return float_of_bits(sign | 0x7f800000u | (rest & 0x3ff) << 13);
@@ -58,7 +70,34 @@ inline std::uint16_t to_float16(float x) {
     return std::uint16_t(sign | (bits_of_float(float_of_bits(rest) + 0.5f) - 0x3f000000u));
   return std::uint16_t(sign | ((rest + 0xfff + (rest >> 13 & 1) - 0x38000000u) >> 13));
 }
+inline std::uint32_t to_float16_pair(float x, float y) {
+  return to_float16(x) | std::uint32_t(to_float16(y)) << 16;
+}
+inline std::uint32_t to_bfloat16_pair(float x, float y) {
+  return to_bfloat16(x) | std::uint32_t(to_bfloat16(y)) << 16;
+}
 #endif
+
+// What a thread loads and stores at once, from addresses that 16 divides.
+struct alignas(16) Quad {
+  std::uint32_t word[4];
+};
+__device__ inline Quad load_quad(const void* from) {
+#ifdef __CUDACC__
+  return *static_cast<const Quad*>(from);
+#else
+  Quad q;
+  std::memcpy(&q, emulation::aligned(from, sizeof q), sizeof q);
+  return q;
+#endif
+}
+__device__ inline void store_quad(void* to, const Quad& q) {
+#ifdef __CUDACC__
+  *static_cast<Quad*>(to) = q;
+#else
+  std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof q)), &q, sizeof q);
+#endif
+}
 
 template <class T>
 __device__ inline T load_element(const void* data, index_t i, Element element) {
@@ -90,6 +129,48 @@ __device__ inline void store_element(void* data, index_t i, Element element, T x
   }
 }
 
+// Eight numbers, of an address that 16 divides; not of float64.
+__device__ inline void load_eight(const void* data, index_t i, Element element, float* x) {
+  if (element == Element::float32) {
+    const float* const from = static_cast<const float*>(data) + i;
+    const Quad first = load_quad(from), second = load_quad(from + 4);
+    LSHKIT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      x[k] = float_of_bits(first.word[k]);
+      x[4 + k] = float_of_bits(second.word[k]);
+    }
+    return;
+  }
+  const Quad q = load_quad(static_cast<const std::uint16_t*>(data) + i);
+  LSHKIT_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const std::uint32_t w = q.word[k];
+    const bool brain = element == Element::bfloat16;
+    x[2 * k] = brain ? float_of_bits(w << 16) : from_float16(std::uint16_t(w));
+    x[2 * k + 1] = brain ? float_of_bits(w & 0xffff0000u) : from_float16(std::uint16_t(w >> 16));
+  }
+}
+__device__ inline void store_eight(void* data, index_t i, Element element, const float* x) {
+  if (element == Element::float32) {
+    float* const to = static_cast<float*>(data) + i;
+    Quad first, second;
+    LSHKIT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      first.word[k] = bits_of_float(x[k]);
+      second.word[k] = bits_of_float(x[4 + k]);
+    }
+    store_quad(to, first);
+    store_quad(to + 4, second);
+    return;
+  }
+  Quad q;
+  LSHKIT_UNROLL
+  for (int k = 0; k < 4; ++k)
+    q.word[k] = element == Element::bfloat16 ? to_bfloat16_pair(x[2 * k], x[2 * k + 1])
+                                             : to_float16_pair(x[2 * k], x[2 * k + 1]);
+  store_quad(static_cast<std::uint16_t*>(data) + i, q);
+}
+
 __device__ inline bool is_finite(float x) { return x - x == 0; }
 
 // (batch, heads, rows, columns) of floats of some kind, strides in elements. Every stride may be
@@ -116,6 +197,14 @@ struct Elements {
         row(columns),
         element(kElement<T>) {}
 };
+
+// Can every row be loaded eight numbers at a time?
+inline bool rows_of_eights(const Elements& x, index_t columns) {
+  const index_t bytes = element_bytes(x.element);
+  return x.element != Element::float64 && columns % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.batch * bytes % 16 == 0 &&
+         x.head * bytes % 16 == 0 && x.row * bytes % 16 == 0;
+}
 
 // Queries or keys: n_rows rows of `heads` heads, each met by `group` heads of queries in turn.
 struct Side {

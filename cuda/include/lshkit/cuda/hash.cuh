@@ -2,130 +2,13 @@
 // Angular hashing with the arrays of lshkit/hash.hpp. Codes differ from the CPU's only where a
 // projection is within rounding of zero.
 //
-// Fast Hadamard with 64 columns: a thread holds a token in registers, so that a transform is 384
-// additions and nothing else. n_bits 8, 32 hashes: 3 transforms and 8 halves of which the codes
-// need the first 32 rows, about 3,700 additions a token; the bound is these, not the 128 bytes of
-// bf16 read and 32 written. More columns: a block for a token, in shared memory.
-#include "lshkit/cuda/elements.cuh"
+// Fast Hadamard: in registers up to 2048 columns (hash_registers.cuh); beyond, a block for a token,
+// in shared memory.
+#include "lshkit/cuda/hash_planes.cuh"
+#include "lshkit/cuda/hash_registers.cuh"
 #include "lshkit/hash.hpp"
 
 namespace lshkit::cuda {
-
-struct Hash {
-  Elements x;
-  index_t batch = 1, heads = 1, n_rows = 0, n_features = 0;
-  const float* parameters = nullptr;
-  index_t head_stride = 0, columns = 0, heads_per_set = 1;
-  int n_bits = 8;
-  index_t n_hashes = 1;
-  int code_bytes = 1;
-  void* codes = nullptr;  // (batch, heads, n_rows, n_hashes)
-
-  // Of head `flat` of all sequences' heads in turn.
-  __device__ const float* parameters_of(index_t flat) const {
-    return parameters + flat % heads / heads_per_set * head_stride;
-  }
-  __device__ index_t offset_of_row(index_t flat, index_t row) const {
-    return flat / heads * x.batch + flat % heads * x.head + row * x.row;
-  }
-};
-
-__device__ inline void store_code(const Hash& h, index_t flat, index_t row, index_t hash,
-                                  std::uint32_t code) {
-  const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;
-  if (h.code_bytes == 1)
-    static_cast<std::uint8_t*>(h.codes)[at] = std::uint8_t(code);
-  else
-    static_cast<std::uint16_t*>(h.codes)[at] = std::uint16_t(code);
-}
-
-constexpr int kHashThreads = 128;
-constexpr int kRegisterColumns = 64;
-
-// The transform of 64 registers, of which the first Out outputs are computed. Stages are templates:
-// a loop over them that the compiler left rolled would put the registers into memory.
-template <int Out, int Half = kRegisterColumns / 2>
-__device__ __forceinline__ void transform_registers(float* z) {
-  if constexpr (Half >= Out) {
-    LSHKIT_UNROLL
-    for (int i = 0; i < Half; ++i) z[i] += z[i + Half];
-  } else {
-    LSHKIT_UNROLL
-    for (int i = 0; i < Out; ++i)
-      if (!(i & Half)) {
-        const float a = z[i], b = z[i + Half];
-        z[i] = a + b;
-        z[i + Half] = a - b;
-      }
-  }
-  if constexpr (Half > 1) transform_registers<Out, Half / 2>(z);
-}
-__device__ __forceinline__ void rotate_registers(float* z, const float* angles) {
-  constexpr int half = kRegisterColumns / 2;
-  LSHKIT_UNROLL
-  for (int i = 0; i < half; ++i) {
-    const float c = angles[i], s = angles[half + i], a = z[i], b = z[half + i];
-    z[i] = c * a - s * b;
-    z[half + i] = s * a + c * b;
-  }
-}
-
-// Used: rows of a rotation that make codes, 32 or 64; Bytes: of a code.
-template <int Used, int Bytes>
-__global__ void __launch_bounds__(kHashThreads) hash_registers_kernel(Hash h) {
-  constexpr int D = kRegisterColumns, kStep = D + 1, kPerWord = 4 / Bytes;
-  LSHKIT_SHARED_MEMORY(memory);
-  float* const tile = reinterpret_cast<float*>(memory);  // (kHashThreads, kStep)
-  float* const numbers = tile + kHashThreads * kStep;    // angles, then signs of a group
-  const index_t tiles = ceil_div(h.n_rows, kHashThreads);
-  const index_t flat = block_index() / tiles, first = block_index() % tiles * kHashThreads;
-  const index_t count = least(kHashThreads, h.n_rows - first);
-  const float* const parameters = h.parameters_of(flat);
-  const int thread = thread_index();
-
-  for (int i = thread; i < kHashThreads * D; i += kHashThreads) {
-    const int row = i / D, column = i % D;
-    float x = 0;
-    if (row < count && column < h.n_features)
-      x = load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column, h.x.element);
-    tile[row * kStep + column] = x;
-  }
-  for (int i = thread; i < 3 * D; i += kHashThreads) numbers[i] = parameters[i];
-  __syncthreads();
-
-  float z[D];
-  LSHKIT_UNROLL
-  for (int i = 0; i < D; ++i) z[i] = tile[thread * kStep + i];
-  rotate_registers(z, numbers);
-  transform_registers<D>(z);
-  rotate_registers(z, numbers + D);
-  transform_registers<D>(z);
-  rotate_registers(z, numbers + 2 * D);
-
-  for (index_t hash = 0; hash < h.n_hashes; hash += D) {
-    __syncthreads();
-    const float* const signs = parameters + (3 + hash / D * h.n_bits) * D;
-    for (int i = thread; i < h.n_bits * D; i += kHashThreads) numbers[i] = signs[i];
-    __syncthreads();
-    std::uint32_t words[Used / kPerWord] = {};
-    for (int bit = 0; bit < h.n_bits; ++bit) {
-      float w[D];
-      LSHKIT_UNROLL
-      for (int i = 0; i < D; ++i) w[i] = z[i] * numbers[bit * D + i];
-      transform_registers<Used>(w);
-      LSHKIT_UNROLL
-      for (int j = 0; j < Used; ++j)
-        words[j / kPerWord] |= std::uint32_t(w[j] > 0) << (bit + 8 * Bytes * (j % kPerWord));
-    }
-    if (thread >= count) continue;
-    LSHKIT_UNROLL
-    for (int j = 0; j < Used; ++j)
-      if (hash + j < h.n_hashes)
-        store_code(h, flat, first + thread, hash + j,
-                   words[j / kPerWord] >> (8 * Bytes * (j % kPerWord)) &
-                       ((1u << (8 * Bytes - 1)) * 2 - 1));
-  }
-}
 
 // In shared memory, by all threads of the block: (columns) numbers.
 __device__ inline void transform_shared(float* z, index_t columns) {
@@ -180,92 +63,18 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
   }
 }
 
-// Hyperplanes: a lane takes kTokens tokens, a warp one hash after the other, four of its bits at a
-// time: 8 loads for 16 products. The tokens are in shared memory where they fit (Staged).
-constexpr int kPlaneThreads = 256, kPlaneTokens = 4, kPlaneBits = 4;
-
-template <bool Staged>
-__global__ void __launch_bounds__(kPlaneThreads) hash_planes_kernel(Hash h) {
-  LSHKIT_SHARED_MEMORY(memory);
-  constexpr int kRows = kWarp * kPlaneTokens;
-  float* const tile = reinterpret_cast<float*>(memory);  // (kRows, an odd number >= n_features)
-  const index_t d = h.n_features, stride = d | 1;
-  const index_t tiles = ceil_div(h.n_rows, kRows);
-  const index_t flat = block_index() / tiles, first = block_index() % tiles * kRows;
-  const index_t count = least(kRows, h.n_rows - first);
-  const float* const parameters = h.parameters_of(flat);
-  if (Staged) {
-    for (index_t i = thread_index(); i < kRows * d; i += kPlaneThreads) {
-      const index_t row = i / d, column = i % d;
-      tile[row * stride + column] =
-          row < count ? load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column,
-                                            h.x.element)
-                      : 0;
-    }
-    __syncthreads();
-  }
-  index_t from[kPlaneTokens];
-  LSHKIT_UNROLL
-  for (int t = 0; t < kPlaneTokens; ++t) {
-    const index_t row = lane_index() + t * kWarp;
-    from[t] = Staged ? row * stride : h.offset_of_row(flat, first + least(row, count - 1));
-  }
-  for (index_t hash = warp_index(); hash < h.n_hashes; hash += kPlaneThreads / kWarp) {
-    std::uint32_t codes[kPlaneTokens] = {};
-    for (int bit = 0; bit < h.n_bits; bit += kPlaneBits) {
-      float sum[kPlaneBits][kPlaneTokens] = {};
-      const float* const planes = parameters + (hash * h.n_bits + bit) * d;
-      const int bits = int(least(kPlaneBits, h.n_bits - bit));
-      for (index_t k = 0; k < d; ++k) {
-        float x[kPlaneTokens];
-        LSHKIT_UNROLL
-        for (int t = 0; t < kPlaneTokens; ++t)
-          x[t] =
-              Staged ? tile[from[t] + k] : load_element<float>(h.x.data, from[t] + k, h.x.element);
-        LSHKIT_UNROLL
-        for (int b = 0; b < kPlaneBits; ++b) {
-          const float normal = b < bits ? planes[b * d + k] : 0;
-          LSHKIT_UNROLL
-          for (int t = 0; t < kPlaneTokens; ++t) sum[b][t] += normal * x[t];
-        }
-      }
-      LSHKIT_UNROLL
-      for (int b = 0; b < kPlaneBits; ++b) LSHKIT_UNROLL
-      for (int t = 0; t < kPlaneTokens; ++t)
-        if (b < bits) codes[t] |= std::uint32_t(sum[b][t] > 0) << (bit + b);
-    }
-    LSHKIT_UNROLL
-    for (int t = 0; t < kPlaneTokens; ++t) {
-      const index_t row = lane_index() + t * kWarp;
-      if (row < count) store_code(h, flat, first + row, hash, codes[t]);
-    }
-  }
-}
-
-// Throws where a row with its rotation does not fit into shared memory (48,000 features and fewer
-// do on every supported GPU, 10,000 of them with "hadamard").
+// Throws where a row with its rotation does not fit into shared memory (8,192 features do on every
+// supported GPU).
 inline void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
   const index_t heads = h.batch * h.heads;
   if (h.n_rows == 0) return;
-  if (family == Family::hyperplane) {
-    constexpr int kRows = kWarp * kPlaneTokens;
-    const index_t bytes = index_t(sizeof(float)) * kRows * (h.n_features | 1);
-    const bool staged = bytes <= shared_limit;
-    return launch(queue, "hash", staged ? hash_planes_kernel<true> : hash_planes_kernel<false>,
-                  heads * ceil_div(h.n_rows, kRows), kPlaneThreads, std::size_t(staged ? bytes : 0),
-                  h);
-  }
-  if (h.columns == kRegisterColumns) {
-    constexpr int D = kRegisterColumns;
-    const index_t rest = h.n_bits > 3 ? h.n_bits * D : 3 * D;
-    const std::size_t bytes = sizeof(float) * std::size_t(kHashThreads * (D + 1) + rest);
-    const auto kernel =
-        h.n_hashes <= 32
-            ? (h.code_bytes == 1 ? hash_registers_kernel<32, 1> : hash_registers_kernel<32, 2>)
-            : (h.code_bytes == 1 ? hash_registers_kernel<64, 1> : hash_registers_kernel<64, 2>);
-    return launch(queue, "hash", kernel, heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
-                  bytes, h);
-  }
+  if (family == Family::hyperplane) return hash_planes(queue, h, heads);
+  if (h.columns == 64) return hash_registers<1>(queue, h, heads);
+  if (h.columns == 128) return hash_registers<2>(queue, h, heads);
+  if (h.columns == 256) return hash_registers<4>(queue, h, heads);
+  if (h.columns == 512) return hash_registers<8>(queue, h, heads);
+  if (h.columns == 1024) return hash_registers<16>(queue, h, heads);
+  if (h.columns == 2048) return hash_registers<32>(queue, h, heads);
   const index_t bytes = 4 * (2 * h.columns + least(h.columns, h.n_hashes));
   if (bytes > shared_limit)
     throw std::runtime_error("lshkit: rows of " + std::to_string(h.n_features) +

@@ -5,7 +5,8 @@
 //
 // A thread has a word: two angles or 64 signs. Each makes the block of four that its word is in:
 // 20 products of 64 bits, which all four lanes repeat, and no number passes between threads. 12
-// heads of 64 columns, 8 bits and 32 hashes are 672 words and 34 KB: the time is that of a launch.
+// heads of 64 columns, 8 bits and 32 hashes are 672 words and 34 KB, and a thread has at most 832
+// instructions (sm_90, no loop): the time is that of a launch.
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/cuda/parameters.hpp"
 

@@ -47,6 +47,16 @@ inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess)
     throw std::runtime_error(std::string("lshkit: ") + what + ": " + cudaGetErrorString(status));
 }
+// Bytes of a block, beyond the 48 KB that need no asking.
+inline index_t shared_limit(const Queue& queue) {
+  int bytes = 0;
+  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device),
+        "cudaDeviceGetAttribute");
+  return bytes;
+}
+#else
+inline index_t& emulated_shared_limit = emulation::shared_limit;  // a test may have less
+inline index_t shared_limit(const Queue&) { return emulated_shared_limit; }
 #endif
 
 constexpr index_t kMaxBlocks = 0x7fffffff;
@@ -59,18 +69,16 @@ void launch(const Queue& queue, const char* name, void (*kernel)(Parameters...),
   if (blocks > kMaxBlocks)
     throw std::runtime_error(std::string("lshkit: ") + name + " needs more than 2^31 - 1 blocks");
 #ifdef __CUDACC__
-  if (shared_bytes > 48 * 1024)
+  if (shared_bytes > 48 * 1024)  // always the most there is: another thread may launch it with more
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               int(shared_bytes)),
+                               int(shared_limit(queue))),
           name);
   kernel<<<unsigned(blocks), unsigned(threads), shared_bytes,
            static_cast<cudaStream_t>(queue.stream)>>>(arguments...);
   check(cudaGetLastError(), name);
 #else
   (void)queue;
-  (void)name;
-  emulation::launch(unsigned(blocks), unsigned(threads), shared_bytes,
-                    [&] { kernel(arguments...); });
+  emulation::launch(name, blocks, threads, shared_bytes, [&] { kernel(arguments...); });
 #endif
 }
 
@@ -81,7 +89,13 @@ class Cut {
   template <class T>
   T* take(index_t count) {
     T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += ceil_div(count * index_t(sizeof(T)), 256) * 256;
+    const index_t bytes = count * index_t(sizeof(T));
+    index_t whole = ceil_div(bytes, 256) * 256;
+#ifndef __CUDACC__
+    whole += 256;  // that no kernel may touch
+    if (base_) emulation::bound_piece(piece, std::size_t(bytes), std::size_t(whole));
+#endif
+    used_ += whole;
     return piece;
   }
   index_t used() const { return used_; }

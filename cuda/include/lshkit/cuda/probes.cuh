@@ -29,8 +29,7 @@ struct SoftProbes {
 
   // Rows of this side's heads in turn.
   __device__ index_t source_row(index_t head, index_t row) const {
-    const index_t flat =
-        head / query_heads * side.heads + head % query_heads / side.group;
+    const index_t flat = head / query_heads * side.heads + head % query_heads / side.group;
     return flat * side.n_rows + row;
   }
   __device__ float sharpness_of(index_t head) const {
@@ -74,16 +73,14 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads) expand_probes_kernel(SoftPro
     const std::uint8_t* const bits = p.soft.bits + at * p.n_selected;
     std::uint32_t code = load_code(p.soft.codes, p.soft.bytes, at);
     for (int k = 0; k < p.n_selected; ++k) code ^= (a >> k & 1) << (bits[k] & 15);
-    const index_t to =
-        local * p.head_stride + row * p.row_stride + hash * p.hash_stride + a;
+    const index_t to = local * p.head_stride + row * p.row_stride + hash * p.hash_stride + a;
     if (p.soft.bytes == 1)
       static_cast<std::uint8_t*>(p.codes)[to] = std::uint8_t(code);
     else
       static_cast<std::uint16_t*>(p.codes)[to] = std::uint16_t(code);
-    p.weights[to] = p.valid && !p.valid[source]
-                        ? 0
-                        : probe_weight(p.soft.margins + at * p.n_selected, sharpness, a, n,
-                                       p.n_selected);
+    p.weights[to] = p.valid && !p.valid[source] ? 0
+                                                : probe_weight(p.soft.margins + at * p.n_selected,
+                                                               sharpness, a, n, p.n_selected);
   }
 }
 
@@ -123,7 +120,7 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads) reduce_probes_kernel(SoftPro
 // gradient of both sides over the sharpness. A block each, in the same order at every run.
 constexpr int kSharpnessThreads = 512;
 struct SharpnessGradient {
-  SoftProbes sides[2];  // n_selected = 0: nothing
+  SoftProbes sides[2];   // n_selected = 0: nothing
   float* out = nullptr;  // (sequences, heads of queries)
 };
 LSHKIT_KERNEL void __launch_bounds__(kSharpnessThreads) sharpness_kernel(SharpnessGradient g) {
@@ -151,8 +148,8 @@ LSHKIT_KERNEL void __launch_bounds__(kSharpnessThreads) sharpness_kernel(Sharpne
 
 inline void expand_probes(const Queue& queue, const SoftProbes& p) {
   launch(queue, "expand_probes", expand_probes_kernel,
-         p.heads * p.n_hashes * ceil_div(p.side.n_rows * p.n_probes, kProbesOfBlock),
-         kProbeThreads, 0, p);
+         p.heads * p.n_hashes * ceil_div(p.side.n_rows * p.n_probes, kProbesOfBlock), kProbeThreads,
+         0, p);
 }
 inline void reduce_probes(const Queue& queue, const SoftProbes& p) {
   int lanes = 1;

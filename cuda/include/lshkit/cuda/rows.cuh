@@ -1,45 +1,131 @@
 #pragma once
-// Row by row, a warp each: unit vectors, the normalisation of the output, and the gradients through
-// both. Bound: device memory, each number read and written once.
+// Row by row: unit vectors, the normalisation of the output, and the gradients through both. A row
+// of up to 256 numbers is read once and stays in the registers of the lanes that share it, eight
+// numbers in each: loads and stores of 16 bytes where the rows allow it. A block takes rows of one
+// head.
+//
+// Bound: device memory, each number read and written once.
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
 
-constexpr int kRowThreads = 256, kRowsOfBlock = kRowThreads / kWarp;
+constexpr int kRowThreads = 256, kRowPasses = 4;
+constexpr int kHeld = 8;                 // numbers of a row in a lane at a time
 constexpr float kSmallestNorm = 1e-12f;  // below it the output has no direction
 
-// The norm of the numbers at(c), c < columns, whose square may leave the range of floats: once
-// more, scaled by the largest.
-template <class At>
-__device__ inline float warp_norm(index_t columns, const At& at) {
-  float square = 0;
-  for (index_t c = lane_index(); c < columns; c += kWarp) square += at(c) * at(c);
-  square = warp_sum(square);
-  if (square > 1e-30f && square < 1e30f) return sqrtf(square);
-  float largest = 0;
-  for (index_t c = lane_index(); c < columns; c += kWarp) {
-    const float a = fabsf(at(c));
-    if (!(a <= largest)) largest = a;  // NaN stays
-    if (largest != largest) break;
+// Rows (batch, heads, n_rows, columns) and how they are dealt out.
+struct RowGrid {
+  index_t batch = 1, heads = 1, n_rows = 0, columns = 0;
+  // Set at the launch: lanes of a row, as a power of two, and blocks of a head.
+  int lane_bits = 0;
+  unsigned tiles = 0;
+
+  __host__ __device__ int lanes() const { return 1 << lane_bits; }
+  __host__ __device__ int rows_of_pass() const { return kRowThreads >> lane_bits; }
+};
+
+// One lane of a row. Eights: its numbers are eight in a row; else `lanes` apart. Rows beyond the
+// end of a head take part with zeros, as all lanes of a warp have to.
+template <bool Eights>
+struct RowLane {
+  const RowGrid& grid;
+  index_t flat, batch, head;  // flat: of all sequences' heads in turn
+  index_t i;                  // the row of the head
+  int lane;
+
+  __device__ RowLane(const RowGrid& g, int pass) : grid(g) {
+    // In 32 bits, as the blocks are numbered: half of the instructions.
+    const unsigned block = unsigned(block_index()), tile = block % g.tiles;
+    flat = block / g.tiles;
+    batch = flat / unsigned(g.heads);
+    head = flat % unsigned(g.heads);
+    lane = thread_index() & (g.lanes() - 1);
+    i = index_t(tile * kRowPasses + unsigned(pass)) * g.rows_of_pass() +
+        (thread_index() >> g.lane_bits);
   }
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    const float a = __shfl_xor_sync(kAllLanes, largest, step);
-    if (largest == largest && !(a <= largest)) largest = a;
+  __device__ bool exists() const { return i < grid.n_rows; }
+  __device__ index_t row() const { return flat * grid.n_rows + i; }
+  __device__ index_t offset_in(const Elements& x) const {
+    return batch * x.batch + head * x.head + i * x.row;
   }
-  if (largest == 0 || !is_finite(largest)) return largest;
-  square = 0;
-  for (index_t c = lane_index(); c < columns; c += kWarp) {
-    const float a = at(c) / largest;
-    square += a * a;
+  __device__ index_t step() const { return index_t(kHeld) << grid.lane_bits; }
+  __device__ bool in_registers() const { return grid.columns <= step(); }
+  __device__ index_t column(index_t first, int k) const {
+    return first + (Eights ? lane * kHeld + k : (k << grid.lane_bits) + lane);
   }
-  return largest * sqrtf(warp_sum(square));
-}
+
+  // The columns from `first` on of the row at `from`; zeros beyond the last.
+  __device__ void load(const void* data, Element element, index_t from, index_t first,
+                       float* x) const {
+    LSHKIT_UNROLL
+    for (int k = 0; k < kHeld; ++k) x[k] = 0;
+    if (!exists()) return;
+    if constexpr (Eights) {
+      if (column(first, 0) < grid.columns) load_eight(data, from + column(first, 0), element, x);
+    } else {
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k)
+        if (column(first, k) < grid.columns)
+          x[k] = load_element<float>(data, from + column(first, k), element);
+    }
+  }
+  __device__ void store(void* data, Element element, index_t from, index_t first,
+                        const float* x) const {
+    if (!exists()) return;
+    if constexpr (Eights) {
+      if (column(first, 0) < grid.columns) store_eight(data, from + column(first, 0), element, x);
+    } else {
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k)
+        if (column(first, k) < grid.columns)
+          store_element<float>(data, from + column(first, k), element, x[k]);
+    }
+  }
+
+  // Of the row's lanes, the same number in each.
+  __device__ float sum(float x) const {
+    for (int step = grid.lanes() / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
+    return x;
+  }
+  // The root of the sum of squares, which may leave the range of floats: once more, scaled by the
+  // largest number. load(first, x) gives the row's numbers again.
+  template <class Load>
+  __device__ float norm(float square, const Load& load) const {
+    square = sum(square);
+    const bool fits = !exists() || (square > 1e-30f && square < 1e30f);
+    const float root = sqrtf(square);
+    if (!__ballot_sync(kAllLanes, !fits)) return root;
+    float x[kHeld];
+    std::uint32_t largest_bits = 0;  // of sizes: infinity is above all numbers, NaN above infinity
+    for (index_t first = 0; first < grid.columns; first += step()) {
+      load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) {
+        const std::uint32_t size = bits_of_float(x[k]) & 0x7fffffffu;
+        if (size > largest_bits) largest_bits = size;
+      }
+    }
+    for (int other = grid.lanes() / 2; other > 0; other /= 2) {
+      const std::uint32_t size = __shfl_xor_sync(kAllLanes, largest_bits, other);
+      if (size > largest_bits) largest_bits = size;
+    }
+    const float largest = float_of_bits(largest_bits);
+    float scaled = 0;
+    for (index_t first = 0; first < grid.columns; first += step()) {
+      load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) scaled += x[k] / largest * (x[k] / largest);
+    }
+    scaled = largest * sqrtf(sum(scaled));
+    if (fits) return root;
+    return largest == 0 || !is_finite(largest) ? largest : scaled;
+  }
+};
 
 // Inverse norms as the CPU has them: 0 for masked rows and for those too short to have one, NaN for
-// those that are not finite. Both of the latter are invalid.
-struct UnitRows {
+// those that are not finite. Masked rows and these are invalid.
+struct UnitRows : RowGrid {
   Elements x;
-  index_t batch = 1, heads = 1, n_rows = 0, columns = 0;
   const std::uint8_t* mask = nullptr;  // (batch, n_rows), or null
   index_t mask_stride = 0;
   float* unit = nullptr;  // (batch, heads, n_rows, columns), zeros for invalid rows, or null
@@ -47,36 +133,47 @@ struct UnitRows {
   std::uint8_t* valid = nullptr;
 };
 
-LSHKIT_KERNEL void __launch_bounds__(kRowThreads) unit_rows_kernel(UnitRows a) {
-  const index_t row = block_index() * kRowsOfBlock + warp_index();
-  if (row >= a.batch * a.heads * a.n_rows) return;
-  const index_t flat = row / a.n_rows, i = row % a.n_rows, batch = flat / a.heads;
-  const index_t from = batch * a.x.batch + flat % a.heads * a.x.head + i * a.x.row;
-  const bool masked = a.mask && !a.mask[batch * a.mask_stride + i];
-  const auto at = [&](index_t c) { return load_element<float>(a.x.data, from + c, a.x.element); };
-  float inverse = 0;
-  bool valid = false;
-  if (!masked) {
-    const float length = warp_norm(a.columns, at), reciprocal = 1 / length;
-    valid = is_finite(length);
-    inverse = !valid ? not_a_number() : is_finite(reciprocal) ? reciprocal : 0;
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) unit_rows_kernel(UnitRows a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const index_t from = r.offset_in(a.x);
+    const auto load = [&](index_t first, float* x) {
+      r.load(a.x.data, a.x.element, from, first, x);
+    };
+    float x[kHeld], square = 0;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
+    }
+    const float length = r.norm(square, load), reciprocal = 1 / length;
+    const bool masked = a.mask && r.exists() && !a.mask[r.batch * a.mask_stride + r.i];
+    const bool valid = !masked && is_finite(length);
+    const float inverse = masked                  ? 0
+                          : !valid                ? not_a_number()
+                          : is_finite(reciprocal) ? reciprocal
+                                                  : 0;
+    if (r.exists() && r.lane == 0) {
+      a.inverse[r.row()] = inverse;
+      a.valid[r.row()] = valid;
+    }
+    if (!a.unit) continue;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      if (!r.in_registers()) load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) x[k] = valid ? x[k] * inverse : 0;
+      r.store(a.unit, Element::float32, r.row() * a.columns, first, x);
+    }
   }
-  if (lane_index() == 0) {
-    a.inverse[row] = inverse;
-    a.valid[row] = valid;
-  }
-  if (a.unit)
-    for (index_t c = lane_index(); c < a.columns; c += kWarp)
-      a.unit[row * a.columns + c] = valid ? at(c) * inverse : 0;
 }
 
 // A sum of weights that is zero, or so small that its reciprocal is infinite.
 __device__ inline bool vanishes(float sum) { return sum < 1.2e-38f; }
 
 // The output from its sums, whose rows have `counts` more columns.
-struct NormalizeRows {
+struct NormalizeRows : RowGrid {
   const float* sums = nullptr;  // (rows, columns + counts)
-  index_t batch = 1, heads = 1, n_rows = 0, columns = 0;
   int counts = 0;
   Normalize normalize = Normalize::none;
   const std::uint8_t* valid = nullptr;  // by row: 0 gives a row of NaN
@@ -85,35 +182,43 @@ struct NormalizeRows {
   float* divisors = nullptr;  // (rows), or null: what each was divided by
 };
 
-LSHKIT_KERNEL void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a) {
-  const index_t row = block_index() * kRowsOfBlock + warp_index();
-  if (row >= a.batch * a.heads * a.n_rows) return;
-  const index_t flat = row / a.n_rows, i = row % a.n_rows;
-  const float* const sums = a.sums + row * (a.columns + a.counts);
-  float divisor = 1;
-  bool none = false;
-  if (a.normalize == Normalize::l2) {
-    divisor = warp_norm(a.columns, [&](index_t c) { return sums[c]; });
-    none = divisor <= kSmallestNorm;
-  } else if (a.normalize == Normalize::sum) {
-    divisor = sums[a.columns];
-    none = vanishes(divisor);
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const index_t from = r.row() * (a.columns + a.counts), to = r.offset_in(a.out);
+    const auto load = [&](index_t first, float* x) {
+      r.load(a.sums, Element::float32, from, first, x);
+    };
+    float x[kHeld], divisor = 1, square = 0;
+    bool none = false;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
+    }
+    if (a.normalize == Normalize::l2) {
+      divisor = r.norm(square, load);
+      none = divisor <= kSmallestNorm;
+    } else if (a.normalize == Normalize::sum && r.exists()) {
+      divisor = a.sums[from + a.columns];
+      none = vanishes(divisor);
+    }
+    const float scale = 1 / divisor;
+    if (a.divisors && r.exists() && r.lane == 0) a.divisors[r.row()] = divisor;
+    const bool valid = !a.valid || !r.exists() || a.valid[r.row()];
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      if (!r.in_registers()) load(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) x[k] = !valid ? not_a_number() : none ? 0 : x[k] * scale;
+      r.store(a.data, a.out.element, to, first, x);
+    }
   }
-  const float scale = 1 / divisor;
-  if (a.divisors && lane_index() == 0) a.divisors[row] = divisor;
-  const bool valid = !a.valid || a.valid[row];
-  const index_t to = flat / a.heads * a.out.batch + flat % a.heads * a.out.head + i * a.out.row;
-  for (index_t c = lane_index(); c < a.columns; c += kWarp)
-    store_element<float>(a.data, to + c, a.out.element,
-                         !valid ? not_a_number()
-                         : none ? 0
-                                : sums[c] * scale);
 }
 
 // The gradient of the sums, in their place, and what it adds to every g_i . v_j ("sum").
-struct NormalizeBackward {
+struct NormalizeBackward : RowGrid {
   float* sums = nullptr;  // (rows, columns + counts)
-  index_t batch = 1, heads = 1, n_rows = 0, columns = 0;
   int counts = 0;
   Normalize normalize = Normalize::none;
   const std::uint8_t* valid = nullptr;  // by row: 0 gives no gradient
@@ -121,43 +226,72 @@ struct NormalizeBackward {
   float* bias = nullptr;  // (rows), or null
 };
 
-LSHKIT_KERNEL void __launch_bounds__(kRowThreads) normalize_backward_kernel(NormalizeBackward a) {
-  const index_t row = block_index() * kRowsOfBlock + warp_index();
-  if (row >= a.batch * a.heads * a.n_rows) return;
-  const index_t flat = row / a.n_rows, i = row % a.n_rows;
-  float* const sums = a.sums + row * (a.columns + a.counts);
-  const index_t from =
-      flat / a.heads * a.grad.batch + flat % a.heads * a.grad.head + i * a.grad.row;
-  const auto grad = [&](index_t c) {
-    return load_element<float>(a.grad.data, from + c, a.grad.element);
-  };
-  float inverse = 1, along = 0, bias = 0;
-  bool none = !a.valid[row];
-  if (!none && a.normalize == Normalize::l2) {
-    const float length = warp_norm(a.columns, [&](index_t c) { return sums[c]; });
-    none = length <= kSmallestNorm;
-    inverse = 1 / length;
-    for (index_t c = lane_index(); c < a.columns; c += kWarp)
-      along += grad(c) * (sums[c] * inverse);
-    along = warp_sum(along);
-  } else if (!none && a.normalize == Normalize::sum) {
-    none = vanishes(sums[a.columns]);
-    inverse = 1 / sums[a.columns];
-    for (index_t c = lane_index(); c < a.columns; c += kWarp) bias += grad(c) * sums[c];
-    bias = none ? 0 : -warp_sum(bias) * inverse * inverse;
-  }
-  if (a.bias && lane_index() == 0) a.bias[row] = bias;
-  for (index_t c = lane_index(); c < a.columns; c += kWarp) {
-    const float y = a.normalize == Normalize::l2 ? sums[c] * inverse : 0;
-    sums[c] = none ? 0 : (grad(c) - along * y) * inverse;
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(NormalizeBackward a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const index_t sums = r.row() * (a.columns + a.counts), from = r.offset_in(a.grad);
+    const bool valid = r.exists() && a.valid[r.row()], divided = a.normalize != Normalize::none;
+    const auto load = [&](index_t first, float* y) {  // before the division; not read without one
+      if (divided) r.load(a.sums, Element::float32, sums, first, y);
+    };
+    const auto load_grad = [&](index_t first, float* g) {
+      r.load(a.grad.data, a.grad.element, from, first, g);
+    };
+    float y[kHeld] = {}, g[kHeld], square = 0, product = 0;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      load(first, y);
+      load_grad(first, g);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) {
+        square += y[k] * y[k];
+        product += g[k] * y[k];
+      }
+    }
+    float inverse = 1, along = 0, bias = 0;
+    bool none = !valid;
+    if (a.normalize == Normalize::l2) {
+      const float length = r.norm(square, load);
+      none = none || length <= kSmallestNorm;
+      inverse = 1 / length;
+      product = 0;  // of the unit vector: the other may have left the range of floats
+      for (index_t first = 0; first < a.columns; first += r.step()) {
+        if (!r.in_registers()) {
+          load(first, y);
+          load_grad(first, g);
+        }
+        LSHKIT_UNROLL
+        for (int k = 0; k < kHeld; ++k) product += g[k] * (y[k] * inverse);
+      }
+      along = r.sum(product);
+    } else if (a.normalize == Normalize::sum) {
+      const float sum = r.exists() ? a.sums[sums + a.columns] : 1;
+      none = none || vanishes(sum);
+      inverse = 1 / sum;
+      bias = r.sum(product);
+      bias = none ? 0 : -bias * inverse * inverse;
+    }
+    if (a.bias && r.exists() && r.lane == 0) a.bias[r.row()] = bias;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      if (!r.in_registers()) {
+        load(first, y);
+        load_grad(first, g);
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) {
+        const float u = a.normalize == Normalize::l2 ? y[k] * inverse : 0;
+        g[k] = none ? 0 : (g[k] - along * u) * inverse;
+      }
+      r.store(a.sums, Element::float32, sums, first, g);
+    }
   }
 }
 
 // The sum, in order, over the heads of queries that share a row, through its unit vector where
 // there is one: (g - (g . u) u) / |x|.
-struct FinishGradient {
+struct FinishGradient : RowGrid {
   const float* own = nullptr;  // (batch, heads * group, n_rows, columns)
-  index_t batch = 1, heads = 1, group = 1, n_rows = 0, columns = 0;
+  index_t group = 1;
   Elements x;                           // the row itself
   const float* inverse = nullptr;       // null: not through unit vectors
   const std::uint8_t* valid = nullptr;  // by row, where there is no inverse: 0 gives zeros
@@ -165,52 +299,91 @@ struct FinishGradient {
   void* data = nullptr;
 };
 
-LSHKIT_KERNEL void __launch_bounds__(kRowThreads) finish_gradient_kernel(FinishGradient a) {
-  const index_t row = block_index() * kRowsOfBlock + warp_index();
-  if (row >= a.batch * a.heads * a.n_rows) return;
-  const index_t flat = row / a.n_rows, i = row % a.n_rows;
-  const index_t batch = flat / a.heads, head = flat % a.heads;
-  const float* const first =
-      a.own + ((batch * a.heads + head) * a.group * a.n_rows + i) * a.columns;
-  const auto total = [&](index_t c) {
-    float sum = 0;
-    for (index_t g = 0; g < a.group; ++g) sum += first[g * a.n_rows * a.columns + c];
-    return sum;
-  };
-  const index_t to = batch * a.out.batch + head * a.out.head + i * a.out.row;
-  if (!a.inverse) {
-    for (index_t c = lane_index(); c < a.columns; c += kWarp)
-      store_element<float>(a.data, to + c, a.out.element, a.valid[row] ? total(c) : 0);
-    return;
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) finish_gradient_kernel(FinishGradient a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const index_t own = (r.flat * a.group * a.n_rows + r.i) * a.columns;
+    const index_t from = r.offset_in(a.x), to = r.offset_in(a.out);
+    const auto load_total = [&](index_t first, float* total) {
+      float term[kHeld];
+      r.load(a.own, Element::float32, own, first, total);
+      for (index_t g = 1; g < a.group; ++g) {
+        r.load(a.own, Element::float32, own + g * a.n_rows * a.columns, first, term);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kHeld; ++k) total[k] += term[k];
+      }
+    };
+    const auto load_row = [&](index_t first, float* x) {
+      if (a.inverse) r.load(a.x.data, a.x.element, from, first, x);
+    };
+    float total[kHeld], x[kHeld] = {}, along = 0;
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      load_total(first, total);
+      load_row(first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) along += total[k] * x[k];
+    }
+    float inverse = 1;
+    bool zeros = false;
+    if (a.inverse) {
+      inverse = r.exists() ? a.inverse[r.row()] : 0;
+      zeros = inverse == 0;
+      along = r.sum(along) * inverse;
+    } else {
+      zeros = r.exists() && !a.valid[r.row()];
+      along = 0;
+    }
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      if (!r.in_registers()) {
+        load_total(first, total);
+        load_row(first, x);
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k)
+        total[k] = zeros ? 0 : inverse * (total[k] - along * (x[k] * inverse));
+      r.store(a.data, a.out.element, to, first, total);
+    }
   }
-  const index_t from = batch * a.x.batch + head * a.x.head + i * a.x.row;
-  const auto x = [&](index_t c) { return load_element<float>(a.x.data, from + c, a.x.element); };
-  const float inverse = a.inverse[row];
-  float along = 0;
-  for (index_t c = lane_index(); c < a.columns; c += kWarp) along += total(c) * x(c);
-  along = warp_sum(along) * inverse;
-  for (index_t c = lane_index(); c < a.columns; c += kWarp)
-    store_element<float>(a.data, to + c, a.out.element,
-                         inverse == 0 ? 0 : inverse * (total(c) - along * (x(c) * inverse)));
 }
 
-inline index_t blocks_of_rows(index_t rows) { return ceil_div(rows, kRowsOfBlock); }
+// Queues one of a kernel's two forms.
+template <class Rows>
+void launch_rows(const Queue& queue, const char* name, Rows a, bool eights, void (*in_eights)(Rows),
+                 void (*else_)(Rows)) {
+  while (a.lanes() < kWarp && a.lanes() * kHeld < a.columns) ++a.lane_bits;
+  const index_t tiles = ceil_div(a.n_rows, index_t(a.rows_of_pass()) * kRowPasses);
+  a.tiles = unsigned(tiles);  // launch() refuses more blocks than 31 bits number
+  const index_t blocks = a.batch * a.heads * tiles;
+  launch(queue, name, eights ? in_eights : else_, blocks, kRowThreads, 0, a);
+}
+// Rows of floats that follow each other.
+inline bool floats_of_eights(const float* rows, index_t columns, index_t step) {
+  return rows_of_eights(Elements(rows, 1, 1, step), columns);
+}
 
 inline void unit_rows(const Queue& queue, const UnitRows& a) {
-  launch(queue, "unit_rows", unit_rows_kernel, blocks_of_rows(a.batch * a.heads * a.n_rows),
-         kRowThreads, 0, a);
+  launch_rows(queue, "unit_rows", a,
+              rows_of_eights(a.x, a.columns) && floats_of_eights(a.unit, a.columns, a.columns),
+              unit_rows_kernel<true>, unit_rows_kernel<false>);
 }
 inline void normalize(const Queue& queue, const NormalizeRows& a) {
-  launch(queue, "normalize", normalize_kernel, blocks_of_rows(a.batch * a.heads * a.n_rows),
-         kRowThreads, 0, a);
+  launch_rows(
+      queue, "normalize", a,
+      rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
+      normalize_kernel<true>, normalize_kernel<false>);
 }
 inline void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
-  launch(queue, "normalize_backward", normalize_backward_kernel,
-         blocks_of_rows(a.batch * a.heads * a.n_rows), kRowThreads, 0, a);
+  launch_rows(queue, "normalize_backward", a,
+              rows_of_eights(a.grad, a.columns) &&
+                  floats_of_eights(a.sums, a.columns, a.columns + a.counts),
+              normalize_backward_kernel<true>, normalize_backward_kernel<false>);
 }
 inline void finish_gradient(const Queue& queue, const FinishGradient& a) {
-  launch(queue, "finish_gradient", finish_gradient_kernel,
-         blocks_of_rows(a.batch * a.heads * a.n_rows), kRowThreads, 0, a);
+  launch_rows(queue, "finish_gradient", a,
+              rows_of_eights(a.x, a.columns) && rows_of_eights(a.out, a.columns) &&
+                  floats_of_eights(a.own, a.columns, a.columns),
+              finish_gradient_kernel<true>, finish_gradient_kernel<false>);
 }
 
 }  // namespace lshkit::cuda

@@ -22,19 +22,10 @@ class DeviceGuard {
  private:
   int before_ = 0, after_ = 0;
 };
-// Of a block, beyond the 48 KB that need no asking.
-inline index_t shared_limit(const Queue& queue) {
-  int bytes = 0;
-  check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device),
-        "cudaDeviceGetAttribute");
-  return bytes;
-}
 #else
 struct DeviceGuard {
   explicit DeviceGuard(const Queue&) {}
 };
-inline index_t emulated_shared_limit = 227 * 1024;  // a test may have less
-inline index_t shared_limit(const Queue&) { return emulated_shared_limit; }
 #endif
 
 }  // namespace lshkit::cuda

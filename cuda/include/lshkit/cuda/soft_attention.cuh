@@ -5,29 +5,35 @@
 
 namespace lshkit::cuda {
 
-struct RestoreSums {
+struct RestoreSums : RowGrid {
   Elements out;
   const float* divisors = nullptr;  // (rows): what a row of sums was divided by
-  index_t batch = 1, heads = 1, n_rows = 0, columns = 0;
-  int counts = 0;         // the divisor is the last column
-  float* sums = nullptr;  // (rows, columns + counts)
+  int counts = 0;                   // the divisor is the last column
+  float* sums = nullptr;            // (rows, columns + counts)
 };
 
-LSHKIT_KERNEL void __launch_bounds__(kRowThreads) restore_sums_kernel(RestoreSums a) {
-  const index_t row = block_index() * kRowsOfBlock + warp_index();
-  if (row >= a.batch * a.heads * a.n_rows) return;
-  const index_t flat = row / a.n_rows, i = row % a.n_rows;
-  const index_t from = flat / a.heads * a.out.batch + flat % a.heads * a.out.head + i * a.out.row;
-  const float divisor = a.divisors[row];
-  float* const sums = a.sums + row * (a.columns + a.counts);
-  for (index_t c = lane_index(); c < a.columns + a.counts; c += kWarp)
-    sums[c] = c < a.columns ? load_element<float>(a.out.data, from + c, a.out.element) * divisor
-                            : divisor;
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) restore_sums_kernel(RestoreSums a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const float divisor = r.exists() ? a.divisors[r.row()] : 0;
+    const index_t from = r.offset_in(a.out), to = r.row() * (a.columns + a.counts);
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      float x[kHeld];
+      r.load(a.out.data, a.out.element, from, first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) x[k] *= divisor;
+      r.store(a.sums, Element::float32, to, first, x);
+    }
+    if (a.counts && r.exists() && r.lane == 0) a.sums[to + a.columns] = divisor;
+  }
 }
 
 inline void restore_sums(const Queue& queue, const RestoreSums& a) {
-  launch(queue, "restore_sums", restore_sums_kernel, blocks_of_rows(a.batch * a.heads * a.n_rows),
-         kRowThreads, 0, a);
+  launch_rows(
+      queue, "restore_sums", a,
+      rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
+      restore_sums_kernel<true>, restore_sums_kernel<false>);
 }
 
 }  // namespace lshkit::cuda

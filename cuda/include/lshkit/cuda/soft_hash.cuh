@@ -1,8 +1,8 @@
 #pragma once
-// Soft codes with the arrays and the selection of lshkit/soft_hash.hpp: a key is |z| with the number
-// of its bit in the 4 lowest bits, so that the smallest keys are the selected bits with their
-// margins. Probes and their weights are made of these when they are needed, and the gradient of the
-// weights goes back to the margins.
+// Soft codes with the arrays and the selection of lshkit/soft_hash.hpp: a key is |z| with the
+// number of its bit in the 4 lowest bits, so that the smallest keys are the selected bits with
+// their margins. Probes and their weights are made of these when they are needed, and the gradient
+// of the weights goes back to the margins.
 //
 // Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token in registers. Eight
 // hashes at a time, whose rows of a rotation 56 additions and a transform of 8 bring: n_bits 12, 8
@@ -12,13 +12,13 @@
 
 namespace lshkit::cuda {
 
-constexpr int kHashesAtOnce = 8;    // of a thread
-constexpr int kSoftHashChunk = 32;  // of a block
+constexpr int kHashesAtOnce = 8;     // of a thread
+constexpr int kSoftHashChunk = 32;   // of a block
 constexpr int kMostInRegisters = 4;  // selected bits
 constexpr std::uint32_t kBitOfKey = 15;
 
 struct SoftHash {
-  Hash hash;  // without codes: batch, heads, rows and functions
+  Hash hash;                       // without codes: batch, heads, rows and functions
   const float* inverse = nullptr;  // norms, by row of all heads in turn
   int n_selected = 0;
   std::uint8_t* bits = nullptr;
@@ -135,8 +135,8 @@ __device__ inline void rotate_shared(float* z, index_t columns, const float* ang
 
 // A block a row, both families and any sizes: the projections of some hashes in shared memory, then
 // each bit's rank among the keys of its code.
-LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_shared_kernel(SoftHash s,
-                                                                          bool hyperplanes) {
+LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
+    soft_hash_shared_kernel(SoftHash s, bool hyperplanes) {
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
   const index_t columns = hyperplanes ? h.n_features : h.columns;
@@ -149,8 +149,7 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_shared_kernel(SoftH
   const index_t from = h.offset_of_row(flat, row);
   const float scale = s.inverse[flat * h.n_rows + row] * (hyperplanes ? 1 : 1.0f / float(columns));
   for (index_t i = thread; i < columns; i += kHashThreads)
-    z[i] =
-        i < h.n_features ? load_element<float>(h.x.data, from + i, h.x.element) * scale : 0;
+    z[i] = i < h.n_features ? load_element<float>(h.x.data, from + i, h.x.element) * scale : 0;
   if (!hyperplanes)
     for (int step = 0; step < 3; ++step) {
       rotate_shared(z, columns, parameters + step * columns);
@@ -299,8 +298,8 @@ inline void soft_hash(const Queue& queue, Family family, const SoftHash& s, inde
   if (s.n_selected <= kMostInRegisters && !hyperplanes && h.columns == kRegisterColumns)
     return with_selected(s.n_selected, [&](auto r) {
       launch(queue, "soft_hash", soft_hash_registers_kernel<decltype(r)::value>,
-             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
-             register_tile_bytes(h.n_bits), s);
+             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads, register_tile_bytes(h.n_bits),
+             s);
     });
   constexpr int kRows = kWarp * kPlaneTokens;
   const index_t tile = index_t(sizeof(float)) * kRows * (h.n_features | 1);

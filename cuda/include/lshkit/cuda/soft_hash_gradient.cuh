@@ -22,8 +22,8 @@ struct SoftHashBack {
   __device__ float slope(index_t flat, index_t row, index_t i, int k, int* bit) const {
     const index_t pair = (flat * hash.n_rows + row) * hash.n_hashes + i;
     *bit = soft.bits[pair * n_selected + k] & 15;
-    const float* const grads = margin_grads + (flat * group * hash.n_rows + row) * per_row() +
-                               i * n_selected + k;
+    const float* const grads =
+        margin_grads + (flat * group * hash.n_rows + row) * per_row() + i * n_selected + k;
     float sum = grads[0];
     for (index_t g = 1; g < group; ++g) sum += grads[g * hash.n_rows * per_row()];
     return load_code(soft.codes, soft.bytes, pair) >> *bit & 1 ? sum : -sum;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void rotate_registers_back(float* z, const float* ang
 }
 
 template <int R>
-__global__ void __launch_bounds__(kHashThreads) soft_hash_back_registers_kernel(SoftHashBack s) {
+__global__ void __launch_bounds__(kHashThreads, 1) soft_hash_back_registers_kernel(SoftHashBack s) {
   constexpr int D = kRegisterColumns, kStep = D + 1;
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
@@ -111,7 +111,7 @@ __device__ inline void rotate_shared_back(float* z, index_t columns, const float
 }
 
 // A block a row, any sizes.
-LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_back_shared_kernel(SoftHashBack s) {
+LSHKIT_KERNEL void __launch_bounds__(kHashThreads, 1) soft_hash_back_shared_kernel(SoftHashBack s) {
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
   const index_t columns = h.columns;
@@ -150,7 +150,7 @@ constexpr int kSlopes = 256;  // in shared memory at a time
 LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_back_planes_kernel(SoftHashBack s) {
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
-  float* const slopes = reinterpret_cast<float*>(memory);       // (kSlopes)
+  float* const slopes = reinterpret_cast<float*>(memory);        // (kSlopes)
   int* const planes = reinterpret_cast<int*>(slopes + kSlopes);  // (kSlopes)
   const index_t flat = block_index() / h.n_rows, row = block_index() % h.n_rows;
   const float* const parameters = h.parameters_of(flat);
@@ -186,8 +186,8 @@ inline void soft_hash_back(const Queue& queue, Family family, const SoftHashBack
   if (s.n_selected <= kMostInRegisters && h.columns == kRegisterColumns)
     return with_selected(s.n_selected, [&](auto r) {
       launch(queue, "soft_hash_backward", soft_hash_back_registers_kernel<decltype(r)::value>,
-             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
-             register_tile_bytes(h.n_bits), s);
+             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads, register_tile_bytes(h.n_bits),
+             s);
     });
   const index_t bytes = 2 * index_t(sizeof(float)) * h.columns;
   check_soft_row(bytes, shared_limit, h.n_features);
@@ -213,7 +213,7 @@ struct PlaneGrads {
     return back.hash.n_hashes * back.hash.n_bits * back.hash.n_features;
   }
 };
-LSHKIT_KERNEL void __launch_bounds__(kPlaneGradThreads) plane_grads_kernel(PlaneGrads g) {
+LSHKIT_KERNEL void __launch_bounds__(kPlaneGradThreads, 1) plane_grads_kernel(PlaneGrads g) {
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = g.back.hash;
   index_t block = block_index();
@@ -264,8 +264,8 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneGradThreads)
 // Of a side; rows whose bits are not selected give zeros.
 inline void plane_grads(const Queue& queue, const PlaneGrads& g) {
   const Hash& h = g.back.hash;
-  launch(queue, "plane_gradient", plane_grads_kernel,
-         g.sets * h.n_hashes * g.parts * g.slices(), kPlaneGradThreads,
+  launch(queue, "plane_gradient", plane_grads_kernel, g.sets * h.n_hashes * g.parts * g.slices(),
+         kPlaneGradThreads,
          sizeof(float) * std::size_t(kPlaneGradWarps * h.n_bits * kPlaneGradColumns), g);
 }
 inline void add_parts(const Queue& queue, const float* partial, index_t parts, index_t size,

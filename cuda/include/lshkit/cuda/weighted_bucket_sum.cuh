@@ -32,8 +32,15 @@ __host__ __device__ constexpr int table_batch() {
 constexpr int kGatherBatch = 8;
 constexpr int kTableList = 2 * kWarp;
 constexpr index_t kTableShared = 136 * 1024;  // of buckets, where a block may have so much
-constexpr index_t kTableCache = 16 << 20;     // of tables in global memory, that L2 is to keep
-constexpr index_t kTableCopies = 64 << 20;    // of copies in order, where the sums are no more
+// Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
+// read once, have four times as many, or as many as the sums.
+#ifdef __CUDACC__
+constexpr index_t kTableCache = 16 << 20;
+inline index_t table_cache() { return kTableCache; }
+#else
+inline index_t emulated_table_cache = 16 << 20;  // a test may have less
+inline index_t table_cache() { return emulated_table_cache; }
+#endif
 constexpr int kGatherThreads = 256, kGatherRows = kGatherThreads / kWarp;
 constexpr index_t kGatherBlocks = 4096;  // that a launch has at least, if there are rows for them
 constexpr int kLaneColumns = 3;          // of a lane at most
@@ -145,8 +152,8 @@ __device__ inline T vector_column(const WeightedPass<T>& a, const WeightedSide<T
 
 template <class T>
 index_t weighted_table_bytes(const WeightedPass<T>& a) {
-  return a.range * a.slice * index_t(sizeof(T)) +
-         kTableChunk * index_t(sizeof(std::uint32_t)) + kTableWarps * index_t(sizeof(int)) +
+  return a.range * a.slice * index_t(sizeof(T)) + kTableChunk * index_t(sizeof(std::uint32_t)) +
+         kTableWarps * index_t(sizeof(int)) +
          kTableWarps * kTableList * index_t(sizeof(std::uint16_t));
 }
 
@@ -156,7 +163,8 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
   const int lane = lane_index(), warp = warp_index();
   std::uint32_t block = std::uint32_t(block_index());
   const auto part_of = [&](index_t parts) {
-    const std::uint32_t rest = block / std::uint32_t(parts), part = block - rest * std::uint32_t(parts);
+    const std::uint32_t rest = block / std::uint32_t(parts),
+                        part = block - rest * std::uint32_t(parts);
     block = rest;
     return index_t(part);
   };
@@ -175,11 +183,10 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
   const bool ordered = a.order != Order::all, reversed = a.order == Order::reversed;
   const std::uint32_t per_row = std::uint32_t(a.entries());
   const std::uint32_t adding = std::uint32_t(a.add.n_probes);
-  const index_t positions = ordered && task.read.count > task.add.count ? task.read.count
-                                                                        : task.add.count;
+  const index_t positions =
+      ordered && task.read.count > task.add.count ? task.read.count : task.add.count;
   const index_t total = positions * per_row;
-  T* const tables =
-      a.tables + (a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns();
+  T* const tables = a.tables + (a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns();
   const index_t add_base = probes_at(a.add, task.add, task.head, 0, a.first_hash + hash);
   const index_t read_base = probes_at(a.read, task.read, task.head, 0, a.first_hash + hash);
 
@@ -210,8 +217,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
     if (row >= (reads ? task.read.count : task.add.count)) return kNoRow;
     const WeightedSide<T>& s = reads ? a.read : a.add;
     const index_t at = (reads ? read_base - adding : add_base) + row * s.row_stride + entry;
-    const std::uint32_t bucket =
-        load_code(s.codes, s.code_bytes, at) - std::uint32_t(first_bucket);
+    const std::uint32_t bucket = load_code(s.codes, s.code_bytes, at) - std::uint32_t(first_bucket);
     return bucket >= buckets ? kNoRow : reads ? bucket | kReads : bucket;
   };
 
@@ -248,8 +254,8 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
         for (int k = 0; k < C; ++k) {
           x[u][k] = 0;
           if ((adds >> (first + u) & 1) && lane + k * kWarp < width)
-            x[u][k] = w * vector_column<T, E>(a, a.add, task.add, i, at,
-                                              first_column + lane + k * kWarp);
+            x[u][k] =
+                w * vector_column<T, E>(a, a.add, task.add, i, at, first_column + lane + k * kWarp);
         }
       }
       LSHKIT_UNROLL
@@ -313,8 +319,7 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
     int listed = 0;
     for (int first = 0; first < queued; first += kWarp) {
       const int q = first + lane;
-      const bool mine =
-          q < queued && int((queue[q] & ~kReads) / kTableChunk % kTableWarps) == warp;
+      const bool mine = q < queued && int((queue[q] & ~kReads) / kTableChunk % kTableWarps) == warp;
       const unsigned of_warp = __ballot_sync(kAllLanes, mine);
       if (mine) list[listed + __popc(of_warp & below)] = std::uint16_t(q);
       listed += __popc(of_warp);
@@ -359,7 +364,7 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
 }
 
 template <class T, Element E, int C, bool Sum, bool Dots>
-__global__ void __launch_bounds__(kGatherThreads) weighted_gather_kernel(WeightedPass<T> a) {
+__global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(WeightedPass<T> a) {
   const int lane = lane_index();
   const std::uint32_t of_task = std::uint32_t(a.gather_blocks);
   const std::uint32_t block = std::uint32_t(block_index()), local = block / of_task;
@@ -396,8 +401,8 @@ __global__ void __launch_bounds__(kGatherThreads) weighted_gather_kernel(Weighte
           const std::uint32_t code = load_code(s.codes, s.code_bytes, entry);
           if (valid && code < a.n_buckets) {
             const index_t copy = (task.read.first + i) * s.n_probes + probe;
-            row = std::uint32_t(hash * a.table_rows +
-                                (a.order == Order::all ? index_t(code) : copy));
+            row =
+                std::uint32_t(hash * a.table_rows + (a.order == Order::all ? index_t(code) : copy));
             if (Sum) weight = s.weights ? s.weights[entry] : T(1);
           }
         }
@@ -464,10 +469,10 @@ index_t weighted_table_scratch(const WeightedPass<T>& a) {
   const index_t one = weighted_tables_of_one(a);
   if (a.order == Order::all) {
     const index_t all = a.heads * a.sequences * a.n_hashes * one;
-    return least(all, one > kTableCache ? one : kTableCache);
+    return least(all, one > table_cache() ? one : table_cache());
   }
   const index_t sums = a.heads * one / a.read.n_probes;
-  const index_t wanted = sums > kTableCopies ? sums : kTableCopies;
+  const index_t wanted = sums > 4 * table_cache() ? sums : 4 * table_cache();
   return least(a.heads * a.n_hashes * one, one > wanted ? one : wanted);
 }
 

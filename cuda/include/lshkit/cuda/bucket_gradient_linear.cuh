@@ -1,0 +1,265 @@
+#pragma once
+// Buckets of many rows, for bucket_gradient_matrix.cuh: through the products M^T = K^T V and
+// M'^T = Q^T G, 64 x 64 numbers each in a warp's registers while they are summed, then as 16-bit
+// numbers in shared memory.
+#include "lshkit/cuda/bucket_gradient_tiles.cuh"
+
+namespace lshkit::cuda {
+
+using ProductSum = float[4][8][4];  // 16 rows of M^T by 8 columns, as C
+
+template <Element E>
+struct LinearBucket {
+  const MatrixItem& it;
+  const TileLane& lane;
+  SharedAddress stages;    // kStages of two tiles: of units, then of factors
+  SharedAddress product;   // 4 tiles: rows are M's columns
+  float down = 1, up = 1;  // keep float16 products in range, undone on the sums
+
+  __device__ SharedAddress unit(int stage) const { return stages + 2 * stage * kTileBytes; }
+  __device__ SharedAddress factor(int stage) const { return unit(stage) + kTileBytes; }
+
+  __device__ static void clear(ProductSum& m) {
+    LSHKIT_UNROLL
+    for (int i = 0; i < 4; ++i) LSHKIT_UNROLL
+    for (int n = 0; n < 8; ++n) LSHKIT_UNROLL
+    for (int c = 0; c < 4; ++c) m[i][n][c] = 0;
+  }
+  // m += unit^T factor, of a tile of rows
+  __device__ void accumulate(ProductSum& m, int stage) const {
+    std::uint32_t a[4][4];
+    LSHKIT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      std::uint32_t r[4];
+      load_fragment<true>(r, unit(stage), lane, i);
+      a[i][0] = r[0], a[i][1] = r[2], a[i][2] = r[1], a[i][3] = r[3];
+    }
+    LSHKIT_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      std::uint32_t b[4];
+      load_fragment<true>(b, factor(stage), lane, n);
+      LSHKIT_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        multiply<E>(m[i][2 * n], a[i], b[0], b[1]);
+        multiply<E>(m[i][2 * n + 1], a[i], b[2], b[3]);
+      }
+    }
+  }
+  __device__ void store_product(const ProductSum& m) const {
+    __syncwarp();
+    LSHKIT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      LSHKIT_UNROLL
+      for (int n = 0; n < 8; ++n) {
+        const float* const x = m[i][n];
+        const SharedAddress to = product + i * kTileBytes + (lane.sum ^ (n * 16));
+        store_shared(to, pack<E>(x[0] * down, x[1] * down));
+        store_shared(to + 1024, pack<E>(x[2] * down, x[3] * down));
+      }
+    }
+    __syncwarp();
+  }
+  // sum += factor M, columns [32 half, 32 half + 32)
+  __device__ void apply(float (&sum)[4][4], SharedAddress rows, int half) const {
+    LSHKIT_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t a[4];
+      load_fragment<false>(a, rows, lane, k);
+      LSHKIT_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        std::uint32_t b[4];
+        load_fragment<false>(b, product + (2 * half + n) * kTileBytes, lane, k);
+        multiply<E>(sum[2 * n], a, b[0], b[2]);
+        multiply<E>(sum[2 * n + 1], a, b[1], b[3]);
+      }
+    }
+  }
+  // Rows `first` on of a bucket, whose factors and a free tile are those of a stage.
+  __device__ void write(const MatrixRows& r, int stage, int first, int positions) const {
+    const TileWriter<E> to{r, lane, unit(stage), positions, first, 0, it.scale * up};
+    LSHKIT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float sum[4][4] = {};
+      apply(sum, factor(stage), half);
+      to.put(sum, half);
+    }
+  }
+
+  // body(stage, first row, positions) for every tile of rows, while the next ones are on their way.
+  template <bool Unit, class Body>
+  __device__ void stream(const MatrixRows& r, const Body& body) const {
+    const int own = lane_index() % kTileRows;
+    int positions[kStages];  // of the tiles that are on their way, the nearest first
+    const auto position = [&](int first) {
+      return first + own < r.count ? r.order[first + own] : 0;
+    };
+    LSHKIT_UNROLL
+    for (int s = 0; s < kStages; ++s) positions[s] = position(s * kTileRows);
+    LSHKIT_UNROLL
+    for (int s = 0; s < kStages - 1; ++s) {
+      if (s * kTileRows < r.count)
+        copy_tile<Unit, true>(r, positions[s], s * kTileRows, 0, lane, unit(s), factor(s));
+      end_copies();
+    }
+    LSHKIT_KEEP_LOOP
+    for (int first = 0, stage = 0; first < r.count; first += kTileRows) {
+      wait_for_copies<kStages - 2>();
+      __syncwarp();
+      const int ahead = first + (kStages - 1) * kTileRows;
+      const int free = stage == 0 ? kStages - 1 : stage - 1;
+      if (ahead < r.count)
+        copy_tile<Unit, true>(r, positions[kStages - 1], ahead, 0, lane, unit(free), factor(free));
+      end_copies();
+      body(stage, first, positions[0]);
+      LSHKIT_UNROLL
+      for (int s = 0; s + 1 < kStages; ++s) positions[s] = positions[s + 1];
+      positions[kStages - 1] = position(ahead + kTileRows);
+      stage = stage == kStages - 1 ? 0 : stage + 1;
+    }
+    wait_for_copies<0>();
+    __syncwarp();
+  }
+
+  __device__ void all() const {
+    ProductSum m;
+    clear(m);
+    stream<true>(it.keys, [&](int stage, int, int) { accumulate(m, stage); });
+    store_product(m);
+    clear(m);
+    stream<true>(it.queries, [&](int stage, int first, int positions) {
+      accumulate(m, stage);
+      write(it.queries, stage, first, positions);
+    });
+    store_product(m);
+    stream<false>(it.keys, [&](int stage, int first, int positions) {
+      write(it.keys, stage, first, positions);
+    });
+  }
+
+  __device__ void load(const MatrixRows& r, int first, bool with_unit, int stage) const {
+    const int own = first + lane_index() % kTileRows;
+    const int positions = own < r.count ? r.order[own] : 0;
+    __syncwarp();
+    if (with_unit)
+      copy_tile<true, true>(r, positions, first, 0, lane, unit(stage), factor(stage));
+    else
+      copy_tile<false, true>(r, positions, first, 0, lane, unit(stage), factor(stage));
+    end_copies();
+  }
+
+  // Each tile of `own` rows, in their order where they are queries and from the last where they are
+  // keys, meets through the product the tiles that all of its rows see, and pair by pair those that
+  // some of them do.
+  __device__ void causal(const MatrixRows& own, const MatrixRows& other, bool of_queries) const {
+    const int own_tiles = (own.count + kTileRows - 1) / kTileRows;
+    const int other_tiles = (other.count + kTileRows - 1) / kTileRows;
+    const auto first_of = [](const MatrixRows& r, int tile) { return r.order[tile * kTileRows]; };
+    const auto last_of = [](const MatrixRows& r, int tile) {
+      return r.order[least(r.count, (tile + 1) * kTileRows) - 1];
+    };
+    const auto other_tile = [&](int i) { return of_queries ? i : other_tiles - 1 - i; };
+    ProductSum m;
+    clear(m);
+    int taken = 0;
+    bool stale = false;
+    for (int step = 0; step < own_tiles; ++step) {
+      const int o = of_queries ? step : own_tiles - 1 - step, first = o * kTileRows;
+      const int own_first = first_of(own, o), own_last = last_of(own, o);
+      for (; taken < other_tiles; ++taken) {
+        const int i = other_tile(taken);
+        if (of_queries ? last_of(other, i) > own_first : first_of(other, i) < own_last) break;
+        load(other, i * kTileRows, true, 0);
+        wait_for_copies<0>();
+        __syncwarp();
+        accumulate(m, 0);
+        stale = true;
+      }
+      if (stale) store_product(m);
+      stale = false;
+      load(own, first, false, 1);
+      wait_for_copies<0>();
+      __syncwarp();
+      float sum[2][4][4] = {};
+      if (taken > 0) {
+        LSHKIT_UNROLL
+        for (int half = 0; half < 2; ++half) apply(sum[half], factor(1), half);
+        if (E == Element::float16) {
+          LSHKIT_UNROLL
+          for (int half = 0; half < 2; ++half) LSHKIT_UNROLL
+          for (int n = 0; n < 4; ++n) LSHKIT_UNROLL
+          for (int c = 0; c < 4; ++c) sum[half][n][c] *= up;
+        }
+      }
+      const int own_row = first + lane_index() % kTileRows;
+      const int positions = own_row < own.count ? own.order[own_row] : 0;
+      for (int next = taken; next < other_tiles; ++next) {
+        const int i = other_tile(next), other_first = i * kTileRows;
+        if (of_queries ? first_of(other, i) > own_last : last_of(other, i) < own_first) break;
+        load(other, other_first, true, 0);
+        const int other_row = other_first + lane_index() % kTileRows;
+        const int others = other_row < other.count ? other.order[other_row] : 0;
+        wait_for_copies<0>();
+        __syncwarp();
+        std::uint32_t a[4][4], weights[4];
+        LSHKIT_UNROLL
+        for (int c = 0; c < 4; ++c) load_fragment<false>(a[c], factor(1), lane, c);
+        float s[2][4] = {};
+        multiply_factors<E>(s, a, factor(0), lane);
+        pack_weights<E>(weights, s, [&](int row, int column) {
+          const int at = __shfl_sync(kAllLanes, positions, row);
+          const int of_other = __shfl_sync(kAllLanes, others, column);
+          return first + row < own.count && other_first + column < other.count &&
+                 (of_queries ? of_other <= at : at <= of_other);
+        });
+        LSHKIT_UNROLL
+        for (int half = 0; half < 2; ++half)
+          multiply_unit<E>(sum[half], weights, unit(0), lane, half);
+      }
+      const TileWriter<E> to{own, lane, unit(1), positions, first, 0, it.scale};
+      LSHKIT_UNROLL
+      for (int half = 0; half < 2; ++half) to.put(sum[half], half);
+    }
+  }
+};
+
+template <Element E, bool Causal>
+__global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(MatrixGradient p) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const index_t item = block_index() * kLinearWarps + uniform(warp_index());
+  if (item >= p.items()) return;
+  MatrixItem it = MatrixItem::of<E>(p, item);
+  const TileLane lane;
+  const SharedAddress own = shared_address(memory) + uniform(warp_index()) * kLinearWarpBytes;
+  const std::int32_t *const query_order = it.queries.order, *const key_order = it.keys.order;
+  LSHKIT_KEEP_LOOP
+  for (int b = 0; b < it.buckets; ++b) {
+    const int q0 = uniform(it.queries.starts[b]), k0 = uniform(it.keys.starts[b]);
+    it.queries.count = uniform(it.queries.starts[b + 1]) - q0;
+    it.keys.count = uniform(it.keys.starts[b + 1]) - k0;
+    it.queries.order = query_order + q0;
+    it.keys.order = key_order + k0;
+    if (it.queries.count == 0 || it.keys.count == 0 || few(it.queries.count, it.keys.count))
+      continue;
+    LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
+    if (E == Element::float16) {
+      // g is below 2^8, v and unit vectors are not above 1: sums over more than 2^7 rows might
+      // leave the range.
+      const int rows = it.queries.count > it.keys.count ? it.queries.count : it.keys.count;
+      for (int most = 128; most < rows; most *= 2) {
+        bucket.down *= 0.5f;
+        bucket.up *= 2;
+        if (most > (1 << 29)) break;
+      }
+    }
+    if (!Causal) {
+      bucket.all();
+      continue;
+    }
+    bucket.causal(it.queries, it.keys, true);
+    __syncwarp();
+    bucket.causal(it.keys, it.queries, false);
+    __syncwarp();
+  }
+}
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,183 @@
+#pragma once
+// Counting sorts of rows by their buckets, many hashes and heads a launch: a block takes one side
+// of one sequence's head by one hash. Each of its warps counts a range of the rows and places it
+// after the ranges before, so the order is stable.
+//
+// Codes lie token by token, a byte of each 32 to a hash: a first kernel turns them over, so that a
+// warp reads 64 bytes and not 32 sectors. Bound: the scattered stores of 4 bytes a row and hash.
+#include "lshkit/cuda/elements.cuh"
+
+namespace lshkit::cuda {
+
+constexpr int kTurnThreads = 256, kMostSortWarps = 32, kSortUnroll = 4;
+constexpr index_t kSortSharedBytes = 96 * 1024;
+constexpr std::uint16_t kNoBucket = 0xffff;
+
+struct SortSide {
+  Side side;
+  const std::uint8_t* valid = nullptr;
+  const void* codes = nullptr;
+  std::uint16_t* buckets = nullptr;  // (hashes, units' rows)
+  std::int32_t* order = nullptr;     // likewise: positions in the span, bucket by bucket
+  std::int32_t* starts = nullptr;    // (hashes, units' sequences, buckets + 1), within a span
+};
+
+// Hashes [first_hash, + hashes) of units [first_unit, + units), a unit being one head of queries of
+// one batch: packed sequences are one batch.
+struct GroupSort {
+  SortSide queries, keys;
+  index_t query_heads = 1, sequences = 1;  // of a unit
+  index_t first_unit = 0, units = 0, first_hash = 0, hashes = 0, n_hashes = 1;
+  int code_bytes = 1, bits = 1;  // all bits of a code
+
+  __host__ __device__ index_t buckets() const { return index_t(1) << bits; }
+  __host__ __device__ index_t rows(const SortSide& s) const { return units * s.side.n_rows; }
+  __host__ __device__ index_t tasks() const { return units * sequences; }
+  // The rows of a task of the group, numbered unit by unit.
+  __device__ Span span(const SortSide& s, index_t task) const {
+    return span_of(s.side, query_heads,
+                   first_unit + task / sequences + task % sequences * query_heads);
+  }
+  __device__ index_t first_row(const SortSide& s) const { return first_unit * s.side.n_rows; }
+};
+
+// A thread turns a row's codes over. `wide`: 16 bytes of them at a time.
+LSHKIT_KERNEL void __launch_bounds__(kTurnThreads)
+    turn_codes_kernel(GroupSort a, bool of_queries, bool wide) {
+  const SortSide& s = of_queries ? a.queries : a.keys;
+  const index_t chunks = ceil_div(s.side.n_rows, kTurnThreads), unit = block_index() / chunks;
+  const index_t i = block_index() % chunks * kTurnThreads + thread_index();
+  if (i >= s.side.n_rows) return;
+  const index_t owner = a.first_unit + unit, batch = owner / a.query_heads;
+  const index_t head = owner % a.query_heads / s.side.group;
+  const index_t flat = (batch * s.side.heads + head) * s.side.n_rows + i;
+  const bool valid = s.valid[flat];
+  std::uint16_t* const to = s.buckets + unit * s.side.n_rows + i;
+  const auto mask = std::uint32_t(a.buckets() - 1);
+  const index_t step = a.rows(s), from = flat * a.n_hashes + a.first_hash;
+  if (!wide) {
+    for (index_t h = 0; h < a.hashes; ++h)
+      to[h * step] =
+          valid ? std::uint16_t(load_code(s.codes, a.code_bytes, from + h) & mask) : kNoBucket;
+    return;
+  }
+  const auto* bytes = static_cast<const unsigned char*>(s.codes) + from * a.code_bytes;
+  const int each = 16 / a.code_bytes;
+  for (index_t h = 0; h < a.hashes; h += each) {
+    std::uint32_t words[4];
+#ifdef __CUDACC__
+    const uint4 four = *reinterpret_cast<const uint4*>(bytes + h * a.code_bytes);
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+#else
+    std::memcpy(words, bytes + h * a.code_bytes, 16);
+#endif
+    LSHKIT_UNROLL
+    for (int w = 0; w < 4; ++w)
+      for (int part = 0; part < 4 / a.code_bytes; ++part) {
+        const index_t hash = h + (w * 4) / a.code_bytes + part;
+        const std::uint32_t code =
+            words[w] >> (8 * a.code_bytes * part) & (a.code_bytes == 1 ? 0xff : 0xffff) & mask;
+        if (hash < a.hashes) to[hash * step] = valid ? std::uint16_t(code) : kNoBucket;
+      }
+  }
+}
+
+// Even blocks sort queries, odd ones keys.
+LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
+    group_sort_kernel(GroupSort a, int warps) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const int buckets = int(a.buckets()), lane = lane_index(), warp = warp_index();
+  int* const next = reinterpret_cast<int*>(memory);  // (warps, buckets)
+  int* const first = next + warps * buckets;         // (buckets)
+  const SortSide& s = block_index() % 2 == 0 ? a.queries : a.keys;
+  const index_t task = block_index() / 2 % a.tasks(), slot = block_index() / 2 / a.tasks();
+  const Span span = a.span(s, task);
+  const index_t at = slot * a.rows(s) + span.owned - a.first_row(s);
+  const std::uint16_t* const of_row = s.buckets + at;
+  std::int32_t* const order = s.order + at;
+  std::int32_t* const starts = s.starts + (slot * a.tasks() + task) * (buckets + 1);
+
+  const index_t each = ceil_div(ceil_div(span.count, warps), kWarp) * kWarp;
+  const index_t begin = least(span.count, warp * each), end = least(span.count, begin + each);
+  int* const mine = next + warp * buckets;
+  // The rows of a warp 32 by 32: put(row, the value of its bucket's counter).
+  const auto count_rows = [&](const auto& put) {
+    for (index_t i = begin; i < end; i += kSortUnroll * kWarp) {
+      unsigned bucket[kSortUnroll];
+      LSHKIT_UNROLL
+      for (int u = 0; u < kSortUnroll; ++u) {
+        const index_t row = i + u * kWarp + lane;
+        bucket[u] = row < end ? of_row[row] : kNoBucket;
+      }
+      LSHKIT_UNROLL
+      for (int u = 0; u < kSortUnroll; ++u) {
+        if (i + u * kWarp >= end) break;  // the whole warp
+        const bool some = bucket[u] != kNoBucket;
+        const unsigned equal = __match_any_sync(kAllLanes, bucket[u]);
+        const int rank = __popc(equal & ((1u << lane) - 1)), start = some ? mine[bucket[u]] : 0;
+        __syncwarp();
+        if (some && rank == 0) mine[bucket[u]] = start + __popc(equal);
+        if (some) put(i + u * kWarp + lane, start + rank);
+        __syncwarp();
+      }
+    }
+  };
+
+  for (int b = thread_index(); b < warps * buckets; b += warps * kWarp) next[b] = 0;
+  __syncthreads();
+  count_rows([](index_t, int) {});
+  __syncthreads();
+  for (int b = thread_index(); b < buckets; b += warps * kWarp) {
+    int before = 0;
+    for (int w = 0; w < warps; ++w) {
+      const int count = next[w * buckets + b];
+      next[w * buckets + b] = before;
+      before += count;
+    }
+    first[b] = before;
+  }
+  __syncthreads();
+  if (warp == 0) {  // from counts to where buckets start
+    const int share = int(ceil_div(buckets, kWarp));
+    int own = 0, before = 0;
+    for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) own += first[b];
+    for (int other = 0; other < kWarp; ++other) {
+      const int count = __shfl_sync(kAllLanes, own, other);
+      if (other < lane) before += count;
+    }
+    for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) {
+      const int count = first[b];
+      first[b] = before;
+      before += count;
+      if (b == buckets - 1) starts[buckets] = before;
+    }
+  }
+  __syncthreads();
+  for (int b = thread_index(); b < warps * buckets; b += warps * kWarp)
+    next[b] += first[b % buckets];
+  for (int b = thread_index(); b < buckets; b += warps * kWarp) starts[b] = first[b];
+  __syncthreads();
+  count_rows([&](index_t row, int place) { order[place] = std::int32_t(row); });
+}
+
+inline void group_sort(const Queue& queue, const GroupSort& a) {
+  for (const bool of_queries : {true, false}) {
+    const SortSide& s = of_queries ? a.queries : a.keys;
+    const auto sixteen = [](index_t bytes) { return bytes % 16 == 0; };
+    const bool wide = sixteen(a.n_hashes * a.code_bytes) && sixteen(a.first_hash * a.code_bytes) &&
+                      sixteen(index_t(reinterpret_cast<std::uintptr_t>(s.codes)));
+    launch(queue, "turn_codes", turn_codes_kernel, a.units * ceil_div(s.side.n_rows, kTurnThreads),
+           kTurnThreads, 0, a, of_queries, wide);
+  }
+  // As many warps as have 256 rows each and counters in the shared memory of any GPU.
+  const index_t table = index_t(sizeof(int)) * a.buckets();
+  const index_t longest =
+      a.queries.side.n_rows > a.keys.side.n_rows ? a.queries.side.n_rows : a.keys.side.n_rows;
+  if (longest == 0) return;
+  index_t warps = least(ceil_div(longest, 256), kMostSortWarps);
+  warps = least(warps, kSortSharedBytes / table - 1);
+  launch(queue, "group_sort", group_sort_kernel, 2 * a.tasks() * a.hashes, int(warps) * kWarp,
+         std::size_t((warps + 1) * table), a, int(warps));
+}
+
+}  // namespace lshkit::cuda

@@ -1,0 +1,236 @@
+#pragma once
+// The sum verb for codes of one byte in the order of the rows: causal, or from the end, which is
+// the gradient of the values of a causal sum. Tables and staging as in byte_sum.cuh, of fewer rows
+// at a time; a warp that adds four keys also reads what their queries see, and sums it over its
+// hashes by shuffles.
+//
+// Per token and hash of 64 columns, in wavefronts of shared memory: 4 to add, 2 to query, 2.25 of
+// shuffles and 1.5 for codes, values and staging; LSHKIT_COUNT_ORDERED
+#include "lshkit/cuda/byte_stage.cuh"
+
+namespace lshkit::cuda {
+
+constexpr int kOrderedChunk = 120;  // rows between two barriers
+
+inline index_t byte_sum_ordered_shared_bytes(int hashes, int warps) {
+  const int pairs = warps * (kWarp / hashes);
+  return index_t(warps) * kTableBytes + 4 * index_t(kOrderedChunk) * hashes +
+         16 * index_t(byte_value_step(kOrderedChunk)) * pairs + 16 * kOrderedChunk * pairs;
+}
+
+// Four rows: the codes of keys and queries, and the values.
+struct OrderedGroup {
+  std::uint32_t key, query;
+  Quad two[2];
+
+  __device__ __forceinline__ void load(const std::uint32_t* keys, const std::uint32_t* queries,
+                                       const Two* values) {
+    key = *keys;
+    query = *queries;
+    two[0] = load_quad(values);
+    two[1] = load_quad(values + 2);
+  }
+};
+
+// Adds four keys to a lane's cells and returns, in the order of the rows, what their queries see.
+// Loads another group meanwhile.
+template <bool Reversed>
+__device__ __forceinline__ void add_and_read_group(unsigned char* tables, std::uint32_t low,
+                                                   const OrderedGroup& group, bool more,
+                                                   OrderedGroup& next, const std::uint32_t* keys,
+                                                   const std::uint32_t* queries, const Two* values,
+                                                   float* seen) {
+  std::uint32_t cell[4], asked[4];
+  Two old[4], value[4], sum[4], y[4];
+  LSHKIT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const int k = Reversed ? 3 - i : i;
+    cell[i] = cell_of(group.key, low, k);
+    asked[i] = cell_of(group.query, low, k);
+    const Quad& two = group.two[k / 2];
+    value[i] = {float_of_bits(two.word[k % 2 * 2]), float_of_bits(two.word[k % 2 * 2 + 1])};
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < 4; ++i) old[i] = load_two(tables + cell[i]);
+  LSHKIT_UNROLL
+  for (int i = 0; i < 4; ++i) y[i] = load_two(tables + asked[i]);
+  if (more) next.load(keys, queries, values);
+  LSHKIT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    sum[i] = value[i];
+    LSHKIT_UNROLL
+    for (int before = 0; before < i; ++before)
+      if (cell[before] == cell[i]) {
+        sum[i].x += value[before].x;
+        sum[i].y += value[before].y;
+      }
+    LSHKIT_UNROLL
+    for (int before = 0; before <= i; ++before)
+      if (cell[before] == asked[i]) {
+        y[i].x += value[before].x;
+        y[i].y += value[before].y;
+      }
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<Two*>(tables + cell[i]) = {old[i].x + sum[i].x, old[i].y + sum[i].y};
+    const int k = Reversed ? 3 - i : i;
+    seen[2 * k] = y[i].x;
+    seen[2 * k + 1] = y[i].y;
+  }
+}
+
+// The sums over the lanes of equal lane / Hashes of eight numbers: lane l gets that of the number
+// whose bits, from the last, are the first three of l.
+template <int Hashes>
+__device__ __forceinline__ float sum_of_eight(float* x) {
+  const int lane = lane_index();
+  LSHKIT_UNROLL
+  for (int count = 4, bit = 1; count > 0; count /= 2, bit *= 2) {
+    const bool upper = lane & bit;
+    LSHKIT_UNROLL
+    for (int i = 0; i < count; ++i) {
+      const float mine = upper ? x[i + count] : x[i], other = upper ? x[i] : x[i + count];
+      x[i] = mine + __shfl_xor_sync(kAllLanes, other, bit);
+    }
+  }
+  LSHKIT_UNROLL
+  for (int bit = 8; bit < Hashes; bit *= 2) x[0] += __shfl_xor_sync(kAllLanes, x[0], bit);
+  return x[0];
+}
+
+// A chunk: words (quads, Hashes), values (kOrderedChunk) of the lane's pair, sums to (rows, kPairs)
+// pairs of which `to` is this lane's number of the first row.
+template <int Hashes, bool Reversed>
+__device__ __forceinline__ void add_and_read_chunk(unsigned char* tables, std::uint32_t low,
+                                                   bool live, const std::uint32_t* keys,
+                                                   const std::uint32_t* queries, const Two* values,
+                                                   float* to, int row_step) {
+  constexpr int kQuads = kOrderedChunk / 4;
+  const int part = lane_index() % Hashes;
+  const int number =
+      (part & 1) << 2 | (part & 2) | (part >> 2 & 1);  // that the lane has the sum of
+  to += number / 2 * row_step + number % 2;
+  const auto at = [](int n) { return Reversed ? kQuads - 1 - n : n; };
+  OrderedGroup group[2];
+  group[0].load(keys + at(0) * Hashes, queries + at(0) * Hashes, values + 4 * at(0));
+  for (int n = 0; n < kQuads; n += 2) {
+    LSHKIT_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int quad = at(n + half), other = at(n + half + 1);
+      float seen[8];
+      add_and_read_group<Reversed>(tables, low, group[half], n + half + 1 < kQuads, group[1 - half],
+                                   keys + other * Hashes, queries + other * Hashes,
+                                   values + 4 * other, seen);
+      LSHKIT_UNROLL
+      for (int i = 0; i < 8; ++i) seen[i] = live ? seen[i] : 0.0f;
+      const float sum = sum_of_eight<Hashes>(seen);
+      if (part < 8) to[4 * quad * row_step] = sum;
+    }
+  }
+}
+
+// One block: one slice of columns of one head of one sequence.
+template <int Hashes, int Warps, bool Reversed>
+__global__ void __launch_bounds__(kByteThreads, 1) byte_sum_ordered_kernel(BucketSum<float> a) {
+  using Stage = ByteStage<Hashes, Warps, kOrderedChunk>;
+  constexpr int kPairs = Stage::kPairs, kColumns = 2 * kPairs, kPairsOfWarp = kWarp / Hashes;
+  constexpr int kWordsOfChunk = Stage::kWordsOfChunk, kValuesOfChunk = Stage::kValuesOfChunk;
+  constexpr int kSumsOfChunk = kOrderedChunk * kPairs;
+  LSHKIT_SHARED_MEMORY(memory);
+  std::uint32_t* const keys = reinterpret_cast<std::uint32_t*>(memory + Warps * kTableBytes);
+  std::uint32_t* const queries = keys + 2 * kWordsOfChunk;
+  Two* const values = reinterpret_cast<Two*>(queries + 2 * kWordsOfChunk);
+  Two* const sums = values + 2 * kValuesOfChunk;  // [2] (rows, kPairs)
+  const int thread = thread_index(), lane = lane_index();
+  const int warp = __shfl_sync(kAllLanes, warp_index(), 0);  // known to be the same in all lanes
+  const bool stages = warp >= Warps;
+  const int stager = thread - kWarp * Warps;
+
+  const index_t slices = ceil_div(a.columns(), kColumns);
+  const index_t task = block_index() / slices;
+  const Span query = span_of(a.query, a.query_heads, task);
+  const Span key = span_of(a.key, a.query_heads, task);
+  const index_t first_column = block_index() % slices * kColumns;
+  const index_t query_chunks = ceil_div(query.count, kOrderedChunk);
+  const index_t key_chunks = ceil_div(key.count, kOrderedChunk);
+  const index_t chunks = Reversed && key_chunks > query_chunks ? key_chunks : query_chunks;
+  const auto chunk_at = [&](index_t step) { return Reversed ? chunks - 1 - step : step; };
+
+  for (index_t first_hash = 0; first_hash < a.n_hashes; first_hash += Hashes) {
+    const int hashes = int(least(Hashes, a.n_hashes - first_hash));
+    const bool first = first_hash == 0, last = first_hash + Hashes >= a.n_hashes;
+    const Stage stage{a, key, first_hash, first_column, hashes};
+    // Codes of no bucket: keys have a row that nobody reads, queries one that nobody writes.
+    const auto stage_chunk = [&](index_t step, int buffer) {
+      const index_t from = chunk_at(step) * kOrderedChunk;
+      stage.codes(a.key_codes, key, from, stager, keys + buffer * kWordsOfChunk, 254);
+      stage.codes(a.query_codes, query, from, stager, queries + buffer * kWordsOfChunk, 255);
+      stage.values(from, stager, values + buffer * kValuesOfChunk);
+    };
+    const auto store_chunk = [&](index_t step) {
+      const index_t from = chunk_at(step) * kOrderedChunk;
+      for (int item = stager; item < kSumsOfChunk; item += Stage::kStagers) {
+        const index_t i = from + item / kPairs, column = first_column + item % kPairs * 2;
+        if (i < query.count && column < a.columns())
+          store_sums(a, query, i, column, sums[step % 2 * kSumsOfChunk + item], first, last);
+      }
+    };
+    __syncthreads();
+    for (int i = thread; i < Warps * kTableBytes / 16; i += kByteThreads)
+      store_quad(memory + 16 * i, {{0, 0, 0, 0}});
+    if (stages && chunks > 0) stage_chunk(0, 0);
+    __syncthreads();
+    for (index_t step = 0; step < chunks; ++step) {
+      const int buffer = int(step % 2);
+      if (stages) {
+        if (step + 1 < chunks) stage_chunk(step + 1, 1 - buffer);
+        if (step > 0) store_chunk(step - 1);
+      } else {
+        const int pair = warp * kPairsOfWarp + lane / Hashes;
+        add_and_read_chunk<Hashes, Reversed>(
+            memory, std::uint32_t(8 * lane + warp * kTableBytes), lane % Hashes < hashes,
+            keys + buffer * kWordsOfChunk + lane % Hashes,
+            queries + buffer * kWordsOfChunk + lane % Hashes,
+            values + buffer * kValuesOfChunk + pair * Stage::kValueStep,
+            reinterpret_cast<float*>(sums + buffer * kSumsOfChunk + pair), kColumns);
+      }
+      __syncthreads();
+    }
+    if (stages && chunks > 0) store_chunk(chunks - 1);
+  }
+}
+
+inline bool byte_sum_ordered(const Queue& queue, const BucketSum<float>& a, index_t sequences,
+                             index_t shared_limit) {
+  if (a.n_buckets == 255) return false;  // rows 254 and 255 are spare where not all are used
+  const ByteSumPlan p = plan_byte_sum(a, shared_limit, byte_sum_ordered_shared_bytes);
+  if (p.warps == 0) return false;
+  const auto run = [&](auto kernel) {
+    launch(queue, "bucket_sum", kernel,
+           sequences * a.query_heads * ceil_div(a.columns(), p.columns), kByteThreads,
+           std::size_t(p.shared_bytes), a);
+    return true;
+  };
+  const bool reversed = a.order == Order::reversed;
+  if (p.hashes == 32) {
+    if (p.warps == 3)
+      return run(reversed ? byte_sum_ordered_kernel<32, 3, true>
+                          : byte_sum_ordered_kernel<32, 3, false>);
+    if (p.warps == 2)
+      return run(reversed ? byte_sum_ordered_kernel<32, 2, true>
+                          : byte_sum_ordered_kernel<32, 2, false>);
+    return run(reversed ? byte_sum_ordered_kernel<32, 1, true>
+                        : byte_sum_ordered_kernel<32, 1, false>);
+  }
+  if (p.warps == 3)
+    return run(reversed ? byte_sum_ordered_kernel<16, 3, true>
+                        : byte_sum_ordered_kernel<16, 3, false>);
+  if (p.warps == 2)
+    return run(reversed ? byte_sum_ordered_kernel<16, 2, true>
+                        : byte_sum_ordered_kernel<16, 2, false>);
+  return run(reversed ? byte_sum_ordered_kernel<16, 1, true>
+                      : byte_sum_ordered_kernel<16, 1, false>);
+}
+
+}  // namespace lshkit::cuda

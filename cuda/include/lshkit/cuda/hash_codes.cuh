@@ -1,0 +1,78 @@
+#pragma once
+// What is hashed, and where the codes go.
+#include "lshkit/cuda/words.cuh"
+
+namespace lshkit::cuda {
+
+struct Hash {
+  Elements x;
+  index_t batch = 1, heads = 1, n_rows = 0, n_features = 0;
+  const float* parameters = nullptr;
+  index_t head_stride = 0, columns = 0, heads_per_set = 1;
+  int n_bits = 8;
+  index_t n_hashes = 1;
+  int code_bytes = 1;
+  void* codes = nullptr;  // (batch, heads, n_rows, n_hashes)
+
+  // Of head `flat` of all sequences' heads in turn.
+  __device__ const float* parameters_of(index_t flat) const {
+    return parameters + flat % heads / heads_per_set * head_stride;
+  }
+  __device__ index_t offset_of_row(index_t flat, index_t row) const {
+    return flat / heads * x.batch + flat % heads * x.head + row * x.row;
+  }
+};
+
+__device__ inline void store_code(const Hash& h, index_t flat, index_t row, index_t hash,
+                                  std::uint32_t code) {
+  const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;
+  if (h.code_bytes == 1)
+    static_cast<std::uint8_t*>(h.codes)[at] = std::uint8_t(code);
+  else
+    static_cast<std::uint16_t*>(h.codes)[at] = std::uint16_t(code);
+}
+
+// Codes of Count hashes in a row, as far as there are so many; 16 bytes at a time where these are
+// aligned.
+template <int Count>
+__device__ __forceinline__ void store_codes(const Hash& h, index_t flat, index_t row, index_t hash,
+                                            const std::uint32_t* code) {
+  const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;
+  if (Count % 16 == 0 && hash + Count <= h.n_hashes) {
+    if (h.code_bytes == 1) {
+      std::uint8_t* const to = static_cast<std::uint8_t*>(h.codes) + at;
+      if (is_aligned(to, 16)) {
+        LSHKIT_UNROLL
+        for (int j = 0; j < Count; j += 16) {
+          Quad four;
+          LSHKIT_UNROLL
+          for (int k = 0; k < 4; ++k) {
+            const std::uint32_t* const c = code + j + 4 * k;
+            four.word[k] = select_bytes(select_bytes(c[0], c[1], 0x0040),
+                                        select_bytes(c[2], c[3], 0x0040), 0x5410);
+          }
+          store_quad(to + j, four);
+        }
+        return;
+      }
+    } else {
+      std::uint16_t* const to = static_cast<std::uint16_t*>(h.codes) + at;
+      if (is_aligned(to, 16)) {
+        LSHKIT_UNROLL
+        for (int j = 0; j < Count; j += 8) {
+          Quad four;
+          LSHKIT_UNROLL
+          for (int k = 0; k < 4; ++k)
+            four.word[k] = select_bytes(code[j + 2 * k], code[j + 2 * k + 1], 0x5410);
+          store_quad(to + j, four);
+        }
+        return;
+      }
+    }
+  }
+  LSHKIT_UNROLL
+  for (int j = 0; j < Count; ++j)
+    if (hash + j < h.n_hashes) store_code(h, flat, row, hash + j, code[j]);
+}
+
+}  // namespace lshkit::cuda

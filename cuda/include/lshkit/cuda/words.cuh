@@ -1,0 +1,55 @@
+#pragma once
+// Bytes and bits of words, and several words that move at once.
+#include "lshkit/cuda/elements.cuh"
+
+namespace lshkit::cuda {
+
+struct alignas(8) Two {
+  float x, y;
+};
+__device__ inline Two load_two(const void* from) {
+#ifdef __CUDACC__
+  return *static_cast<const Two*>(from);
+#else
+  return *static_cast<const Two*>(emulation::aligned(from, sizeof(Two)));
+#endif
+}
+
+// To where 8 bytes are aligned. As one number: of two floats the compiler makes two stores where
+// another branch stores them singly.
+__device__ inline void store_two(float* to, Two two) {
+  const std::uint64_t bits = std::uint64_t(bits_of_float(two.y)) << 32 | bits_of_float(two.x);
+#ifdef __CUDACC__
+  *reinterpret_cast<std::uint64_t*>(to) = bits;
+#else
+  std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof bits)), &bits, sizeof bits);
+#endif
+}
+__device__ inline bool is_aligned(const void* p, int bytes) {
+  return reinterpret_cast<std::uintptr_t>(p) % std::uintptr_t(bytes) == 0;
+}
+
+// Bytes of (a, b), of which `selector` has one nibble for each of the result.
+__device__ inline std::uint32_t select_bytes(std::uint32_t a, std::uint32_t b,
+                                             std::uint32_t selector) {
+#ifdef __CUDACC__
+  return __byte_perm(a, b, selector);
+#else
+  const std::uint64_t both = std::uint64_t(b) << 32 | a;
+  std::uint32_t out = 0;
+  for (int i = 0; i < 4; ++i)
+    out |= std::uint32_t(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return out;
+#endif
+}
+
+// bits * 2 + (the sign of x), in one instruction.
+__device__ inline std::uint32_t shift_in_sign(std::uint32_t bits, float x) {
+#ifdef __CUDACC__
+  return __funnelshift_l(bits_of_float(x), bits, 1);
+#else
+  return bits << 1 | bits_of_float(x) >> 31;
+#endif
+}
+
+}  // namespace lshkit::cuda

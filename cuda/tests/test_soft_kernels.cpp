@@ -1,0 +1,311 @@
+// Soft codes on a GPU against the CPU's functions on the same arrays.
+#include "../../cpp/tests/projections.hpp"
+#include "check.hpp"
+#include "lshkit/cuda/runtime.cuh"
+#include "lshkit/cuda/soft.hpp"
+#include "lshkit/cuda/weighted_bucket_sum.cuh"
+
+namespace {
+
+using cuda::Queue;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kQuick = true;
+#else
+constexpr bool kQuick = false;
+#endif
+
+struct Limits {  // as on a GPU with less shared memory, and with less room for tables
+  Limits(index_t shared, index_t cache) {
+    if (shared) cuda::emulated_shared_limit = shared;
+    if (cache) cuda::emulated_table_cache = cache;
+  }
+  ~Limits() {
+    cuda::emulated_shared_limit = 227 * 1024;
+    cuda::emulated_table_cache = 16 << 20;
+  }
+};
+
+template <class Call>
+void with_scratch(const Call& call) {
+  std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
+  call(scratch.data());
+}
+
+template <class T>
+std::vector<T> numbers(std::size_t count, unsigned seed) {
+  const std::vector<float> x = normal(count, seed);
+  return std::vector<T>(x.begin(), x.end());
+}
+// Up to the rounding of sums in another order, relative to the root mean square.
+template <class T>
+void check_close(const std::vector<T>& got, const std::vector<T>& wanted, double tolerance) {
+  double square = 0;
+  for (const T x : wanted)
+    if (std::isfinite(x)) square += double(x) * x;
+  const double size = std::sqrt(square / double(wanted.size() + 1)) + 1e-30;
+  for (std::size_t i = 0; i < wanted.size(); ++i)
+    CHECK_CLOSE(got[i], wanted[i], tolerance, tolerance * size);
+}
+
+struct SumCase {
+  index_t nq, nk, m, dv;
+  int n_bits;
+  index_t query_probes, key_probes;
+  Order order = Order::all;
+  index_t shared = 0, cache = 0;
+};
+
+template <class T, class Code>
+void check_weighted_sum(const SumCase& c) {
+  const index_t heads = 2, n_buckets = index_t(1) << c.n_bits;
+  const auto query = random_codes<Code>(heads * c.nq * c.m * c.query_probes, int(n_buckets), 1);
+  const auto key = random_codes<Code>(heads * c.nk * c.m * c.key_probes, int(n_buckets), 2);
+  const auto query_weights = numbers<T>(query.size(), 3), key_weights = numbers<T>(key.size(), 4);
+  auto values = numbers<T>(heads * c.nk * c.dv, 5);
+  const auto grad = numbers<T>(heads * c.nq * c.dv, 6);
+  std::vector<std::uint8_t> mask(c.nk);
+  for (index_t j = 0; j < c.nk; ++j) mask[j] = j % 3 != 1;
+  if (c.nk > 1) values[c.dv] = T(NAN);  // of a key that takes no part
+  const BucketSumShape shape{1, heads, c.nq, c.nk, c.m, c.dv, n_buckets};
+  const Probes<T> queries{{query.data(), sizeof(Code)}, query_weights.data(), c.query_probes};
+  const Probes<T> keys{{key.data(), sizeof(Code)}, key_weights.data(), c.key_probes};
+  const Mask taken{mask.data(), 0};
+  const T scale = T(1) / T(c.m);
+  std::vector<std::vector<T>> results[2];
+  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+    auto out = unwritten<T>(grad.size()), dv = unwritten<T>(values.size());
+    auto dwq = unwritten<T>(query.size()), dwk = unwritten<T>(key.size());
+    const auto v = view<const T>(values, c.nk, c.dv), g = view<const T>(grad, c.nq, c.dv);
+    const WeightedSumGradients<T> gradients{g, view<T>(dv, c.nk, c.dv), dwq.data(), dwk.data()};
+    const auto to = view<T>(out, c.nq, c.dv);
+    if (on_gpu) {
+      const Limits limits(c.shared, c.cache);
+      with_scratch([&](void* scratch) {
+        return cuda::weighted_bucket_sum<T>(Queue{}, shape, queries, keys, v, taken, c.order, scale,
+                                            to, scratch);
+      });
+      with_scratch([&](void* scratch) {
+        return cuda::weighted_bucket_sum_backward<T>(Queue{}, shape, queries, keys, v, taken,
+                                                     c.order, scale, gradients, scratch);
+      });
+    } else {
+      weighted_bucket_sum<T>(shape, queries, keys, v, taken, c.order, scale, to, 1);
+      weighted_bucket_sum_backward<T>(shape, queries, keys, v, taken, c.order, scale, gradients, 1);
+    }
+    results[on_gpu] = {out, dv, dwq, dwk};
+  }
+  for (int i = 0; i < 4; ++i)
+    check_close(results[1][i], results[0][i], sizeof(T) == 4 ? 1e-5 : 1e-13);
+}
+
+TEST(weighted_sums_equal_the_cpus) {
+  check_weighted_sum<float, std::uint8_t>({70, 130, 5, 9, 4, 4, 4});
+  // A pass for every hash and head, and several ranges of buckets.
+  check_weighted_sum<float, std::uint16_t>(
+      {30, 41, 3, 33, 6, 2, 3, Order::all, 22 * 1024, 10 * 1024});
+  // Every bucket of every row; more than one chunk of probes.
+  check_weighted_sum<float, std::uint8_t>({20, kQuick ? 150 : 300, 2, 5, 5, 32, 32});
+  if (kQuick) return;
+  check_weighted_sum<double, std::uint8_t>({50, 61, 2, 70, 4, 1, 5});
+  check_weighted_sum<float, std::uint8_t>({40, 5000, 1, 3, 1, 1, 1});  // many rows of a bucket
+  check_weighted_sum<float, std::uint16_t>({1, 1, 1, 1, 9, 1, 1});
+}
+
+TEST(weighted_sums_in_order_equal_the_cpus) {
+  for (const Order order : {Order::causal, Order::reversed}) {
+    check_weighted_sum<float, std::uint8_t>({60, 45, 3, 9, 4, 3, 4, order});
+    check_weighted_sum<float, std::uint16_t>({33, 50, 2, 70, 5, 1, 8, order, 40 * 1024, 1});
+    if (kQuick) continue;
+    check_weighted_sum<float, std::uint8_t>({600, 700, 2, 5, 3, 8, 4, order});
+    check_weighted_sum<double, std::uint8_t>({45, 60, 2, 130, 4, 4, 4, order});
+  }
+}
+
+HashFunctions functions_of(const Parameters& p, Family family, int n_bits, index_t n_hashes,
+                           index_t heads) {
+  HashFunctions f;
+  f.family = family;
+  f.parameters = p.numbers.data();
+  f.head_stride = index_t(p.numbers.size()) / heads;
+  f.columns = p.columns;
+  f.n_bits = n_bits;
+  f.n_hashes = n_hashes;
+  return f;
+}
+Parameters parameters_of(Family family, index_t d, int n_bits, index_t n_hashes, index_t heads) {
+  return family == Family::hyperplane ? hyperplane(d, n_bits, n_hashes, heads, 3)
+                                      : hadamard(d, n_bits, n_hashes, heads, 3);
+}
+
+// Arrays of soft codes, and those that the CPU's and the GPU's functions write.
+struct SoftArrays {
+  int bytes;
+  std::vector<std::uint8_t> codes, bits;
+  std::vector<float> margins;
+  SoftArrays(int n_bits, index_t pairs, index_t n_probes)
+      : bytes(hash_code_bytes(n_bits)),
+        codes(pairs * bytes),
+        bits(pairs * selected_bits(n_probes)),
+        margins(unwritten<float>(pairs * selected_bits(n_probes))) {}
+  SoftCodesOut output() { return {codes.data(), bits.data(), margins.data()}; }
+  SoftCodes soft() const { return {codes.data(), bytes, bits.data(), margins.data()}; }
+};
+
+void check_soft_hash(Family family, index_t n, index_t d, int n_bits, index_t m, index_t n_probes) {
+  const index_t heads = 2, pairs = heads * n * m;
+  const Parameters p = parameters_of(family, d, n_bits, m, heads);
+  const HashFunctions f = functions_of(p, family, n_bits, m, heads);
+  std::vector<float> x = normal(heads * n * d, 1);
+  if (n > 1) x[d] = std::nanf("");
+  if (n > 2)
+    for (index_t c = 0; c < d; ++c) x[2 * d + c] = 0;
+  const float sharpness[] = {1.5f, 2.5f};
+  const Tensor<const float> rows = view<const float>(x, n, d);
+  SoftArrays wanted(n_bits, pairs, n_probes), got(n_bits, pairs, n_probes);
+  std::vector<std::uint8_t> wanted_probes(pairs * n_probes * wanted.bytes), probes(wanted_probes);
+  auto wanted_weights = unwritten<float>(pairs * n_probes), weights = wanted_weights;
+  soft_hash(f, rows, 1, heads, n, d, n_probes, wanted.codes.data(), wanted.bits.data(),
+            wanted.margins.data(), 1);
+  soft_probes(wanted.soft(), 1, heads, n, m, n_probes, sharpness, 1, wanted_probes.data(),
+              wanted_weights.data(), 1);
+  with_scratch([&](void* scratch) {
+    return cuda::soft_hash(Queue{}, f, rows, 1, heads, n, d, n_probes, sharpness, 1, got.output(),
+                           probes.data(), weights.data(), scratch);
+  });
+  CHECK(got.codes == wanted.codes);  // of these numbers
+  CHECK(got.bits == wanted.bits);
+  CHECK(probes == wanted_probes);
+  check_close(got.margins, wanted.margins, 1e-5);
+  check_close(weights, wanted_weights, 1e-5);
+
+  const auto grads = normal(weights.size(), 7);
+  const bool planes = family == Family::hyperplane;
+  std::vector<std::vector<float>> results[2];
+  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+    auto dx = unwritten<float>(x.size()), dp = unwritten<float>(p.numbers.size());
+    auto ds = unwritten<float>(heads);
+    const SoftHashGradients to{view<float>(dx, n, d), ds.data(), planes ? dp.data() : nullptr};
+    if (on_gpu)
+      with_scratch([&](void* scratch) {
+        return cuda::soft_hash_backward(Queue{}, f, rows, 1, heads, n, d, n_probes, sharpness, 1,
+                                        wanted.soft(), wanted_weights.data(), grads.data(), to,
+                                        scratch);
+      });
+    else
+      soft_hash_backward(f, rows, 1, heads, n, d, n_probes, sharpness, 1, wanted.soft(),
+                         wanted_weights.data(), grads.data(), to, 1);
+    results[on_gpu] = {dx, ds};
+    if (planes) results[on_gpu].push_back(dp);
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i)
+    check_close(results[1][i], results[0][i], 2e-5);
+}
+
+TEST(soft_codes_equal_the_cpus) {
+  for (const Family family : {Family::hadamard, Family::hyperplane}) {
+    check_soft_hash(family, 35, 64, 12, 10, 4);
+    check_soft_hash(family, 9, 70, 5, 3, 20);
+    check_soft_hash(family, 5, 9, 16, 2, 1);
+    if (kQuick) continue;
+    check_soft_hash(family, 140, 60, 8, 70, 3);
+    check_soft_hash(family, 20, 130, 9, 40, 16);
+    check_soft_hash(family, 3, 33, 7, 9, 128);
+  }
+}
+
+struct SoftCase {
+  index_t heads, key_heads, nq, nk, d, dv;
+  int n_bits;
+  index_t m, query_probes, key_probes;
+  bool causal, masked, packed;
+  Normalize normalize;
+  Family family;
+  index_t cache = 0;
+};
+
+void check_soft_attention(const SoftCase& c) {
+  AttentionShape shape{1, c.heads, c.nq, c.nk, c.d, c.dv, c.key_heads, 0, nullptr, nullptr};
+  const std::vector<index_t> query_starts{0, c.nq / 3, c.nq / 3, c.nq},
+      key_starts{0, c.nk / 2, c.nk - 1, c.nk};
+  if (c.packed) {
+    shape.sequences = 3;
+    shape.query_starts = query_starts.data();
+    shape.key_starts = key_starts.data();
+  }
+  auto q = normal(c.heads * c.nq * c.d, 1), k = normal(c.key_heads * c.nk * c.d, 2);
+  for (std::size_t i = 0; i < k.size() && i < q.size(); ++i) k[i] += q[i];  // some collide
+  q[3 * c.d] = std::nanf("");
+  k[2 * c.d + 1] = std::numeric_limits<float>::infinity();
+  const auto v = normal(c.key_heads * c.nk * c.dv, 3), g = normal(c.heads * c.nq * c.dv, 4);
+  std::vector<std::uint8_t> mask(c.nk);
+  for (index_t j = 0; j < c.nk; ++j) mask[j] = j % 4 != 3;
+  const AttentionInputs<float> in{view<const float>(q, c.nq, c.d), view<const float>(k, c.nk, c.d),
+                                  view<const float>(v, c.nk, c.dv),
+                                  c.masked ? Mask{mask.data(), c.nk} : Mask{}};
+  const Parameters p = parameters_of(c.family, c.d, c.n_bits, c.m, c.key_heads);
+  const HashFunctions f = functions_of(p, c.family, c.n_bits, c.m, c.key_heads);
+  std::vector<float> sharpness(c.key_heads, 2.0f);
+  sharpness[0] = 1.5f;
+  const SoftOptions options{c.causal,     c.normalize,      c.query_probes,
+                            c.key_probes, sharpness.data(), c.key_heads > 1};
+  SoftArrays queries(c.n_bits, c.heads * c.nq * c.m, c.query_probes), other_queries = queries;
+  SoftArrays keys(c.n_bits, c.key_heads * c.nk * c.m, c.key_probes), other_keys = keys;
+  auto divisors = unwritten<float>(c.heads * c.nq), other_divisors = divisors;
+  float* const to_divisors = c.normalize == Normalize::none ? nullptr : divisors.data();
+  auto out = unwritten<float>(g.size()), other_out = out;
+  soft_attention_forward(shape, options, f, in, view<float>(out, c.nq, c.dv), to_divisors,
+                         {queries.codes.data(), queries.bits.data(), queries.margins.data()},
+                         {keys.codes.data(), keys.bits.data(), keys.margins.data()}, 1);
+  const Limits limits(0, c.cache);
+  with_scratch([&](void* scratch) {
+    return cuda::soft_attention_forward(Queue{}, shape, options, f, in,
+                                        view<float>(other_out, c.nq, c.dv),
+                                        to_divisors ? other_divisors.data() : nullptr,
+                                        other_queries.output(), other_keys.output(), scratch);
+  });
+  CHECK(other_queries.codes == queries.codes && other_queries.bits == queries.bits);
+  CHECK(other_keys.codes == keys.codes && other_keys.bits == keys.bits);
+  check_close(other_out, out, 2e-5);
+
+  std::vector<std::vector<float>> results[2];
+  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+    auto dq = unwritten<float>(q.size()), dk = unwritten<float>(k.size());
+    auto dv = unwritten<float>(v.size()), dp = unwritten<float>(p.numbers.size());
+    auto ds = unwritten<float>((c.packed ? 3 : 1) * c.heads);
+    const AttentionGradients<float> to{view<const float>(g, c.nq, c.dv), view<float>(dq, c.nq, c.d),
+                                       view<float>(dk, c.nk, c.d), view<float>(dv, c.nk, c.dv)};
+    const Input<float> given = view<const float>(out, c.nq, c.dv);
+    float* const planes = c.family == Family::hyperplane ? dp.data() : nullptr;
+    if (on_gpu)
+      with_scratch([&](void* scratch) {
+        return cuda::soft_attention_backward(Queue{}, shape, options, f, in, given, to_divisors,
+                                             queries.soft(), keys.soft(), to, ds.data(), planes,
+                                             scratch);
+      });
+    else
+      soft_attention_backward(shape, options, f, in, given, to_divisors, queries.soft(),
+                              keys.soft(), to, ds.data(), planes, 1);
+    results[on_gpu] = {dq, dk, dv, ds};
+    if (planes) results[on_gpu].push_back(dp);
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i)
+    check_close(results[1][i], results[0][i], 5e-5);
+}
+
+TEST(soft_attention_equals_the_cpus) {
+  constexpr Family fast = Family::hadamard, planes = Family::hyperplane;
+  check_soft_attention(
+      {4, 2, 20, 23, 16, 9, 5, 3, 4, 4, false, true, false, Normalize::l2, fast, 6000});
+  check_soft_attention(
+      {2, 1, 20, 20, 9, 33, 4, 2, 4, 2, true, true, true, Normalize::sum, planes, 1});
+  if (kQuick) return;
+  check_soft_attention(
+      {2, 2, 33, 40, 64, 64, 12, 9, 4, 4, false, false, false, Normalize::sum, fast});
+  check_soft_attention(
+      {2, 2, 20, 23, 12, 9, 4, 3, 16, 16, true, false, false, Normalize::none, fast});
+  check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 1, 7, false, true, true, Normalize::l2, fast});
+  check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 5, 1, false, true, true, Normalize::l2, planes});
+}
+
+}  // namespace

@@ -1,0 +1,248 @@
+"""The suites that run on CUDA tensors too: which, how, and what of them cannot.
+
+A test is written once, for CPU tensors. Where its device is a GPU, the tensors that its own file
+makes (torch.randn, torch.from_numpy ...) are moved there, and those it turns into arrays come back:
+by a mode of torch that looks who calls, so that nothing changes for what lshkit calls itself. In a
+build with the emulated kernels a test runs on CPU tensors as it is, through these kernels.
+"""
+
+import functools
+import inspect
+import os
+import pathlib
+import random
+import re
+import sys
+import time
+
+import pytest
+
+SUITES = {
+    *("test_attention", "test_attention_gradients", "test_attention_module", "test_bf16_gradient"),
+    *("test_bucket_table", "test_buckets", "test_collision_probability", "test_collisions"),
+    *("test_decoding", "test_decoding_module", "test_decoding_state", "test_dense_soft_attention"),
+    *("test_fast_precision", "test_gradient_rank", "test_grouped_heads", "test_hash_families"),
+    *("test_hashing", "test_learned_projections", "test_packed_sequences", "test_pair_gradients"),
+    *("test_short_floats", "test_soft_attention", "test_soft_attention_edges", "test_soft_hash"),
+    *("test_soft_hash_torch", "test_torch_ops", "test_unit_norm_lift", "test_weighted_buckets"),
+    "test_window",
+}
+
+# Tests of the CPU's own, by a part of "file::test[...]": why there are none of CUDA tensors.
+CPU_ONLY = {
+    r"threads": "threads are the CPU's",
+    r"compil": "torch.compile does not trace the mode that moves a test's tensors",
+    r"autocast": "autocast of the CPU",
+    r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",
+}
+
+# Refusals that end a test on CUDA tensors as a skip, with their message as its reason.
+LIMITS = [
+    r"has no CUDA kernels yet",
+    r"must be on the cpu, got (a tensor on )?cuda",
+    r"dtype float32 or bfloat16 or float16 is wanted, was float64",  # the expectation
+]
+
+# In emulation, where each CUDA thread is a fibre, this many of a test's parameter sets run, drawn
+# from the half with the smaller numbers; and none of these, which take seconds there.
+EMULATED_SETS = 1
+SLOW_IN_EMULATION = ()
+
+_TESTS = str(pathlib.Path(__file__).resolve().parent)
+_PASSED_BY = "/torch/", "/numpy/", "/functools", "/contextlib", str(pathlib.Path(__file__))
+
+
+def uses_torch(function, seen=None):
+    """Whether a test, or what it calls of the tests' own functions, names torch."""
+    seen = set() if seen is None else seen
+    function = getattr(function, "hypothesis", None) or function
+    function = inspect.unwrap(getattr(function, "inner_test", function))
+    if not inspect.isfunction(function) or function in seen:
+        return False
+    seen.add(function)
+    names, constants, codes = set(), set(), [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        constants.update(c for c in code.co_consts if isinstance(c, str))
+        codes += [c for c in code.co_consts if inspect.iscode(c)]
+    if "torch" in constants and "importorskip" in names:
+        return True
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    found += [getattr(x, n) for x in found if inspect.ismodule(x) for n in names if hasattr(x, n)]
+    return any(
+        getattr(x, "__name__", "").split(".")[0] == "torch"
+        if inspect.ismodule(x)
+        else inspect.isfunction(x) and _own(x.__code__.co_filename) and uses_torch(x, seen)
+        for x in found
+    )
+
+
+def _own(filename):
+    return filename.startswith(_TESTS)
+
+
+def _called_by_a_test():
+    frame = sys._getframe(2)
+    while frame and any(part in frame.f_code.co_filename for part in _PASSED_BY):
+        frame = frame.f_back
+    return frame is not None and _own(frame.f_code.co_filename)
+
+
+@functools.cache
+def _mode():
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    makes = {
+        *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full),
+        *(torch.linspace, torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm),
+        *(torch.tensor, torch.zeros),
+    }
+    reads = {torch.Tensor.numpy, torch.Tensor.__array__}
+
+    class OnDevice(TorchFunctionMode):
+        def __init__(self, device):
+            super().__init__()
+            self.device = device
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if function in makes and kwargs.get("device") is None and _called_by_a_test():
+                leaf = kwargs.pop("requires_grad", False)
+                out = function(*args, **kwargs).to(self.device)
+                return out.requires_grad_() if leaf else out
+            if function in reads and args[0].is_cuda and _called_by_a_test():
+                args = args[0].detach().cpu() if args[0].requires_grad else args[0].cpu(), *args[1:]
+            return function(*args, **kwargs)
+
+    return OnDevice
+
+
+def _moved_there(initialize, device):
+    @functools.wraps(initialize)
+    def __init__(self, *args, **kwargs):
+        initialize(self, *args, **kwargs)
+        if _called_by_a_test():
+            self.to(device)
+
+    return __init__
+
+
+def _arrays_moved_there(from_numpy, device):
+    def moved(array):  # no mode sees this function
+        return from_numpy(array).to(device) if _called_by_a_test() else from_numpy(array)
+
+    return moved
+
+
+class on_cuda:
+    """Context: a test's tensors and modules are on the GPU."""
+
+    def __init__(self, device):
+        self.device, self.patch = device, pytest.MonkeyPatch()
+
+    def __enter__(self):
+        import torch
+
+        from lshkit import attention
+
+        modules = [torch.nn.Linear, torch.nn.MultiheadAttention, torch.nn.LayerNorm]
+        for module in *modules, attention.YosoAttention:
+            moved = _moved_there(module.__init__, self.device)
+            self.patch.setattr(module, "__init__", moved)
+        moved = _arrays_moved_there(torch.from_numpy, self.device)
+        self.patch.setattr(torch, "from_numpy", moved)
+        self.patch.setitem(torch.testing.assert_close.__kwdefaults__, "check_device", False)
+        self.mode = _mode()(self.device).__enter__()
+
+    def __exit__(self, kind, error, where):
+        self.mode.__exit__(kind, error, where)
+        self.patch.undo()
+
+
+def parametrize(metafunc):
+    """pytest_generate_tests: the tests of these suites on each device."""
+    module = metafunc.module.__name__
+    if module not in SUITES or not uses_torch(metafunc.function):
+        return
+    cuda = pytest.param("cuda", marks=pytest.mark.cuda)
+    if "device" not in metafunc.fixturenames:
+        metafunc.fixturenames.append("device")
+    metafunc.parametrize("device", ["cpu", cuda], indirect=True)
+
+
+def _name(item):
+    return f"{item.module.__name__}::{item.name}"
+
+
+def _on_cuda(item):
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("device") == "cuda"
+
+
+def skip(items, emulated):
+    """Marks the tests that have no form on CUDA tensors, and those too slow in emulation."""
+    tests = {}
+    for item in filter(_on_cuda, items):
+        name = _name(item)
+        reasons = [reason for part, reason in CPU_ONLY.items() if re.search(part, name)]
+        if emulated and any(re.search(part, name) for part in SLOW_IN_EMULATION):
+            reasons.append("slow in emulation")
+        if reasons:
+            item.add_marker(pytest.mark.skip(reason=reasons[0]))
+        else:
+            tests.setdefault((item.module.__name__, item.originalname), []).append(item)
+    if emulated:
+        for group in tests.values():
+            group.sort(key=_size)
+            smaller = group[: (len(group) + 1) // 2]
+            chosen = random.Random(_name(group[0])).sample(
+                smaller, min(EMULATED_SETS, len(smaller))
+            )
+            for item in group:
+                if item not in chosen:
+                    item.add_marker(pytest.mark.skip(reason="slow in emulation"))
+
+
+def _size(item):
+    """The largest number among a test's parameters; a bit of a code counts twofold."""
+    found, todo = [0], list(item.callspec.params.items())
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, dict):
+            todo += value.items()
+        elif isinstance(value, (list, tuple)):
+            todo += [(name, x) for x in value]
+        elif isinstance(value, int):
+            found.append(2**value if name == "n_bits" and value < 20 else value)
+    return max(found)
+
+
+def limit(item, error):
+    """The message of a refusal that is a known limit of CUDA tensors, else None."""
+    message = str(error)
+    known = _on_cuda(item) and isinstance(error, (NotImplementedError, ValueError, TypeError))
+    return message if known and any(re.search(part, message) for part in LIMITS) else None
+
+
+# After one of these nothing of the process can use the GPU, and the rest would fail with it.
+_STICKY = re.compile(
+    "illegal memory access|misaligned address|launch failure|illegal instruction|device-side assert"
+    "|invalid program counter|launch timed out|hardware stack error|uncorrectable"
+)
+_broken = []
+
+
+def note(error):
+    if _STICKY.search(str(error)):
+        _broken.append(str(error))
+
+
+def stop_if_broken():
+    if not _broken:
+        return
+    if "PYTEST_XDIST_WORKER" in os.environ:  # another takes over its other tests
+        time.sleep(1)  # the report is on its way
+        os._exit(3)
+    pytest.exit(f"nothing can use the GPU after: {_broken[0].splitlines()[0]}", returncode=3)

@@ -1,0 +1,452 @@
+"""The public functions on CUDA queue their work and nothing else: no value is read, nothing is made
+on the CPU, and CUDA graphs capture them as they are."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from lshkit import _C, hashing
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.cuda
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from lshkit import torch_ops  # noqa: E402
+from lshkit.attention import (  # noqa: E402
+    YosoAttention,
+    arguments,
+    bert_lsh_attention,
+    lsh_attention,
+    yoso_attention,
+)
+from lshkit.buckets import bucket_sum  # noqa: E402
+from lshkit.torch_ops import assertions  # noqa: E402
+
+SAMPLED = dict(estimator="sampled", n_bits=4, n_hashes=8)
+CASES = {
+    "sampled": SAMPLED,
+    "causal": SAMPLED | dict(is_causal=True, normalize="sum"),
+    "expected": dict(estimator="expected", n_bits=4),
+    "exact gradient": SAMPLED | dict(gradient="expected"),
+    "collided gradient": SAMPLED | dict(gradient="collided", normalize=None),
+    "fewer columns": SAMPLED | dict(gradient_rank=2),
+    "lift": SAMPLED | dict(unit_norm="lift", lift_scale=100.0),
+    "lift to the largest": SAMPLED | dict(unit_norm="lift", lift_scale="auto"),
+    "masked": SAMPLED,
+    "packed": SAMPLED | dict(is_causal=True),
+}
+ROWS = 70
+
+
+def needs_gpu(device):
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+
+
+def inputs(device, name="", seed=0, dtype=torch.float32):
+    """Query, key, value and the gradient of the output; the arguments that are tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    batch = 1 if name == "packed" else 2
+    tensors = torch.randn(4, batch, 3, ROWS, 12, generator=generator).to(device, dtype).unbind()
+    options = {}
+    if name == "masked":
+        mask = torch.rand(batch, ROWS, generator=generator) < 0.7
+        options["attn_mask"] = mask.to(device)
+    if name == "packed":
+        options["cu_seqlens"] = torch.tensor([0, 20, 20, ROWS]).to(device)
+    return tensors, options
+
+
+@contextmanager
+def no_reads(device):
+    """In here a value of a tensor that Python asks for is an error, and so is a wait on a GPU."""
+
+    def refuse(*_):
+        raise AssertionError("a tensor's value was read")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__"):
+            patch.setattr(torch.Tensor, name, refuse)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+        else:  # as on CUDA
+            for module in (assertions, arguments):
+                patch.setattr(module, "may_be_read", lambda x: False)
+        try:
+            yield
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_read_is_found(cuda_device):
+    x = torch.ones(2).to(cuda_device)
+    for read in (lambda: bool(x.all()), lambda: x[0].item(), lambda: x.tolist(), lambda: int(x[0])):
+        with no_reads(cuda_device), pytest.raises((AssertionError, RuntimeError)):
+            read()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_reads_nothing(cuda_device, name):
+    (query, key, value, grad), options = inputs(cuda_device, name)
+    seeds = None, 3, torch.tensor([3], device=cuda_device)
+    for seed in seeds:
+        leaves = [x.detach().clone().requires_grad_() for x in (query, key, value)]
+        with no_reads(cuda_device):
+            out = yoso_attention(*leaves, seed=seed, **CASES[name], **options)
+            out.backward(grad)
+        assert all(x.grad is not None and x.grad.device.type == cuda_device.type for x in leaves)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])
+@pytest.mark.parametrize("options", [{}, dict(conv_window=5), dict(unit_norm="lift")])
+def test_module_reads_nothing(cuda_device, training, mask, options):
+    if "unit_norm" in options:
+        options = options | dict(lift_scale=torch.tensor(50.0, device=cuda_device))
+    module = YosoAttention(16, 2, **SAMPLED, **options, device=cuda_device).train(training)
+    assert {x.device.type for x in module.state_dict().values()} == {cuda_device.type}
+    x = torch.randn(2, 40, 16).to(cuda_device)
+    padding = None
+    if mask is not None:
+        padding = torch.zeros(2, 40)
+        padding[:, 30:] = 1 if mask is torch.bool else -torch.inf
+        padding = padding.to(mask).to(cuda_device)
+    with no_reads(cuda_device):
+        out, _ = module(x, x, x, padding)
+        out.sum().backward()
+    assert module.in_proj_weight.grad.isfinite().all()
+
+
+def test_hashing_and_bucket_sums_read_nothing(cuda_device):
+    hasher = hashing.FastHadamard(12, 8, 8, seed=0)
+    x = torch.randn(30, 12).to(cuda_device).requires_grad_()
+    codes = hasher.hash(x)  # the first call copies its parameters
+    with no_reads(cuda_device):
+        assert hasher.hash(x).device.type == cuda_device.type
+        if cuda_device.type == "cuda":  # codes of CPU tensors are looked at
+            bucket_sum(codes, codes, x, 256).sum().backward()
+            bucket_sum(codes.long(), codes.long(), x, 256, causal=True)
+    if cuda_device.type == "cuda":
+        assert "_copies" not in hasher.__getstate__()
+        assert hasher._parameters_beside(x) is hasher._parameters_beside(x)
+
+
+# --- Captured -------------------------------------------------------------------------------------
+
+
+def captured(run):
+    """A graph of run, after it has run before as CUDA's documentation asks, and what run gave."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", [3, "tensor"])
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_of_attention(cuda_device, name, seed, dtype):
+    needs_gpu(cuda_device)
+    tensors, options = inputs(cuda_device, name, dtype=dtype)
+    tensors = [x.clone() for x in tensors]
+    seed = torch.tensor([3], device=cuda_device) if seed == "tensor" else seed
+
+    def run(query, key, value, grad):
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = yoso_attention(*leaves, seed=seed, **CASES[name], **options)
+        return out.detach(), *torch.autograd.grad(out, leaves, grad)
+
+    graph, results = captured(lambda: run(*tensors))
+    for number in (1, 2):
+        fresh, _ = inputs(cuda_device, name, seed=number, dtype=dtype)
+        for x, y in zip(tensors, fresh, strict=True):
+            x.copy_(y)
+        if isinstance(seed, torch.Tensor):
+            seed.fill_(number)
+        graph.replay()
+        wanted = run(*fresh)
+        assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
+def test_each_replay_draws_new_functions(cuda_device):
+    needs_gpu(cuda_device)
+    (query, key, value, _), _ = inputs(cuda_device)
+    graph, out = captured(lambda: yoso_attention(query, key, value, **SAMPLED))
+    outs = []
+    for _ in range(3):
+        graph.replay()
+        outs.append(out.clone())
+    assert not torch.equal(outs[0], outs[1]) and not torch.equal(outs[1], outs[2])
+    torch.manual_seed(5)
+    graph.replay()
+    first = out.clone()
+    torch.manual_seed(5)
+    graph.replay()
+    assert torch.equal(out, first)
+
+
+def test_graphed_module(cuda_device):
+    needs_gpu(cuda_device)
+    module = YosoAttention(16, 2, conv_window=3, fresh_hashes=False, **SAMPLED).to(cuda_device)
+    x = torch.randn(2, 50, 16, device=cuda_device, requires_grad=True)
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    layer = SelfAttention()
+    fresh = torch.randn_like(x).requires_grad_()
+    wanted = layer(fresh)
+    wanted_grads = torch.autograd.grad(wanted.square().sum(), [fresh, *layer.parameters()])
+    graphed = torch.cuda.make_graphed_callables(layer, (x,))
+    out = graphed(fresh)
+    grads = torch.autograd.grad(out.square().sum(), [fresh, *layer.parameters()])
+    assert torch.equal(out, wanted)
+    for a, b in zip(grads, wanted_grads, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_graph_of_a_training_step(cuda_device):
+    needs_gpu(cuda_device)
+    torch.manual_seed(0)
+    module = YosoAttention(16, 2, **SAMPLED).to(cuda_device)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2, capturable=True)
+    x = torch.randn(2, 60, 16, device=cuda_device)
+    target = torch.randn(2, 60, 16, device=cuda_device)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = (module(x, x, x)[0] - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    graph, loss = captured(step)
+    graph.replay()
+    first = loss.item()
+    for _ in range(60):
+        graph.replay()
+    assert loss.item() < first
+
+
+def test_hyperplanes_are_not_captured(cuda_device):
+    needs_gpu(cuda_device)
+    (query, key, value, _), _ = inputs(cuda_device)
+    with pytest.raises(RuntimeError, match="a CUDA graph cannot capture"):
+        captured(lambda: yoso_attention(query, key, value, seed=1, hasher="hyperplane", **SAMPLED))
+
+
+# --- Other ways to run ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sampled", "expected", "masked", "packed"])
+def test_compiled(cuda_device, name):
+    needs_gpu(cuda_device)
+    (query, key, value, grad), options = inputs(cuda_device, name)
+
+    def run(query, key, value, grad, seed):
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = function(*leaves, seed=seed, **CASES[name], **options)
+        return out.detach(), *torch.autograd.grad(out, leaves, grad)
+
+    torch.compiler.reset()
+    for seed in (3, torch.tensor([4], device=cuda_device), torch.tensor([5])):
+        function = yoso_attention
+        wanted = run(query, key, value, grad, seed)
+        function = torch.compile(yoso_attention, fullgraph=True, backend="aot_eager")
+        got = run(query, key, value, grad, seed)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_compiled_module_in_autocast(cuda_device):
+    needs_gpu(cuda_device)
+    module = YosoAttention(16, 2, fresh_hashes=False, conv_window=3, **SAMPLED).to(cuda_device)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 50, 16, device=cuda_device)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        wanted, out = module(x, x, x)[0], compiled(x, x, x)[0]
+        assert wanted.dtype is out.dtype is torch.bfloat16
+        query = torch.randn(2, 2, 50, 16, device=cuda_device)
+        assert yoso_attention(query, query.half(), query, **SAMPLED).dtype is torch.bfloat16
+    torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+    out.float().sum().backward()
+
+
+def test_another_device_than_the_current(cuda_device):
+    needs_gpu(cuda_device)
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    other = torch.device("cuda", 1)
+    results = []
+    for device in (torch.device("cuda", 0), other):
+        (query, key, value, grad), _ = inputs(device)
+        leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+        out = yoso_attention(*leaves, seed=2, **SAMPLED)
+        assert out.device == device and torch.cuda.current_device() == 0
+        results.append([x.cpu() for x in (out, *torch.autograd.grad(out, leaves, grad))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    with pytest.raises(ValueError, match="seed must be on the cpu or cuda:1, got a tensor on"):
+        yoso_attention(*leaves, seed=torch.tensor([1], device="cuda:0"), **SAMPLED)
+
+
+@pytest.mark.parametrize("mask", ["causal", "pairs"])
+def test_dense_lsh_attention(cuda_device, mask):
+    pytest.importorskip("transformers")
+    from lshkit.attention.huggingface.dense import dense_lsh_attention
+
+    (query, key, value, _), _ = inputs(torch.device("cpu"))
+    pairs = torch.rand(2, 1, ROWS, ROWS, generator=torch.Generator().manual_seed(0)) < 0.8
+    options = dict(
+        scale=None, weighting="horvitz_thompson", n_bits=4, n_hashes=16, hasher="hadamard", seed=1
+    )
+    options |= dict(window=4, n_sinks=1, center=True, enable_gqa=False)
+
+    def run(device):
+        q, k, v, p = (x.to(device) for x in (query, key, value, pairs))
+        with no_reads(device) if device.type == "cuda" else nullcontext():
+            out = dense_lsh_attention(
+                q, k, v, None, mask == "causal", pairs=p if mask == "pairs" else None, **options
+            )
+        return out.cpu()
+
+    differ = (run(cuda_device) - run(torch.device("cpu"))).abs() > 1e-4
+    assert differ.any(-1).float().mean() < 0.05  # a code differs where its projection is near zero
+
+
+DETERMINISTIC = """
+import torch
+from lshkit.attention import YosoAttention, yoso_attention
+torch.use_deterministic_algorithms(True)
+for options in ({}, {"conv_window": 5}, {"unit_norm": "lift", "lift_scale": "auto"}):
+    module = YosoAttention(16, 2, n_bits=4, n_hashes=8, estimator="sampled", **options).cuda()
+    x = torch.randn(2, 50, 16, device="cuda", requires_grad=True)
+    mask = torch.zeros(2, 50, dtype=torch.bool, device="cuda")
+    module(x, x, x, mask)[0].sum().backward()
+scale = torch.full((2,), 90.0, device="cuda", requires_grad=True)
+q = torch.randn(2, 4, 50, 16, device="cuda", requires_grad=True)
+for options in ({"estimator": "expected"}, {"estimator": "sampled"}):
+    out = yoso_attention(q, q[:, :2], q[:, :2], enable_gqa=True, unit_norm="lift",
+                         lift_scale=scale, **options)
+    out.sum().backward()
+torch.cuda.synchronize()
+"""
+
+
+def test_deterministic_algorithms_have_all_that_is_used(cuda_device, tmp_path):
+    needs_gpu(cuda_device)
+    environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # read when torch starts
+    command = [sys.executable, "-c", DETERMINISTIC]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
+
+
+# --- Without a GPU and without kernels: tensors of a CUDA device that have no memory -----------
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """A build with kernels, as far as Python sees. Data that a function asks for is an error; so is
+    a tensor that it makes on the CPU."""
+    monkeypatch.setattr(_C, "with_cuda", True)
+    with torch.no_grad(), FakeTensorMode():  # a CPU build of torch has no autograd for them
+        yield torch.device("cuda", 0)
+
+
+def fake_seeds(device):
+    return None, 3, torch.empty(1, dtype=torch.int64, device=device)
+
+
+@pytest.mark.parametrize("name", ["sampled", "causal", "expected", "masked", "packed"])
+@pytest.mark.parametrize("hasher", ["hadamard", "hyperplane"])
+def test_fake_attention(fake_cuda, name, hasher):
+    batch = 1 if name == "packed" else 2
+    query, key, value = (torch.empty(batch, 3, ROWS, 8, device=fake_cuda) for _ in range(3))
+    options = {}
+    if name == "masked":
+        options["attn_mask"] = torch.empty(batch, ROWS, dtype=torch.bool, device=fake_cuda)
+    if name == "packed":
+        options["cu_seqlens"] = torch.empty(4, dtype=torch.int32, device=fake_cuda)
+    for seed in fake_seeds(fake_cuda):
+        out = yoso_attention(query, key, value, seed=seed, hasher=hasher, **CASES[name], **options)
+        assert out.device == fake_cuda and out.shape == query.shape
+
+
+def test_fake_seeds_and_parameters(fake_cuda):
+    for seed in fake_seeds(fake_cuda):
+        seed = arguments.seed_tensor(seed, fake_cuda)
+        assert seed.device == fake_cuda
+        assert torch_ops.hash_parameters(seed, 3, 64, 8, 32, 1).device == fake_cuda
+        assert torch_ops.gradient_rotation(seed, 3, 64).device == fake_cuda
+    assert arguments.seed_tensor(3, fake_cuda, "hyperplane").device.type == "cpu"
+    other = torch.empty(1, dtype=torch.int64, device="cuda:1")
+    with pytest.raises(ValueError, match="seed must be on the cpu or cuda:0, got a tensor on cuda"):
+        arguments.seed_tensor(other, fake_cuda)
+
+
+def test_fake_module(fake_cuda):
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        module = YosoAttention(16, 2, **SAMPLED)
+        state = module.state_dict()
+    state = {
+        name: torch.empty(x.shape, dtype=x.dtype, device=fake_cuda) for name, x in state.items()
+    }
+    x = torch.empty(2, ROWS, 16, device=fake_cuda)
+    for training in (True, False):
+        module.train(training)
+        out, _ = torch.func.functional_call(module, state, (x, x, x))
+        assert out.device == fake_cuda and out.shape == x.shape
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_exported_graphs_stay_on_the_device(monkeypatch, seed):
+    """What torch.compile makes of a call: no operator of it is on the CPU."""
+    monkeypatch.setattr(_C, "with_cuda", True)
+
+    class Attention(torch.nn.Module):
+        def forward(self, query, key, value):
+            return yoso_attention(query, key, value, seed=seed, **SAMPLED)
+
+    with torch.no_grad():
+        with FakeTensorMode():
+            tensors = tuple(torch.empty(2, 3, ROWS, 8, device="cuda") for _ in range(3))
+        exported = torch.export.export(Attention(), tensors, strict=True)
+    values = [node.meta.get("val") for node in exported.graph.nodes]
+    devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    assert devices == {"cuda"}
+
+
+def test_what_has_no_kernels_says_what_to_do(fake_cuda, monkeypatch):
+    x = torch.empty(1, 2, 8, 16, device=fake_cuda)
+    with pytest.raises(NotImplementedError, match=r"bert_lsh_attention runs on the CPU.*\.cpu\(\)"):
+        bert_lsh_attention(x, x, x)
+    with pytest.raises(NotImplementedError, match=r"^lsh_attention runs on the CPU.*\.cpu\(\)"):
+        lsh_attention(x, x, x)
+    with pytest.raises(ValueError, match="more than 16 bits, got a tensor on cuda:0 and n_bits=17"):
+        hashing.FastHadamard(16, 17, 4, seed=0).hash(x)
+    scale = torch.empty(2, device="cpu")
+    with pytest.raises(ValueError, match="lift_scale must be on query's device cuda:0, got"):
+        yoso_attention(x, x, x, unit_norm="lift", lift_scale=scale)
+    monkeypatch.setattr(_C, "with_cuda", False)
+    with pytest.raises(NotImplementedError, match="this build of lshkit.*LSHKIT_CUDA=ON"):
+        yoso_attention(x, x, x)
+    with pytest.raises(ValueError, match="x must be on the cpu.*this build.*LSHKIT_CUDA=ON"):
+        hashing.FastHadamard(16, 8, 4, seed=0).hash(x)
+    codes = torch.empty(1, 8, 4, dtype=torch.uint8, device=fake_cuda)
+    with pytest.raises(ValueError, match="codes must be on the cpu.*LSHKIT_CUDA=ON"):
+        bucket_sum(codes, codes, x, 256)

@@ -1,0 +1,135 @@
+"""Hash parameters that CUDA makes from the seed against those of numpy."""
+
+import numpy as np
+import pytest
+
+from lshkit import _C, hashing
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.cuda
+
+from lshkit import torch_ops  # noqa: E402
+from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention.arguments import seed_tensor  # noqa: E402
+
+HADAMARD = torch_ops.FAMILY["hadamard"]
+SEEDS = [0, 3, 2**31, 2**63 - 1]
+ROWS = hashing.ANGLE_ROWS
+
+
+def made(device, seed, *sizes):
+    tensor = torch.tensor([seed], dtype=torch.int64, device=device)
+    return torch_ops.hash_parameters(tensor, *sizes, HADAMARD)
+
+
+def assert_angles(got, wanted):
+    """Rounded once, where NumPy's float32 functions are one or two steps off the nearest float."""
+    got, wanted = got.cpu().numpy(), np.asarray(wanted)
+    np.testing.assert_array_max_ulp(got, wanted, maxulp=4)
+    assert (got == wanted).mean() > 0.8
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "sizes", [(1, 64, 8, 32), (12, 64, 8, 32), (3, 7, 1, 1), (5, 300, 13, 70), (2, 64, 16, 129)]
+)
+def test_parameters_are_those_of_numpy(cuda_device, seed, sizes):
+    n_sets, *functions = sizes
+    got = made(cuda_device, seed, *sizes)
+    wanted = hashing.make_parameters("hadamard", *functions, n_sets, seed)
+    assert got.device.type == cuda_device.type and got.shape == wanted.shape
+    assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
+    assert_angles(got[:, :ROWS], wanted[:, :ROWS])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("n_sets, n_values", [(1, 1), (12, 64), (3, 100)])
+def test_rotations_are_those_of_numpy(cuda_device, seed, n_sets, n_values):
+    tensor = torch.tensor(seed, device=cuda_device)
+    got = torch_ops.gradient_rotation(tensor, n_sets, n_values)
+    assert got.device.type == cuda_device.type
+    assert_angles(got, hashing.make_rotation(n_values, n_sets, seed))
+
+
+def test_angles_are_rounded_once(cuda_device):
+    words = np.random.Philox(key=1).random_raw(3 * 64 // 4).view(np.uint32)
+    angles = words.astype(np.float32) * np.float32(2 * np.pi / 2**32)
+    angles = angles.astype(np.float64).reshape(ROWS, 32)
+    wanted = np.concatenate((np.cos(angles), np.sin(angles)), -1).astype(np.float32)
+    assert np.array_equal(made(cuda_device, 1, 1, 64, 8, 32)[0, :ROWS].cpu(), wanted)
+
+
+def test_a_negative_seed_is_its_64_bits(cuda_device):
+    got = made(cuda_device, -1, 1, 64, 8, 32)
+    wanted = hashing.make_parameters("hadamard", 64, 8, 32, 1, 2**64 - 1)
+    assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
+
+
+def test_hyperplanes_are_those_of_numpy(cuda_device):
+    seed = torch.tensor([3], device=cuda_device)
+    got = torch_ops.hash_parameters(seed, 2, 10, 4, 5, torch_ops.FAMILY["hyperplane"])
+    assert got.device.type == cuda_device.type
+    wanted = hashing.make_parameters("hyperplane", 10, 4, 5, 2, 3)
+    assert np.array_equal(got.cpu().numpy(), wanted)
+
+
+def test_errors_of_the_core(cuda_device):
+    seed, out = torch.tensor([1], device=cuda_device), torch.empty(1, 4, 64, device=cuda_device)
+    with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
+        _C.random_numbers(seed.float(), 0, 3, out)
+    with pytest.raises(ValueError, match=r"seed: one element is wanted, was \(2,\)"):
+        _C.random_numbers(seed.repeat(2), 0, 3, out)
+    with pytest.raises(ValueError, match="out: columns as many as a power of two"):
+        _C.random_numbers(seed, 0, 3, out[..., :60].contiguous())
+    with pytest.raises(ValueError, match="out: columns as many as a power of two"):
+        _C.random_numbers(seed, 0, 3, out[..., :32].contiguous())
+    with pytest.raises(ValueError, match="n_angle_rows"):
+        _C.random_numbers(seed, 0, 5, out)
+    with pytest.raises(ValueError, match="out: must be aligned to 16 bytes"):
+        _C.random_numbers(seed, 0, 3, torch.empty(257, device=cuda_device)[1:].view(1, 4, 64))
+    assert _C.random_numbers(seed, 0, 3, out[:0])
+
+
+# --- Seeds ----------------------------------------------------------------------------------------
+
+
+def needs_gpu(device):
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+
+
+def test_all_forms_of_a_seed_give_the_same_functions(cuda_device):
+    query, key, value = torch.randn(3, 2, 2, 40, 16).to(cuda_device)
+    for hasher in ("hadamard", "hyperplane"):
+        options = dict(n_bits=4, n_hashes=8, estimator="sampled", hasher=hasher)
+        outs = [
+            yoso_attention(query, key, value, seed=seed, **options)
+            for seed in (7, torch.tensor(7), torch.tensor([7]), torch.tensor([7]).to(cuda_device))
+        ]
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+def test_seeds_are_made_on_the_device(cuda_device):
+    needs_gpu(cuda_device)
+    device = torch.device("cuda", torch.cuda.current_device())
+    for seed in (None, 3, torch.tensor(3), torch.tensor([3], device=device)):
+        assert seed_tensor(seed, device).device == device
+        assert seed_tensor(seed, device, "hyperplane").device.type == "cpu"
+    torch.manual_seed(0)
+    first = seed_tensor(None, device)
+    torch.manual_seed(0)
+    assert torch.equal(seed_tensor(None, device), first)
+    with pytest.raises(ValueError, match="seed must be on the cpu, got a tensor on cuda"):
+        seed_tensor(torch.tensor([3], device=device), torch.device("cpu"))
+    with pytest.raises(ValueError, match="seed must be an integer from 0 to"):
+        seed_tensor(torch.tensor(-1), device)
+
+
+def test_the_same_codes_as_on_the_cpu(cuda_device):
+    needs_gpu(cuda_device)
+    query, key, value = torch.randn(3, 1, 2, 60, 16, generator=torch.Generator().manual_seed(0))
+    options = dict(n_bits=6, n_hashes=16, estimator="sampled", normalize=None, seed=5)
+    wanted = yoso_attention(query, key, value, **options)
+    out = yoso_attention(query.cuda(), key.cuda(), value.cuda(), **options).cpu()
+    # A pair whose code differs, at a projection within rounding of zero, counts 1 / 16 the less.
+    assert ((out - wanted).abs() > 1e-4).any(-1).float().mean() < 0.05
