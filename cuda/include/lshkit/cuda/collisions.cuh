@@ -3,8 +3,8 @@
 // of each query's keys and once to write them. A warp has four queries and meets 64 keys at a time,
 // two a lane, so that its keys come out in order; codes are compared four (or two) to a word.
 //
-// Bound: arithmetic, per pair and word of codes some six instructions and one load of shared
-// memory: 65536 x 65536 pairs of 32 one-byte hashes are 3.4e10 words. No scratch.
+// Bound: arithmetic, per pair and word of codes six instructions (97 for 16 of them in a loop):
+// 65536 x 65536 pairs of 32 one-byte hashes are 3.4e10 words, twice. No scratch.
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {

@@ -1,15 +1,18 @@
 #pragma once
 // Attention step by step: the tables of one sequence and key head take in keys and answer queries,
-// position by position. A block has eight warps; warp w owns the entries w, w + 8, ... of a row's
-// codes (an entry: one hash, or one probe of one) and reads and writes their tables alone, a lane
-// always the same columns. So nothing is waited for between a position's addition and the next
-// one's reading but the sums of the warps, eight rows at a time. Sums over the entries are in an
-// order that does not depend on how positions are divided among calls.
+// position by position. A block has eight warps; warp w owns the hashes w, w + 8, ... and reads and
+// writes their tables alone, a lane always the same columns. So nothing is waited for between a
+// position's addition and the next one's reading but the sums of the warps, eight rows at a time.
+// Sums over the hashes are in an order that does not depend on how positions are divided among
+// calls.
 //
 // Bound: device memory. A position of a head touches n_hashes rows for its key, read and written,
 // and n_hashes for each query: with one query 3 n_hashes d_v numbers (24 KB in float32 at d_v 64,
 // 32 hashes), each row contiguous. A step waits for memory about four times in turn: rows for
-// validity, codes, rows of the tables, both reads at once, and the output.
+// validity, codes, rows of the tables, both reads at once, and the output. Many positions at once
+// are bound by instructions as much: for four hashes of a warp and d_v 64 some 450 a position of
+// which 24 are loads and stores of rows, 1.6 KB (the others find addresses, test for the ends of
+// rows and shuffle buckets from lane to lane).
 #include "lshkit/cuda/rows.cuh"
 
 namespace lshkit::cuda {
@@ -104,13 +107,13 @@ struct TableRow {
   Sum* row[kDecodingAhead];
   float x[kDecodingAhead][Columns];
 
-  // offsets: the lane first + k has that of entry number `entry` + k * kDecodingWarps of `entries`.
-  __device__ __forceinline__ void load(Sum* sums, index_t offsets, int first, index_t entry,
-                                       index_t entries, int columns) {
+  // The lane first + k has the bucket of entry k, negative where there is none.
+  __device__ __forceinline__ void load(Sum* sums, index_t n_values, index_t buckets, int first,
+                                       int columns) {
     LSHKIT_UNROLL
     for (int k = 0; k < kDecodingAhead; ++k) {
-      const index_t offset = __shfl_sync(kAllLanes, offsets, first + k);
-      row[k] = entry + k * kDecodingWarps < entries ? sums + offset : nullptr;
+      const index_t offset = __shfl_sync(kAllLanes, buckets * n_values, first + k);
+      row[k] = offset >= 0 ? sums + offset : nullptr;
     }
     LSHKIT_UNROLL
     for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
@@ -204,10 +207,10 @@ __global__ void __launch_bounds__(kDecodingThreads, 1) decode_kernel(Decoding d)
   const index_t table = unit * d.n_hashes * d.n_buckets;
   Sum* const sums = static_cast<Sum*>(d.sums) + table * d.n_values + first_column;
   float* const counts = d.counts && slice == 0 ? d.counts + table : nullptr;
-  const index_t key_entries = d.n_hashes * d.keys.probes;
-  const index_t query_entries = d.n_hashes * d.queries.probes;
-  const index_t entries = key_entries > query_entries ? key_entries : query_entries;
-  const bool forwards = d.keys.probes == 1 && d.queries.probes == 1;
+  // Hard codes go four hashes at a time; soft ones hash by hash, four probes at a time, so that a
+  // row of a table is read by the warp that has written it.
+  const bool soft = d.keys.weights || d.queries.weights;
+  const index_t group_step = soft ? kDecodingWarps : kDecodingWarps * kDecodingAhead;
   const int tile = d.tile(), most_heads = d.heads_at_once();
 
   int parity = 0;
@@ -240,67 +243,56 @@ __global__ void __launch_bounds__(kDecodingThreads, 1) decode_kernel(Decoding d)
       }
       __syncthreads();
 
+      const int of = lane / kDecodingAhead, k_of = lane % kDecodingAhead;
       // Once at least: sums without an entry are zero.
-      for (index_t entry = warp; entry < entries || entry == warp;
-           entry += kDecodingWarps * kDecodingAhead) {
-        // A lane's bucket: of row lane / kDecodingAhead of the tile, entry lane % kDecodingAhead.
-        index_t key_bucket = 0, query_bucket = 0;
-        float key_weight = 1, query_weight = 1;
-        const int of = lane / kDecodingAhead;
-        const index_t own = entry + lane % kDecodingAhead * kDecodingWarps;
-        if (of < keys && own < key_entries) {
-          const index_t at = (unit * d.keys.rows + start + of) * key_entries + own;
-          const index_t hash = d.keys.probes == 1 ? own : own / d.keys.probes;
-          key_bucket = hash * d.n_buckets + load_code(d.keys.codes, d.code_bytes, at);
-          if (d.keys.weights) key_weight = d.keys.weights[at];
-        }
-        if (of < slots && own < query_entries) {
+      for (index_t group = warp; group < d.n_hashes || group == warp; group += group_step) {
+        // The bucket of this lane's entry, k_of, of a row of codes, and its weight.
+        const auto bucket_of = [&](const DecodingSide& side, index_t row, index_t first_probe,
+                                   float* weight) {
+          const index_t hash = soft ? group : group + k_of * kDecodingWarps;
+          const index_t probe = soft ? first_probe + k_of : 0;
+          if (hash >= d.n_hashes || probe >= side.probes) return index_t(-1);
+          const index_t at = (row * d.n_hashes + hash) * side.probes + probe;
+          if (side.weights) *weight = side.weights[at];
+          return hash * d.n_buckets + load_code(side.codes, d.code_bytes, at);
+        };
+        const auto key_row = [&](int t) { return unit * d.keys.rows + start + t; };
+        const auto query_row = [&](int slot) {
           const index_t flat =
-              unit * d.queries.unit_heads + (first_head + of % heads) * d.queries.group_heads;
-          const index_t at = (flat * d.queries.rows + start + of / heads) * query_entries + own;
-          const index_t hash = d.queries.probes == 1 ? own : own / d.queries.probes;
-          query_bucket = hash * d.n_buckets + load_code(d.queries.codes, d.code_bytes, at);
-          if (d.queries.weights) query_weight = d.queries.weights[at];
-        }
-        const index_t key_offset = key_bucket * d.n_values;
-        const index_t query_offset = query_bucket * d.n_values;
-        // Counts: the lane k has to do with those of entry k, and no other.
-        const auto weight_at = [&](const DecodingSide& side, float weights, int row) {
-          return side.weights
-                     ? __shfl_sync(kAllLanes, weights, row * kDecodingAhead + lane % kDecodingAhead)
-                     : 1;
+              unit * d.queries.unit_heads + (first_head + slot % heads) * d.queries.group_heads;
+          return flat * d.queries.rows + start + slot / heads;
         };
-        const auto count_key = [&](int t) {
-          if (!counts) return;
-          const index_t at =
-              __shfl_sync(kAllLanes, key_bucket, t * kDecodingAhead + lane % kDecodingAhead);
-          const float weight = weight_at(d.keys, key_weight, t);
-          if (lane < kDecodingAhead && own < key_entries) counts[at] += weight;
-        };
-        const auto count_query = [&](int slot, float* to) {
-          if (!counts) return;
-          const index_t at =
-              __shfl_sync(kAllLanes, query_bucket, slot * kDecodingAhead + lane % kDecodingAhead);
-          const float weight = weight_at(d.queries, query_weight, slot);
-          if (lane >= kDecodingAhead) return;
-          float& sum = to[Columns * kWarp + lane];
-          if (entry == warp) sum = 0;
-          if (own < query_entries) sum += weight * counts[at];
-        };
+        // Those of all rows of the tile, a lane each.
+        index_t key_bucket = -1, query_bucket = -1;
+        float key_weight = 1, query_weight = 1;
+        if (of < keys) key_bucket = bucket_of(d.keys, key_row(of), 0, &key_weight);
+        if (of < slots) query_bucket = bucket_of(d.queries, query_row(of), 0, &query_weight);
+
         for (int t = 0; t < tile && t < (keys > queries ? keys : queries); ++t) {
-          const bool adds = t < keys && tile_valid[t];
+          const bool adds = t < keys && tile_valid[t], together = !soft && t < queries;
           TableRow<Sum, Columns> to{};
           float value[Columns] = {}, weight[kDecodingAhead] = {};
+          const auto load_key = [&](index_t buckets, float weights, int first) {
+            entry_weights(d.keys, weights, first, weight);
+            to.load(sums, d.n_values, buckets, first, columns);
+            if (!counts) return;
+            // The lane k has to do with the count of entry k.
+            const index_t bucket = __shfl_sync(kAllLanes, buckets, first + k_of);
+            const float own = __shfl_sync(kAllLanes, weights, first + k_of);
+            __syncwarp();  // another lane's entry of a query may have this bucket
+            if (of == 0 && bucket >= 0) counts[bucket] += own;
+            __syncwarp();
+          };
           const auto add = [&] {
             LSHKIT_UNROLL
-            for (int k = 0; k < kDecodingAhead; ++k) LSHKIT_UNROLL
-            for (int c = 0; c < Columns; ++c)
-              if (to.row[k] && c < columns)
-                to.x[k][c] = store_sum(to.row[k] + c * kWarp, to.x[k][c] + weight[k] * value[c]);
+            for (int k = 0; k < kDecodingAhead; ++k) {
+              LSHKIT_UNROLL
+              for (int c = 0; c < Columns; ++c)
+                if (to.row[k] && c < columns)
+                  to.x[k][c] = store_sum(to.row[k] + c * kWarp, to.x[k][c] + weight[k] * value[c]);
+            }
           };
           if (adds) {
-            entry_weights(d.keys, key_weight, t * kDecodingAhead, weight);
-            count_key(t);
             const index_t from = batch * d.values.batch + head * d.values.head +
                                  (start + t) * d.values.row + first_column;
             LSHKIT_UNROLL
@@ -308,33 +300,56 @@ __global__ void __launch_bounds__(kDecodingThreads, 1) decode_kernel(Decoding d)
               value[c] = c < columns ? load_element<float>(d.values.data, from + c * kWarp,
                                                            d.values.element)
                                      : 0;
-            to.load(sums, key_offset, t * kDecodingAhead, entry, key_entries, columns);
+            load_key(key_bucket, key_weight, t * kDecodingAhead);
+            if (!together) add();
+            for (index_t probe = kDecodingAhead; soft && probe < d.keys.probes;
+                 probe += kDecodingAhead) {
+              float own = 1;
+              const index_t bucket = bucket_of(d.keys, key_row(t), probe, &own);
+              load_key(bucket, own, 0);
+              add();
+            }
           }
-          const bool together = forwards && t < queries;
-          if (adds && !together) add();
           for (int g = 0; t < queries && g < heads; ++g) {
             const int slot = t * heads + g;
+            float* const to_sums = partial + (warp * kDecodingSlots + slot) * kStep;
             TableRow<Sum, Columns> from;
             float factor[kDecodingAhead];
-            entry_weights(d.queries, query_weight, slot * kDecodingAhead, factor);
-            from.load(sums, query_offset, slot * kDecodingAhead, entry, query_entries, columns);
-            if (adds && together && g == 0) {
-              add();
-              // What was read before the row was written.
+            const auto read = [&](index_t buckets, float weights, int first, bool anew) {
+              entry_weights(d.queries, weights, first, factor);
+              from.load(sums, d.n_values, buckets, first, columns);
+              if (adds && together && g == 0) {
+                add();
+                // What was read before the row was written.
+                LSHKIT_UNROLL
+                for (int k = 0; k < kDecodingAhead; ++k) {
+                  LSHKIT_UNROLL
+                  for (int c = 0; c < Columns; ++c)
+                    if (from.row[k] == to.row[k]) from.x[k][c] = to.x[k][c];
+                }
+              }
               LSHKIT_UNROLL
-              for (int k = 0; k < kDecodingAhead; ++k)
-                if (from.row[k] == to.row[k]) LSHKIT_UNROLL
-              for (int c = 0; c < Columns; ++c) from.x[k][c] = to.x[k][c];
+              for (int c = 0; c < Columns; ++c) {
+                float sum = anew ? 0 : to_sums[c * kWarp + lane];
+                LSHKIT_UNROLL
+                for (int k = 0; k < kDecodingAhead; ++k) sum += factor[k] * from.x[k][c];
+                to_sums[c * kWarp + lane] = sum;
+              }
+              if (!counts) return;
+              const index_t bucket = __shfl_sync(kAllLanes, buckets, first + k_of);
+              const float own = __shfl_sync(kAllLanes, weights, first + k_of);
+              if (of > 0) return;
+              float& sum = to_sums[Columns * kWarp + lane];
+              if (anew) sum = 0;
+              if (bucket >= 0) sum += own * counts[bucket];
+            };
+            read(query_bucket, query_weight, slot * kDecodingAhead, group == warp);
+            for (index_t probe = kDecodingAhead; soft && probe < d.queries.probes;
+                 probe += kDecodingAhead) {
+              float own = 1;
+              const index_t bucket = bucket_of(d.queries, query_row(slot), probe, &own);
+              read(bucket, own, 0, false);
             }
-            float* const to_sums = partial + (warp * kDecodingSlots + slot) * kStep;
-            LSHKIT_UNROLL
-            for (int c = 0; c < Columns; ++c) {
-              float sum = entry == warp ? 0 : to_sums[c * kWarp + lane];
-              LSHKIT_UNROLL
-              for (int k = 0; k < kDecodingAhead; ++k) sum += factor[k] * from.x[k][c];
-              to_sums[c * kWarp + lane] = sum;
-            }
-            count_query(slot, to_sums);
           }
         }
       }
