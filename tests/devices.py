@@ -52,12 +52,8 @@ LIMITS = [
 # from the second quarter by the size of their numbers; and none of these, which take seconds there.
 EMULATED_SETS = 1
 SLOW_IN_EMULATION = (
-    r"sampled_is_unbiased",
-    r"gradients_are_unbiased",
-    r"division_into_calls",
-    r"error_of_half_precision",
-    r"soft_module_decodes",
-    r"every_query_sees",
+    r"unbiased|variance|division_into_calls|error_of_half_precision|soft_module_decodes",
+    r"every_query_sees|long_rows|inside_transformer_encoder_layer",
 )
 
 _TESTS = str(pathlib.Path(__file__).resolve().parent)
