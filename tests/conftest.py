@@ -90,11 +90,8 @@ def device(request):
         yield "cpu"
         return
     where = request.getfixturevalue("cuda_device")
-    if where.type == "cpu":
+    with devices.in_emulation() if where.type == "cpu" else devices.on_cuda(where):
         yield where
-    else:
-        with devices.on_cuda(where):
-            yield where
 
 
 @pytest.fixture(autouse=True)
