@@ -29,7 +29,7 @@ step() {
     return 1
   fi
   printf '\n==> %s\n' "$name" >>"$log"
-  timeout -s INT -k 10 "$limit" "$@" >"$work/step" 2>&1  # INT: pytest says what failed so far
+  timeout -k 10 "$limit" "$@" >"$work/step" 2>&1
   status=$?
   cat "$work/step" >>"$log"
   tail -n "${SHOWN:-3}" "$work/step" | cut -c 1-180
@@ -75,6 +75,7 @@ benchmark() {  # NAME SECONDS PARTS
 }
 rm -f "$out/gpu.json"
 SHOWN=14 benchmark quick 30 ceilings,errors
+export LSHKIT_TEST_FAILURES=$work/failures
 options=(-q --tb=short --maxfail=30 -p no:cacheprovider -m cuda)
 "$python" -c 'import pytest_timeout' 2>/dev/null && options+=(--timeout 60 --timeout-method thread)
 workers=()
@@ -146,7 +147,8 @@ printf '\n==> hardware counters\n'
 grep -E 'Context 1|^ +Duration|Compute \(SM\) Throughput|^ +DRAM Throughput|Issue Slots Busy|Registers Per|Achieved Occ|Dynamic Shared' \
   "$out/counters.log" 2>/dev/null | sed -E 's/ {3,}/  /g' | cut -c 1-100 | head -n 36
 printf '\n==> failures\n'
-grep -h -E '^(FAILED|ERROR) ' "$out/kernels.log" "$out/pytest.log" 2>/dev/null | cut -c 1-180 | head -n 20
+cat "$work/failures" >>"$out/pytest.log" 2>/dev/null
+cut -c 1-180 "$work/failures" 2>/dev/null | head -n 20
 grep -h -E '^========= (Invalid|Error|Race|Barrier|Program hit|Uninit)' "$out/sanitizers.log" 2>/dev/null |
   sort | uniq -c | sort -rn | cut -c 1-160 | head -n 10
 grep -h -E ' (passed|failed)' "$out/kernels.log" "$out/pytest.log" 2>/dev/null

@@ -1,5 +1,6 @@
 import functools
 import importlib.util
+import os
 import pathlib
 import sys
 
@@ -89,11 +90,8 @@ def device(request):
         yield "cpu"
         return
     where = request.getfixturevalue("cuda_device")
-    if where.type == "cpu":
+    with devices.in_emulation() if where.type == "cpu" else devices.on_cuda(where):
         yield where
-    else:
-        with devices.on_cuda(where):
-            yield where
 
 
 @pytest.fixture(autouse=True)
@@ -121,3 +119,13 @@ def pytest_runtest_protocol(item):
     result = yield
     devices.stop_if_broken()
     return result
+
+
+def pytest_runtest_logreport(report):
+    """Failures at once to a file, for a run that may be stopped before its summary."""
+    path = os.environ.get("LSHKIT_TEST_FAILURES")
+    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        message = crash.message if crash else str(report.longrepr)[-300:]
+        with open(path, "a") as file:
+            file.write(f"FAILED {report.nodeid}: {' '.join(message.split())[:300]}\n")
