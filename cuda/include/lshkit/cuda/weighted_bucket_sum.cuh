@@ -14,9 +14,9 @@
 // weights, whole at once.
 //
 // Bytes, per row, hash and probe of 64 columns in fp32: 512 of shared memory, 128 (bfloat16) or 256
-// of L2 to add; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor at 23 bytes a
-// cycle (L2 of 5.5 TB/s over 132 at 1.8 GHz). Three of each for forward and backward. In order
-// the copies are written and read besides, 512 bytes that leave L2 where rows are many.
+// of L2 to add; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor if L2 gives it
+// 23 bytes a cycle. Three of each for forward and backward. In order the copies are written and
+// read besides, 512 bytes that leave L2 where rows are many.
 // Instructions of a warp per row, hash and probe (SASS of sm_90): 18 to read, 26 with the products;
 // 60 to add, of which 12 to find the bucket's warp (8 ranges of 512 of 4096 buckets).
 #include "lshkit/cuda/elements.cuh"
