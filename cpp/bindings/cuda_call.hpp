@@ -39,7 +39,8 @@ class CudaCall {
  public:
   // Null views are arguments that were not given.
   explicit CudaCall(const std::vector<const TensorView*>& views) : first_(*views.front()) {
-    on_ = first_.on_cuda() || emulates_cuda();
+    // Arrays of numpy stay on the CPU, as they do beside a GPU.
+    on_ = first_.on_cuda() || (emulates_cuda() && first_.exchange_api());
     for (const TensorView* view : views)
       if (view && (view->device().type != first_.device().type ||
                    (view->on_cuda() && view->device().id != first_.device().id)))
