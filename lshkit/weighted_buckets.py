@@ -18,13 +18,12 @@ def bucket_sum(query, key, values, n_buckets, causal, key_mask):
     )
     n_buckets = checks.integer("n_buckets", n_buckets, 1, buckets.MAX_BUCKETS)
     causal = checks.boolean("causal", causal)
-    cuda = _C.with_cuda
     query = _side("query", query_codes, query_weights, n_buckets, torch)
     key = _side("key", key_codes, key_weights, n_buckets, torch)
-    values = checks.array("values", values, torch, cuda=cuda)
+    values = checks.array("values", values, torch, cuda=True)
     if key_mask is not None:
         key_mask = checks.array(
-            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=cuda
+            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True
         )
     # One probe stands for all: the shapes that must agree are those of plain codes.
     leading = buckets._check_shapes(query[0][..., 0], key[0][..., 0], values, key_mask)
@@ -53,10 +52,10 @@ def _side(side, codes, weights, n_buckets, torch):
     """Codes (..., rows, n_hashes, n_probes) and weights of the same shape or None."""
     name = f"{side}_codes"
     if weights is None:
-        codes = buckets.as_codes(name, codes, n_buckets, torch, cuda=_C.with_cuda)
+        codes = buckets.as_codes(name, codes, n_buckets, torch, cuda=True)
         return codes[..., None], None
-    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=_C.with_cuda)
-    weights = checks.array(f"{side}_weights", weights, torch, cuda=_C.with_cuda)
+    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes", cuda=True)
+    weights = checks.array(f"{side}_weights", weights, torch, cuda=True)
     shape = tuple(codes.shape)
     if codes.ndim < 3 or 0 in shape[-2:] or shape[-1] > buckets.MAX_BUCKETS:
         raise ValueError(
@@ -67,7 +66,7 @@ def _side(side, codes, weights, n_buckets, torch):
         raise ValueError(
             f"{side}_weights must have the shape {shape} of {name}, got {tuple(weights.shape)}"
         )
-    return buckets.as_codes(name, codes, n_buckets, torch, cuda=_C.with_cuda), weights
+    return buckets.as_codes(name, codes, n_buckets, torch, cuda=True), weights
 
 
 def _heads(x, leading, torch):

@@ -24,7 +24,7 @@ from lshkit.attention import (  # noqa: E402
     yoso_attention,
 )
 from lshkit.buckets import bucket_sum  # noqa: E402
-from lshkit.torch_ops import assertions  # noqa: E402
+from lshkit.torch_ops import assertions, soft  # noqa: E402
 
 SAMPLED = dict(estimator="sampled", n_bits=4, n_hashes=8)
 CASES = {
@@ -36,6 +36,8 @@ CASES = {
     "fewer columns": SAMPLED | dict(gradient_rank=2),
     "lift": SAMPLED | dict(unit_norm="lift", lift_scale=100.0),
     "lift to the largest": SAMPLED | dict(unit_norm="lift", lift_scale="auto"),
+    "soft": dict(estimator="soft", n_bits=4, n_hashes=4, n_probes=2),
+    "window": SAMPLED | dict(window=5),
     "masked": SAMPLED,
     "packed": SAMPLED | dict(is_causal=True),
 }
@@ -75,7 +77,7 @@ def no_reads(device):
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         else:  # as on CUDA
-            for module in (assertions, arguments):
+            for module in (assertions, arguments, soft):
                 patch.setattr(module, "may_be_read", lambda x: False)
         try:
             yield
@@ -132,6 +134,10 @@ def test_hashing_and_bucket_sums_read_nothing(cuda_device):
         if cuda_device.type == "cuda":  # codes of CPU tensors are looked at
             bucket_sum(codes, codes, x, 256).sum().backward()
             bucket_sum(codes.long(), codes.long(), x, 256, causal=True)
+            weights = torch.ones_like(codes[..., None], dtype=torch.float32)
+            sides = codes[..., None], codes[..., None]
+            bucket_sum(*sides, x, 256, query_weights=weights, key_weights=weights).sum().backward()
+        hasher.soft_hash(x, 2, 1.5)[1].sum().backward()
     if cuda_device.type == "cuda":
         assert "_copies" not in hasher.__getstate__()
         assert hasher._parameters_beside(x) is hasher._parameters_beside(x)

@@ -189,15 +189,22 @@ void expected_sums(const Problem& p, const UnitVectors& query, const UnitVectors
 
 // What the sorted buckets of a backward pass take.
 struct SortScratch {
-  std::int32_t *query_order = nullptr, *key_order = nullptr, *query_starts = nullptr,
-               *key_starts = nullptr;
+  struct OfSide {
+    std::uint16_t* buckets = nullptr;
+    std::int32_t *order = nullptr, *starts = nullptr;
+  } query, key;
   SortScratch() = default;
   SortScratch(Cut& cut, const Problem& p, int bits) {
     const index_t starts = kSortHashes * p.sequences() * p.s.heads * ((index_t(1) << bits) + 1);
-    query_order = cut.take<std::int32_t>(kSortHashes * p.queries());
-    key_order = cut.take<std::int32_t>(kSortHashes * p.keys_of_queries());
-    query_starts = cut.take<std::int32_t>(starts);
-    key_starts = cut.take<std::int32_t>(starts);
+    const auto take = [&](index_t rows) {
+      OfSide to;
+      to.buckets = cut.take<std::uint16_t>(kSortHashes * rows);
+      to.order = cut.take<std::int32_t>(kSortHashes * rows);
+      to.starts = cut.take<std::int32_t>(starts);
+      return to;
+    };
+    query = take(p.queries());
+    key = take(p.keys_of_queries());
   }
 };
 
@@ -205,14 +212,16 @@ struct SortScratch {
 void lower_bound(const Problem& p, const BackwardScratch& b, const SortScratch& scratch, int n_bits,
                  int sort_bits, Codes query_codes, Codes key_codes, index_t n_hashes) {
   BucketGradient a;
-  a.sort.queries = {p.query_side(), b.query.valid, query_codes.data, scratch.query_order,
-                    scratch.query_starts};
-  a.sort.keys = {p.key_side(), b.key.valid, key_codes.data, scratch.key_order, scratch.key_starts};
+  const auto side = [](const Side& of, const UnitVectors& rows, Codes codes,
+                       const SortScratch::OfSide& to) {
+    return SortSide{of, rows.valid, codes.data, to.buckets, to.order, to.starts};
+  };
+  a.sort.queries = side(p.query_side(), b.query, query_codes, scratch.query);
+  a.sort.keys = side(p.key_side(), b.key, key_codes, scratch.key);
   a.sort.query_heads = p.s.heads;
-  a.sort.tasks = p.sequences() * p.s.heads;
+  a.sort.sequences = p.s.query_starts ? p.s.sequences : 1;
+  a.sort.units = p.s.batch * p.s.heads;
   a.sort.n_hashes = n_hashes;
-  a.sort.query_rows = p.queries();
-  a.sort.key_rows = p.keys_of_queries();
   a.sort.code_bytes = query_codes.bytes;
   a.sort.bits = sort_bits;
   a.query_unit = b.query.unit;
@@ -257,6 +266,7 @@ MatrixProblem matrix_problem(const Problem& p, const BackwardScratch& b, int n_b
   a.n_hashes = n_hashes;
   a.code_bytes = query_codes.bytes;
   a.bits = n_bits;
+  a.biased = p.counts();
   a.bias = p.counts() ? b.bias : nullptr;
   a.causal = p.options.causal;
   a.scale = 0.5f * float(n_bits) / float(n_hashes);

@@ -109,6 +109,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   a.table_rows = ordered ? a.read.side.n_rows * a.read.n_probes : a.n_buckets;
   a.entry_shift = log2_or_none(a.entries());
   a.probe_shift = log2_or_none(a.read.n_probes);
+  a.side_by_side = !ordered && a.add.code_bytes == 2 && a.add.row_stride == a.add.n_probes;
   // Tasks that share tables: in order, all sequences of a head.
   const index_t together = ordered ? a.sequences : 1;
   const index_t tables = a.table_bytes / weighted_tables_of_one(a);

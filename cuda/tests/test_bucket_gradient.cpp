@@ -232,7 +232,7 @@ void check_gradient(const Case& c) {
   p.n_hashes = c.hashes;
   p.code_bytes = bytes;
   p.bits = c.bits;
-  p.bias = c.bias ? bias.data() : nullptr;
+  p.biased = c.bias;
   p.causal = c.causal;
   p.scale = 0.75f;
   p.element = c.element;
@@ -240,8 +240,10 @@ void check_gradient(const Case& c) {
   MatrixScratch unused(measure, p);
   std::vector<Words4> memory(measure.used() / 16 + 1);
   std::memset(memory.data(), 0xff, memory.size() * 16);
+  p.bias = c.bias ? bias.data() : nullptr;  // scratch itself, which is not there when measured
   Cut cut(memory.data());
   const MatrixScratch scratch(cut, p);
+  CHECK(cut.used() == measure.used());
   bucket_gradient(Queue{}, p, scratch);
 
   std::vector<double> wanted_dq(dq.size()), wanted_dk(dk.size()), dq_sizes(dq.size()),
@@ -286,7 +288,7 @@ void check_gradient(const Case& c) {
       }
   }
   // g, the unit vectors and g . v are rounded, for bfloat16 what a hash contributes too.
-  const double tolerance = c.element == Element::float16 ? 4.1 / 4096 : 4.1 / 512;
+  const double tolerance = c.element == Element::float16 ? 3.1 / 2048 : 4.1 / 256;
   const double of_queries = error_of(dq, wanted_dq, dq_sizes),
                of_keys = error_of(dk, wanted_dk, dk_sizes);
   if (!(of_queries <= tolerance && of_keys <= tolerance))
@@ -323,10 +325,12 @@ TEST(gradient_on_tensor_cores) {
       if (kQuick && causal != (element == Element::float16)) continue;
       c.nq = 30, c.nk = 45, c.bits = 1, c.hashes = kQuick ? 1 : 3;  // pairs of two tiles
       check_gradient(c);
-      c.nq = 75, c.nk = 83, c.bits = 1, c.hashes = 1;  // linear, several tiles
+      c.nq = 75, c.nk = 83, c.bits = 0, c.hashes = 1;  // linear, more tiles than stages
       check_gradient(c);
       if (kQuick) continue;
-      c.bias = true;
+      c.nq = 150, c.nk = 170, c.bits = 0;  // more tiles than are on their way at a time
+      check_gradient(c);
+      c.nq = 75, c.nk = 83, c.bits = 1, c.bias = true;
       c.dv = 64, c.d = 70;  // two tiles of columns of each
       check_gradient(c);
       c = Case{};

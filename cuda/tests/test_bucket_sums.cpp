@@ -11,7 +11,7 @@ using namespace lshkit;
 struct SumCase {
   index_t batch = 1, heads = 1, key_heads = 1, nq, nk, n_hashes, n_buckets, n_values;
   index_t row = 0;     // elements from one row of values to the next, 0: n_values
-  index_t offset = 0;  // of the codes and the values from where they are aligned
+  index_t offset = 0;  // of codes, values and sums from where they are aligned
   Element element = Element::float32;
   bool masked = false, counts = false, packed = false, own_values = false;
   Order order = Order::all;
@@ -67,8 +67,8 @@ void check_sum(const SumCase& c, index_t shared_limit = 227 * 1024) {
   a.valid_head = c.nk;
   a.order = c.order;
   a.scale = 1.0f / float(c.n_hashes);
-  auto out = unwritten<float>(rows_of_queries * columns);
-  a.out = out.data();
+  auto out = unwritten<float>(c.offset + rows_of_queries * columns);
+  a.out = out.data() + c.offset;
   const index_t sequences = c.packed ? 3 : c.batch;
   cuda::bucket_sum(cuda::Queue{}, a, sequences, shared_limit);
 
@@ -94,7 +94,7 @@ void check_sum(const SumCase& c, index_t shared_limit = 227 * 1024) {
         }
       }
       for (index_t x = 0; x < columns; ++x)
-        CHECK_CLOSE(out[(q.owned + i) * columns + x], sum[x], 0, 1e-6 * size[x]);
+        CHECK_CLOSE(a.out[(q.owned + i) * columns + x], sum[x], 0, 1e-6 * size[x]);
     }
   }
 }

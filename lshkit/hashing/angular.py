@@ -13,7 +13,8 @@ MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 def _sharpness_tensor(sharpness, torch, device):
     """A number, or a tensor of one, as the operators take it: `(1,)`. They check its value."""
     if not isinstance(sharpness, torch.Tensor):
-        return torch.tensor([checks.positive("sharpness", sharpness)], device=device)
+        sharpness = checks.positive("sharpness", sharpness)
+        return torch.full((1,), sharpness, dtype=torch.float32, device=device)
     sharpness = checks.array(
         "sharpness", sharpness, torch, kinds="f", wanted="a real number", cuda=device.type == "cuda"
     )
@@ -131,7 +132,7 @@ class _AngularFamily(HashFamily):
             n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=_C.with_cuda and self.n_bits <= MAX_PROBE_BITS)
+        x = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
@@ -144,7 +145,7 @@ class _AngularFamily(HashFamily):
 
             sharpness = _sharpness_tensor(sharpness, torch, x.device)
             x = x.reshape(1, 1, -1, self.n_features)
-            parameters = torch.from_numpy(self.parameters).to(x.device)
+            parameters = self._parameters_beside(x)
             weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
             return probes.reshape(shape), weights.reshape(shape)
         sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)

@@ -3,6 +3,7 @@
 import torch
 
 from lshkit import _C, hashing
+from lshkit.torch_ops.assertions import may_be_read
 from lshkit.torch_ops.library import (
     check_codes,
     define,
@@ -36,7 +37,7 @@ def selected_bits(n_probes: int) -> int:
 
 
 def check_sharpness(sharpness):
-    if sharpness.is_cuda:  # to look would be to wait for the GPU
+    if not may_be_read(sharpness):
         return
     sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
     good = torch.isfinite(sharpness) & (sharpness > 0)

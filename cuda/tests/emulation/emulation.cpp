@@ -243,6 +243,15 @@ std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   wait_for_warp(Wait::take);
   return value;
 }
+unsigned ballot(bool vote) {
+  const unsigned first = current / kWarpSize * kWarpSize;
+  slots[current] = vote;
+  wait_for_warp(Wait::give);
+  unsigned votes = 0;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) votes |= unsigned(slots[first + lane]) << lane;
+  wait_for_warp(Wait::take);
+  return votes;
+}
 
 void bound_piece([[maybe_unused]] void* piece, [[maybe_unused]] std::size_t bytes,
                  [[maybe_unused]] std::size_t whole) {

@@ -43,6 +43,7 @@ void bound_piece(void* piece, std::size_t bytes, std::size_t whole);
 unsigned char* shared_memory();
 void synchronize_block();
 void synchronize_warp();
+unsigned ballot(bool vote);  // bit i: what lane i of this warp gave
 std::uint64_t exchange(std::uint64_t value, unsigned lane);  // what `lane` of this warp gave
 
 template <class T>
@@ -75,10 +76,8 @@ T __shfl_sync(unsigned lanes, T value, int lane) {
   return lshkit::emulation::exchange_as(value, unsigned(lane) % 32);
 }
 inline unsigned __ballot_sync(unsigned lanes, int vote) {
-  unsigned votes = 0;
-  for (int lane = 0; lane < 32; ++lane)
-    votes |= unsigned(__shfl_sync(lanes, vote != 0, lane)) << lane;
-  return votes;
+  lshkit::emulation::check_mask(lanes);
+  return lshkit::emulation::ballot(vote != 0);
 }
 inline unsigned __match_any_sync(unsigned lanes, unsigned value) {
   unsigned equal = 0;

@@ -1,12 +1,14 @@
 #pragma once
-// The lower bound's gradient hash by hash, in time linear in the length (YOSO, eq. 4): a counting
-// sort brings a bucket's rows together, and a block takes a bucket. One of a queries and b keys
-// costs a b (d_v + 2 d) products pair by pair, or 2 d d_v (a + b) through the products M = sum_j
-// v_j k_j^T and sum_i g_i q_i^T: the cheaper is taken. A hash is a launch: no two blocks of it have
-// a row in common, so that sums over the hashes are made in order, without atomics.
+// The lower bound's gradient of fp32 inputs, and of codes with more bits than are sorted by, hash
+// by hash, in time linear in the length (YOSO, eq. 4); bucket_gradient_matrix.cuh has the rest. A
+// counting sort brings a bucket's rows together, and a block takes a bucket. One of a queries and b
+// keys costs a b (d_v + 2 d) products pair by pair, or 2 d d_v (a + b) through the products M =
+// sum_j v_j k_j^T and sum_i g_i q_i^T: the cheaper is taken. A hash is a launch: no two blocks of
+// it have a row in common, so that sums over the hashes are made in order, without atomics.
 //
 // Bound: arithmetic, 32,768 operations a token and hash in the linear form at d = d_v = 64, in fp32
 // outside the tensor cores; device memory, 512 bytes of gradients read and written a row and hash.
+#include "lshkit/cuda/bucket_sort.cuh"
 #include "lshkit/cuda/pairs.cuh"
 
 namespace lshkit::cuda {
@@ -14,80 +16,8 @@ namespace lshkit::cuda {
 constexpr int kSortBits = 11;   // of a code; rows that share these and no more are told apart later
 constexpr int kSortHashes = 4;  // of a launch of the sort
 
-struct SortedSide {
-  Side side;
-  const std::uint8_t* valid = nullptr;
-  const void* codes = nullptr;
-  std::int32_t* order = nullptr;   // (kSortHashes, query heads' rows): positions in the span
-  std::int32_t* starts = nullptr;  // (kSortHashes, tasks, buckets + 1) of the buckets in order
-};
-
-struct BucketSort {
-  SortedSide queries, keys;
-  index_t query_heads = 1, tasks = 0, n_hashes = 1, first_hash = 0;
-  index_t query_rows = 0, key_rows = 0;  // of all heads of queries
-  int code_bytes = 1, bits = 1;          // bits sorted by
-
-  __host__ __device__ index_t buckets() const { return index_t(1) << bits; }
-};
-
-// A warp sorts the valid rows of one side of one task by one hash. Stable: a bucket's are in order.
-LSHKIT_KERNEL void __launch_bounds__(kWarp) bucket_sort_kernel(BucketSort a) {
-  LSHKIT_SHARED_MEMORY(memory);
-  int* const next = reinterpret_cast<int*>(memory);  // (buckets)
-  const int lane = lane_index(), buckets = int(a.buckets());
-  const bool of_queries = block_index() % 2 == 0;
-  const SortedSide& s = of_queries ? a.queries : a.keys;
-  const index_t task = block_index() / 2 % a.tasks, hash = block_index() / 2 / a.tasks;
-  if (a.first_hash + hash >= a.n_hashes) return;
-  const Span span = span_of(s.side, a.query_heads, task);
-  std::int32_t* const order =
-      s.order + hash * (of_queries ? a.query_rows : a.key_rows) + span.owned;
-  std::int32_t* const starts = s.starts + (hash * a.tasks + task) * (buckets + 1);
-  const unsigned none = unsigned(buckets);
-  const auto bucket_of = [&](index_t i) {
-    if (i >= span.count || !s.valid[span.flat + i]) return none;
-    const index_t at = (span.flat + i) * a.n_hashes + a.first_hash + hash;
-    return load_code(s.codes, a.code_bytes, at) & (none - 1);
-  };
-
-  for (int b = lane; b < buckets; b += kWarp) next[b] = 0;
-  __syncwarp();
-  for (index_t i = lane; i < span.count; i += kWarp) {
-    const unsigned b = bucket_of(i);
-    if (b != none) atomicAdd(next + b, 1);
-  }
-  __syncwarp();
-  const int each = int(ceil_div(buckets, kWarp));
-  int before = 0, own = 0;
-  for (int b = lane * each; b < (lane + 1) * each && b < buckets; ++b) own += next[b];
-  for (int other = 0; other < kWarp; ++other) {
-    const int count = __shfl_sync(kAllLanes, own, other);
-    if (other < lane) before += count;
-  }
-  for (int b = lane * each; b < (lane + 1) * each && b < buckets; ++b) {
-    const int count = next[b];
-    next[b] = starts[b] = before;
-    before += count;
-    if (b == buckets - 1) starts[buckets] = before;
-  }
-  __syncwarp();
-  for (index_t first = 0; first < span.count; first += kWarp) {
-    const unsigned b = bucket_of(first + lane);
-    const unsigned equal = __match_any_sync(kAllLanes, b);
-    const int rank = __popc(equal & ((1u << lane) - 1));
-    const int start = b == none ? 0 : next[b];
-    __syncwarp();
-    if (b != none) {
-      order[start + rank] = std::int32_t(first + lane);
-      if (rank == 0) next[b] = start + __popc(equal);
-    }
-    __syncwarp();
-  }
-}
-
 struct BucketGradient {
-  BucketSort sort;
+  GroupSort sort;  // of all heads
   const float *query_unit = nullptr, *key_unit = nullptr;
   index_t n_features = 0, n_values = 0;
   Elements grad, value;         // grad: rows of every head of queries
@@ -129,7 +59,7 @@ struct BucketRows {
     return column < p.n_features ? p.key_unit[(key.flat + keys[j]) * p.n_features + column] : 0;
   }
   __device__ bool same_code(int i, int j) const {
-    const BucketSort& s = p.sort;
+    const GroupSort& s = p.sort;
     return load_code(s.queries.codes, s.code_bytes,
                      (query.flat + queries[i]) * s.n_hashes + hash) ==
            load_code(s.keys.codes, s.code_bytes, (key.flat + keys[j]) * s.n_hashes + hash);
@@ -305,20 +235,19 @@ struct BucketBlock {
 LSHKIT_KERNEL void __launch_bounds__(kPairThreads, 1)
     bucket_gradient_kernel(BucketGradient p, index_t slot) {
   LSHKIT_SHARED_MEMORY(memory);
-  const BucketSort& s = p.sort;
+  const GroupSort& s = p.sort;
   const index_t buckets = s.buckets(), task = block_index() / buckets;
   const index_t bucket = block_index() % buckets;
-  const Span query = span_of(s.queries.side, s.query_heads, task);
-  const Span key = span_of(s.keys.side, s.query_heads, task);
-  const index_t at = (slot * s.tasks + task) * (buckets + 1) + bucket;
+  const Span query = s.span(s.queries, task), key = s.span(s.keys, task);
+  const index_t at = (slot * s.tasks() + task) * (buckets + 1) + bucket;
   const int query_start = s.queries.starts[at], query_end = s.queries.starts[at + 1];
   const int key_start = s.keys.starts[at], key_end = s.keys.starts[at + 1];
   if (query_start == query_end || key_start == key_end) return;  // all of the block
   const BucketRows rows{p,
                         query,
                         key,
-                        s.queries.order + slot * s.query_rows + query.owned + query_start,
-                        s.keys.order + slot * s.key_rows + key.owned + key_start,
+                        s.queries.order + slot * s.rows(s.queries) + query.owned + query_start,
+                        s.keys.order + slot * s.rows(s.keys) + key.owned + key_start,
                         query_end - query_start,
                         key_end - key_start,
                         s.first_hash + slot};
@@ -343,16 +272,15 @@ inline void clear(const Queue& queue, float* x, index_t count) {
 // Adds to query_grad and key_grad, which are cleared first. Order and starts of the sort are
 // scratch.
 inline void bucket_gradient(const Queue& queue, BucketGradient p) {
-  BucketSort& s = p.sort;
-  clear(queue, p.query_grad, s.query_rows * p.n_features);
-  clear(queue, p.key_grad, s.key_rows * p.n_features);
+  GroupSort& s = p.sort;
+  clear(queue, p.query_grad, s.rows(s.queries) * p.n_features);
+  clear(queue, p.key_grad, s.rows(s.keys) * p.n_features);
   for (s.first_hash = 0; s.first_hash < s.n_hashes; s.first_hash += kSortHashes) {
-    const index_t hashes = least(kSortHashes, s.n_hashes - s.first_hash);
-    launch(queue, "bucket_sort", bucket_sort_kernel, 2 * s.tasks * hashes, kWarp,
-           sizeof(int) * std::size_t(s.buckets()), s);
-    for (index_t slot = 0; slot < hashes; ++slot)
-      launch(queue, "bucket_gradient", bucket_gradient_kernel, s.tasks * s.buckets(), kPairThreads,
-             sizeof(PairTiles), p, slot);
+    s.hashes = least(kSortHashes, s.n_hashes - s.first_hash);
+    group_sort(queue, s);
+    for (index_t slot = 0; slot < s.hashes; ++slot)
+      launch(queue, "bucket_gradient", bucket_gradient_kernel, s.tasks() * s.buckets(),
+             kPairThreads, sizeof(PairTiles), p, slot);
   }
 }
 

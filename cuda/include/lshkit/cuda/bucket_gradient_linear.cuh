@@ -162,9 +162,12 @@ struct LinearBucket {
     clear(m);
     int taken = 0;
     bool stale = false;
+    LSHKIT_KEEP_LOOP
     for (int step = 0; step < own_tiles; ++step) {
       const int o = of_queries ? step : own_tiles - 1 - step, first = o * kTileRows;
       const int own_first = first_of(own, o), own_last = last_of(own, o);
+      load(own, first, false, 1);
+      LSHKIT_KEEP_LOOP
       for (; taken < other_tiles; ++taken) {
         const int i = other_tile(taken);
         if (of_queries ? last_of(other, i) > own_first : first_of(other, i) < own_last) break;
@@ -176,8 +179,19 @@ struct LinearBucket {
       }
       if (stale) store_product(m);
       stale = false;
-      load(own, first, false, 1);
-      wait_for_copies<0>();
+      // Whether there are pairs with the next tile of others, which then is on its way.
+      const auto begin = [&](int next, int stage) {
+        const int i = other_tile(next);
+        const bool some = next < other_tiles && (of_queries ? first_of(other, i) <= own_last
+                                                            : last_of(other, i) >= own_first);
+        if (some)
+          load(other, i * kTileRows, true, stage);
+        else
+          end_copies();
+        return some;
+      };
+      bool some = begin(taken, 0);
+      wait_for_copies<1>();
       __syncwarp();
       float sum[2][4][4] = {};
       if (taken > 0) {
@@ -192,19 +206,19 @@ struct LinearBucket {
       }
       const int own_row = first + lane_index() % kTileRows;
       const int positions = own_row < own.count ? own.order[own_row] : 0;
-      for (int next = taken; next < other_tiles; ++next) {
-        const int i = other_tile(next), other_first = i * kTileRows;
-        if (of_queries ? first_of(other, i) > own_last : last_of(other, i) < own_first) break;
-        load(other, other_first, true, 0);
+      LSHKIT_KEEP_LOOP
+      for (int next = taken, stage = 0; some; ++next, stage = 2 - stage) {
+        const int other_first = other_tile(next) * kTileRows;
         const int other_row = other_first + lane_index() % kTileRows;
         const int others = other_row < other.count ? other.order[other_row] : 0;
-        wait_for_copies<0>();
+        some = begin(next + 1, 2 - stage);
+        wait_for_copies<1>();
         __syncwarp();
         std::uint32_t a[4][4], weights[4];
         LSHKIT_UNROLL
         for (int c = 0; c < 4; ++c) load_fragment<false>(a[c], factor(1), lane, c);
         float s[2][4] = {};
-        multiply_factors<E>(s, a, factor(0), lane);
+        multiply_factors<E>(s, a, factor(stage), lane);
         pack_weights<E>(weights, s, [&](int row, int column) {
           const int at = __shfl_sync(kAllLanes, positions, row);
           const int of_other = __shfl_sync(kAllLanes, others, column);
@@ -213,12 +227,14 @@ struct LinearBucket {
         });
         LSHKIT_UNROLL
         for (int half = 0; half < 2; ++half)
-          multiply_unit<E>(sum[half], weights, unit(0), lane, half);
+          multiply_unit<E>(sum[half], weights, unit(stage), lane, half);
       }
       const TileWriter<E> to{own, lane, unit(1), positions, first, 0, it.scale};
       LSHKIT_UNROLL
       for (int half = 0; half < 2; ++half) to.put(sum[half], half);
     }
+    wait_for_copies<0>();
+    __syncwarp();
   }
 };
 
@@ -256,9 +272,7 @@ __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(M
       continue;
     }
     bucket.causal(it.queries, it.keys, true);
-    __syncwarp();
     bucket.causal(it.keys, it.queries, false);
-    __syncwarp();
   }
 }
 

@@ -66,11 +66,14 @@ LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
   float* const of_warp = reinterpret_cast<float*>(memory);
   const index_t head = block_index(), columns = a.columns + (a.extra || a.ones ? 1 : 0);
   float largest = 0;
-  for (index_t row = warp_index(); row < a.n_rows; row += kScaleThreads / kWarp) {
-    const index_t flat = head * a.n_rows + row;
-    if (a.valid && !a.valid[flat]) continue;
-    for (index_t c = lane_index(); c < columns; c += kWarp) {
-      const float x = fabsf(a.at(head / a.heads, head % a.heads, row, flat, c));
+  for (index_t c = lane_index(); c < columns; c += kWarp) {
+#ifdef __CUDACC__
+#pragma unroll 4
+#endif
+    for (index_t row = warp_index(); row < a.n_rows; row += kScaleThreads / kWarp) {
+      const index_t flat = head * a.n_rows + row;
+      const bool taken = !a.valid || a.valid[flat];
+      const float x = taken ? fabsf(a.at(head / a.heads, head % a.heads, row, flat, c)) : 0;
       if (is_finite(x) && x > largest) largest = x;
     }
   }
@@ -174,6 +177,7 @@ struct MatrixProblem {
   index_t query_heads = 1, sequences = 1;  // of a batch, or packed
   index_t n_features = 0, n_values = 0, n_hashes = 1;
   int code_bytes = 1, bits = 1;
+  bool biased = false;  // also where scratch is measured and there is no bias yet
   const float* bias = nullptr;
   bool causal = false;
   float scale = 1;
@@ -181,7 +185,7 @@ struct MatrixProblem {
 
   index_t units() const { return queries.batch * query_heads; }
   index_t unit_tiles() const { return ceil_div(n_features, kTileColumns); }
-  index_t factor_tiles() const { return ceil_div(n_values + (bias ? 1 : 0), kTileColumns); }
+  index_t factor_tiles() const { return ceil_div(n_values + biased, kTileColumns); }
   index_t contribution_bytes() const { return element == Element::float16 ? 256 : 128; }
   bool empty() const {
     return units() == 0 || n_features == 0 || n_hashes == 0 ||
@@ -260,7 +264,7 @@ void pack_side(const Queue& queue, const MatrixProblem& p, const MatrixProblemSi
   a.tiles = p.factor_tiles();
   a.inverse = nullptr;
   a.to = to.factor;
-  a.ones = !of_queries && p.bias;
+  a.ones = !of_queries && p.biased;
   a.extra = of_queries ? p.bias : nullptr;
   if (E == Element::float16) {
     a.scale = to.scale;

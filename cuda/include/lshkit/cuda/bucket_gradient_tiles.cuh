@@ -2,20 +2,26 @@
 // The lower bound's gradient for 16-bit inputs on the tensor cores (YOSO, eq. 4). Within a bucket
 // dQ_i = sum_j (g_i . v_j) k_j and dK_j = sum_i (g_i . v_j) q_i, over tiles of 16 rows and 64
 // columns; a warp takes a bucket by itself. Two forms, by the size of the bucket:
-//   pairs, up to 32 queries and 32 keys: S = G V^T, dQ = S K, dK = S^T Q; 24 products of 16 x 8 x
-//   16
+//   pairs, up to 32 queries and 32 keys: S = G V^T, dQ = S K, dK = S^T Q: 24 products (16 x 8 x 16)
 //     for every 16 queries and 16 keys
-//   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M'; 128 for 16 queries and 16 keys,
+//   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M': 128 for 16 queries and 16 keys,
 //     however many rows a bucket has
-// More than 64 columns: all of it is linear in the columns of g and v and in those of q and k, so
-// every 64 of both are a gradient of their own. The bias of "sum" is one more column of g, v's
-// is 1.
+// All of it is linear in the columns of g and v and in those of q and k: where there are more than
+// 64, every 64 of both are a gradient of their own. The bias of "sum" is one more column of g,
+// where v has ones: with 64 columns of values it costs as much as they do.
 //
 // No two buckets of a hash share a row, and what each hash contributes to a row is written once,
 // to be summed over the hashes in order: no atomics, the same bits every time.
 //
+// What is rounded to 16 bits, each once: g, the unit vectors, S or M, and for bfloat16 what a hash
+// contributes. All sums are fp32. float16 has a power of two for each head that brings g below 2^8
+// and v to 1 at most, so that no S overflows, and another for each bucket that does it for M.
+//
 // Bound: L2. Of a token and hash 512 bytes are gathered (pairs) or 640 (linear: values twice), 256
-// are written and read again, twice that for float16.
+// are written and read again once; float16 writes and reads twice that. Instructions of a warp
+// (sm_90's machine code): a bucket of up to 16 + 16 rows takes about 620 as pairs, 24 of them
+// products; 16 queries and 16 keys of a linear one take 1040 (250 to sum M, 490 for dQ and M', 300
+// for dK), 128 of them products; some 500 to find out where an item is.
 #include "lshkit/cuda/bucket_sort.cuh"
 #include "lshkit/cuda/matrix.cuh"
 

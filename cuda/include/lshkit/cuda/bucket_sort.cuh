@@ -28,7 +28,7 @@ struct GroupSort {
   SortSide queries, keys;
   index_t query_heads = 1, sequences = 1;  // of a unit
   index_t first_unit = 0, units = 0, first_hash = 0, hashes = 0, n_hashes = 1;
-  int code_bytes = 1, bits = 1;  // all bits of a code
+  int code_bytes = 1, bits = 1;  // bits of a code that are sorted by: the lowest
 
   __host__ __device__ index_t buckets() const { return index_t(1) << bits; }
   __host__ __device__ index_t rows(const SortSide& s) const { return units * s.side.n_rows; }
@@ -173,8 +173,7 @@ inline void group_sort(const Queue& queue, const GroupSort& a) {
   const index_t table = index_t(sizeof(int)) * a.buckets();
   const index_t longest =
       a.queries.side.n_rows > a.keys.side.n_rows ? a.queries.side.n_rows : a.keys.side.n_rows;
-  if (longest == 0) return;
-  index_t warps = least(ceil_div(longest, 256), kMostSortWarps);
+  index_t warps = least(ceil_div(longest + 1, 256), kMostSortWarps);
   warps = least(warps, kSortSharedBytes / table - 1);
   launch(queue, "group_sort", group_sort_kernel, 2 * a.tasks() * a.hashes, int(warps) * kWarp,
          std::size_t((warps + 1) * table), a, int(warps));

@@ -5,10 +5,14 @@
 // hash's buckets in the order of the keys: no atomics, the same sum at every run. Half of the
 // block's threads stage the next chunk of rows meanwhile.
 //
+// Codes of one byte and sums in float32 have kernels of their own, made for speed: byte_sum.cuh and
+// byte_sum_ordered.cuh. This one is for all else: codes of two bytes, float64, less shared memory.
+//
 // Traffic, per token and hash of d = 64 columns in fp32: 256 bytes read and 256 written to add, 256
 // read to query, 768 of shared memory (causal: 1280, a query's numbers are staged to be summed).
-// To that this adds 0.5 bytes in 4 for the codes, 0.25 for the values. Device memory: every slice
-// of columns reads all codes again, n_columns / columns of a block times.
+// To that this adds 0.5 bytes in 4 for the codes, 0.25 for the values. It is far from that bound:
+// four warps add, four keys at a time, and what a warp reads its next four keys wait for. Device
+// memory: every slice of columns reads all codes again, n_columns / columns of a block times.
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
@@ -74,13 +78,13 @@ BucketSumPlan plan_bucket_sum(index_t n_hashes, index_t n_buckets, index_t colum
     p.hashes = int(least(n_hashes, kSumHashes));
     p.columns = wanted;
     if (p.lanes() > kSumChunk || (wanted > 1 && wanted >= 2 * columns)) continue;
-    p.table_rows = int(n_buckets);
+    p.table_rows = int(least(n_buckets, 65534));  // rows, and two more, are 16 bits
     if (bucket_sum_shared_bytes<T>(p) > shared_limit) {
       if (wanted > 1) continue;
       BucketSumPlan empty = p;
       empty.table_rows = 0;
       const index_t room = shared_limit - bucket_sum_shared_bytes<T>(empty);
-      p.table_rows = int(least(n_buckets, room / (index_t(sizeof(T)) * p.lanes())));
+      p.table_rows = int(least(p.table_rows, room / (index_t(sizeof(T)) * p.lanes())));
       if (p.table_rows < 1) break;
     }
     p.shared_bytes = bucket_sum_shared_bytes<T>(p);
@@ -132,15 +136,21 @@ struct SumStage {
   }
 };
 
-// Adds four keys to a lane's buckets in their order; row r[3] is the last one.
+// Adds four keys to a lane's buckets in their order; row r[3] is the last one. What the keys before
+// it bring to its bucket is added to a key first, so that no sum waits for another.
 template <class T>
-__device__ inline void add_four(T* table, int lanes, const int* r, const T* v, T* x) {
+__device__ inline void add_four(const T* table, int lanes, const int* r, const T* v, T* x) {
+  T old[4];
   LSHKIT_UNROLL
-  for (int k = 0; k < 4; ++k) x[k] = table[r[k] * lanes];
-  x[0] += v[0];
-  x[1] = (r[1] == r[0] ? x[0] : x[1]) + v[1];
-  x[2] = (r[2] == r[1] ? x[1] : r[2] == r[0] ? x[0] : x[2]) + v[2];
-  x[3] = (r[3] == r[2] ? x[2] : r[3] == r[1] ? x[1] : r[3] == r[0] ? x[0] : x[3]) + v[3];
+  for (int k = 0; k < 4; ++k) old[k] = table[r[k] * lanes];
+  LSHKIT_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    T sum = v[k];
+    LSHKIT_UNROLL
+    for (int before = 0; before < k; ++before)
+      if (r[before] == r[k]) sum += v[before];
+    x[k] = old[k] + sum;
+  }
 }
 
 template <class T>
@@ -177,7 +187,7 @@ __device__ inline void add_and_read_four(T* table, int lanes, const int* r, cons
 
 // One block: one slice of columns of one head of one sequence.
 template <class T, int Columns>
-__global__ void __launch_bounds__(kSumThreads) bucket_sum_kernel(BucketSum<T> a) {
+__global__ void __launch_bounds__(kSumThreads, 1) bucket_sum_kernel(BucketSum<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
   const int lanes = a.plan.hashes * Columns, hashes = a.plan.hashes, rows = a.plan.table_rows;
   T* const table = reinterpret_cast<T*>(memory);  // (rows + 2, lanes)

@@ -49,7 +49,7 @@ __device__ inline void store_sums(const BucketSum<float>& a, const Span& query, 
     if (both) two.y += out[1];
   }
   if (last) two = {two.x * a.scale, two.y * a.scale};
-  if (both && a.columns() % 2 == 0) {
+  if (both && a.columns() % 2 == 0 && is_aligned(a.out, 8)) {
     store_two(out, two);
   } else {
     out[0] = two.x;

@@ -7,15 +7,26 @@
 // warps of an 8-byte access touch 32 banks. Of the 8 warps up to three add, the rest bring the next
 // chunk of codes and values; then all of them query.
 //
-// Per token and hash of 64 columns, in wavefronts of 128 bytes of shared memory, of which a
-// multiprocessor has one a clock, with 6 columns a block:
-//   add    4 for the tables (256 bytes read, 256 written), 0.25 codes, 0.5 values, 0.4 staging
-//   query  2 for the tables (256 bytes read), 0.2 codes and 0.5 sums to and from device memory
-// and of instructions a warp, of which it has four a clock (counted in the machine code for sm_90):
-// see add_keys and query_warp. A warp that adds has 4 keys in flight; what equal codes among them
-// have in common is summed before the tables answer, so that a step is one load, one addition and
-// one store long. Device memory and L2: each of the 11 slices of 64 columns reads all codes (32
-// bytes a token, 352 in all) and a sector or two of the values.
+// The bound is shared memory, one wavefront of 128 bytes a clock and multiprocessor. Per token and
+// hash of 64 columns, at 6 columns a block, in wavefronts, and in instructions of a warp counted in
+// the machine code for sm_90, of which four go in a clock:
+//
+//             tables                   codes, values, sums    sum   instructions
+//   add       2 read, 2 written        0.25 + 0.5 + 0.9       5.7   12.3 to add, 4 to stage
+//   query     2                        0.2 + 0.5              2.7   5.4
+//
+// The last number of a line stands for global loads and stores as well, a line of 128 bytes each
+// taken for a wavefront. Of these 8.4 wavefronts 6 are the 768 bytes of the tables. A warp that
+// adds issues 49 instructions for 4 keys, and the next 4 wait until the tables have answered, which
+// is about as long as the three warps' 68 wavefronts take. What equal codes of the 4 have in common
+// is summed before the answer, so that there is one addition between a load and its store. With 8
+// keys at a time no answer is waited for, but their comparisons take 146 instructions for 136
+// wavefronts.
+//
+// Device memory and L2: each of the 11 slices of 64 columns reads all codes (32 bytes a token) and
+// a sector or two of its row of values, and writes 24 bytes of its sums: some 150 bytes a token,
+// slice and pass, 10 GB at n = 65536 and 96 heads. Blocks: heads * 11, whatever the length: fewer
+// than 12 heads leave multiprocessors without work.
 #include "lshkit/cuda/byte_stage.cuh"
 
 namespace lshkit::cuda {

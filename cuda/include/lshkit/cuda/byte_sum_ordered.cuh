@@ -4,8 +4,10 @@
 // at a time; a warp that adds four keys also reads what their queries see, and sums it over its
 // hashes by shuffles.
 //
-// Per token and hash of 64 columns, in wavefronts of shared memory: 4 to add, 2 to query, 2.25 of
-// shuffles and 1.5 for codes, values and staging; LSHKIT_COUNT_ORDERED
+// Per token and hash of 64 columns: 10 wavefronts of shared memory (4 to add, 2 to query, 2 of
+// shuffles and 2 for codes, values and sums), and 35 instructions of the warp that adds, counted in
+// the machine code for sm_90: with three such warps, on schedulers of their own, 12 clocks. The
+// bound is these.
 #include "lshkit/cuda/byte_stage.cuh"
 
 namespace lshkit::cuda {
@@ -80,54 +82,56 @@ __device__ __forceinline__ void add_and_read_group(unsigned char* tables, std::u
   }
 }
 
-// The sums over the lanes of equal lane / Hashes of eight numbers: lane l gets that of the number
-// whose bits, from the last, are the first three of l.
-template <int Hashes>
-__device__ __forceinline__ float sum_of_eight(float* x) {
-  const int lane = lane_index();
+// The sums over the lanes of equal lane / Hashes of 2 * Count numbers: a lane gets that of the
+// number whose bits, from the last, are those of the lane from Bit on. Steps are templates, as
+// those of transform_registers.
+template <int Hashes, int Count, int Bit = 1>
+__device__ __forceinline__ float sum_over_lanes(float* x) {
+  const bool upper = lane_index() & Bit;
   LSHKIT_UNROLL
-  for (int count = 4, bit = 1; count > 0; count /= 2, bit *= 2) {
-    const bool upper = lane & bit;
-    LSHKIT_UNROLL
-    for (int i = 0; i < count; ++i) {
-      const float mine = upper ? x[i + count] : x[i], other = upper ? x[i] : x[i + count];
-      x[i] = mine + __shfl_xor_sync(kAllLanes, other, bit);
-    }
+  for (int i = 0; i < Count; ++i) {
+    const float mine = upper ? x[i + Count] : x[i], other = upper ? x[i] : x[i + Count];
+    x[i] = mine + __shfl_xor_sync(kAllLanes, other, Bit);
   }
-  LSHKIT_UNROLL
-  for (int bit = 8; bit < Hashes; bit *= 2) x[0] += __shfl_xor_sync(kAllLanes, x[0], bit);
+  if constexpr (Count > 1) return sum_over_lanes<Hashes, Count / 2, Bit * 2>(x);
+  if constexpr (2 * Bit < Hashes) x[0] += __shfl_xor_sync(kAllLanes, x[0], 2 * Bit);
   return x[0];
 }
 
 // A chunk: words (quads, Hashes), values (kOrderedChunk) of the lane's pair, sums to (rows, kPairs)
-// pairs of which `to` is this lane's number of the first row.
+// pairs, of which `to` is the lane's of the first row. Those of eight rows are summed while the
+// tables answer for the next eight: five shuffles that wait for each other take longer than that.
 template <int Hashes, bool Reversed>
 __device__ __forceinline__ void add_and_read_chunk(unsigned char* tables, std::uint32_t low,
                                                    bool live, const std::uint32_t* keys,
                                                    const std::uint32_t* queries, const Two* values,
                                                    float* to, int row_step) {
   constexpr int kQuads = kOrderedChunk / 4;
+  static_assert(kQuads % 2 == 0);
   const int part = lane_index() % Hashes;
-  const int number =
-      (part & 1) << 2 | (part & 2) | (part >> 2 & 1);  // that the lane has the sum of
-  to += number / 2 * row_step + number % 2;
+  // Of the number that the lane has the sum of: the quad of two, the row of four, the column.
+  const int half = part & 1, row = (part & 2) | (part >> 2 & 1), column = part >> 3 & 1;
+  to += row * row_step + column;
   const auto at = [](int n) { return Reversed ? kQuads - 1 - n : n; };
-  OrderedGroup group[2];
-  group[0].load(keys + at(0) * Hashes, queries + at(0) * Hashes, values + 4 * at(0));
+  const auto store = [&](int n, float* seen) {
+    const float sum = sum_over_lanes<Hashes, 8>(seen);
+    if (part < 16) to[4 * at(n + half) * row_step] = sum;
+  };
+  OrderedGroup a, b;
+  a.load(keys + at(0) * Hashes, queries + at(0) * Hashes, values + 4 * at(0));
+  float before[16];
   for (int n = 0; n < kQuads; n += 2) {
+    float seen[16];
+    const int second = at(n + 1), next = at(n + 2);
+    add_and_read_group<Reversed>(tables, low, a, true, b, keys + second * Hashes,
+                                 queries + second * Hashes, values + 4 * second, seen);
+    if (n > 0) store(n - 2, before);
+    add_and_read_group<Reversed>(tables, low, b, n + 2 < kQuads, a, keys + next * Hashes,
+                                 queries + next * Hashes, values + 4 * next, seen + 8);
     LSHKIT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int quad = at(n + half), other = at(n + half + 1);
-      float seen[8];
-      add_and_read_group<Reversed>(tables, low, group[half], n + half + 1 < kQuads, group[1 - half],
-                                   keys + other * Hashes, queries + other * Hashes,
-                                   values + 4 * other, seen);
-      LSHKIT_UNROLL
-      for (int i = 0; i < 8; ++i) seen[i] = live ? seen[i] : 0.0f;
-      const float sum = sum_of_eight<Hashes>(seen);
-      if (part < 8) to[4 * quad * row_step] = sum;
-    }
+    for (int i = 0; i < 16; ++i) before[i] = live ? seen[i] : 0.0f;
   }
+  store(kQuads - 2, before);
 }
 
 // One block: one slice of columns of one head of one sequence.

@@ -64,8 +64,10 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
 }
 
 // Throws where a row with its rotation does not fit into shared memory (8,192 features do on every
-// supported GPU).
-inline void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
+// supported GPU). A template, so that its kernels are compiled where it is called and not in every
+// file.
+template <class Same = void>
+void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit) {
   const index_t heads = h.batch * h.heads;
   if (h.n_rows == 0) return;
   if (family == Family::hyperplane) return hash_planes(queue, h, heads);

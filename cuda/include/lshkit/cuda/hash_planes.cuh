@@ -2,7 +2,8 @@
 // Hyperplanes: a product of the rows with the normals in tiles of 128 rows and 128 normals, in fp32
 // outside the tensor cores, so that codes are those of the CPU but for rounding. A thread has 8
 // rows and 8 normals, which make a byte of a row's string of bits; codes are cut from that.
-// A row and bit take n_features products; LSHKIT_COUNT_PLANES
+// The bound is the n_features products of a row and bit: of 77 instructions a column 64 are
+// products (counted in the machine code for sm_90), with 4 loads of 16 bytes from shared memory.
 #include "lshkit/cuda/hash_codes.cuh"
 
 namespace lshkit::cuda {

@@ -44,8 +44,9 @@ __device__ inline T warp_sum(T x) {
 
 #ifdef __CUDACC__
 inline void check(cudaError_t status, const char* what) {
-  if (status != cudaSuccess)
-    throw std::runtime_error(std::string("lshkit: ") + what + ": " + cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next launch would report it once more
+  throw std::runtime_error(std::string("lshkit: ") + what + ": " + cudaGetErrorString(status));
 }
 // Bytes of a block, beyond the 48 KB that need no asking.
 inline index_t shared_limit(const Queue& queue) {

@@ -362,24 +362,29 @@ inline bool floats_of_eights(const float* rows, index_t columns, index_t step) {
   return rows_of_eights(Elements(rows, 1, 1, step), columns);
 }
 
-inline void unit_rows(const Queue& queue, const UnitRows& a) {
+// Templates, so that their kernels are compiled where they are called and not in every file.
+template <class Same = void>
+void unit_rows(const Queue& queue, const UnitRows& a) {
   launch_rows(queue, "unit_rows", a,
               rows_of_eights(a.x, a.columns) && floats_of_eights(a.unit, a.columns, a.columns),
               unit_rows_kernel<true>, unit_rows_kernel<false>);
 }
-inline void normalize(const Queue& queue, const NormalizeRows& a) {
+template <class Same = void>
+void normalize(const Queue& queue, const NormalizeRows& a) {
   launch_rows(
       queue, "normalize", a,
       rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
       normalize_kernel<true>, normalize_kernel<false>);
 }
-inline void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
+template <class Same = void>
+void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
   launch_rows(queue, "normalize_backward", a,
               rows_of_eights(a.grad, a.columns) &&
                   floats_of_eights(a.sums, a.columns, a.columns + a.counts),
               normalize_backward_kernel<true>, normalize_backward_kernel<false>);
 }
-inline void finish_gradient(const Queue& queue, const FinishGradient& a) {
+template <class Same = void>
+void finish_gradient(const Queue& queue, const FinishGradient& a) {
   launch_rows(queue, "finish_gradient", a,
               rows_of_eights(a.x, a.columns) && rows_of_eights(a.out, a.columns) &&
                   floats_of_eights(a.own, a.columns, a.columns),

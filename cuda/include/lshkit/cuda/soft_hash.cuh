@@ -194,7 +194,9 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads)
   }
 }
 
-// Hyperplanes, up to 16 probes: as hash_planes_kernel, a lane has kPlaneTokens tokens.
+// Hyperplanes, up to 16 probes: a lane has kPlaneTokens tokens, a warp one hash after the other,
+// four of its bits at a time: 8 loads for 16 products.
+constexpr int kPlaneTokens = 4, kPlaneBits = 4;
 template <int R>
 __global__ void __launch_bounds__(kPlaneThreads) soft_hash_planes_kernel(SoftHash s) {
   LSHKIT_SHARED_MEMORY(memory);

@@ -14,9 +14,11 @@
 // weights, whole at once.
 //
 // Bytes, per row, hash and probe of 64 columns in fp32: 512 of shared memory, 128 (bfloat16) or 256
-// of L2 to add; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor at 23 bytes a
-// cycle (L2 of 5.5 TB/s over 132 at 1.8 GHz). Three of each for forward and backward. In order
-// the copies are written and read besides, 512 bytes that leave L2 where rows are many.
+// of L2 to add; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor if L2 gives it
+// 23 bytes a cycle. Three of each for forward and backward. In order the copies are written and
+// read besides, 512 bytes that leave L2 where rows are many.
+// Instructions of a warp per row, hash and probe (SASS of sm_90): 18 to read, 26 with the products;
+// 60 to add, of which 12 to find the bucket's warp (8 ranges of 512 of 4096 buckets).
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
@@ -98,6 +100,7 @@ struct WeightedPass {
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
   index_t table_rows = 0, range = 0, ranges = 0, slice = 0, slices = 0, gather_blocks = 0;
   int entry_shift = -1, probe_shift = -1;
+  bool side_by_side = false;  // all probes of a hash that are added, codes of 16 bits
 
   __host__ __device__ index_t columns() const { return n_values + (extra ? 1 : 0); }
   __host__ __device__ index_t table_of(index_t local) const {
@@ -160,6 +163,7 @@ index_t weighted_table_bytes(const WeightedPass<T>& a) {
 template <class T, Element E, int C>
 __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kBytes = E == Element::float64 ? 8 : E == Element::float32 ? 4 : 2;
   const int lane = lane_index(), warp = warp_index();
   std::uint32_t block = std::uint32_t(block_index());
   const auto part_of = [&](index_t parts) {
@@ -222,91 +226,122 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
   };
 
   // Up to a warp of the list's first entries, in their order.
+  const char* const vectors =
+      static_cast<const char*>(a.add.x.data) + (first_column + lane) * kBytes;
+  bool inside[C], of_vector[C];
+  LSHKIT_UNROLL
+  for (int k = 0; k < C; ++k) {
+    inside[k] = lane + k * kWarp < width;
+    of_vector[k] = inside[k] && first_column + lane + k * kWarp < a.n_values;
+  }
   const auto process = [&](int count) {
     constexpr int kBatch = table_batch<T, C>();
-    std::uint32_t bucket = 0;
-    int row = 0;
-    index_t copy = 0;  // of what a probe reads
-    T weight = 0;
-    bool takes_part = false;
+    std::uint32_t to = 0;
+    index_t at = 0;  // of the row's vector in bytes, or of the copy
+    T weight = 0, extra = 0;
+    bool takes_part = false, reads = false;
     if (lane < count) {
       const std::uint32_t queued = queue[list[lane]];
-      bucket = (queued & ~kReads) / kTableChunk;
+      to = (queued & ~kReads) / kTableChunk * width;
+      reads = queued & kReads;
       std::uint32_t entry;
-      row = int(row_of(queued & (kTableChunk - 1), &entry));
-      if (queued & kReads) {
-        bucket |= kReads;
-        copy = (task.read.first + row) * a.read.n_probes + (entry - adding);
+      const index_t row = row_of(queued & (kTableChunk - 1), &entry);
+      if (reads) {
+        at = ((task.read.first + row) * a.read.n_probes + (entry - adding)) * a.columns();
       } else {
         takes_part = is_valid(a.add, task.add, row);
+        at = vector_at(a.add, task.add, row) * kBytes;
         weight = a.add.weights ? a.add.weights[add_base + row * a.add.row_stride + entry] : T(1);
+        if (a.extra) extra = a.add.extra ? a.add.extra[task.add.owned + row] : T(1);
       }
     }
     const unsigned adds = __ballot_sync(kAllLanes, takes_part);
+    const unsigned copies = ordered ? __ballot_sync(kAllLanes, reads) : 0;
     for (int first = 0; first < count; first += kBatch) {
       T x[kBatch][C];
       LSHKIT_UNROLL
       for (int u = 0; u < kBatch; ++u) {
-        const index_t i = __shfl_sync(kAllLanes, row, first + u);
-        const T w = __shfl_sync(kAllLanes, weight, first + u);
-        const index_t at = vector_at(a.add, task.add, i);
+        const char* const from = vectors + __shfl_sync(kAllLanes, at, first + u);
+        const bool add = adds >> (first + u) & 1;
         LSHKIT_UNROLL
-        for (int k = 0; k < C; ++k) {
-          x[u][k] = 0;
-          if ((adds >> (first + u) & 1) && lane + k * kWarp < width)
-            x[u][k] =
-                w * vector_column<T, E>(a, a.add, task.add, i, at, first_column + lane + k * kWarp);
+        for (int k = 0; k < C; ++k)
+          x[u][k] = add && of_vector[k] ? load_element<T>(from + k * kWarp * kBytes, 0, E) : T(0);
+      }
+      if (a.extra) {
+        LSHKIT_UNROLL
+        for (int u = 0; u < kBatch; ++u) {
+          const T last = __shfl_sync(kAllLanes, extra, first + u);
+          LSHKIT_UNROLL
+          for (int k = 0; k < C; ++k) x[u][k] = of_vector[k] ? x[u][k] : last;
         }
       }
       LSHKIT_UNROLL
       for (int u = 0; u < kBatch; ++u) {
-        const std::uint32_t to = __shfl_sync(kAllLanes, bucket, first + u);
-        T* const here = table + (to & ~kReads) * width + lane;
+        const T w = __shfl_sync(kAllLanes, weight, first + u);
+        T* const here = table + __shfl_sync(kAllLanes, to, first + u) + lane;
         if (adds >> (first + u) & 1) {
           LSHKIT_UNROLL
           for (int k = 0; k < C; ++k)
-            if (lane + k * kWarp < width) here[k * kWarp] += x[u][k];
+            if (inside[k]) here[k * kWarp] += w * x[u][k];
         }
         if (!ordered) continue;
-        const index_t number = __shfl_sync(kAllLanes, copy, first + u);
-        if (!(to & kReads)) continue;
-        T* const copied = tables + number * a.columns() + first_column + lane;
+        T* const copy = tables + __shfl_sync(kAllLanes, at, first + u) + first_column + lane;
+        if (!(copies >> (first + u) & 1)) continue;
         LSHKIT_UNROLL
         for (int k = 0; k < C; ++k)
-          if (lane + k * kWarp < width) copied[k * kWarp] = here[k * kWarp];
+          if (inside[k]) copy[k * kWarp] = here[k * kWarp];
       }
     }
   };
 
+  // Of a lane: the numbers from `begin` on, in their order.
   std::uint32_t own[kTableEach];
-  const int begin = warp * kWarp * kTableEach + lane;
+  const std::uint32_t begin = std::uint32_t(thread_index()) * kTableEach;
   const auto look = [&](index_t chunk) {
+    const index_t first = chunk * kTableChunk + begin;
+    if (a.side_by_side && first + kTableEach <= total) {  // codes of 16 bits, nothing to locate
+      const std::uint16_t* const codes =
+          static_cast<const std::uint16_t*>(a.add.codes) + add_base + first;
+      Quad q;
+      if (reinterpret_cast<std::uintptr_t>(codes) % sizeof q == 0) {
+        q = load_quad(codes);
+      } else {
+        LSHKIT_UNROLL
+        for (int u = 0; u < 4; ++u)
+          q.word[u] = codes[2 * u] | std::uint32_t(codes[2 * u + 1]) << 16;
+      }
+      LSHKIT_UNROLL
+      for (int u = 0; u < kTableEach; ++u) {
+        const std::uint32_t bucket =
+            (q.word[u / 2] >> 16 * (u % 2) & 0xffff) - std::uint32_t(first_bucket);
+        own[u] = bucket < buckets ? bucket : kNoRow;
+      }
+      return;
+    }
     LSHKIT_UNROLL
-    for (int u = 0; u < kTableEach; ++u)
-      own[u] = bucket_of(chunk, std::uint32_t(begin + u * kWarp));
+    for (int u = 0; u < kTableEach; ++u) own[u] = bucket_of(chunk, begin + std::uint32_t(u));
   };
   look(0);
   const unsigned below = (1u << lane) - 1;
   for (index_t chunk = 0; chunk * kTableChunk < total; ++chunk) {
-    unsigned found[kTableEach];
-    int count = 0;
+    int found = 0;
     LSHKIT_UNROLL
-    for (int u = 0; u < kTableEach; ++u) {
-      found[u] = __ballot_sync(kAllLanes, own[u] != kNoRow);
-      count += __popc(found[u]);
+    for (int u = 0; u < kTableEach; ++u) found += own[u] != kNoRow;
+    int before = found;  // of this warp, up to this lane
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_sync(kAllLanes, before, lane - step);
+      if (lane >= step) before += other;
     }
-    if (lane == 0) counts[warp] = count;
+    if (lane == kWarp - 1) counts[warp] = before;
     __syncthreads();
     const int of_lane = lane < kTableWarps ? counts[lane] : 0;
-    int at = warp_sum(lane < warp ? of_lane : 0);
+    int at = warp_sum(lane < warp ? of_lane : 0) + before - found;
     const int queued = warp_sum(of_lane);
     LSHKIT_UNROLL
-    for (int u = 0; u < kTableEach; ++u) {
+    for (int u = 0; u < kTableEach; ++u)
       if (own[u] != kNoRow)
-        queue[at + __popc(found[u] & below)] =
-            (own[u] & kReads) | ((own[u] & ~kReads) * kTableChunk + unsigned(begin + u * kWarp));
-      at += __popc(found[u]);
-    }
+        queue[at++] =
+            (own[u] & kReads) | ((own[u] & ~kReads) * kTableChunk + (begin + std::uint32_t(u)));
     __syncthreads();
     const index_t this_position = first_position;
     const std::uint32_t this_entry = first_entry;
@@ -371,6 +406,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
   const WeightedTask<T> task(a, local);
   const WeightedSide<T>& s = a.read;
   const index_t columns = a.columns();
+  const std::uint32_t row_bytes = std::uint32_t(columns * sizeof(T));
   const std::uint32_t probes = std::uint32_t(s.n_probes);
   const index_t n_entries = a.hashes * s.n_probes;
   const index_t step = a.gather_blocks * kGatherRows;
@@ -383,8 +419,11 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
     for (index_t first_column = 0; first_column < columns; first_column += a.slice) {
       const int width = int(least(a.slice, columns - first_column));
       T own[C], sum[C];
+      bool inside[C];
+      const char* const lane_tables = reinterpret_cast<const char*>(tables + first_column + lane);
       LSHKIT_UNROLL
       for (int k = 0; k < C; ++k) {
+        inside[k] = lane + k * kWarp < width;
         own[k] = sum[k] = 0;
         if (Dots && valid && lane + k * kWarp < width)
           own[k] = vector_column<T, E>(a, s, task.read, i, at, first_column + lane + k * kWarp);
@@ -418,10 +457,11 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
           LSHKIT_UNROLL
           for (int u = 0; u < kGatherBatch; ++u) {
             const std::uint32_t from = __shfl_sync(kAllLanes, row, group + u);
-            const T* const bucket = tables + index_t(from) * columns + first_column;
+            const char* const bucket = lane_tables + std::uint64_t(from) * row_bytes;
             LSHKIT_UNROLL
             for (int k = 0; k < C; ++k)
-              x[u][k] = from != kNoRow && lane + k * kWarp < width ? bucket[lane + k * kWarp] : 0;
+              x[u][k] = from != kNoRow && inside[k] ? reinterpret_cast<const T*>(bucket)[k * kWarp]
+                                                    : T(0);
           }
           LSHKIT_UNROLL
           for (int u = 0; u < kGatherBatch; ++u) {
