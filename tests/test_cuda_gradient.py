@@ -4,6 +4,7 @@ definition: in every form that buckets take, by how many rows they have.
 Without a GPU, a build with -DLSHKIT_CUDA=EMULATED runs the same tests on the kernels' source.
 """
 
+import numpy as np
 import pytest
 
 from lshkit import reference
@@ -17,9 +18,6 @@ from lshkit import torch_ops  # noqa: E402
 # Of the roundings of g, g . v, the unit vectors and what a hash contributes, relative to the sizes
 # of the terms that a number sums: their root mean square is what a sum of them has.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
-# Of "sum" a gradient is the difference of g . v and of its mean over what a query sees, which are
-# rounded each. Causal, the first queries see a few keys, and next to nothing is left of both.
-CANCELLED = 4
 # Queries, keys, columns, those of values, bits, hashes: buckets of pairs; of products; both, with
 # more columns than a tile has; more bits than are sorted by.
 SHAPES = [
@@ -51,11 +49,11 @@ def gradients(case, device, n_bits, n_hashes, is_causal, normalize, mask=None, s
     return got, [c.cpu().numpy() for c in codes]
 
 
-def assert_near(got, wanted, tolerance):
-    """Relative to the root mean square of a row, or of all rows where that is more."""
-    got, wanted = got.double().cpu(), torch.as_tensor(wanted, dtype=torch.float64)
-    size = wanted.square().mean(-1, keepdim=True).sqrt()
-    size = size.clamp_min(wanted.square().mean().sqrt().item())
+def assert_near(got, wanted, tolerance, terms):
+    """Relative to the root mean square of a row of the terms, or of all rows where that is more."""
+    got, wanted, terms = (torch.as_tensor(x).double().cpu() for x in (got, wanted, terms))
+    size = terms.square().mean(-1, keepdim=True).sqrt()
+    size = size.clamp_min(terms.square().mean().sqrt().item())
     error = (got - wanted).abs()
     assert (error <= tolerance * (size + wanted.abs())).all(), (error / size).max()
 
@@ -70,15 +68,20 @@ def test_lower_bound(cuda_device, dtype, shape, is_causal, normalize):
     case = attention_cases.attention_inputs(*sizes, dtype=dtype)
     mask = attention_cases.padding_mask(2, sizes[1])
     got, codes = gradients(case, cuda_device, n_bits, n_hashes, is_causal, normalize, mask)
-    wanted = reference.yoso_backward(
-        *(*attention_cases.arrays(case), *codes, case.grad_out.double().numpy(), n_bits),
-        gradient="lower_bound",
-        **attention_cases.reference_options(mask, is_causal, normalize),
-    )
-    tolerance = TOLERANCE[dtype] * (CANCELLED if is_causal and normalize == "sum" else 1)
-    for a, b in zip(got, wanted, strict=True):
+    arrays, words = attention_cases.arrays(case), {"gradient": "lower_bound"}
+    rules = attention_cases.reference_options(mask, is_causal, normalize)
+    grad_out = case.grad_out.double().numpy()
+    wanted = terms = reference.yoso_backward(*arrays, *codes, grad_out, n_bits, **words, **rules)
+    if normalize == "sum":  # the difference of g . v and of its mean over what a query sees
+        rules["normalize"] = None
+        sums = reference.yoso_forward(
+            *arrays[:2], np.ones_like(arrays[2][..., :1]), *codes, **rules
+        )
+        g = np.divide(grad_out, sums, where=sums > 0, out=np.zeros_like(grad_out))
+        terms = reference.yoso_backward(*arrays, *codes, g, n_bits, **words, **rules)
+    for a, b, size in zip(got, wanted, terms, strict=True):
         assert a.dtype is dtype
-        assert_near(a, b, tolerance)
+        assert_near(a, b, TOLERANCE[dtype], size)
 
 
 @pytest.mark.parametrize("scale", [2.0**-8, 2.0**8])
@@ -88,7 +91,7 @@ def test_scaled_losses_in_float16(cuda_device, scale):
     case.grad_out = case.grad_out * scale
     got, _ = gradients(case, cuda_device, 1, 3, False, None)
     for a, b in zip(got, plain, strict=True):
-        assert_near(a, b.double().cpu() * scale, TOLERANCE[torch.float16])
+        assert_near(a, b * scale, TOLERANCE[torch.float16], b * scale)
 
 
 def test_same_bits_again(cuda_device):

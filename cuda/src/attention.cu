@@ -131,7 +131,8 @@ struct BackwardScratch {
         value_grad(cut.take<float>(p.keys_of_queries() * p.s.n_values)) {}
 };
 
-void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad) {
+void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad,
+                   int significand = 24) {
   NormalizeBackward a;
   a.sums = b.sums;
   a.batch = p.s.batch;
@@ -143,6 +144,7 @@ void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float
   a.valid = b.query.valid;
   a.grad = Elements(grad);
   a.bias = p.counts() ? b.bias : nullptr;
+  a.significand = p.counts() ? significand : 24;
   normalize_backward(p.queue, a);
 }
 
@@ -443,7 +445,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
     bucket_sum(queue, sum, p.sequences(), limit);
     add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
   }
-  sums_backward(p, b, gradients.out);
+  sums_backward(p, b, gradients.out, matrices ? significand_bits(p.in.query.element) : 24);
   bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
   add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
   finish_values(p, b, gradients.value);

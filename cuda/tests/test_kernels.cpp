@@ -171,8 +171,9 @@ void check_attention(const AttentionCase& c) {
     return cuda::yoso_backward(queue, shape, options, c.n_bits, c.n_hashes, in, queries, keys,
                                gradients(1), s);
   });
-  // Of terms that are rounded to 16 bits where the inputs have no more; as in test_cuda.py.
-  const double of_terms = c.element == Element::float32   ? tolerance
+  // On the tensor cores terms are rounded to 16 bits; the limits are those of test_cuda.py.
+  const double of_terms = c.element == Element::float32 || c.gradient != Gradient::lower_bound
+                              ? tolerance
                           : c.element == Element::float16 ? 3e-3
                                                           : 2e-2;
   check_close(dq[1], dq[0], of_terms);

@@ -22,8 +22,9 @@ struct PackRows {
   index_t batch = 1, heads = 1, n_rows = 0, columns = 0, tiles = 1;
   const float* inverse = nullptr;       // x times that, by row, or null
   const std::uint8_t* valid = nullptr;  // zeros where not, or null
-  bool ones = false;                    // one more column
-  const float* extra = nullptr;         // or of these, by row
+  bool ones = false;                    // two more columns
+  const float* extra = nullptr;         // or of these, by row: rounded, then what that left
+  int significand = 8;                  // bits that they are rounded to
   const float* scale = nullptr;         // by head, or null
   std::uint16_t* to = nullptr;          // (tiles, batch, heads, n_rows, 64)
 
@@ -31,8 +32,10 @@ struct PackRows {
     if (c < columns)
       return load_element<float>(x.data, batch_of * x.batch + head * x.head + row * x.row + c,
                                  x.element);
-    if (c > columns) return 0;
-    return extra ? extra[flat] : ones ? 1 : 0;
+    if (c > columns + 1 || !(extra || ones)) return 0;
+    if (!extra) return 1;
+    const float most = rounded(extra[flat], significand);
+    return c == columns ? most : extra[flat] - most;
   }
 };
 
@@ -64,7 +67,7 @@ LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
     head_scale_kernel(PackRows a, int most_bits, bool only_down, float* scale) {
   LSHKIT_SHARED_MEMORY(memory);
   float* const of_warp = reinterpret_cast<float*>(memory);
-  const index_t head = block_index(), columns = a.columns + (a.extra || a.ones ? 1 : 0);
+  const index_t head = block_index(), columns = a.columns + (a.extra || a.ones ? 2 : 0);
   float largest = 0;
   for (index_t c = lane_index(); c < columns; c += kWarp) {
 #ifdef __CUDACC__
@@ -185,7 +188,7 @@ struct MatrixProblem {
 
   index_t units() const { return queries.batch * query_heads; }
   index_t unit_tiles() const { return ceil_div(n_features, kTileColumns); }
-  index_t factor_tiles() const { return ceil_div(n_values + biased, kTileColumns); }
+  index_t factor_tiles() const { return ceil_div(n_values + (biased ? 2 : 0), kTileColumns); }
   index_t contribution_bytes() const { return element == Element::float16 ? 256 : 128; }
   bool empty() const {
     return units() == 0 || n_features == 0 || n_hashes == 0 ||
@@ -266,6 +269,7 @@ void pack_side(const Queue& queue, const MatrixProblem& p, const MatrixProblemSi
   a.to = to.factor;
   a.ones = !of_queries && p.biased;
   a.extra = of_queries ? p.bias : nullptr;
+  a.significand = significand_bits(E);
   if (E == Element::float16) {
     a.scale = to.scale;
     if (a.n_rows > 0)

@@ -7,8 +7,9 @@
 //   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M': 128 for 16 queries and 16 keys,
 //     however many rows a bucket has
 // All of it is linear in the columns of g and v and in those of q and k: where there are more than
-// 64, every 64 of both are a gradient of their own. The bias of "sum" is one more column of g,
-// where v has ones: with 64 columns of values it costs as much as they do.
+// 64, every 64 of both are a gradient of their own. The bias of "sum" is two more columns of g (it
+// rounded, and what that left) where v has ones: with 64 columns of values it costs as much as they
+// do.
 //
 // No two buckets of a hash share a row, and what each hash contributes to a row is written once,
 // to be summed over the hashes in order: no atomics, the same bits every time.

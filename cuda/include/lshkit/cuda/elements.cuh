@@ -173,6 +173,17 @@ __device__ inline void store_eight(void* data, index_t i, Element element, const
 
 __device__ inline bool is_finite(float x) { return x - x == 0; }
 
+// The bits that a float's number has in some element, and a float rounded to so many of them.
+constexpr int significand_bits(Element e) {
+  return e == Element::bfloat16 ? 8 : e == Element::float16 ? 11 : 24;
+}
+__device__ inline float rounded(float x, int significand) {
+  const int dropped = 24 - significand;
+  if (dropped == 0 || !is_finite(x)) return x;
+  const std::uint32_t bits = bits_of_float(x), unit = 1u << dropped;
+  return float_of_bits((bits + unit / 2 - 1 + (bits >> dropped & 1)) & ~(unit - 1));
+}
+
 // (batch, heads, rows, columns) of floats of some kind, strides in elements. Every stride may be
 // zero: a mean's gradient arrives so.
 struct Elements {

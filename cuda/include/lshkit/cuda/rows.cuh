@@ -216,7 +216,8 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
   }
 }
 
-// The gradient of the sums, in their place, and what it adds to every g_i . v_j ("sum").
+// The gradient g of the sums, in their place, and what "sum" adds to every g_i . v_j: -g_i . y_i. g
+// is rounded first where it is later, or the two would not cancel where y_i is next to v_j.
 struct NormalizeBackward : RowGrid {
   float* sums = nullptr;  // (rows, columns + counts)
   int counts = 0;
@@ -224,6 +225,7 @@ struct NormalizeBackward : RowGrid {
   const std::uint8_t* valid = nullptr;  // by row: 0 gives no gradient
   Elements grad;
   float* bias = nullptr;  // (rows), or null
+  int significand = 24;   // bits that are kept of g where there is a bias
 };
 
 template <bool Eights>
@@ -268,8 +270,18 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
       const float sum = r.exists() ? a.sums[sums + a.columns] : 1;
       none = none || vanishes(sum);
       inverse = 1 / sum;
+      product = 0;
+      for (index_t first = 0; first < a.columns; first += r.step()) {
+        if (!r.in_registers()) {
+          load(first, y);
+          load_grad(first, g);
+        }
+        LSHKIT_UNROLL
+        for (int k = 0; k < kHeld; ++k)
+          product += rounded(g[k] * inverse, a.significand) * (y[k] * inverse);
+      }
       bias = r.sum(product);
-      bias = none ? 0 : -bias * inverse * inverse;
+      bias = none ? 0 : -bias;
     }
     if (a.bias && r.exists() && r.lane == 0) a.bias[r.row()] = bias;
     for (index_t first = 0; first < a.columns; first += r.step()) {
@@ -280,7 +292,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
       LSHKIT_UNROLL
       for (int k = 0; k < kHeld; ++k) {
         const float u = a.normalize == Normalize::l2 ? y[k] * inverse : 0;
-        g[k] = none ? 0 : (g[k] - along * u) * inverse;
+        g[k] = none ? 0 : rounded((g[k] - along * u) * inverse, a.significand);
       }
       r.store(a.sums, Element::float32, sums, first, g);
     }
