@@ -23,9 +23,14 @@
 
 namespace lshkit::cuda {
 
-constexpr int kTableThreads = 512, kTableWarps = kTableThreads / kWarp;
+#ifdef __CUDACC__
+constexpr int kTableThreads = 512;
+#else
+constexpr int kTableThreads = 128;  // fewer fibres, and chunks that small tests fill
+#endif
+constexpr int kTableWarps = kTableThreads / kWarp;
 constexpr int kTableEach = 8;                            // probes of a thread, of a chunk
-constexpr int kTableChunk = kTableThreads * kTableEach;  // 12 bits of a queue's entries
+constexpr int kTableChunk = kTableThreads * kTableEach;  // a power of two, 2^12 at most
 // Rows in flight of a warp: as many as registers allow.
 template <class T, int C>
 __host__ __device__ constexpr int table_batch() {
