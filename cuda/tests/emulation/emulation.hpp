@@ -6,8 +6,8 @@
 // thread never reaches, a shuffle of a warp of which some lanes have returned, lanes of a warp that
 // wait for each other in different functions, a launch beyond what a GPU takes. With
 // -fsanitize=thread the fibres are threads to the sanitizer, which barriers alone put in order: a
-// missing barrier is a data race, and so are two blocks, of an even and of an odd number, that write
-// to one place. With -fsanitize=address each piece of scratch ends where it ends.
+// missing barrier is a data race, and so are two blocks, of an even and of an odd number, that
+// write to one place. With -fsanitize=address each piece of scratch ends where it ends.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,7 +35,8 @@ inline void check_mask(unsigned lanes) {
 }
 inline const void* aligned(const void* pointer, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(pointer) % bytes != 0)
-    throw std::runtime_error("an access of " + std::to_string(bytes) + " bytes that is not aligned");
+    throw std::runtime_error("an access of " + std::to_string(bytes) +
+                             " bytes that is not aligned");
   return pointer;
 }
 // Of `whole` bytes a kernel may touch the first `bytes`.
@@ -43,7 +44,7 @@ void bound_piece(void* piece, std::size_t bytes, std::size_t whole);
 unsigned char* shared_memory();
 void synchronize_block();
 void synchronize_warp();
-unsigned ballot(bool vote);  // bit i: what lane i of this warp gave
+unsigned ballot(bool vote);                                  // bit i: what lane i of this warp gave
 std::uint64_t exchange(std::uint64_t value, unsigned lane);  // what `lane` of this warp gave
 
 template <class T>
