@@ -1,7 +1,8 @@
 // The sum verb with weights and its gradients.
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
-#include "lshkit/cuda/weighted_bucket_sum.cuh"
+#include "lshkit/cuda/weighted_gather.cuh"
+#include "lshkit/cuda/weighted_table.cuh"
 
 namespace lshkit::cuda {
 namespace {
