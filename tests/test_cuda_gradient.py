@@ -68,7 +68,7 @@ def test_lower_bound(cuda_device, dtype, shape, is_causal, normalize):
     case = attention_cases.attention_inputs(*sizes, dtype=dtype)
     mask = attention_cases.padding_mask(2, sizes[1])
     got, codes = gradients(case, cuda_device, n_bits, n_hashes, is_causal, normalize, mask)
-    arrays, words = attention_cases.arrays(case), {"gradient": "lower_bound"}
+    arrays, words = tuple(attention_cases.arrays(case)), {"gradient": "lower_bound"}
     rules = attention_cases.reference_options(mask, is_causal, normalize)
     grad_out = case.grad_out.double().numpy()
     wanted = terms = reference.yoso_backward(*arrays, *codes, grad_out, n_bits, **words, **rules)
