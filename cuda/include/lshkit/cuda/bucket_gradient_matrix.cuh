@@ -14,7 +14,7 @@ namespace lshkit::cuda {
 
 constexpr index_t kSortRoom = index_t(192) << 20, kContributionRoom = index_t(576) << 20;
 constexpr index_t kMatrixHashes = 32;  // sorted together at most
-constexpr int kPackThreads = 256, kPackRows = 64, kScaleThreads = 1024, kSlotSumThreads = 256;
+constexpr int kPackThreads = 256, kPackRows = 64, kScaleThreads = 512, kSlotSumThreads = 256;
 
 // Rows of 16-bit numbers, tile by tile of 64 columns, zeros beyond the last.
 struct PackRows {
