@@ -68,6 +68,7 @@ LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
   LSHKIT_SHARED_MEMORY(memory);
   float* const of_warp = reinterpret_cast<float*>(memory);
   const index_t head = block_index(), columns = a.columns + (a.extra || a.ones ? 2 : 0);
+  const index_t batch_of = head / a.heads, head_of = head - batch_of * a.heads;
   float largest = 0;
   for (index_t c = lane_index(); c < columns; c += kWarp) {
 #ifdef __CUDACC__
@@ -76,7 +77,7 @@ LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
     for (index_t row = warp_index(); row < a.n_rows; row += kScaleThreads / kWarp) {
       const index_t flat = head * a.n_rows + row;
       const bool taken = !a.valid || a.valid[flat];
-      const float x = taken ? fabsf(a.at(head / a.heads, head % a.heads, row, flat, c)) : 0;
+      const float x = taken ? fabsf(a.at(batch_of, head_of, row, flat, c)) : 0;
       if (is_finite(x) && x > largest) largest = x;
     }
   }
