@@ -6,7 +6,6 @@ by a mode of torch that looks who calls, so that nothing changes for what lshkit
 build with the emulated kernels a test runs on CPU tensors as it is, through these kernels.
 """
 
-import contextlib
 import functools
 import inspect
 import os
@@ -52,16 +51,18 @@ LIMITS = [
 ]
 
 # In emulation, where each CUDA thread is a fibre, this many of a test's parameter sets run, drawn
-# from the second quarter by the size of their numbers; none of these, which take seconds there; and
-# none after so many seconds in all. test_cuda*.py has small cases of each kernel.
-EMULATED_SETS, EMULATED_SECONDS = 1, 100
+# from the second quarter by the size of their numbers; and none of these, which take seconds there.
+# test_cuda*.py has small cases of each kernel.
+EMULATED_SETS = 1
 SLOW_IN_EMULATION = (
     r"unbiased|variance|division_into_calls|error_of_half_precision|soft_module_decodes",
     r"every_query_sees|long_rows|inside_transformer_encoder_layer|dense_formula|unequal_probes",
     r"unneeded_gradients|nan_in_a_value|hashes_of_training|cross_attention_of_other_sizes",
     r"test_pair_gradients::test_equal_to_reference|inner_products_are_kept|padded_batch",
     r"^test_dense_soft_attention|learning_planes|sequences_alone|gradient_of_grouped_heads",
-    r"given_planes|one_probe_is",
+    r"given_planes|one_probe_is|module_learns|module_uses_what|operators_keep_torch|rounds_to_nearest",
+    r"test_window::test_(transforms|nothing_to_attend|nan_rows|opcheck)|collided_is_short",
+    r"gradients_per_sample|once_differentiable|rows_that_take_no_part",
 )
 
 _TESTS = str(pathlib.Path(__file__).resolve().parent)
@@ -250,21 +251,6 @@ def limit(item, error):
     message = str(error)
     known = _on_cuda(item) and not isinstance(error, AssertionError)
     return message if known and any(re.search(part, message) for part in LIMITS) else None
-
-
-_emulated = [0.0]
-
-
-@contextlib.contextmanager
-def in_emulation():
-    """Skips where the emulated tests' time is spent, else counts what this one takes of it."""
-    if _emulated[0] > EMULATED_SECONDS:
-        pytest.skip("slow in emulation, whose time is spent")
-    start = time.monotonic()
-    try:
-        yield
-    finally:
-        _emulated[0] += time.monotonic() - start
 
 
 # After one of these nothing of the process can use the GPU, and the rest would fail with it.
