@@ -244,6 +244,7 @@ TEST(attention) {
       for (const Gradient gradient :
            {Gradient::lower_bound, Gradient::expected, Gradient::collided, Gradient::unbiased}) {
         if (kQuick && causal != (gradient == Gradient::collided)) continue;
+        if (kQuick && (int(normalize) + int(gradient)) % 3 != 0) continue;
         if (!kQuick) c = sized(67, 70, 20, 9);
         c.batch = 2;
         c.heads = c.key_heads = kQuick ? 1 : 2;
@@ -281,7 +282,7 @@ TEST(near_window) {
       c.gradient = gradient;
       c.expectation = false;
       for (const index_t window : {1, 5, 70, 2000000000}) {
-        if (kQuick && window != 5) continue;
+        if (kQuick ? window != 5 : causal != (window == 5 || window == 70)) continue;
         c.window = window;
         check_attention(c);
       }
