@@ -90,7 +90,11 @@ def device(request):
         yield "cpu"
         return
     where = request.getfixturevalue("cuda_device")
-    with devices.in_emulation() if where.type == "cpu" else devices.on_cuda(where):
+    if where.type == "cpu":
+        with devices.in_emulation():
+            yield where
+        return
+    with devices.on_cuda(where) as request.node.on_cuda:
         yield where
 
 
@@ -105,13 +109,16 @@ def on_its_device(request):
 def pytest_runtest_call(item):
     """A refusal that devices.py lists is a skip, and its message the reason."""
     try:
-        return (yield)
+        result = yield
     except Exception as error:
         message = devices.limit(item, error)
         if message is None:
             devices.note(error)
             raise
         pytest.skip(message)
+    if hasattr(item, "on_cuda") and not item.on_cuda.calls:
+        pytest.skip("passes, without a call of the core with a tensor on the GPU")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)
