@@ -42,6 +42,9 @@ CPU_ONLY = {
     r"test_soft_hash_torch::test_torch_equals_numpy": "to the last bit, in sums of another order",
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
     r"seeds_that_are_drawn|bad_tensors|refuses_codes_beyond": "values on a GPU are not looked at",
+    r"wrong_starts|bad_sharpness_tensors|refuses_bits_beyond": "values on a GPU are not looked at",
+    r"test_soft_attention::test_(errors_name|options_that_do_not)": "as those above",
+    r"opcheck_hash_parameters": "to the last bit: test_cuda_parameters.py",
 }
 
 # Refusals that end a test on CUDA tensors as a skip, with their message as its reason.
