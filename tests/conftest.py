@@ -93,7 +93,7 @@ def device(request):
     if where.type == "cpu":  # in emulation
         yield where
         return
-    with devices.on_cuda(where):
+    with devices.on_cuda(where) as request.node.on_cuda:
         yield where
 
 
@@ -108,13 +108,16 @@ def on_its_device(request):
 def pytest_runtest_call(item):
     """A refusal that devices.py lists is a skip, and its message the reason."""
     try:
-        return (yield)
+        result = yield
     except Exception as error:
         message = devices.limit(item, error)
         if message is None:
             devices.note(error)
             raise
         pytest.skip(message)
+    if hasattr(item, "on_cuda") and not item.on_cuda.calls:
+        pytest.skip("passes, without a call of the core with a tensor on the GPU")
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -216,3 +216,18 @@ def test_graph_of_a_module(cuda_device, conv_window):
         given.copy_(x[:, i : i + 1])
         graph.replay()
         torch.testing.assert_close(out, step(given, again), **TOLERANCE[torch.float32])
+
+
+def test_a_soft_state_is_ready_for_a_graph(cuda_device):
+    """Its first step copies nothing to the device; and what it saved may come back from there."""
+    tensors = inputs(cuda_device, n=3)
+    heads, columns = tensors[1].shape[1], tensors[1].shape[-1]
+    planes = torch.randn(heads, 4, 3, columns, generator=torch.Generator().manual_seed(0))
+    options = dict(n_bits=3, n_hashes=4, estimator="soft", n_probes=2, sharpness=2.0)
+    state = state_for(*tensors, hasher="hyperplane", projections=planes, **options)
+    assert state._sharpness_there.device.type == cuda_device.type
+    state.prefill(*tensors)
+    other = state.clone().reset()
+    other.load_state_dict({name: x.to(cuda_device) for name, x in state.state_dict().items()})
+    assert torch.equal(other._sums, state._sums)
+    assert other.to("cpu")._sharpness_there.device.type == "cpu"

@@ -380,3 +380,23 @@ def test_the_core_refuses_fake_tensors():
     codes = torch.empty(1, 1, 4, 4, dtype=torch.uint8)
     with pytest.raises(TypeError, match="x: .*fake"):
         _C.hash(x, parameters, 1, 8, 4, codes, 1)
+
+
+# ---------------------------------------------------------------- traces
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the checks of arguments
+@pytest.mark.parametrize("estimator", ["sampled", "expected", "soft"])
+def test_a_trace_holds_the_operators(estimator, tmp_path):
+    """With a gradient wanted too; a call of Python's could be neither saved nor run elsewhere."""
+    case = attention_inputs(5)
+    query = case.query.requires_grad_()
+
+    def attend(query):
+        return yoso_attention(query, case.key, case.value, estimator=estimator, seed=0)
+
+    traced = torch.jit.trace(attend, (query,), check_trace=False)
+    assert "PythonOp" not in str(traced.graph)
+    torch.jit.save(traced, str(tmp_path / "attention.pt"))
+    again = torch.jit.load(str(tmp_path / "attention.pt"))(query)
+    assert torch.equal(again, attend(query))

@@ -163,6 +163,7 @@ class YosoState:
         if estimator == "soft":
             self.n_probes = check_probes(n_probes, self.n_bits)
             self._sharpness = sharpness_values(sharpness, self.num_key_heads)
+            self._sharpness_there = self._sharpness.to(self.device)
         tables = (batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
         self._sums = self._new_table((*tables, self.value_dim), table_dtype)
         self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
@@ -351,7 +352,8 @@ class YosoState:
         if not isinstance(dtype, torch.dtype):
             self.device = _checked_device(dtype)
             self._parameters = self._parameters.to(self.device)
-            self._sharpness_there = None
+            if self._sharpness is not None:
+                self._sharpness_there = self._sharpness.to(self.device)
             for name, x in self._tensors().items():
                 setattr(self, f"_{name}", x.to(self.device))
             return self
@@ -403,7 +405,7 @@ class YosoState:
                 f"this one has {self._sharpness.tolist()}"
             )
         if self._projections is not None and not torch.equal(
-            self._projections, state_dict["projections"]
+            self._projections, state_dict["projections"].to(CPU)
         ):
             raise ValueError("state_dict is of a state with other projections than this one's")
         for name, x in self._tensors().items():
@@ -430,8 +432,6 @@ class YosoState:
     @property
     def _options(self):
         """Arguments of the core that are those of the state."""
-        if self._sharpness is not None and self._sharpness_there is None:
-            self._sharpness_there = self._sharpness.to(self.device)
         return (
             self._parameters,
             torch_ops.FAMILY[self.hasher],

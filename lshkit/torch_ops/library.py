@@ -91,7 +91,8 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
         if not _differentiates(args):
             with torch._C._AutoDispatchBelowAutograd():
                 return op(*args)
-        if torch._C._is_any_autocast_enabled():  # which casts before autograd
+        # Autocast casts before autograd; a trace is to hold the operator.
+        if torch._C._is_any_autocast_enabled() or torch._C._get_tracing_state() is not None:
             return op(*args)
         return plain.apply(*args, *defaults[len(args) :])
 

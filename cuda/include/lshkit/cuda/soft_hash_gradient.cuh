@@ -163,7 +163,7 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) soft_hash_back_planes_kernel(
       const index_t hash = (first + i) / s.n_selected;
       int bit;
       slopes[i] = s.slope(flat, row, hash, int((first + i) % s.n_selected), &bit);
-      planes[i] = int(hash * h.n_bits + bit);
+      planes[i] = int(hash * h.n_bits + (bit < h.n_bits ? bit : 0));
     }
     __syncthreads();
     for (index_t c = thread_index(); c < h.n_features; c += kHashThreads) {
