@@ -123,8 +123,9 @@ else
   for file in tests/test_cuda*.py; do
     sanitize memcheck 'not streams and not graph and not compile' "$file" & jobs+=($!)
   done
-  few='70-3-hadamard or float32-8-1 or sampled_attention and shape1 and True or grouped or window'
-  few="$few or soft and True or steps_equal or bucket_sum and 8-1"
+  few='70-3-hadamard or bucket_sum and 8-1 or sampled_attention and shape1 and True or grouped'
+  few="$few or lower_bound and sum and shape2 or window and l2 and shape1 or soft and True"
+  few="$few or steps_equal and l2"
   for tool in racecheck synccheck; do
     sanitize $tool "($few) and not graph and not compile" tests/test_cuda*.py & jobs+=($!)
   done
@@ -137,9 +138,12 @@ if command -v ncu >/dev/null; then
   sections=()
   for section in SpeedOfLight LaunchStats Occupancy ComputeWorkloadAnalysis MemoryWorkloadAnalysis \
     WarpStateStats; do sections+=(--section "$section"); done
-  SHOWN=0 step "hardware counters" counters.log 45 ncu --clock-control none "${sections[@]}" \
-    --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
-    "$python" benchmarks/gpu.py --once hard,soft
+  # Of hard codes: forward, and backward up to the first sums of contributions.
+  for codes in hard soft; do
+    SHOWN=0 step "hardware counters: $codes" counters.log 45 ncu --clock-control none \
+      "${sections[@]}" --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
+      "$python" benchmarks/gpu.py --once "$codes"
+  done
 fi
 
 # ---------------------------------------------------------------- what matters, last

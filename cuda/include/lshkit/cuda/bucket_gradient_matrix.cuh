@@ -208,7 +208,8 @@ struct MatrixGroups {
     sort_hashes = parts(p.n_hashes, kMatrixHashes);
     const index_t sorted = 6 * rows + 8 * p.sequences * ((index_t(1) << p.bits) + 1);
     sort_units = parts(p.units(), kSortRoom / (sorted * sort_hashes));
-    const index_t written = (rows ? rows : 1) * p.contribution_bytes() * p.factor_tiles();
+    const index_t tiles = p.factor_tiles() ? p.factor_tiles() : 1;  // none: values of no columns
+    const index_t written = (rows ? rows : 1) * p.contribution_bytes() * tiles;
     slots = parts(sort_hashes, kContributionRoom / written);
     units = slots < sort_hashes ? 1 : parts(sort_units, kContributionRoom / (written * slots));
   }
