@@ -148,8 +148,26 @@ fi
 
 # ---------------------------------------------------------------- what matters, last
 printf '\n==> hardware counters\n'
-grep -E 'Context 1|^ +Duration|Compute \(SM\) Throughput|^ +DRAM Throughput|Issue Slots Busy|Registers Per|Achieved Occ|Dynamic Shared' \
-  "$out/counters.log" 2>/dev/null | sed -E 's/ {3,}/  /g' | cut -c 1-100 | head -n 36
+"$python" - "$out/counters.log" <<'END'
+import pathlib, re, sys
+
+path = pathlib.Path(sys.argv[1])
+text = path.read_text(errors="replace") if path.exists() else ""
+shown = {
+    **{"Duration": "took", "Compute (SM) Throughput": "SM %", "DRAM Throughput": "DRAM %"},
+    **{"Issue Slots Busy": "issue %", "Achieved Occupancy": "occupancy %"},
+    **{"Registers Per Thread": "registers"},
+}
+for kernel in re.split(r"\n(?=  \S.*Context \d)", text)[1:]:
+    name = re.sub(r"void |\([\w:]+\)|lshkit::(cuda::)?", "", kernel.splitlines()[0]).split("(")[0]
+    numbers = [name.strip()[:40]]
+    for line in kernel.splitlines():
+        words = re.split(r"  +", line.strip())
+        if words[0] in shown and words[-1] != words[0]:
+            unit = words[1] + " " if words[0] == "Duration" else ""
+            numbers.append(f"{shown[words[0]]} {unit}{words[-1]}")
+    print(", ".join(numbers)[:150])
+END
 printf '\n==> failures\n'
 cat "$work/failures" >>"$out/pytest.log" 2>/dev/null
 cut -c 1-180 "$work/failures" 2>/dev/null | head -n 20
