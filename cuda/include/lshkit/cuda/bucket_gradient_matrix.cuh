@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_rows_kernel(PackRows a) {
 }
 
 // A power of two for a head's rows that brings the largest finite number into [most / 2, most), for
-// float16. A block a head.
-LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
+// float16. A block a head. Two blocks a multiprocessor: for more the compiler would spill.
+LSHKIT_KERNEL void __launch_bounds__(kScaleThreads, 2)
     head_scale_kernel(PackRows a, int most_bits, bool only_down, float* scale) {
   LSHKIT_SHARED_MEMORY(memory);
   float* const of_warp = reinterpret_cast<float*>(memory);
