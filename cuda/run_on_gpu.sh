@@ -123,8 +123,9 @@ else
   for file in tests/test_cuda*.py; do
     sanitize memcheck 'not streams and not graph and not compile' "$file" & jobs+=($!)
   done
-  few='70-3-hadamard or float32-8-1 or sampled_attention and shape1 and True or grouped or window'
-  few="$few or soft and True or steps_equal or bucket_sum and 8-1"
+  few='70-3-hadamard or bucket_sum and 8-1 or sampled_attention and shape1 and True or grouped'
+  few="$few or lower_bound and sum and shape2 or window and l2 and shape1 or soft and True"
+  few="$few or steps_equal and l2"
   for tool in racecheck synccheck; do
     sanitize $tool "($few) and not graph and not compile" tests/test_cuda*.py & jobs+=($!)
   done
@@ -137,15 +138,36 @@ if command -v ncu >/dev/null; then
   sections=()
   for section in SpeedOfLight LaunchStats Occupancy ComputeWorkloadAnalysis MemoryWorkloadAnalysis \
     WarpStateStats; do sections+=(--section "$section"); done
-  SHOWN=0 step "hardware counters" counters.log 45 ncu --clock-control none "${sections[@]}" \
-    --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
-    "$python" benchmarks/gpu.py --once hard,soft
+  # Of hard codes: forward, and backward up to the first sums of contributions.
+  for codes in hard soft; do
+    SHOWN=0 step "hardware counters: $codes" counters.log 45 ncu --clock-control none \
+      "${sections[@]}" --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
+      "$python" benchmarks/gpu.py --once "$codes"
+  done
 fi
 
 # ---------------------------------------------------------------- what matters, last
 printf '\n==> hardware counters\n'
-grep -E 'Context 1|^ +Duration|Compute \(SM\) Throughput|^ +DRAM Throughput|Issue Slots Busy|Registers Per|Achieved Occ|Dynamic Shared' \
-  "$out/counters.log" 2>/dev/null | sed -E 's/ {3,}/  /g' | cut -c 1-100 | head -n 36
+"$python" - "$out/counters.log" <<'END'
+import pathlib, re, sys
+
+path = pathlib.Path(sys.argv[1])
+text = path.read_text(errors="replace") if path.exists() else ""
+shown = {
+    **{"Duration": "took", "Compute (SM) Throughput": "SM %", "DRAM Throughput": "DRAM %"},
+    **{"Issue Slots Busy": "issue %", "Achieved Occupancy": "occupancy %"},
+    **{"Registers Per Thread": "registers"},
+}
+for kernel in re.split(r"\n(?=  \S.*Context \d)", text)[1:]:
+    name = re.sub(r"void |\([\w:]+\)|lshkit::(cuda::)?", "", kernel.splitlines()[0]).split("(")[0]
+    numbers = [name.strip()[:40]]
+    for line in kernel.splitlines():
+        words = re.split(r"  +", line.strip())
+        if words[0] in shown and words[-1] != words[0]:
+            unit = words[1] + " " if words[0] == "Duration" else ""
+            numbers.append(f"{shown[words[0]]} {unit}{words[-1]}")
+    print(", ".join(numbers)[:150])
+END
 printf '\n==> failures\n'
 cat "$work/failures" >>"$out/pytest.log" 2>/dev/null
 cut -c 1-180 "$work/failures" 2>/dev/null | head -n 20

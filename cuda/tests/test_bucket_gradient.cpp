@@ -323,6 +323,9 @@ TEST(gradient_on_tensor_cores) {
       c.element = element;
       c.causal = causal;
       if (kQuick && causal != (element == Element::float16)) continue;
+      c.dv = 0;  // no weights, no gradients
+      check_gradient(c);
+      c.dv = Case{}.dv;
       c.nq = 30, c.nk = 45, c.bits = 1, c.hashes = kQuick ? 1 : 3;  // pairs of two tiles
       check_gradient(c);
       c.nq = 75, c.nk = 83, c.bits = 0, c.hashes = 1;  // linear, more tiles than stages

@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kPackThreads) pack_rows_kernel(PackRows a) {
 }
 
 // A power of two for a head's rows that brings the largest finite number into [most / 2, most), for
-// float16. A block a head.
-LSHKIT_KERNEL void __launch_bounds__(kScaleThreads)
+// float16. A block a head. Two blocks a multiprocessor: for more the compiler would spill.
+LSHKIT_KERNEL void __launch_bounds__(kScaleThreads, 2)
     head_scale_kernel(PackRows a, int most_bits, bool only_down, float* scale) {
   LSHKIT_SHARED_MEMORY(memory);
   float* const of_warp = reinterpret_cast<float*>(memory);
@@ -209,7 +209,8 @@ struct MatrixGroups {
     sort_hashes = parts(p.n_hashes, kMatrixHashes);
     const index_t sorted = 6 * rows + 8 * p.sequences * ((index_t(1) << p.bits) + 1);
     sort_units = parts(p.units(), kSortRoom / (sorted * sort_hashes));
-    const index_t written = (rows ? rows : 1) * p.contribution_bytes() * p.factor_tiles();
+    const index_t tiles = p.factor_tiles() ? p.factor_tiles() : 1;  // none: values of no columns
+    const index_t written = (rows ? rows : 1) * p.contribution_bytes() * tiles;
     slots = parts(sort_hashes, kContributionRoom / written);
     units = slots < sort_hashes ? 1 : parts(sort_units, kContributionRoom / (written * slots));
   }
