@@ -30,8 +30,8 @@ def compile_report(nvcc, source, architecture, folder):
     command = [nvcc, "-std=c++17", "-O3", "-Xptxas", "-v", "--compiler-options", "-Wall"]
     command += ["-gencode", f"arch=compute_{architecture},code=sm_{architecture}"]
     command += [f"-I{CUDA / 'include'}", f"-I{CUDA.parent / 'cpp' / 'include'}"]
-    command += ['-DLSHKIT_CUDA_ARCHITECTURES="none"', "-c", str(source)]
-    command += ["-o", os.path.join(folder, f"{source.stem}_{architecture}.o")]
+    command += ['-DLSHKIT_CUDA_ARCHITECTURES="none"', "-cubin", str(source)]
+    command += ["-o", os.path.join(folder, f"{source.stem}_{architecture}.cubin")]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}")

@@ -42,7 +42,7 @@ endif()
 if(LSHKIT_HAS_CUDA)
   find_package(CUDAToolkit REQUIRED)
   add_library(lshkit_cuda STATIC ${LSHKIT_CUDA_SOURCES})
-  target_include_directories(lshkit_cuda PUBLIC cuda/include cpp/include)
+  target_include_directories(lshkit_cuda PRIVATE cuda/include cpp/include)
   list(JOIN CMAKE_CUDA_ARCHITECTURES " " cuda_architectures)
   target_compile_definitions(lshkit_cuda PRIVATE
     LSHKIT_CUDA_ARCHITECTURES="${cuda_architectures}")
@@ -51,16 +51,20 @@ if(LSHKIT_HAS_CUDA)
     CUDA_VISIBILITY_PRESET hidden)
   # One thread an architecture. For a profiler that names lines: CMAKE_CUDA_FLAGS=-lineinfo.
   target_compile_options(lshkit_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--threads=0>)
-  target_link_libraries(lshkit_cuda PUBLIC CUDA::cudart_static)
+  target_link_libraries(lshkit_cuda PRIVATE CUDA::cudart_static)
 endif()
 
 function(lshkit_cuda_bindings module)
   target_include_directories(${module} PRIVATE cuda/include)
   if(LSHKIT_CUDA STREQUAL "EMULATED")
-    target_sources(${module} PRIVATE
-      cuda/tests/emulation/emulation.cpp cuda/tests/emulation/kernels.cpp)
-    target_include_directories(${module} PRIVATE cuda/tests/emulation)
-    target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1 LSHKIT_EMULATED_CUDA=1)
+    # Properties of the files that need them: the rest need not be compiled again for a GPU.
+    set(emulation cuda/tests/emulation/emulation.cpp cuda/tests/emulation/kernels.cpp)
+    target_sources(${module} PRIVATE ${emulation})
+    set_source_files_properties(${emulation} PROPERTIES
+      INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/cuda/tests/emulation)
+    set_source_files_properties(cpp/bindings/module.cpp PROPERTIES
+      COMPILE_DEFINITIONS LSHKIT_EMULATED_CUDA=1)
+    target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1)
   endif()
   if(NOT LSHKIT_HAS_CUDA)
     return()

@@ -3,7 +3,6 @@
 // scratch from the allocator of the library that owns the tensors. A build with the emulated
 // kernels takes CPU tensors this way where LSHKIT_EMULATE_CUDA=1 is set: the tests of all of it but
 // the GPU.
-#include <cstdlib>
 #include <vector>
 
 #include "lshkit/cuda/attention.hpp"
@@ -11,14 +10,7 @@
 
 namespace lshkit {
 
-#ifdef LSHKIT_EMULATED_CUDA
-inline bool emulates_cuda() {
-  const char* on = std::getenv("LSHKIT_EMULATE_CUDA");
-  return on && *on == '1';
-}
-#else
-constexpr bool emulates_cuda() { return false; }
-#endif
+bool emulates_cuda();  // in module.cpp
 
 inline const char* cuda_architectures() {
 #ifdef LSHKIT_WITH_CUDA

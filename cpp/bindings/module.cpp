@@ -1,5 +1,7 @@
 // lshkit._C: the core's functions on borrowed tensors. Arguments are checked in the bindings; every
 // output is the caller's, so nothing is allocated.
+#include <cstdlib>
+
 #include "bindings.hpp"
 #include "cuda_call.hpp"
 #include "lshkit/runtime.hpp"
@@ -15,6 +17,16 @@ constexpr const char* kCompiler = "GCC " __VERSION__;
 #endif
 
 }  // namespace
+
+bool emulates_cuda() {
+#ifdef LSHKIT_EMULATED_CUDA
+  const char* on = std::getenv("LSHKIT_EMULATE_CUDA");
+  return on && *on == '1';
+#else
+  return false;
+#endif
+}
+
 }  // namespace lshkit
 
 PYBIND11_MODULE(_C, module) {
