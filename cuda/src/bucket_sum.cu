@@ -11,19 +11,7 @@ namespace lshkit::cuda {
 void hash(const Queue& queue, const HashFunctions& functions, Input<float> x, index_t batch,
           index_t heads, index_t rows, index_t n_features, void* codes) {
   const DeviceGuard guard(queue);
-  Hash h;
-  h.x = Elements(x);
-  h.batch = batch;
-  h.heads = heads;
-  h.n_rows = rows;
-  h.n_features = n_features;
-  h.parameters = functions.parameters;
-  h.head_stride = functions.head_stride;
-  h.columns = functions.columns;
-  h.heads_per_set = functions.heads_per_set;
-  h.n_bits = functions.n_bits;
-  h.n_hashes = functions.n_hashes;
-  h.code_bytes = hash_code_bytes(functions.n_bits);
+  Hash h = hash_of(functions, x, batch, heads, rows, n_features);
   h.codes = codes;
   hash(queue, functions.family, h, shared_limit(queue));
 }

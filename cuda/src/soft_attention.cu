@@ -42,44 +42,10 @@ struct SoftProblem {
   }
   // Queries or keys as they are hashed.
   Hash hash(bool query) const {
-    Hash h;
-    h.x = Elements(query ? in.query : in.key);
-    h.batch = s.batch;
-    h.heads = query ? s.heads : key_heads();
-    h.n_rows = rows(query);
-    h.n_features = s.n_features;
-    h.parameters = functions.parameters;
-    h.head_stride = functions.head_stride;
-    h.columns = functions.columns;
-    h.heads_per_set = query ? group() : 1;
-    h.n_bits = functions.n_bits;
-    h.n_hashes = functions.n_hashes;
-    h.code_bytes = hash_code_bytes(functions.n_bits);
-    return h;
-  }
-};
-
-// Of queries or of keys.
-struct SoftNorms {
-  float* inverse;
-  std::uint8_t* valid;
-  SoftNorms(Cut& cut, index_t rows)
-      : inverse(cut.take<float>(rows)), valid(cut.take<std::uint8_t>(rows)) {}
-  void fill(const SoftProblem& p, bool query, bool masked) const {
-    const Hash h = p.hash(query);
-    UnitRows a;
-    a.x = h.x;
-    a.batch = h.batch;
-    a.heads = h.heads;
-    a.n_rows = h.n_rows;
-    a.columns = h.n_features;
-    if (masked) {
-      a.mask = p.in.key_mask.data;
-      a.mask_stride = p.in.key_mask.batch_stride;
-    }
-    a.inverse = inverse;
-    a.valid = valid;
-    unit_rows(p.queue, a);
+    HashFunctions f = functions;
+    f.heads_per_set = query ? group() : 1;
+    return hash_of(f, query ? in.query : in.key, s.batch, query ? s.heads : key_heads(),
+                   rows(query), s.n_features);
   }
 };
 
@@ -174,7 +140,7 @@ float* take_tables(Cut& cut, WeightedPass<float>& a, index_t bytes) {
   return cut.take<float>(bytes / index_t(sizeof(float)));
 }
 
-void soft_codes(const SoftProblem& p, bool query, const SoftNorms& norms, const SoftCodesOut& out) {
+void soft_codes(const SoftProblem& p, bool query, const RowNorms& norms, const SoftCodesOut& out) {
   SoftHash s;
   s.hash = p.hash(query);
   s.hash.codes = out.codes;
@@ -186,7 +152,7 @@ void soft_codes(const SoftProblem& p, bool query, const SoftNorms& norms, const 
 }
 
 // The sums from the output, then their gradient in their place.
-void soft_sums_backward(const SoftProblem& p, const SoftNorms& query, const Input<float>& out,
+void soft_sums_backward(const SoftProblem& p, const RowNorms& query, const Input<float>& out,
                         const float* divisors, const Input<float>& grad, float* sums, float* bias) {
   if (p.options.normalize != Normalize::none) {
     RestoreSums r;
@@ -249,7 +215,7 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
                                SoftCodesOut queries, SoftCodesOut keys, void* scratch) {
   const SoftProblem p{queue, shape, options, functions, in};
   Cut cut(scratch);
-  const SoftNorms query(cut, p.queries()), key(cut, p.keys());
+  const RowNorms query(cut, p.queries()), key(cut, p.keys());
   const index_t at_once = heads_at_once(p);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
   const ProbeScratch query_memory(cut, p, true, at_once, false),
@@ -265,11 +231,11 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
-  query.fill(p, true, false);
-  key.fill(p, false, false);
+  query.fill(queue, p.hash(true));
+  key.fill(queue, p.hash(false));
   soft_codes(p, true, query, queries);
   soft_codes(p, false, key, keys);
-  if (in.key_mask.data) key.fill(p, false, true);
+  if (in.key_mask.data) key.fill(queue, p.hash(false), in.key_mask);
   pass.read.sum = sums;
   pass.read.sum_columns = p.sum_columns();
   const index_t limit = shared_limit(queue);
@@ -305,7 +271,7 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
                                 float* parameter_grads, void* scratch) {
   const SoftProblem p{queue, shape, options, functions, in};
   Cut cut(scratch);
-  const SoftNorms query(cut, p.queries()), key(cut, p.keys());
+  const RowNorms query(cut, p.queries()), key(cut, p.keys());
   const index_t at_once = heads_at_once(p);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
   float* const bias = p.counts() ? cut.take<float>(p.queries()) : nullptr;
@@ -334,8 +300,8 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
-  query.fill(p, true, false);
-  key.fill(p, false, true);
+  query.fill(queue, p.hash(true));
+  key.fill(queue, p.hash(false), in.key_mask);
   soft_sums_backward(p, query, out, divisors, gradients.out, sums, bias);
   Elements grad;
   grad.data = sums;

@@ -8,42 +8,6 @@
 namespace lshkit::cuda {
 namespace {
 
-Hash soft_hash_of(const HashFunctions& functions, const Input<float>& x, index_t batch,
-                  index_t heads, index_t rows, index_t n_features) {
-  Hash h;
-  h.x = Elements(x);
-  h.batch = batch;
-  h.heads = heads;
-  h.n_rows = rows;
-  h.n_features = n_features;
-  h.parameters = functions.parameters;
-  h.head_stride = functions.head_stride;
-  h.columns = functions.columns;
-  h.heads_per_set = functions.heads_per_set;
-  h.n_bits = functions.n_bits;
-  h.n_hashes = functions.n_hashes;
-  h.code_bytes = hash_code_bytes(functions.n_bits);
-  return h;
-}
-
-struct RowNorms {
-  float* inverse;
-  std::uint8_t* valid;
-  RowNorms(Cut& cut, index_t rows)
-      : inverse(cut.take<float>(rows)), valid(cut.take<std::uint8_t>(rows)) {}
-  void fill(const Queue& queue, const Hash& h) const {
-    UnitRows a;
-    a.x = h.x;
-    a.batch = h.batch;
-    a.heads = h.heads;
-    a.n_rows = h.n_rows;
-    a.columns = h.n_features;
-    a.inverse = inverse;
-    a.valid = valid;
-    unit_rows(queue, a);
-  }
-};
-
 // Probe arrays as the verb has them: a row's hashes in turn.
 SoftProbes probes_of(const Hash& h, SoftCodes soft, index_t n_probes, const float* sharpness,
                      index_t sharpness_stride) {
@@ -70,7 +34,7 @@ index_t soft_hash(const Queue& queue, const HashFunctions& functions, Input<floa
                   const float* sharpness, index_t sharpness_stride, SoftCodesOut soft,
                   void* probe_codes, float* weights, void* scratch) {
   SoftHash s;
-  s.hash = soft_hash_of(functions, x, batch, heads, rows, n_features);
+  s.hash = hash_of(functions, x, batch, heads, rows, n_features);
   Cut cut(scratch);
   const RowNorms norms(cut, batch * heads * rows);
   if (!scratch) return cut.used();
@@ -99,7 +63,7 @@ index_t soft_hash_backward(const Queue& queue, const HashFunctions& functions, I
   const int n_selected = selected_bits(n_probes);
   PlaneGrads planes;
   SoftHashBack& back = planes.back;
-  back.hash = soft_hash_of(functions, x, batch, heads, rows, n_features);
+  back.hash = hash_of(functions, x, batch, heads, rows, n_features);
   planes.sets = functions.head_stride ? heads : 1;
   planes.parts = kPlaneGradParts;
   Cut cut(scratch);

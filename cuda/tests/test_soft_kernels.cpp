@@ -1,6 +1,5 @@
 // Soft codes on a GPU against the CPU's functions on the same arrays.
-#include "../../cpp/tests/projections.hpp"
-#include "check.hpp"
+#include "check_hash.hpp"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
@@ -123,17 +122,6 @@ TEST(weighted_sums_in_order_equal_the_cpus) {
   }
 }
 
-HashFunctions functions_of(const Parameters& p, Family family, int n_bits, index_t n_hashes,
-                           index_t heads) {
-  HashFunctions f;
-  f.family = family;
-  f.parameters = p.numbers.data();
-  f.head_stride = index_t(p.numbers.size()) / heads;
-  f.columns = p.columns;
-  f.n_bits = n_bits;
-  f.n_hashes = n_hashes;
-  return f;
-}
 Parameters parameters_of(Family family, index_t d, int n_bits, index_t n_hashes, index_t heads) {
   return family == Family::hyperplane ? hyperplane(d, n_bits, n_hashes, heads, 3)
                                       : hadamard(d, n_bits, n_hashes, heads, 3);

@@ -1,6 +1,7 @@
 #pragma once
 // What is hashed, and where the codes go.
 #include "lshkit/cuda/words.cuh"
+#include "lshkit/hash.hpp"
 
 namespace lshkit::cuda {
 
@@ -22,6 +23,24 @@ struct Hash {
     return flat / heads * x.batch + flat % heads * x.head + row * x.row;
   }
 };
+
+inline Hash hash_of(const HashFunctions& functions, const Input<float>& x, index_t batch,
+                    index_t heads, index_t rows, index_t n_features) {
+  Hash h;
+  h.x = Elements(x);
+  h.batch = batch;
+  h.heads = heads;
+  h.n_rows = rows;
+  h.n_features = n_features;
+  h.parameters = functions.parameters;
+  h.head_stride = functions.head_stride;
+  h.columns = functions.columns;
+  h.heads_per_set = functions.heads_per_set;
+  h.n_bits = functions.n_bits;
+  h.n_hashes = functions.n_hashes;
+  h.code_bytes = hash_code_bytes(functions.n_bits);
+  return h;
+}
 
 __device__ inline void store_code(const Hash& h, index_t flat, index_t row, index_t hash,
                                   std::uint32_t code) {

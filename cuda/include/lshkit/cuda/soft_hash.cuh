@@ -8,9 +8,31 @@
 // hashes at a time, whose rows of a rotation 56 additions and a transform of 8 bring: n_bits 12, 8
 // hashes: 12 x 144 operations and 3 transforms, about 3,000 a token. The bound is these.
 #include "lshkit/cuda/hash.cuh"
+#include "lshkit/cuda/rows.cuh"
 #include "lshkit/soft_hash.hpp"
 
 namespace lshkit::cuda {
+
+// Of queries or of keys, as they are hashed.
+struct RowNorms {
+  float* inverse;
+  std::uint8_t* valid;
+  RowNorms(Cut& cut, index_t rows)
+      : inverse(cut.take<float>(rows)), valid(cut.take<std::uint8_t>(rows)) {}
+  void fill(const Queue& queue, const Hash& h, Mask mask = {}) const {
+    UnitRows a;
+    a.x = h.x;
+    a.batch = h.batch;
+    a.heads = h.heads;
+    a.n_rows = h.n_rows;
+    a.columns = h.n_features;
+    a.mask = mask.data;
+    a.mask_stride = mask.batch_stride;
+    a.inverse = inverse;
+    a.valid = valid;
+    unit_rows(queue, a);
+  }
+};
 
 constexpr int kHashesAtOnce = 8;     // of a thread
 constexpr int kSoftHashChunk = 32;   // of a block
