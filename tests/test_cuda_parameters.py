@@ -12,14 +12,13 @@ from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 from lshkit.attention.arguments import seed_tensor  # noqa: E402
 
-HADAMARD = torch_ops.FAMILY["hadamard"]
 SEEDS = [0, 3, 2**31, 2**63 - 1]
 ROWS = hashing.ANGLE_ROWS
 
 
-def made(device, seed, *sizes):
+def made(device, seed, *sizes, family="hadamard"):
     tensor = torch.tensor([seed], dtype=torch.int64, device=device)
-    return torch_ops.hash_parameters(tensor, *sizes, HADAMARD)
+    return torch_ops.hash_parameters(tensor, *sizes, torch_ops.FAMILY[family])
 
 
 def assert_angles(got, wanted):
@@ -65,12 +64,14 @@ def test_a_negative_seed_is_its_64_bits(cuda_device):
     assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
 
 
-def test_hyperplanes_are_those_of_numpy(cuda_device):
-    seed = torch.tensor([3], device=cuda_device)
-    got = torch_ops.hash_parameters(seed, 2, 10, 4, 5, torch_ops.FAMILY["hyperplane"])
-    assert got.device.type == cuda_device.type
-    wanted = hashing.make_parameters("hyperplane", 10, 4, 5, 2, 3)
-    assert np.array_equal(got.cpu().numpy(), wanted)
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("sizes", [(1, 64, 8, 32), (2, 10, 4, 5), (3, 7, 3, 1), (1, 1, 1, 1)])
+def test_hyperplanes_are_those_of_numpy(cuda_device, seed, sizes):
+    n_sets, *functions = sizes
+    got = made(cuda_device, seed, *sizes, family="hyperplane")
+    wanted = hashing.make_parameters("hyperplane", *functions, n_sets, seed)
+    assert got.device.type == cuda_device.type and got.shape == wanted.shape
+    np.testing.assert_array_max_ulp(got.cpu().numpy(), wanted, maxulp=4)
 
 
 def test_errors_of_the_core(cuda_device):
@@ -88,6 +89,11 @@ def test_errors_of_the_core(cuda_device):
     with pytest.raises(ValueError, match="out: must be aligned to 16 bytes"):
         _C.random_numbers(seed, 0, 3, torch.empty(257, device=cuda_device)[1:].view(1, 4, 64))
     assert _C.random_numbers(seed, 0, 3, out[:0])
+    with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
+        _C.random_normals(seed.float(), 0, out)
+    with pytest.raises(TypeError, match="out: dtype float32 is wanted, was float64"):
+        _C.random_normals(seed, 0, out.double())
+    assert _C.random_normals(seed, 0, out[:0])
 
 
 # --- Seeds ----------------------------------------------------------------------------------------
@@ -114,7 +120,6 @@ def test_seeds_are_made_on_the_device(cuda_device):
     device = torch.device("cuda", torch.cuda.current_device())
     for seed in (None, 3, torch.tensor(3), torch.tensor([3], device=device)):
         assert seed_tensor(seed, device).device == device
-        assert seed_tensor(seed, device, "hyperplane").device.type == "cpu"
     torch.manual_seed(0)
     first = seed_tensor(None, device)
     torch.manual_seed(0)

@@ -8,15 +8,20 @@
 namespace lshkit {
 namespace {
 
-// False where the tensors are on the CPU: its numbers come from numpy.
-bool random_numbers(py::handle seed_object, std::uint64_t stream, index_t n_angle_rows,
-                    py::handle out_object) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView seed("seed", seed_object, any), out("out", out_object, any);
+void check(const TensorView& seed, const TensorView& out) {
   seed.require_type({kInt64});
   if (seed.size() != 1) seed.wrong_value("one element is wanted, was " + seed.describe_shape());
   out.require_type({kFloat32}).require_dims(3, "(sets, rows, columns)");
   out.require_contiguous().require_writable();
+}
+
+// These are false where the tensors are on the CPU: its numbers come from numpy.
+
+bool random_numbers(py::handle seed_object, std::uint64_t stream, index_t n_angle_rows,
+                    py::handle out_object) {
+  constexpr auto any = TensorView::Place::any;
+  const TensorView seed("seed", seed_object, any), out("out", out_object, any);
+  check(seed, out);
   const index_t columns = out.shape(2),
                 angle_rows = check_range("n_angle_rows", n_angle_rows, 0, out.shape(1));
   if (columns < 16 || (columns & (columns - 1)) != 0 || (out.shape(1) > angle_rows && columns < 64))
@@ -41,11 +46,29 @@ bool random_numbers(py::handle seed_object, std::uint64_t stream, index_t n_angl
   });
 }
 
+bool random_normals(py::handle seed_object, std::uint64_t stream, py::handle out_object) {
+  constexpr auto any = TensorView::Place::any;
+  const TensorView seed("seed", seed_object, any), out("out", out_object, any);
+  check(seed, out);
+  const CudaCall gpu({&seed, &out});
+  return gpu.run([&](const auto& queue, void*) {
+    cuda::RandomNormals normals;
+    normals.seed = seed.data<const std::int64_t>();
+    normals.stream = stream;
+    normals.n_sets = out.shape(0);
+    normals.n_numbers = out.shape(1) * out.shape(2);
+    normals.out = out.data<float>();
+    cuda::random_normals(queue, normals);
+    return index_t(0);
+  });
+}
+
 }  // namespace
 
 void bind_parameters(py::module_& module) {
   using namespace pybind11::literals;
   module.def("random_numbers", &random_numbers, "seed"_a, "stream"_a, "n_angle_rows"_a, "out"_a);
+  module.def("random_normals", &random_normals, "seed"_a, "stream"_a, "out"_a);
 }
 
 }  // namespace lshkit

@@ -12,4 +12,11 @@ void random_numbers(const Queue& queue, const RandomNumbers& numbers) {
          kRandomThreads, 0, numbers);
 }
 
+void random_normals(const Queue& queue, const RandomNormals& normals) {
+  const DeviceGuard guard(queue);
+  const index_t words = normals.n_sets * ceil_div(normals.n_numbers, 2);
+  launch(queue, "random_normals", random_normals_kernel, ceil_div(words, kRandomThreads),
+         kRandomThreads, 0, normals);
+}
+
 }  // namespace lshkit::cuda

@@ -51,4 +51,28 @@ TEST(numbers_fill_their_rows_and_nothing_else) {
   }
 }
 
+TEST(normals_fill_their_rows_and_nothing_else) {
+  for (const index_t sets : {1, 3}) {
+    for (const index_t numbers : {1, 64, 129, 10001}) {
+      cuda::RandomNormals a;
+      const std::int64_t seed = 5;
+      a.seed = &seed;
+      a.n_sets = sets;
+      a.n_numbers = numbers;
+      std::vector<float> out(sets * numbers + 1, 7.0f);
+      a.out = out.data();
+      cuda::random_normals(cuda::Queue{}, a);
+      CHECK(out.back() == 7.0f);
+      double sum = 0, squares = 0;
+      for (index_t i = 0; i < sets * numbers; ++i) {
+        CHECK(std::fabs(out[i]) < 6.8f);
+        sum += out[i];
+        squares += double(out[i]) * out[i];
+      }
+      const double n = double(sets * numbers);  // within 4 standard errors
+      CHECK(std::fabs(sum) < 4 * std::sqrt(n) && std::fabs(squares - n) < 4 * std::sqrt(2 * n));
+    }
+  }
+}
+
 }  // namespace

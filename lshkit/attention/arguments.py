@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 
 from lshkit import _C, checks, hashing, torch_ops
 from lshkit.torch_ops.assertions import may_be_read
@@ -15,17 +14,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 CPU = torch.device("cpu")
 
 
-def seed_tensor(
-    seed: int | Tensor | None, inputs_device: torch.device = CPU, hasher: str = "hadamard"
-) -> Tensor:
+def seed_tensor(seed: int | Tensor | None, inputs_device: torch.device = CPU) -> Tensor:
     """The seed as an int64 tensor, so that a compiled graph takes new seeds without a new trace.
 
-    On the CPU, but for inputs on CUDA on their device, where FastHadamard's numbers are made: a
-    seed of None is drawn there and an int written there, without a copy and without a wait. The
-    numbers of hyperplanes come from the CPU, and so does their seed.
+    On the CPU, but for inputs on CUDA on their device, where the numbers of hash functions are
+    made: a seed of None is drawn there and an int written there, without a copy and without a wait.
     A seed on the meta device has no value: good for inputs there, and for nothing else.
     """
-    device = inputs_device if inputs_device.type == "cuda" and hasher == "hadamard" else CPU
+    device = inputs_device if inputs_device.type == "cuda" else CPU
     if seed is None:
         return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
     check_seed(seed, inputs_device)
@@ -35,7 +31,7 @@ def seed_tensor(
         return seed
     if seed.device == CPU:
         if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
-            return seed_tensor(seed.item(), inputs_device, hasher)
+            return seed_tensor(seed.item(), inputs_device)
         return seed.to(device, non_blocking=True)
     return seed.to(device)  # a wait for the GPU
 
@@ -54,20 +50,6 @@ def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
     if seed.device != CPU and seed.device != inputs_device:
         wanted = "the cpu" if inputs_device == CPU else f"the cpu or {inputs_device}"
         raise ValueError(f"seed must be on {wanted}, got a tensor on {seed.device}")
-
-
-def on_device(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers that were made on the CPU; the copy to a GPU is queued there."""
-    if numbers.device == device:
-        return numbers
-    if device.type == "cuda" and not torch.compiler.is_compiling() and not is_fake(numbers):
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                'the numbers of hasher="hyperplane" come from the CPU, which a CUDA graph cannot '
-                'capture: take hasher="hadamard", or torch.ops.lshkit with parameters that are on '
-                "the GPU already"
-            )
-    return numbers.to(device, non_blocking=True)
 
 
 def check_options(

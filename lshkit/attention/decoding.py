@@ -10,7 +10,6 @@ from lshkit.attention.arguments import (
     check_options,
     check_probes,
     check_word,
-    on_device,
     seed_tensor,
 )
 from lshkit.attention.projections import check_learnable, plane_rows
@@ -151,9 +150,8 @@ class YosoState:
         self._projections = None
         sizes = self.num_key_heads, self.head_dim, self.n_bits, self.n_hashes
         if projections is None:
-            seed = seed_tensor(seed, self.device, hasher)
-            parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
-            self._parameters = on_device(parameters, self.device)
+            seed = seed_tensor(seed, self.device)
+            self._parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
         else:
             check_learnable("projections", estimator, hasher)
             planes = plane_rows(projections, *sizes, getattr(projections, "device", CPU)).detach()

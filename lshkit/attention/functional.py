@@ -14,7 +14,6 @@ from lshkit.attention.arguments import (
     check_tensors,
     check_word,
     key_padding_mask,
-    on_device,
     packed_starts,
     seed_tensor,
     sharpness_tensor,
@@ -125,8 +124,7 @@ def yoso_attention(
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
             a fresh seed from torch's generator of the device, so that a CUDA graph draws anew at
             each replay; an int >= 0 or an int64 tensor of one element fixes it. A tensor on CUDA is
-            not read: it is taken as its 64 bits. Only "hyperplane", whose numbers the CPU draws,
-            reads it, and copies them at each call: that cannot be captured in a CUDA graph.
+            not read: it is taken as its 64 bits.
         cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone; "auto"
@@ -225,16 +223,14 @@ def yoso_attention(
     else:
         family = torch_ops.FAMILY[hasher]
         if projections is None:  # made only where it is used
-            seed = seed_tensor(seed, query.device, hasher)
+            seed = seed_tensor(seed, query.device)
         rotation = None
         if rank and estimator != "soft" and torch.is_grad_enabled():
             rotation = torch_ops.gradient_rotation(seed, query.shape[1], value.shape[-1])
-            rotation = on_device(rotation, query.device)
         parameters = projections
         if parameters is None:
             sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
             parameters = torch_ops.hash_parameters(seed, *sizes, family)
-            parameters = on_device(parameters, query.device)
         hash_options = family, n_bits, n_hashes
         if estimator == "soft":
             out, *_ = torch_ops.soft_attention(

@@ -20,19 +20,12 @@ def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
     """
     rows, columns = parameter_shape(family, n_features, n_bits, n_hashes)
     if family == "hyperplane":
-        rng = np.random.default_rng(seed)
-        return rng.standard_normal((n_sets, rows, columns), dtype=np.float32)
-    # Raw words, 32 bits for each angle and one for each sign, straight from a counter: attention
-    # draws new functions in every training step, and a Generator would take twice as long.
-    if not isinstance(seed, (int, np.integer)):
-        seed = int(np.random.default_rng(seed).integers(2**63))
+        return _normals(seed, n_sets, rows * columns).reshape(n_sets, rows, columns)
     half = columns // 2
     angle_words = ANGLE_ROWS * half // 2
     words = angle_words + (rows - ANGLE_ROWS) * columns // 64
-    bits = np.random.Philox(key=seed).random_raw(n_sets * words).reshape(n_sets, words)
-    angles = bits[:, :angle_words].view(np.uint32).astype(np.float32)
-    angles *= np.float32(2 * np.pi / 2**32)
-    angles = angles.reshape(n_sets, ANGLE_ROWS, half)
+    bits = _random_words(seed, n_sets * words).reshape(n_sets, words)
+    angles = _angles(bits[:, :angle_words].view(np.uint32)).reshape(n_sets, ANGLE_ROWS, half)
     parameters = np.empty((n_sets, rows, columns), np.float32)
     np.cos(angles, out=parameters[:, :ANGLE_ROWS, :half])
     np.sin(angles, out=parameters[:, :ANGLE_ROWS, half:])
@@ -49,14 +42,37 @@ def make_rotation(n_values, n_sets=1, seed=None):
     they are independent of the hash functions that `make_parameters` gives for it.
     """
     half = rotation_columns(n_values) // 2
+    bits = _random_words(seed, n_sets * ANGLE_ROWS * half // 2, _ROTATION_STREAM)
+    angles = _angles(bits.view(np.uint32)).reshape(n_sets, ANGLE_ROWS, half)
+    return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+
+
+def _random_words(seed, n, stream=0):
+    """64-bit words of a counter's block cipher, for attention, which draws new functions in every
+    training step: a Generator takes twice as long, and a GPU cannot make its numbers."""
     if not isinstance(seed, (int, np.integer)):
         seed = int(np.random.default_rng(seed).integers(2**63))
-    bits = np.random.Philox(key=int(seed) + _ROTATION_STREAM).random_raw(
-        n_sets * ANGLE_ROWS * half // 2
-    )
-    angles = bits.view(np.uint32).astype(np.float32).reshape(n_sets, ANGLE_ROWS, half)
+    return np.random.Philox(key=int(seed) + stream).random_raw(n)
+
+
+def _angles(words):
+    """Of 32 bits each, from 0 to 2 pi."""
+    angles = words.astype(np.float32)
     angles *= np.float32(2 * np.pi / 2**32)
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+    return angles
+
+
+def _normals(seed, n_sets, n):
+    """`n_sets` times `n` standard normal numbers, two a word (Box and Muller 1958)."""
+    words = -(-n // 2)
+    bits = _random_words(seed, n_sets * words).view(np.uint32).reshape(n_sets, words, 2)
+    # In double: float32 has no numbers close enough to 1, whose logarithms are the small radii.
+    radii = np.sqrt(-2 * np.log((bits[..., 0] + 0.5) / 2**32)).astype(np.float32)
+    angles = _angles(bits[..., 1])
+    normals = np.empty((n_sets, words, 2), np.float32)
+    np.multiply(radii, np.cos(angles), out=normals[..., 0])
+    np.multiply(radii, np.sin(angles), out=normals[..., 1])
+    return np.ascontiguousarray(normals.reshape(n_sets, 2 * words)[:, :n])
 
 
 def rotation_columns(n_values):

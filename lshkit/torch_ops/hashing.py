@@ -27,17 +27,19 @@ define(
 
 
 def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
-    """On CUDA FastHadamard's come from a kernel, which takes any 64 bits for the seed; the normals
-    of hyperplanes are drawn on the CPU: the seed is read, which waits for the GPU, and they are
-    copied."""
+    """On CUDA a kernel makes them, which takes any 64 bits for the seed."""
     sizes = n_features, n_bits, n_hashes
-    if family == FAMILY["hadamard"] and _may_be_on_gpu(seed):
+    if _may_be_on_gpu(seed):
         shape = hashing.parameter_shape(_FAMILY_NAME[family], *sizes)
         parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
-        if _C.random_numbers(seed, 0, hashing.ANGLE_ROWS, parameters):
+        if family == FAMILY["hyperplane"]:
+            made = _C.random_normals(seed, 0, parameters)
+        else:
+            made = _C.random_numbers(seed, 0, hashing.ANGLE_ROWS, parameters)
+        if made:
             return parameters
     parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
-    return torch.from_numpy(parameters).to(seed.device, non_blocking=True)
+    return torch.from_numpy(parameters)
 
 
 def _gradient_rotation(seed, n_sets, n_values):

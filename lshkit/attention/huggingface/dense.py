@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lshkit import torch_ops
-from lshkit.attention.arguments import on_device, seed_tensor
+from lshkit.attention.arguments import seed_tensor
 from lshkit.torch_ops.lsh_attention import key_centre
 
 
@@ -64,8 +64,7 @@ def dense_lsh_attention(
     with torch.no_grad():
         family = torch_ops.FAMILY[hasher]
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
-        seed = seed_tensor(seed, device, hasher)
-        parameters = on_device(torch_ops.hash_parameters(seed, *sizes, family), device)
+        parameters = torch_ops.hash_parameters(seed_tensor(seed, device), *sizes, family)
         hash_options = parameters, family, n_bits, n_hashes
         groups = query.shape[1] // key.shape[1]
         grouped = query.unflatten(1, (-1, groups)).flatten(2, 3)

@@ -3,10 +3,10 @@
 // Philox 4x64 with 10 rounds (Salmon et al., SC 2011), key = (seed, stream). Word i of a stream is
 // element i % 4 of the block of counter 1 + i / 4, so that a thread makes any word by itself.
 //
-// A thread has a word: two angles or 64 signs. Each makes the block of four that its word is in:
-// 20 products of 64 bits, which all four lanes repeat, and no number passes between threads. 12
-// heads of 64 columns, 8 bits and 32 hashes are 672 words and 34 KB, and a thread has at most 832
-// instructions (sm_90, no loop): the time is that of a launch.
+// A thread has a word: two angles, two normals or 64 signs. Each makes the block of four that its
+// word is in: 20 products of 64 bits, which all four lanes repeat, and no number passes between
+// threads. Of 12 heads of 64 columns, 8 bits and 32 hashes fast Hadamard hashing has 672 words and
+// 34 KB, and a thread at most 832 instructions (sm_90, no loop): the time is that of a launch.
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/cuda/parameters.hpp"
 
@@ -67,6 +67,10 @@ __device__ inline void cosine_and_sine(float angle, float* cosine, float* sine) 
   *sine = quarter & 2 ? -b : b;
 }
 
+__device__ inline float random_angle(std::uint32_t bits) {
+  return float(bits) * float(2 * 3.14159265358979323846 / 4294967296.0);
+}
+
 LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(RandomNumbers a) {
   const index_t half = a.columns / 2, angle_words = a.n_angle_rows * half / 2;
   const index_t words = angle_words + a.n_sign_rows * a.columns / 64;
@@ -79,8 +83,7 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(Rando
     for (int k = 0; k < 2; ++k, bits >>= 32) {
       const index_t angle = 2 * word + k;
       float* const to = out + angle / half * a.columns + angle % half;
-      cosine_and_sine(float(std::uint32_t(bits)) * float(2 * 3.14159265358979323846 / 4294967296.0),
-                      to, to + half);
+      cosine_and_sine(random_angle(std::uint32_t(bits)), to, to + half);
     }
     return;
   }
@@ -93,6 +96,21 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(Rando
     for (int bit = 0; bit < 4; ++bit) out[k + bit] = sign(bit);
 #endif
   }
+}
+
+// Two of a word (Box and Muller 1958).
+LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_normals_kernel(RandomNormals a) {
+  const index_t words = (a.n_numbers + 1) / 2, i = block_index() * kRandomThreads + thread_index();
+  if (i >= a.n_sets * words) return;
+  const std::uint64_t bits = philox_word(std::uint64_t(*a.seed), a.stream, std::uint64_t(i));
+  const index_t set = i / words, number = 2 * (i - set * words);
+  const double uniform = (double(std::uint32_t(bits)) + 0.5) / 4294967296.0;
+  const float radius = float(sqrt(-2 * log(uniform)));
+  float cosine, sine;
+  cosine_and_sine(random_angle(std::uint32_t(bits >> 32)), &cosine, &sine);
+  float* const out = a.out + set * a.n_numbers + number;
+  out[0] = radius * cosine;
+  if (number + 1 < a.n_numbers) out[1] = radius * sine;
 }
 
 }  // namespace lshkit::cuda
