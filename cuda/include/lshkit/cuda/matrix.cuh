@@ -48,20 +48,6 @@ inline T load(const void* from) {
   std::memcpy(&x, emulation::aligned(from, sizeof x), sizeof x);
   return x;
 }
-// What every lane of the warp gives, seen by all. Blocks take turns at two sets, as the emulation's
-// threads do: nothing else keeps one block from the next.
-constexpr int kMostWords = 6;
-struct Given {
-  std::uint32_t words[kMostWords];
-};
-inline Given given[2][1024];
-inline void share(const std::uint32_t* mine, int count, Given* all) {
-  Given* const slots = given[blockIdx.x % 2];
-  for (int i = 0; i < count; ++i) slots[threadIdx.x].words[i] = mine[i];
-  __syncwarp();
-  for (int lane = 0; lane < kWarp; ++lane) all[lane] = slots[threadIdx.x / kWarp * kWarp + lane];
-  __syncwarp();
-}
 // Copies that have not been waited for: what they write is not there before.
 struct Copies {
   static constexpr int kMost = 256;
@@ -118,11 +104,11 @@ __device__ inline void load_fragment(std::uint32_t (&r)[4], SharedAddress tile,
                  : "r"(row)
                  : "memory");
 #else
-  emulated::Given all[kWarp];
+  emulation::Given all[kWarp];
   std::uint32_t mine[2];
   emulation::aligned(row, 16);
   std::memcpy(mine, &row, sizeof row);
-  emulated::share(mine, 2, all);
+  emulation::give_all(mine, 2, all);
   const int g = lane_index() / 4, t = lane_index() % 4;
   for (int m = 0; m < 4; ++m) {
     std::uint16_t pair[2];
@@ -144,8 +130,8 @@ __device__ inline std::uint32_t transpose(std::uint32_t x) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 #else
-  emulated::Given all[kWarp];
-  emulated::share(&x, 1, all);
+  emulation::Given all[kWarp];
+  emulation::give_all(&x, 1, all);
   const int g = lane_index() / 4, t = lane_index() % 4;
   std::uint32_t y = 0;
   for (int i = 0; i < 2; ++i)
@@ -171,9 +157,9 @@ __device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std:
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  emulated::Given all[kWarp];
+  emulation::Given all[kWarp];
   const std::uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  emulated::share(mine, 6, all);
+  emulation::give_all(mine, 6, all);
   const auto number = [&](int lane, int word, int half) {
     const auto bits = std::uint16_t(all[lane].words[word] >> (16 * half));
     return E == Element::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
