@@ -248,8 +248,8 @@ std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   return value;
 }
 void give_all(const std::uint32_t* mine, int count, Given* all) {
-  static volatile std::uint32_t given[kMaxThreads]
-                                     [kGivenWords];  // no memcpy, which ThreadSanitizer sees
+  // Volatile: no memcpy, which ThreadSanitizer sees.
+  static volatile std::uint32_t given[kMaxThreads][kGivenWords];
   const unsigned me = current;
   for (int i = 0; i < count; ++i) given[me][i] = mine[i];
   wait_for_warp(Wait::give);
