@@ -132,9 +132,11 @@ else
   for file in tests/test_cuda*.py; do
     sanitize memcheck 'not streams and not graph and not compile' "$file" & jobs+=($!)
   done
-  few='70-3-hadamard or bucket_sum and 8-1 or sampled_attention and shape1 and True or grouped'
-  few="$few or lower_bound and sum and shape2 or window and l2 and shape1 or soft and True"
-  few="$few or steps_equal and l2"
+  # Of every kernel that has shared memory, some; tests/test_gpu_benchmark.py has these be there.
+  few='codes and 70-3 or bucket_sum and 8-1 or is_a_bucket_sum and 40-256-33'
+  few="$few or collisions and 130-17-33 and True or sampled_attention and shape1 and True"
+  few="$few or lower_bound and sum and shape2 or window and l2 or grouped or soft and True"
+  few="$few or soft_hash and 64-12 or soft_hash and 20-5 or steps_equal and l2"
   for tool in racecheck synccheck; do
     sanitize $tool "($few) and not graph and not compile" tests/test_cuda*.py & jobs+=($!)
   done
