@@ -112,8 +112,10 @@ function(lshkit_cuda_tests)
   if(LSHKIT_HAS_THREAD_SANITIZER)
     lshkit_cuda_test(test_cuda_races -fsanitize=thread)
     target_compile_definitions(test_cuda_races_emulation PRIVATE LSHKIT_SANITIZE_THREAD=1)
-    add_test(NAME cuda_race_is_found COMMAND test_cuda_races planted_race)
-    set_tests_properties(cuda_race_is_found PROPERTIES
-      PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 300)
+    foreach(race IN ITEMS planted_race planted_race_after_a_vote)
+      add_test(NAME cuda_${race}_is_found COMMAND test_cuda_races ${race})
+      set_tests_properties(cuda_${race}_is_found PROPERTIES
+        PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 300)
+    endforeach()
   endif()
 endfunction()

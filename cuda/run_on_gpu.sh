@@ -16,6 +16,8 @@ work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 summary=()
 left() { echo $((total - SECONDS)); }
+# Where CUDA's own packages put what is not always on PATH.
+for folder in /usr/local/cuda/bin /opt/nvidia/nsight-compute/*; do PATH=$PATH:$folder; done
 
 # step NAME LOG LIMIT COMMAND...: bounded by its limit and by the time left, its output to the log,
 # the end of that to the terminal.
@@ -78,26 +80,33 @@ SHOWN=14 benchmark quick 30 ceilings,errors
 export LSHKIT_TEST_FAILURES=$work/failures
 options=(-q --tb=short --maxfail=30 -p no:cacheprovider -m cuda)
 "$python" -c 'import pytest_timeout' 2>/dev/null && options+=(--timeout 60 --timeout-method thread)
+pytest_help=$("$python" -m pytest --help 2>&1)
+within() {  # SECONDS: what lets pytest end before it is stopped, which would cost it its summary
+  local seconds=$1
+  [ "$seconds" -lt "$(left)" ] || seconds=$(left)
+  [[ $pytest_help != *--session-timeout* ]] || echo "--session-timeout=$((seconds / 10 * 8))"
+}
 workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n 8 --dist loadfile --max-worker-restart 20)
+# shellcheck disable=SC2046
 step "kernels' tests" kernels.log 80 "$python" -m pytest "${options[@]}" "${workers[@]}" \
-  tests/test_cuda*.py
+  $(within 80) tests/test_cuda*.py
 SHOWN=70 benchmark hard 110 hard,pieces
-step "all tests on CUDA tensors" pytest.log 100 "$python" -m pytest "${options[@]}" "${workers[@]}" \
-  tests --ignore-glob='*/test_cuda*.py'
-SHOWN=40 benchmark soft 60 soft
 
-# ---------------------------------------------------------------- sanitizers, beside each other
-# torch's cache would hide what is beyond a tensor; the filter leaves torch's own kernels alone.
+# ---------------------------------------------------------------- all tests, beside the sanitizers
+# Nothing is timed here. torch's cache would hide what is beyond a tensor; the filter leaves torch's
+# own kernels alone. The help is kept whole: piped to grep -q the tool fails, and pipefail says so.
+sanitizer_help=$(compute-sanitizer --help 2>&1)
 sanitize() {  # TOOL SELECTION FILES...
   local tool=$1 selection=$2 log=$work/sanitize.$1.$RANDOM filter=() status
   shift 2
-  compute-sanitizer --help 2>&1 | grep -q -- --kernel-regex && filter=(--kernel-regex kns=lshkit)
+  [[ $sanitizer_help != *--kernel-regex* ]] || filter=(--kernel-regex kns=lshkit)
   for filters in "${filter[*]}" ""; do
-    # shellcheck disable=SC2086
+    # shellcheck disable=SC2046,SC2086
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 timeout -k 5 "$sanitize_seconds" compute-sanitizer \
       --tool "$tool" --error-exitcode 9 --print-limit 20 --target-processes all $filters \
-      "$python" -m pytest -q --tb=line -p no:cacheprovider -m cuda -k "$selection" "$@" \
+      "$python" -m pytest -q --tb=line -p no:cacheprovider -m cuda -k "$selection" \
+      $(within "$sanitize_seconds") "$@" \
       >"$log" 2>&1
     status=$?
     grep -q -E 'passed|failed|skipped|ERROR SUMMARY' "$log" || [ "$status" -eq 124 ] || continue
@@ -113,25 +122,31 @@ sanitize() {  # TOOL SELECTION FILES...
 }
 sanitize_seconds=$(($(left) - 55))
 [ "$sanitize_seconds" -lt 100 ] || sanitize_seconds=100
+jobs=()
 if ! command -v compute-sanitizer >/dev/null; then
   summary+=("sanitizers: no compute-sanitizer here")
 elif [ "$sanitize_seconds" -lt 20 ]; then
   summary+=("sanitizers: no time left")
 else
   printf '\n==> sanitizers (at %s s, at most %s s)\n' "$SECONDS" "$sanitize_seconds"
-  jobs=()
   for file in tests/test_cuda*.py; do
     sanitize memcheck 'not streams and not graph and not compile' "$file" & jobs+=($!)
   done
-  few='70-3-hadamard or bucket_sum and 8-1 or sampled_attention and shape1 and True or grouped'
-  few="$few or lower_bound and sum and shape2 or window and l2 and shape1 or soft and True"
-  few="$few or steps_equal and l2"
+  # Of every kernel that has shared memory, some; tests/test_gpu_benchmark.py has these be there.
+  few='codes and 70-3 or bucket_sum and 8-1 or is_a_bucket_sum and 40-256-33'
+  few="$few or collisions and 130-17-33 and True or sampled_attention and shape1 and True"
+  few="$few or lower_bound and sum and shape2 or window and l2 or grouped or soft and True"
+  few="$few or soft_hash and 64-12 or soft_hash and 20-5 or steps_equal and l2"
   for tool in racecheck synccheck; do
     sanitize $tool "($few) and not graph and not compile" tests/test_cuda*.py & jobs+=($!)
   done
-  wait "${jobs[@]}"
-  cat "$work/sanitized"
 fi
+# shellcheck disable=SC2046
+step "all tests on CUDA tensors" pytest.log 100 "$python" -m pytest "${options[@]}" "${workers[@]}" \
+  $(within 100) tests --ignore-glob='*/test_cuda*.py'
+[ "${#jobs[@]}" = 0 ] || wait "${jobs[@]}"
+cat "$work/sanitized" 2>/dev/null
+SHOWN=40 benchmark soft 60 soft
 
 # ---------------------------------------------------------------- inside the kernels
 if command -v ncu >/dev/null; then

@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
 def run(*options):
@@ -68,3 +70,20 @@ def test_needs_a_gpu(tmp_path):
     assert not (tmp_path / "gpu.json").exists()
     done = run("--parts", "hard,fast")
     assert done.returncode == 2 and "unknown fast" in done.stderr
+
+
+def test_what_is_searched_for_races_is_there():
+    """A part of the selection that no test matches any more would go unnoticed on the GPU."""
+    script = ROOT / "cuda" / "run_on_gpu.sh"
+    if not script.exists():
+        pytest.skip("needs the source tree")
+    pytest.importorskip("torch")
+    parts = " ".join(re.findall(r"^ *few=[\"'](?:\$few )?(.*)[\"']$", script.read_text(), re.M))
+    assert parts.count(" or ") > 5
+    files = map(str, sorted((ROOT / "tests").glob("test_cuda*.py")))
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, "-m", "cuda", *files], capture_output=True, text=True)
+    tests = [x.lower() for x in done.stdout.splitlines() if "::" in x and "_graphs" not in x]
+    for part in parts.split(" or "):
+        words = part.lower().split(" and ")
+        assert any(all(word in test for word in words) for test in tests), part

@@ -316,6 +316,50 @@ TEST(fragments_lie_as_the_isa_says) {
   for (int i = 0; i < 64; ++i) CHECK(to[i] == rows[i % 8 * 8 + i / 8]);
 }
 
+// Where a GPU would stop, the twin does.
+void misaligned_kernel(unsigned char* bytes, int which) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const SharedAddress tile = shared_address(memory);
+  const Words4 x = {};
+  std::uint32_t r[4];
+  switch (which) {
+    case 0:
+      return copy_async(tile, bytes + 8, true);
+    case 1:
+      return copy_async(tile + 8, bytes, false);
+    case 2:
+      return store_streaming(bytes + 4, x);
+    case 3:
+      return store_four(bytes + 8, x);
+    case 4:
+      return void(load_streaming(bytes + 2));
+    case 5:
+      return void(load_shared(tile + 8));
+    case 6:
+      return store_shared(tile + 4, 1.0f, 2.0f);
+    case 7:
+      return store_shared(tile + 2, 1u);
+    case 8:
+      return load_fragment<false>(r, tile + 8, TileLane(), 0);
+    default:
+      return;  // nothing wrong
+  }
+}
+
+TEST(misaligned_moves_are_errors) {
+  std::vector<std::uint64_t> bytes(8);
+  for (int which = 0; which < 10; ++which) {
+    bool thrown = false;
+    try {
+      launch(Queue{}, "misaligned", misaligned_kernel, 1, 32, kTileBytes,
+             reinterpret_cast<unsigned char*>(bytes.data()), which);
+    } catch (const std::runtime_error&) {
+      thrown = true;
+    }
+    CHECK(thrown == (which < 9));
+  }
+}
+
 TEST(gradient_on_tensor_cores) {
   for (const Element element : {Element::bfloat16, Element::float16})
     for (const bool causal : {false, true}) {

@@ -380,10 +380,20 @@ void reads_too_early(int* out) {
   __syncthreads();
 }
 
+// A vote in the place of __syncwarp.
+void reads_after_a_vote(int* out) {
+  LSHKIT_SHARED_MEMORY(memory);
+  int* const shared = reinterpret_cast<int*>(memory);
+  shared[threadIdx.x] = int(threadIdx.x);
+  __ballot_sync(cuda::kAllLanes, 1);
+  out[threadIdx.x] = shared[threadIdx.x ^ 1];
+}
+
 int main(int argc, char** argv) {
-  if (argc > 1 && !std::strcmp(argv[1], "planted_race")) {
+  if (argc > 1 && !std::strncmp(argv[1], "planted_race", 12)) {
     std::vector<int> out(64);
-    cuda::launch(Queue{}, "reads_too_early", reads_too_early, 1, 64, 64 * sizeof(int), out.data());
+    const auto kernel = argv[1][12] ? reads_after_a_vote : reads_too_early;
+    cuda::launch(Queue{}, "planted", kernel, 1, 64, 64 * sizeof(int), out.data());
     return 0;
   }
   return check::main(argc > 1 ? argv[1] : nullptr);

@@ -148,12 +148,13 @@ void run_fibre() {
   switch_to(set->fibres[current], scheduler);
 }
 
-void wait(State state, char& barrier) {
-  __tsan_release(&barrier);
+// Shuffles and votes have no barrier: lanes meet there, and what they have stored is in no order.
+void wait(State state, char* barrier) {
+  if (barrier) __tsan_release(barrier);
   __tsan_release(&launch_ends);  // which it does here where another thread's error ends it
   set->fibres[current].state = state;
   switch_to(set->fibres[current], scheduler);
-  __tsan_acquire(&barrier);
+  if (barrier) __tsan_acquire(barrier);
 }
 
 // Lets fibres go on whose barrier all living ones of their warp, or all of the block, have reached.
@@ -226,15 +227,18 @@ void run_block(unsigned threads, bool descending) {
 unsigned char* shared_memory() { return set->shared.data(); }
 void synchronize_block() {
   const unsigned turn = set->fibres[current].block_barriers++ % 2;
-  wait(State::at_block_barrier, set->at_block_barrier[turn]);
+  wait(State::at_block_barrier, &set->at_block_barrier[turn]);
 }
 static void wait_for_warp(Wait wait_for) {
-  Fibre& fibre = set->fibres[current];
-  fibre.wait = wait_for;
-  const unsigned turn = fibre.warp_barriers++ % 2;
-  wait(State::at_warp_barrier, set->at_warp_barrier[current / kWarpSize][turn]);
+  set->fibres[current].wait = wait_for;
+  wait(State::at_warp_barrier, nullptr);
 }
-void synchronize_warp() { wait_for_warp(Wait::synchronize); }
+void synchronize_warp() {
+  Fibre& fibre = set->fibres[current];
+  fibre.wait = Wait::synchronize;
+  const unsigned turn = fibre.warp_barriers++ % 2;
+  wait(State::at_warp_barrier, &set->at_warp_barrier[current / kWarpSize][turn]);
+}
 std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   const unsigned me = current;
   slots[me] = value;
@@ -242,6 +246,17 @@ std::uint64_t exchange(std::uint64_t value, unsigned lane) {
   value = slots[me / kWarpSize * kWarpSize + lane];
   wait_for_warp(Wait::take);
   return value;
+}
+void give_all(const std::uint32_t* mine, int count, Given* all) {
+  // Volatile: no memcpy, which ThreadSanitizer sees.
+  static volatile std::uint32_t given[kMaxThreads][kGivenWords];
+  const unsigned me = current;
+  for (int i = 0; i < count; ++i) given[me][i] = mine[i];
+  wait_for_warp(Wait::give);
+  for (unsigned lane = 0; lane < kWarpSize; ++lane)
+    for (int i = 0; i < count; ++i)
+      all[lane].words[i] = given[me / kWarpSize * kWarpSize + lane][i];
+  wait_for_warp(Wait::take);
 }
 unsigned ballot(bool vote) {
   const unsigned first = current / kWarpSize * kWarpSize;

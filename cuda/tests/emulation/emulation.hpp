@@ -6,8 +6,9 @@
 // thread never reaches, a shuffle of a warp of which some lanes have returned, lanes of a warp that
 // wait for each other in different functions, a launch beyond what a GPU takes. With
 // -fsanitize=thread the fibres are threads to the sanitizer, which barriers alone put in order: a
-// missing barrier is a data race, and so are two blocks, of an even and of an odd number, that
-// write to one place. With -fsanitize=address each piece of scratch ends where it ends.
+// missing barrier is a data race, also where lanes have met in a shuffle or vote, and so are two
+// blocks, of an even and of an odd number, that write to one place. With -fsanitize=address each
+// piece of scratch ends where it ends.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +45,11 @@ void bound_piece(void* piece, std::size_t bytes, std::size_t whole);
 unsigned char* shared_memory();
 void synchronize_block();
 void synchronize_warp();
+constexpr int kGivenWords = 6;
+struct Given {
+  std::uint32_t words[kGivenWords];
+};
+void give_all(const std::uint32_t* mine, int count, Given* all);  // of every lane of this warp
 unsigned ballot(bool vote);                                  // bit i: what lane i of this warp gave
 std::uint64_t exchange(std::uint64_t value, unsigned lane);  // what `lane` of this warp gave
 

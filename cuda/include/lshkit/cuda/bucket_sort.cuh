@@ -69,7 +69,7 @@ LSHKIT_KERNEL void __launch_bounds__(kTurnThreads)
     const uint4 four = *reinterpret_cast<const uint4*>(bytes + h * a.code_bytes);
     words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
 #else
-    std::memcpy(words, bytes + h * a.code_bytes, 16);
+    std::memcpy(words, emulation::aligned(bytes + h * a.code_bytes, 16), 16);
 #endif
     LSHKIT_UNROLL
     for (int w = 0; w < 4; ++w)

@@ -10,7 +10,7 @@
 //   A (16 x 16): rows g, g + 8, g, g + 8; columns 2 t, 2 t + 1, from the third register on 8 more
 //   B (16 x 8):  rows 2 t, 2 t + 1, in the second register 8 more; column g
 //   C (16 x 8):  row g, columns 2 t and 2 t + 1, then row g + 8
-#include "lshkit/cuda/elements.cuh"
+#include "lshkit/cuda/words.cuh"
 
 #ifdef __CUDACC__
 #define LSHKIT_KEEP_LOOP _Pragma("unroll 1")  // no copies of its body, which holds many registers
@@ -37,19 +37,16 @@ using SharedAddress = unsigned char*;
 inline SharedAddress shared_address(void* p) { return static_cast<SharedAddress>(p); }
 
 namespace emulated {
-// What every lane of the warp gives, seen by all. Blocks take turns at two sets, as the emulation's
-// threads do: nothing else keeps one block from the next.
-constexpr int kMostWords = 6;
-struct Given {
-  std::uint32_t words[kMostWords];
-};
-inline Given given[2][1024];
-inline void share(const std::uint32_t* mine, int count, Given* all) {
-  Given* const slots = given[blockIdx.x % 2];
-  for (int i = 0; i < count; ++i) slots[threadIdx.x].words[i] = mine[i];
-  __syncwarp();
-  for (int lane = 0; lane < kWarp; ++lane) all[lane] = slots[threadIdx.x / kWarp * kWarp + lane];
-  __syncwarp();
+// Moves of as many bytes as their address must be a multiple of.
+template <class T>
+inline void store(void* to, const T& x) {
+  std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof x)), &x, sizeof x);
+}
+template <class T>
+inline T load(const void* from) {
+  T x;
+  std::memcpy(&x, emulation::aligned(from, sizeof x), sizeof x);
+  return x;
 }
 // Copies that have not been waited for: what they write is not there before.
 struct Copies {
@@ -107,10 +104,11 @@ __device__ inline void load_fragment(std::uint32_t (&r)[4], SharedAddress tile,
                  : "r"(row)
                  : "memory");
 #else
-  emulated::Given all[kWarp];
+  emulation::Given all[kWarp];
   std::uint32_t mine[2];
+  emulation::aligned(row, 16);
   std::memcpy(mine, &row, sizeof row);
-  emulated::share(mine, 2, all);
+  emulation::give_all(mine, 2, all);
   const int g = lane_index() / 4, t = lane_index() % 4;
   for (int m = 0; m < 4; ++m) {
     std::uint16_t pair[2];
@@ -132,8 +130,8 @@ __device__ inline std::uint32_t transpose(std::uint32_t x) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 #else
-  emulated::Given all[kWarp];
-  emulated::share(&x, 1, all);
+  emulation::Given all[kWarp];
+  emulation::give_all(&x, 1, all);
   const int g = lane_index() / 4, t = lane_index() % 4;
   std::uint32_t y = 0;
   for (int i = 0; i < 2; ++i)
@@ -159,9 +157,9 @@ __device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std:
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else
-  emulated::Given all[kWarp];
+  emulation::Given all[kWarp];
   const std::uint32_t mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  emulated::share(mine, 6, all);
+  emulation::give_all(mine, 6, all);
   const auto number = [&](int lane, int word, int half) {
     const auto bits = std::uint16_t(all[lane].words[word] >> (16 * half));
     return E == Element::bfloat16 ? from_bfloat16(bits) : from_float16(bits);
@@ -206,6 +204,8 @@ __device__ inline void copy_async(SharedAddress to, const void* from, bool insid
                : "memory");
 #else
   emulated::Copies& own = emulated::own_copies();
+  emulation::aligned(to, 16);
+  emulation::aligned(from, 16);
   if (own.count == emulated::Copies::kMost) throw std::logic_error("too many copies at a time");
   std::memset(to, 0xff, 16);
   own.copy[own.count++] = {to, inside ? static_cast<const unsigned char*>(from) : nullptr,
@@ -248,35 +248,34 @@ __device__ inline void store_shared(SharedAddress to, std::uint32_t x) {
 #ifdef __CUDACC__
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 #else
-  std::memcpy(to, &x, sizeof x);
+  emulated::store(to, x);
 #endif
 }
 __device__ inline void store_shared(SharedAddress to, float x, float y) {
 #ifdef __CUDACC__
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(x), "f"(y) : "memory");
 #else
-  const float both[2] = {x, y};
-  std::memcpy(to, both, sizeof both);
+  emulated::store(to, Two{x, y});
 #endif
 }
 __device__ inline Words4 load_shared(SharedAddress from) {
-  Words4 x;
 #ifdef __CUDACC__
+  Words4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
                : "r"(from)
                : "memory");
-#else
-  std::memcpy(&x, from, sizeof x);
-#endif
   return x;
+#else
+  return emulated::load<Words4>(from);
+#endif
 }
 // To device memory, 16 bytes at a multiple of 16, that will be read once: first to leave the cache.
 __device__ inline void store_streaming(void* to, const Words4& x) {
 #ifdef __CUDACC__
   __stcs(static_cast<uint4*>(to), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
 #else
-  std::memcpy(to, &x, sizeof x);
+  emulated::store(to, x);
 #endif
 }
 // Stays in the cache as other stores do.
@@ -284,7 +283,7 @@ __device__ inline void store_four(void* to, const Words4& x) {
 #ifdef __CUDACC__
   *static_cast<uint4*>(to) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
 #else
-  std::memcpy(to, &x, sizeof x);
+  emulated::store(to, x);
 #endif
 }
 __device__ inline Words4 load_streaming(const void* from) {
@@ -292,9 +291,7 @@ __device__ inline Words4 load_streaming(const void* from) {
   const uint4 x = __ldcs(static_cast<const uint4*>(from));
   return {{x.x, x.y, x.z, x.w}};
 #else
-  Words4 x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
+  return emulated::load<Words4>(from);
 #endif
 }
 

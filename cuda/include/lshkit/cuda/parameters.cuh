@@ -93,6 +93,7 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(Rando
 #ifdef __CUDACC__
     *reinterpret_cast<float4*>(out + k) = make_float4(sign(0), sign(1), sign(2), sign(3));
 #else
+    emulation::aligned(out + k, 16);
     for (int bit = 0; bit < 4; ++bit) out[k + bit] = sign(bit);
 #endif
   }
