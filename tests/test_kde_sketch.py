@@ -108,6 +108,28 @@ def test_estimates_below_zero_are_minus_infinity():
     assert mean <= 0 and score == -np.inf and std == np.inf
 
 
+@pytest.mark.parametrize("kernel", CASES)
+def test_of_no_rows_the_mean_is_zero(kernel, data):
+    rows, queries, _ = data
+    empty = sketch(kernel).fit(rows).partial_unfit(rows)
+    assert not np.any(empty.kernel_mean(queries, return_std=True))
+    assert (empty.score_samples(queries) == -np.inf).all()
+    again = empty.partial_fit(rows).kernel_mean(queries)
+    assert np.array_equal(again, sketch(kernel).fit(rows).kernel_mean(queries))
+
+
+@pytest.mark.parametrize(("one", "other"), [("bucket_sum", "brute"), ("random", "bucket_sum")])
+def test_rows_and_a_sketch_do_not_mix(one, other, data):
+    """Neither can hold what the other does: the rows of one part would count for nothing."""
+    rows, queries, _ = data
+    density = sketch("angular").set_params(algorithm=one).fit(rows)
+    before = density.kernel_mean(queries)
+    with pytest.raises(ValueError, match=f"algorithm must.*got '{other}'"):
+        density.set_params(algorithm=other).partial_fit(rows)
+    assert density.n_samples_seen_ == 700 and np.array_equal(density.kernel_mean(queries), before)
+    assert density.fit(rows[:9]).n_samples_seen_ == 9
+
+
 def test_one_hash_does_not_know_its_error(data):
     rows, queries, _ = data
     std = sketch("angular", n_hashes=1).fit(rows).kernel_mean(queries, return_std=True)[1]

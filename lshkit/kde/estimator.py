@@ -146,7 +146,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
-        X = as_rows(self, X, reset=first)
+        if not first and (self._kde_sketch is not None) != (self.algorithm == "bucket_sum"):
+            wanted = "be" if self._kde_sketch is not None else "not be"
+            raise ValueError(
+                f"algorithm must {wanted} 'bucket_sum', as for the rows before (a sketch keeps "
+                f"none), got {self.algorithm!r}: use fit"
+            )
+        X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X))
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
@@ -195,7 +201,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             )
         if self._kde_sketch.window is not None:
             raise ValueError("partial_unfit needs window=None: a window forgets by itself")
-        X = as_rows(self, X, reset=False)
+        X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.table.count
@@ -357,8 +363,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """An `Estimate`, the dtype that is wanted of it, and the name of the method it is from."""
         if "n_samples_seen_" not in vars(self):
             check_is_fitted(self)
-        X = as_queries(self, X)
         self._prepare()
+        X = as_queries(self, X, self._geometry().kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
         with self._hashing_threads() as threads:
             self._look_at_first_queries(X, threads)
@@ -369,13 +375,17 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
         return Estimate.joined(parts), X.dtype, method.name
 
+    def _geometry(self):
+        """The kernel and widths that were fitted, whatever parameters were set since."""
+        return (self._kde_sketch or self._kde_method.training).geometry
+
     def _log_normalizer(self):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
         check_is_fitted(self)
         if not self.normalize:
             return 0.0
         self._prepare()
-        geometry = (self._kde_sketch or self._kde_method.training).geometry
+        geometry = self._geometry()
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
         return norm + float(np.log(geometry.bandwidth).sum())
 
@@ -389,9 +399,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_samples = checks.integer("n_samples", n_samples, 1)
         if self._kde_sketch is not None:
             raise ValueError("sample needs the rows: algorithm='bucket_sum' does not keep them")
-        if self.kernel == "angular":
-            raise ValueError("the angular kernel has no density in R^d to sample from")
         self._prepare()
+        geometry = self._geometry()
+        if geometry.kernel == "angular":
+            raise ValueError("the angular kernel has no density in R^d to sample from")
         X, weights = self._training_rows()
         rng = check_random_state(random_state)
         u = rng.uniform(size=n_samples)
@@ -400,13 +411,16 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         else:
             steps = np.cumsum(of_unit_size(weights))
             rows = np.searchsorted(steps, u * steps[-1], side="right")
-        noise = kernels.draw(self.kernel, n_samples, X.shape[1], rng) * self.bandwidth_
+        noise = kernels.draw(geometry.kernel, n_samples, X.shape[1], rng) * geometry.bandwidth
         return (X[rows] + noise).astype(X.dtype)
 
     # ---- persistence ----
 
     def save(self, file):
-        """Writes all of it to an .npz file (path or file object), without pickle."""
+        """Writes all of it to an .npz file (path or file object), without pickle.
+
+        A path that does not end so gets .npz, as from `numpy.savez`; `load` takes either.
+        """
         check_is_fitted(self)
         persistence.save(self, file)
 

@@ -120,7 +120,9 @@ class Sketch:
         return self._corrected(single)
 
     def _corrected(self, sums):
-        mean = sums / self.total if self.total > 0 else 0 * sums
+        if self.total == 0:
+            return 0 * sums
+        mean = sums / self.total
         if self.geometry.kernel == "angular":
             return mean
         chance = 2.0**-self.n_bits
