@@ -350,3 +350,20 @@ def test_sums_without_a_part():
 )
 def test_scikit_learns_checks_of_the_angular_kernel(estimator, check):
     check(estimator)
+
+
+def test_a_laplacian_sketch_is_no_pick_where_rows_lie_alone():
+    """It has noise of them alone, any multiple of their density: an error of 2 is no bound."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(300, 10))[rng.integers(300, size=30_200)]
+    rows += 0.01 * rng.normal(size=rows.shape)
+    alone = rng.random(len(rows)) < 0.02
+    rows[alone] = 5 * rng.normal(size=(alone.sum(), 10))
+    queries, rows, alone = rows[:200], rows[200:], alone[200:]
+    exact, density = (
+        LSHKernelDensity("laplacian", 0.5, rtol=rtol, random_state=0) for rtol in (0, 0.1)
+    )
+    wanted = exact.fit(rows).kernel_mean(queries)
+    error = np.abs(density.fit(rows).kernel_mean(queries) / wanted - 1)
+    assert density.algorithm_ != "bucket_sum" and error.mean() < 0.1
+    assert density.fit(rows[~alone]).algorithm_ == "bucket_sum"
