@@ -352,6 +352,7 @@ def test_scikit_learns_checks_of_the_angular_kernel(estimator, check):
     check(estimator)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_laplacian_sketch_is_no_pick_where_rows_lie_alone():
     """It has noise of them alone, any multiple of their density: an error of 2 is no bound."""
     rng = np.random.default_rng(5)

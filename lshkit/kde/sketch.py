@@ -159,7 +159,7 @@ class SketchedRows:
         No bound for the laplacian kernel: where far rows alone are folded into a query's buckets,
         what is left after the correction is noise, of any multiple of the density.
         """
-        return MOST if self.training.geometry.kernel == "angular" else np.inf
+        return MOST if self.training.geometry.kernel == "angular" else 1e100
 
     def estimate(self, X, threads, with_error=True):
         if self.training.geometry.kernel != "angular":  # whose codes need no scaling
