@@ -167,6 +167,7 @@ def test_flipped_bits_are_a_value_error():
         (dict(n_jobs=0), "n_jobs"),
         (dict(n_jobs=1.5), "n_jobs"),
         (dict(algorithm="kd_tree"), "algorithm"),
+        (dict(algorithm=np.array(["auto", "brute"])), "algorithm"),
         (dict(rtol=-1), "rtol"),
         (dict(rtol=np.nan), "rtol"),
         (dict(rtol=0, algorithm="random"), "rtol"),
@@ -205,7 +206,9 @@ def test_bad_calls():
         (0 * WEIGHTS, "zero"),
         (WEIGHTS[:5], "shape"),
         (WEIGHTS * np.nan, "NaN"),
-        (WEIGHTS[:, None], "shape|dim"),
+        (WEIGHTS[:, None], "sample_weight must have shape"),
+        (2.0, "sample_weight must have shape"),
+        (WEIGHTS[:0], "sample_weight must have shape"),
     ):
         with pytest.raises(ValueError, match=message):
             density.fit(ROWS, sample_weight=weights)

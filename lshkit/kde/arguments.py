@@ -20,7 +20,7 @@ def check_parameters(estimator):
     """n_bits in use; raises for parameters that are wrong or do not go together."""
     if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
-    if estimator.algorithm not in ALGORITHMS:
+    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {estimator.algorithm!r}")
     if (
         isinstance(estimator.rtol, bool)
@@ -86,7 +86,11 @@ def as_rows(estimator, X, reset, kernel):
 def as_weights(weights, n):
     if weights is None:
         return None
-    weights = check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    torch = checks.torch_of(sample_weight=weights)
+    if torch is not None:
+        weights = checks.array("sample_weight", weights, torch).detach().double().numpy()
+    options = dict(ensure_2d=False, ensure_min_samples=0, input_name="sample_weight")
+    weights = check_array(weights, allow_nd=True, dtype=np.float64, **options)
     if weights.shape != (n,):
         raise ValueError(
             f"sample_weight must have shape ({n},), one for each row, got {weights.shape}"
