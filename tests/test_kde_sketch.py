@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kde_cases import clustered, log_mean
+from sklearn.exceptions import NotFittedError
 
 from lshkit.kde import LSHKernelDensity
 
@@ -128,6 +129,19 @@ def test_rows_and_a_sketch_do_not_mix(one, other, data):
         density.set_params(algorithm=other).partial_fit(rows)
     assert density.n_samples_seen_ == 700 and np.array_equal(density.kernel_mean(queries), before)
     assert density.fit(rows[:9]).n_samples_seen_ == 9
+
+
+def test_first_rows_that_are_refused_leave_nothing_behind(data):
+    rows, queries, _ = data
+    density = sketch("angular")
+    with pytest.raises(ValueError, match="scale them up"):
+        density.fit(rows, sample_weight=np.full(700, 1e-9))
+    with pytest.raises(NotFittedError):
+        density.kernel_mean(queries)
+    fresh = sketch("angular").fit(rows)
+    assert np.array_equal(
+        density.partial_fit(rows).kernel_mean(queries), fresh.kernel_mean(queries)
+    )
 
 
 def test_one_hash_does_not_know_its_error(data):

@@ -162,7 +162,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = self._kde_picked = None
             self._kde_lock = threading.RLock()  # of the method, which queries may make anew
-            self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             with self._hashing_threads():
                 self._add_to_sketch(X, weights, widths, n_bits)
@@ -170,7 +169,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             # Copies: a stream's buffer will be filled again.
             self._kde_rows.append(X.copy())
             self._kde_weights.append(None if weights is None else weights.copy())
-            self.n_samples_seen_ += len(X)
+            self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
             self._kde_method = self._kde_picked = None
             if not isinstance(widths, str):
                 self.bandwidth_ = self._shown(widths)
@@ -182,11 +181,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 widths = bandwidths.rule(widths, X, weights)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
-            self._kde_sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            sketch.add(X, weights)  # rows that are refused leave nothing behind
+            self._kde_sketch = sketch
             self.bandwidth_ = self._shown(widths)
             self.algorithm_ = "bucket_sum"
             self.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
-        self._kde_sketch.add(X, weights)
+        else:
+            self._kde_sketch.add(X, weights)
         self.n_samples_seen_ = self._kde_sketch.table.count
 
     def partial_unfit(self, X, sample_weight=None):
