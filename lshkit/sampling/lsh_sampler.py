@@ -223,8 +223,9 @@ class LSHSampler:
             `(n,)` or `(n, k)` of the rows' values, by index.
         method : {"horvitz_thompson", "hbe", "full_bucket"}
             "horvitz_thompson": the union of the query's buckets, f / (1 - (1 - p)^m) each. The
-            least noise. Standard error: the jackknife over the tables, which on average is no
-            less than the true one (Efron and Stein 1981), and is more where rows collide often.
+            least noise. Standard error: the jackknife over the tables, which for independent ones
+            on average is no less than the true one (Efron and Stein 1981), and is more where rows
+            collide often.
             "full_bucket": mean over the tables of the sum of f / p over the query's bucket.
             "hbe": mean over the tables of one draw each, f / probability: m evaluations of f. For
             both, the standard error is that of a mean of m independent estimates.
