@@ -340,3 +340,15 @@ def test_items_that_are_no_tuples():
     assert WeightedDataset([(1, 2)])[0, 0.5] == (1, 2, 0.5)
     with pytest.raises(TypeError, match="an .index, weight. of LSHBatchSampler is wanted, got 2"):
         dataset[2]
+
+
+def test_an_update_that_fails_changes_nothing():
+    sampler, other = (
+        LSHBatchSampler(FastHadamard(5, 3, 4, seed=0), np.eye(5), lambda: np.ones(5), 6, seed=1)
+        for _ in range(2)
+    )
+    with pytest.raises(ValueError, match="hasher must have n_features=5"):
+        sampler.update(hasher=FastHadamard(3, 3, 4, seed=0))
+    with pytest.raises(ValueError, match="rows must have shape"):
+        sampler.update(np.ones((4, 3)))
+    assert all(np.array_equal(*x) for x in zip(sampler.draw(), other.draw(), strict=True))

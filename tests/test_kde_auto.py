@@ -59,6 +59,7 @@ def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, chang
     rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
     density = LSHKernelDensity(kernel, algorithm=algorithm, random_state=3).fit(rows)
     before = density.score_samples(queries)
+    drawn = None if algorithm == "bucket_sum" else density.sample(9, random_state=0)
     density.set_params(**changes)
     if way == "file":
         density.save(tmp_path / "density.npz")
@@ -67,9 +68,25 @@ def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, chang
         loaded = pickle.loads(pickle.dumps(density))
     for one in (density, loaded, pickle.loads(pickle.dumps(loaded))):
         assert np.array_equal(one.score_samples(queries), before) and one.bandwidth_ == 1.0
+        if algorithm != "bucket_sum":
+            assert np.array_equal(one.sample(9, random_state=0), drawn)
     anew = LSHKernelDensity(**loaded.get_params()).fit(rows)
     assert np.array_equal(loaded.fit(rows).score_samples(queries), anew.score_samples(queries))
     assert not np.array_equal(anew.score_samples(queries), before)
+
+
+def test_a_kernel_set_after_fitting_says_nothing_of_queries_and_samples():
+    rows = clustered(500, 4, 5)[0]
+    density = LSHKernelDensity(normalize=False, rtol=0).fit(rows)
+    before = density.score_samples(0 * rows[:2]), density.sample(3, random_state=0)
+    density.set_params(kernel="angular")  # for which a row of zeros is none
+    after = density.score_samples(0 * rows[:2]), density.sample(3, random_state=0)
+    assert all(map(np.array_equal, before, after))
+    angular = LSHKernelDensity("angular").fit(rows).set_params(kernel="gaussian")
+    with pytest.raises(ValueError, match="zeros"):
+        angular.kernel_mean(0 * rows[:2])
+    with pytest.raises(ValueError, match="no density"):
+        angular.sample()
 
 
 def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
@@ -333,3 +350,21 @@ def test_sums_without_a_part():
 )
 def test_scikit_learns_checks_of_the_angular_kernel(estimator, check):
     check(estimator)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_laplacian_sketch_is_no_pick_where_rows_lie_alone():
+    """It has noise of them alone, any multiple of their density: an error of 2 is no bound."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(300, 10))[rng.integers(300, size=30_200)]
+    rows += 0.01 * rng.normal(size=rows.shape)
+    alone = rng.random(len(rows)) < 0.02
+    rows[alone] = 5 * rng.normal(size=(alone.sum(), 10))
+    queries, rows, alone = rows[:200], rows[200:], alone[200:]
+    exact, density = (
+        LSHKernelDensity("laplacian", 0.5, rtol=rtol, random_state=0) for rtol in (0, 0.1)
+    )
+    wanted = exact.fit(rows).kernel_mean(queries)
+    error = np.abs(density.fit(rows).kernel_mean(queries) / wanted - 1)
+    assert density.algorithm_ != "bucket_sum" and error.mean() < 0.1
+    assert density.fit(rows[~alone]).algorithm_ == "bucket_sum"

@@ -65,6 +65,23 @@ def test_saved_and_loaded(name, way, tmp_path):
     assert loaded.n_features_in_ == 4
 
 
+def test_files_are_found_by_the_name_that_save_was_given(tmp_path):
+    density = LSHKernelDensity(algorithm="brute").fit(ROWS[:20])
+    for name in (tmp_path / "one", str(tmp_path / "two.npz"), str(tmp_path / "3.5")):
+        density.save(name)
+        loaded = LSHKernelDensity.load(name)
+        assert np.array_equal(loaded.score_samples(QUERIES), density.score_samples(QUERIES))
+
+
+def test_merged_rows_have_the_same_feature_names():
+    density, other = (LSHKernelDensity().fit(ROWS[:20]) for _ in range(2))
+    density.feature_names_in_ = np.array(["a", "b", "c", "d"], object)
+    assert density.merge(other).n_samples_seen_ == 40  # whose features have no names
+    other.feature_names_in_ = np.array(["b", "a", "c", "d"], object)
+    with pytest.raises(ValueError, match="feature names"):
+        density.merge(other)
+
+
 def test_bad_files(tmp_path):
     density = LSHKernelDensity("angular", algorithm="bucket_sum", random_state=0).fit(ROWS)
     file = io.BytesIO()
@@ -102,6 +119,7 @@ BROKEN = {
         {"weights": -WEIGHTS},
         {"weights": WEIGHTS[:5]},
         {"n_samples_seen": 3},
+        {"seed": True},
     ),
     "laplacian": (
         {"bandwidth": -np.ones(4)},
@@ -149,6 +167,7 @@ def test_flipped_bits_are_a_value_error():
         (dict(n_jobs=0), "n_jobs"),
         (dict(n_jobs=1.5), "n_jobs"),
         (dict(algorithm="kd_tree"), "algorithm"),
+        (dict(algorithm=np.array(["auto", "brute"])), "algorithm"),
         (dict(rtol=-1), "rtol"),
         (dict(rtol=np.nan), "rtol"),
         (dict(rtol=0, algorithm="random"), "rtol"),
@@ -187,7 +206,9 @@ def test_bad_calls():
         (0 * WEIGHTS, "zero"),
         (WEIGHTS[:5], "shape"),
         (WEIGHTS * np.nan, "NaN"),
-        (WEIGHTS[:, None], "shape|dim"),
+        (WEIGHTS[:, None], "sample_weight must have shape"),
+        (2.0, "sample_weight must have shape"),
+        (WEIGHTS[:0], "sample_weight must have shape"),
     ):
         with pytest.raises(ValueError, match=message):
             density.fit(ROWS, sample_weight=weights)

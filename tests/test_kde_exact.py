@@ -165,6 +165,17 @@ def test_rows_far_apart_keep_their_near_distances(kernel, offset):
     assert np.allclose(means, np.exp(log_mean(kernel, queries + 0.1, rows, 1.3)), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernel", ["exponential", "linear"])
+@pytest.mark.parametrize("scale", [1e3, 1e5])
+def test_kernels_with_a_tip_keep_the_distances_of_rows_that_nearly_meet(kernel, scale):
+    """An error of the squared distance is one of its root in these."""
+    rng = np.random.default_rng(0)
+    rows = scale * rng.normal(size=(300, 5))
+    queries = np.r_[rows[:50], rows[:50] + 1e-3 * rng.normal(size=(50, 5))]
+    got = brute(kernel, normalize=False).fit(rows).score_samples(queries)
+    assert_close(got, log_mean(kernel, queries, rows))
+
+
 def test_angular_kernels_of_opposite_rows_do_not_underflow():
     rng = np.random.default_rng(0)
     rows, queries = 10 + rng.normal(size=(5000, 4)), -10 - rng.normal(size=(9, 4))

@@ -251,3 +251,15 @@ def test_auto_tries_a_sketch_where_sampling_is_cheap_too(monkeypatch):
     methods = density.report_["methods"]
     assert methods["random"]["cost"] < pilot.WORTH_A_TRIAL
     assert "bucket_sum" in methods and "near_far" not in methods
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+def test_near_far_where_no_row_is_near(kernel):
+    """Log kernels of -1e18 are known to a hundred or so: those of parts may exceed the whole's."""
+    rows = np.random.default_rng(0).normal(size=(2000, 2))
+    density = LSHKernelDensity(kernel, 1e-9, algorithm="near_far", random_state=0)
+    density.fit(rows).set_params(normalize=False)
+    assert np.allclose(density.kernel_mean(rows[:20]), 1 / 2000, rtol=1e-3)
+    log_density, std = density.score_samples(rows[:20] + 0.1, return_std=True)
+    assert (log_density < -1e5).all() and not np.isnan(std).any()

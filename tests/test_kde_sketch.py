@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from kde_cases import clustered, log_mean
+from sklearn.exceptions import NotFittedError
 
 from lshkit.kde import LSHKernelDensity
 
@@ -106,6 +107,41 @@ def test_estimates_below_zero_are_minus_infinity():
     mean = density.kernel_mean(far)
     score, std = density.score_samples(far, return_std=True)
     assert mean <= 0 and score == -np.inf and std == np.inf
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_of_no_rows_the_mean_is_zero(kernel, data):
+    rows, queries, _ = data
+    empty = sketch(kernel).fit(rows).partial_unfit(rows)
+    assert not np.any(empty.kernel_mean(queries, return_std=True))
+    assert (empty.score_samples(queries) == -np.inf).all()
+    again = empty.partial_fit(rows).kernel_mean(queries)
+    assert np.array_equal(again, sketch(kernel).fit(rows).kernel_mean(queries))
+
+
+@pytest.mark.parametrize(("one", "other"), [("bucket_sum", "brute"), ("random", "bucket_sum")])
+def test_rows_and_a_sketch_do_not_mix(one, other, data):
+    """Neither can hold what the other does: the rows of one part would count for nothing."""
+    rows, queries, _ = data
+    density = sketch("angular").set_params(algorithm=one).fit(rows)
+    before = density.kernel_mean(queries)
+    with pytest.raises(ValueError, match=f"algorithm must.*got '{other}'"):
+        density.set_params(algorithm=other).partial_fit(rows)
+    assert density.n_samples_seen_ == 700 and np.array_equal(density.kernel_mean(queries), before)
+    assert density.fit(rows[:9]).n_samples_seen_ == 9
+
+
+def test_first_rows_that_are_refused_leave_nothing_behind(data):
+    rows, queries, _ = data
+    density = sketch("angular")
+    with pytest.raises(ValueError, match="scale them up"):
+        density.fit(rows, sample_weight=np.full(700, 1e-9))
+    with pytest.raises(NotFittedError):
+        density.kernel_mean(queries)
+    fresh = sketch("angular").fit(rows)
+    assert np.array_equal(
+        density.partial_fit(rows).kernel_mean(queries), fresh.kernel_mean(queries)
+    )
 
 
 def test_one_hash_does_not_know_its_error(data):

@@ -31,6 +31,16 @@ def test_tensors_in_tensors_out(dtype):
             assert torch.allclose(density.kernel_mean(queries), score.exp(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_as_a_tensor(dtype):
+    weights = torch.linspace(0, 2, 100, dtype=dtype, requires_grad=True)
+    density, plain = (
+        LSHKernelDensity(algorithm="brute").fit(ROWS, sample_weight=x)
+        for x in (weights, weights.detach().double().numpy())
+    )
+    assert np.array_equal(density.score_samples(QUERIES), plain.score_samples(QUERIES))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     rows, queries = (torch.tensor(x, dtype=dtype) for x in (ROWS, QUERIES))

@@ -234,6 +234,7 @@ def test_shapes_do_not_depend_on_what_is_found(method):
         for f, shape in ((np.ones(50), ()), (np.ones((50, 2)), (2,))):
             value, error = sampler.estimate(queries, f, method)
             assert value.shape == error.shape == (len(queries), *shape)
+            assert value.dtype == error.dtype == np.float64
             assert not value.any() and not error.any()
 
 

@@ -281,6 +281,16 @@ def test_weights_turned_to_half_precision_are_refused():
         make(dtype=torch.float32).bfloat16()(hidden, target)
 
 
+@pytest.mark.parametrize("n_classes", [20, 80])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_weight_of_another_number_of_classes_is_refused(n_classes, train):
+    """Tables and sample would know nothing of more classes, and too much of fewer."""
+    loss = SampledSoftmaxLoss(4, 50, n_samples=5).train(train)
+    loss.weight = torch.nn.Parameter(torch.ones(n_classes, 4))
+    with pytest.raises(ValueError, match=r"weight must have shape \(50, 4\)"):
+        loss(torch.randn(3, 4), torch.arange(3))
+
+
 def test_every_sampled_class_is_as_likely():
     loss = make(n_classes=37, n_samples=10)
     counts = torch.zeros(37, dtype=torch.float64)

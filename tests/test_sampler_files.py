@@ -47,12 +47,19 @@ def test_files_that_are_not_whole(tmp_path):
         bad.write_bytes(whole[:size])
         with pytest.raises(ValueError, match="bad.npz is no"):
             LSHSampler.load(bad)
+    entry = whole.index(b"PK\1\2")  # of the archive's directory
+    for at in (entry + 8, entry + 10):  # encrypted, compressed: so says one flipped bit
+        bad.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ValueError, match="bad.npz is no whole"):
+            LSHSampler.load(bad)
     at = whole.index(X[7].tobytes())
     bad.write_bytes(whole[:at] + b"\0\0" + whole[at + 2 :])
     with pytest.raises(ValueError, match="bad.npz is no whole"):
         LSHSampler.load(bad)
     with pytest.raises(FileNotFoundError):
         LSHSampler.load(tmp_path / "missing.npz")
+    with pytest.raises(TypeError, match="not int"):
+        LSHSampler.load(3)
 
 
 @pytest.mark.parametrize(

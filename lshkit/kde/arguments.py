@@ -20,7 +20,7 @@ def check_parameters(estimator):
     """n_bits in use; raises for parameters that are wrong or do not go together."""
     if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
-    if estimator.algorithm not in ALGORITHMS:
+    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {estimator.algorithm!r}")
     if (
         isinstance(estimator.rtol, bool)
@@ -57,28 +57,28 @@ def check_parameters(estimator):
     return checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS if sketch else 64)
 
 
-def as_queries(estimator, X):
+def as_queries(estimator, X, kernel):
     """`as_rows` of rows to be asked for: without scikit-learn's checks where all is in order."""
     if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64) or X.ndim != 2:
-        return as_rows(estimator, X, False)
+        return as_rows(estimator, X, False, kernel)
     good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
     if not good or hasattr(estimator, "feature_names_in_"):
-        return as_rows(estimator, X, False)
+        return as_rows(estimator, X, False, kernel)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", X, X)
         finite = math.isfinite(squares.sum(dtype=np.float64))
-    if not finite or (estimator.kernel == "angular" and squares.min() < 1e-30):
-        return as_rows(estimator, X, False)
+    if not finite or (kernel == "angular" and squares.min() < 1e-30):
+        return as_rows(estimator, X, False, kernel)
     return X
 
 
-def as_rows(estimator, X, reset):
+def as_rows(estimator, X, reset, kernel):
     torch = checks.torch_of(X=X)
     if torch is not None:
         X = checks.array("X", X.detach(), torch)
         X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
     X = validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
-    if estimator.kernel == "angular" and has_zero_row(X):
+    if kernel == "angular" and has_zero_row(X):
         raise ValueError("X has a row of zeros, which has no angle")
     return X
 
@@ -86,7 +86,11 @@ def as_rows(estimator, X, reset):
 def as_weights(weights, n):
     if weights is None:
         return None
-    weights = check_array(weights, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    torch = checks.torch_of(sample_weight=weights)
+    if torch is not None:
+        weights = checks.array("sample_weight", weights, torch).detach().double().numpy()
+    options = dict(ensure_2d=False, ensure_min_samples=0, input_name="sample_weight")
+    weights = check_array(weights, allow_nd=True, dtype=np.float64, **options)
     if weights.shape != (n,):
         raise ValueError(
             f"sample_weight must have shape ({n},), one for each row, got {weights.shape}"
@@ -107,6 +111,9 @@ def check_mergeable(mine, other):
     if sketches[0] != sketches[1]:
         kinds = f"{mine.algorithm!r} and {other.algorithm!r}"
         raise ValueError(f"a sketch merges with sketches only, got algorithms {kinds}")
+    names = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
+    if all(x is not None for x in names) and not np.array_equal(*names):
+        raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")
     kinds = [
         (x.kernel, x.n_bits if x.kernel == "angular" else None, x.n_features_in_)
         for x in (mine, other)

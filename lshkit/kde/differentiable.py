@@ -17,8 +17,8 @@ def log_mean(estimator, X):
     Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
     rows coincide, distances have the gradient 0.
     """
-    as_rows(estimator, X, reset=False)
     estimator._prepare()
+    as_rows(estimator, X, False, estimator._geometry().kernel)
     if estimator.algorithm_ != "brute":
         raise ValueError(
             f"a gradient needs algorithm='brute' or rtol=0, this is {estimator.algorithm_!r}: fit "

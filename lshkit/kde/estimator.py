@@ -146,7 +146,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
-        X = as_rows(self, X, reset=first)
+        if not first and (self._kde_sketch is not None) != (self.algorithm == "bucket_sum"):
+            wanted = "be" if self._kde_sketch is not None else "not be"
+            raise ValueError(
+                f"algorithm must {wanted} 'bucket_sum', as for the rows before (a sketch keeps "
+                f"none), got {self.algorithm!r}: use fit"
+            )
+        X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X))
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
@@ -156,7 +162,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = self._kde_picked = None
             self._kde_lock = threading.RLock()  # of the method, which queries may make anew
-            self.n_samples_seen_ = 0
         if self.algorithm == "bucket_sum":
             with self._hashing_threads():
                 self._add_to_sketch(X, weights, widths, n_bits)
@@ -164,7 +169,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             # Copies: a stream's buffer will be filled again.
             self._kde_rows.append(X.copy())
             self._kde_weights.append(None if weights is None else weights.copy())
-            self.n_samples_seen_ += len(X)
+            self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
             self._kde_method = self._kde_picked = None
             if not isinstance(widths, str):
                 self.bandwidth_ = self._shown(widths)
@@ -176,11 +181,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 widths = bandwidths.rule(widths, X, weights)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
-            self._kde_sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            sketch.add(X, weights)  # rows that are refused leave nothing behind
+            self._kde_sketch = sketch
             self.bandwidth_ = self._shown(widths)
             self.algorithm_ = "bucket_sum"
             self.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
-        self._kde_sketch.add(X, weights)
+        else:
+            self._kde_sketch.add(X, weights)
         self.n_samples_seen_ = self._kde_sketch.table.count
 
     def partial_unfit(self, X, sample_weight=None):
@@ -195,7 +203,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             )
         if self._kde_sketch.window is not None:
             raise ValueError("partial_unfit needs window=None: a window forgets by itself")
-        X = as_rows(self, X, reset=False)
+        X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.table.count
@@ -357,8 +365,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """An `Estimate`, the dtype that is wanted of it, and the name of the method it is from."""
         if "n_samples_seen_" not in vars(self):
             check_is_fitted(self)
-        X = as_queries(self, X)
         self._prepare()
+        X = as_queries(self, X, self._geometry().kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
         with self._hashing_threads() as threads:
             self._look_at_first_queries(X, threads)
@@ -369,13 +377,17 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
         return Estimate.joined(parts), X.dtype, method.name
 
+    def _geometry(self):
+        """The kernel and widths that were fitted, whatever parameters were set since."""
+        return (self._kde_sketch or self._kde_method.training).geometry
+
     def _log_normalizer(self):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
         check_is_fitted(self)
         if not self.normalize:
             return 0.0
         self._prepare()
-        geometry = (self._kde_sketch or self._kde_method.training).geometry
+        geometry = self._geometry()
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
         return norm + float(np.log(geometry.bandwidth).sum())
 
@@ -389,9 +401,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_samples = checks.integer("n_samples", n_samples, 1)
         if self._kde_sketch is not None:
             raise ValueError("sample needs the rows: algorithm='bucket_sum' does not keep them")
-        if self.kernel == "angular":
-            raise ValueError("the angular kernel has no density in R^d to sample from")
         self._prepare()
+        geometry = self._geometry()
+        if geometry.kernel == "angular":
+            raise ValueError("the angular kernel has no density in R^d to sample from")
         X, weights = self._training_rows()
         rng = check_random_state(random_state)
         u = rng.uniform(size=n_samples)
@@ -400,13 +413,16 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         else:
             steps = np.cumsum(of_unit_size(weights))
             rows = np.searchsorted(steps, u * steps[-1], side="right")
-        noise = kernels.draw(self.kernel, n_samples, X.shape[1], rng) * self.bandwidth_
+        noise = kernels.draw(geometry.kernel, n_samples, X.shape[1], rng) * geometry.bandwidth
         return (X[rows] + noise).astype(X.dtype)
 
     # ---- persistence ----
 
     def save(self, file):
-        """Writes all of it to an .npz file (path or file object), without pickle."""
+        """Writes all of it to an .npz file (path or file object), without pickle.
+
+        A path that does not end so gets .npz, as from `numpy.savez`; `load` takes either.
+        """
         check_is_fitted(self)
         persistence.save(self, file)
 

@@ -109,9 +109,9 @@ class NearFar:
 
 
 def relative(shift, to):
-    """exp(shift - to), 0 where there is nothing."""
+    """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
     with np.errstate(invalid="ignore"):
-        return np.where(shift > -np.inf, np.exp(shift - to), 0)
+        return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
 def far_error(history, n_history, near, population):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import threading
 
 import numpy as np
@@ -60,6 +61,9 @@ def save(estimator, file):
 
 
 def load(cls, file):
+    if isinstance(file, (str, os.PathLike)) and not os.path.exists(file):
+        written = f"{os.fspath(file)}.npz"  # by save, where the name does not end so
+        file = written if os.path.exists(written) else file
     try:
         with np.load(file, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
@@ -101,7 +105,8 @@ def _restore(cls, header, arrays):
     } | header.get("fitted", {})
     if fitted["kernel"] not in kernels.CODES:
         raise ValueError(f"there is no kernel {fitted['kernel']!r}")
-    estimator._kde_seed, estimator._kde_sketch = header["seed"], None
+    estimator._kde_seed = checks.integer("seed", header["seed"], 0, 2**31 - 2)
+    estimator._kde_sketch = None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
     estimator._kde_picked, estimator._kde_lock = header.get("picked"), threading.RLock()
     if "feature_names_in" in header:

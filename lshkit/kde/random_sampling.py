@@ -16,6 +16,7 @@ N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the 
 N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
+MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right
 SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
@@ -87,18 +88,19 @@ def relative_spread(sums, count):
     return np.where(sums.total > 0, c, np.inf)
 
 
-def mean_error(spread, sample, population):
+def mean_error(spread, sample, population, most=MOST):
     """Mean over the queries of the expected relative error at a sample size, and its error.
 
     spread: `relative_spread` of each query. The error of a query is taken for normal, and at most
-    2: that of a positive estimate whose expectation is right.
+    `most`.
     """
     rest = max(0.0, 1 - sample / population)
-    errors = np.minimum(MEAN_ABSOLUTE * spread * np.sqrt(rest / sample), 2.0 * (rest > 0))
+    errors = MEAN_ABSOLUTE * spread * np.sqrt(rest / sample)
+    errors = np.minimum(errors, most if rest > 0 else 0.0)
     return errors.mean(), errors.std() / np.sqrt(len(errors))
 
 
-def sample_size(spread, population, rtol):
+def sample_size(spread, population, rtol, most=MOST):
     """The smallest sample of mean relative error rtol, one standard error on the safe side.
 
     And a tenth: queries share the sample, so that their errors do not average out as theirs do.
@@ -106,7 +108,7 @@ def sample_size(spread, population, rtol):
     low, high = 1, population
     while low < high:
         middle = (low + high) // 2
-        mean, error = mean_error(spread, middle, population)
+        mean, error = mean_error(spread, middle, population, most)
         low, high = (low, middle) if mean + error <= SAFETY * rtol else (middle + 1, high)
     return low
 

@@ -9,6 +9,7 @@ import numpy as np
 from lshkit import hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde.exact import Estimate
+from lshkit.kde.random_sampling import MOST
 from lshkit.kde.sums import Geometry, Sums, in_range_of_hashing, unit_rows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
@@ -120,7 +121,9 @@ class Sketch:
         return self._corrected(single)
 
     def _corrected(self, sums):
-        mean = sums / self.total if self.total > 0 else 0 * sums
+        if self.total == 0:
+            return 0 * sums
+        mean = sums / self.total
         if self.geometry.kernel == "angular":
             return mean
         chance = 2.0**-self.n_bits
@@ -148,6 +151,15 @@ class SketchedRows:
         self.unit = 1.0 if weights is None else weights.mean()
         rest = None if weights is None else weights[self.start :] / self.unit
         self.sketch.add(permuted.rows[self.start :], rest)
+
+    @property
+    def most(self):
+        """Relative error that may be expected of a query.
+
+        No bound for the laplacian kernel: where far rows alone are folded into a query's buckets,
+        what is left after the correction is noise, of any multiple of the density.
+        """
+        return MOST if self.training.geometry.kernel == "angular" else 1e100
 
     def estimate(self, X, threads, with_error=True):
         if self.training.geometry.kernel != "angular":  # whose codes need no scaling

@@ -179,7 +179,7 @@ class Geometry:
 
     def _cell_size(self, tolerance):
         """The side of cubes, a power of 2, in which nothing cancels that matters."""
-        lost = tolerance**2 if self.kernel == "linear" else 0.5 * tolerance
+        lost = tolerance**2 if self.kernel in ("linear", "exponential") else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
     def _sums_around(self, cell, offsets, keys, weights, scaled, radial, threads):

@@ -186,9 +186,10 @@ def bucket_sum(pilot, rtol):
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         exact = np.exp(pilot.sums.shift) * pilot.sums.total
         spread = _spread(sums / exact[:, None], 1.0)
-    n_hashes = sample_size(spread, 10**6, rtol)
+    most = trial.most
+    n_hashes = sample_size(spread, 10**6, rtol, most)
     used = int(min(n_hashes, MAX_SKETCH_BYTES // (8 * 2**n_bits), MAX_HASHES))
-    error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), 2).mean()
+    error = np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(used), most).mean()
     cost = float(LOOKED_INTO[kernel] * used)
     return {"n_bits": n_bits, "n_hashes": used, "cost": cost, "error": float(error)}
 

@@ -108,6 +108,9 @@ class LSHBatchSampler:
             raise TypeError(f"hasher must be a hash family of lshkit.hashing, got {got}")
         torch = self._torch if rows is None else checks.torch_of(rows=rows)
         rows = self._rows if rows is None else _finite("rows", rows, hasher.n_features)
+        if rows.shape[1] != hasher.n_features:  # rows that were there before
+            wanted = f"n_features={rows.shape[1]}, as the rows have"
+            raise ValueError(f"hasher must have {wanted}, got {hasher.n_features}")
         if len(rows) == 0:
             raise ValueError(f"rows must have at least one row, got shape {rows.shape}")
         if row_weights is None:

@@ -148,4 +148,4 @@ def _by_blocks(sampler, query, values, of_block):
 def _sums(groups, x, n_groups):
     """Rows of x summed by group."""
     columns = [np.bincount(groups, weights=column, minlength=n_groups) for column in x.T]
-    return np.stack(columns, 1)
+    return np.stack(columns, 1).astype(np.float64, copy=False)  # bincount of nothing has integers

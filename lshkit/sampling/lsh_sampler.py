@@ -31,9 +31,10 @@ class LSHSampler:
     With them a sum over all rows is estimated without bias from the few that collide with the
     query (Spring and Shrivastava 2017; Charikar and Siminelakis 2017). Each of the hasher's
     n_hashes functions gives one table; the tables are independent, and their spread is the
-    standard error. (Those of `FastHadamard` share rotations: many of them, more than a quarter of
-    the features, have smaller errors than they state.) The rows are kept (a copy), with their codes
-    and the tables: per row n_features floats, and n_hashes codes and 4-byte indices.
+    standard error. (Those of `FastHadamard` share rotations: the errors of many of them, more than
+    a quarter of the features, may be 0.75 to 1.4 times what they state.) The rows are kept (a
+    copy), with their codes and the tables: per row n_features floats, and n_hashes codes and 4-byte
+    indices.
 
     Parameters
     ----------
@@ -222,8 +223,9 @@ class LSHSampler:
             `(n,)` or `(n, k)` of the rows' values, by index.
         method : {"horvitz_thompson", "hbe", "full_bucket"}
             "horvitz_thompson": the union of the query's buckets, f / (1 - (1 - p)^m) each. The
-            least noise. Standard error: the jackknife over the tables, which on average is no
-            less than the true one (Efron and Stein 1981), and is more where rows collide often.
+            least noise. Standard error: the jackknife over the tables, which for independent ones
+            on average is no less than the true one (Efron and Stein 1981), and is more where rows
+            collide often.
             "full_bucket": mean over the tables of the sum of f / p over the query's bucket.
             "hbe": mean over the tables of one draw each, f / probability: m evaluations of f. For
             both, the standard error is that of a mean of m independent estimates.

@@ -164,6 +164,8 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
         if bias.shape != (n,):
             raise ValueError(f"bias must have shape {(n,)}, got {bias.shape}")
     n_samples = min(checks.integer("n_samples", n_samples, 1), n)
+    if not (seed is None or isinstance(seed, np.random.Generator)):
+        seed = checks.integer("seed", seed, 0)
     random = np.random.default_rng(seed)
     if sampler is None:
         sampler = PartitionSampler(weights, seed=random)

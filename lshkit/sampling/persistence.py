@@ -1,8 +1,6 @@
 """Fitted samplers in .npz files: arrays only, versioned, checked before anything is loaded."""
 
 import os
-import zipfile
-import zlib
 
 import numpy as np
 
@@ -25,7 +23,7 @@ def save(path, hasher, data, following):
 
 def load(path):
     """What `save` was given: hasher, data, following. ValueError for any other file."""
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:  # a number would be a file descriptor
         arrays = _read(path, file)
     if str(arrays.get("kind")) != KIND:
         raise ValueError(f"{path} is no file of an LSHSampler")
@@ -49,11 +47,11 @@ def _read(path, file):
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError) as error:
-        wanted = "no whole .npz file: cut short, damaged or of another kind"
-        raise ValueError(f"{path} is {wanted} ({error})") from error
     except (AttributeError, TypeError):  # np.load gave an array, which is no archive
         raise ValueError(f"{path} is no file of an LSHSampler") from None
+    except Exception as error:  # of a damaged file, numpy and zipfile raise whatever they meet
+        wanted = "no whole .npz file: cut short, damaged or of another kind"
+        raise ValueError(f"{path} is {wanted} ({error})") from error
     if not all(isinstance(x, np.ndarray) for x in arrays.values()):  # members of a plain zip
         raise ValueError(f"{path} is no file of an LSHSampler")
     return arrays

@@ -195,6 +195,9 @@ class SampledSoftmaxLoss(nn.Module):
                 raise TypeError(f"{name} must be a tensor, got a {type(x).__name__}")
         if self.weight.dtype not in _TYPES:
             raise TypeError(f"weight must be of dtype {_TYPE_NAMES}, got {self.weight.dtype}")
+        if tuple(self.weight.shape) != (self.n_classes, self.n_features):  # it may be replaced
+            wanted = f"({self.n_classes}, {self.n_features}), as before"
+            raise ValueError(f"weight must have shape {wanted}, got {tuple(self.weight.shape)}")
         hidden = checks.array("hidden", hidden, torch, kinds="f", wanted="floats")
         target = checks.array("target", target, torch, kinds="i", wanted="integers")
         if hidden.ndim == 0 or hidden.shape[-1] != self.n_features:
