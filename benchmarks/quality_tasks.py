@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 from measurement import machine
+from quality_cost import learning_rate
 from tasks import ListOps, MaskedWords, Needle, Recall, report
 from tasks.encoder import METHODS, NEAR, OPTIONS, Encoder
 from torch import Tensor, nn
@@ -84,11 +85,6 @@ QUICK = {
 
 
 # --- One run --------------------------------------------------------------------------------------
-
-
-def learning_rate(done: float) -> float:
-    """Of the largest rate, at a part done of the run: linear warm-up, then half a cosine."""
-    return min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
 
 
 @torch.no_grad()
