@@ -167,7 +167,11 @@ class YosoState:
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """`append`, then `attend`, in one call of the core: the next token of a generation."""
+        """`append`, then `attend`, in one call of the core: the next token of a generation.
+
+        query `(B, H, n, D)`, key `(B, H_k, n, D)` and value `(B, H_k, n, D_v)`, n mostly 1: every
+        query sees all of the n keys. Returns `(B, H, n, D_v)`.
+        """
         self._check(query, key, value)
         return self._decode(query, key, value, self._mask(attn_mask, key), False)
 
@@ -176,7 +180,8 @@ class YosoState:
     ) -> Tensor:
         """Causal attention of n positions at once: query i sees the past and the keys j <= i.
 
-        The prompt, or a piece of it: pieces in turn give what the whole gives.
+        The prompt, or a piece of it: pieces in turn give what the whole gives. Shapes are those of
+        `step`, with as many queries as keys.
         """
         self._check(query, key, value)
         if query.shape[-2] != key.shape[-2]:
