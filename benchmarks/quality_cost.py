@@ -170,7 +170,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--steps", type=positive, default=600, help="training steps of a run (600)")
     add("--seconds", type=float, help="train for this CPU time instead")
-    add("--resume", action="store_true", help="add to --out, skip the runs that are in it")
+    add("--resume", action="store_true", help="add to --json, skip the runs that are in it")
+    add("--tables", action="store_true", help="table and picture of the file, train nothing")
     add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--length", type=positive, default=512, help="bytes in a sequence (512)")
     add("--batch-size", type=positive, default=8, help="sequences in a step (8)")
@@ -182,10 +183,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--eval-batches", type=positive, default=12, help="held-out batches of each (12)")
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
     add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
-    add("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/quality_cost.json")
-    add("--figure", type=pathlib.Path, default=ROOT / "docs/images/quality_cost.png")
+    add("--json", type=pathlib.Path, default=ROOT / "benchmarks/results/quality_cost.json")
+    add("--picture", type=pathlib.Path, default=ROOT / "docs/images/quality_cost.png")
     args = parser.parse_args()
 
+    if args.tables:
+        if not args.json.exists():
+            parser.error(f"--tables needs a file with results, got --json {args.json}")
+        return args
     # What would fail only after minutes is checked now.
     if args.seconds is not None and not args.seconds > 0:
         parser.error(f"--seconds must be above 0: {args.seconds}")
@@ -196,31 +201,31 @@ def parse_arguments() -> argparse.Namespace:
     for part in read_text(args.text):
         if len(part) < args.length:
             parser.error(f"--text: {args.text} has too little text for --length {args.length}")
-    if args.out.exists() and not args.resume:
-        parser.error(f"--out: {args.out} exists; --resume adds to it")
-    made_with = load(args.out)["settings"]
+    if args.json.exists() and not args.resume:
+        parser.error(f"--json: {args.json} exists; --resume adds to it")
+    made_with = load(args.json)["settings"]
     if made_with not in (None, json.loads(json.dumps(settings(args)))):
-        parser.error(f"--resume: {args.out} was made with other settings or versions")
+        parser.error(f"--resume: {args.json} was made with other settings or versions")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(args.threads)
-    for seed in args.seeds:
+    for seed in () if args.tables else args.seeds:
         for method in args.methods:
-            if find(load(args.out), method, budget(args), seed):
+            if find(load(args.json), method, budget(args), seed):
                 continue
             run = train(method, seed, args)
-            add_run(args.out, run, args)
+            add_run(args.json, run, args)
             loss, steps, seconds = (run[name][-1] for name in ("losses", "steps", "seconds"))
             text = f"{method}, seed {seed}: loss {loss:.3f} after {steps} steps, {seconds:.0f} s"
             print(text, flush=True)
-    results = load(args.out)
+    results = load(args.json)
     print(table(results))
-    draw(results, args.figure)
-    print(f"\nwritten to {args.out} and {args.figure}")
+    draw(results, args.picture)
+    print(f"\nruns: {args.json}, picture: {args.picture}")
 
 
 if __name__ == "__main__":

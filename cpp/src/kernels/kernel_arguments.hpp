@@ -16,14 +16,15 @@ struct HashRows {
   index_t n_hashes;
   const float* x;
   index_t row_stride, rows, n_features;
-  void* codes;     // (rows, n_hashes)
-  float* scratch;  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats
+  void* codes;  // (rows, n_hashes)
+  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats. In 16 bits
+  // kHashTile * (4 * columns + n_hashes), and ceil(n_hashes / 16) * n_bits * columns for the signs.
+  float* scratch;
   // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
   int first_bit = 0, all_bits = 0;
 
   index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
-// In 16 bits: 64-byte aligned, kHashTile * (4 * columns + n_hashes) floats and one for each sign.
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
