@@ -13,7 +13,7 @@ the values (that of YOSO-C), exact softmax over a near window, and no mixing at 
     python benchmarks/quality_tasks.py
     python benchmarks/quality_tasks.py --tasks recall --methods softmax YOSO-32 --seeds 0 1
 
-A run is written to --out as soon as it is done, and a run that is there is not made again: stop and
+A run is written to --json as soon as it is done, and one that is there is not made again: stop and
 start at will, also in several processes. With all runs done the command only reports.
 """
 
@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 from measurement import machine
+from quality_cost import learning_rate
 from tasks import ListOps, MaskedWords, Needle, Recall, report
 from tasks.encoder import METHODS, NEAR, OPTIONS, Encoder
 from torch import Tensor, nn
@@ -84,11 +85,6 @@ QUICK = {
 
 
 # --- One run --------------------------------------------------------------------------------------
-
-
-def learning_rate(done: float) -> float:
-    """Of the largest rate, at a part done of the run: linear warm-up, then half a cosine."""
-    return min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
 
 
 @torch.no_grad()
@@ -207,15 +203,15 @@ def parse_arguments() -> argparse.Namespace:
     add("--threads", type=int, default=1, help="CPU threads (1)")
     add("--text", type=pathlib.Path, help="folder with .py files, in the place of the library's")
     add("--quick", action="store_true", help="two steps of tiny models: a test, no result")
-    add("--out", type=pathlib.Path, default=ROOT / "benchmarks/results/quality_tasks.json")
-    add("--figure", type=pathlib.Path, default=ROOT / "docs/images/quality_tasks.png")
+    add("--json", type=pathlib.Path, default=ROOT / "benchmarks/results/quality_tasks.json")
+    add("--picture", type=pathlib.Path, default=ROOT / "docs/images/quality_tasks.png")
     args = parser.parse_args()
     if args.threads < 1:
         parser.error(f"--threads must be at least 1: {args.threads}")
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
-    if args.quick and args.out == parser.get_default("out"):
-        parser.error("--quick needs an --out of its own: its runs are no results")
+    if args.quick and args.json == parser.get_default("json"):
+        parser.error("--quick needs its own --json: its runs are no results")
     if args.text is not None and not args.text.is_dir():
         parser.error(f"--text: {args.text} is no folder")
     return args
@@ -229,25 +225,25 @@ def main() -> None:
         sizes = words.sizes | {"folder": str(args.text.resolve())}
         settings["masked words"] = words._replace(sizes=sizes)
     torch.set_num_threads(args.threads)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     descriptions = {name: described(settings[name]) for name in args.tasks}
-    for name, made_with in load(args.out)["tasks"].items():
+    for name, made_with in load(args.json)["tasks"].items():
         if made_with != descriptions.get(name, made_with):
-            raise SystemExit(f"--out: the runs of {name} in {args.out} have other settings")
+            raise SystemExit(f"--json: the runs of {name} in {args.json} have other settings")
     for seed in args.seeds:
         for name in args.tasks:
             for method in args.methods:
-                if is_done(load(args.out), name, method, seed):
+                if is_done(load(args.json), name, method, seed):
                     continue
                 run = train(name, method, seed, settings[name])
-                add_run(args.out, run, descriptions[name])
+                add_run(args.json, run, descriptions[name])
                 result = f"accuracy {run['accuracy']:.3f}, loss {run['loss']:.3f}"
                 label = f"{name}, {method}, seed {seed}"
                 print(f"{label}: {result}, {run['seconds']:.0f} s", flush=True)
-    results = load(args.out)
+    results = load(args.json)
     print(report.tables(results))
-    report.draw(results, args.figure)
-    print(f"written to {args.out} and {args.figure}")
+    report.draw(results, args.picture)
+    print(f"written to {args.json} and {args.picture}")
 
 
 if __name__ == "__main__":

@@ -307,16 +307,16 @@ def main():
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--rows", type=int, help="of tables, and classes; default 1,000,000")
-    parser.add_argument("--out", type=pathlib.Path, default=OUT, help="JSON; sections are replaced")
-    parser.add_argument("--tables", type=pathlib.Path, help="print such a file, measure nothing")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
+    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
     args = parser.parse_args()
     if args.tables:
-        show(json.loads(args.tables.read_text()))
+        show(json.loads(args.json.read_text()))
         return
     args.rows = args.rows or (20_000 if args.quick else 1_000_000)
     torch.set_num_threads(1)
     pin_to_one_cpu()
-    results = json.loads(args.out.read_text()) if args.out.exists() else {}
+    results = json.loads(args.json.read_text()) if args.json.exists() else {}
     for name in args.sections:
         begin = time.perf_counter()
         results[name] = SECTIONS[name](args) | {
@@ -325,8 +325,8 @@ def main():
         }
         results[name]["took"] = round(time.perf_counter() - begin, 1)
         print(f"{name}: {results[name]['took']} s", file=sys.stderr, flush=True)
-        args.out.parent.mkdir(exist_ok=True)
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        args.json.parent.mkdir(exist_ok=True)
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
     show({name: results[name] for name in args.sections})
 
 

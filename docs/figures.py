@@ -132,7 +132,8 @@ def errors():
         counts = [int(key.split()[1]) for key in hashes]
         axes[2].loglog(counts, [costs[key] for key in hashes], "o-", ms=3, label=name)
     axes[2].set_xscale("log", base=2)
-    axes[2].set(xlabel="n_hashes", title="milliseconds, one head, n = 4096, 8 bits")
+    axes[2].set(xlabel="n_hashes", title="one head, n = 4096, 8 bits")
+    axes[2].set_ylabel("time of a call, ms")
     axes[2].legend(frameon=False, fontsize=8)
     save(figure, "choosing_errors")
 

@@ -53,6 +53,11 @@ def bucket_sum(
     sums : array or tensor `(..., n_q, d_v)`
         0 for a query that collides with no key. A NaN in a value reaches the queries whose sum
         contains it and no other.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Arguments of the wrong type or shape, codes of n_buckets or more, arrays and tensors mixed.
     """
     if query_weights is not None or key_weights is not None:
         from lshkit import weighted_buckets

@@ -72,6 +72,12 @@ class HashTables:
             the bucket's. 0 where nothing could be drawn. Such a draw counts as a zero of the
             estimate; leaving it out would bias it.
         tables : int32 `(n_q, n_samples)`
+            The table of each draw.
+
+        Raises
+        ------
+        TypeError, ValueError
+            query_codes are no integers of shape `(n_q, n_hashes)`; n_samples or seed out of range.
         """
         query_codes, torch = self._queries(query_codes)
         rotate = n_samples is not None

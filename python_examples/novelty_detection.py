@@ -86,7 +86,8 @@ def draw(scores: dict, out: pathlib.Path) -> None:
             axis.hist(np.clip(values, low, None), bins, density=True, alpha=0.6, label=label)
         axis.axvline(level, color="black", lw=0.8, ls="--")
         axis.set(title=f"novel: {digit}", yticks=[])
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    handles = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower right", frameon=False, ncols=2, fontsize=9)
     figure.supxlabel("log-density", fontsize=10)
     figure.savefig(out, dpi=120)
 

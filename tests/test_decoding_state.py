@@ -15,6 +15,7 @@ from decoding_cases import (  # noqa: E402
 
 from lshkit import _C  # noqa: E402
 from lshkit.attention import YosoState  # noqa: E402
+from lshkit.attention.saved_state import CONFIG  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,6 +83,10 @@ def test_a_damaged_state_dict_is_not_loaded():
         state.load_state_dict({**saved, "more": torch.tensor(2)})
     with pytest.raises(ValueError, match="sums must be"):
         state.load_state_dict({**saved, "sums": saved["sums"][1:]})
+    config = saved["config"].clone()
+    config[CONFIG.index("hasher")] = 7
+    with pytest.raises(ValueError, match="hasher=unknown number 7, this one has 'hadamard'"):
+        state.load_state_dict({**saved, "config": config})
 
 
 @pytest.mark.parametrize("normalize", ["l2", "sum"])

@@ -172,7 +172,7 @@ def test_lsh_sgd_refuses_bad_options_by_name(tmp_path, options, message):
 def run_quality(*options, folder, text):
     small = ("--length", 32, "--batch-size", 1, "--embed-dim", 16, "--heads", 2, "--layers", 1)
     few = ("--seeds", 0, "--evaluations", 2, "--eval-batches", 1, "--text", text)
-    files = ("--out", folder / "new" / "quality.json", "--figure", folder / "new" / "quality.png")
+    files = ("--json", folder / "new" / "quality.json", "--picture", folder / "new" / "quality.png")
     return run(QUALITY, *small, *few, *files, *options, folder=folder)
 
 
@@ -196,6 +196,9 @@ def test_quality_benchmark_runs_every_method_and_resumes(tmp_path, text):
     assert refused.returncode == 2 and "--resume" in refused.stderr.splitlines()[-1]
     other = run_quality("--steps", 2, "--resume", "--lr", 1, folder=tmp_path, text=text)
     assert other.returncode == 2 and "other settings" in other.stderr.splitlines()[-1]
+
+    read = run_quality("--tables", folder=tmp_path, text=text)
+    assert read.returncode == 0 and set(read.stdout.splitlines()) <= set(done.stdout.splitlines())
 
     timed = ("--methods", "softmax", "--seconds", 0.01, "--resume")
     done = run_quality(*timed, folder=tmp_path, text=text)

@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from test_lsh_sampler import FAMILIES, assert_same, clustered
+from sampler_cases import FAMILIES, assert_same, clustered
 
 from lshkit.sampling import LSHSampler
 

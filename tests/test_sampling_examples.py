@@ -51,7 +51,7 @@ def test_partition_function_refuses_bad_options_by_name(tmp_path, options, messa
 
 def test_benchmark_writes_its_sections(tmp_path):
     path = tmp_path / "new" / "sampling.json"
-    options = ("--quick", "--rows", 2000, "--out", path)
+    options = ("--quick", "--rows", 2000, "--json", path)
     first = run(BENCHMARK, *options, "--sections", "variance", folder=tmp_path)
     assert first.returncode == 0, first.stderr
     others = ("tables", "draws", "normaliser")
@@ -65,7 +65,7 @@ def test_benchmark_writes_its_sections(tmp_path):
             assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
     for data in results["normaliser"]["data"].values():
         assert data["faster"] > 0 and data["mean relative error"] < 0.1
-    printed = run(BENCHMARK, "--tables", path, folder=tmp_path)
+    printed = run(BENCHMARK, "--tables", "--json", path, folder=tmp_path)
     assert printed.returncode == 0
     assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
 

@@ -295,7 +295,7 @@ METHODS_RUN = ("softmax", "YOSO-32", "Linformer")
 
 
 def options_of(folder, *more):
-    out = ("--out", folder / "new" / "tasks.json", "--figure", folder / "tasks.png")
+    out = ("--json", folder / "new" / "tasks.json", "--picture", folder / "tasks.png")
     return ["quality_tasks.py", *map(str, ("--quick", *out, *more))]
 
 
@@ -349,7 +349,7 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
         (("--threads", 0), "--threads must be at least 1: 0"),
         (("--seeds", -1), "--seeds must be at least 0: -1"),
         (("--text", "no"), "--text: no is no folder"),
-        (("--out", BENCHMARKS / "results/quality_tasks.json"), "--quick needs an --out of its own"),
+        (("--json", BENCHMARKS / "results/quality_tasks.json"), "--quick needs its own --json"),
         (("--tasks", "sorting"), "--tasks"),
     ],
 )

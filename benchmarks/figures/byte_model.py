@@ -1,6 +1,6 @@
 """Small encoders trained on the spot, for figures that need a trained model's Q, K and V.
 
-The encoder of quality_cost.py learns hidden bytes of Python's standard library. Its table of
+The encoder of byte_encoder.py learns hidden bytes of Python's standard library. Its table of
 positions has 4096 rows, of which a batch takes as many in a row as it is long, from a random one
 on: trained at one length, it runs at every length up to there.
 """
@@ -13,9 +13,9 @@ import pathlib
 import sysconfig
 from dataclasses import asdict, dataclass
 
-import quality_cost
 import torch
-from quality_cost import Encoder, masked_batch, read_text
+from byte_encoder import Encoder, masked_batch, read_text
+from quality_cost import learning_rate
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -127,7 +127,7 @@ def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> B
             offset = int(torch.randint(last + 1, (), generator=generator))
             for group in optimizer.param_groups:
                 done = (step + 0.5) / training.steps
-                group["lr"] = training.lr * quality_cost.learning_rate(done)
+                group["lr"] = training.lr * learning_rate(done)
             error = F.cross_entropy(model(tokens, hidden, offset), targets)
             optimizer.zero_grad()
             error.backward()

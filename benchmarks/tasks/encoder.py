@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import baselines
 import torch
+from byte_encoder import look_nearby
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -130,16 +131,6 @@ class Attention(nn.Module):
         return self.kernels(v if mask is None else v * mask[:, None, :, None])
 
     @torch.no_grad()
-    def look_nearby(self, speed: Tensor) -> None:
-        """Keys get the queries' projection, turned by as many positions as a head looks aside."""
-        query, key, _ = self.project.weight.unflatten(0, (3, self.heads, -1))
-        for head, (q, k) in enumerate(zip(query, key, strict=True)):
-            angle = (head // 2 + 1) * (-1) ** head * speed  # a token back, ahead, two back, ...
-            sin, cos = q.chunk(2, -1)
-            turned = (sin * angle.cos() - cos * angle.sin(), cos * angle.cos() + sin * angle.sin())
-            k.copy_(torch.cat(turned, -1))
-
-    @torch.no_grad()
     def look_for_the_same(self) -> None:
         """Keys get the queries' projection: a query looks for keys that are made of what it is.
 
@@ -199,7 +190,7 @@ class Encoder(nn.Module):
                 angle = torch.arange(task.length)[:, None] * speed
                 self.positions = nn.Parameter(4 * torch.cat((angle.sin(), angle.cos()), -1))
                 for block in self.blocks:
-                    block.attention.look_nearby(speed)
+                    look_nearby(block.attention.project.weight, heads, speed)
         if task.keys_are_previous:
             for block in self.blocks:
                 block.attention.keys_are_previous = True

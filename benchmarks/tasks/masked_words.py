@@ -12,7 +12,7 @@ import re
 import sysconfig
 
 import torch
-from quality_cost import read_text
+from byte_encoder import read_text
 
 from tasks.batch import Batch
 

@@ -134,7 +134,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
     if longer:
         draw_lengths(axes[len(tasks)], results["tasks"]["needle"]["length"], longer)
     seeds = len({run["seed"] for run in results["runs"]})
-    figure.suptitle(f"What a small encoder learns in equal steps: {seeds} seed(s) and their mean")
+    figure.suptitle(f"What a small encoder learns in equal steps: {seeds} seeds and their mean")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

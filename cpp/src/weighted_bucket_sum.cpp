@@ -11,11 +11,6 @@
 namespace lshkit {
 namespace {
 
-template <class T>
-Matrix<const T> read_only(Matrix<T> m) {
-  return {m.data, m.stride, m.rows, m.columns};
-}
-
 constexpr Order transposed(Order order) {
   return order == Order::all ? order : order == Order::causal ? Order::reversed : Order::causal;
 }

@@ -272,3 +272,14 @@ def key_padding_mask(
             f"apply, as {reason}"
         )
     return mask.reshape(-1, n_keys) if n_keys else None
+
+
+def sharpness_values(sharpness, heads) -> Tensor:
+    """Sharpness on the CPU as float32 (1,) or (heads,), a copy."""
+    given = sharpness
+    if not isinstance(sharpness, Tensor):
+        sharpness = checks.positive("sharpness", sharpness)
+    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
+    if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
+        raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
+    return sharpness

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
+from lshkit.attention import saved_state
 from lshkit.attention.arguments import (
     CPU,
     DTYPES,
@@ -11,42 +12,11 @@ from lshkit.attention.arguments import (
     check_probes,
     check_word,
     seed_tensor,
+    sharpness_values,
 )
 from lshkit.attention.projections import check_learnable, plane_rows
+from lshkit.attention.saved_state import ESTIMATORS, TABLE_DTYPES, UNIT_NORMS
 from lshkit.torch_ops.library import rows
-
-VERSION = 1  # of state_dict
-ESTIMATORS = ("sampled", "soft")
-_UNIT_NORMS = ("l2",)  # the lift's bound is not known before the last key
-TABLE_DTYPES = (torch.float32, torch.float16)
-# What two states must share for one to load the other, in the order of state_dict's "config".
-_CONFIG = (
-    "batch_size",
-    "num_heads",
-    "num_key_heads",
-    "head_dim",
-    "value_dim",
-    "n_bits",
-    "n_hashes",
-    "hasher",
-    "estimator",
-    "n_probes",
-    "normalize",
-    "unit_norm",
-    "conv_window",
-    "dtype",
-    "table_dtype",
-    "seed",
-)
-# Words and dtypes as the integers of "config".
-_CODES = {
-    "hasher": tuple(torch_ops.FAMILY),
-    "estimator": ESTIMATORS,
-    "normalize": tuple(torch_ops.NORMALIZE),
-    "unit_norm": _UNIT_NORMS,
-    "dtype": DTYPES,
-    "table_dtype": TABLE_DTYPES,
-}
 
 
 class YosoState:
@@ -133,7 +103,7 @@ class YosoState:
             n_bits, n_hashes, hasher, "sampled", "lower_bound", normalize
         )
         check_word("estimator", estimator, ESTIMATORS)
-        check_word("unit_norm", unit_norm, _UNIT_NORMS)
+        check_word("unit_norm", unit_norm, UNIT_NORMS)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:
@@ -195,7 +165,11 @@ class YosoState:
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """`append`, then `attend`, in one call of the core: the next token of a generation."""
+        """`append`, then `attend`, in one call of the core: the next token of a generation.
+
+        query `(B, H, n, D)`, key `(B, H_k, n, D)` and value `(B, H_k, n, D_v)`, n mostly 1: every
+        query sees all of the n keys. Returns `(B, H, n, D_v)`.
+        """
         self._check(query, key, value)
         return self._decode(query, key, value, self._mask(attn_mask, key), False)
 
@@ -204,7 +178,8 @@ class YosoState:
     ) -> Tensor:
         """Causal attention of n positions at once: query i sees the past and the keys j <= i.
 
-        The prompt, or a piece of it: pieces in turn give what the whole gives.
+        The prompt, or a piece of it: pieces in turn give what the whole gives. Shapes are those of
+        `step`, with as many queries as keys.
         """
         self._check(query, key, value)
         if query.shape[-2] != key.shape[-2]:
@@ -364,58 +339,14 @@ class YosoState:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors: "version", "config" and copies of all that was added."""
-        return {
-            "version": torch.tensor(VERSION, device="cpu"),
-            "config": self._config(),
-            "positions": torch.tensor(self._positions, device="cpu"),
-            **{name: x.clone() for name, x in self._given().items()},
-            **{name: x.clone() for name, x in self._tensors().items()},
-        }
+        return saved_state.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
         """Takes the contents of a state that was made with the same arguments.
 
         ValueError names the argument that differs, and what is missing or unknown.
         """
-        mine = {"version", "config", "positions", *self._given(), *self._tensors()}
-        version = int(state_dict.get("version", -1))
-        if version != VERSION:
-            raise ValueError(f"state_dict must have version {VERSION}, got {version}")
-        config = state_dict.get("config")
-        if config is not None and len(config) == len(_CONFIG):
-            for name, mine_, other in zip(_CONFIG, self._config(), config, strict=True):
-                if mine_ != other:
-                    raise ValueError(
-                        f"state_dict is of a state with {name}={_decoded(name, int(other))}, "
-                        f"this one has {_decoded(name, int(mine_))}"
-                    )
-        if config is None or len(config) != len(_CONFIG) or set(state_dict) != mine:
-            wrong = sorted(mine ^ set(state_dict)) or ["config"]
-            raise ValueError(f"state_dict must have {sorted(mine)}, differs in {wrong}")
-        if self._sharpness is not None and not torch.equal(
-            self._sharpness.expand(self.num_key_heads),
-            sharpness_values(state_dict["sharpness"], self.num_key_heads).expand(
-                self.num_key_heads
-            ),
-        ):
-            raise ValueError(
-                f"state_dict is of a state with sharpness={state_dict['sharpness'].tolist()}, "
-                f"this one has {self._sharpness.tolist()}"
-            )
-        if self._projections is not None and not torch.equal(
-            self._projections, state_dict["projections"].to(CPU)
-        ):
-            raise ValueError("state_dict is of a state with other projections than this one's")
-        for name, x in self._tensors().items():
-            if state_dict[name].shape != x.shape or state_dict[name].dtype != x.dtype:
-                raise ValueError(
-                    f"{name} must be {x.dtype} {tuple(x.shape)}, got {state_dict[name].dtype} "
-                    f"{tuple(state_dict[name].shape)}"
-                )
-        positions = int(state_dict["positions"])
-        for name, x in self._tensors().items():
-            x.copy_(state_dict[name])
-        self._positions = positions
+        saved_state.load(self, state_dict)
 
     def _tensors(self) -> dict[str, Tensor]:
         """All that changes as positions are added."""
@@ -441,13 +372,9 @@ class YosoState:
         )
 
     def _given(self) -> dict[str, Tensor]:
-        """What makes the codes beside the numbers of _CONFIG."""
+        """What makes the codes beside the numbers of saved_state.CONFIG."""
         given = {"sharpness": self._sharpness, "projections": self._projections}
         return {name: x for name, x in given.items() if x is not None}
-
-    def _config(self) -> Tensor:
-        numbers = [_encoded(name, getattr(self, name)) for name in _CONFIG]
-        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def _like(self, indices) -> "YosoState":
         """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
@@ -493,27 +420,3 @@ def _checked_device(device) -> torch.device:
             f"device must be the cpu, or cuda in a build with its kernels, got {device}"
         )
     return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
-
-
-def sharpness_values(sharpness, heads) -> Tensor:
-    given = sharpness
-    if not isinstance(sharpness, Tensor):
-        sharpness = checks.positive("sharpness", sharpness)
-    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
-    if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
-        raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
-    return sharpness
-
-
-def _encoded(name, value) -> int:
-    if name in _CODES:
-        return _CODES[name].index(value)
-    if name == "n_probes":
-        return value[0] << 32 | value[1]
-    return -1 if value is None else value
-
-
-def _decoded(name, number):
-    if name == "n_probes":
-        return number >> 32, number & (2**32 - 1)
-    return repr(_CODES[name][number] if name in _CODES else None if number == -1 else number)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from lshkit.attention.arguments import check_probes
-from lshkit.attention.decoding import YosoState, sharpness_values
+from lshkit.attention.arguments import check_probes, sharpness_values
+from lshkit.attention.decoding import YosoState
 
 
 def module_options(module) -> dict:

@@ -70,7 +70,7 @@ class YosoAttention(nn.Module):
             parameter, `log_sharpness` (num_heads,), which starts from sharpness.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
-            section 5). When the call is causal the window ends at the position itself.
+            section 4.2). When the call is causal the window ends at the position itself.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
 
     A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:

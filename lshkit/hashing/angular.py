@@ -81,6 +81,11 @@ class _AngularFamily(HashFamily):
             weight 2^b) is 1 where its projection is > 0. A row of zeros, which has no direction,
             has code 0 in every hash. A row with a NaN or infinity has codes without a meaning;
             other rows keep theirs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x is no array of real numbers, or its last dimension is not n_features.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch, cuda=True)
@@ -130,6 +135,11 @@ class _AngularFamily(HashFamily):
             differentiable in x and sharpness, exactly but for the choice of bits, which is
             piecewise constant. A row of zeros weighs all its probes alike and has no gradient; for
             n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
+
+        Raises
+        ------
+        TypeError, ValueError
+            n_bits is above 16, n_probes or sharpness is out of range, or x as in `hash`.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch, cuda=True)
@@ -178,6 +188,11 @@ class _AngularFamily(HashFamily):
         -------
         probability : float64 array or tensor `(...)`
             NaN where x or y is a row of zeros or not finite. Not differentiable.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
         """
         x, y, torch = self._pairs(x, y)
         probability = reference.collision_probability(x, y, self.n_bits)

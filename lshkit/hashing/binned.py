@@ -37,6 +37,11 @@ class _BinnedFamily(HashFamily):
             Bins are exact to the rounding of float64 and numbered up to 2^51 in size, from there on
             neighbouring bins may be one. A row with a NaN or infinity has codes without a meaning;
             other rows keep theirs.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x is no array of real numbers, or its last dimension is not n_features.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
@@ -68,6 +73,11 @@ class _BinnedFamily(HashFamily):
         -------
         probability : float64 array or tensor `(...)`
             NaN where x or y is not finite. Not differentiable.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
         """
         x, y, torch = self._pairs(x, y)
         probability = self._probability(self._distance(x, y))

@@ -187,6 +187,12 @@ class LSHSampler:
             out would bias it.
         probabilities : float64 `(n_q, n_samples)`
             0 where the bucket was empty.
+
+        Raises
+        ------
+        TypeError, ValueError
+            query has another shape, a NaN, an infinity or (angular families) a row of zeros;
+            n_samples or seed out of range.
         """
         query, single, torch = self._query(query)
         indices, probabilities = self._draw(query, n_samples, seed)
@@ -204,6 +210,11 @@ class LSHSampler:
         -------
         indptr, indices, probabilities : `(n_q + 1,)` int64, `(nnz,)` int64, `(nnz,)` float64
             In CSR form: the rows of query i are `indices[indptr[i]:indptr[i + 1]]`, ascending.
+
+        Raises
+        ------
+        TypeError, ValueError
+            query as in `sample`.
         """
         query, _, torch = self._query(query)
         indptr, rows, _ = self.tables.union(self.hasher.hash(query))

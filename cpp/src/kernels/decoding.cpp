@@ -4,6 +4,7 @@
 // hash, from tables of some megabytes that lie in the L3 cache or in memory. What bounds it is
 // their latency, so every row is asked for long before its turn.
 #include "kernels.hpp"
+#include "short_floats.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -15,54 +16,11 @@ constexpr int W = kLanes<float>;
 constexpr index_t kGroup = 4;  // hashes that a row stays in registers for: their tables fit L2
 constexpr index_t kAhead = 8;  // positions of which a head's rows are fetched before it begins
 
-// ---- rows of sums: float, or half precision as its bits ----
-using Half = std::uint16_t;
-
+// ---- rows of sums: float, or the bits of float16 ----
 LSHKIT_INLINE F load_row(const float* p) { return load(p); }
 LSHKIT_INLINE void store_row(float* p, F v) { store(p, v); }
-
-#if defined(LSHKIT_ISA_AVX512)
-LSHKIT_INLINE F load_row(const Half* p) {
-  return (F)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-LSHKIT_INLINE void store_row(Half* p, F v) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
-#elif defined(LSHKIT_ISA_AVX2)
-LSHKIT_INLINE F load_row(const Half* p) {
-  return (F)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-LSHKIT_INLINE void store_row(Half* p, F v) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                   _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
-}
-#else
-using I = Int<float>;
-LSHKIT_INLINE I select(I mask, I a, I b) { return (mask & a) | (~mask & b); }
-
-// Multiplication by 2^112 moves the exponent, of subnormal numbers too.
-LSHKIT_INLINE F load_row(const Half* p) {
-  I bits;
-  for (int i = 0; i < W; ++i) bits[i] = p[i];
-  const F magnitude = (F)((bits & 0x7fff) << 13) * 0x1p112f;
-  const I not_finite = (magnitude >= F{} + 65536.0f) & 0x7f800000;
-  return (F)((I)magnitude | not_finite | ((bits & 0x8000) << 16));
-}
-// Round to nearest, ties to even: below 2^-14 by the addition of a number whose last place is half
-// precision's smallest, above it by a carry out of the bits that go.
-LSHKIT_INLINE void store_row(Half* p, F v) {
-  const I given = (I)v, magnitude = given & 0x7fffffff;
-  constexpr std::int32_t kMagic = 126 << 23;  // 0.5
-  const I small = (I)((F)magnitude + (F)(I{} + kMagic)) - kMagic;
-  const I normal = (magnitude + ((15 - 127) * (1 << 23) + 0xfff) + ((magnitude >> 13) & 1)) >> 13;
-  const I not_finite = select(magnitude > 0x7f800000, I{} + 0x7e00, I{} + 0x7c00);
-  I bits = select(magnitude < (113 << 23), small, normal);
-  bits = select(magnitude >= (143 << 23), not_finite, bits);
-  bits |= (given >> 16) & 0x8000;
-  for (int i = 0; i < W; ++i) p[i] = Half(bits[i]);
-}
-#endif
+LSHKIT_INLINE F load_row(const Half* p) { return Float16::widen(load_half(p)); }
+LSHKIT_INLINE void store_row(Half* p, F v) { store_half(p, Float16::narrow(v)); }
 
 // The last elements of a row, fewer than a register.
 template <class T>

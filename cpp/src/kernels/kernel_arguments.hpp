@@ -1,0 +1,287 @@
+#pragma once
+// What the kernels of kernels.hpp are given: rows, codes and scratch of one head.
+#include "lshkit/attention.hpp"
+#include "lshkit/binned_hash.hpp"
+#include "lshkit/collisions.hpp"
+#include "lshkit/pair_products.hpp"
+#include "lshkit/tensor.hpp"
+
+namespace lshkit {
+
+// ---- hash ----
+struct HashRows {
+  const float* parameters;  // of this head, laid out as HashFunctions says
+  index_t columns;
+  int n_bits;
+  index_t n_hashes;
+  const float* x;
+  index_t row_stride, rows, n_features;
+  void* codes;  // (rows, n_hashes)
+  // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats. In 16 bits
+  // kHashTile * (4 * columns + n_hashes), and ceil(n_hashes / 16) * n_bits * columns for the signs.
+  float* scratch;
+  // Of codes longer than the 32 bits of a pass: the n_bits from first_bit on of all_bits (0: all).
+  int first_bit = 0, all_bits = 0;
+
+  index_t bits() const { return all_bits ? all_bits : n_bits; }
+};
+constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
+constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
+constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
+
+template <class T>
+struct BinnedRows {
+  BinnedFunctions functions;
+  const T* x;
+  index_t row_stride, rows;
+  std::uint32_t* codes;  // (rows, n_hashes)
+  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+};
+constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
+constexpr int kBinnedPadding = 8;  // to a whole register of features
+
+// ---- rows ----
+template <class T>
+struct Matrix {
+  T* data;
+  index_t stride, rows, columns;
+  T* row(index_t i) const { return data + i * stride; }
+};
+
+// ---- soft_hash ----
+// Codes, selected bits and margins as soft_hash.hpp defines them.
+struct SoftHashRows : HashRows {
+  Family family;
+  const float* inverse_norm;  // (rows)
+  int n_selected;
+  std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  float* margins;      // (rows, n_hashes, n_selected)
+};
+// From the gradient of the margins to that of the unit vectors x_i * inverse_norm_i; the way
+// through the norm is unit_norm_backward.
+struct SoftHashGradient {
+  Family family;
+  const float* parameters;
+  index_t columns;
+  int n_bits;
+  index_t n_hashes;
+  int n_selected;
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;   // (rows, n_hashes, n_selected)
+  const float* margin_grads;  // (rows, n_hashes, n_selected)
+  Matrix<float> grad;         // every element is written
+  float* scratch;             // 64-byte aligned
+};
+// The gradient of the hyperplanes of the hashes [first, last), added to plane_grads
+// (n_hashes * n_bits, n_features). Rows without an inverse norm (0 or NaN) take no part.
+struct PlaneGradient : SoftHashGradient {
+  Matrix<const float> x;
+  const float* inverse_norm;
+  float* plane_grads;
+};
+// The probes of the hashes [first_hash, first_hash + group) of a run of rows.
+struct ProbeRows {
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  const std::uint8_t* bits;  // (rows, n_hashes, n_selected)
+  const float* margins;      // (rows, n_hashes, n_selected)
+  index_t rows, n_hashes, first_hash, group, n_probes;
+  index_t probe_stride;       // from one row's (group, n_probes) to the next
+  int n_selected;             // selected_bits(n_probes)
+  const std::uint8_t* valid;  // (rows), null: all; other rows have weights 0 and pass no gradient
+  float sharpness;
+};
+
+// ---- bucket_sum ----
+// A pass over one or two slices of the value columns and one group of hashes, whose tables fit the
+// L2 cache.
+constexpr int kSliceBytes = 64;  // one cache line of a table row
+constexpr int kMaxGroup = 16;    // hashes a pass
+template <class T>
+struct BucketSumPass {
+  const void *query_codes, *key_codes;  // of the group's first hash
+  index_t query_code_stride, key_code_stride;
+  int code_bytes, group;
+  index_t n_queries, n_keys, table_rows;
+  const T* values;  // the slice's first column
+  index_t value_stride;
+  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
+  const std::uint8_t* key_mask;
+  Order order;
+  T scale;
+  T* out;
+  index_t out_stride;
+  bool accumulate;  // add to out, which an earlier group has written
+  T* table;         // group * table_rows rows of slices * kSliceBytes, aligned to 64
+};
+// The same in 16-bit integers, of values that have been rounded to them.
+constexpr int kFastColumns = kSliceBytes / 2;
+struct FastSumPass {
+  const void *query_codes, *key_codes;  // of the group's first hash
+  index_t code_stride;
+  int code_bytes, group;
+  index_t n_queries, n_keys, table_rows;
+  const std::int16_t* values;  // rows of fast_values, the slice's first column
+  index_t value_stride;
+  int slices, width;  // 1 or 2, and their columns
+  const std::uint8_t* key_mask;
+  bool causal;
+  const float* scale;  // of each column: from a sum of rounded values to the output
+  float* out;
+  index_t out_stride;
+  bool accumulate;
+  std::uint32_t* table;  // group * table_rows rows of slices * kSliceBytes, aligned to 64
+};
+// Of up to kFastColumns columns, over the keys that are not masked out.
+struct FastColumnSums {
+  float largest[kFastColumns], sum[kFastColumns], magnitude_sum[kFastColumns],
+      square_sum[kFastColumns];
+};
+// Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
+template <class T>
+struct BucketTableRows {
+  T* table;
+  index_t n_hashes, n_buckets, n_values;
+  const void* codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t rows;
+};
+
+// ---- collisions ----
+// The rows whose pairs are looked at; n_hashes <= 65535.
+struct PairCodes {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes, n_queries, n_keys;
+  const std::uint8_t *query_valid, *key_valid;  // null: all
+  bool causal;                                  // key <= query
+  index_t first_query;                          // the position of query 0 among all
+};
+// visit(context, query, keys, counts, n): see CollisionVisitor.
+struct CollisionPass {
+  PairCodes codes;
+  CollisionVisitor visit;
+  void* context;
+  void* scratch;  // 64-byte aligned
+};
+
+// ---- weighted_bucket_sum: see its header ----
+template <class T>
+struct WeightedPass;
+template <class T>
+struct WeightedColumn;
+
+// ---- dense_bucket_sum: see its header ----
+struct DenseTable;
+struct DenseWeights;
+
+// ---- decoding ----
+// Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with
+// weights, or one code of weight 1 where there are no weights.
+struct DecodingCodes {
+  const void* codes;     // (rows, n_hashes, n_probes)
+  const float* weights;  // the same shape, or null
+  index_t n_probes, rows;
+};
+struct DecodingHead {
+  void* sums;     // (n_hashes, n_buckets, n_values), of float or IEEE half precision
+  float* counts;  // (n_hashes, n_buckets), or null
+  bool half;
+  int code_bytes;
+  index_t n_hashes, n_buckets, n_values;
+  DecodingCodes keys, queries;  // queries.rows of each of the group's heads, head after head
+  index_t group;
+  const float* values;
+  index_t value_stride;
+  const std::uint8_t* key_valid;  // null: all keys
+  bool causal;                    // key i before query i, else all keys before all queries
+  float* out;                     // of the group's first head, with the strides of rows and heads
+  index_t out_row_stride, out_head_stride;
+  float* out_counts;  // (group, queries): where there are counts
+};
+
+// ---- gradients of queries and keys ----
+// With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
+// query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
+// Only rows whose valid byte is set take part. Every element of the outputs is written.
+template <class T>
+struct PairGradient {
+  Matrix<const T> query, key, value, grad;
+  const T* bias;  // (queries), or null for zero
+  const T *query_inverse_norm, *key_inverse_norm;
+  const std::uint8_t *query_valid, *key_valid;
+  bool causal;  // key j <= query i
+  Matrix<T> query_grad, key_grad;
+  void* scratch;  // 64-byte aligned
+};
+// w = scale * the number of hashes in which query and key collide.
+struct LowerBoundGradient : PairGradient<float> {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes, n_buckets;
+  float scale;
+  // Coordinates of grad . value that a hash takes (lower_bound_sketch.hpp), 0 for all: exact.
+  index_t rank = 0;
+  const float* rotation = nullptr;  // (3, rotation_columns)
+  index_t rotation_columns = 0;
+  bool bfloat16_products = false;  // may be taken
+};
+// Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.
+// n_hashes <= 65535.
+struct CollidedGradient : PairGradient<float> {
+  const void *query_codes, *key_codes;  // (rows, n_hashes)
+  int code_bytes;
+  index_t n_hashes;
+  int n_bits;
+  Gradient weight;
+};
+// w from the collision probability p(x) = (1 - acos(x) / pi)^n_bits, x = q_i . k_j.
+template <class T>
+struct ExpectedGradient : PairGradient<T> {
+  int n_bits;
+  Gradient weight;
+  Matrix<T> value_grad;  // sum_i p_ij grad_i; no data: not wanted
+};
+// out_i = sum_j p_ij value_j and, where not null, row_sum_i = sum_j p_ij.
+template <class T>
+struct ExpectedSum {
+  Matrix<const T> query, key, value;
+  const T *query_inverse_norm, *key_inverse_norm;
+  const std::uint8_t* key_valid;
+  bool causal;
+  index_t first_query;  // the position of row 0 among all queries
+  int n_bits;
+  Matrix<T> out;
+  T* row_sum;
+  void* scratch;
+};
+
+// ---- near window ----
+// The pairs of valid rows with |i - j| < window, causal: 0 <= i - j < window.
+struct WindowPairs : PairGradient<float> {
+  PairCodes codes;
+  int n_bits;
+  index_t window;
+};
+// out_i += sum_j e_ij value_j and, where not null, row_sum_i += sum_j e_ij, with e_ij = p(x_ij) -
+// the share of the hashes in which the pair collides, for the queries first <= i < last.
+struct WindowSum : WindowPairs {
+  index_t first, last;
+  Matrix<float> out;
+  float* row_sum;
+};
+// value_grad_j += sum_i e_ij grad_i, and query_grad and key_grad gain what the pairs' exact weights
+// are above their sampled ones.
+struct WindowGradient : WindowPairs {
+  Gradient weight;
+  Matrix<float> value_grad;
+};
+
+// ---- near_far ----
+constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
+struct ExponentialSums {
+  double sum, squares;
+};
+
+}  // namespace lshkit
