@@ -90,6 +90,10 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=
 
 
 def _tensor(name, tensor, torch, kinds, wanted, cuda):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor of {wanted}, got {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested one")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
     if tensor.device.type != "cpu" and not (cuda and tensor.is_cuda and _C.with_cuda):

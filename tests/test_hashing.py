@@ -366,6 +366,10 @@ def test_bad_tensors():
         hasher.hash(torch.ones(3, 7, device="meta"))
     with pytest.raises(TypeError, match="x must be a dense tensor, got layout torch.sparse_coo"):
         hasher.hash(torch.ones(3, 7).to_sparse())
+    with pytest.raises(TypeError, match="x must be a dense tensor, got a nested one"):
+        hasher.hash(torch.nested.nested_tensor([torch.ones(3, 7)]))
+    with pytest.raises(TypeError, match="y must be a tensor of real numbers, got NoneType"):
+        hasher.collision_probability(torch.ones(3, 7), None)
     with pytest.raises(TypeError, match="x must hold real numbers, got a tensor of dtype"):
         hasher.hash(torch.ones(3, 7, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"x must have shape \(..., 7\), .* got \(3, 6\)"):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, hashing
-from lshkit.attention.arguments import seed_tensor
+from lshkit.attention.arguments import check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
@@ -343,6 +343,7 @@ class YosoAttention(nn.Module):
         for name, x, size in (*wanted, ("value", value, self.vdim)):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+            check_dense(name, x)
             if x.dim() not in (2, 3) or x.shape[-1] != size:
                 raise ValueError(
                     f"{name} must be (batch, length, {size}) or (length, {size}), "
