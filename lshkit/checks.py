@@ -86,7 +86,8 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=
     if converted.dtype.kind not in kinds:
         got = f"{type(value).__name__} of dtype {converted.dtype}"
         raise TypeError(f"{name} must hold {wanted}, got a {got}")
-    return converted
+    # A field of packed records may not be aligned, and the core refuses that.
+    return converted if converted.flags.aligned else converted.copy()
 
 
 def _tensor(name, tensor, torch, kinds, wanted, cuda):
