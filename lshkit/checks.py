@@ -108,4 +108,4 @@ def _tensor(name, tensor, torch, kinds, wanted, cuda):
         kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
     if kind not in kinds:
         raise TypeError(f"{name} must hold {wanted}, got a tensor of dtype {dtype}")
-    return tensor
+    return tensor.resolve_neg()  # the imaginary part of a conjugate, which numpy() refuses

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
-from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, code_dtype, make_parameters
+from lshkit.hashing import (
+    FAMILY,
+    EuclideanLSH,
+    FastHadamard,
+    Hyperplane,
+    code_dtype,
+    make_parameters,
+)
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 both_families = pytest.mark.parametrize("family", FAMILIES)
@@ -357,6 +364,15 @@ def test_other_torch_numbers(dtype):
     hasher = FastHadamard(7, 8, 5, seed=0)
     x = (torch.arange(21).reshape(3, 7) % 5 - 2).to(getattr(torch, dtype))
     assert torch.equal(hasher.hash(x), hasher.hash(x.float()))
+
+
+def test_imaginary_part_of_a_conjugate():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 7, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    for hasher in (FastHadamard(7, 8, 5, seed=0), EuclideanLSH(7, 2, 5, width=1.0, seed=0)):
+        assert torch.equal(hasher.hash(x), hasher.hash(x.resolve_neg()))
+        assert (hasher.collision_probability(x, x.resolve_neg()) == 1).all()
 
 
 def test_bad_tensors():

@@ -123,6 +123,8 @@ def test_arrays_heads_and_defaults():
         ({"query": np.ones(4)}, ValueError, "rows, columns"),
         ({"key": np.ones((5, 3))}, ValueError, "key must have query's"),
         ({"value": np.ones((4, 4))}, ValueError, "value must have key's rows"),
+        ({"settings": ["lsh_attention"]}, TypeError, "settings must be pairs.*'lsh_attention'"),
+        ({"settings": 3}, TypeError, "settings must be pairs .* got 3"),
         ({"settings": [("attention", {})]}, ValueError, "settings must name one of"),
         ({"settings": [("lsh_attention", {"estimator": "soft"})]}, ValueError, "estimator"),
         ({"settings": [("lsh_attention", {"return_pairs": True})]}, ValueError, "return_pairs"),

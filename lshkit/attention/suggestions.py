@@ -200,9 +200,15 @@ def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _checked(settings) -> list[tuple[str, dict]]:
-    settings = [(function, dict(options)) for function, options in settings]
+    given = settings
+    try:
+        settings = [(function, dict(options)) for function, options in given]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"settings must be pairs of a function's name and a dict of its options, got {given!r}"
+        ) from None
     for function, options in settings:
-        if function not in FUNCTIONS:
+        if not isinstance(function, str) or function not in FUNCTIONS:
             raise ValueError(f"settings must name one of {', '.join(FUNCTIONS)}, got {function!r}")
         allowed = FUNCTIONS[function].__kwdefaults__.keys() - NOT_MEASURED
         if unknown := options.keys() - allowed:
