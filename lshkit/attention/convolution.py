@@ -30,11 +30,16 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
 
 
 class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, value, weight, before):
-        ctx.save_for_backward(value, weight)
-        ctx.before = before
+    def forward(value, weight, before):
         return _banded_product(value, weight, before)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        value, weight, ctx.before = inputs
+        ctx.save_for_backward(value, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
