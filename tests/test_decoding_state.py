@@ -119,6 +119,21 @@ def test_numpy_integers_do_not_overflow():
     assert state.step(x, x, x).shape == x.shape and state.length.sum() == 100
 
 
+def test_defaults_of_torch_do_not_matter():
+    arguments = {"batch_size": 2, "num_heads": 2, "head_dim": 8, "seed": SEED}
+    soft = arguments | {"estimator": "soft", "sharpness": 2.1}
+    wanted = YosoState(**soft).state_dict()
+    torch.set_default_dtype(torch.float16)
+    try:
+        given = YosoState(**soft).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        state = YosoState(**soft).reorder([1, 0, 0])
+    assert all(torch.equal(given[name], x) for name, x in wanted.items())
+    assert torch.equal(state.state_dict()["sharpness"], wanted["sharpness"])
+
+
 def test_reset():
     tensors = qkv()
     state = state_for(*tensors, normalize="sum")

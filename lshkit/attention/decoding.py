@@ -331,7 +331,8 @@ class YosoState:
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         """
         try:
-            indices = torch.as_tensor(indices)
+            if not isinstance(indices, Tensor):
+                indices = torch.as_tensor(indices, device="cpu")
         except (TypeError, ValueError, RuntimeError):
             got = type(indices).__name__
             raise TypeError(f"indices must be integers (n,), n >= 1, got {got}") from None
@@ -508,7 +509,8 @@ def sharpness_values(sharpness, heads) -> Tensor:
     given = sharpness
     if not isinstance(sharpness, Tensor):
         sharpness = checks.positive("sharpness", sharpness)
-    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
+        sharpness = torch.tensor(sharpness, dtype=torch.float32, device="cpu")
+    sharpness = sharpness.detach().to("cpu", torch.float32, copy=True).reshape(-1)
     if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
         raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
     return sharpness

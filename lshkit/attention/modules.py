@@ -205,7 +205,8 @@ class YosoAttention(nn.Module):
             nn.init.normal_(self.projections)
         if self.log_sharpness is not None:
             with torch.no_grad():
-                self.log_sharpness.copy_(torch.as_tensor(self.sharpness).detach().log())
+                like = {"dtype": torch.float32, "device": self.log_sharpness.device}
+                self.log_sharpness.copy_(torch.as_tensor(self.sharpness, **like).detach().log())
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "n_bits", "n_hashes", "n_hashes_eval", "hasher"]
