@@ -86,10 +86,15 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=
     if converted.dtype.kind not in kinds:
         got = f"{type(value).__name__} of dtype {converted.dtype}"
         raise TypeError(f"{name} must hold {wanted}, got a {got}")
-    return converted
+    # A field of packed records may not be aligned, and the core refuses that.
+    return converted if converted.flags.aligned else converted.copy()
 
 
 def _tensor(name, tensor, torch, kinds, wanted, cuda):
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor of {wanted}, got {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested one")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {tensor.layout}")
     if tensor.device.type != "cpu" and not (cuda and tensor.is_cuda and _C.with_cuda):
@@ -103,4 +108,4 @@ def _tensor(name, tensor, torch, kinds, wanted, cuda):
         kind = "f" if dtype.is_floating_point else "c" if dtype.is_complex else "i"
     if kind not in kinds:
         raise TypeError(f"{name} must hold {wanted}, got a tensor of dtype {dtype}")
-    return tensor
+    return tensor.resolve_neg()  # the imaginary part of a conjugate, which numpy() refuses

@@ -195,6 +195,7 @@ def _range_of(codes):
 def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
     """`HashTables(key_codes, weights=weights).draw(query_codes, n_samples, seed=seed)`."""
     checks.torch_of(query_codes=query_codes, key_codes=key_codes, weights=weights)
+    _as_codes("key_codes", key_codes)  # by the name that it has here
     tables = HashTables(key_codes, weights=weights)
     return tables.draw(query_codes, n_samples, seed=seed)
 

@@ -336,6 +336,7 @@ def test_empty_sequences(estimator):
 
 # ---------------------------------------------------------------- bad input
 
+NESTED = torch.nested.nested_tensor([torch.ones(3, 5, 8)] * 2)
 GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
 
 
@@ -350,6 +351,7 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
         ("query", torch.ones(2, 3, 5, 8, dtype=torch.cfloat), TypeError, "query .*complex64"),
         ("query", [[1.0]], TypeError, "query must be a torch tensor, got list"),
         ("query", torch.ones(2, 3, 5, 8).to_sparse(), TypeError, "query .* layout"),
+        ("query", NESTED, TypeError, "query must be a dense tensor, got a nested one.*cu_seqlens"),
         ("key", torch.ones(1, 3, 7, 8), ValueError, r"key .* batch and heads \(2, 3\), got \(1"),
         ("key", torch.ones(2, 2, 7, 8), ValueError, r"key .* batch and heads \(2, 3\), got \(2, 2"),
         ("key", torch.ones(2, 3, 6, 8), ValueError, "value must have key's length 6, got 7"),

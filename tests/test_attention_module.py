@@ -15,6 +15,7 @@ from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLED = {"estimator": "sampled"}  # where the hash functions should make a difference
+NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)
 
 
 def tokens(n=11, size=24, batch=2, seed=0):
@@ -253,6 +254,10 @@ def test_dtype_and_repr():
     assert "embed_dim=24, num_heads=3, n_bits=8, n_hashes=32, n_hashes_eval=64, " in repr(module)
     with torch.device("meta"):
         assert YosoAttention(24, 3).in_proj_weight.is_meta
+    x = tokens().to("meta")
+    out, _ = YosoAttention(24, 3, conv_window=3, device="meta")(x, x, x)
+    out.sum().backward()
+    assert out.is_meta and out.shape == x.shape
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -299,6 +304,7 @@ def test_bad_options(options, error, message):
         ({"key": torch.ones(3, 11, 24)}, ValueError, r"key must have query's batch \(2,\)"),
         ({"key": torch.ones(2, 7, 24)}, ValueError, "value must have key's length 7, got 11"),
         ({"value": None}, TypeError, "value must be a torch tensor, got NoneType"),
+        ({"query": NESTED}, TypeError, "query must be a dense tensor, got a nested one"),
         ({"key_padding_mask": torch.ones(2, 9) > 0}, ValueError, r"shape \(2, 11\), got \(2, 9\)"),
         ({"key_padding_mask": torch.ones(2, 11)}, ValueError, "must hold 0 and -inf alone"),
         ({"key_padding_mask": torch.ones(2, 11).int()}, TypeError, "boolean, got dtype .*int32"),

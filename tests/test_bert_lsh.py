@@ -110,6 +110,21 @@ def test_faithful_rows_that_are_not_finite_or_masked():
     assert not out[0].any() and out[1].all() and all(x.grad.isfinite().all() for x in tensors)
 
 
+def test_faithful_under_vmap_and_on_meta():
+    case = attention_inputs(10, d=16)
+    inputs = case.query, case.key, case.value
+
+    def attend(*inputs):
+        return bert_lsh_attention(*inputs, faithful=True, n_hashes=3, seed=0)
+
+    def one(*inputs):
+        return attend(*(x[None] for x in inputs))[0]
+
+    torch.testing.assert_close(torch.func.vmap(one)(*inputs), attend(*inputs))
+    out = attend(*(x.to("meta") for x in inputs))
+    assert out.is_meta and out.shape == inputs[0].shape
+
+
 def test_no_heads():
     x = torch.zeros(2, 0, 5, 8)
     for faithful in (False, True):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
-from lshkit.buckets import bucket_sum
+from lshkit.buckets import bucket_sum, collisions
 from lshkit.hashing import FastHadamard, Hyperplane
 
 LENGTHS = [1, 2, 3, 17, 65, 130, 257]
@@ -95,6 +95,21 @@ def test_strides_and_byte_order():
     for same in (np.asfortranarray(values), read_only, np.repeat(values, 2, -1)[..., ::2]):
         got = bucket_sum(np.asfortranarray(query_codes), key_codes, same, 16)
         np.testing.assert_array_equal(got, expected)
+
+
+def test_fields_of_packed_records():
+    records = np.zeros(9, [("tag", "u1"), ("row", "f4", 7), ("code", "u2", 5), ("value", "f8", 3)])
+    rng = np.random.default_rng(0)
+    records["row"], records["value"] = rng.normal(size=(9, 7)), rng.normal(size=(9, 3))
+    assert not records["row"].flags.aligned
+    hasher = FastHadamard(7, 9, 5, seed=0)
+    codes, values = hasher.hash(records["row"].copy()), records["value"].copy()
+    records["code"] = hasher.hash(records["row"])
+    assert np.array_equal(records["code"], codes)
+    given = records["code"], records["code"], records["value"]
+    assert np.array_equal(bucket_sum(*given, 512), bucket_sum(codes, codes, values, 512))
+    for ours, wanted in zip(collisions(*given[:2]), collisions(codes, codes), strict=True):
+        assert np.array_equal(ours, wanted)
 
 
 def test_leading_dimensions_broadcast():

@@ -42,3 +42,22 @@ def test_short_floats_and_autocast():
     assert out.dtype == value.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
     wanted = conv2d(value.detach().float(), weight.detach(), 4)
     torch.testing.assert_close(out.float(), wanted, atol=0.1, rtol=0.02)  # 9 terms of 8-bit floats
+
+
+def test_torch_func():
+    torch.manual_seed(0)
+    value = torch.randn(4, 2, 3, 40, 5, dtype=torch.float64)
+    weight = torch.randn(4, 3, 9, dtype=torch.float64)
+
+    def loss(function):
+        return lambda value, weight: function(value, weight, 4).sin().sum()
+
+    def per_sample(function):
+        return torch.func.vmap(torch.func.grad(loss(function), argnums=(0, 1)))(value, weight)
+
+    torch.testing.assert_close(per_sample(convolve_positions), per_sample(conv2d))
+    value, weight = value[0].requires_grad_(), weight[0].requires_grad_()
+    wanted = torch.autograd.grad(loss(conv2d)(value, weight), (value, weight))
+    compiled = torch.compile(loss(convolve_positions), backend="aot_eager", fullgraph=True)
+    got = torch.autograd.grad(compiled(value, weight), (value, weight))
+    torch.testing.assert_close(got, wanted)

@@ -1,5 +1,6 @@
 """YosoState as an object: saved, copied, reordered, and its checks."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -75,6 +76,8 @@ def test_a_state_of_other_options_is_not_loaded(name, value):
 def test_a_damaged_state_dict_is_not_loaded():
     state = YosoState(1, 2, 8, seed=SEED)
     saved = state.state_dict()
+    with pytest.raises(TypeError, match="state_dict must be a dict, got YosoState"):
+        state.load_state_dict(state)
     with pytest.raises(ValueError, match="version 1, got 2"):
         state.load_state_dict({**saved, "version": torch.tensor(2)})
     with pytest.raises(ValueError, match="'masked'"):
@@ -111,6 +114,29 @@ def test_reorder_and_clone(normalize):
         state.reorder(torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="indices must be integers"):
         state.reorder(torch.tensor([0.0]))
+    with pytest.raises(TypeError, match="indices must be integers .*, got NoneType"):
+        state.reorder(None)
+
+
+def test_numpy_integers_do_not_overflow():
+    x = torch.ones(100, 4, 1, 2)
+    state = YosoState(np.uint8(100), 4, 2, n_bits=1, n_hashes=np.int8(1), conv_window=3, seed=0)
+    assert state.step(x, x, x).shape == x.shape and state.length.sum() == 100
+
+
+def test_defaults_of_torch_do_not_matter():
+    arguments = {"batch_size": 2, "num_heads": 2, "head_dim": 8, "seed": SEED}
+    soft = arguments | {"estimator": "soft", "sharpness": 2.1}
+    wanted = YosoState(**soft).state_dict()
+    torch.set_default_dtype(torch.float16)
+    try:
+        given = YosoState(**soft).state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        state = YosoState(**soft).reorder([1, 0, 0])
+    assert all(torch.equal(given[name], x) for name, x in wanted.items())
+    assert torch.equal(state.state_dict()["sharpness"], wanted["sharpness"])
 
 
 def test_reset():
@@ -169,6 +195,9 @@ def test_arguments_of_a_call():
     empty = state.state_dict()
     wrong = [
         (TypeError, "query must be a torch tensor", (query.numpy(), key, value)),
+        (TypeError, "query must be a torch tensor, got NoneType", (None, key, value)),
+        (TypeError, "key must be a torch tensor, got NoneType", (query, None, value)),
+        (TypeError, "value must be a torch tensor, got NoneType", (query, key, None)),
         (ValueError, "query must be \\(2, 3, n, 20\\)", (query[:1], key, value)),
         (ValueError, "key must be \\(2, 3, n, 20\\)", (query, key[..., :19], value)),
         (ValueError, "value must be \\(2, 3, n, 9\\)", (query, key, value[0])),
@@ -186,6 +215,8 @@ def test_arguments_of_a_call():
                 method(*arguments)
     with pytest.raises(ValueError, match="key must have query's length"):
         state.prefill(query[:, :, 1:], key, value)
+    with pytest.raises(TypeError, match="query must be a torch tensor, got NoneType"):
+        state.attend(None)
     assert all(torch.equal(x, empty[name]) for name, x in state.state_dict().items())
     with torch.no_grad():
         state.step(query, key.clone().requires_grad_(), value)

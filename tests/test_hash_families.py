@@ -214,5 +214,8 @@ def test_damaged_arrays_are_refused(name):
 
 def test_arrays_of_another_family():
     arrays = Hyperplane(7, 3, 5, seed=3).to_arrays()
+    for no_dict in (None, [1], np.zeros(3)):
+        with pytest.raises(TypeError, match="arrays must be a dict of arrays.*, got"):
+            hashing.from_arrays(no_dict)
     with pytest.raises(ValueError, match="family must be RandomBinning, got Hyperplane"):
         RandomBinning.from_arrays(arrays)

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
-from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, code_dtype, make_parameters
+from lshkit.hashing import (
+    FAMILY,
+    EuclideanLSH,
+    FastHadamard,
+    Hyperplane,
+    code_dtype,
+    make_parameters,
+)
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 both_families = pytest.mark.parametrize("family", FAMILIES)
@@ -359,6 +366,15 @@ def test_other_torch_numbers(dtype):
     assert torch.equal(hasher.hash(x), hasher.hash(x.float()))
 
 
+def test_imaginary_part_of_a_conjugate():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 7, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    for hasher in (FastHadamard(7, 8, 5, seed=0), EuclideanLSH(7, 2, 5, width=1.0, seed=0)):
+        assert torch.equal(hasher.hash(x), hasher.hash(x.resolve_neg()))
+        assert (hasher.collision_probability(x, x.resolve_neg()) == 1).all()
+
+
 def test_bad_tensors():
     torch = pytest.importorskip("torch")
     hasher = FastHadamard(7, 8, 5, seed=0)
@@ -366,6 +382,10 @@ def test_bad_tensors():
         hasher.hash(torch.ones(3, 7, device="meta"))
     with pytest.raises(TypeError, match="x must be a dense tensor, got layout torch.sparse_coo"):
         hasher.hash(torch.ones(3, 7).to_sparse())
+    with pytest.raises(TypeError, match="x must be a dense tensor, got a nested one"):
+        hasher.hash(torch.nested.nested_tensor([torch.ones(3, 7)]))
+    with pytest.raises(TypeError, match="y must be a tensor of real numbers, got NoneType"):
+        hasher.collision_probability(torch.ones(3, 7), None)
     with pytest.raises(TypeError, match="x must hold real numbers, got a tensor of dtype"):
         hasher.hash(torch.ones(3, 7, dtype=torch.complex64))
     with pytest.raises(ValueError, match=r"x must have shape \(..., 7\), .* got \(3, 6\)"):

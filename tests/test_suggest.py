@@ -115,6 +115,19 @@ def test_arrays_heads_and_defaults():
     assert one.n_keys == 7 and all(0 <= row.pairs <= 1 for row in one.rows)
 
 
+def test_defaults_of_torch_do_not_matter():
+    query, key = np.random.default_rng(0).standard_normal((2, 2, 30, 8))
+    options = {"settings": SETTINGS[:2], "n_samples": 20, "n_trials": 2, "timed": False}
+    wanted = suggest(query, key, **options)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert suggest(query, key, **options) == wanted
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert suggest(query, key, **options) == wanted
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -123,6 +136,8 @@ def test_arrays_heads_and_defaults():
         ({"query": np.ones(4)}, ValueError, "rows, columns"),
         ({"key": np.ones((5, 3))}, ValueError, "key must have query's"),
         ({"value": np.ones((4, 4))}, ValueError, "value must have key's rows"),
+        ({"settings": ["lsh_attention"]}, TypeError, "settings must be pairs.*'lsh_attention'"),
+        ({"settings": 3}, TypeError, "settings must be pairs .* got 3"),
         ({"settings": [("attention", {})]}, ValueError, "settings must name one of"),
         ({"settings": [("lsh_attention", {"estimator": "soft"})]}, ValueError, "estimator"),
         ({"settings": [("lsh_attention", {"return_pairs": True})]}, ValueError, "return_pairs"),

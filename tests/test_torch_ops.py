@@ -20,6 +20,7 @@ from lshkit.attention import yoso_attention  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPS = torch.ops.lshkit
+HASH = {"family": 1, "n_bits": 8, "n_hashes": 32}
 
 
 def random_codes(n_bits, n_hashes=4, rows=17, seed=0):
@@ -89,6 +90,27 @@ def test_opcheck_attention(n_bits, masked, dtype):
 
 
 # ---------------------------------------------------------------- values
+
+
+def test_arguments_by_name():
+    case = attention_inputs(20)
+    parameters = torch_ops.hash_parameters(seed=torch.tensor(1), n_sets=3, n_features=32, **HASH)
+    options = {"key_mask": None, "query_starts": None, "key_starts": None, "is_causal": True}
+    options |= {"parameters": parameters, "normalize": 2, "gradient": 0, **HASH}
+
+    def loss(value, **more):
+        out, *_ = torch_ops.yoso_attention(case.query, value=value, key=case.key, **options, **more)
+        return (out * case.grad_out).sum()
+
+    wanted = OPS.yoso_attention(case.query, case.key, case.value, **options, window=3)[0]
+    torch.testing.assert_close(loss(case.value, window=3), (wanted * case.grad_out).sum())
+    value = case.value.clone().requires_grad_()
+    loss(value).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(case.value), value.grad)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(case.value), loss(case.value))
+    with pytest.raises(RuntimeError, match="Unknown keyword argument 'widow'"):
+        loss(case.value, widow=3)
 
 
 def test_attention_returns_the_codes_of_hash():

@@ -111,14 +111,23 @@ def check_word(name, word, words) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
 
 
+def check_dense(name: str, x: Tensor) -> None:
+    if x.is_nested:
+        raise TypeError(
+            f"{name} must be a dense tensor, got a nested one: give padded rows and a mask of the "
+            f"keys, or rows of one batch and cu_seqlens"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+
+
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} must be float32, bfloat16, float16 or float64, got {x.dtype}")
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+        check_dense(name, x)
         if x.dim() < 3:
             raise ValueError(
                 f"{name} must be (batch, heads, rows, columns) or (batch, rows, columns), "
@@ -127,7 +136,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
     for name, x in (("key", key), ("value", value)):
         if x.device != query.device:
             raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
-        if x.dtype is not query.dtype and not torch.is_autocast_enabled(_autocast_device(query)):
+        if x.dtype is not query.dtype and not torch.is_autocast_enabled(autocast_device(query)):
             raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
         wanted = query.shape[:-2] if name == "key" or not enable_gqa else key.shape[:-2]
         if name == "key" and enable_gqa:
@@ -148,7 +157,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
 
 
-def _autocast_device(x: Tensor) -> str:
+def autocast_device(x: Tensor) -> str:
+    """Of autocast, which knows no meta device."""
     return "cuda" if x.device.type == "cuda" else "cpu"
 
 
@@ -279,7 +289,8 @@ def sharpness_values(sharpness, heads) -> Tensor:
     given = sharpness
     if not isinstance(sharpness, Tensor):
         sharpness = checks.positive("sharpness", sharpness)
-    sharpness = torch.as_tensor(sharpness).detach().to("cpu", torch.float32, copy=True).reshape(-1)
+        sharpness = torch.tensor(sharpness, dtype=torch.float32, device="cpu")
+    sharpness = sharpness.detach().to("cpu", torch.float32, copy=True).reshape(-1)
     if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
         raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
     return sharpness

@@ -114,7 +114,8 @@ def subset_sums(codes: Tensor, n_bits: int, table_size: int, seed: int) -> Tenso
     rng = np.random.default_rng([seed, 0x5B5E7])
     heads, n_hashes = codes.shape[1], codes.shape[3]
     numbers = torch.from_numpy(rng.integers(table_size, size=(heads, 1, n_hashes, n_bits)))
-    bits = codes.to(torch.int64)[..., None] >> torch.arange(n_bits) & 1
+    numbers = numbers.to(codes.device)
+    bits = codes.to(torch.int64)[..., None] >> torch.arange(n_bits, device=codes.device) & 1
     return (bits * numbers).sum(-1) % table_size
 
 
@@ -135,9 +136,9 @@ def _faithful(
         )
         for x in (query, key)
     ]
-    collide = torch.zeros(*query.shape[:-1], key.shape[2], dtype=torch.bool)
+    collide = query.new_zeros(*query.shape[:-1], key.shape[2], dtype=torch.bool)
     for h in range(n_hashes):
-        collide |= buckets[0][..., :, None, h] == buckets[1][..., None, :, h]
+        collide = collide | (buckets[0][..., :, None, h] == buckets[1][..., None, :, h])
     collide = collide.triu()
     dtype = torch.promote_types(query.dtype, torch.float32)
     scores = query.to(dtype) @ key.to(dtype).transpose(-1, -2)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lshkit.attention.arguments import autocast_device
+
 # Positions whose outputs one product gives. It reads BLOCK + width - 1 of them: few more than the
 # outputs need, and as many as a matrix product wants.
 BLOCK = 32
@@ -23,16 +25,21 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
     Returns:
         `(B, H, N, D)` in value's dtype.
     """
-    with torch.autocast(value.device.type, enabled=False):
+    with torch.autocast(autocast_device(value), enabled=False):
         return _Convolution.apply(value, weight.to(value.dtype), before)
 
 
 class _Convolution(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, value, weight, before):
-        ctx.save_for_backward(value, weight)
-        ctx.before = before
+    def forward(value, weight, before):
         return _banded_product(value, weight, before)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        value, weight, ctx.before = inputs
+        ctx.save_for_backward(value, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -40,7 +47,7 @@ class _Convolution(torch.autograd.Function):
         value, weight = ctx.saved_tensors
         width = weight.shape[-1]
         grad_value = grad_weight = None
-        with torch.autocast(value.device.type, enabled=False):
+        with torch.autocast(autocast_device(value), enabled=False):
             if ctx.needs_input_grad[0]:
                 grad_value = _banded_product(grad_out, weight.flip(-1), width - 1 - ctx.before)
             if ctx.needs_input_grad[1]:

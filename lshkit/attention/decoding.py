@@ -8,6 +8,7 @@ from lshkit.attention import saved_state
 from lshkit.attention.arguments import (
     CPU,
     DTYPES,
+    check_dense,
     check_options,
     check_probes,
     check_word,
@@ -132,14 +133,14 @@ class YosoState:
             self.n_probes = check_probes(n_probes, self.n_bits)
             self._sharpness = sharpness_values(sharpness, self.num_key_heads)
             self._sharpness_there = self._sharpness.to(self.device)
-        tables = (batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
+        tables = (self.batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
         self._sums = self._new_table((*tables, self.value_dim), table_dtype)
         self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
-        self._masked = self._new_table((batch_size,), torch.int64)  # ... less these
+        self._masked = self._new_table((self.batch_size,), torch.int64)  # ... less these
         self._tail = None
         if conv_window is not None:
-            shape = (batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
+            shape = (self.batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
             self._tail = self._new_table(shape, dtype)
         self.reset()
 
@@ -151,7 +152,7 @@ class YosoState:
         attn_mask: boolean `(B, n)` or `(B, 1, 1, n)`, True for a position that takes part; others
         are not added. A key with a NaN or infinity takes no part either, but counts in `length`.
         """
-        self._check(None, key, value)
+        self._check(key=key, value=value)
         self._decode(None, key, value, self._mask(attn_mask, key), False)
 
     def attend(self, query: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class YosoState:
 
         A query that collides with nothing gives zeros, one with a NaN or infinity a NaN row.
         """
-        self._check(query, None, None)
+        self._check(query=query)
         return self._decode(query, None, None, None, False)
 
     def step(
@@ -170,7 +171,7 @@ class YosoState:
         query `(B, H, n, D)`, key `(B, H_k, n, D)` and value `(B, H_k, n, D_v)`, n mostly 1: every
         query sees all of the n keys. Returns `(B, H, n, D_v)`.
         """
-        self._check(query, key, value)
+        self._check(query=query, key=key, value=value)
         return self._decode(query, key, value, self._mask(attn_mask, key), False)
 
     def prefill(
@@ -181,7 +182,7 @@ class YosoState:
         The prompt, or a piece of it: pieces in turn give what the whole gives. Shapes are those of
         `step`, with as many queries as keys.
         """
-        self._check(query, key, value)
+        self._check(query=query, key=key, value=value)
         if query.shape[-2] != key.shape[-2]:
             raise ValueError(f"key must have query's length {query.shape[-2]}, got {key.shape[-2]}")
         return self._decode(query, key, value, self._mask(attn_mask, key), True)
@@ -221,20 +222,18 @@ class YosoState:
                 self._positions += key.shape[2]
         return out if out is None else out.to(self.dtype)
 
-    def _check(self, query, key, value) -> None:
-        sizes = (
-            ("query", query, self.num_heads, self.head_dim),
-            ("key", key, self.num_key_heads, self.head_dim),
-            ("value", value, self.num_key_heads, self.value_dim),
-        )
-        if query is None:
-            sizes = sizes[1:]
-        elif key is None:
-            sizes = sizes[:1]
+    def _check(self, **tensors) -> None:
+        sizes = {
+            "query": (self.num_heads, self.head_dim),
+            "key": (self.num_key_heads, self.head_dim),
+            "value": (self.num_key_heads, self.value_dim),
+        }
         grad = torch.is_grad_enabled()
-        for name, x, heads, size in sizes:
+        for name, x in tensors.items():
+            heads, size = sizes[name]
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+            check_dense(name, x)
             shape = x.shape
             if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (self.batch_size, heads, size):
                 wanted = f"({self.batch_size}, {heads}, n, {size})"
@@ -252,8 +251,8 @@ class YosoState:
                     f"{name} requires grad, and there is no autograd through a state: call it "
                     f"under torch.no_grad() or torch.inference_mode()"
                 )
-        if value is not None and value.shape[2] != key.shape[2]:
-            raise ValueError(f"value must have key's length {key.shape[2]}, got {value.shape[2]}")
+        if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
+            raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
 
     def _mask(self, mask, key):
         """The padding mask as (batch, n), its last dimension contiguous."""
@@ -302,7 +301,12 @@ class YosoState:
 
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         """
-        indices = torch.as_tensor(indices)
+        try:
+            if not isinstance(indices, Tensor):
+                indices = torch.as_tensor(indices, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            got = type(indices).__name__
+            raise TypeError(f"indices must be integers (n,), n >= 1, got {got}") from None
         integers = indices.dtype in (torch.int64, torch.int32)
         if indices.dim() != 1 or not integers or not len(indices):
             raise ValueError(

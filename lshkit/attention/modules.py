@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, hashing
-from lshkit.attention.arguments import seed_tensor
+from lshkit.attention.arguments import check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.functional import yoso_attention
@@ -205,7 +205,8 @@ class YosoAttention(nn.Module):
             nn.init.normal_(self.projections)
         if self.log_sharpness is not None:
             with torch.no_grad():
-                self.log_sharpness.copy_(torch.as_tensor(self.sharpness).detach().log())
+                like = {"dtype": torch.float32, "device": self.log_sharpness.device}
+                self.log_sharpness.copy_(torch.as_tensor(self.sharpness, **like).detach().log())
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "n_bits", "n_hashes", "n_hashes_eval", "hasher"]
@@ -343,6 +344,7 @@ class YosoAttention(nn.Module):
         for name, x, size in (*wanted, ("value", value, self.vdim)):
             if not isinstance(x, Tensor):
                 raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+            check_dense(name, x)
             if x.dim() not in (2, 3) or x.shape[-1] != size:
                 raise ValueError(
                     f"{name} must be (batch, length, {size}) or (length, {size}), "

@@ -1,5 +1,7 @@
 """What `YosoState.state_dict` holds, and whether it fits a state that is to load it."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,8 @@ def save(state) -> dict[str, Tensor]:
 
 def load(state, saved: dict[str, Tensor]) -> None:
     """Into the state, which stays as it was where a ValueError says what does not fit."""
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"state_dict must be a dict, got {type(saved).__name__}")
     mine = {"version", "config", "positions", *state._given(), *state._tensors()}
     version = int(saved.get("version", -1))
     if version != VERSION:

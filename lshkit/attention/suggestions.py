@@ -147,7 +147,7 @@ def suggest(
     n_trials = checks.integer("n_trials", n_trials, 2)
     timed = checks.boolean("timed", timed)
     seed = checks.integer("seed", seed, 0, 2**62)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     query, key, value = _heads(query, key, value, generator)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
     settings = _checked(DEFAULT_SETTINGS if settings is None else settings)
@@ -191,18 +191,24 @@ def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
             f"{tuple(key.shape)}"
         )
     if value is None:
-        value = torch.randn(key.shape, generator=generator)
+        value = torch.randn(key.shape, generator=generator, dtype=torch.float32, device="cpu")
     if value.shape[:-1] != key.shape[:-1]:
         raise ValueError(f"value must have key's rows {tuple(key.shape)}, got {tuple(value.shape)}")
     query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (query, key, value))
-    chosen = torch.linspace(0, len(query) - 1, min(MAX_HEADS, len(query))).round().long()
+    chosen = np.linspace(0, len(query) - 1, min(MAX_HEADS, len(query))).round().astype(int).tolist()
     return query[chosen], key[chosen], value[chosen]
 
 
 def _checked(settings) -> list[tuple[str, dict]]:
-    settings = [(function, dict(options)) for function, options in settings]
+    given = settings
+    try:
+        settings = [(function, dict(options)) for function, options in given]
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"settings must be pairs of a function's name and a dict of its options, got {given!r}"
+        ) from None
     for function, options in settings:
-        if function not in FUNCTIONS:
+        if not isinstance(function, str) or function not in FUNCTIONS:
             raise ValueError(f"settings must name one of {', '.join(FUNCTIONS)}, got {function!r}")
         allowed = FUNCTIONS[function].__kwdefaults__.keys() - NOT_MEASURED
         if unknown := options.keys() - allowed:
@@ -215,7 +221,7 @@ def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int
     heads, n = query.shape[:2]
     length = min(RUN, n, n_samples)
     count = max(n_samples // length, 1)
-    firsts = torch.randint(n - length + 1, (count,), generator=generator).tolist()
+    firsts = torch.randint(n - length + 1, (count,), generator=generator, device="cpu").tolist()
     return [(i * heads // count, (first, first + length)) for i, first in enumerate(firsts)]
 
 

@@ -98,7 +98,7 @@ def lift(
 
 
 def _finite(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x.detach(), math.inf, -1, keepdim=True).isfinite()
+    return x.detach().isfinite().all(-1, keepdim=True)
 
 
 def _largest_square(query: Tensor, key: Tensor) -> Tensor:

@@ -169,6 +169,9 @@ def entry(arrays, name):
         return arrays[name]
     except KeyError:
         raise ValueError(f"the arrays of a hash family must have {name!r}") from None
+    except (TypeError, IndexError):  # no mapping
+        got = type(arrays).__name__
+        raise TypeError(f"arrays must be a dict of arrays, as of to_arrays, got {got}") from None
 
 
 def _integer(arrays, name):

@@ -59,7 +59,8 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     """
     torch.library.register_autograd(f"lshkit::{name}", backward, setup_context=setup, lib=LIBRARY)
     op = getattr(torch.ops.lshkit, name).default
-    defaults = [argument.default_value for argument in op._schema.arguments]
+    schema = op._schema.arguments
+    defaults = [argument.default_value for argument in schema]
     methods = {"forward": op, "setup_context": setup, "backward": backward}
     function = type(
         f"{name}_function",
@@ -83,9 +84,16 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
         {key: staticmethod(method) for key, method in methods.items()},
     )
 
-    def call(*args):
+    def call(*args, **named):
         if torch.compiler.is_compiling():
-            return op(*args)
+            return op(*args, **named)
+        if named:
+            rest = schema[len(args) :]
+            if named.keys() - {argument.name for argument in rest} or not all(
+                argument.name in named or argument.has_default_value() for argument in rest
+            ):
+                return op(*args, **named)  # the operator says what is wrong
+            args += tuple(named.get(argument.name, argument.default_value) for argument in rest)
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return function.apply(*args, *defaults[len(args) :])
         if not _differentiates(args):
@@ -96,6 +104,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
             return op(*args)
         return plain.apply(*args, *defaults[len(args) :])
 
+    call.__name__ = call.__qualname__ = name
     return call
 
 
