@@ -97,8 +97,51 @@ function(lshkit_cuda_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 300)
 endfunction()
 
+# Again by what nvcc makes of them: their PTX, translated to C++.
+function(lshkit_ptx_test)
+  find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+  if(NOT LSHKIT_NVCC)
+    message(FATAL_ERROR "LSHKIT_PTX_TESTS=ON, but no nvcc was found: put it on PATH")
+  endif()
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  set(translate ${PROJECT_SOURCE_DIR}/cuda/tests/ptx/translate.py)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/include/lshkit/cuda/*
+    ${PROJECT_SOURCE_DIR}/cpp/include/lshkit/*)
+  foreach(source IN LISTS LSHKIT_CUDA_SOURCES)
+    get_filename_component(name ${source} NAME_WE)
+    if(name STREQUAL "runtime")  # no kernels
+      continue()
+    endif()
+    set(ptx ${PROJECT_BINARY_DIR}/ptx/${name}.ptx)
+    set(translated ${PROJECT_BINARY_DIR}/ptx/${name}.cpp)
+    add_custom_command(OUTPUT ${ptx}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/ptx
+      COMMAND ${LSHKIT_NVCC} -std=c++17 -O3 -arch=compute_90 -ptx ${source} -o ${ptx}
+              -I${PROJECT_SOURCE_DIR}/cuda/include -I${PROJECT_SOURCE_DIR}/cpp/include
+      DEPENDS ${source} ${headers} VERBATIM)
+    add_custom_command(OUTPUT ${translated}
+      COMMAND ${Python_EXECUTABLE} ${translate} ${ptx} ${translated}
+      DEPENDS ${ptx} ${translate} VERBATIM)
+    list(APPEND all ${translated})
+  endforeach()
+  # As the PTX says and no more: no joined roundings, and integers that wrap.
+  set_source_files_properties(${all} PROPERTIES
+    COMPILE_OPTIONS "-O1;-fwrapv;-ffp-contract=off;-fno-strict-aliasing;-w")
+  lshkit_cuda_test(test_cuda_ptx)
+  target_sources(test_cuda_ptx PRIVATE cuda/tests/ptx/run_ptx.cpp ${all})
+  target_include_directories(test_cuda_ptx PRIVATE cuda/tests/ptx)
+  target_compile_definitions(test_cuda_ptx PRIVATE LSHKIT_EMULATED_PTX=1)
+  target_link_libraries(test_cuda_ptx PRIVATE ${CMAKE_DL_LIBS})
+  # The names of kernels are looked up in the program.
+  set_target_properties(test_cuda_ptx PROPERTIES
+    ENABLE_EXPORTS ON CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)
+endfunction()
+
 function(lshkit_cuda_tests)
   lshkit_cuda_test(test_cuda_kernels)
+  if(LSHKIT_PTX_TESTS)
+    lshkit_ptx_test()
+  endif()
   if(LSHKIT_SANITIZE)
     return()
   endif()

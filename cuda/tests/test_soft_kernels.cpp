@@ -2,7 +2,7 @@
 #include "check_hash.hpp"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
-#include "lshkit/cuda/weighted_bucket_sum.cuh"
+#include "lshkit/cuda/weighted_table.cuh"
 
 namespace {
 
@@ -14,9 +14,10 @@ constexpr bool kQuick = true;
 constexpr bool kQuick = false;
 #endif
 
-struct Limits {  // as on a GPU with less shared memory, and with less room for tables
+struct Limits {  // as on a GPU with less shared memory for buckets, and with less room for tables
   Limits(index_t shared, index_t cache) {
-    if (shared) cuda::emulated_shared_limit = shared;
+    const index_t fixed = cuda::weighted_table_bytes(cuda::WeightedPass<float>());
+    if (shared) cuda::emulated_shared_limit = fixed + shared;
     if (cache) cuda::emulated_table_cache = cache;
   }
   ~Limits() {
@@ -102,7 +103,7 @@ TEST(weighted_sums_equal_the_cpus) {
   if (!kQuick) check_weighted_sum<float, std::uint8_t>({70, 130, 5, 9, 4, 4, 4});
   // A pass for every hash and head, and several ranges of buckets.
   check_weighted_sum<float, std::uint16_t>(
-      {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 8 * 1024, 10 * 1024});
+      {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 3 * 1024, 10 * 1024});
   // Every bucket of every row; more than one chunk of probes.
   check_weighted_sum<float, std::uint8_t>({9, kQuick ? 40 : 300, kQuick ? 1 : 2, 5, 5, 32, 32});
   if (kQuick) return;
@@ -114,7 +115,7 @@ TEST(weighted_sums_equal_the_cpus) {
 TEST(weighted_sums_in_order_equal_the_cpus) {
   for (const Order order : {Order::causal, Order::reversed}) {
     check_weighted_sum<float, std::uint16_t>(
-        {kQuick ? 20 : 33, kQuick ? 13 : 50, 2, 70, 5, 1, 8, order, 8 * 1024, 1});
+        {kQuick ? 20 : 33, kQuick ? 13 : 50, 2, 70, 5, 1, 8, order, 3 * 1024, 1});
     if (kQuick) continue;
     check_weighted_sum<float, std::uint8_t>({60, 45, 3, 9, 4, 3, 4, order});
     check_weighted_sum<float, std::uint8_t>({300, 350, 1, 5, 3, 8, 8, order});

@@ -225,6 +225,7 @@ void run_block(unsigned threads, bool descending) {
 }  // namespace
 
 unsigned char* shared_memory() { return set->shared.data(); }
+std::size_t shared_bytes() { return set->shared.size(); }
 void synchronize_block() {
   const unsigned turn = set->fibres[current].block_barriers++ % 2;
   wait(State::at_block_barrier, &set->at_block_barrier[turn]);

@@ -43,6 +43,7 @@ inline const void* aligned(const void* pointer, std::size_t bytes) {
 // Of `whole` bytes a kernel may touch the first `bytes`.
 void bound_piece(void* piece, std::size_t bytes, std::size_t whole);
 unsigned char* shared_memory();
+std::size_t shared_bytes();
 void synchronize_block();
 void synchronize_warp();
 constexpr int kGivenWords = 6;

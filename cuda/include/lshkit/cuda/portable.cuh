@@ -18,6 +18,9 @@
 #define LSHKIT_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
 #else
 #include "emulation.hpp"
+#ifdef LSHKIT_EMULATED_PTX
+#include "run_ptx.hpp"
+#endif
 #define LSHKIT_UNROLL
 #define LSHKIT_KERNEL inline
 #define LSHKIT_SHARED_MEMORY(name) unsigned char* const name = lshkit::emulation::shared_memory()
@@ -79,7 +82,11 @@ void launch(const Queue& queue, const char* name, void (*kernel)(Parameters...),
   check(cudaGetLastError(), name);
 #else
   (void)queue;
+#ifdef LSHKIT_EMULATED_PTX
+  emulation::launch(name, blocks, threads, shared_bytes, ptx::calls_of(kernel, arguments...));
+#else
   emulation::launch(name, blocks, threads, shared_bytes, [&] { kernel(arguments...); });
+#endif
 #endif
 }
 

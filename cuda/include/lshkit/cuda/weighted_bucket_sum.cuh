@@ -23,7 +23,7 @@
 
 namespace lshkit::cuda {
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(LSHKIT_EMULATED_PTX)
 constexpr int kTableThreads = 512;
 #else
 constexpr int kTableThreads = 128;  // fewer fibres, and chunks that small tests fill

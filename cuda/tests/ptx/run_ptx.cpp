@@ -1,0 +1,51 @@
+#include "run_ptx.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+namespace lshkit::ptx {
+namespace {
+
+struct Kernels {
+  std::map<std::string, Kernel> all;
+  std::set<std::string> used;
+  ~Kernels() {
+    std::fprintf(stderr, "PTX: %zu of %zu kernels ran\n", used.size(), all.size());
+    if (std::getenv("LSHKIT_PTX_UNUSED"))
+      for (const auto& kernel : all)
+        if (!used.count(kernel.first)) std::fprintf(stderr, "PTX: not %s\n", kernel.first.c_str());
+    if (used.empty()) std::_Exit(1);  // then no function had a symbol, and their source ran instead
+  }
+};
+Kernels& kernels() {
+  static Kernels kernels;
+  return kernels;
+}
+
+}  // namespace
+
+bool add_kernel(const char* name, Kernel kernel) {
+  kernels().all[name] = kernel;
+  return true;
+}
+
+Kernel translated(const void* function) {
+  Dl_info info;
+  if (!dladdr(function, &info) || !info.dli_sname || info.dli_saddr != function) return nullptr;
+  const char kOurs[] = "_ZN6lshkit4cuda";
+  if (std::strncmp(info.dli_sname, kOurs, sizeof kOurs - 1) != 0) return nullptr;
+  const auto found = kernels().all.find(info.dli_sname);
+  if (found == kernels().all.end())
+    throw std::runtime_error(std::string("PTX: no kernel ") + info.dli_sname);
+  kernels().used.insert(found->first);
+  return found->second;
+}
+
+}  // namespace lshkit::ptx
