@@ -14,7 +14,7 @@ set(LSHKIT_CUDA_SOURCES
 
 set(LSHKIT_HAS_CUDA OFF)
 # The C++ tests run the kernels on the host and have no use for a GPU's.
-if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED)$" AND (LSHKIT_PYTHON OR LSHKIT_CUDA STREQUAL "ON"))
+if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED|PTX)$" AND (LSHKIT_PYTHON OR LSHKIT_CUDA STREQUAL "ON"))
   # Often installed without being on PATH. Handed over as $CUDACXX and not as CMAKE_CUDA_COMPILER,
   # with which check_language would skip its check.
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
@@ -54,9 +54,53 @@ if(LSHKIT_HAS_CUDA)
   target_link_libraries(lshkit_cuda PRIVATE CUDA::cudart_static)
 endif()
 
+# A target with the emulation: its kernels' PTX, translated to C++, in the place of their source.
+function(lshkit_by_ptx target)
+  find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
+  if(NOT LSHKIT_NVCC)
+    message(FATAL_ERROR "the kernels' PTX was asked for, but no nvcc was found: put it on PATH")
+  endif()
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  set(translate ${PROJECT_SOURCE_DIR}/cuda/tests/ptx/translate.py)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/include/lshkit/cuda/*
+    ${PROJECT_SOURCE_DIR}/cpp/include/lshkit/*)
+  foreach(source IN LISTS LSHKIT_CUDA_SOURCES)
+    get_filename_component(name ${source} NAME_WE)
+    if(name STREQUAL "runtime")  # no kernels
+      continue()
+    endif()
+    set(ptx ${PROJECT_BINARY_DIR}/ptx/${name}.ptx)
+    set(translated ${PROJECT_BINARY_DIR}/ptx/${name}.cpp)
+    list(APPEND all ${translated})
+    if(TARGET lshkit_ptx)
+      continue()
+    endif()
+    add_custom_command(OUTPUT ${ptx}
+      COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/ptx
+      COMMAND ${LSHKIT_NVCC} -std=c++17 -O3 -arch=compute_90 -ptx ${source} -o ${ptx}
+              -I${PROJECT_SOURCE_DIR}/cuda/include -I${PROJECT_SOURCE_DIR}/cpp/include
+      DEPENDS ${source} ${headers} VERBATIM)
+    add_custom_command(OUTPUT ${translated}
+      COMMAND ${Python_EXECUTABLE} ${translate} ${ptx} ${translated}
+      DEPENDS ${ptx} ${translate} VERBATIM)
+  endforeach()
+  if(NOT TARGET lshkit_ptx)  # of all targets that want them
+    add_custom_target(lshkit_ptx DEPENDS ${all})
+  endif()
+  add_dependencies(${target} lshkit_ptx)
+  # As the PTX says and no more: no joined roundings, and integers that wrap.
+  set_source_files_properties(${all} PROPERTIES
+    COMPILE_OPTIONS "-O1;-fwrapv;-ffp-contract=off;-fno-strict-aliasing;-w"
+    INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/cuda/tests/emulation)
+  target_sources(${target} PRIVATE cuda/tests/ptx/run_ptx.cpp ${all})
+  target_include_directories(${target} PRIVATE cuda/tests/ptx)
+  target_compile_definitions(${target} PRIVATE LSHKIT_EMULATED_PTX=1)
+  target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+endfunction()
+
 function(lshkit_cuda_bindings module)
   target_include_directories(${module} PRIVATE cuda/include)
-  if(LSHKIT_CUDA STREQUAL "EMULATED")
+  if(LSHKIT_CUDA MATCHES "^(EMULATED|PTX)$")
     # Properties of the files that need them: the rest need not be compiled again for a GPU.
     set(emulation cuda/tests/emulation/emulation.cpp cuda/tests/emulation/kernels.cpp)
     target_sources(${module} PRIVATE ${emulation})
@@ -65,6 +109,12 @@ function(lshkit_cuda_bindings module)
     set_source_files_properties(cpp/bindings/module.cpp PROPERTIES
       COMPILE_DEFINITIONS LSHKIT_EMULATED_CUDA=1)
     target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1)
+    if(LSHKIT_CUDA STREQUAL "PTX")
+      lshkit_by_ptx(${module})
+      # The names of kernels are looked up in the module.
+      set_source_files_properties(cuda/tests/emulation/kernels.cpp PROPERTIES
+        COMPILE_OPTIONS "-fvisibility=default;-fno-visibility-inlines-hidden")
+    endif()
   endif()
   if(NOT LSHKIT_HAS_CUDA)
     return()
@@ -97,41 +147,10 @@ function(lshkit_cuda_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 300)
 endfunction()
 
-# Again by what nvcc makes of them: their PTX, translated to C++.
+# Again by what nvcc makes of them.
 function(lshkit_ptx_test)
-  find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
-  if(NOT LSHKIT_NVCC)
-    message(FATAL_ERROR "LSHKIT_PTX_TESTS=ON, but no nvcc was found: put it on PATH")
-  endif()
-  find_package(Python REQUIRED COMPONENTS Interpreter)
-  set(translate ${PROJECT_SOURCE_DIR}/cuda/tests/ptx/translate.py)
-  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/include/lshkit/cuda/*
-    ${PROJECT_SOURCE_DIR}/cpp/include/lshkit/*)
-  foreach(source IN LISTS LSHKIT_CUDA_SOURCES)
-    get_filename_component(name ${source} NAME_WE)
-    if(name STREQUAL "runtime")  # no kernels
-      continue()
-    endif()
-    set(ptx ${PROJECT_BINARY_DIR}/ptx/${name}.ptx)
-    set(translated ${PROJECT_BINARY_DIR}/ptx/${name}.cpp)
-    add_custom_command(OUTPUT ${ptx}
-      COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/ptx
-      COMMAND ${LSHKIT_NVCC} -std=c++17 -O3 -arch=compute_90 -ptx ${source} -o ${ptx}
-              -I${PROJECT_SOURCE_DIR}/cuda/include -I${PROJECT_SOURCE_DIR}/cpp/include
-      DEPENDS ${source} ${headers} VERBATIM)
-    add_custom_command(OUTPUT ${translated}
-      COMMAND ${Python_EXECUTABLE} ${translate} ${ptx} ${translated}
-      DEPENDS ${ptx} ${translate} VERBATIM)
-    list(APPEND all ${translated})
-  endforeach()
-  # As the PTX says and no more: no joined roundings, and integers that wrap.
-  set_source_files_properties(${all} PROPERTIES
-    COMPILE_OPTIONS "-O1;-fwrapv;-ffp-contract=off;-fno-strict-aliasing;-w")
   lshkit_cuda_test(test_cuda_ptx)
-  target_sources(test_cuda_ptx PRIVATE cuda/tests/ptx/run_ptx.cpp ${all})
-  target_include_directories(test_cuda_ptx PRIVATE cuda/tests/ptx)
-  target_compile_definitions(test_cuda_ptx PRIVATE LSHKIT_EMULATED_PTX=1)
-  target_link_libraries(test_cuda_ptx PRIVATE ${CMAKE_DL_LIBS})
+  lshkit_by_ptx(test_cuda_ptx)
   # The names of kernels are looked up in the program.
   set_target_properties(test_cuda_ptx PROPERTIES
     ENABLE_EXPORTS ON CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)
