@@ -147,15 +147,18 @@ def test_estimate_of_a_sum_is_unbiased(weighted):
 def test_union_inclusion_frequencies():
     """A row is in the union of m tables with probability 1 - (1 - p)^m."""
     x = load_digits().data[:40] - 5.0
-    included = np.zeros((8, 32))
-    hasher = Hyperplane(64, 6, 5 * 2000, seed=0)
-    for codes in np.split(hasher.hash(x), 2000, axis=1):
-        indptr, indices, _ = HashTables(codes[8:]).union(codes[:8])
-        included[np.repeat(np.arange(8), np.diff(indptr)), indices] += 1
-    p = hasher.collision_probability(x[:8, None], x[8:])
-    expected = 1 - (1 - p) ** 5
-    z = (included / 2000 - expected) / np.sqrt(expected * (1 - expected) / 2000)
-    assert np.abs(z).max() < 4.5 and abs(np.mean(z**2) - 1) < 0.3  # 256 pairs
+    z = []
+    for seed in range(8):
+        included = np.zeros((8, 32))
+        hasher = Hyperplane(64, 6, 5 * 2000, seed=seed)
+        for codes in np.split(hasher.hash(x), 2000, axis=1):
+            indptr, indices, _ = HashTables(codes[8:]).union(codes[:8])
+            included[np.repeat(np.arange(8), np.diff(indptr)), indices] += 1
+        p = hasher.collision_probability(x[:8, None], x[8:])
+        expected = 1 - (1 - p) ** 5
+        z.append((included / 2000 - expected) / np.sqrt(expected * (1 - expected) / 2000))
+    # 8 times 256 pairs, whose functions are the same: the mean square of 256 varies by 0.12.
+    assert np.abs(z).max() < 5 and abs(np.mean(np.square(z)) - 1) < 4 * 0.12 / np.sqrt(8)
 
 
 def test_same_bits_at_one_and_two_threads():
