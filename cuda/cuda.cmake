@@ -147,7 +147,7 @@ function(lshkit_cuda_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT 300)
 endfunction()
 
-# Again by what nvcc makes of them.
+# The same by what nvcc makes of the kernels.
 function(lshkit_ptx_test)
   lshkit_cuda_test(test_cuda_ptx)
   lshkit_by_ptx(test_cuda_ptx)
@@ -157,9 +157,10 @@ function(lshkit_ptx_test)
 endfunction()
 
 function(lshkit_cuda_tests)
-  lshkit_cuda_test(test_cuda_kernels)
   if(LSHKIT_PTX_TESTS)
     lshkit_ptx_test()
+  else()
+    lshkit_cuda_test(test_cuda_kernels)
   endif()
   if(LSHKIT_SANITIZE)
     return()

@@ -11,8 +11,8 @@ import pathlib
 import re
 import sys
 
-SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 REGISTERS = {"p": "bool", "rs": "u16", "r": "u32", "rd": "u64", "f": "f32", "fd": "f64"}
+CPP_TYPES = {"pred": "bool", "b8": "u8", "b16": "u16", "b32": "u32", "b64": "u64"}
 SPECIAL = {"%tid.x": "threadIdx.x", "%ctaid.x": "blockIdx.x", "%ntid.x": "blockDim.x"}
 SPECIAL["%nctaid.x"] = "gridDim.x"
 COMPARE = dict(eq="==", ne="!=", lt="<", le="<=", gt=">", ge=">=", lo="<", ls="<=", hi=">", hs=">=")
@@ -25,11 +25,9 @@ class Kernel:
 
     def __init__(self, name, body):
         self.name, self.registers, self.lines = name, {}, []
-        scopes = 0  # of inline assembly: its braces hold no registers of their own here
         for line in statements(body):
-            if line in "{}":
-                scopes += 1 if line == "{" else -1
-                self.lines.append(line if line == "{" else "}")
+            if line in "{}":  # of inline assembly
+                self.lines.append(line)
             elif line.endswith(":"):
                 self.lines.append(f"{label(line[:-1])}:;")
             elif not line.startswith("."):
@@ -55,8 +53,7 @@ class Kernel:
 
     def value(self, text, kind):
         """An operand as a C++ expression of an instruction's type: u32, s64, b16, f32, pred."""
-        wanted = {"pred": "bool", "b8": "u8", "b16": "u16", "b32": "u32", "b64": "u64"}
-        wanted = wanted.get(kind, kind)
+        wanted = CPP_TYPES.get(kind, kind)
         if text in SPECIAL:
             return f"{wanted}({SPECIAL[text]})"
         found = self.register(text)
@@ -94,8 +91,7 @@ class Kernel:
     def move(self, op, parts, operands):
         """ld and st, of one number or of several."""
         space = "shared" if "shared" in parts else "param" if "param" in parts else "global"
-        kind = parts[-1]
-        kind = {"b8": "u8", "b16": "u16", "b32": "u32", "b64": "u64"}.get(kind, kind)
+        kind = CPP_TYPES.get(parts[-1], parts[-1])
         registers, place = operands if op == "ld" else operands[::-1]
         registers = [x.strip() for x in registers.strip("{}").split(",")]
         base, offset = self.address(place)
