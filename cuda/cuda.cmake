@@ -12,14 +12,13 @@ set(LSHKIT_CUDA_SOURCES
   ${PROJECT_SOURCE_DIR}/cuda/src/soft_hash.cu
   ${PROJECT_SOURCE_DIR}/cuda/src/weighted_bucket_sum.cu)
 
+find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
 set(LSHKIT_HAS_CUDA OFF)
 # The C++ tests run the kernels on the host and have no use for a GPU's.
 if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED|PTX)$" AND (LSHKIT_PYTHON OR LSHKIT_CUDA STREQUAL "ON"))
   # Often installed without being on PATH. Handed over as $CUDACXX and not as CMAKE_CUDA_COMPILER,
   # with which check_language would skip its check.
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-    find_program(LSHKIT_NVCC nvcc
-      PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
     if(LSHKIT_NVCC)
       set(ENV{CUDACXX} "${LSHKIT_NVCC}")
     endif()
@@ -56,7 +55,6 @@ endif()
 
 # A target with the emulation: its kernels' PTX, translated to C++, in the place of their source.
 function(lshkit_by_ptx target)
-  find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
   if(NOT LSHKIT_NVCC)
     message(FATAL_ERROR "the kernels' PTX was asked for, but no nvcc was found: put it on PATH")
   endif()

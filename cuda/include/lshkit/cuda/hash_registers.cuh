@@ -19,7 +19,6 @@ namespace lshkit::cuda {
 
 constexpr int kHashThreads = 128;
 constexpr int kRegisterColumns = 64, kRegisterStep = kRegisterColumns + 4;
-constexpr int kMostRegisterColumns = kRegisterColumns * kWarp;
 
 // The transform of 64 registers, of which the first Out outputs are computed. Stages are templates:
 // a loop over them that the compiler left rolled would put the registers into memory.
