@@ -12,9 +12,15 @@
 
 #include "lshkit/tensor.hpp"
 
+#ifndef LSHKIT_SANITIZED
 #define LSHKIT_INLINE inline __attribute__((always_inline))
 #define LSHKIT_ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 #define LSHKIT_UNROLL _Pragma("GCC unroll 16")
+#else  // each access is checked wherever it stands: copies of it only take time to compile
+#define LSHKIT_INLINE inline
+#define LSHKIT_ALWAYS_INLINE
+#define LSHKIT_UNROLL
+#endif
 
 namespace lshkit {
 namespace LSHKIT_ISA {
