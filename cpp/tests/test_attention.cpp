@@ -83,17 +83,18 @@ void dense_weights(const Run& r, bool sampled, std::vector<double>& weight,
   for (index_t i = 0; i < c.nq; ++i)
     for (index_t j = 0; j < c.nk; ++j) {
       if (!r.sees(i, j)) continue;
-      const double x = cosine(r, i, j), bit = 1 - std::acos(x) / kPi;
-      double w = std::pow(bit, c.n_bits);
-      const bool near = std::abs(i - j) < r.options.window;
-      if (sampled && !near) {
-        w = 0;
+      const bool by_codes = sampled && !(std::abs(i - j) < r.options.window);
+      double w = 0;
+      if (by_codes) {
         for (index_t h = 0; h < c.n_hashes; ++h)
           w += code(r.queries(), i * c.n_hashes + h) == code(r.keys(), j * c.n_hashes + h);
         w /= double(c.n_hashes);
+        if (w == 0 && r.options.gradient != Gradient::expected) continue;
       }
-      weight[i * c.nk + j] = w;
+      const double x = cosine(r, i, j), bit = 1 - std::acos(x) / kPi;
       const double p = std::pow(bit, c.n_bits);
+      if (!by_codes) w = p;
+      weight[i * c.nk + j] = w;
       double& s = slope[i * c.nk + j];
       s = c.n_bits * p / bit / (kPi * std::sqrt(1 - x * x));
       switch (r.options.gradient) {
@@ -140,6 +141,7 @@ void check_against_dense(const Run& r, bool sampled) {
   for (index_t i = 0; i < c.nq; ++i) {
     double total = 0, square = 0, along = 0;
     for (index_t j = 0; j < c.nk; ++j) {
+      if (weight[i * c.nk + j] == 0) continue;
       total += weight[i * c.nk + j];
       for (index_t e = 0; e < c.dv; ++e)
         y[i * c.dv + e] += weight[i * c.nk + j] * r.v[j * c.dv + e];
@@ -166,6 +168,7 @@ void check_against_dense(const Run& r, bool sampled) {
     for (index_t e = 0; e < c.d; ++e) key_norm[j] += double(r.k[j * c.d + e]) * r.k[j * c.d + e];
   for (index_t i = 0; i < c.nq; ++i)
     for (index_t j = 0; j < c.nk; ++j) {
+      if (weight[i * c.nk + j] == 0 && slope[i * c.nk + j] == 0) continue;
       double s = bias[i];
       for (index_t e = 0; e < c.dv; ++e) {
         s += g[i * c.dv + e] * r.v[j * c.dv + e];
