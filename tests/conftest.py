@@ -2,7 +2,9 @@ import functools
 import importlib.util
 import os
 import pathlib
+import runpy
 import sys
+from unittest import mock
 
 import devices
 import numpy as np
@@ -102,6 +104,25 @@ def on_its_device(request):
     """For the tests that devices.py gives a device without their asking."""
     if "device" in getattr(getattr(request.node, "callspec", None), "params", ()):
         request.getfixturevalue("device")
+
+
+@pytest.fixture
+def refusal(tmp_path, monkeypatch, capsys):
+    """refusal(script, *options): the last line of a script that does not take them.
+
+    In this process, in a folder of its own: a new one would import torch for seconds.
+    """
+
+    def last_line(script, *options):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(script.parent))
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, options)])
+        with pytest.raises(SystemExit) as stopped, mock.patch.dict(os.environ):
+            runpy.run_path(str(script), run_name="__main__")
+        assert stopped.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    return last_line
 
 
 @pytest.hookimpl(wrapper=True)

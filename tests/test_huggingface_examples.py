@@ -32,7 +32,6 @@ def test_models_end_in_tables_and_a_picture(tmp_path):
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_bad_options(tmp_path):
+def test_bad_options(refusal):
     needs_example_packages()
-    done = run(EXAMPLE, "--hidden", 100, folder=tmp_path)
-    assert done.returncode == 2 and "--hidden must be a multiple of 64" in done.stderr
+    assert "--hidden must be a multiple of 64" in refusal(EXAMPLE, "--hidden", 100)
