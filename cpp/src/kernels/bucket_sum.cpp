@@ -6,6 +6,7 @@
 // store; read: load), against the L2 cache, which holds the group's tables: 768 bytes a token and
 // hash for 64 float columns.
 #include "kernels.hpp"
+#include "order.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -106,23 +107,11 @@ struct Pass {
   }
   void run() const {
     std::memset(p.table, 0, std::size_t(p.group) * p.table_rows * Row::kBytes);
-    switch (p.order) {
-      case Order::all:
-        for (index_t j = 0; j < p.n_keys; ++j) add(j);
-        for (index_t i = 0; i < p.n_queries; ++i) read(i);
-        break;
-      case Order::causal:
-        for (index_t i = 0; i < p.n_queries; ++i) {
-          if (i < p.n_keys) add(i);
-          read(i);
-        }
-        break;
-      case Order::reversed:
-        for (index_t i = (p.n_keys > p.n_queries ? p.n_keys : p.n_queries) - 1; i >= 0; --i) {
-          if (i < p.n_keys) add(i);
-          if (i < p.n_queries) read(i);
-        }
-    }
+    // Nobody reads the keys behind the last query.
+    const index_t n_keys = p.order == Order::causal ? smaller(p.n_keys, p.n_queries) : p.n_keys;
+    in_order(
+        p.order, n_keys, p.n_queries, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
+        [&](index_t i) LSHKIT_ALWAYS_INLINE { read(i); });
   }
 };
 

@@ -11,6 +11,7 @@
 #include "weighted_bucket_sum.hpp"
 
 #include "kernels.hpp"
+#include "order.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -159,24 +160,9 @@ struct Run {
 
   template <bool Sum, bool Dots>
   LSHKIT_INLINE void rows() {
-    const index_t added = p.add.count, readers = p.read.count;
-    switch (p.order) {
-      case Order::all:
-        for (index_t j = 0; j < added; ++j) add(j);
-        for (index_t i = 0; i < readers; ++i) read<Sum, Dots>(i);
-        break;
-      case Order::causal:
-        for (index_t i = 0; i < larger(added, readers); ++i) {
-          if (i < added) add(i);
-          if (i < readers) read<Sum, Dots>(i);
-        }
-        break;
-      case Order::reversed:
-        for (index_t i = larger(added, readers) - 1; i >= 0; --i) {
-          if (i < added) add(i);
-          if (i < readers) read<Sum, Dots>(i);
-        }
-    }
+    in_order(
+        p.order, p.add.count, p.read.count, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
+        [&](index_t i) LSHKIT_ALWAYS_INLINE { read<Sum, Dots>(i); });
   }
   LSHKIT_INLINE void all() {
     if (!p.dots) return rows<true, false>();
@@ -221,24 +207,7 @@ void run_column(const WeightedColumn<T>& p) {
     }
     if (p.sum) p.sum[row] += p.scale * sum;
   };
-  const index_t added = p.add.count, readers = p.read.count;
-  switch (p.order) {
-    case Order::all:
-      for (index_t j = 0; j < added; ++j) add(j);
-      for (index_t i = 0; i < readers; ++i) read(i);
-      break;
-    case Order::causal:
-      for (index_t i = 0; i < larger(added, readers); ++i) {
-        if (i < added) add(i);
-        if (i < readers) read(i);
-      }
-      break;
-    case Order::reversed:
-      for (index_t i = larger(added, readers) - 1; i >= 0; --i) {
-        if (i < added) add(i);
-        if (i < readers) read(i);
-      }
-  }
+  in_order(p.order, p.add.count, p.read.count, add, read);
 }
 
 }  // namespace

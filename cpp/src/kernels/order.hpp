@@ -1,0 +1,27 @@
+#pragma once
+// The order in which the sum verb adds rows to tables and reads rows from them.
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+// One loop for both of the orders that take turns: add and read are large.
+template <class Add, class Read>
+LSHKIT_INLINE void in_order(Order order, index_t added, index_t readers, Add add, Read read) {
+  if (order == Order::all) {
+    for (index_t j = 0; j < added; ++j) add(j);
+    for (index_t i = 0; i < readers; ++i) read(i);
+    return;
+  }
+  const index_t steps = larger(added, readers);
+  for (index_t step = 0; step < steps; ++step) {
+    const index_t i = order == Order::causal ? step : steps - 1 - step;
+    if (i < added) add(i);
+    if (i < readers) read(i);
+  }
+}
+
+}  // namespace
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit
