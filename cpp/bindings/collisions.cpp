@@ -9,9 +9,6 @@
 namespace lshkit {
 namespace {
 
-constexpr auto kAny = TensorView::Place::any;
-constexpr ElementType kInt32{dlpack::signed_integer, 32}, kInt64{dlpack::signed_integer, 64};
-
 struct CollisionViews {
   TensorView query_codes, key_codes, indptr;
   CollisionShape shape;
@@ -20,9 +17,9 @@ struct CollisionViews {
 
   CollisionViews(py::handle query_object, py::handle key_object, py::handle mask_object,
                  bool causal, py::handle indptr_object)
-      : query_codes("query_codes", query_object, kAny),
-        key_codes("key_codes", key_object, kAny),
-        indptr("indptr", indptr_object, kAny),
+      : query_codes("query_codes", query_object, kAnyPlace),
+        key_codes("key_codes", key_object, kAnyPlace),
+        indptr("indptr", indptr_object, kAnyPlace),
         order(causal ? Order::causal : Order::all) {
     query_codes.require_type({kUint8, kUint16}).require_dims(2, "(rows, n_hashes)");
     query_codes.require_contiguous();
@@ -34,7 +31,7 @@ struct CollisionViews {
     check_rows("query_codes", shape.n_queries);
     check_rows("key_codes", shape.n_keys);
     if (!mask_object.is_none()) {
-      key_mask.emplace("key_mask", mask_object, kAny);
+      key_mask.emplace("key_mask", mask_object, kAnyPlace);
       key_mask->require_type({kBool, kUint8}).require_shape({shape.n_keys}).require_contiguous();
     }
     indptr.require_type({kInt64}).require_shape({shape.n_queries + 1}).require_contiguous();
@@ -65,8 +62,8 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
                      py::handle indptr, py::handle indices_object, py::handle counts_object,
                      int threads) {
   const CollisionViews in(query_codes, key_codes, key_mask, causal, indptr);
-  const TensorView indices("indices", indices_object, kAny);
-  const TensorView counts("counts", counts_object, kAny);
+  const TensorView indices("indices", indices_object, kAnyPlace);
+  const TensorView counts("counts", counts_object, kAnyPlace);
   const CudaCall gpu(
       {&in.query_codes, &in.key_codes, in.mask_view(), &in.indptr, &indices, &counts});
   const auto* rows = in.indptr.data<const std::int64_t>();

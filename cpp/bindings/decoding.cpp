@@ -11,14 +11,12 @@ namespace {
 
 constexpr ElementType kFloat16{dlpack::floating, 16};
 
-constexpr auto kAny = TensorView::Place::any;
-
 // Rows of queries or keys, or None: no rows. A GPU reads short floats as they are.
 class RowsView {
  public:
   RowsView(const char* name, py::handle object) {
     if (object.is_none()) return;
-    view_.emplace(name, object, kAny);
+    view_.emplace(name, object, kAnyPlace);
     if (view_->on_cuda() || emulates_cuda())
       check_vectors(*view_, {kFloat32, kBfloat16, kFloat16});
     else
@@ -48,8 +46,8 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
                  int normalize, py::handle query_object, py::handle key_object,
                  py::handle value_object, py::handle mask_object, bool causal,
                  py::handle out_object, int threads) {
-  const TensorView sums("sums", sums_object, kAny);
-  const TensorView parameters("parameters", parameters_object, kAny);
+  const TensorView sums("sums", sums_object, kAnyPlace);
+  const TensorView parameters("parameters", parameters_object, kAnyPlace);
   const RowsView query("query", query_object), key("key", key_object);
   const RowsView value("value", value_object), out("out", out_object);
 
@@ -101,7 +99,7 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   DecodingProbes probes;
   std::optional<TensorView> sharpness;
   if (!sharpness_object.is_none()) {
-    sharpness.emplace("sharpness", sharpness_object, kAny);
+    sharpness.emplace("sharpness", sharpness_object, kAnyPlace);
     sharpness->require_type({kFloat32}).require_dims(1, "(1 or key_heads)").require_contiguous();
     if (sharpness->shape(0) != 1) sharpness->require_shape({tables.key_heads});
     probes.queries = check_range("query_probes", query_probes, 1, n_buckets);
@@ -110,10 +108,10 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
     probes.sharpness_stride = sharpness->shape(0) == 1 ? 0 : 1;
   }
   const Normalize options = check_option("normalize", normalize, Normalize::l2);
-  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys, kAny);
+  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys, kAnyPlace);
   std::optional<TensorView> counts;
   if (!counts_object.is_none()) {
-    counts.emplace("counts", counts_object, kAny);
+    counts.emplace("counts", counts_object, kAnyPlace);
     counts->require_type({kFloat32}).require_shape({sums.shape(0), n_hashes, n_buckets});
     counts->require_contiguous().require_writable();
     tables.counts = counts->data<float>();

@@ -8,7 +8,6 @@ namespace lshkit {
 namespace {
 
 constexpr auto kTypes = {kFloat32};
-constexpr ElementType kInt32{dlpack::signed_integer, 32};
 
 // What both directions take, checked.
 struct LshViews : AttentionViews {

@@ -7,7 +7,6 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kInt32{dlpack::signed_integer, 32};
 static_assert(sizeof(NearFarSums) == 6 * sizeof(double), "out is an array of them");
 
 void find_sums(py::handle queries_object, py::handle rows_object, py::handle bias_object,

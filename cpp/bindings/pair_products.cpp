@@ -7,8 +7,6 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kInt32{dlpack::signed_integer, 32};
-
 template <class Index>
 void check_indices(const TensorView& indices, index_t n_keys) {
   const Index* index = indices.data<const Index>();

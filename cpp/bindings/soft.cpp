@@ -10,8 +10,6 @@
 namespace lshkit {
 namespace {
 
-constexpr auto kAnyPlace = TensorView::Place::any;
-
 struct SoftCodeViews {
   TensorView codes, bits, margins;
 

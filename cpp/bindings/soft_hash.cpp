@@ -9,8 +9,6 @@
 namespace lshkit {
 namespace {
 
-constexpr auto kAnyPlace = TensorView::Place::any;
-
 // (1 or heads): one number for all heads, or one each.
 struct Sharpness {
   const float* data;

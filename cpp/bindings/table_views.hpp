@@ -9,7 +9,6 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kInt32{dlpack::signed_integer, 32};
 constexpr ElementType kUint32{dlpack::unsigned_integer, 32};
 constexpr ElementType kUint64{dlpack::unsigned_integer, 64};
 

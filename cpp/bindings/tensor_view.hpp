@@ -39,7 +39,7 @@ constexpr ElementType kBfloat16{dlpack::bfloat, 16}, kFloat16{dlpack::floating, 
 constexpr ElementType kUint8{dlpack::unsigned_integer, 8}, kUint16{dlpack::unsigned_integer, 16};
 constexpr ElementType kUint32{dlpack::unsigned_integer, 32};
 constexpr ElementType kUint64{dlpack::unsigned_integer, 64};
-constexpr ElementType kInt64{dlpack::signed_integer, 64};
+constexpr ElementType kInt32{dlpack::signed_integer, 32}, kInt64{dlpack::signed_integer, 64};
 constexpr ElementType kBool{dlpack::boolean, 8};
 
 inline std::string to_string(ElementType type) {
@@ -389,5 +389,7 @@ class TensorView {
   std::unique_ptr<dlpack::ManagedTensorVersioned, CallDeleter> versioned_;
   std::unique_ptr<dlpack::ManagedTensor, CallDeleter> managed_;
 };
+
+constexpr auto kAnyPlace = TensorView::Place::any;
 
 }  // namespace lshkit

@@ -11,7 +11,6 @@
 namespace lshkit {
 namespace {
 
-constexpr auto kAnyPlace = TensorView::Place::any;
 constexpr const char* kProbeAxes = "(batch, heads, rows, n_hashes * n_probes)";
 
 // Codes of one side with their weights, if it has any.
