@@ -152,22 +152,27 @@ function(lshkit_ptx_test)
   # The names of kernels are looked up in the program.
   set_target_properties(test_cuda_ptx PROPERTIES
     ENABLE_EXPORTS ON CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF)
+  # A kernel that the tests do not reach fails them.
+  set_tests_properties(test_cuda_ptx PROPERTIES ENVIRONMENT LSHKIT_PTX_ALL=1)
 endfunction()
 
 function(lshkit_cuda_tests)
   if(LSHKIT_PTX_TESTS)
     lshkit_ptx_test()
+  else()
+    lshkit_cuda_test(test_cuda_kernels)
   endif()
-  # For ThreadSanitizer, which finds missing barriers, where the compiler has it and it starts.
-  if(NOT LSHKIT_SANITIZE)
-    include(CheckCXXSourceRuns)
-    set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
-    set(CMAKE_REQUIRED_LINK_OPTIONS -fsanitize=thread)
-    check_cxx_source_runs(
-      "#include <sanitizer/tsan_interface.h>\nint main() { return !__tsan_get_current_fiber(); }"
-      LSHKIT_HAS_THREAD_SANITIZER)
+  if(LSHKIT_SANITIZE)
+    return()
   endif()
-  if(NOT LSHKIT_SANITIZE AND LSHKIT_HAS_THREAD_SANITIZER)
+  # Again for ThreadSanitizer, which finds missing barriers, where the compiler has it and it starts.
+  include(CheckCXXSourceRuns)
+  set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -fsanitize=thread)
+  check_cxx_source_runs(
+    "#include <sanitizer/tsan_interface.h>\nint main() { return !__tsan_get_current_fiber(); }"
+    LSHKIT_HAS_THREAD_SANITIZER)
+  if(LSHKIT_HAS_THREAD_SANITIZER)
     lshkit_cuda_test(test_cuda_races -fsanitize=thread)
     target_compile_definitions(test_cuda_races_emulation PRIVATE LSHKIT_SANITIZE_THREAD=1)
     foreach(race IN ITEMS planted_race planted_race_after_a_vote)
@@ -175,7 +180,5 @@ function(lshkit_cuda_tests)
       set_tests_properties(cuda_${race}_is_found PROPERTIES
         PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 300)
     endforeach()
-  elseif(NOT LSHKIT_PTX_TESTS)
-    lshkit_cuda_test(test_cuda_kernels)
   endif()
 endfunction()

@@ -280,6 +280,7 @@ def test_lengths_far_from_one(family, length):
         ((64, 8, 65536), ValueError, "n_hashes must be an integer from 1 to 65535, got 65536"),
         ((64, 8, None), TypeError, "n_hashes must be an integer from 1 to 65535, got None"),
         ((64, 8, 32, -1), ValueError, "seed must be an integer >= 0, got -1"),
+        ((64, 8, 32, 2**128), ValueError, r"seed must be below 2\*\*128, got 3402"),
         ((64, 8, 32, 0.5), TypeError, "seed must be an integer >= 0, got 0.5"),
         ((64, 8, 32, np.random.RandomState(0)), TypeError, "seed must be an integer >= 0"),
     ],

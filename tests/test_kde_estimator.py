@@ -166,6 +166,7 @@ def test_flipped_bits_are_a_value_error():
         (dict(kernel=["gaussian"]), "kernel"),
         (dict(n_jobs=0), "n_jobs"),
         (dict(n_jobs=1.5), "n_jobs"),
+        (dict(n_jobs=2**31), "n_jobs"),
         (dict(algorithm="kd_tree"), "algorithm"),
         (dict(algorithm=np.array(["auto", "brute"])), "algorithm"),
         (dict(rtol=-1), "rtol"),

@@ -49,10 +49,10 @@ void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   with_columns(a.slice, [&](auto columns) {
     constexpr int C = decltype(columns)::value;
     if (!a.read.weight_grads) return run(weighted_gather_kernel<T, kElement<T>, C, true, false>);
+    // For the weights of queries alone: with the gradient of the sums, which has T's elements.
+    if (!a.read.sum) return run(weighted_gather_kernel<T, kElement<T>, C, false, true>);
     with_element<T>(a.read.x.element, [&](auto element) {
-      constexpr Element E = decltype(element)::value;
-      if (a.read.sum) return run(weighted_gather_kernel<T, E, C, true, true>);
-      run(weighted_gather_kernel<T, E, C, false, true>);
+      run(weighted_gather_kernel<T, decltype(element)::value, C, true, true>);
     });
   });
 }

@@ -1,4 +1,5 @@
 // Soft codes on a GPU against the CPU's functions on the same arrays.
+#include "bytes.hpp"
 #include "check_hash.hpp"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
@@ -107,7 +108,8 @@ TEST(weighted_sums_equal_the_cpus) {
   // Every bucket of every row; more than one chunk of probes.
   check_weighted_sum<float, std::uint8_t>({9, kQuick ? 40 : 300, kQuick ? 1 : 2, 5, 5, 32, 32});
   if (kQuick) return;
-  check_weighted_sum<double, std::uint8_t>({50, 61, 2, 70, 4, 1, 5});
+  for (const index_t columns : {20, 50, 70})
+    check_weighted_sum<double, std::uint8_t>({50, 61, 2, columns, 4, 1, 5});
   check_weighted_sum<float, std::uint8_t>({40, 500, 1, 3, 1, 1, 1});  // many rows of a bucket
   check_weighted_sum<float, std::uint16_t>({1, 1, 1, 1, 9, 1, 1});
 }
@@ -196,6 +198,7 @@ TEST(soft_codes_equal_the_cpus) {
   for (const Family family : {Family::hadamard, Family::hyperplane}) {
     check_soft_hash(family, 35, 64, 12, 10, 4);
     check_soft_hash(family, 9, 70, 5, 3, 20);
+    check_soft_hash(family, 9, 40, 5, 3, 2);
     check_soft_hash(family, 5, 9, 16, 2, 1);
     if (kQuick) continue;
     check_soft_hash(family, 140, 60, 8, 70, 3);
@@ -212,6 +215,7 @@ struct SoftCase {
   Normalize normalize;
   Family family;
   index_t cache = 0;
+  Element element = Element::float32;
 };
 
 void check_soft_attention(const SoftCase& c) {
@@ -230,9 +234,10 @@ void check_soft_attention(const SoftCase& c) {
   const auto v = normal(c.key_heads * c.nk * c.dv, 3), g = normal(c.heads * c.nq * c.dv, 4);
   std::vector<std::uint8_t> mask(c.nk);
   for (index_t j = 0; j < c.nk; ++j) mask[j] = j % 4 != 3;
-  const AttentionInputs<float> in{view<const float>(q, c.nq, c.d), view<const float>(k, c.nk, c.d),
-                                  view<const float>(v, c.nk, c.dv),
-                                  c.masked ? Mask{mask.data(), c.nk} : Mask{}};
+  const Bytes query(q, c.element), key(k, c.element), value(v, c.element), grad(g, c.element);
+  const AttentionInputs<float> in{
+      query.input(c.heads, c.nq, c.d), key.input(c.key_heads, c.nk, c.d),
+      value.input(c.key_heads, c.nk, c.dv), c.masked ? Mask{mask.data(), c.nk} : Mask{}};
   const Parameters p = parameters_of(c.family, c.d, c.n_bits, c.m, c.key_heads);
   const HashFunctions f = functions_of(p, c.family, c.n_bits, c.m, c.key_heads);
   std::vector<float> sharpness(c.key_heads, 2.0f);
@@ -243,29 +248,36 @@ void check_soft_attention(const SoftCase& c) {
   SoftArrays keys(c.n_bits, c.key_heads * c.nk * c.m, c.key_probes), other_keys = keys;
   auto divisors = unwritten<float>(c.heads * c.nq), other_divisors = divisors;
   float* const to_divisors = c.normalize == Normalize::none ? nullptr : divisors.data();
-  auto out = unwritten<float>(g.size()), other_out = out;
-  soft_attention_forward(shape, options, f, in, view<float>(out, c.nq, c.dv), to_divisors,
+  Bytes out(unwritten<float>(g.size()), c.element), other_out = out;
+  soft_attention_forward(shape, options, f, in, out.output(c.heads, c.nq, c.dv), to_divisors,
                          {queries.codes.data(), queries.bits.data(), queries.margins.data()},
                          {keys.codes.data(), keys.bits.data(), keys.margins.data()}, 1);
   const Limits limits(0, c.cache);
   with_scratch([&](void* scratch) {
     return cuda::soft_attention_forward(Queue{}, shape, options, f, in,
-                                        view<float>(other_out, c.nq, c.dv),
+                                        other_out.output(c.heads, c.nq, c.dv),
                                         to_divisors ? other_divisors.data() : nullptr,
                                         other_queries.output(), other_keys.output(), scratch);
   });
   CHECK(other_queries.codes == queries.codes && other_queries.bits == queries.bits);
   CHECK(other_keys.codes == keys.codes && other_keys.bits == keys.bits);
-  check_close(other_out, out, 2e-5);
+  // 16 bits: their last one, of a result that both round.
+  const double rounding = c.element == Element::float32   ? 0
+                          : c.element == Element::float16 ? 1.0 / 1024
+                                                          : 1.0 / 128;
+  check_close(other_out, out, 2e-5 + rounding);
 
-  std::vector<std::vector<float>> results[2];
+  std::vector<Bytes> rows[2];
+  std::vector<std::vector<float>> numbers[2];
   for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
-    auto dq = unwritten<float>(q.size()), dk = unwritten<float>(k.size());
-    auto dv = unwritten<float>(v.size()), dp = unwritten<float>(p.numbers.size());
+    Bytes dq(unwritten<float>(q.size()), c.element), dk(unwritten<float>(k.size()), c.element);
+    Bytes dv(unwritten<float>(v.size()), c.element);
     auto ds = unwritten<float>((c.packed ? 3 : 1) * c.heads);
-    const AttentionGradients<float> to{view<const float>(g, c.nq, c.dv), view<float>(dq, c.nq, c.d),
-                                       view<float>(dk, c.nk, c.d), view<float>(dv, c.nk, c.dv)};
-    const Input<float> given = view<const float>(out, c.nq, c.dv);
+    auto dp = unwritten<float>(p.numbers.size());
+    const AttentionGradients<float> to{
+        grad.input(c.heads, c.nq, c.dv), dq.output(c.heads, c.nq, c.d),
+        dk.output(c.key_heads, c.nk, c.d), dv.output(c.key_heads, c.nk, c.dv)};
+    const Input<float> given = out.input(c.heads, c.nq, c.dv);
     float* const planes = c.family == Family::hyperplane ? dp.data() : nullptr;
     if (on_gpu)
       with_scratch([&](void* scratch) {
@@ -276,11 +288,14 @@ void check_soft_attention(const SoftCase& c) {
     else
       soft_attention_backward(shape, options, f, in, given, to_divisors, queries.soft(),
                               keys.soft(), to, ds.data(), planes, 1);
-    results[on_gpu] = {dq, dk, dv, ds};
-    if (planes) results[on_gpu].push_back(dp);
+    rows[on_gpu] = {dq, dk, dv};
+    numbers[on_gpu] = {ds};
+    if (planes) numbers[on_gpu].push_back(dp);
   }
-  for (std::size_t i = 0; i < results[0].size(); ++i)
-    check_close(results[1][i], results[0][i], 5e-5);
+  for (std::size_t i = 0; i < rows[0].size(); ++i)
+    check_close(rows[1][i], rows[0][i], 5e-5 + rounding);
+  for (std::size_t i = 0; i < numbers[0].size(); ++i)
+    check_close(numbers[1][i], numbers[0][i], 5e-5);
 }
 
 TEST(soft_attention_equals_the_cpus) {
@@ -296,6 +311,11 @@ TEST(soft_attention_equals_the_cpus) {
       {2, 2, 20, 23, 12, 9, 4, 3, 16, 16, true, false, false, Normalize::none, fast});
   check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 1, 7, false, true, true, Normalize::l2, fast});
   check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 5, 1, false, true, true, Normalize::l2, planes});
+  // One to three columns of a lane, of vectors and of values.
+  for (const Element element : {Element::float32, Element::bfloat16, Element::float16})
+    for (const index_t columns : {20, 50, 80})
+      check_soft_attention({2, 2, 20, 23, columns, columns, 5, 3, 4, 4, columns == 50, true, false,
+                            Normalize::l2, fast, 0, element});
 }
 
 }  // namespace

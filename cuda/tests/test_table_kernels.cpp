@@ -5,6 +5,7 @@
 #include "check.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "lshkit/cuda/bucket_table.hpp"
+#include "lshkit/cuda/collisions.hpp"
 #include "lshkit/cuda/decoding.hpp"
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/cuda/runtime.cuh"
@@ -45,6 +46,29 @@ void check_table(index_t rows, index_t m, index_t n_buckets, index_t dv, int mos
                                 out.data());
     for (std::size_t i = 0; i < out.size(); ++i) CHECK_CLOSE(out[i], expected[i], 1e-5, 1e-5);
   }
+}
+
+template <class Code>
+void check_collisions(index_t nq, index_t nk, index_t m, int n_buckets, bool causal) {
+  const auto query = random_codes<Code>(nq * m, n_buckets, 1);
+  const auto key = random_codes<Code>(nk * m, n_buckets, 2);
+  std::vector<std::uint8_t> mask(nk);
+  for (index_t j = 0; j < nk; ++j) mask[j] = j % 5 != 3;
+  const CollisionShape shape{nq, nk, m};
+  const Codes q{query.data(), int(sizeof(Code))}, k{key.data(), int(sizeof(Code))};
+  const Order order = causal ? Order::causal : Order::all;
+  std::vector<std::int64_t> indptr(nq + 1, -1), wanted(indptr);
+  collision_indptr(shape, q, k, mask.data(), order, wanted.data(), 1);
+  cuda::collision_indptr(Queue{}, shape, q, k, mask.data(), order, indptr.data());
+  CHECK(indptr == wanted);
+  const index_t size = wanted.back();
+  std::vector<std::int32_t> indices(size, -1), counts(size, -1);
+  std::vector<std::int32_t> wanted_indices(size), wanted_counts(size);
+  collisions(shape, q, k, mask.data(), order, wanted.data(), wanted_indices.data(),
+             wanted_counts.data(), 1);
+  cuda::collisions(Queue{}, shape, q, k, mask.data(), order, wanted.data(), size, indices.data(),
+                   counts.data());
+  CHECK(indices == wanted_indices && counts == wanted_counts);
 }
 
 struct Case {
@@ -175,6 +199,14 @@ void check_decoding(const Case& c) {
 
 }  // namespace
 
+TEST(pairs_that_collide) {
+  for (const index_t nq : {1, 21, kQuick ? 40 : 700})
+    for (const bool causal : {false, true}) {
+      check_collisions<std::uint8_t>(nq, 33, 5, 8, causal);
+      check_collisions<std::uint16_t>(nq, kQuick ? 70 : 300, 17, 300, causal);
+    }
+}
+
 TEST(kept_tables) {
   check_table<float, std::uint8_t>(70, 2, 3, 33, 3);
   check_table<double, std::uint16_t>(9, 3, 300, 2, 300);
@@ -215,6 +247,10 @@ TEST(attention_step_by_step) {
   c.dv = 130;
   c.normalize = Normalize::sum;
   check_decoding(c);
+  c.type = TableType::float16;
+  c.dv = 40;
+  check_decoding(c);
+  c.type = TableType::float32;
   if (kQuick) return;
   c.normalize = Normalize::l2;
   c.m = 33;

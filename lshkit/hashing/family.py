@@ -48,6 +48,8 @@ class HashFamily:
     def _set_seed(self, seed):
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
+            if seed >= 2**128:  # the key of a counter
+                raise ValueError(f"seed must be below 2**128, got {seed}")
         self.seed = seed
 
     def _rows(self, name, x, torch, cuda=False):

@@ -38,8 +38,13 @@ def check_parameters(estimator):
     checks.boolean("normalize", estimator.normalize)
     checks.integer("batch_size", estimator.batch_size, 1)
     n_jobs = 1 if estimator.n_jobs is None else estimator.n_jobs
-    if isinstance(n_jobs, bool) or not isinstance(n_jobs, numbers.Integral) or n_jobs == 0:
-        raise ValueError(f"n_jobs must be None or an integer that is not 0, got {n_jobs!r}")
+    if (
+        isinstance(n_jobs, bool)
+        or not isinstance(n_jobs, numbers.Integral)
+        or not 0 < abs(n_jobs) < 2**31
+    ):
+        wanted = "None or an integer of 32 bits that is not 0"
+        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     sketch = estimator.algorithm == "bucket_sum"
     if sketch and estimator.kernel not in kernels.COLLISION:
