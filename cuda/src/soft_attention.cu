@@ -2,8 +2,9 @@
 // probes are made when they are needed and go again; saved in between are codes, bits and margins.
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head, tables (16 MB; in order as much as the sums)
-// and the probes of some heads (256 MB, or those of one head). Of the backward besides: the
-// gradient of values and the larger of those of the unit vectors, and of the margins.
+// and the probes of some heads (256 MB, or those of one head), in no order as much again to sort
+// them. Of the backward besides: the gradient of values and the larger of those of the unit
+// vectors, and of the margins.
 #include "lshkit/cuda/probes.cuh"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
@@ -228,6 +229,7 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
       p, false, {keys.codes, code_bytes, keys.bits, keys.margins}, key.valid, key_memory);
   WeightedPass<float> pass = forward_pass(p, query_probes, key_probes);
   pass.tables = take_tables(cut, pass, weighted_table_scratch(pass));
+  take_sorted(cut, {&pass});
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
@@ -286,11 +288,10 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   key_probes.margin_grads = cut.take<float>(p.margin_count(false));
   WeightedPass<float> forwards = forward_pass(p, query_probes, key_probes);
   WeightedPass<float> back = backward_pass(forwards);
-  const index_t of_forwards = weighted_table_scratch(forwards),
-                of_back = weighted_table_scratch(back);
-  back.tables = take_tables(cut, back, of_forwards > of_back ? of_forwards : of_back);
-  forwards.tables = back.tables;
-  forwards.table_bytes = back.table_bytes;
+  const index_t bytes = most(weighted_table_scratch(forwards), weighted_table_scratch(back));
+  back.tables = forwards.tables = take_tables(cut, back, bytes);
+  forwards.table_bytes = bytes;
+  take_sorted(cut, {&forwards, &back});
   PlaneGrads planes;
   planes.sets = functions.head_stride ? p.key_heads() : 1;
   planes.parts = kPlaneGradParts;

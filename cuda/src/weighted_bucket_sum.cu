@@ -2,6 +2,7 @@
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
 #include "lshkit/cuda/weighted_gather.cuh"
+#include "lshkit/cuda/weighted_sort.cuh"
 #include "lshkit/cuda/weighted_table.cuh"
 
 namespace lshkit::cuda {
@@ -25,6 +26,25 @@ void with_columns(index_t slice, const Call& call) {
   if (slice <= kWarp) return call(std::integral_constant<int, 1>{});
   if (slice <= 2 * kWarp) return call(std::integral_constant<int, 2>{});
   call(std::integral_constant<int, 3>{});
+}
+
+template <class T>
+void launch_sort(const Queue& queue, const WeightedPass<T>& a) {
+  const int warps = sort_warps(a.add.side.n_rows * a.add.n_probes, a.n_buckets);
+  launch(queue, "weighted_sort", weighted_sort_kernel<T>, a.tasks * a.sort_hashes, warps * kWarp,
+         std::size_t(sort_bytes(warps, a.n_buckets)), a, warps);
+}
+
+template <class T>
+void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
+  const index_t blocks = a.tasks * a.hashes * ceil_div(a.n_buckets, kSegmentBlock) * a.slices;
+  with_element<T>(a.add.x.element, [&](auto element) {
+    with_columns(a.slice, [&](auto columns) {
+      launch(queue, "weighted_segment",
+             weighted_segment_kernel<T, decltype(element)::value, decltype(columns)::value>, blocks,
+             kSegmentThreads, 0, a);
+    });
+  });
 }
 
 template <class T>
@@ -95,8 +115,8 @@ WeightedPass<T> pass_of(const BucketSumShape& shape, const Probes<T>& queries,
 
 template <class T>
 void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
-  const index_t all_tasks = a.heads * a.sequences, columns = a.columns();
-  if (all_tasks == 0 || a.read.side.n_rows == 0 || columns == 0) return;
+  const index_t columns = a.columns();
+  if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
   a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slices = ceil_div(columns, a.slice);
@@ -114,18 +134,29 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   // Tasks that share tables: in order, all sequences of a head.
   const index_t together = ordered ? a.sequences : 1;
   const index_t tables = a.table_bytes / weighted_tables_of_one(a);
-  const index_t hashes = least(a.n_hashes, tables > 1 ? tables : 1);
-  const index_t tasks = together * (tables > hashes ? tables / hashes : 1);
-  for (a.first_task = 0; a.first_task < all_tasks; a.first_task += tasks) {
-    a.tasks = least(tasks, all_tasks - a.first_task);
-    const index_t wanted = ceil_div(kGatherBlocks, a.tasks);
-    a.gather_blocks = least(wanted, ceil_div(a.read.side.n_rows, kGatherRows));
-    for (a.first_hash = 0; a.first_hash < a.n_hashes; a.first_hash += hashes) {
-      a.hashes = least(hashes, a.n_hashes - a.first_hash);
-      launch_table(queue, a);
-      launch_gather(queue, a);
+  if (a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // rows too far apart
+  const SortGroup group = a.sorted ? weighted_sort_group(a) : SortGroup{a.heads, a.n_hashes};
+  const index_t hashes = least(group.hashes, most(tables, 1));
+  const index_t tasks = together * most(tables / hashes, 1);
+  for (a.sort_first_head = 0; a.sort_first_head < a.heads; a.sort_first_head += group.heads)
+    for (a.sort_first_hash = 0; a.sort_first_hash < a.n_hashes; a.sort_first_hash += group.hashes) {
+      a.first_task = a.sort_first_head * a.sequences;
+      a.tasks = least(group.heads, a.heads - a.sort_first_head) * a.sequences;
+      a.sort_hashes = least(group.hashes, a.n_hashes - a.sort_first_hash);
+      if (a.sorted) launch_sort(queue, a);
+      const index_t last_task = a.first_task + a.tasks,
+                    last_hash = a.sort_first_hash + a.sort_hashes;
+      for (; a.first_task < last_task; a.first_task += tasks) {
+        a.tasks = least(tasks, last_task - a.first_task);
+        const index_t wanted = ceil_div(kGatherBlocks, a.tasks);
+        a.gather_blocks = least(wanted, ceil_div(a.read.side.n_rows, kGatherRows));
+        for (a.first_hash = a.sort_first_hash; a.first_hash < last_hash; a.first_hash += hashes) {
+          a.hashes = least(hashes, last_hash - a.first_hash);
+          a.sorted ? launch_segments(queue, a) : launch_table(queue, a);
+          launch_gather(queue, a);
+        }
+      }
     }
-  }
 }
 template void weighted_sum(const Queue&, WeightedPass<float>, index_t);
 template void weighted_sum(const Queue&, WeightedPass<double>, index_t);
@@ -140,6 +171,7 @@ index_t weighted_bucket_sum(const Queue& queue, const BucketSumShape& shape, Pro
   Cut cut(scratch);
   a.table_bytes = weighted_table_scratch(a);
   a.tables = cut.take<T>(a.table_bytes / index_t(sizeof(T)));
+  take_sorted(cut, {&a});
   if (!scratch) return cut.used();
   const DeviceGuard guard(queue);
   weighted_sum(queue, a, shared_limit(queue));
@@ -162,13 +194,15 @@ index_t weighted_bucket_sum_backward(const Queue& queue, const BucketSumShape& s
   back.read.sum_columns = shape.n_values;
   Cut cut(scratch);
   back.table_bytes = weighted_table_scratch(back);
-  if (gradients.query_weights) {
-    const index_t bytes = weighted_table_scratch(forwards);
-    if (bytes > back.table_bytes) back.table_bytes = bytes;
-  }
+  if (gradients.query_weights)
+    back.table_bytes = most(back.table_bytes, weighted_table_scratch(forwards));
   back.tables = cut.take<T>(back.table_bytes / index_t(sizeof(T)));
   forwards.tables = back.tables;
   forwards.table_bytes = back.table_bytes;
+  if (gradients.query_weights)
+    take_sorted(cut, {&forwards, &back});
+  else
+    take_sorted(cut, {&back});
   if (!scratch) return cut.used();
   const DeviceGuard guard(queue);
   const index_t limit = shared_limit(queue);

@@ -105,6 +105,11 @@ TEST(weighted_sums_equal_the_cpus) {
   // A pass for every hash and head, and several ranges of buckets.
   check_weighted_sum<float, std::uint16_t>(
       {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 3 * 1024, 10 * 1024});
+  // Sorted by one hash of one head at a time.
+  check_weighted_sum<float, std::uint16_t>({12, 41, 3, 9, 6, 2, 3, Order::all, 0, 1});
+  // More buckets than are sorted by, for codes side by side and not.
+  check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, 14, 1, 4});
+  check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, 14, 2, 3});
   // Every bucket of every row; more than one chunk of probes.
   check_weighted_sum<float, std::uint8_t>({9, kQuick ? 40 : 300, kQuick ? 1 : 2, 5, 5, 32, 32});
   if (kQuick) return;
@@ -121,7 +126,8 @@ TEST(weighted_sums_in_order_equal_the_cpus) {
     if (kQuick) continue;
     check_weighted_sum<float, std::uint8_t>({60, 45, 3, 9, 4, 3, 4, order});
     check_weighted_sum<float, std::uint8_t>({300, 350, 1, 5, 3, 8, 8, order});
-    check_weighted_sum<double, std::uint8_t>({45, 60, 2, 130, 4, 4, 4, order});
+    for (const index_t columns : {20, 50, 130})
+      check_weighted_sum<double, std::uint8_t>({45, 60, 2, columns, 4, 4, 4, order});
   }
 }
 
@@ -314,8 +320,9 @@ TEST(soft_attention_equals_the_cpus) {
   // One to three columns of a lane, of vectors and of values.
   for (const Element element : {Element::float32, Element::bfloat16, Element::float16})
     for (const index_t columns : {20, 50, 80})
-      check_soft_attention({2, 2, 20, 23, columns, columns, 5, 3, 4, 4, columns == 50, true, false,
-                            Normalize::l2, fast, 0, element});
+      for (const bool causal : {false, true})
+        check_soft_attention({2, 2, 20, 23, columns, columns, 5, 3, 4, 4, causal, true, false,
+                              Normalize::l2, fast, 0, element});
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 #pragma once
-// Counting sorts of rows by their buckets, many hashes and heads a launch: a block takes one side
-// of one sequence's head by one hash. Each of its warps counts a range of the rows and places it
+// Counting sorts by buckets. Each warp of a block counts a range of what is sorted and places it
 // after the ranges before, so the order is stable.
+//
+// Here of rows, many hashes and heads a launch: a block takes one side of one sequence's head by
+// one hash. weighted_sort.cuh sorts probes.
 //
 // Codes lie token by token, a byte of each 32 to a hash: a first kernel turns them over, so that a
 // warp reads 64 bytes and not 32 sectors. Bound: the scattered stores of 4 bytes a row and hash.
@@ -82,32 +84,30 @@ LSHKIT_KERNEL void __launch_bounds__(kTurnThreads)
   }
 }
 
-// Even blocks sort queries, odd ones keys.
-LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
-    group_sort_kernel(GroupSort a, int warps) {
-  LSHKIT_SHARED_MEMORY(memory);
-  const int buckets = int(a.buckets()), lane = lane_index(), warp = warp_index();
-  int* const next = reinterpret_cast<int*>(memory);  // (warps, buckets)
-  int* const first = next + warps * buckets;         // (buckets)
-  const SortSide& s = block_index() % 2 == 0 ? a.queries : a.keys;
-  const index_t task = block_index() / 2 % a.tasks(), slot = block_index() / 2 / a.tasks();
-  const Span span = a.span(s, task);
-  const index_t at = slot * a.rows(s) + span.owned - a.first_row(s);
-  const std::uint16_t* const of_row = s.buckets + at;
-  std::int32_t* const order = s.order + at;
-  std::int32_t* const starts = s.starts + (slot * a.tasks() + task) * (buckets + 1);
-
-  const index_t each = ceil_div(ceil_div(span.count, warps), kWarp) * kWarp;
-  const index_t begin = least(span.count, warp * each), end = least(span.count, begin + each);
+// A block sorts `count` things by their buckets, stably: bucket_of(i) is kNoBucket where i is in
+// none, put(i, place) says where it goes. starts (buckets + 1): where each bucket begins, and the
+// end. memory: sort_bytes(warps, buckets).
+__host__ __device__ constexpr index_t sort_bytes(index_t warps, index_t buckets) {
+  return (warps + 1) * buckets * index_t(sizeof(int));
+}
+template <class BucketOf, class Put>
+__device__ __forceinline__ void block_sort(void* memory, int warps, int buckets, index_t count,
+                                           std::int32_t* starts, const BucketOf& bucket_of,
+                                           const Put& put) {
+  const int lane = lane_index(), warp = warp_index();
+  int* const next = static_cast<int*>(memory);  // (warps, buckets)
+  int* const first = next + warps * buckets;    // (buckets)
+  const index_t each = ceil_div(ceil_div(count, warps), kWarp) * kWarp;
+  const index_t begin = least(count, warp * each), end = least(count, begin + each);
   int* const mine = next + warp * buckets;
-  // The rows of a warp 32 by 32: put(row, the value of its bucket's counter).
-  const auto count_rows = [&](const auto& put) {
+  // Those of a warp 32 by 32: to(i, the value of its bucket's counter).
+  const auto count_all = [&](const auto& to) {
     for (index_t i = begin; i < end; i += kSortUnroll * kWarp) {
       unsigned bucket[kSortUnroll];
       LSHKIT_UNROLL
       for (int u = 0; u < kSortUnroll; ++u) {
-        const index_t row = i + u * kWarp + lane;
-        bucket[u] = row < end ? of_row[row] : kNoBucket;
+        const index_t at = i + u * kWarp + lane;
+        bucket[u] = at < end ? bucket_of(at) : kNoBucket;
       }
       LSHKIT_UNROLL
       for (int u = 0; u < kSortUnroll; ++u) {
@@ -117,7 +117,7 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
         const int rank = __popc(equal & ((1u << lane) - 1)), start = some ? mine[bucket[u]] : 0;
         __syncwarp();
         if (some && rank == 0) mine[bucket[u]] = start + __popc(equal);
-        if (some) put(i + u * kWarp + lane, start + rank);
+        if (some) to(i + u * kWarp + lane, start + rank);
         __syncwarp();
       }
     }
@@ -125,14 +125,14 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
 
   for (int b = thread_index(); b < warps * buckets; b += warps * kWarp) next[b] = 0;
   __syncthreads();
-  count_rows([](index_t, int) {});
+  count_all([](index_t, int) {});
   __syncthreads();
   for (int b = thread_index(); b < buckets; b += warps * kWarp) {
     int before = 0;
     for (int w = 0; w < warps; ++w) {
-      const int count = next[w * buckets + b];
+      const int here = next[w * buckets + b];
       next[w * buckets + b] = before;
-      before += count;
+      before += here;
     }
     first[b] = before;
   }
@@ -142,13 +142,13 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
     int own = 0, before = 0;
     for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) own += first[b];
     for (int other = 0; other < kWarp; ++other) {
-      const int count = __shfl_sync(kAllLanes, own, other);
-      if (other < lane) before += count;
+      const int here = __shfl_sync(kAllLanes, own, other);
+      if (other < lane) before += here;
     }
     for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) {
-      const int count = first[b];
+      const int here = first[b];
       first[b] = before;
-      before += count;
+      before += here;
       if (b == buckets - 1) starts[buckets] = before;
     }
   }
@@ -157,7 +157,29 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
     next[b] += first[b % buckets];
   for (int b = thread_index(); b < buckets; b += warps * kWarp) starts[b] = first[b];
   __syncthreads();
-  count_rows([&](index_t row, int place) { order[place] = std::int32_t(row); });
+  count_all(put);
+}
+// As many warps as have 256 of the things each and counters in the shared memory of any GPU.
+inline int sort_warps(index_t count, index_t buckets) {
+  const index_t room = kSortSharedBytes / sort_bytes(0, buckets) - 1;
+  return int(least(least(ceil_div(count + 1, 256), kMostSortWarps), room));
+}
+
+// Even blocks sort queries, odd ones keys.
+LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
+    group_sort_kernel(GroupSort a, int warps) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const int buckets = int(a.buckets());
+  const SortSide& s = block_index() % 2 == 0 ? a.queries : a.keys;
+  const index_t task = block_index() / 2 % a.tasks(), slot = block_index() / 2 / a.tasks();
+  const Span span = a.span(s, task);
+  const index_t at = slot * a.rows(s) + span.owned - a.first_row(s);
+  const std::uint16_t* const of_row = s.buckets + at;
+  std::int32_t* const order = s.order + at;
+  std::int32_t* const starts = s.starts + (slot * a.tasks() + task) * (buckets + 1);
+  block_sort(
+      memory, warps, buckets, span.count, starts, [&](index_t row) { return of_row[row]; },
+      [&](index_t row, int place) { order[place] = std::int32_t(row); });
 }
 
 inline void group_sort(const Queue& queue, const GroupSort& a) {
@@ -169,14 +191,11 @@ inline void group_sort(const Queue& queue, const GroupSort& a) {
     launch(queue, "turn_codes", turn_codes_kernel, a.units * ceil_div(s.side.n_rows, kTurnThreads),
            kTurnThreads, 0, a, of_queries, wide);
   }
-  // As many warps as have 256 rows each and counters in the shared memory of any GPU.
-  const index_t table = index_t(sizeof(int)) * a.buckets();
   const index_t longest =
       a.queries.side.n_rows > a.keys.side.n_rows ? a.queries.side.n_rows : a.keys.side.n_rows;
-  index_t warps = least(ceil_div(longest + 1, 256), kMostSortWarps);
-  warps = least(warps, kSortSharedBytes / table - 1);
-  launch(queue, "group_sort", group_sort_kernel, 2 * a.tasks() * a.hashes, int(warps) * kWarp,
-         std::size_t((warps + 1) * table), a, int(warps));
+  const int warps = sort_warps(longest, a.buckets());
+  launch(queue, "group_sort", group_sort_kernel, 2 * a.tasks() * a.hashes, warps * kWarp,
+         std::size_t(sort_bytes(warps, a.buckets())), a, warps);
 }
 
 }  // namespace lshkit::cuda

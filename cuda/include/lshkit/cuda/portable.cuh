@@ -37,6 +37,7 @@ __device__ inline int warp_index() { return int(threadIdx.x) / kWarp; }
 __device__ inline index_t block_index() { return index_t(blockIdx.x); }
 __host__ __device__ constexpr index_t ceil_div(index_t a, index_t b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr index_t least(index_t a, index_t b) { return a < b ? a : b; }
+__host__ __device__ constexpr index_t most(index_t a, index_t b) { return a > b ? a : b; }
 
 // Sums of a warp in a fixed order, the same number in every lane.
 template <class T>
@@ -44,6 +45,19 @@ __device__ inline T warp_sum(T x) {
   for (int step = kWarp / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
   return x;
 }
+
+// Computed once, where the compiler would rather compute it again in each turn of a loop.
+#ifdef __CUDACC__
+__device__ inline void keep_in_register(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
+template <class T>
+__device__ inline void keep_in_register(T*& x) {  // to global memory
+  asm volatile("" : "+l"(x));
+  __builtin_assume(__isGlobal(x));
+}
+#else
+template <class T>
+inline void keep_in_register(T&) {}
+#endif
 
 #ifdef __CUDACC__
 inline void check(cudaError_t status, const char* what) {

@@ -4,21 +4,27 @@
 // the weights of queries the same, and for values and for the weights of keys queries add their
 // gradients and keys read.
 //
-// Two kernels, a few heads at a time so that tables stay in the L2 cache. weighted_table: a block
-// has a range of the buckets of one hash of one head in shared memory, all columns of them; it
-// looks for these among all probes and keeps them in a queue, and a warp adds those of its own
-// buckets in the order of the rows, 8 at a time in flight: no atomics, the same bits at every run.
-// In order ("causal", "reversed") the reading probes are in the queue too and take a copy of their
-// bucket as it is then. weighted_gather: a warp takes a row, reads the row of the table of each of
-// its probes, sums them and takes their products with the row's own vector: the gradients of the
-// weights, whole at once.
+// Kernels take a few heads at a time, so that tables stay in the L2 cache. No atomics: the same
+// bits at every run. In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted
+// by buckets, then a warp sums the rows of a bucket in its registers, in their order, 4 at a time
+// in flight. In order ("causal", "reversed"), or with more buckets than a block can count,
+// weighted_table: a block has a range of the buckets of one hash of one head in shared memory, all
+// columns of them; it looks for these among all probes and keeps them in a queue, and a warp adds
+// those of its own buckets in the order of the rows, 8 at a time in flight. In order the reading
+// probes are in the queue too and take a copy of their bucket as it is then. weighted_gather: a
+// warp takes a row, reads the row of the table of each of its probes, sums them and takes their
+// products with the row's own vector: the gradients of the weights, whole at once.
 //
-// Bytes, per row, hash and probe of 64 columns in fp32: 512 of shared memory, 128 (bfloat16) or 256
-// of L2 to add; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor if L2 gives it
-// 23 bytes a cycle. Three of each for forward and backward. In order the copies are written and
-// read besides, 512 bytes that leave L2 where rows are many.
+// Bytes, per row, hash and probe of 64 columns in fp32: 128 (bfloat16) or 256 of L2 to add, and 16
+// of device memory to sort; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor if
+// L2 gives it 23 bytes a cycle. Three of each for forward and backward. In order the adding takes
+// 512 of shared memory, and the copies are written and read besides, 512 bytes that leave L2 where
+// rows are many.
 // Instructions of a warp per row, hash and probe (SASS of sm_90): 18 to read, 26 with the products;
-// 60 to add, of which 12 to find the bucket's warp (8 ranges of 512 of 4096 buckets).
+// to add 16, 30 more for each bucket and 7 to sort; in order 60, of which 12 to find the bucket's
+// warp (8 ranges of 512 of 4096 buckets).
+#include <initializer_list>
+
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
@@ -37,7 +43,9 @@ __host__ __device__ constexpr int table_batch() {
   return C * int(sizeof(T)) > 8 ? 4 : 8;
 }
 constexpr int kGatherBatch = 8;
+constexpr int kSegmentBatch = 4;  // sorted rows in flight of a warp: may read so many too far
 constexpr int kTableList = 2 * kWarp;
+constexpr index_t kMostSorted = 1 << 13;      // buckets that a block can count
 constexpr index_t kTableShared = 136 * 1024;  // of buckets, where a block may have so much
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
 // read once, have four times as many, or as many as the sums.
@@ -88,6 +96,13 @@ struct WeightedSide {
   T* weight_grads = nullptr;  // laid out as the weights
 };
 
+// A row that is added to a bucket, by its number in the batch. One load.
+template <class T>
+struct alignas(2 * sizeof(T)) Added {
+  T weight;
+  std::uint32_t row;
+};
+
 // What a launch does: some tasks and hashes.
 template <class T>
 struct WeightedPass {
@@ -101,7 +116,12 @@ struct WeightedPass {
   // (tasks, hashes, n_buckets, columns), in order (heads, hashes, rows * n_probes, columns).
   T* tables = nullptr;
   index_t table_bytes = 0;
+  // In no order, or null: of some heads and hashes what is added, sorted by buckets, (heads,
+  // hashes, rows * n_probes), and where those begin, (heads, sequences, hashes, n_buckets + 1).
+  Added<T>* sorted = nullptr;
+  std::int32_t* starts = nullptr;
   // Set by weighted_sum.
+  index_t sort_first_head = 0, sort_heads = 0, sort_first_hash = 0, sort_hashes = 0;
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
   index_t table_rows = 0, range = 0, ranges = 0, slice = 0, slices = 0, gather_blocks = 0;
   int entry_shift = -1, probe_shift = -1;
@@ -174,6 +194,40 @@ index_t weighted_table_scratch(const WeightedPass<T>& a) {
   const index_t sums = a.heads * one / a.read.n_probes;
   const index_t wanted = sums > 4 * table_cache() ? sums : 4 * table_cache();
   return least(a.heads * a.n_hashes * one, one > wanted ? one : wanted);
+}
+
+// The heads and hashes whose probes are sorted at once, 0 of them where tables are made in order or
+// the buckets are too many to be counted.
+struct SortGroup {
+  index_t heads = 0, hashes = 0;
+};
+template <class T>
+SortGroup weighted_sort_group(const WeightedPass<T>& a) {
+  const index_t rows = a.add.side.n_rows * a.add.n_probes;
+  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX) return {};
+  const index_t one = rows * index_t(sizeof(Added<T>)) +
+                      a.sequences * (a.n_buckets + 1) * index_t(sizeof(std::int32_t));
+  const index_t room = 16 * table_cache(), at_once = room > one ? room / one : 1;
+  if (at_once < a.n_hashes) return {least(a.heads, 1), at_once};
+  return {least(a.heads, at_once / a.n_hashes), a.n_hashes};
+}
+// Memory for passes one after the other.
+template <class T>
+void take_sorted(Cut& cut, std::initializer_list<WeightedPass<T>*> passes) {
+  index_t rows = 0, starts = 0;
+  for (const WeightedPass<T>* a : passes) {
+    const SortGroup group = weighted_sort_group(*a);
+    const index_t count = group.heads * group.hashes;
+    rows = most(rows, count * a->add.side.n_rows * a->add.n_probes);
+    starts = most(starts, count * a->sequences * (a->n_buckets + 1));
+  }
+  Added<T>* const sorted = cut.take<Added<T>>(rows + kSegmentBatch);
+  std::int32_t* const to_starts = cut.take<std::int32_t>(starts);
+  for (WeightedPass<T>* a : passes) {
+    if (weighted_sort_group(*a).heads == 0) continue;
+    a->sorted = sorted;
+    a->starts = to_starts;
+  }
 }
 
 // In weighted_bucket_sum.cu, for float and double. table_bytes: weighted_table_scratch, or more.

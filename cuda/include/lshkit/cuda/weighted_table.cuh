@@ -1,5 +1,5 @@
 #pragma once
-// The tables of a weighted sum: see weighted_bucket_sum.cuh.
+// The tables of a weighted sum, in shared memory: see weighted_bucket_sum.cuh.
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
 
 namespace lshkit::cuda {
