@@ -28,7 +28,7 @@ BATCH, HEADS, D = 8, 12, 64
 LENGTHS = 1024, 4096, 16384, 65536
 OURS = {
     "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32},
-    "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 8},
+    "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 32},
 }
 # Of the sum in tables of fp32: two bytes each way, read-modify-write and read, of 64 columns.
 BYTES_OF_A_SUM = 768
