@@ -193,17 +193,22 @@ def soft(leaves, **words):
     return out, *(x.grad for x in leaves)
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_public_attention(cuda_device, on_cpu, dtype):
-    # All that a benchmark has but its lengths: 64 columns, 4096 buckets, 8 hashes.
+def test_public_attention(cuda_device, on_cpu, dtype, is_causal):
+    # All that a benchmark has but its lengths: 64 columns, 4096 buckets.
     case = attention_cases.attention_inputs(30, 33, 64, 64, batch=1, heads=2, dtype=dtype)
     leaves = [leaf_of(x, cuda_device) for x in (case.query, case.key, case.value)]
-    words = dict(n_bits=12, n_hashes=8, n_probes=4)
+    words = dict(n_bits=12, n_hashes=8, n_probes=4, is_causal=is_causal)
     got = soft(leaves, **words)
     wanted = on_cpu(soft, [leaf_of(x) for x in leaves], **words)
     assert got[0].dtype is dtype
     for a, b in zip(got, wanted, strict=True):
-        assert_close(a, b.detach(), dtype)
+        if dtype is torch.bfloat16 and not is_causal:  # tables of it: one rounding more
+            difference = (a.detach().cpu().double() - b.detach().double()).norm()
+            assert difference <= 2**-7 * b.detach().double().norm()
+        else:
+            assert_close(a, b.detach(), dtype)
 
 
 @pytest.mark.parametrize("normalize", ["l2", "sum"])

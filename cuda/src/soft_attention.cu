@@ -121,6 +121,7 @@ WeightedPass<float> forward_pass(const SoftProblem& p, const SoftProbes& query,
   a.n_buckets = index_t(1) << p.functions.n_bits;
   a.n_values = p.s.n_values;
   a.extra = p.counts();
+  a.short_tables = p.in.value.element == Element::bfloat16;  // of all rows, then
   a.order = p.options.causal ? Order::causal : Order::all;
   a.scale = 1.0f / float(p.n_hashes());
   return a;

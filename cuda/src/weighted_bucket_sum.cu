@@ -38,11 +38,18 @@ void launch_sort(const Queue& queue, const WeightedPass<T>& a) {
 template <class T>
 void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
   const index_t blocks = a.tasks * a.hashes * ceil_div(a.n_buckets, kSegmentBlock) * a.slices;
-  with_element<T>(a.add.x.element, [&](auto element) {
-    with_columns(a.slice, [&](auto columns) {
-      launch(queue, "weighted_segment",
-             weighted_segment_kernel<T, decltype(element)::value, decltype(columns)::value>, blocks,
-             kSegmentThreads, 0, a);
+  const auto run = [&](auto kernel) {
+    launch(queue, "weighted_segment", kernel, blocks, kSegmentThreads, 0, a);
+  };
+  with_columns(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value;
+    with_element<T>(a.add.x.element, [&](auto element) {
+      constexpr Element E = decltype(element)::value, kShort = Element::bfloat16;
+      if constexpr (E == kShort)  // values
+        return run(weighted_segment_kernel<T, E, kShort, C>);
+      if constexpr (E == Element::float32)  // values, or the gradient of the sums
+        if (a.short_tables) return run(weighted_segment_kernel<T, E, kShort, C>);
+      if constexpr (E != kShort) run(weighted_segment_kernel<T, E, kElement<T>, C>);
     });
   });
 }
@@ -68,11 +75,21 @@ void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   };
   with_columns(a.slice, [&](auto columns) {
     constexpr int C = decltype(columns)::value;
-    if (!a.read.weight_grads) return run(weighted_gather_kernel<T, kElement<T>, C, true, false>);
+    constexpr Element kOwn = kElement<T>;
     // For the weights of queries alone: with the gradient of the sums, which has T's elements.
-    if (!a.read.sum) return run(weighted_gather_kernel<T, kElement<T>, C, false, true>);
+    const bool dots = a.read.weight_grads, sum = a.read.sum;
+    if constexpr (sizeof(T) == 4) {
+      constexpr Element kShort = Element::bfloat16;
+      if (a.short_tables) {
+        if (!dots) return run(weighted_gather_kernel<T, kOwn, kShort, C, true, false>);
+        if (!sum) return run(weighted_gather_kernel<T, kOwn, kShort, C, false, true>);
+        return run(weighted_gather_kernel<T, kShort, kShort, C, true, true>);
+      }
+    }
+    if (!dots) return run(weighted_gather_kernel<T, kOwn, kOwn, C, true, false>);
+    if (!sum) return run(weighted_gather_kernel<T, kOwn, kOwn, C, false, true>);
     with_element<T>(a.read.x.element, [&](auto element) {
-      run(weighted_gather_kernel<T, decltype(element)::value, C, true, true>);
+      run(weighted_gather_kernel<T, decltype(element)::value, kOwn, C, true, true>);
     });
   });
 }
@@ -118,6 +135,8 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   const index_t columns = a.columns();
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
+  if (a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // rows too far apart
+  a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
   a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slices = ceil_div(columns, a.slice);
   a.range = 0;
@@ -134,7 +153,6 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   // Tasks that share tables: in order, all sequences of a head.
   const index_t together = ordered ? a.sequences : 1;
   const index_t tables = a.table_bytes / weighted_tables_of_one(a);
-  if (a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // rows too far apart
   const SortGroup group = a.sorted ? weighted_sort_group(a) : SortGroup{a.heads, a.n_hashes};
   const index_t hashes = least(group.hashes, most(tables, 1));
   const index_t tasks = together * most(tables / hashes, 1);

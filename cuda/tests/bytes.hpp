@@ -21,6 +21,11 @@ struct Bytes {
   Output<float> output(index_t heads, index_t rows, index_t columns) {
     return {bytes.data(), heads * rows * columns, rows * columns, columns, element};
   }
+  std::vector<float> floats() const {
+    std::vector<float> x(size());
+    for (index_t i = 0; i < size(); ++i) x[i] = at(i);
+    return x;
+  }
   index_t size() const { return index_t(bytes.size()) / element_bytes(element); }
 };
 

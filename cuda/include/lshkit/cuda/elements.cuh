@@ -99,6 +99,11 @@ __device__ inline void store_quad(void* to, const Quad& q) {
 #endif
 }
 
+template <Element E>
+constexpr int kElementBytes = E == Element::float64   ? 8
+                              : E == Element::float32 ? 4
+                                                      : 2;
+
 template <class T>
 __device__ inline T load_element(const void* data, index_t i, Element element) {
   switch (element) {

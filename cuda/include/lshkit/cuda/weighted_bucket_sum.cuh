@@ -15,14 +15,14 @@
 // warp takes a row, reads the row of the table of each of its probes, sums them and takes their
 // products with the row's own vector: the gradients of the weights, whole at once.
 //
-// Bytes, per row, hash and probe of 64 columns in fp32: 128 (bfloat16) or 256 of L2 to add, and 16
-// of device memory to sort; 256 of L2 to read, which is the bound: 11 cycles of a multiprocessor if
-// L2 gives it 23 bytes a cycle. Three of each for forward and backward. In order the adding takes
-// 512 of shared memory, and the copies are written and read besides, 512 bytes that leave L2 where
-// rows are many.
-// Instructions of a warp per row, hash and probe (SASS of sm_90): 18 to read, 26 with the products;
-// to add 16, 30 more for each bucket and 7 to sort; in order 60, of which 12 to find the bucket's
-// warp (8 ranges of 512 of 4096 buckets).
+// Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 16 of
+// device memory to sort; to read 128 from the tables of bfloat16 that sorted bfloat16 rows get,
+// else 256: the bound, 11 cycles of a multiprocessor if L2 gives it 23 bytes a cycle. Three of each
+// for forward and backward. In order the adding takes 512 of shared memory, and the copies are
+// written and read besides, 512 bytes that leave L2 where rows are many. Instructions of a warp per
+// row, hash and probe (SASS of sm_90): 18 to read, 26 with the products; to add 16, 30 more for
+// each bucket and 7 to sort; in order 60, of which 12 to find the bucket's warp (8 ranges of 512 of
+// 4096 buckets).
 #include <initializer_list>
 
 #include "lshkit/cuda/elements.cuh"
@@ -120,6 +120,9 @@ struct WeightedPass {
   // hashes, rows * n_probes), and where those begin, (heads, sequences, hashes, n_buckets + 1).
   Added<T>* sorted = nullptr;
   std::int32_t* starts = nullptr;
+  // Tables made of what is sorted hold bfloat16, as always if such rows are added: sums in fp32,
+  // rounded once.
+  bool short_tables = false;
   // Set by weighted_sum.
   index_t sort_first_head = 0, sort_heads = 0, sort_first_hash = 0, sort_hashes = 0;
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
@@ -182,7 +185,7 @@ __device__ inline T vector_column(const WeightedPass<T>& a, const WeightedSide<T
 template <class T>
 index_t weighted_tables_of_one(const WeightedPass<T>& a) {
   const index_t rows = a.order == Order::all ? a.n_buckets : a.read.side.n_rows * a.read.n_probes;
-  return rows * a.columns() * index_t(sizeof(T));
+  return rows * a.columns() * (a.sorted && a.short_tables ? 2 : index_t(sizeof(T)));
 }
 template <class T>
 index_t weighted_table_scratch(const WeightedPass<T>& a) {

@@ -19,7 +19,8 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
     return p[0];
 }
 
-template <class T, Element E, int C, bool Sum, bool Dots>
+// E: the elements of the rows' vectors, Q: those of the tables.
+template <class T, Element E, Element Q, int C, bool Sum, bool Dots>
 __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(WeightedPass<T> a) {
   const int lane = lane_index();
   const std::uint32_t of_task = std::uint32_t(a.gather_blocks);
@@ -27,11 +28,13 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
   const WeightedTask<T> task(a, local);
   const WeightedSide<T>& s = a.read;
   const index_t columns = a.columns();
-  const std::uint32_t row_bytes = std::uint32_t(columns * sizeof(T));
+  constexpr int kTableBytes = kElementBytes<Q>;
+  const std::uint32_t row_bytes = std::uint32_t(columns * kTableBytes);
   const std::uint32_t probes = std::uint32_t(s.n_probes);
   const index_t n_entries = a.hashes * s.n_probes;
   const index_t step = a.gather_blocks * kGatherRows;
-  const T* const tables = a.tables + a.table_of(local) * a.hashes * a.table_rows * columns;
+  const char* const tables = reinterpret_cast<const char*>(a.tables) +
+                             a.table_of(local) * a.hashes * a.table_rows * columns * kTableBytes;
   for (index_t i = index_t(block - local * of_task) * kGatherRows + warp_index();
        i < task.read.count; i += step) {
     const index_t base = probes_at(s, task.read, task.head, i, a.first_hash);
@@ -41,7 +44,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
       const int width = int(least(a.slice, columns - first_column));
       T own[C], sum[C];
       bool inside[C];
-      const char* const lane_tables = reinterpret_cast<const char*>(tables + first_column + lane);
+      const char* const lane_tables = tables + (first_column + lane) * kTableBytes;
       LSHKIT_UNROLL
       for (int k = 0; k < C; ++k) {
         inside[k] = lane + k * kWarp < width;
@@ -81,8 +84,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
             const char* const bucket = lane_tables + std::uint64_t(from) * row_bytes;
             LSHKIT_UNROLL
             for (int k = 0; k < C; ++k)
-              x[u][k] = from != kNoRow && inside[k] ? reinterpret_cast<const T*>(bucket)[k * kWarp]
-                                                    : T(0);
+              x[u][k] = from != kNoRow && inside[k] ? load_element<T>(bucket, k * kWarp, Q) : T(0);
           }
           LSHKIT_UNROLL
           for (int u = 0; u < kGatherBatch; ++u) {

@@ -57,9 +57,10 @@ __global__ void __launch_bounds__(kMostSortWarps* kWarp)
       });
 }
 
-template <class T, Element E, int C>
+// Q: the tables' elements.
+template <class T, Element E, Element Q, int C>
 __global__ void __launch_bounds__(kSegmentThreads, 1) weighted_segment_kernel(WeightedPass<T> a) {
-  constexpr int kBytes = E == Element::float64 ? 8 : E == Element::float32 ? 4 : 2;
+  constexpr int kBytes = kElementBytes<E>;
   const int lane = lane_index();
   std::uint32_t block = std::uint32_t(block_index());
   const auto part_of = [&](index_t parts) {
@@ -93,9 +94,13 @@ __global__ void __launch_bounds__(kSegmentThreads, 1) weighted_segment_kernel(We
 
   const int count = int(least(kSegmentBuckets, a.n_buckets - first_bucket));
   const int bound = lane <= count ? starts[first_bucket + lane] : 0;
-  T* to = a.tables + ((local * a.hashes + hash) * a.table_rows + first_bucket) * a.columns() +
-          first_column + lane;
-  std::uint32_t columns = std::uint32_t(a.columns()), own = std::uint32_t(width - lane);
+  constexpr int kTableBytes = kElementBytes<Q>;
+  char* to = reinterpret_cast<char*>(a.tables) +
+             (((local * a.hashes + hash) * a.table_rows + first_bucket) * a.columns() +
+              first_column + lane) *
+                 kTableBytes;
+  std::uint32_t columns = std::uint32_t(a.columns() * kTableBytes);
+  std::uint32_t own = std::uint32_t(width - lane);
   keep_in_register(to);
   keep_in_register(columns);
   keep_in_register(own);
@@ -133,7 +138,7 @@ __global__ void __launch_bounds__(kSegmentThreads, 1) weighted_segment_kernel(We
     }
     LSHKIT_UNROLL
     for (int k = 0; k < C; ++k)
-      if (k * kWarp < int(own)) to[k * kWarp] = sum[k];
+      if (k * kWarp < int(own)) store_element<T>(to, k * kWarp, Q, sum[k]);
   }
 }
 

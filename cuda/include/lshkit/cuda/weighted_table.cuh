@@ -14,7 +14,7 @@ index_t weighted_table_bytes(const WeightedPass<T>& a) {
 template <class T, Element E, int C>
 __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
-  constexpr int kBytes = E == Element::float64 ? 8 : E == Element::float32 ? 4 : 2;
+  constexpr int kBytes = kElementBytes<E>;
   const int lane = lane_index(), warp = warp_index();
   std::uint32_t block = std::uint32_t(block_index());
   const auto part_of = [&](index_t parts) {
