@@ -35,7 +35,7 @@ def test_table(tmp_path):
             **{"batch": 8, "heads": 12, "d": 64},
             "codes": {
                 "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32},
-                "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 8},
+                "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 32},
             },
         },
         "rows": [
