@@ -224,11 +224,11 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
 
 def main() -> None:
     parser, args = parse_arguments()
-    torch.set_num_threads(args.threads)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad makes torch warn of them
     training, held_out = make_data(args)
     if min(len(training), len(held_out)) == 0:
         parser.error(f"--text: {args.text} has too little text")
+    torch.set_num_threads(args.threads)
+    torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad makes torch warn of them
     print(f"{len(training):,} pairs of {args.text} to train on, {len(held_out):,} held out")
     results = {name: train(name, training, held_out, args) for name in METHODS}
     print_table(results, training, args)

@@ -135,7 +135,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   const index_t columns = a.columns();
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
-  if (a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // rows too far apart
+  if (a.add.x.row < 0 || a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // its steps: 32 bits
   a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
   a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slices = ceil_div(columns, a.slice);

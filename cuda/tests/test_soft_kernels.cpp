@@ -119,6 +119,9 @@ TEST(weighted_sums_equal_the_cpus) {
       {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 3 * 1024, 10 * 1024});
   // Sorted by one hash of one head at a time.
   check_weighted_sum<float, std::uint16_t>({12, 41, 3, 9, 6, 2, 3, Order::all, 0, 1});
+  for (const index_t cache : {60, 100, 200, 400, 2000})  // by groups of hashes, then of heads
+    check_weighted_sum<float, std::uint16_t>(
+        {12, 41, kQuick ? 2 : 5, 9, 6, 2, 2, Order::all, 0, cache});
   // More buckets than are sorted by, for codes side by side and not.
   check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, 14, 1, 4});
   check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, 14, 2, 3});
@@ -337,6 +340,9 @@ TEST(soft_attention_equals_the_cpus) {
       {2, 2, 20, 23, 12, 9, 4, 3, 16, 16, true, false, false, Normalize::none, fast});
   check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 1, 7, false, true, true, Normalize::l2, fast});
   check_soft_attention({2, 2, 20, 23, 12, 9, 5, 3, 5, 1, false, true, true, Normalize::l2, planes});
+  for (const index_t cache : {1, 400, 2000, 6000})
+    check_soft_attention(
+        {6, 3, 40, 41, 12, 9, 5, 5, 4, 4, false, true, true, Normalize::sum, fast, cache});
   // One to three columns of a lane, of vectors and of values.
   for (const Element element : {Element::float32, Element::bfloat16, Element::float16})
     for (const index_t columns : {20, 50, 80})

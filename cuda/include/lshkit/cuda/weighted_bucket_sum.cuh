@@ -5,15 +5,19 @@
 // gradients and keys read.
 //
 // Kernels take a few heads at a time, so that tables stay in the L2 cache. No atomics: the same
-// bits at every run. In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted
-// by buckets, then a warp sums the rows of a bucket in its registers, in their order, 4 at a time
-// in flight. In order ("causal", "reversed"), or with more buckets than a block can count,
-// weighted_table: a block has a range of the buckets of one hash of one head in shared memory, all
-// columns of them; it looks for these among all probes and keeps them in a queue, and a warp adds
-// those of its own buckets in the order of the rows, 8 at a time in flight. In order the reading
-// probes are in the queue too and take a copy of their bucket as it is then. weighted_gather: a
-// warp takes a row, reads the row of the table of each of its probes, sums them and takes their
-// products with the row's own vector: the gradients of the weights, whole at once.
+// bits at every run.
+//
+// In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by buckets, then a
+// warp sums the rows of a bucket in its registers, in their order, 4 at a time in flight.
+//
+// In order ("causal", "reversed"), or where weighted_sort_group has none, weighted_table: a block
+// has a range of the buckets of one hash of one head in shared memory, all columns of them; it
+// looks for these among all probes and keeps them in a queue, and a warp adds those of its own
+// buckets in the order of the rows, 8 at a time in flight. In order the reading probes are in the
+// queue too and take a copy of their bucket as it is then.
+//
+// weighted_gather: a warp takes a row, reads the row of the table of each of its probes, sums them
+// and takes their products with the row's own vector: the gradients of the weights, whole at once.
 //
 // Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 16 of
 // device memory to sort; to read 128 from the tables of bfloat16 that sorted bfloat16 rows get,
@@ -199,17 +203,21 @@ index_t weighted_table_scratch(const WeightedPass<T>& a) {
   return least(a.heads * a.n_hashes * one, one > wanted ? one : wanted);
 }
 
-// The heads and hashes whose probes are sorted at once, 0 of them where tables are made in order or
-// the buckets are too many to be counted.
+// The heads and hashes whose probes are sorted at once, 0 of them where tables are made in order,
+// the buckets are too many to be counted, or those of many short sequences would take more memory
+// than what is sorted.
 struct SortGroup {
   index_t heads = 0, hashes = 0;
 };
 template <class T>
 SortGroup weighted_sort_group(const WeightedPass<T>& a) {
   const index_t rows = a.add.side.n_rows * a.add.n_probes;
-  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX) return {};
-  const index_t one = rows * index_t(sizeof(Added<T>)) +
-                      a.sequences * (a.n_buckets + 1) * index_t(sizeof(std::int32_t));
+  const index_t starts = a.sequences * (a.n_buckets + 1) * index_t(sizeof(std::int32_t));
+  const index_t records = rows * index_t(sizeof(Added<T>));
+  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX - kSegmentBatch ||
+      starts > most(records, table_cache()))
+    return {};
+  const index_t one = records + starts;
   const index_t room = 16 * table_cache(), at_once = room > one ? room / one : 1;
   if (at_once < a.n_hashes) return {least(a.heads, 1), at_once};
   return {least(a.heads, at_once / a.n_hashes), a.n_hashes};
