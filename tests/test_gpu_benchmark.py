@@ -59,7 +59,7 @@ def test_table(tmp_path):
         "| 4096 | causal | forward + backward | 1 |  | 0.5 | 2.0 |  |  |",
         "",
         "Invented, torch 9.9, CUDA 99.0; bf16, batch 8, 12 heads, d 64; hard: n_bits 8, "
-        "n_hashes 32; soft: n_bits 12, n_probes 4, n_hashes 8",
+        "n_hashes 32; soft: n_bits 12, n_probes 4, n_hashes 32",
     ]
 
 
