@@ -161,6 +161,17 @@ struct WeightedTask {
     read = span_of(a.read.side, a.query_heads, task);
   }
 };
+// A block's number, taken apart: take(parts) is its part of so many, the fastest first.
+struct BlockParts {
+  std::uint32_t rest;
+
+  __device__ BlockParts() : rest(std::uint32_t(block_index())) {}
+  __device__ index_t take(index_t parts) {
+    const std::uint32_t all = rest;
+    rest = all / std::uint32_t(parts);
+    return index_t(all - rest * std::uint32_t(parts));
+  }
+};
 // Where the probes of row i of a span begin, of one hash.
 template <class T>
 __device__ inline index_t probes_at(const WeightedSide<T>& s, const Span& span, index_t head,

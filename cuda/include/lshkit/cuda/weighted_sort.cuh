@@ -62,17 +62,11 @@ template <class T, Element E, Element Q, int C>
 __global__ void __launch_bounds__(kSegmentThreads, 1) weighted_segment_kernel(WeightedPass<T> a) {
   constexpr int kBytes = kElementBytes<E>;
   const int lane = lane_index();
-  std::uint32_t block = std::uint32_t(block_index());
-  const auto part_of = [&](index_t parts) {
-    const std::uint32_t rest = block / std::uint32_t(parts),
-                        part = block - rest * std::uint32_t(parts);
-    block = rest;
-    return index_t(part);
-  };
-  const index_t first_column = part_of(a.slices) * a.slice;
-  const index_t first_bucket = part_of(ceil_div(a.n_buckets, kSegmentBlock)) * kSegmentBlock +
+  BlockParts block;
+  const index_t first_column = block.take(a.slices) * a.slice;
+  const index_t first_bucket = block.take(ceil_div(a.n_buckets, kSegmentBlock)) * kSegmentBlock +
                                warp_index() * kSegmentBuckets;
-  const index_t hash = part_of(a.hashes), local = block;
+  const index_t hash = block.take(a.hashes), local = block.rest;
   const WeightedTask<T> task(a, local);
   const index_t of_group = a.first_hash + hash - a.sort_first_hash;
   const Added<T>* sorted = a.sorted + sorted_at(a, task, of_group);

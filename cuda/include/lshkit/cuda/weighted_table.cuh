@@ -16,16 +16,10 @@ __global__ void __launch_bounds__(kTableThreads, 1) weighted_table_kernel(Weight
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kBytes = kElementBytes<E>;
   const int lane = lane_index(), warp = warp_index();
-  std::uint32_t block = std::uint32_t(block_index());
-  const auto part_of = [&](index_t parts) {
-    const std::uint32_t rest = block / std::uint32_t(parts),
-                        part = block - rest * std::uint32_t(parts);
-    block = rest;
-    return index_t(part);
-  };
-  const index_t first_column = part_of(a.slices) * a.slice;
-  const index_t first_bucket = part_of(a.ranges) * a.range;
-  const index_t hash = part_of(a.hashes), local = block;
+  BlockParts block;
+  const index_t first_column = block.take(a.slices) * a.slice;
+  const index_t first_bucket = block.take(a.ranges) * a.range;
+  const index_t hash = block.take(a.hashes), local = block.rest;
   const int width = int(least(a.slice, a.columns() - first_column));
   const std::uint32_t buckets = std::uint32_t(least(a.range, a.n_buckets - first_bucket));
   T* const table = reinterpret_cast<T*>(memory);  // (buckets, width)
