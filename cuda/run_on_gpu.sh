@@ -90,7 +90,7 @@ workers=()
 "$python" -c 'import xdist' 2>/dev/null && workers=(-n 8 --dist loadfile --max-worker-restart 20)
 # shellcheck disable=SC2046
 step "kernels' tests" kernels.log 80 "$python" -m pytest "${options[@]}" "${workers[@]}" \
-  $(within 80) tests/test_cuda*.py
+  $(within 80) tests/cuda/test_cuda*.py
 SHOWN=70 benchmark hard 110 hard,pieces
 
 # ---------------------------------------------------------------- all tests, beside the sanitizers
@@ -129,16 +129,16 @@ elif [ "$sanitize_seconds" -lt 20 ]; then
   summary+=("sanitizers: no time left")
 else
   printf '\n==> sanitizers (at %s s, at most %s s)\n' "$SECONDS" "$sanitize_seconds"
-  for file in tests/test_cuda*.py; do
+  for file in tests/cuda/test_cuda*.py; do
     sanitize memcheck 'not streams and not graph and not compile' "$file" & jobs+=($!)
   done
-  # Of every kernel that has shared memory, some; tests/test_gpu_benchmark.py has these be there.
+  # Of every kernel that has shared memory, some; tests/benchmarks/test_gpu_benchmark.py has these be there.
   few='codes and 70-3 or bucket_sum and 8-1 or is_a_bucket_sum and 40-256-33'
   few="$few or collisions and 130-17-33 and True or sampled_attention and shape1 and True"
   few="$few or lower_bound and sum and shape2 or window and l2 or grouped or soft and True"
   few="$few or soft_hash and 64-12 or soft_hash and 20-5 or steps_equal and l2"
   for tool in racecheck synccheck; do
-    sanitize $tool "($few) and not graph and not compile" tests/test_cuda*.py & jobs+=($!)
+    sanitize $tool "($few) and not graph and not compile" tests/cuda/test_cuda*.py & jobs+=($!)
   done
 fi
 # shellcheck disable=SC2046

@@ -3,7 +3,7 @@
     python docs/outputs.py [PAGE ...]        (all pages without arguments)
 
 A page's blocks run top to bottom in one namespace. Where a ```text block follows a block of code it
-is what the code prints, which tests/test_docs.py compares; make an empty one for new code.
+is what the code prints, which tests/docs/test_docs.py compares; make an empty one for new code.
 """
 
 import contextlib

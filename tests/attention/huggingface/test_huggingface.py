@@ -1,0 +1,348 @@
+"""Models of transformers with lshkit's attention functions: what they compute under which masks."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from cases.attention import one_thread  # noqa: E402, F401
+from cases.huggingface import (  # noqa: E402
+    EXACT,
+    IMPLEMENTATIONS,
+    combinations,
+    llama4,
+    mistral,
+    model,
+    padded,
+    set_implementation,
+    tokens,
+)
+from torch.nn import functional as F  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
+from transformers.masking_utils import sdpa_mask  # noqa: E402
+
+from lshkit.attention.huggingface import register  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
+
+
+def formula(module, query, key, value, attention_mask, **_):
+    """YOSO-E (eq. 1-3), a mask of pairs applied: of the paper alone."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    cosine = F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).transpose(-1, -2)
+    weight = (1 - torch.acos(cosine.clamp(-1, 1)) / math.pi) ** 8
+    if attention_mask is not None:
+        weight = weight * attention_mask
+    return F.normalize(weight @ value, dim=-1).transpose(1, 2), None
+
+
+def pairs(*args, **kwargs):
+    skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    return sdpa_mask(*args, **{**kwargs, **skips})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register(lsh={"exact_steps": False})
+    AttentionInterface.register("formula", formula)
+    AttentionMaskInterface.register("formula", pairs)
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request):
+    return request.param
+
+
+@torch.no_grad()
+def in_pieces(made, mask, cache=None):
+    """Logits of all tokens at once, and with a cache: a prompt in pieces, and single steps."""
+    ids, positions = tokens(), (mask.cumsum(1) - 1).clamp(0)
+    whole = made(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
+    parts, at = [], 0
+    for n in (11, 6, 1, 1, 4, 1):
+        now = slice(at, at + n)
+        out = made(
+            ids[:, now],
+            attention_mask=mask[:, : at + n],
+            position_ids=positions[:, now],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache, at = out.past_key_values, at + n
+        parts.append(out.logits)
+    return whole, torch.cat(parts, 1)
+
+
+def inputs(family, ids, mask=None, labels=False):
+    given = {"input_ids": ids, "attention_mask": mask}
+    if labels or family in ("bart", "t5", "t5gemma"):
+        given["labels"] = ids
+    return given
+
+
+# --- What is computed -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
+def test_forward_backward_and_generation(family, implementation):
+    made, ids, mask = model(family, implementation), tokens(), padded(family == "llama")
+    made(**inputs(family, ids, mask, labels=True)).loss.backward()
+    for name, x in made.named_parameters():
+        if any(word in name for word in ("query", "key", "value", "_proj", ".q.", ".k.", ".v.")):
+            assert x.grad.isfinite().all(), name
+            assert x.grad.any() or name.endswith("bias"), name
+    if family != "bert":
+        options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+        made = made.double()
+        cached = made.generate(ids, **options)
+        assert torch.equal(cached, made.generate(ids, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
+def test_equals_all_pairs(family, left, implementation):
+    """Where nothing is estimated a model gives what the matrix of all pairs gives."""
+    options, other = EXACT[implementation]
+    made, ids, mask = model(family, "eager"), tokens(), padded(left)
+    with torch.no_grad():
+        for given in (mask, None):
+            expected = set_implementation(made, other)(**inputs(family, ids, given)).logits
+            got = set_implementation(made, implementation, options)(**inputs(family, ids, given))
+            kept = slice(None) if given is None or family not in ("bert", "llama") else mask.bool()
+            error = (got.logits - expected)[kept].abs().max()
+            assert error < 2e-5  # float32, two layers
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("window", [4, 9, 24])
+def test_sliding_window(window, masked, implementation):
+    torch.manual_seed(0)
+    made, ids = mistral(sliding_window=window).eval(), tokens()
+    options, other = EXACT[implementation]
+    given = {"input_ids": ids, "attention_mask": padded(left=True) if masked else None}
+    past = {"max_new_tokens": 4, "do_sample": False, "output_logits": True}
+    kept = padded(left=True).bool() if masked else slice(None)
+    results = []
+    for name, own in ((other, None), (implementation, options)):
+        set_implementation(made, name, own)
+        logits = made(**given).logits
+        grad = torch.autograd.grad(logits[kept].sin().sum(), made.model.embed_tokens.weight)[0]
+        steps = made.generate(**given, **past, return_dict_in_generate=True).logits
+        results.append((logits[kept], grad, torch.stack(steps)))
+    for i, (expected, got) in enumerate(zip(*results, strict=True)):
+        if i == 1 and implementation == "lshkit_yoso":
+            continue  # the lower bound: test_gradient_in_a_band
+        assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
+
+
+@pytest.mark.parametrize("name", ["lshkit_lsh", "lshkit_bert_lsh"])
+def test_chunked_attention(name):
+    """Masks of pairs in the prompt and with a cache that keeps one chunk."""
+    made = llama4(attention_chunk_size=8).eval().double()
+    past = {"max_new_tokens": 6, "do_sample": False, "output_logits": True}
+    given = {"attention_mask": padded(left=True), **past, "return_dict_in_generate": True}
+    results = []
+    for implementation, own in (("eager", None), (name, EXACT[name][0])):
+        set_implementation(made, implementation, own)
+        for use_cache in (True, False):
+            steps = made.generate(tokens(), **given, use_cache=use_cache).logits
+            results.append(torch.stack(steps))
+    assert all((got - results[0]).abs().max() < 2e-5 for got in results)
+    set_implementation(made, "lshkit_yoso")
+    with pytest.raises(NotImplementedError, match="can't apply a mask of query-key pairs .chunked"):
+        made(tokens())
+
+
+@pytest.mark.parametrize("gradient", ["lower_bound", "expected"])
+def test_gradient_in_a_band(gradient):
+    """A window that holds all pairs gives the gradient of yoso_attention."""
+    from lshkit.attention import yoso_attention
+    from lshkit.attention.huggingface.band import yoso_band
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, heads, 13, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)
+    )
+    rows = torch.arange(13, dtype=torch.int32)
+    rows = torch.stack((rows, torch.full_like(rows, 13))).expand(2, -1, -1)
+    for normalize in ("l2", "sum", None):
+        options = {"n_bits": 5, "gradient": gradient, "normalize": normalize}
+        out = yoso_band(q, k, v, rows, options)
+        expected = yoso_attention(
+            *(q, k, v, None, True), estimator="expected", enable_gqa=True, **options
+        )
+        assert (out - expected).abs().max() < 1e-5
+        got = torch.autograd.grad(out.sin().sum(), (q, k, v))
+        for x, y in zip(got, torch.autograd.grad(expected.sin().sum(), (q, k, v)), strict=True):
+            assert (x - y).abs().max() < 2e-5 * max(1, y.abs().max())
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_packed_sequences(batch, implementation):
+    """Positions that start again: each sequence as if it were alone."""
+    made = model("llama", implementation).double()
+    ids = tokens(batch=batch)
+    positions = torch.cat((torch.arange(9), torch.arange(15)))[None].expand(batch, -1)
+    with torch.no_grad():
+        packed = made(ids, position_ids=positions, use_cache=False).logits
+        alone = [made(ids[:, part], use_cache=False).logits for part in (slice(9), slice(9, None))]
+    assert (packed - torch.cat(alone, 1)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("implementation", "options"),
+    [
+        ("lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
+        ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
+        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4, "window": 3}),
+        ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
+        ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
+        ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
+        ("lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_changes_nothing(static, implementation, options):
+    """A prompt in pieces and single steps, on the same hash functions, is the whole at once.
+
+    float64 models: float32's rounding before a layer can flip a bit of a code.
+    """
+    made, mask = model("llama", implementation, lshkit=options).double(), padded(left=True)
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("family", "implementation", "options"),
+    [
+        ("mistral", "lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2}),
+        ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "exact_steps": False}),
+        ("mistral", "lshkit_bert_lsh", {"n_bits": 3}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2, "exact_steps": False}),
+        ("llama4", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "n_sinks": 0, "exact_steps": False}),
+        ("llama4", "lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_cache_changes_nothing_in_windows_and_chunks(static, family, implementation, options):
+    """The first piece is longer than window or chunk: within them the model has none."""
+    torch.manual_seed(0)
+    sizes = {"sliding_window": 9} if family == "mistral" else {"attention_chunk_size": 8}
+    made = {"mistral": mistral, "llama4": llama4}[family](**sizes).eval().double()
+    set_implementation(made, implementation, options)
+    mask = padded(left=True)
+    whole, parts = in_pieces(made, mask, StaticCache(made.config, 32) if static else None)
+    assert (parts - whole)[mask.bool()].abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_exact_steps(static):
+    """A single query gets softmax attention, by default."""
+    made, ids, mask = model("llama", "eager"), tokens(), padded(left=True)
+    results = []
+    with torch.no_grad():
+        for exact_steps in (None, True, False, "none"):
+            cache = StaticCache(made.config, 32) if static else DynamicCache()
+            set_implementation(made, "eager")
+            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            if exact_steps is not None:
+                own = {"n_bits": 3, "n_hashes": 2, "window": 1, "exact_steps": exact_steps}
+                if exact_steps == "none":  # no estimate of softmax attention
+                    own |= {"weighting": "none", "exact_steps": True}
+                set_implementation(made, "lshkit_lsh", own)
+            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            results.append(step.logits)
+    assert (results[0] - results[1]).abs().max() < 1e-6
+    assert all((results[0] - results[i]).abs().max() > 1e-5 for i in (2, 3))
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_left_padding_in_generation(cache, implementation):
+    made, ids, mask = model("llama", implementation).double(), tokens(), padded(left=True)
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache}
+    together = made.generate(ids, attention_mask=mask, **options)
+    alone = made.generate(ids[:1, 7:], **options)
+    assert torch.equal(together[:1, 24:], alone[:, 17:])
+
+
+# --- Padding --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "implementation"), combinations(*FAMILIES))
+def test_padding_changes_no_bit(family, implementation):
+    variants = [{}]
+    if implementation == "lshkit_yoso":
+        variants = [{"estimator": word} for word in ("expected", "sampled", "soft")]
+    elif implementation == "lshkit_lsh":
+        variants = [{"n_bits": 3, "window": 4}]
+    if (family, implementation) == ("bert", "lshkit_bert_lsh"):
+        variants.append({"faithful": True})
+    for options in variants:
+        made = set_implementation(model(family, "eager"), implementation, options)
+        for left in (False, True):
+            ids, mask = tokens(), padded(left)
+            other = torch.where(mask == 1, ids, tokens(seed=1))
+            decoder = {} if family in ("bert", "llama") else {"decoder_input_ids": tokens(seed=2)}
+            with torch.no_grad():
+                a, b = (made(x, attention_mask=mask, **decoder).logits for x in (ids, other))
+            kept = slice(None) if decoder else mask.bool()
+            assert not torch.equal(ids, other)
+            assert torch.equal(a[kept], b[kept]), (options, left)
+
+
+# --- Modes ----------------------------------------------------------------------------------------
+
+
+def test_hash_functions_are_fixed_in_eval_and_fresh_in_training(implementation):
+    made, ids = model("bert", implementation), tokens()
+    options = {"lshkit_yoso": {"estimator": "sampled"}, "lshkit_lsh": {"window": 0, "n_hashes": 4}}
+    made.config.lshkit = options.get(implementation, {})
+    made.config.attention_probs_dropout_prob = 0
+    with torch.no_grad():
+        assert torch.equal(made(ids).logits, made(ids).logits)
+        before = made(ids).logits
+        made.config.lshkit["seed"] = 1
+        assert not torch.equal(before, made(ids).logits)
+        for module in made.modules():
+            module.training = not isinstance(module, torch.nn.Dropout)
+        assert not torch.equal(made(ids).logits, made(ids).logits)
+        torch.manual_seed(3)
+        before = made(ids).logits
+        torch.manual_seed(3)
+        assert torch.equal(before, made(ids).logits)
+
+
+def test_gradient_checkpointing_draws_the_same_hash_functions(implementation):
+    own = {"estimator": "sampled"} if implementation == "lshkit_yoso" else {"n_hashes": 4}
+    made, ids = model("llama", implementation, lshkit=own).train(), tokens()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            made.activation_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(0)
+        loss = made(ids, labels=ids, use_cache=False, attention_mask=padded()).loss
+        gradients.append(torch.autograd.grad(loss, list(made.parameters())))
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_dropout_falls_on_the_output(implementation):
+    attend = AttentionInterface()[implementation]
+    module = torch.nn.Module().train()
+    module.is_causal = False
+    x = torch.randn(1, 2, 40, 8, generator=torch.Generator().manual_seed(0))
+    out, weights = attend(module, x, x, x, None, dropout=0.5)
+    assert weights is None and out.shape == (1, 40, 2, 8)
+    assert 0.4 < (out == 0).float().mean() < 0.6
+
+
+def test_attention_weights_are_not_returned(implementation):
+    made = model("bert", implementation)
+    assert not any(x is not None for x in made(tokens(), output_attentions=True).attentions or ())

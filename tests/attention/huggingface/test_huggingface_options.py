@@ -1,0 +1,280 @@
+"""Options of lshkit's attention functions in transformers, and the masks that they refuse."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+from cases.attention import one_thread  # noqa: E402, F401
+from cases.huggingface import (  # noqa: E402
+    EXACT,
+    IMPLEMENTATIONS,
+    model,
+    padded,
+    set_implementation,
+    tokens,
+)
+from torch.nn import functional as F  # noqa: E402
+from transformers import AttentionInterface, AttentionMaskInterface  # noqa: E402
+from transformers.masking_utils import (  # noqa: E402
+    causal_mask_function,
+    create_causal_mask,
+    or_masks,
+)
+
+from lshkit.attention import lsh_attention  # noqa: E402
+from lshkit.attention.huggingface import register  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register(lsh={"exact_steps": False})
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request):
+    return request.param
+
+
+# --- Options --------------------------------------------------------------------------------------
+
+
+def test_options_of_register_and_of_a_model():
+    made, ids = model("bert", "lshkit_yoso"), tokens()
+
+    def logits(own=None, **options):
+        register(yoso={"estimator": "sampled", **options})
+        made.config.lshkit = own
+        with torch.no_grad():
+            return made(ids).logits
+
+    try:
+        plain = logits()
+        assert torch.equal(plain, logits(n_hashes_eval=64))
+        assert torch.equal(plain, logits(n_hashes=64, n_hashes_eval=None))
+        assert not torch.equal(plain, logits(n_bits=5))
+        assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
+        assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
+    finally:
+        register(lsh={"exact_steps": False})
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kind", ["lsh", "bert_lsh"])
+def test_a_bias_of_nothing_changes_nothing(kind, is_causal):
+    """The defaults are those of the function, with masks and biases of pairs too."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 90, 8, generator=generator) for _ in range(3))
+    module = torch.nn.Module().eval()
+    module.is_causal = is_causal
+    attend = AttentionInterface()[f"lshkit_{kind}"]
+    out, _ = attend(module, q, k, v, None)
+    biased, _ = attend(module, q, k, v, None, position_bias=torch.zeros(1, 2, 90, 90))
+    assert (out - biased).abs().max() < 1e-5
+    if kind == "lsh":
+        function = lsh_attention(q, k, v, None, is_causal, seed=0)
+        assert torch.equal(out, function.transpose(1, 2))
+
+
+def test_options_of_a_model_are_saved(tmp_path):
+    made = model("llama", "lshkit_yoso", lshkit={"n_bits": 5})
+    made.save_pretrained(tmp_path)
+    again = type(made).from_pretrained(tmp_path, attn_implementation="lshkit_yoso")
+    assert again.config.lshkit == {"n_bits": 5}
+    with torch.no_grad():
+        assert torch.equal(again(tokens()).logits, made(tokens()).logits)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"yoso": {"bits": 8}},
+            TypeError,
+            "yoso has an unknown option 'bits'; lshkit_yoso has n_b",
+        ),
+        ({"lsh": {"n_hashes_eval": 8}}, TypeError, "lsh has an unknown option"),
+        ({"bert_lsh": {"n_bits": 17}}, ValueError, "n_bits must be an integer from 1 to 16"),
+        ({"yoso": {"estimator": "exact"}}, ValueError, "estimator must be one of"),
+        ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes must be"),
+        ({"yoso": {"seed": -1}}, ValueError, "seed must be"),
+        ({"lsh": {"exact_steps": 1}}, TypeError, "exact_steps must be"),
+        ({"yoso": 8}, TypeError, "yoso must be a dict of options, got int"),
+    ],
+)
+def test_wrong_options(options, error, message):
+    with pytest.raises(error, match=message):
+        register(**options)
+
+
+def test_wrong_options_of_a_model():
+    made = model("bert", "lshkit_yoso")
+    for own, message in (
+        ({"bits": 8}, "config.lshkit has an unknown option 'bits'"),
+        (8, "config.lshkit must be a dict of options, got int"),
+    ):
+        made.config.lshkit = own
+        with pytest.raises(TypeError, match=message):
+            made(tokens())
+
+
+# --- Refusals -------------------------------------------------------------------------------------
+
+
+def test_masks_of_pairs():
+    """YOSO refuses them, the others apply them."""
+    ids = tokens()
+    mask = torch.rand(2, 1, 24, 24, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask |= torch.eye(24, dtype=torch.bool)
+    made = model("bert", "eager")
+    floats = torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    for given in (mask, floats):
+        set_implementation(made, "lshkit_yoso")
+        with pytest.raises(NotImplementedError, match="forms no pair of a query and a key"):
+            made(ids, attention_mask=given)
+        for name in ("lshkit_lsh", "lshkit_bert_lsh"):
+            with torch.no_grad():
+                expected = set_implementation(made, "eager")(ids, attention_mask=floats).logits
+                set_implementation(made, name, EXACT[name][0])
+                got = made(ids, attention_mask=given).logits
+            assert (got - expected).abs().max() < 2e-5
+    set_implementation(made, "lshkit_bert_lsh", {"faithful": True})
+    with pytest.raises(NotImplementedError, match="takes padding masks only"):
+        made(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("n_hashes", [2, 300])
+def test_free_places_of_a_static_cache(n_hashes):
+    """A pattern of pairs in a static cache: the near window is that of the query's position."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 4, 24, 8, generator=generator) for _ in range(3))
+    free = [torch.cat((x, torch.zeros(1, 4, 40, 8)), 2) for x in (k, v)]
+    module = torch.nn.Module().eval()
+    module.is_causal = True
+    module.config = SimpleNamespace(lshkit={"n_bits": 8, "n_hashes": n_hashes})
+    attend, mask = AttentionInterface()["lshkit_lsh"], AttentionMaskInterface()["lshkit_lsh"]
+    pattern = or_masks(causal_mask_function, lambda batch, head, query, key: key < 3)
+    whole = mask(1, 24, 24, mask_function=pattern)
+    expected, _ = attend(module, q, k, v, whole)
+    for first, n in ((0, 24), (0, 9), (9, 14), (23, 1)):
+        place = torch.tensor(first)
+        part = mask(1, n, 64, q_offset=place, mask_function=pattern)
+        assert part.shape == (1, 1, n, first + n)
+        out, _ = attend(module, q[:, :, first : first + n], *free, part)
+        assert (out - expected[:, first : first + n]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("where", ["key", "value"])
+@pytest.mark.parametrize("form", ["keys", "pairs", "bias"])
+@pytest.mark.parametrize("n_q", [1, 2])
+def test_what_a_masked_key_holds(n_q, form, where):
+    """NaN, with the default options, in which a single query is exact."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 8, generator=generator) for n in (n_q, 6, 6))
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    module.config = SimpleNamespace(lshkit={"exact_steps": True, "window": 6, "n_sinks": 6})
+    mask = torch.ones(2, 1, 1, 6, dtype=torch.bool)
+    mask[0, ..., 4:] = False
+    mask[1] = False  # a row of padding alone
+    bias = torch.randn(1, 4, n_q, 6, generator=generator) if form == "bias" else None
+    given = mask.expand(-1, 4, n_q, -1) if form == "pairs" else mask
+    scores = torch.where(mask, 0.0 if bias is None else bias, -torch.inf)
+    expected = F.scaled_dot_product_attention(q, k, v, scores).transpose(1, 2)[0]
+    (k if where == "key" else v)[0, :, 4:] = torch.nan
+    attend = AttentionInterface()["lshkit_lsh"]
+    out, _ = attend(module, q, k, v, given, position_bias=bias)
+    assert (out[0] - expected).abs().max() < 1e-5
+    assert not out[1].any()
+
+
+def test_masks_of_integers(implementation):
+    """A user's 0 and 1 are not one of the masks that are made here, which are of integers too."""
+    attend, x = AttentionInterface()[implementation], torch.randn(2, 1, 6, 4)
+    for shape in ((2, 1, 1, 6), (2, 1, 2, 6)):
+        query = x[:, :, : shape[2]]
+        for given in (torch.ones(shape).int(), torch.zeros(shape).int()):
+            with pytest.raises(TypeError, match="must be boolean or of floats"):
+                attend(torch.nn.Module(), query, x, x, given)
+    with pytest.raises(TypeError, match=r"attention_mask \(batch, keys\) must be boolean or"):
+        attend(torch.nn.Module(), x, x, x, torch.zeros(2, 6))
+
+
+def test_masks_of_each_head():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 9, 8, generator=generator) for h in (4, 2, 2))
+    mask = torch.rand(2, 4, 9, 9, generator=generator) < 0.5
+    mask |= torch.eye(9, dtype=torch.bool)
+    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(1, 2)
+    try:
+        register(lsh=EXACT["lshkit_lsh"][0])
+        attend = AttentionInterface()["lshkit_lsh"]
+        assert (attend(torch.nn.Module(), q, k, v, mask)[0] - expected).abs().max() < 1e-5
+    finally:
+        register(lsh={"exact_steps": False})
+
+
+def test_masks_that_a_model_changes(implementation):
+    """It gets all of the mask if it asks for it; what it has made of another is noticed."""
+    made, ids = model("llama", implementation), tokens()
+    given = {
+        "config": made.config,
+        "inputs_embeds": made.model.embed_tokens(ids),
+        "attention_mask": padded(),
+        "past_key_values": None,
+    }
+    mask = create_causal_mask(**given, allow_is_causal_skip=False)
+    assert torch.equal(mask, torch.ones(24, 24).bool().tril() & padded()[:, None, None].bool())
+    mask = create_causal_mask(**given)
+    changed = torch.cat((mask, torch.ones(2, 1, 1, 5, dtype=torch.bool)), -1)
+    attend, x = AttentionInterface()[implementation], torch.zeros(2, 1, 29, 4)
+    with pytest.raises(NotImplementedError, match="changes its causal mask in a way that lshkit"):
+        attend(torch.nn.Module(), x[:, :, :24], x, x, changed)
+
+
+def test_padding_masks_of_floats():
+    made, ids, mask = model("bert", "lshkit_yoso"), tokens(), padded()
+    with torch.no_grad():
+        expected = made(ids, attention_mask=mask).logits
+        floats = torch.where(mask[:, None, None] == 1, 0.0, torch.finfo(torch.float32).min)
+        assert torch.equal(expected, made(ids, attention_mask=floats).logits)
+        with pytest.raises(ValueError, match="must be 0 or at most -10000"):
+            made(ids, attention_mask=floats.clamp(-3))
+
+
+def test_patterns_of_pairs():
+    made, ids = model("llama", "lshkit_yoso"), tokens()
+    given = {
+        "config": made.config,
+        "inputs_embeds": made.model.embed_tokens(ids),
+        "attention_mask": None,
+        "past_key_values": None,
+        "or_mask_function": lambda batch, head, query, key: key < 3,
+    }
+    with pytest.raises(NotImplementedError, match="lshkit_yoso can't apply a mask of query-key"):
+        create_causal_mask(**given)
+    made.set_attn_implementation("lshkit_lsh")
+    mask = create_causal_mask(**given)
+    assert mask.shape == (2, 1, 24, 24) and mask[:, :, :, :3].all() and not mask[0, 0, 4, 5]
+
+
+def test_refused_arguments():
+    ids = tokens()
+    with pytest.raises(NotImplementedError, match="can't take position_bias: a bias is added"):
+        model("t5", "lshkit_yoso")(ids, labels=ids)
+    capped = model("t5gemma", "lshkit_lsh", attn_logit_softcapping=50.0)
+    with pytest.raises(NotImplementedError, match="can't take softcap: it bounds scores"):
+        capped(ids, labels=ids)
+    attend = AttentionInterface()["lshkit_lsh"]
+    x = torch.zeros(1, 1, 3, 4)
+    with pytest.raises(NotImplementedError, match="can't take s_aux"):
+        attend(torch.nn.Module(), x, x, x, None, s_aux=torch.zeros(1))
+    with pytest.raises(ValueError, match="with up to 3 keys for lshkit_lsh, got"):
+        attend(torch.nn.Module(), x, x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
+    made = model("llama", "lshkit_bert_lsh", lshkit={"faithful": True})
+    with pytest.raises(NotImplementedError, match="faithful=True takes padding masks only"):
+        made(ids)

@@ -1,0 +1,426 @@
+"""yoso_attention: values, shapes, dtypes, rows without a direction, and what it refuses."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import (  # noqa: E402, F401
+    FAMILIES,
+    NORMALIZE,
+    SHAPES,
+    attention_inputs,
+    codes_of,
+    expected_reference,
+    one_thread,
+    padding_mask,
+    sampled_reference,
+)
+
+from lshkit.attention import functional, yoso_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# float32 sums of a few hundred terms of order 1: rounding of 1e-7 a term, and normalising a sum
+# that cancels (a sparse row of codes) loses a digit or two of it.
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
+FLOAT64 = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def masks_and_normalisations(shape):
+    mask = padding_mask(2, shape[1])
+    return [(None, "l2"), (mask, "l2"), (mask, "sum"), (None, None)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_bits", [1, 8, 9, 16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sampled_equals_reference(shape, n_bits, is_causal):
+    case = attention_inputs(*shape)
+    options = {"n_bits": n_bits, "n_hashes": 11}
+    codes = [codes_of(x, 5, **options) for x in (case.query, case.key)]
+    for mask, normalize in masks_and_normalisations(shape):
+        out = yoso_attention(
+            case.query,
+            case.key,
+            case.value,
+            mask,
+            is_causal,
+            estimator="sampled",
+            normalize=normalize,
+            seed=5,
+            **options,
+        )
+        expected = sampled_reference(case, *codes, mask, is_causal, normalize)
+        torch.testing.assert_close(out.double(), expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("n_hashes", [1, np.int64(32), 100])
+@pytest.mark.parametrize("hasher", FAMILIES)
+def test_sampled_hashers_and_hashes(hasher, n_hashes):
+    case = attention_inputs(65)
+    options = {"hasher": hasher, "n_hashes": n_hashes}
+    out = yoso_attention(case.query, case.key, case.value, estimator="sampled", seed=1, **options)
+    codes = [codes_of(x, 1, **options) for x in (case.query, case.key)]
+    torch.testing.assert_close(out.double(), sampled_reference(case, *codes), **FLOAT32)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_bits", [1, 8, 9, 16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_expected_equals_reference(shape, n_bits, is_causal):
+    for dtype, tolerance in ((torch.float32, FLOAT32), (torch.float64, FLOAT64)):
+        case = attention_inputs(*shape, dtype=dtype)
+        if shape[2] == 1:
+            # Opposite numbers have the weight 0, or a rounding error of it that normalises to 1.
+            # Parallel ones have a cosine of 1 - eps, where acos keeps half of the digits.
+            case.query, case.key = case.query.abs(), case.key.abs()
+            tolerance = {"rtol": 0, "atol": 2 * n_bits * torch.finfo(dtype).eps ** 0.5}
+        for mask, normalize in masks_and_normalisations(shape):
+            out = yoso_attention(
+                case.query,
+                case.key,
+                case.value,
+                mask,
+                is_causal,
+                n_bits=n_bits,
+                estimator="expected",
+                normalize=normalize,
+            )
+            assert out.dtype == dtype
+            expected = expected_reference(case, n_bits, mask, is_causal, normalize)
+            torch.testing.assert_close(out.double(), expected, **tolerance)
+
+
+@pytest.mark.parametrize("hasher", FAMILIES)
+def test_sampled_is_unbiased(hasher):
+    """Without normalisation the mean over hash functions is the expectation. One set a head."""
+    sets = 2000
+    case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
+    query, key, value = (x.expand(1, sets, -1, -1) for x in (case.query, case.key, case.value))
+    options = {"n_bits": 4, "n_hashes": 8, "normalize": None}
+    out = yoso_attention(
+        query, key, value, estimator="sampled", hasher=hasher, seed=11, **options
+    ).double()
+    mean, error = out.mean(1), out.std(1) / sets**0.5
+    exact = expected_reference(case, 4, normalize=None)[:, 0]
+    assert ((mean - exact).abs() < 4 * error).all()
+
+
+def test_auto_takes_the_expectation_at_short_lengths_only():
+    n_hashes = 8
+    for n in (2, 8, 1000):
+        case = attention_inputs(n, d=16, batch=1, heads=1)
+        options = {"n_hashes": n_hashes, "seed": 0}
+        auto, sampled, expected = (
+            yoso_attention(case.query, case.key, case.value, estimator=estimator, **options)
+            for estimator in ("auto", "sampled", "expected")
+        )
+        short = functional._expected_is_faster(n, n_hashes)
+        assert short == (n < 1000)
+        torch.testing.assert_close(auto, expected if short else sampled, rtol=0, atol=0)
+        assert not torch.equal(expected, sampled)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_dtypes_are_computed_in_float32(estimator, dtype):
+    case = attention_inputs(33, d=20, dtype=dtype)
+    inputs = case.query, case.key, case.value
+    out = yoso_attention(*inputs, estimator=estimator, seed=2)
+    in_float32 = yoso_attention(*(x.float() for x in inputs), estimator=estimator, seed=2)
+    assert out.dtype == dtype
+    if estimator == "expected" and dtype == torch.float64:  # and this one in float64
+        torch.testing.assert_close(out, in_float32.double(), **FLOAT32)
+        assert not torch.equal(out, in_float32.double())
+    else:
+        torch.testing.assert_close(out, in_float32.to(dtype), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_leading_dimensions_and_mask_shapes(estimator):
+    case = attention_inputs(9, 13, batch=6, heads=2)
+    inputs = case.query, case.key, case.value
+    mask = padding_mask(6, 13)
+    options = {"estimator": estimator, "seed": 4}
+    out = yoso_attention(*inputs, mask, **options)
+
+    def assert_same(result, expected=out):
+        torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+    assert_same(yoso_attention(*inputs, mask[:, None, None], **options))
+    folded = [x.unflatten(0, (2, 3)) for x in inputs]
+    folded_mask = mask.unflatten(0, (2, 3))
+    for shape in ((2, 3, 13), (2, 3, 1, 1, 13)):
+        result = yoso_attention(*folded, folded_mask.reshape(shape), **options)
+        assert_same(result, out.unflatten(0, (2, 3)))
+    first_head = [x[:, 0] for x in inputs]  # the first of several sets is the only one of one
+    for shape in ((6, 13), (6, 1, 13)):
+        assert_same(yoso_attention(*first_head, mask.reshape(shape), **options), out[:, 0])
+    every_second = torch.stack([mask, ~mask], -1).flatten(1)[:, ::2]  # strided rows
+    assert_same(yoso_attention(*inputs, every_second, **options))
+
+
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_strided_views(estimator):
+    case = attention_inputs(19)
+    options = {"estimator": estimator, "seed": 4}
+    inputs = case.query, case.key, case.value
+    out = yoso_attention(*inputs, **options)
+    heads_inside = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs]
+    columns_first = [x.mT.contiguous().mT for x in inputs]
+    packed = torch.cat(inputs, -1).split(32, -1)
+    for views in (heads_inside, columns_first, packed):
+        assert not all(x.is_contiguous() for x in views)
+        assert torch.equal(yoso_attention(*views, **options), out)
+    expanded = [x[:, :1].expand(-1, 3, -1, -1) for x in inputs]
+    copied = [x.contiguous() for x in expanded]
+    assert torch.equal(yoso_attention(*expanded, **options), yoso_attention(*copied, **options))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_same_bits_at_any_number_of_threads(estimator, is_causal):
+    case = attention_inputs(257, batch=1)
+    before = torch.get_num_threads()
+    try:
+        outs = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            outs.append(
+                yoso_attention(
+                    case.query,
+                    case.key,
+                    case.value,
+                    is_causal=is_causal,
+                    estimator=estimator,
+                    seed=0,
+                )
+            )
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_seeds():
+    case = attention_inputs(9)
+    inputs = case.query, case.key, case.value
+
+    def attend(seed=None):
+        return yoso_attention(*inputs, estimator="sampled", seed=seed)
+
+    assert torch.equal(attend(3), attend(3))
+    assert torch.equal(attend(3), attend(torch.tensor(3)))
+    assert torch.equal(attend(3), attend(torch.tensor([3])))
+    assert torch.equal(attend(3), attend(np.int64(3)))
+    assert not torch.equal(attend(3), attend(4))
+    torch.manual_seed(0)
+    first, second = attend(), attend()
+    torch.manual_seed(0)
+    assert torch.equal(attend(), first)
+    assert not torch.equal(first, second)
+
+
+def test_a_sequence_does_not_depend_on_its_batch_mates():
+    case = attention_inputs(33, batch=3)
+    inputs = case.query, case.key, case.value
+    out = yoso_attention(*inputs, estimator="sampled", seed=0)
+    alone = yoso_attention(*(x[1:2] for x in inputs), estimator="sampled", seed=0)
+    assert torch.equal(out[1:2], alone)
+    query = case.query[:, :1].expand(-1, 3, -1, -1)  # while each head has its own functions
+    codes = codes_of(query, 0)
+    assert not torch.equal(codes[:, 0], codes[:, 1])
+
+
+# ---------------------------------------------------------------- rows without a direction
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_nan_and_infinity_stay_in_their_rows(estimator, is_causal, bad):
+    case = attention_inputs(21)
+    options = {"is_causal": is_causal, "estimator": estimator, "seed": 0, "normalize": None}
+    query, key, value = case.query.clone(), case.key.clone(), case.value.clone()
+    query[0, 1, 4, 3] = bad
+    out = yoso_attention(query, case.key, case.value, **options)
+    clean = yoso_attention(case.query, case.key, case.value, **options)
+    assert out[0, 1, 4].isnan().all()
+    clean[0, 1, 4] = out[0, 1, 4] = 0
+    assert torch.equal(out, clean)
+
+    key[0, 1, 4, 3] = bad  # a key that takes no part, like a masked one
+    out = yoso_attention(case.query, key, case.value, **options)
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[0, 4] = False
+    without = yoso_attention(case.query, case.key, case.value, mask, **options)
+    clean = yoso_attention(case.query, case.key, case.value, **options)
+    torch.testing.assert_close(out[0, 1], without[0, 1])
+    torch.testing.assert_close(out[0, [0, 2]], clean[0, [0, 2]])
+    torch.testing.assert_close(out[1], clean[1])
+
+    value[0, 1, 4, 3] = bad  # reaches the sums that contain it, in its column
+    out = yoso_attention(case.query, case.key, value, **options)
+    if estimator == "sampled":
+        codes = [codes_of(x, 0)[0, 1] for x in (case.query, case.key)]
+        reached = (codes[0] == codes[1][4]).any(-1)
+    else:
+        reached = torch.ones(21, dtype=torch.bool)
+    if is_causal:
+        reached[:4] = False
+    assert torch.equal(~out[0, 1, :, 3].isfinite(), reached)
+    out[0, 1, :, 3] = clean[0, 1, :, 3] = 0
+    torch.testing.assert_close(out, clean)
+
+
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_masked_keys_may_hold_anything(estimator):
+    case = attention_inputs(12)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[:, 7:] = False
+    options = {"estimator": estimator, "seed": 0}
+    out = yoso_attention(case.query, case.key, case.value, mask, **options)
+    case.key[:, :, 7:], case.value[:, :, 7:] = float("nan"), float("inf")
+    assert torch.equal(yoso_attention(case.query, case.key, case.value, mask, **options), out)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+def test_a_query_with_every_key_masked_gives_zeros(estimator, normalize):
+    case = attention_inputs(12)
+    mask = torch.ones(2, 12, dtype=torch.bool)
+    mask[1] = False
+    options = {"estimator": estimator, "normalize": normalize}
+    out = yoso_attention(case.query, case.key, case.value, mask, **options)
+    assert out[0].any(-1).all()
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n_bits", [1, 8])
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+def test_opposite_rows_have_no_weight(normalize, n_bits, dtype):
+    """A probability of 0, not one that rounding made and the normalisation blows up."""
+    case = attention_inputs(33, 1, 60, 7, dtype=dtype)
+    key = -case.query[:, :, :1] * torch.tensor([1, 2, 0.25], dtype=dtype)[:, None]
+    query, value = case.query[:, :, :1].expand(-1, -1, 33, -1), case.value.expand(-1, -1, 3, -1)
+    options = {"n_bits": n_bits, "normalize": normalize, "estimator": "expected"}
+    out = yoso_attention(query, key, value, **options)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_rows_of_zeros_share_the_code_zero():
+    x = torch.zeros(1, 1, 4, 32)
+    for hasher in FAMILIES:
+        assert not codes_of(x, 0, hasher=hasher).any()
+    value = torch.randn(1, 1, 4, 5)
+    out = yoso_attention(x, x, value, estimator="sampled", normalize="sum", seed=0)
+    torch.testing.assert_close(out, value.mean(-2, keepdim=True).expand_as(out))
+
+
+@pytest.mark.parametrize("estimator", ["auto", "sampled", "expected"])
+def test_empty_sequences(estimator):
+    case = attention_inputs(5, 7)
+    query, key, value = case.query, case.key, case.value
+    out = yoso_attention(query[:, :, :0], key, value, estimator=estimator)
+    assert out.shape == (2, 3, 0, 32)
+    out = yoso_attention(query, key[:, :, :0], value[:, :, :0], estimator=estimator)
+    assert out.shape == (2, 3, 5, 32) and not out.any()
+    no_keys = torch.ones(2, 0, dtype=torch.bool)
+    out = yoso_attention(query, key[:, :, :0], value[:, :, :0], no_keys, estimator=estimator)
+    assert out.shape == (2, 3, 5, 32) and not out.any()
+    out = yoso_attention(query[:0], key[:0], value[:0], estimator=estimator)
+    assert out.shape == (0, 3, 5, 32)
+    assert yoso_attention(query, key, value[..., :0], estimator=estimator).shape == (2, 3, 5, 0)
+
+
+# ---------------------------------------------------------------- bad input
+
+NESTED = torch.nested.nested_tensor([torch.ones(3, 5, 8)] * 2)
+GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "error", "message"),
+    [
+        ("query", torch.ones(8), ValueError, r"query must be .* got shape \(8,\)"),
+        ("query", torch.ones(5, 8), ValueError, r"query must be .* got shape \(5, 8\)"),
+        ("query", torch.ones(3, 5, 8), ValueError, r"key must have query's batch and heads \(3,\)"),
+        ("query", torch.ones(2, 3, 5, 6), ValueError, "key must have .* features 6, got 8"),
+        ("query", torch.ones(2, 3, 5, 8).int(), TypeError, "query must be float32.*torch.int32"),
+        ("query", torch.ones(2, 3, 5, 8, dtype=torch.cfloat), TypeError, "query .*complex64"),
+        ("query", [[1.0]], TypeError, "query must be a torch tensor, got list"),
+        ("query", torch.ones(2, 3, 5, 8).to_sparse(), TypeError, "query .* layout"),
+        ("query", NESTED, TypeError, "query must be a dense tensor, got a nested one.*cu_seqlens"),
+        ("key", torch.ones(1, 3, 7, 8), ValueError, r"key .* batch and heads \(2, 3\), got \(1"),
+        ("key", torch.ones(2, 2, 7, 8), ValueError, r"key .* batch and heads \(2, 3\), got \(2, 2"),
+        ("key", torch.ones(2, 3, 6, 8), ValueError, "value must have key's length 6, got 7"),
+        ("key", torch.ones(2, 3, 7, 9), ValueError, "key must have .* features 8, got 9"),
+        ("key", torch.ones(2, 3, 7, 8).double(), TypeError, "key .* dtype torch.float32, got"),
+        ("key", torch.ones(2, 3, 7, 8).to("meta"), ValueError, "key .* device cpu, got meta"),
+        ("value", torch.ones(2, 3, 7), ValueError, "value must have query's batch and heads"),
+        ("value", torch.ones(2, 3, 7, 4).half(), TypeError, "value .* got torch.float16"),
+        ("attn_mask", torch.ones(2, 7), TypeError, "attn_mask must be a boolean .* torch.float32"),
+        ("attn_mask", torch.ones(2, 7).int(), TypeError, "attn_mask .* torch.int32"),
+        ("attn_mask", True, TypeError, "attn_mask must be a boolean tensor, got bool"),
+        ("attn_mask", torch.ones(5, 7) > 0, ValueError, r"attn_mask .* got \(5, 7\).*is_causal"),
+        ("attn_mask", torch.ones(2, 3, 5, 7) > 0, ValueError, r"attn_mask .* \(2, 1, 1, 7\), got"),
+        ("attn_mask", torch.ones(2, 6) > 0, ValueError, r"attn_mask .* \(2, 7\) or .* got \(2, 6"),
+        ("attn_mask", (torch.ones(2, 7) > 0).to("meta"), ValueError, "attn_mask .* got meta"),
+        ("n_bits", 0, ValueError, "n_bits must be an integer from 1 to 16, got 0"),
+        ("n_bits", 17, ValueError, "n_bits must be an integer from 1 to 16, got 17"),
+        ("n_bits", 8.0, TypeError, "n_bits must be an integer"),
+        ("n_hashes", 0, ValueError, "n_hashes must be an integer from 1 to 65535, got 0"),
+        ("n_hashes", 65536, ValueError, "n_hashes must be an integer from 1 to 65535, got 65536"),
+        ("n_hashes", "32", TypeError, "n_hashes must be an integer"),
+        ("hasher", "cross", ValueError, "hasher must be one of 'hyperplane', 'hadamard', got"),
+        ("estimator", "hard", ValueError, "estimator must be one of 'auto', .* got 'hard'"),
+        ("gradient", "eq3", ValueError, "gradient must be one of 'lower_bound', .* got 'eq3'"),
+        ("normalize", "L2", ValueError, "normalize must be one of None, 'sum', 'l2', got 'L2'"),
+        ("normalize", ["l2"], ValueError, r"normalize must be one of .* got \['l2'\]"),
+        ("is_causal", 0.1, TypeError, r"is_causal must be a bool, got 0.1 \(float\)"),
+        ("is_causal", "no", TypeError, r"is_causal must be a bool, got 'no' \(str\)"),
+        ("enable_gqa", 1, TypeError, "enable_gqa must be a bool"),
+        ("unit_norm", "l1", ValueError, "unit_norm must be one of 'l2', 'lift', got 'l1'"),
+        ("seed", -1, ValueError, "seed must be an integer from 0"),
+        ("seed", 2**63, ValueError, "seed must be an integer from 0"),
+        ("seed", 0.5, TypeError, "seed must be an integer"),
+        ("seed", torch.tensor([1, 2]), ValueError, "seed must be an int64 tensor of one element"),
+        ("seed", torch.tensor(1.0), ValueError, "seed must be an int64 tensor of one element"),
+        ("seed", torch.tensor(1, device="meta"), ValueError, "seed must be on the cpu, got .*meta"),
+    ],
+)
+def test_bad_input(name, given, error, message):
+    arguments = {key: torch.ones(shape) for key, shape in GOOD.items()} | {name: given}
+    for estimator in {"sampled", "expected"} if name != "estimator" else {given}:
+        with pytest.raises(error, match=message):
+            yoso_attention(**(arguments | {"estimator": estimator}))
+
+
+def test_seeds_that_are_drawn_or_read():
+    case = attention_inputs(9)
+    inputs = case.query, case.key, case.value
+    with pytest.raises(ValueError, match="seed must be an integer >= 0, got -1"):
+        yoso_attention(*inputs, estimator="sampled", seed=torch.tensor(-1))
+    before = torch.get_rng_state()
+    yoso_attention(*inputs, estimator="expected")
+    assert torch.equal(torch.get_rng_state(), before)
+    causal = yoso_attention(*inputs, is_causal=np.True_, estimator="sampled", seed=0)
+    assert torch.equal(causal, yoso_attention(*inputs, None, True, estimator="sampled", seed=0))
+
+
+def test_features_are_wanted():
+    with pytest.raises(ValueError, match="query must have features"):
+        yoso_attention(torch.ones(1, 1, 2, 0), torch.ones(1, 1, 2, 0), torch.ones(1, 1, 2, 3))
+
+
+def test_other_devices_are_not_implemented():
+    x = torch.ones(2, 3, 5, 8).to(torch.device("meta"))
+    assert yoso_attention(x, x, x).shape == x.shape  # shapes alone need no kernel
+
+    class Elsewhere(torch.Tensor):
+        device = torch.device("mps")
+
+    x = torch.ones(2, 3, 5, 8).as_subclass(Elsewhere)
+    with pytest.raises(NotImplementedError, match="query must be on the cpu, got mps"):
+        yoso_attention(x, x, x)

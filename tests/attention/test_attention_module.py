@@ -1,0 +1,418 @@
+"""YosoAttention: what torch.nn.MultiheadAttention does around the attention, and YOSO-C."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import one_thread, padding_mask  # noqa: E402, F401
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SAMPLED = {"estimator": "sampled"}  # where the hash functions should make a difference
+NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)
+
+
+def tokens(n=11, size=24, batch=2, seed=0):
+    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(module, query, key, value, mask=None, is_causal=False):
+    """Projections, heads, attention and output, each written out."""
+    if module.in_proj_weight is None:
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    else:
+        weights = module.in_proj_weight.chunk(3)
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    q, k, v = (
+        F.linear(x, w, b).view(len(x), -1, module.num_heads, module.head_dim).transpose(1, 2)
+        for x, w, b in zip((query, key, value), weights, biases, strict=True)
+    )
+    out = yoso_attention(
+        *(q, k, v, mask, is_causal),
+        estimator=module.estimator,
+        n_hashes=module.n_hashes_eval,
+        seed=module.hash_seed,
+    )
+    if module.conv is not None:
+        kept = v if mask is None else v * mask[:, None, :, None]
+        window = module.conv_window
+        before = window - 1 if is_causal else window // 2
+        kept = F.pad(kept, (0, 0, before, window - 1 - before))
+        kernel = module.conv.weight[:, 0, :, 0]  # (heads, window)
+        n = v.shape[2]
+        shifted = [kernel[:, i, None, None] * kept[:, :, i : i + n] for i in range(window)]
+        out = out + sum(shifted)
+    return module.out_proj(out.transpose(1, 2).reshape(*query.shape[:2], -1))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("conv_window", [None, 1, 5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_forward(bias, conv_window, masked, is_causal):
+    module = YosoAttention(24, 3, bias=bias, conv_window=conv_window, **SAMPLED).eval()
+    x = tokens()
+    mask = padding_mask(2, 11) if masked else None
+    ignored = ~mask if masked else None
+    expected = by_hand(module, x, x, x, mask, is_causal)
+    for key in (x, x.clone()):  # packed projection and three of them
+        out, weights = module(x, key, key, key_padding_mask=ignored, is_causal=is_causal)
+        assert weights is None
+        torch.testing.assert_close(out, expected)
+
+
+def test_cross_attention_of_other_sizes():
+    module = YosoAttention(24, 3, kdim=10, vdim=7, **SAMPLED).eval()
+    query, key, value = tokens(5), tokens(9, 10), tokens(9, 7)
+    out, _ = module(query, key, value)
+    torch.testing.assert_close(out, by_hand(module, query, key, value))
+    out.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_without_a_batch():
+    module = YosoAttention(24, 3, conv_window=3, **SAMPLED).eval()
+    x, ignored = tokens(), ~padding_mask(2, 11)
+    for i in range(2):
+        alone, _ = module(x[i], x[i], x[i], key_padding_mask=ignored[i])
+        batch, _ = module(x, x, x, key_padding_mask=ignored)
+        torch.testing.assert_close(alone, batch[i])
+
+
+def test_a_causal_layer_does_not_look_ahead():
+    module = YosoAttention(24, 3, conv_window=5, **SAMPLED).eval()
+    x = tokens(32)
+    out, _ = module(x, x, x, is_causal=True)
+    changed = x.clone()
+    changed[:, 20:] += 1
+    out_of_changed, _ = module(changed, changed, changed, is_causal=True)
+    assert torch.equal(out[:, :20], out_of_changed[:, :20])
+    assert not torch.isclose(out[:, 20:], out_of_changed[:, 20:]).all(-1).any()
+
+
+def test_padding_does_not_leak():
+    module = YosoAttention(24, 3, conv_window=5, **SAMPLED).eval()
+    x = tokens()
+    ignored = torch.zeros(2, 11, dtype=torch.bool)
+    ignored[:, 8:] = True
+    out, _ = module(x, x, x, key_padding_mask=ignored)
+    key = x.clone()
+    key[:, 8:] = torch.nan
+    padded, _ = module(x, key, key, key_padding_mask=ignored)
+    torch.testing.assert_close(out, padded)
+    as_float = torch.zeros(2, 11).masked_fill(ignored, -torch.inf)
+    assert torch.equal(module(x, x, x, key_padding_mask=as_float)[0], out)
+
+
+def test_hash_functions_are_fresh_in_training_and_fixed_in_eval():
+    module = YosoAttention(24, 3, **SAMPLED)
+    x = tokens()
+
+    def attend(module=module):
+        return module(x, x, x)[0]
+
+    module.train()
+    torch.manual_seed(1)
+    first, second = attend(), attend()
+    assert not torch.equal(first, second)
+    torch.manual_seed(1)
+    assert torch.equal(attend(), first)
+
+    module.eval()
+    out = attend()
+    assert torch.equal(attend(), out)
+    assert torch.equal(attend(copy.deepcopy(module)), out)
+    other = YosoAttention(24, 3, **SAMPLED).eval()
+    assert int(other.hash_seed) != int(module.hash_seed)
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(attend(other), out)
+    assert torch.equal(attend(module.train().eval()), out)
+    seeded = [YosoAttention(24, 3, seed=5).hash_seed for _ in range(2)]
+    assert int(seeded[0]) == int(seeded[1]) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"kdim": 10, "vdim": 7}])
+def test_weights_of_multihead_attention(options):
+    torch.manual_seed(0)
+    multihead = nn.MultiheadAttention(24, 3, batch_first=True, **options)
+    torch.manual_seed(0)
+    module = YosoAttention(24, 3, **options).eval()
+    weights = multihead.state_dict()
+    own = module.state_dict()
+    assert set(own) - set(weights) == {"hash_seed"}
+    for name, weight in weights.items():
+        assert torch.equal(own[name], weight)  # initialised alike
+
+    loaded = YosoAttention(24, 3, seed=5, **options).eval()
+    before = set(weights)
+    loaded.load_state_dict(weights)
+    assert set(weights) == before and int(loaded.hash_seed) == 5
+    wrapped = nn.ModuleDict({"attention": loaded})
+    wrapped.load_state_dict({f"attention.{name}": w for name, w in weights.items()})
+    module.hash_seed.fill_(5)
+    inputs = tokens(5), tokens(9, module.kdim), tokens(9, module.vdim)
+    assert torch.equal(loaded(*inputs)[0], module(*inputs)[0])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_inside_transformer_encoder_layer(masked, is_causal):
+    """In training and in inference, where PyTorch has a fused path of softmax attention."""
+    layer = nn.TransformerEncoderLayer(24, 4, 32, dropout=0.0, batch_first=True)
+    layer.self_attn = YosoAttention(24, 4, **SAMPLED)
+    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    x = tokens()
+    ignored = ~padding_mask(2, 11) if masked else None
+    ignored = None if ignored is None else ignored.logical_and(torch.arange(11) > 0)
+    mask = nn.Transformer.generate_square_subsequent_mask(11) if is_causal else None
+    arguments = {"mask": mask, "src_key_padding_mask": ignored, "is_causal": is_causal}
+
+    encoder.train()(x, **arguments).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+    encoder.eval()
+    with torch.no_grad():
+        out = encoder(x, **arguments)
+        by_layers = x
+        for layer in encoder.layers:
+            keep = None if ignored is None else ~ignored
+            attention = by_hand(layer.self_attn, by_layers, by_layers, by_layers, keep, is_causal)
+            by_layers = layer.norm1(by_layers + attention)
+            by_layers = layer.norm2(by_layers + layer._ff_block(by_layers))
+    torch.testing.assert_close(out, by_layers)
+
+
+def test_dropout_only_while_training():
+    module = YosoAttention(24, 3, dropout=0.5, estimator="expected")
+    x = tokens()
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    module.eval()
+    assert torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    plain = YosoAttention(24, 3, estimator="expected")
+    plain.load_state_dict(module.state_dict())
+    assert torch.equal(plain(x, x, x)[0], module(x, x, x)[0])
+
+
+@pytest.mark.parametrize("conv_window", [None, 3])
+def test_compile_and_autocast(conv_window):
+    torch._dynamo.reset()
+    module = YosoAttention(24, 3, conv_window=conv_window, **SAMPLED).eval()
+    fast = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x, ignored = tokens(), ~padding_mask(2, 11)
+    eager, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
+    out, _ = fast(x, x, x, key_padding_mask=ignored, is_causal=True)
+    torch.testing.assert_close(out, eager)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
+    assert half.dtype == torch.bfloat16
+    half.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+
+
+@pytest.mark.parametrize("ignore", [-torch.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("compile", [False, True])
+def test_float_padding_masks(compile, ignore):
+    torch._dynamo.reset()
+    module = YosoAttention(24, 3, **SAMPLED).eval()
+    attend = torch.compile(module, fullgraph=True, backend="aot_eager") if compile else module
+    x, ignored = tokens(), ~padding_mask(2, 11)
+    expected, _ = module(x, x, x, key_padding_mask=ignored)
+    mask = torch.zeros(2, 11).masked_fill(ignored, ignore)
+    torch.testing.assert_close(attend(x, x, x, key_padding_mask=mask)[0], expected)
+    for other in (-1.0, 1.0, torch.nan):
+        mask[0, 3] = other
+        with pytest.raises((ValueError, RuntimeError), match="must hold 0 and -inf alone"):
+            attend(x, x, x, key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_from_the_meta_device(seed):
+    module = YosoAttention(24, 3, seed=seed, conv_window=3, device="meta").to_empty(device="cpu")
+    with torch.no_grad():
+        for x in (*module.parameters(), *module.buffers()):
+            x.fill_(-7)
+    torch.manual_seed(0)
+    module.reset_parameters()
+    torch.manual_seed(0)
+    new = YosoAttention(24, 3, seed=seed, conv_window=3)
+    for name, x in new.state_dict().items():
+        assert torch.equal(module.state_dict()[name], x), name
+    assert seed is None or int(module.hash_seed) == seed
+
+
+def test_dtype_and_repr():
+    module = YosoAttention(24, 3, conv_window=3, dtype=torch.bfloat16).eval()
+    assert module.hash_seed.dtype == torch.int64
+    out, _ = module(*[tokens().bfloat16()] * 3)
+    assert out.dtype == torch.bfloat16
+    assert "embed_dim=24, num_heads=3, n_bits=8, n_hashes=32, n_hashes_eval=64, " in repr(module)
+    with torch.device("meta"):
+        assert YosoAttention(24, 3).in_proj_weight.is_meta
+    x = tokens().to("meta")
+    out, _ = YosoAttention(24, 3, conv_window=3, device="meta")(x, x, x)
+    out.sum().backward()
+    assert out.is_meta and out.shape == x.shape
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_empty_sequences(is_causal):
+    module = YosoAttention(24, 3, conv_window=3)
+    x = tokens(0)
+    assert module(x, x, x, is_causal=is_causal)[0].shape == (2, 0, 24)
+    module = YosoAttention(24, 3)
+    out, _ = module(tokens(5), x, x)
+    assert out.shape == (2, 5, 24) and not out.any()  # the output bias starts at zero
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_heads": 5}, ValueError, "embed_dim must be a multiple of num_heads=5: 24"),
+        ({"num_heads": 0}, ValueError, "num_heads must be an integer >= 1"),
+        ({"dropout": 1.0}, ValueError, "dropout must be from 0 to below 1, got 1.0"),
+        ({"dropout": "x"}, TypeError, "dropout must be a number from 0 to below 1, got 'x'"),
+        ({"dropout": True}, TypeError, "dropout must be a number from 0 to below 1, got True"),
+        ({"kdim": 0}, ValueError, "kdim must be an integer >= 1, got 0"),
+        ({"vdim": 7.5}, TypeError, "vdim must be an integer >= 1, got 7.5"),
+        ({"n_hashes": 65536}, ValueError, "n_hashes must be an integer from 1 to 65535"),
+        ({"conv_window": 4}, ValueError, "conv_window must be odd, got 4"),
+        ({"conv_window": -1}, ValueError, "conv_window must be an integer >= 1"),
+        ({"n_bits": 20}, ValueError, "n_bits must be an integer from 1 to 16"),
+        ({"estimator": "softmax"}, ValueError, "estimator must be one of"),
+        ({"seed": -3}, ValueError, "seed must be an integer from 0"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        YosoAttention(**({"embed_dim": 24, "num_heads": 3} | options))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"need_weights": True}, ValueError, "need_weights must be False"),
+        ({"attn_mask": torch.zeros(11, 11)}, ValueError, "attn_mask must be None"),
+        ({"is_causal": "no"}, TypeError, "is_causal must be a bool, got 'no'"),
+        ({"query": torch.ones(11)}, ValueError, r"query must be .* got shape \(11,\)"),
+        ({"query": torch.ones(2, 11, 20)}, ValueError, r"query must be \(batch, length, 24\)"),
+        ({"key": torch.ones(3, 11, 24)}, ValueError, r"key must have query's batch \(2,\)"),
+        ({"key": torch.ones(2, 7, 24)}, ValueError, "value must have key's length 7, got 11"),
+        ({"value": None}, TypeError, "value must be a torch tensor, got NoneType"),
+        ({"query": NESTED}, TypeError, "query must be a dense tensor, got a nested one"),
+        ({"key_padding_mask": torch.ones(2, 9) > 0}, ValueError, r"shape \(2, 11\), got \(2, 9\)"),
+        ({"key_padding_mask": torch.ones(2, 11)}, ValueError, "must hold 0 and -inf alone"),
+        ({"key_padding_mask": torch.ones(2, 11).int()}, TypeError, "boolean, got dtype .*int32"),
+        ({"query": torch.ones(2, 5, 24)}, ValueError, "key must have query's length 5 for the con"),
+    ],
+)
+def test_bad_calls(arguments, error, message):
+    module = YosoAttention(24, 3, conv_window=3)
+    with pytest.raises(error, match=message):
+        module(**(dict.fromkeys(("query", "key", "value"), tokens()) | arguments))
+
+
+# ---------------------------------------------------------------- training and inference apart
+
+
+def attend(x, **options):
+    """A module whose projections are the identity, and the attention that it must then equal."""
+    module = YosoAttention(24, 3, **options)
+    with torch.no_grad():
+        module.in_proj_weight.copy_(torch.eye(24).repeat(3, 1))
+        module.out_proj.weight.copy_(torch.eye(24))
+    heads = x.unflatten(-1, (3, 8)).transpose(1, 2)
+
+    def expected(n_hashes, seed):
+        out = yoso_attention(
+            heads, heads, heads, n_hashes=n_hashes, seed=seed, **options_of(module)
+        )
+        return out.transpose(1, 2).flatten(2)
+
+    return module, expected
+
+
+def options_of(module):
+    names = ("n_bits", "estimator", "normalize", "n_probes", "sharpness", "window")
+    return {name: getattr(module, name) for name in names}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("estimator", ["sampled", "soft"])
+@pytest.mark.parametrize("n_hashes_eval", [None, 5, 40])
+def test_hashes_of_training_and_inference(n_hashes_eval, estimator):
+    x = tokens()
+    options = {"n_hashes": 7, "n_hashes_eval": n_hashes_eval, "estimator": estimator}
+    module, expected = attend(x, fresh_hashes=False, n_bits=4, **options)
+    module.train()
+    torch.testing.assert_close(module(x, x, x)[0], expected(7, module.hash_seed))
+    module.eval()
+    n_hashes = 7 if n_hashes_eval is None else n_hashes_eval
+    torch.testing.assert_close(module(x, x, x)[0], expected(n_hashes, module.hash_seed))
+
+
+@torch.no_grad()
+def test_fresh_or_fixed_hashes_while_training():
+    x = tokens()
+    for fresh in (True, False):
+        module = YosoAttention(24, 3, fresh_hashes=fresh, estimator="sampled").train()
+        first, second = (module(x, x, x)[0] for _ in range(2))
+        assert torch.equal(first, second) is not fresh
+
+
+@torch.no_grad()
+def test_packed_sequences_equal_a_batch():
+    x = tokens()
+    module = YosoAttention(24, 3, estimator="sampled", seed=0).eval()
+    length = x.shape[1]
+    starts = torch.arange(0, x.shape[0] * length + 1, length)
+    packed, _ = module(*[x.reshape(1, -1, 24)] * 3, is_causal=True, cu_seqlens=starts)
+    wanted, _ = module(x, x, x, is_causal=True)
+    torch.testing.assert_close(packed, wanted.reshape(1, -1, 24))
+    module = YosoAttention(24, 3, conv_window=3)
+    with pytest.raises(ValueError, match="cu_seqlens must be None with conv_window=3"):
+        module(*[x.reshape(1, -1, 24)] * 3, cu_seqlens=starts)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+def test_soft_module_decodes_what_its_causal_forward_gives(normalize):
+    x = tokens()
+    options = {"estimator": "soft", "n_bits": 5, "n_probes": (2, 4), "conv_window": 3}
+    module = YosoAttention(24, 3, normalize=normalize, seed=0, **options).eval()
+    state = module.new_state(x.shape[0])
+    steps = [module(y, y, y, is_causal=True, state=state)[0] for y in x.split(1, 1)]
+    torch.testing.assert_close(torch.cat(steps, 1), module(x, x, x, is_causal=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"n_hashes_eval": 0}, "n_hashes_eval must be an integer from 1"),
+        ({"n_probes": 257, "estimator": "soft"}, "n_probes must be an integer from 1 to 256"),
+        ({"sharpness": 0.0, "estimator": "soft"}, "sharpness must be"),
+        ({"window": 0}, "window must be an integer"),
+        ({"window": 4, "estimator": "soft"}, "window must be None with estimator='soft'"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"gradient_rank": 9}, "gradient_rank must be an integer from 1 to 8"),
+        ({"unit_norm": "lift", "lift_scale": -1.0}, "lift_scale must be"),
+    ],
+)
+def test_wrong_options_are_named_when_the_module_is_made(options, match):
+    with pytest.raises(ValueError, match=match):
+        YosoAttention(24, 3, **options)
+
+
+@torch.no_grad()
+def test_modules_that_cannot_decode_say_so():
+    for options, match in (
+        ({"window": 3}, "window must be None to decode"),
+        ({"unit_norm": "lift"}, "unit_norm must be one of 'l2', got 'lift'"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            YosoAttention(24, 3, **options).new_state(2)

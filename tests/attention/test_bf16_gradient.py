@@ -1,0 +1,87 @@
+"""The lower bound's gradient of bfloat16 inputs, whose bucket products may be of bfloat16."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: E402, F401
+
+from lshkit.attention import yoso_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# n_q, n_k, d, d_v, n_bits: buckets of many rows. The last two have rows that stay in float32.
+CASES = [
+    (300, 300, 64, 64, 1),
+    (501, 333, 32, 80, 2),
+    (90, 700, 112, 16, 1),
+    (400, 400, 20, 64, 2),
+    (400, 400, 64, 33, 2),
+]
+
+
+def gradients(inputs, grad_out, *args, **options):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    out = yoso_attention(*inputs, *args, estimator="sampled", seed=3, n_hashes=9, **options)
+    return torch.autograd.grad(out, inputs, grad_out)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("sizes", CASES, ids=str)
+def test_within_rounding_of_float32(sizes, normalize, is_causal):
+    *shape, n_bits = sizes
+    case = attention_inputs(*shape, dtype=torch.bfloat16)
+    mask = padding_mask(2, shape[1])
+    mask[-1, : shape[1] // 2] = True
+    tensors = case.query, case.key, case.value
+    options = {"n_bits": n_bits, "normalize": normalize}
+    got = gradients(tensors, case.grad_out, mask, is_causal, **options)
+    wanted = gradients(
+        [x.float() for x in tensors], case.grad_out.float(), mask, is_causal, **options
+    )
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == torch.bfloat16
+        error = (a.float() - b).square().mean().sqrt()
+        assert error < 1e-2 * b.square().mean().sqrt()
+
+
+def test_rows_that_take_no_part():
+    case = attention_inputs(300, 300, 64, 64, batch=1, dtype=torch.bfloat16)
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    mask[0, 7] = False
+    tensors = case.query, case.key, case.value
+    clean = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    case.key[:, :, 7], case.value[:, :, 7] = torch.inf, torch.nan
+    got = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    for a, b in zip(got, clean, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    case.query[:, :, 5, 3] = torch.nan
+    got = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    assert got[0][:, :, 5].isnan().all()
+    assert got[0].isnan().sum() == got[0][:, :, 5].numel()
+    assert got[1].isfinite().all() and got[2].isfinite().all()
+
+
+def test_same_bits_at_any_thread_count():
+    case = attention_inputs(1300, 1200, 64, 64, batch=1, heads=3, dtype=torch.bfloat16)
+    runs = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        runs.append(gradients((case.query, case.key, case.value), case.grad_out, n_bits=3))
+    for run in runs[1:]:
+        for a, b in zip(run, runs[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_autocast_takes_the_same_path():
+    case = attention_inputs(300, 300, 64, 64, batch=1)
+    inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
+    options = {"estimator": "sampled", "seed": 3, "n_hashes": 9, "n_bits": 1}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = yoso_attention(*inputs, **options)
+    got = torch.autograd.grad(out, inputs, case.grad_out.bfloat16())
+    halves = [x.bfloat16() for x in inputs]
+    wanted = gradients(halves, case.grad_out.bfloat16(), n_bits=1)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b.float(), rtol=0, atol=0)

@@ -1,0 +1,98 @@
+"""YosoAttention's causal forward, step by step."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
+
+from lshkit.attention import YosoAttention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def tokens(n=40, size=24, batch=2):
+    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("conv_window", [None, 1, 5])
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+def test_module(normalize, conv_window, masked):
+    options = {"estimator": "sampled", "normalize": normalize, "conv_window": conv_window}
+    torch.manual_seed(0)  # no projection near zero, where the rounding of chunks flips a bit
+    module = YosoAttention(24, 3, dropout=0.5, **options).eval()
+    x = tokens()
+    ignored = None
+    if masked:
+        ignored = torch.zeros(2, 40, dtype=torch.bool)
+        ignored[0, :7] = True
+    expected, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
+    for sizes in ([1] * 40, [20, 1, 2, 17], [0, 40]):
+        state, outs, first = module.new_state(2), [], 0
+        for size in sizes:
+            part = x[:, first : first + size]
+            part_ignored = None if ignored is None else ignored[:, first : first + size]
+            out, weights = module(
+                part, part, part, key_padding_mask=part_ignored, is_causal=True, state=state
+            )
+            assert weights is None
+            outs.append(out)
+            first += size
+        torch.testing.assert_close(torch.cat(outs, 1), expected)
+        assert state.length.tolist() == ([33, 40] if masked else [40, 40])
+
+
+@torch.no_grad()
+def test_module_state_keeps_the_convolution():
+    """In a copy, a saved state and another order of the sequences."""
+    module = YosoAttention(24, 3, estimator="sampled", conv_window=5).eval()
+    x = tokens()
+    expected, _ = module(x, x, x, is_causal=True)
+    state = module.new_state(2)
+    module(*[x[:, :30]] * 3, is_causal=True, state=state)
+    loaded = module.new_state(2)
+    loaded.load_state_dict(state.state_dict())
+    for other, order in ((state.clone(), [0, 1]), (loaded, [0, 1]), (state, [1, 0])):
+        other.reorder(torch.tensor(order))
+        rest = x[order, 30:]
+        out, _ = module(rest, rest, rest, is_causal=True, state=other)
+        torch.testing.assert_close(out, expected[order, 30:])
+    fresh, _ = module(*[x[:, :1]] * 3, is_causal=True, state=state.reset())
+    torch.testing.assert_close(fresh, expected[:, :1])
+
+
+@torch.no_grad()
+def test_module_without_a_batch():
+    module = YosoAttention(24, 3, estimator="sampled", conv_window=3).eval()
+    x = tokens(batch=1)[0]
+    state = module.new_state(1)
+    out = torch.cat([module(*[row[None]] * 3, is_causal=True, state=state)[0] for row in x])
+    torch.testing.assert_close(out, module(x, x, x, is_causal=True)[0])
+
+
+@torch.no_grad()
+def test_module_and_state_must_match():
+    module = YosoAttention(24, 3).eval()
+    x = tokens(1)
+    state = module.new_state(2)
+
+    def error(kind, match, module=module, state=state, x=x, is_causal=True):
+        with pytest.raises(kind, match=match):
+            module(x, x, x, is_causal=is_causal, state=state)
+
+    error(TypeError, "state must be a YosoState", state=3)
+    error(ValueError, "is_causal must be True", is_causal=False)
+    error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
+    error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())
+    error(ValueError, "module's n_hashes=8", YosoAttention(24, 3, n_hashes_eval=8).eval())
+    error(ValueError, "module's conv_window=3", YosoAttention(24, 3, conv_window=3).eval())
+    error(ValueError, "query must be \\(2, ", x=tokens(1, batch=3))
+    error(ValueError, "training", module.train())
+    expected = YosoAttention(24, 3, estimator="expected")
+    with pytest.raises(ValueError, match="estimator must be"):
+        expected.new_state(2)
+    module.eval()
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="no autograd through a state"):
+        module(x, x, x, is_causal=True, state=state)

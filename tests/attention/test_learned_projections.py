@@ -1,0 +1,329 @@
+"""Soft codes with planes that are given and learnt."""
+
+import pytest
+import torch
+from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: F401
+from test_soft_attention import assert_close, attend, parameters_of, probe_features
+
+from lshkit import torch_ops
+from lshkit.attention import yoso_attention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HYPERPLANE = torch_ops.FAMILY["hyperplane"]
+SOFT = {"estimator": "soft", "hasher": "hyperplane"}
+CASES = [  # n_q, n_k, d, d_v, n_bits, n_hashes, n_probes
+    (1, 1, 1, 1, 3, 2, (4, 4)),
+    (33, 20, 60, 64, 4, 5, (4, 4)),
+    (20, 33, 64, 7, 12, 6, (2, 8)),
+    (30, 30, 16, 33, 5, 4, (4, 1)),
+    (30, 30, 17, 20, 5, 4, (1, 6)),
+    (19, 23, 12, 50, 3, 3, (8, 8)),
+]
+
+
+def planes_of(heads, n_hashes, n_bits, d, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(heads, n_hashes, n_bits, d, generator=generator)
+
+
+def selection(query, key, value, planes, probes):
+    """Codes and selected bits of queries, then of keys, as the operator finds them."""
+    heads, n_hashes, n_bits, d = planes.shape
+    _, q_codes, q_bits, _, k_codes, k_bits, *_ = torch_ops.soft_attention(
+        *(x.detach().float() for x in (query, key, value)),
+        *(None, None, None, planes.detach().float().reshape(heads, -1, d), torch.ones(1)),
+        *(HYPERPLANE, n_bits, n_hashes, *probes, False, 0),
+    )
+    return (q_codes, q_bits), (k_codes, k_bits)
+
+
+def dense(query, key, value, planes, mask, causal, normalize, probes, sharpness, chosen):
+    """The formula over all pairs and buckets, differentiable in all of it."""
+    group = query.shape[1] // key.shape[1]
+    features = []
+    for x, (codes, bits), t in zip((query, key), chosen, probes, strict=True):
+        per_head = planes.repeat_interleave(x.shape[1] // planes.shape[0], 0)
+        norm = x.norm(dim=-1, keepdim=True)
+        unit = torch.where(norm > 0, x / norm.clamp(min=1e-300), 0)
+        projected = torch.einsum("bhnd,hmcd->bhnmc", unit, per_head)
+        features.append(probe_features(projected, codes, bits, t, sharpness))
+    keys, values = (x.repeat_interleave(group, 1) for x in (features[1], value))
+    return attend(features[0], keys, values, mask, causal, normalize)
+
+
+def leaves_of(*tensors):
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
+def check(inputs, planes, mask, causal, normalize, probes, sharpness, **options):
+    n_hashes, n_bits = planes.shape[1:3]
+    tensors = inputs.query, inputs.key, inputs.value, planes
+    ours = leaves_of(*tensors)
+    out = yoso_attention(
+        *(*ours[:3], mask, causal),
+        **{"n_bits": n_bits, "n_hashes": n_hashes, "normalize": normalize, "n_probes": probes},
+        **{"sharpness": sharpness, "projections": ours[3]},
+        **SOFT,
+        **options,
+    )
+    got = torch.autograd.grad(out, ours, inputs.grad_out)
+    doubles = leaves_of(*(x.double() for x in tensors))
+    chosen = selection(*tensors, probes)
+    expected = dense(*doubles, mask, causal, normalize, probes, sharpness, chosen)
+    assert_close(out.detach(), expected.detach())
+    wanted = torch.autograd.grad(expected, doubles, inputs.grad_out.double(), allow_unused=True)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a, torch.zeros_like(a).double() if b is None else b, 2e-4)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_gradient_equals_that_of_the_dense_formula(case, is_causal, normalize):
+    n_q, n_k, d, d_v, n_bits, n_hashes, probes = case
+    inputs = attention_inputs(n_q, n_k, d, d_v, batch=2, heads=2)
+    mask = padding_mask(2, n_k) if n_k > 1 and not is_causal else None
+    planes = planes_of(2, n_hashes, n_bits, d)
+    check(inputs, planes, mask, is_causal, normalize, probes, 1.5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradient_of_grouped_heads(is_causal):
+    inputs = attention_inputs(21, 30, 16, 12, batch=3, heads=6)
+    inputs.key, inputs.value = inputs.key[:, ::3], inputs.value[:, ::3]
+    mask = None if is_causal else padding_mask(3, 30)
+    planes = planes_of(2, 4, 5, 16)
+    check(inputs, planes, mask, is_causal, "sum", (4, 2), 0.8, enable_gqa=True)
+
+
+@pytest.mark.parametrize("n_sequences", [5, 90])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_sequences_are_sequences_alone(is_causal, n_sequences):
+    # More sequences than sums that are kept apart; some without a row.
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, 7, (n_sequences,), generator=generator).tolist()
+    lengths[1] = 0
+    inputs = attention_inputs(sum(lengths), None, 12, 8, batch=1, heads=2)
+    starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)), dtype=torch.int32)
+    options = {"is_causal": is_causal, "n_bits": 4, "n_hashes": 3, **SOFT}
+    tensors = inputs.query, inputs.key, inputs.value, planes_of(2, 3, 4, 12), torch.tensor(1.3)
+    packed, alone = leaves_of(*tensors), leaves_of(*tensors)
+    out = yoso_attention(
+        *packed[:3], cu_seqlens=starts, projections=packed[3], sharpness=packed[4], **options
+    )
+    parts = zip(*(x.split(lengths, 2) for x in alone[:3]), strict=True)
+    expected = torch.cat(
+        [yoso_attention(*x, projections=alone[3], sharpness=alone[4], **options) for x in parts], 2
+    )
+    torch.testing.assert_close(out, expected)
+    got = torch.autograd.grad(out, packed, inputs.grad_out)
+    wanted = torch.autograd.grad(expected, alone, inputs.grad_out)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_given_planes_are_those_that_a_seed_draws():
+    inputs = attention_inputs(20, 25, 16, 12)
+    args = inputs.query, inputs.key, inputs.value
+    options = {"n_bits": 5, "n_hashes": 6, **SOFT}
+    planes = parameters_of(4, 3, 16, 5, 6, "hyperplane")
+    expected = yoso_attention(*args, seed=4, **options)
+    assert torch.equal(yoso_attention(*args, projections=planes, **options), expected)
+    four = planes.reshape(3, 6, 5, 16)
+    assert torch.equal(yoso_attention(*args, projections=four, seed=9, **options), expected)
+    turned = four.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(yoso_attention(*args, projections=turned, **options), expected)
+    one = yoso_attention(*(x[:, 0] for x in args), projections=planes[:1], **options)
+    torch.testing.assert_close(one, expected[:, 0])
+    lifted = {"unit_norm": "lift", "lift_scale": 400.0, **options}
+    planes = parameters_of(4, 3, 18, 5, 6, "hyperplane")
+    assert torch.equal(
+        yoso_attention(*args, projections=planes, **lifted), yoso_attention(*args, seed=4, **lifted)
+    )
+
+
+def test_rows_that_are_not_finite_or_masked_add_nothing():
+    inputs = attention_inputs(20, 25, 16, 12)
+    mask = torch.ones(2, 25, dtype=torch.bool)
+    mask[:, 8] = False
+    planes = planes_of(3, 4, 5, 16)
+    options = {"n_bits": 5, "n_hashes": 4, "normalize": "sum", **SOFT}
+
+    def gradient(args, mask, grad):
+        planes_leaf = planes.clone().requires_grad_()
+        out = yoso_attention(*args, mask, projections=planes_leaf, **options)
+        out.backward(grad)
+        return planes_leaf.grad
+
+    args = [inputs.query, inputs.key, inputs.value]
+    args[0][:, :, 3] = 0
+    keep = torch.arange(25) != 8
+    grad = inputs.grad_out.clone()
+    grad[:, :, 5] = 0
+    expected = gradient([args[0], args[1][:, :, keep], args[2][:, :, keep]], None, grad)
+    args[0][:, :, 5, 2] = float("nan")
+    args[1][:, :, 8] = float("inf")
+    args[2][:, :, 8] = float("nan")
+    # The output of the query with a NaN is NaN whatever the planes are.
+    for given in (mask, None):
+        got = gradient(args, given, inputs.grad_out)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_threads_do_not_change_a_bit():
+    inputs = attention_inputs(90, 110, 32, 40, batch=5)
+    results, before = [], torch.get_num_threads()
+    planes = planes_of(3, 32, 8, 32)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        leaves = leaves_of(inputs.query, inputs.key, inputs.value, planes)
+        out = yoso_attention(*leaves[:3], None, True, projections=leaves[3], **SOFT)
+        results.append((out.detach(), *torch.autograd.grad(out, leaves, inputs.grad_out)))
+    torch.set_num_threads(before)
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+    # The other gradients are those without the planes'.
+    leaves = leaves_of(inputs.query, inputs.key, inputs.value)
+    out = yoso_attention(*leaves, None, True, projections=planes, **SOFT)
+    for a, b in zip(
+        torch.autograd.grad(out, leaves, inputs.grad_out), results[0][1:], strict=False
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype):
+    inputs = attention_inputs(20, 20, 16, 12)
+    options = {"n_bits": 4, "n_hashes": 4, **SOFT}
+    short = leaves_of(*(x.to(dtype) for x in (inputs.query, inputs.key, inputs.value)))
+    planes = planes_of(3, 4, 4, 16).to(dtype).requires_grad_()
+    out = yoso_attention(*short, projections=planes, **options)
+    (grad,) = torch.autograd.grad(out, [planes], inputs.grad_out.to(dtype))
+    assert grad.dtype is dtype
+    full = leaves_of(*(x.detach().float() for x in short), planes.detach().float())
+    out = yoso_attention(*full[:3], projections=full[3], **options)
+    (wanted,) = torch.autograd.grad(out, full[3:], inputs.grad_out.to(dtype).float())
+    tolerance = 2e-2 if dtype is torch.bfloat16 else 3e-3  # what the output's gradient rounds to
+    assert_close(grad, wanted.double(), tolerance)
+
+
+def test_no_rows_and_no_gradient():
+    inputs = attention_inputs(6, 6, 8, 5)
+    planes = planes_of(3, 2, 3, 8).requires_grad_()
+    options = {"n_bits": 3, "n_hashes": 2, "projections": planes, **SOFT}
+    empty = [x[:, :, :0] for x in (inputs.query, inputs.key, inputs.value)]
+    yoso_attention(*empty, **options).sum().backward()
+    assert torch.equal(planes.grad, torch.zeros_like(planes))
+    args = inputs.query, inputs.key, inputs.value
+    yoso_attention(*args, n_probes=1, **options).sum().backward()
+    assert torch.equal(planes.grad, torch.zeros_like(planes))
+
+
+def test_learning_planes_lowers_a_loss():
+    """Planes that tell the features which matter from those that do not."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 128, 16, generator=generator) for _ in range(3))
+    key = key + query
+    target = yoso_attention(
+        *(x[..., :4] for x in (query, key)), value, estimator="expected", n_bits=6
+    )
+    planes = planes_of(2, 8, 5, 16).requires_grad_()
+    optimizer = torch.optim.Adam([planes], lr=0.05)
+    losses = []
+    for _ in range(40):
+        out = yoso_attention(query, key, value, n_bits=5, n_hashes=8, projections=planes, **SOFT)
+        loss = (out - target).square().sum() / target.square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0], losses
+
+
+def test_operators_keep_torch_s_rules():
+    inputs = attention_inputs(7, 9, 8, 5, heads=2)
+    tensors = leaves_of(inputs.query, inputs.key, inputs.value)
+    parameters = planes_of(2, 3, 4, 8).flatten(1, 2).requires_grad_()
+    options = HYPERPLANE, 4, 3, 4, 2, False, 2
+    sharpness = torch.tensor([1.0, 2.0], requires_grad=True)
+    args = *tensors, padding_mask(2, 9), None, None, parameters, sharpness, *options
+    ops = torch.ops.lshkit
+    torch.library.opcheck(ops.soft_attention, args)
+    args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+    out, *codes = ops.soft_attention(*args)
+    for parameters_too in (False, True):
+        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], parameters_too
+        torch.library.opcheck(ops.soft_attention_backward, backward)
+
+
+def test_compiles_and_maps():
+    inputs = attention_inputs(9, 9, 8, 8, heads=2)
+    args = inputs.query, inputs.key, inputs.value
+    planes = planes_of(2, 4, 4, 8)
+
+    def attend(*x):
+        return yoso_attention(*x[:3], projections=x[3], n_bits=4, n_hashes=4, **SOFT)
+
+    def loss(planes, *x):
+        return (attend(*x, planes) * inputs.grad_out[:1]).sum()
+
+    expected = attend(*args, planes)
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    leaves = leaves_of(*args, planes)
+    out = compiled(*leaves)
+    assert torch.equal(out, expected)
+    got = torch.autograd.grad(out, leaves, inputs.grad_out)
+    wanted = torch.autograd.grad(attend(*leaves), leaves, inputs.grad_out)
+    for a, b in zip(got, wanted, strict=True):
+        assert torch.equal(a, b)
+
+    # A gradient for each element of a batch, and for each of an ensemble of planes.
+    batched = [x[:, None] for x in args]
+    grads = torch.vmap(torch.func.grad(loss), (None, 0, 0, 0))(planes, *batched)
+    many = torch.stack([planes, planes_of(2, 4, 4, 8, seed=1)])
+    for_planes = torch.vmap(torch.func.grad(loss), (0, None, None, None))(
+        many, *(x[:1] for x in args)
+    )
+    for i in range(2):
+        leaf = planes.clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(loss(leaf, *(x[i] for x in batched)), leaf)
+        torch.testing.assert_close(grads[i], wanted)
+        leaf = many[i].clone().requires_grad_()
+        (wanted,) = torch.autograd.grad(loss(leaf, *(x[:1] for x in args)), leaf)
+        torch.testing.assert_close(for_planes[i], wanted)
+
+
+@pytest.mark.parametrize(
+    ("planes", "options", "error", "words"),
+    [
+        (torch.zeros(3, 2, 3, 8), {"estimator": "auto"}, ValueError, "projections needs estimator"),
+        (
+            torch.zeros(3, 2, 3, 8),
+            {"hasher": "hadamard"},
+            ValueError,
+            "projections needs.*hadamard",
+        ),
+        (torch.zeros(2, 2, 3, 8), {}, ValueError, r"projections must have shape.*\(3, 2, 3, 8\)"),
+        (torch.zeros(3, 6, 7), {}, ValueError, r"projections must have shape.*\(3, 6, 8\)"),
+        (torch.zeros(3, 2, 3, 8, dtype=torch.int32), {}, TypeError, "projections must be a tensor"),
+        ([1.0], {}, TypeError, "projections must be a torch tensor, got list"),
+        (torch.zeros(3, 6, 8, device="meta"), {}, ValueError, "projections must be on query's"),
+    ],
+)
+def test_wrong_planes_are_named(planes, options, error, words):
+    x = torch.zeros(1, 3, 5, 8)
+    with pytest.raises(error, match=words):
+        yoso_attention(
+            x, x, x, **({"n_bits": 3, "n_hashes": 2} | SOFT | options), projections=planes
+        )
+
+
+def test_only_hyperplanes_have_a_gradient():
+    x = torch.randn(1, 1, 5, 8)
+    parameters = parameters_of(0, 1, 8, 3, 2, "hadamard")
+    args = x, x, x, None, None, None, parameters, torch.ones(1)
+    options = torch_ops.FAMILY["hadamard"], 3, 2, 2, 2, False, 0
+    out, *codes = torch_ops.soft_attention(*args, *options)
+    with pytest.raises(ValueError, match="grad_parameters: only hyperplanes"):
+        torch_ops.soft_attention_backward(x, out, *args[:6], *codes, *args[6:], *options, True)

@@ -1,0 +1,233 @@
+"""The gradients "collided" and "unbiased": against the reference, and what they are on average."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import (  # noqa: E402, F401
+    FAMILIES,
+    NORMALIZE,
+    SHAPES,
+    arrays,
+    attention_inputs,
+    codes_of,
+    one_thread,
+    padding_mask,
+    reference_options,
+)
+from test_attention_gradients import (  # noqa: E402
+    assert_gradients_close,
+    attention_inputs_as,
+    dense_attention,
+    gradients,
+)
+
+from lshkit import _C, reference, torch_ops  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PAIR_GRADIENTS = ["collided", "unbiased"]
+
+
+def assert_equal_to_reference(case, mask, is_causal, normalize, gradient, n_bits, n_hashes):
+    codes = [codes_of(x, 5, n_bits=n_bits, n_hashes=n_hashes) for x in (case.query, case.key)]
+    options = {"gradient": gradient, "normalize": normalize}
+    sampled = {"estimator": "sampled", "n_bits": n_bits, "n_hashes": n_hashes, "seed": 5}
+    actual = gradients(case, mask, is_causal, **options, **sampled)
+    with np.errstate(invalid="ignore"):
+        expected = reference.yoso_backward(
+            *arrays(case),
+            *(c.numpy() for c in codes),
+            case.grad_out.double().numpy(),
+            n_bits,
+            gradient=gradient,
+            **reference_options(mask, is_causal, normalize),
+        )
+    # l2 divides by the norm of a sum that a row of few collisions makes small
+    assert_gradients_close(actual, expected, rtol=2e-4)
+    return actual
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_bits", [1, 8, 9, 16])
+@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)  # d = 1 knows no cosines but 1 and -1
+def test_equal_to_reference(shape, n_bits, is_causal, gradient):
+    case = attention_inputs(*shape)
+    for mask, normalize in (
+        (None, "l2"),
+        (padding_mask(2, shape[1]), "sum"),
+        (padding_mask(2, shape[1]), None),
+    ):
+        assert_equal_to_reference(case, mask, is_causal, normalize, gradient, n_bits, 11)
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+@pytest.mark.parametrize("n_hashes", [1, 255, 256, 5000])
+def test_numbers_of_hashes(n_hashes, gradient):
+    """One that a byte counts and one that it does not; many, where 1 - p loses what p is."""
+    for n_bits in (2, 12):
+        case = attention_inputs(17, 21, 16, batch=1, heads=2)
+        assert_equal_to_reference(case, None, False, None, gradient, n_bits, n_hashes)
+
+
+@pytest.mark.parametrize("n_hashes", [1, 32, 65535])
+def test_unbiased_weight_at_every_cosine(n_hashes):
+    """Of pairs that did collide, however unlikely: from 1 down to where no float holds p."""
+    angle = np.linspace(0.01, np.pi - 0.01, 500)
+    n_bits, n = 16, len(angle)
+    query = np.zeros((1, 1, 1, 2), np.float32)
+    query[..., 0] = 1
+    key = np.stack([np.cos(angle), np.sin(angle)], -1).astype(np.float32)[None, None]
+    value = np.ones((1, 1, n, 1), np.float32)
+    # all share the code of the first hash
+    codes = [np.full((1, 1, rows, n_hashes), other, np.uint16) for rows, other in ((1, 1), (n, 2))]
+    for c in codes:
+        c[..., 0] = 7
+    got = [np.empty_like(x) for x in (query, key, value)]
+    grad_out = np.ones((1, 1, 1, 1), np.float32)
+    code = torch_ops.GRADIENT["unbiased"]
+    _C.yoso_backward(*(query, key, value, None, *codes, n_bits, False, 0, code, grad_out, *got), 1)
+    expected = reference.yoso_backward(
+        query, key, value, *codes, grad_out, n_bits, normalize=None, gradient="unbiased"
+    )
+    # Key by key. The sine and, near pi, the angle to it are what float32 knows of the cosine.
+    size = np.linalg.norm(expected[1], axis=-1)[0, 0]
+    error = np.linalg.norm(got[1] - expected[1], axis=-1)[0, 0] / size
+    noise = 2e-7 / np.minimum(np.sin(angle), np.pi - angle) ** 2
+    assert (error < 2e-5 + noise).all()
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_nan_rows(is_causal, gradient):
+    case = attention_inputs(21)
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[:, -3:] = False
+    case.query[0, 1, 4, 3] = math.nan
+    case.query[1, 2, 0] = math.inf
+    case.key[0, 1, 6, 3] = -math.inf
+    case.key[1, 0, 9] = math.nan
+    case.key[:, :, -2] = math.nan  # padding may hold anything
+    case.value[:, :, -1] = math.nan
+    actual = assert_equal_to_reference(case, mask, is_causal, "l2", gradient, 8, 32)
+    grad_query, grad_key, grad_value = actual
+    bad_queries, bad_keys = (~x.isfinite().all(-1) for x in (case.query, case.key))
+    takes_part = mask[:, None].expand_as(bad_keys)
+    assert torch.equal(grad_query.isnan().any(-1), bad_queries)
+    assert torch.equal(grad_key.isnan().any(-1), bad_keys & takes_part)
+    assert grad_value.isfinite().all()
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_nothing_to_attend_to(normalize, gradient):
+    case = attention_inputs(6, 9)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1] = False
+    case.query[0, 0, 2] = case.key[0, 0, 3] = case.value[0, 1] = 0
+    options = {"estimator": "sampled", "normalize": normalize, "gradient": gradient, "seed": 0}
+    grad_query, grad_key, grad_value = gradients(case, mask, **options)
+    assert all(x.isfinite().all() for x in (grad_query, grad_key, grad_value))
+    assert not any(x[1].any() for x in (grad_query, grad_key, grad_value))
+    assert not grad_query[0, 0, 2].any() and not grad_key[0, 0, 3].any()
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+def test_same_bits_at_any_number_of_threads(gradient):
+    case = attention_inputs(257, batch=1)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(gradients(case, estimator="sampled", gradient=gradient, seed=0))
+    finally:
+        torch.set_num_threads(before)
+    for one, two, three in zip(*results, strict=True):
+        assert torch.equal(one, two) and torch.equal(one, three)
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+def test_for_the_expectation_every_pair_counts(gradient):
+    case = attention_inputs(17)
+    exact = gradients(case, estimator="expected", gradient="expected")
+    for estimator in ("expected", "auto"):
+        got = gradients(case, estimator=estimator, gradient=gradient)
+        assert all(torch.equal(a, e) for a, e in zip(got, exact, strict=True))
+
+
+# ---------------------------------------------------------------- on average
+
+
+def spread(case, sets, gradient, **options):
+    """Mean and its standard error of the raw output's gradients over sets of hash functions."""
+    many = attention_inputs_as(case, torch.float32)
+    for name, x in vars(many).items():  # a head has its own functions
+        setattr(many, name, x.expand(1, sets, -1, -1))
+    got = gradients(many, gradient=gradient, normalize=None, estimator="sampled", **options)
+    return [(x.double().mean(1), x.double().std(1) / sets**0.5) for x in got]
+
+
+def exact_gradients(case, n_bits):
+    inputs = [x.double().requires_grad_() for x in (case.query, case.key, case.value)]
+    out = dense_attention(*inputs, None, False, n_bits, None)
+    return [g[:, 0] for g in torch.autograd.grad(out, inputs, case.grad_out.double())]
+
+
+# Few hashes: where a pair fails to collide in a handful of 2000 sets only, the error is unknown.
+@pytest.mark.parametrize(("n_bits", "n_hashes"), [(1, 2), (4, 8), (8, 8)])
+@pytest.mark.parametrize("hasher", FAMILIES)
+def test_unbiased(hasher, n_bits, n_hashes):
+    """The mean over hash functions is the derivative of YOSO-E, which autograd computes."""
+    case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
+    got = spread(case, 2000, "unbiased", n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, seed=11)
+    for (mean, error), exact in zip(got, exact_gradients(case, n_bits), strict=True):
+        assert ((mean - exact).abs() < 4 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("hasher", FAMILIES)
+def test_collided_is_short_of_the_pairs_that_do_not_collide(hasher):
+    """Its mean has each pair's exact weight times 1 - (1 - p)^m."""
+    n_bits, n_hashes = 4, 8
+    case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
+    (mean_query, error_query), (mean_key, error_key), _ = spread(
+        case, 2000, "collided", n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, seed=11
+    )
+    query, key, value = (x[0, 0] for x in arrays(case))
+    grad_out = case.grad_out[0, 0].double().numpy()
+    cosine = reference.unit(query) @ reference.unit(key).T
+    seen = 1 - (1 - reference.cosine_probability(cosine, n_bits)) ** n_hashes
+    assert seen.min() < 0.3  # there is a bias
+    slopes = seen * reference.cosine_probability_slope(cosine, n_bits, 0)
+    grad_query, grad_key, _ = reference.attention_backward(
+        query, key, value, np.ones_like(cosine), slopes, None, grad_out
+    )
+    for mean, error, wanted in (
+        (mean_query, error_query, grad_query),
+        (mean_key, error_key, grad_key),
+    ):
+        assert ((mean[0] - torch.from_numpy(wanted)).abs() < 4 * error[0] + 1e-6).all()
+
+
+@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
+@pytest.mark.parametrize("angle", [1e-4, 3e-4, 9e-4, 3e-3])
+def test_bias_next_to_one(angle, gradient):
+    """1 - x^2 is floored at 1e-6: a pair at a smaller angle has angle / 1e-3 of its gradient.
+
+    The exact one, slope times sine, does not vanish there: it is n_bits / pi times g . v.
+    """
+    n_bits = 8
+    case = attention_inputs(1, 1, 2, 1, batch=1, heads=1)
+    case.query[:] = torch.tensor([1.0, 0.0])
+    case.key[:] = torch.tensor([math.cos(angle), math.sin(angle)])
+    case.value[:] = case.grad_out[:] = 1
+    grad_query, _, _ = gradients(
+        case, normalize=None, estimator="sampled", gradient=gradient, n_hashes=64, seed=0
+    )
+    exact = n_bits / math.pi * (1 - angle / math.pi) ** (n_bits - 1)
+    assert grad_query[..., 0].abs().max() == 0  # along the query itself
+    assert float(grad_query[..., 1]) / exact == pytest.approx(min(1, angle / 1e-3), rel=2e-2)

@@ -1,0 +1,151 @@
+"""Soft attention where its parts meet: groups, packing, checkpoints, threads, unequal probes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import attention_inputs, padding_mask  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from lshkit.attention import yoso_attention  # noqa: E402
+
+SOFT = {"estimator": "soft", "seed": 1}
+
+
+def gradients(case, mask=None, is_causal=False, **options):
+    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
+    out = yoso_attention(*inputs, mask, is_causal, **SOFT, **options)
+    return out, *torch.autograd.grad(out, inputs, case.grad_out)
+
+
+def assert_close(results, wanted):
+    for got, want in zip(results, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("probes", [(2, 256), (256, 2), (1, 512), (512, 4), (129, 1)])
+def test_very_unequal_probes_end(probes):
+    # The few probes of one side are expanded for many hashes at once, those of the other are not.
+    case = attention_inputs(40, 33, batch=1, heads=1)
+    results = gradients(case, n_bits=9, n_hashes=20, n_probes=probes)
+    assert all(x.isfinite().all() for x in results)
+    wanted = [
+        gradients(case, n_bits=9, n_hashes=20, n_probes=p)[0] for p in ((probes[0], 1), (1, 1))
+    ]
+    assert not torch.equal(results[0], wanted[1])
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("heads", [2, 3])
+@pytest.mark.parametrize(("d_v", "n_hashes"), [(20, 17), (40, 37), (64, 32), (72, 17)])
+@pytest.mark.parametrize("estimator", ["soft", "sampled", "fast"])
+def test_same_bits_at_any_number_of_threads(estimator, d_v, n_hashes, heads, threads):
+    case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads)
+    options = {"n_bits": 7, "n_hashes": n_hashes, "seed": 0, "estimator": estimator}
+    if estimator == "fast":
+        options |= {"estimator": "sampled", "precision": "fast"}
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for n in (1, threads):
+            torch.set_num_threads(n)
+            results.append(yoso_attention(case.query, case.key, case.value, **options))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("normalize", ["l2", "sum", None])
+def test_grouped_heads_equal_heads_alone(normalize, is_causal):
+    case = attention_inputs(21, 21, 16, 24, batch=2, heads=4)
+    key, value = case.key[:, :2], case.value[:, :2]
+    sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
+    inputs = [x.detach().requires_grad_() for x in (case.query, key, value)]
+    mask = padding_mask(2, 21)
+    options = {"normalize": normalize, "n_bits": 5, "n_hashes": 6, **SOFT}
+    out = yoso_attention(*inputs, mask, is_causal, enable_gqa=True, sharpness=sharpness, **options)
+    grads = torch.autograd.grad(out, (*inputs, sharpness), case.grad_out)
+    # Query heads that share a head of keys, as rows of one head: only where no order matters.
+    if is_causal:
+        parts = [case.query[:, g::2] for g in range(2)]
+        outs = [
+            yoso_attention(q, key, value, mask, True, sharpness=sharpness, **options) for q in parts
+        ]
+        wanted = torch.stack(outs, 2).flatten(1, 2)
+    else:
+        rows = inputs[0].unflatten(1, (2, 2)).flatten(2, 3)
+        wanted = yoso_attention(rows, *inputs[1:], mask, sharpness=sharpness, **options)
+        wanted = wanted.unflatten(2, (2, 21)).flatten(1, 2)
+        assert_close(grads, torch.autograd.grad(wanted, (*inputs, sharpness), case.grad_out))
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_sequences_equal_sequences_alone(is_causal, dtype):
+    lengths = (0, 7, 30, 0, 1)
+    starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)))
+    case = attention_inputs(38, 38, 16, 24, batch=1, heads=2, dtype=dtype)
+    sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
+    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
+    options = {"is_causal": is_causal, "sharpness": sharpness, "n_bits": 5, **SOFT}
+    results = []
+    for packed in (True, False):
+        if packed:
+            out = yoso_attention(*inputs, cu_seqlens=starts, **options)
+        else:
+            parts = zip(*(x.split(lengths, 2) for x in inputs), strict=True)
+            out = torch.cat([yoso_attention(*p, **options) for p in parts], 2)
+        results.append((out, *torch.autograd.grad(out, (*inputs, sharpness), case.grad_out)))
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {}
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **tolerance)
+
+
+def test_checkpointing():
+    case = attention_inputs(40, 40)
+    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
+
+    def attend(*x):
+        return yoso_attention(*x, **SOFT)
+
+    grads = [
+        torch.autograd.grad(out, inputs, case.grad_out)
+        for out in (attend(*inputs), checkpoint(attend, *inputs, use_reentrant=False))
+    ]
+    assert all(map(torch.equal, *grads))
+
+
+def test_no_heads():
+    x = torch.randn(2, 0, 5, 8, requires_grad=True)
+    sharpness = torch.tensor(1.0, requires_grad=True)
+    yoso_attention(x, x, x, sharpness=sharpness, **SOFT).sum().backward()
+    assert x.grad.shape == x.shape
+    assert sharpness.grad == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gradient_rank": 4}, 'gradient_rank needs estimator "sampled" or "auto", got \'soft\''),
+        ({"precision": "fast"}, "precision must be \"full\" with estimator='soft'"),
+        ({"sharpness": float("nan")}, "sharpness must be a finite number > 0, got nan"),
+        ({"sharpness": 1e60}, "sharpness must be a finite number > 0, got 1e"),
+        ({"sharpness": torch.tensor(1e60, dtype=torch.float64)}, "sharpness must be a finite"),
+        ({"estimator": "sampled", "sharpness": -1.0}, "sharpness must be a finite number > 0"),
+        ({"estimator": "sampled", "n_probes": 0}, "n_probes must be an integer from 1"),
+        ({"estimator": "sampled", "lift_scale": "junk"}, "lift_scale must be"),
+    ],
+)
+def test_options_that_do_not_apply_are_named(options, match):
+    x = torch.randn(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=match):
+        yoso_attention(x, x, x, **SOFT | options)
+
+
+def test_the_lift_of_packed_sequences_needs_a_number():
+    x = torch.randn(1, 1, 4, 8)
+    options = {"unit_norm": "lift", "lift_scale": "auto", "cu_seqlens": torch.tensor([0, 2, 4])}
+    with pytest.raises(ValueError, match="lift_scale must be a number or tensor with cu_seqlens"):
+        yoso_attention(x, x, x, **options)

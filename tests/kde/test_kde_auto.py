@@ -1,0 +1,370 @@
+"""Picks of LSHKernelDensity: first queries, files, threads, and what its methods stand on."""
+
+import json
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cases.kde import clustered, log_mean
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from lshkit import _C, hashing
+from lshkit.kde import LSHKernelDensity, estimator, pilot
+from lshkit.kde.exact import Training
+from lshkit.kde.hashed import Buckets
+from lshkit.kde.hbe import HashedDraws
+from lshkit.kde.methods import MAX_HASHES
+from lshkit.kde.near_far import NearFar
+from lshkit.kde.random_sampling import PermutedRows, history_of, stages
+from lshkit.kde.sketch import SketchedRows
+from lshkit.kde.sums import Geometry, Sums, blocks_of
+
+
+def training_of(rows, kernel="gaussian", seed=0, weights=None):
+    d = rows.shape[1]
+    return Training(rows, weights, Geometry(kernel, 6, np.zeros(d), np.ones(d)), seed)
+
+
+@pytest.mark.parametrize("way", ["file", "pickle"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "hbe"])
+def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch):
+    rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.15, random_state=3)
+    density.fit(rows)
+    density.score_samples(queries)  # enough of them for the pilot on first queries
+    assert "first_queries" in density.report_
+    monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    assert np.array_equal(loaded.score_samples(queries), density.score_samples(queries))
+    assert loaded.report_ == density.report_ and loaded.algorithm_ == algorithm
+
+
+@pytest.mark.parametrize("way", ["file", "pickle"])
+@pytest.mark.parametrize(
+    ("kernel", "algorithm", "changes"),
+    [
+        ("gaussian", "brute", {"bandwidth": 3.0, "kernel": "exponential"}),
+        ("gaussian", "random", {"bandwidth": 3.0}),
+        ("laplacian", "near_far", {"bandwidth": "scott"}),
+        ("laplacian", "bucket_sum", {"bandwidth": 3.0, "n_hashes": 8, "n_bits": 5, "window": 7}),
+    ],
+)
+def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, changes, way, tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(kernel, algorithm=algorithm, random_state=3).fit(rows)
+    before = density.score_samples(queries)
+    drawn = None if algorithm == "bucket_sum" else density.sample(9, random_state=0)
+    density.set_params(**changes)
+    if way == "file":
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    else:
+        loaded = pickle.loads(pickle.dumps(density))
+    for one in (density, loaded, pickle.loads(pickle.dumps(loaded))):
+        assert np.array_equal(one.score_samples(queries), before) and one.bandwidth_ == 1.0
+        if algorithm != "bucket_sum":
+            assert np.array_equal(one.sample(9, random_state=0), drawn)
+    anew = LSHKernelDensity(**loaded.get_params()).fit(rows)
+    assert np.array_equal(loaded.fit(rows).score_samples(queries), anew.score_samples(queries))
+    assert not np.array_equal(anew.score_samples(queries), before)
+
+
+def test_a_kernel_set_after_fitting_says_nothing_of_queries_and_samples():
+    rows = clustered(500, 4, 5)[0]
+    density = LSHKernelDensity(normalize=False, rtol=0).fit(rows)
+    before = density.score_samples(0 * rows[:2]), density.sample(3, random_state=0)
+    density.set_params(kernel="angular")  # for which a row of zeros is none
+    after = density.score_samples(0 * rows[:2]), density.sample(3, random_state=0)
+    assert all(map(np.array_equal, before, after))
+    angular = LSHKernelDensity("angular").fit(rows).set_params(kernel="gaussian")
+    with pytest.raises(ValueError, match="zeros"):
+        angular.kernel_mean(0 * rows[:2])
+    with pytest.raises(ValueError, match="no density"):
+        angular.sample()
+
+
+def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=300)
+    numbers = dict(rtol=np.float32(0.1), bandwidth=np.float32(0.5), random_state=np.int64(0))
+    numbers |= dict(n_bits=np.int16(5), n_hashes=np.int32(9), batch_size=np.int64(128))
+    for algorithm in ("auto", "random", "near_far", "split"):
+        density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
+        score = density.fit(rows).score_samples(queries[:9])
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+        assert np.array_equal(loaded.score_samples(queries[:9]), score)
+        density.score_samples(queries)  # with a pick for the first queries
+        density.save(tmp_path / "density.npz")
+
+
+def test_what_was_kept_before_there_was_a_pick(tmp_path):
+    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
+    density = LSHKernelDensity(algorithm="near_far", rtol=0.2, random_state=0).fit(rows)
+    score = density.score_samples(queries)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    del header["picked"]["methods"]["near_far"]["unseen"], header["fitted"], arrays["bandwidth"]
+    header["arrays"].remove("bandwidth")
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    assert np.array_equal(loaded.score_samples(queries), score)
+
+    older = LSHKernelDensity.__new__(LSHKernelDensity)
+    state = density.__getstate__()
+    older.__setstate__({k: v for k, v in state.items() if k not in ("_kde_picked", "_kde_fitted")})
+    assert np.array_equal(older.score_samples(queries), score)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm": "kd_tree"},
+        {"methods": {}},
+        {"methods": {"random": {"n_samples": -1, "limit": 0.1}}},
+        {"methods": {"random": {"n_samples": 10, "limit": "x"}}},
+    ],
+)
+def test_files_with_an_impossible_pick(change, tmp_path):
+    rows, _ = clustered(2000, 3, 5)
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
+    density.save(tmp_path / "density.npz")
+    with np.load(tmp_path / "density.npz") as stored:
+        arrays = dict(stored)
+    header = json.loads(str(arrays["header"]))
+    header["picked"] |= change
+    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
+    with pytest.raises(ValueError, match="no file"):
+        LSHKernelDensity.load(tmp_path / "density.npz")
+
+
+def test_first_queries_set_the_sizes():
+    """Most rows are alone, which asks for all rows; the queries are of the clusters."""
+    rng = np.random.default_rng(0)
+    rows, queries = clustered(12_000, 6, 30, scale=0.1, seed=2, n_queries=300)
+    rows = np.r_[rows, 40 * rng.normal(size=(8000, 6))]
+    density = LSHKernelDensity(bandwidth=0.3, algorithm="random", random_state=0, normalize=False)
+    density.fit(rows)
+    at_first = density.report_["methods"]["random"]["cost"]
+    score = density.score_samples(queries)
+    assert density.report_["methods"]["random"]["cost"] < 0.5 * at_first
+    exact = log_mean("gaussian", queries, rows, 0.3)
+    assert np.abs(np.expm1(score - exact)).mean() < 0.12
+
+
+@pytest.mark.parametrize(("seed", "df"), [(0, 1.5), (1, 3.0)])
+def test_auto_on_heavy_tails(seed, df):
+    rng = np.random.default_rng(seed)
+    rows, queries = (rng.standard_t(df, size=(n, 6)) for n in (24_000, 400))
+    density = LSHKernelDensity(bandwidth=0.7, random_state=seed, normalize=False).fit(rows)
+    exact = LSHKernelDensity(bandwidth=0.7, algorithm="brute", normalize=False).fit(rows)
+    error = np.abs(np.expm1(density.score_samples(queries) - exact.score_samples(queries)))
+    assert error.mean() < 0.13
+
+
+def test_near_rows_of_euclidean_hashes_and_small_buckets_are_unbiased():
+    rows, queries = clustered(1500, 6, 8, scale=0.2, seed=1, n_queries=6)
+    exact = np.exp(log_mean("gaussian", queries, rows))
+    runs = 120
+    means = np.empty((runs, len(queries)))
+    for seed in range(runs):
+        permuted = PermutedRows(training_of(rows, seed=seed))
+        hasher = hashing.EuclideanLSH(6, 3, 8, width=1.5, seed=seed)
+        method = NearFar(Buckets(permuted, hasher, 0), 2, 150, 128, 0.2)
+        got = method.estimate(queries, 1)
+        means[seed] = np.exp(got.shift) * got.mean
+    spread = means.std(axis=0, ddof=1)
+    assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
+    # Near rows and stages: no more rows than there are, whatever the sizes.
+    assert stages(256, 300, 1000) == [256, 1000] and stages(2000, 64, 1000) == [1000]
+    assert history_of(64) == 256 and history_of(2**16) == 4096
+
+
+def test_blocks_give_the_bits_of_rows():
+    rng = np.random.default_rng(0)
+    for dtype in (np.float32, np.float64):
+        rows, queries = (rng.normal(size=(n, 7)).astype(dtype) for n in (777, 5))
+        blocks, out = blocks_of(rows), np.empty((2, 5, 3))
+        assert blocks.shape == (13, 7, 64)
+        centre, scale = rng.normal(size=7), rng.uniform(0.5, 2, 7)
+        for code in range(8):
+            for of, n in ((rows, -1), (blocks, 777)):
+                args = queries, of, centre, scale, None, None, 0.0, out[int(n > 0)], 1, n
+                _C.kernel_sums(code, 3, *args)
+            assert np.array_equal(out[0], out[1])
+    with pytest.raises(ValueError, match="n_keys"):
+        _C.kernel_sums(0, 1, queries, blocks, None, None, None, None, 0.0, out[0], 1, 13 * 64 + 1)
+
+
+def test_one_query_has_the_bits_that_it_has_among_others():
+    rows, queries = clustered(5000, 9, 20, scale=0.5, n_queries=40)
+    for algorithm in ("brute", "random", "near_far"):
+        options = dict(bandwidth=0.8, algorithm=algorithm, random_state=0)
+        density = LSHKernelDensity(**options).fit(rows.astype(np.float32))
+        together = density.score_samples(queries)
+        alone = np.concatenate([density.score_samples(q[None]) for q in queries])
+        assert np.array_equal(together, alone)
+
+
+def test_far_off_queries_in_several_places():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(500, 3))
+    rows[:40] += 1e7
+    rows[40:80] -= 3e7
+    queries = np.r_[1e7 + rng.normal(size=(9, 3)), -3e7 + rng.normal(size=(9, 3)), rows[100:109]]
+    density = LSHKernelDensity(algorithm="brute", normalize=False).fit(rows)
+    assert np.abs(density.score_samples(queries) - log_mean("gaussian", queries, rows)).max() < 1e-5
+
+
+def test_draws_that_meet_no_row_say_that_nothing_is_known():
+    rows, _ = clustered(2000, 4, 5)
+    permuted = PermutedRows(training_of(rows))
+    hasher = hashing.EuclideanLSH(4, 8, 16, width=0.5, seed=0)
+    got = HashedDraws(Buckets(permuted, hasher)).estimate(np.full((2, 4), 30.0), 1)
+    assert np.isinf(got.error).all()
+
+
+def test_a_method_that_cannot_keep_rtol_warns():
+    rows = np.random.default_rng(0).normal(size=(3000, 12))
+    with pytest.warns(UserWarning, match="hbe.*rtol=0.01"):
+        LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0).fit(rows)
+
+
+def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
+    rng = np.random.default_rng(0)
+    rows = (3 * rng.normal(size=(50, 8)))[rng.integers(50, size=20_000)]
+    rows = (rows + 0.02 * rng.normal(size=rows.shape)).astype(np.float32)
+    density = LSHKernelDensity("angular", n_bits=8, rtol=0.004, random_state=0, normalize=False)
+    found = density.fit(rows).report_["methods"]["bucket_sum"]
+    assert found["n_hashes"] == MAX_HASHES == found["cost"] / 3
+    assert found["error"] > 0.004  # as it is with so many, not with as many as were wanted
+
+
+@pytest.mark.parametrize("algorithm", ["bucket_sum", "near_far"])
+def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        estimator._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
+    )
+    before = _C.max_threads()
+    rows = np.random.default_rng(0).normal(size=(2000, 4))
+    options = dict(algorithm=algorithm, random_state=0, n_jobs=2, normalize=False)
+    density = LSHKernelDensity("angular", **options).fit(rows)
+    assert asked[:2] == [2, before] and _C.max_threads() == before
+    within = []
+    inside = density._kde_sketch or density._kde_method
+    whole = inside.estimate
+    seen = lambda *args: within.append(asked[-1]) or whole(*args)  # noqa: E731
+    monkeypatch.setattr(inside, "estimate", seen)
+    density.score_samples(rows[:9])
+    assert within == [2] and asked[-1] == before == _C.max_threads()
+
+
+def test_threads_on_one_estimator(monkeypatch):
+    """All at once, of an estimator that has yet to make its method and to see first queries."""
+    rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm="near_far", random_state=3).fit(rows)
+    shared = pickle.loads(pickle.dumps(density))
+    expected = density.score_samples(queries, return_std=True)
+    calls = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: calls.append(1) or f(*a)
+    )
+    monkeypatch.setattr(estimator, "make", lambda *a, f=estimator.make: calls.append(2) or f(*a))
+    together = threading.Barrier(6)
+
+    def ask(_):
+        together.wait(30)
+        return shared.score_samples(queries, return_std=True)
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(ask, range(6)))
+    assert sorted(calls) == [1, 2]
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_blocks_that_another_thread_makes_shorter():
+    class Shared(PermutedRows):
+        blocks = property(lambda self: self.kept, lambda self, new: vars(self).update(kept=new[:1]))
+
+    rows, queries = clustered(1000, 5, 8)
+    got, expected = (
+        kind(training_of(rows)).sums(queries, 64, 900, 1) for kind in (Shared, PermutedRows)
+    )
+    assert np.array_equal(got.total, expected.total)
+
+
+def test_first_queries_are_taken_from_all_of_them(monkeypatch):
+    rows, _ = clustered(3000, 3, 8)
+    seen = []
+    monkeypatch.setattr(
+        pilot, "choose_again", lambda *a, f=pilot.choose_again: seen.append(a[-1]) or f(*a)
+    )
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
+    density.score_samples(rows[:383])
+    assert len(seen[0]) == 128 and np.array_equal(seen[0][[0, -1]], rows[[0, 382]])
+
+
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "split", "auto"])
+def test_rows_are_permuted_once(algorithm, monkeypatch):
+    made = []
+    init = PermutedRows.__init__
+    monkeypatch.setattr(PermutedRows, "__init__", lambda *args: made.append(1) or init(*args))
+    rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.2, random_state=3)
+    density.fit(rows).score_samples(queries)
+    assert len(made) == 1 and "first_queries" in density.report_
+
+
+def test_a_method_that_lost_on_the_first_queries_keeps_its_error():
+    rows, queries = clustered(6000, 6, 3, scale=0.5, seed=1, n_queries=128)
+    training = training_of(rows, "angular")
+    sketch = SketchedRows(PermutedRows(training), 6, 512)
+    methods = {"brute": {"cost": 6000.0, "error": 0.0}, "random": {"cost": 3000.0, "error": 0.1}}
+    methods["bucket_sum"] = {"n_bits": 6, "n_hashes": 512, "cost": 1536.0, "error": 0.1}
+    before = {"algorithm": "bucket_sum", "methods": methods}
+    method, report = pilot.choose_again(sketch, before, "auto", 0.2, 1, queries)
+    assert method.name == "random"
+    error = report["first_queries"]["error"]
+    assert 0 < error == report["methods"]["bucket_sum"]["error"] < 0.2
+
+
+def test_sums_without_a_part():
+    a, b = (
+        Sums(np.array([x]), np.array([y]), np.array([z])) for x, y, z in ((0, 3, 5), (-1, 1, 1))
+    )
+    rest = (a + b).without(b)
+    assert rest.total[0] == pytest.approx(3) and rest.squares[0] == pytest.approx(5)
+
+
+@parametrize_with_checks(
+    [LSHKernelDensity("angular", normalize=False)],
+    expected_failed_checks=lambda _: {"check_estimators_dtypes": "gives a row of zeros: no angle"},
+)
+def test_scikit_learns_checks_of_the_angular_kernel(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_laplacian_sketch_is_no_pick_where_rows_lie_alone():
+    """It has noise of them alone, any multiple of their density: an error of 2 is no bound."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(300, 10))[rng.integers(300, size=30_200)]
+    rows += 0.01 * rng.normal(size=rows.shape)
+    alone = rng.random(len(rows)) < 0.02
+    rows[alone] = 5 * rng.normal(size=(alone.sum(), 10))
+    queries, rows, alone = rows[:200], rows[200:], alone[200:]
+    exact, density = (
+        LSHKernelDensity("laplacian", 0.5, rtol=rtol, random_state=0) for rtol in (0, 0.1)
+    )
+    wanted = exact.fit(rows).kernel_mean(queries)
+    error = np.abs(density.fit(rows).kernel_mean(queries) / wanted - 1)
+    assert density.algorithm_ != "bucket_sum" and error.mean() < 0.1
+    assert density.fit(rows[~alone]).algorithm_ == "bucket_sum"

@@ -1,0 +1,265 @@
+"""Sampled densities: unbiased, with the error that they state and the one that was asked for."""
+
+import numpy as np
+import pytest
+from cases.kde import clustered, log_mean
+from sklearn.datasets import load_digits
+
+from lshkit import hashing
+from lshkit.kde import LSHKernelDensity, hbe, pilot
+from lshkit.kde.exact import Training
+from lshkit.kde.hashed import Buckets, collision_probability, family
+from lshkit.kde.hbe import HashedDraws, Share
+from lshkit.kde.near_far import NearFar
+from lshkit.kde.random_sampling import PermutedRows, RandomSampling, sample_size
+from lshkit.kde.sums import Geometry
+
+N_BITS = 6
+KERNELS = ["gaussian", "exponential", "laplacian", "angular"]
+
+
+def training_of(kernel, rows, weights, seed):
+    d = rows.shape[1]
+    geometry = Geometry(kernel, N_BITS, rows.mean(axis=0), np.ones(d))
+    return Training(rows, weights, geometry, seed)
+
+
+def make(name, kernel, rows, weights, seed):
+    """A method with fixed settings, its randomness all from the seed."""
+    permuted = PermutedRows(training_of(kernel, rows, weights, seed))
+    if name == "random":
+        return RandomSampling(permuted, 150, np.inf)
+    if name == "random in stages":
+        return RandomSampling(permuted, 100, 0.2)
+    if name == "near_far":
+        hasher = hashing.FastHadamard(rows.shape[1], 5, 6, seed=seed)
+        return NearFar(Buckets(permuted, hasher, 0), 2, 60, 150, np.inf)
+    hasher = family(permuted.training, 1.0, 12, 2)
+    buckets = Buckets(permuted, hasher)
+    if name == "hbe":
+        return HashedDraws(buckets)
+    return HashedDraws(buckets, Share(hasher, 20.0, 12.0), 150)
+
+
+METHODS = ["random", "random in stages", "near_far", "hbe", "split"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "weighted"), [(kernel, i % 2 == 1) for i, kernel in enumerate(KERNELS)]
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_unbiased_with_the_stated_error(name, kernel, weighted):
+    # In clusters of a hundred rows or so: of sums that rare rows make up, few runs tell little.
+    rows, queries = clustered(1000, 6, 8, scale=0.15, seed=1, n_queries=5)
+    weights = np.random.default_rng(2).uniform(0.2, 2, len(rows)) if weighted else None
+    exact = np.exp(log_mean(kernel, queries, rows, n_bits=N_BITS, weights=weights))
+    runs = 150
+    means, errors = np.empty((2, runs, len(queries)))
+    for seed in range(runs):
+        got = make(name, kernel, rows, weights, seed).estimate(queries, 1)
+        means[seed], errors[seed] = np.exp(got.shift) * got.mean, np.exp(got.shift) * got.error
+    spread = means.std(axis=0, ddof=1)
+    assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
+    # The mean stated variance against the observed one, whose own error is sqrt(2 / runs) for
+    # normal estimates and more for skewed ones: the middle of the queries.
+    varied = spread > 1e-6 * exact
+    ratio = (errors**2).mean(axis=0)[varied] / spread[varied] ** 2
+    assert not len(ratio) or 0.65 < np.median(ratio) < 1.5
+
+
+def test_the_share_keeps_the_whole():
+    """What draws and sample get adds up to the kernel, at and between the points of the table."""
+    hasher = hashing.EuclideanLSH(4, 3, 2, width=1.5, seed=0)
+    share = Share(hasher, 30.0, 10.0)
+    r = np.linspace(0, 12, 1001)
+    p = collision_probability(hasher, np.minimum(r, 10))
+    assert np.abs(share(r) - 1 / (1 + 30 * p)).max() < 1e-5
+    assert share.table.dtype == np.float32 and len(share.table) == hbe.POINTS
+
+
+def test_families_collide_half_the_time_at_their_distance():
+    rows = np.random.default_rng(0).normal(size=(50, 5))
+    for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
+        hasher = family(training_of(kernel, rows, None, 0), distance, 4, 3)
+        assert collision_probability(hasher, np.array([distance]))[0] == pytest.approx(0.5, 1e-6)
+
+
+def test_sample_size_against_its_own_error():
+    spread = np.random.default_rng(0).lognormal(1, 1, 500)
+    small, large = (sample_size(spread, 10**6, rtol) for rtol in (0.2, 0.02))
+    assert 50 < large / small < 110  # the error falls with the root, less so near exhaustion
+    assert sample_size(np.full(10, np.inf), 1000, 0.1) == 1000
+    assert sample_size(np.zeros(10), 1000, 0.1) == 1
+
+
+def near_far_errors(rows, queries, bandwidth):
+    """Relative errors, and those that are stated."""
+    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0).fit(rows)
+    score, std = density.score_samples(queries, return_std=True)
+    exact = LSHKernelDensity(bandwidth=bandwidth, rtol=0).fit(rows).score_samples(queries)
+    return np.abs(np.expm1(score - exact)), std
+
+
+def rms(x):
+    return np.sqrt((x**2).mean())
+
+
+@pytest.mark.parametrize(("noise", "bandwidth"), [(2, 10.0), (1, 4.0)])
+def test_near_far_states_the_error_of_near_rows_that_it_misses(noise, bandwidth):
+    # Copies of digits: the sums are a few near rows, and a sample holds none of those missed.
+    digits, rng = load_digits().data, np.random.default_rng(0)
+    rows = np.repeat(digits, 6, axis=0) + rng.normal(0, noise, (6 * len(digits), 64))
+    queries = digits[:300] + rng.normal(0, noise, (300, 64))
+    error, std = near_far_errors(rows, queries, bandwidth)
+    assert (error < 3 * std).mean() > 0.95  # 0.41 and 0.95 of the sample alone
+    assert 0.5 < rms(std) / rms(error) < 2
+
+
+def test_near_far_states_no_more_where_nothing_is_missed():
+    rng = np.random.default_rng(1)
+    rows, queries = rng.normal(size=(3000, 4)), rng.normal(size=(300, 4))
+    error, std = near_far_errors(rows, queries, 0.5)
+    assert 0.5 < rms(std) / rms(error) < 1.5
+    rows[:3] = 30 * np.eye(4)[:3]  # each its own density
+    error, std = near_far_errors(rows, rows[:3], 0.5)
+    assert error.max() < 1e-5 and std.max() < 0.15
+
+
+@pytest.mark.parametrize("n", [4, 100, 256, 257, 300])
+def test_near_far_of_few_rows(n):
+    rng = np.random.default_rng(n)
+    rows = rng.normal(size=(n, 4))
+    error, std = near_far_errors(rows, rows[:4] + 0.1, 0.5)
+    assert error.max() < 1e-3 and std.max() < 1e-3
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "auto"])
+def test_rtol_is_kept_on_other_queries(algorithm, kernel):
+    rows, queries = clustered(6000, 8, 60, scale=0.2, seed=3, n_queries=400)
+    bandwidth = 1.0 if kernel == "angular" else {"gaussian": 0.4}.get(kernel, 0.5)
+    options = dict(n_bits=12, random_state=0, normalize=False)
+    density = LSHKernelDensity(kernel, bandwidth, algorithm=algorithm, rtol=0.1, **options)
+    density.fit(rows)
+    exact = log_mean(kernel, queries, rows, bandwidth, n_bits=12)
+    score, std = density.score_samples(queries, return_std=True)
+    error = np.abs(np.expm1(score - exact))
+    assert error.mean() < 0.1
+    assert density.algorithm_ in density.report_["methods"]
+    if std.any():
+        assert 0.4 < np.sqrt((error**2).mean()) / np.sqrt((std**2).mean()) < 2.5
+
+
+def test_far_queries_get_more_rows():
+    """A query whose density is a few rows' gets the exact answer, though the others need few."""
+    rng = np.random.default_rng(0)
+    rows = np.r_[rng.normal(size=(20_000, 4)), [[9.0, 0, 0, 0]]]
+    density = LSHKernelDensity(bandwidth=0.8, algorithm="random", random_state=0).fit(rows)
+    far = np.array([[9.5, 0.5, 0, 0], [9.0, 0, 1.0, 0]])
+    exact = log_mean("gaussian", far, rows, 0.8)
+    score, std = density.set_params(normalize=False).score_samples(far, return_std=True)
+    assert np.abs(np.expm1(score - exact)).max() < max(4 * std.max(), 1e-3) < 1
+    assert density.report_["methods"]["random"]["n_samples"] < 2000
+
+
+def test_same_seed_same_bits_whatever_the_threads():
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    for algorithm in ("random", "near_far"):
+        options = dict(bandwidth=0.5, algorithm=algorithm, random_state=3)
+        first = LSHKernelDensity(**options).fit(rows).score_samples(queries)
+        other = LSHKernelDensity(**options, n_jobs=2, batch_size=77).fit(rows)
+        assert np.array_equal(other.score_samples(queries), first)
+
+
+def test_auto_reports_its_pick(caplog):
+    rows, _ = clustered(6000, 8, 60)
+    with caplog.at_level("INFO", "lshkit.kde"):
+        density = LSHKernelDensity(bandwidth=2.0, random_state=0).fit(rows)
+    (line,) = caplog.messages
+    assert line.startswith("algorithm random (the cheapest of")
+    report = density.report_
+    assert density.algorithm_ == report["algorithm"] == "random"
+    assert report["methods"]["random"]["cost"] < report["methods"]["brute"]["cost"] == 6000
+    assert 0 < report["methods"]["random"]["error"] <= 0.1
+    assert report["reason"].startswith("the cheapest of")
+    assert LSHKernelDensity(rtol=0).fit(rows).algorithm_ == "brute"
+    assert LSHKernelDensity(bandwidth=0.01, random_state=0).fit(rows).algorithm_ == "brute"
+
+
+@pytest.fixture
+def few_rows_do(monkeypatch):
+    """Hash tables are tried from few rows on, where a test takes less."""
+    monkeypatch.setattr(pilot, "MIN_HASHED", 2000)
+    monkeypatch.setattr(pilot, "WORTH_A_TRIAL", 600)
+
+
+def test_auto_tries_hash_tables_where_random_sampling_is_dear(few_rows_do):
+    rows, queries = clustered(12_000, 16, 2000, scale=0.05, seed=5, n_queries=100)
+    density = LSHKernelDensity(bandwidth=0.15, random_state=0, normalize=False).fit(rows)
+    costs = {name: found["cost"] for name, found in density.report_["methods"].items()}
+    assert {"brute", "random", "near_far", "split", "hbe"} == set(costs)
+    assert density.algorithm_ == "near_far"
+    exact = log_mean("gaussian", queries, rows, 0.15)
+    assert np.abs(np.expm1(density.score_samples(queries) - exact)).mean() < 0.1
+
+
+def test_first_queries_unlike_the_rows_keep_rtol():
+    """Rows in a dense heap and a thin cloud: the pilot sees the heap, the queries are the cloud."""
+    rng = np.random.default_rng(0)
+    rows = np.r_[0.3 * rng.normal(size=(20_000, 5)), 5 + rng.normal(size=(150, 5))]
+    queries = 5 + rng.normal(size=(300, 5))
+    options = dict(algorithm="auto", random_state=0, normalize=False)
+    density = LSHKernelDensity("exponential", 0.6, **options).fit(rows)
+    exact = log_mean("exponential", queries, rows, 0.6)
+    score = density.score_samples(queries)
+    assert density.report_["first_queries"]["n"] == 128
+    assert np.abs(np.expm1(score - exact)).mean() < 0.13
+    assert np.array_equal(density.score_samples(queries[:20]), score[:20])  # kept from then on
+
+
+def test_a_method_that_misses_rtol_on_the_first_queries_is_chosen_anew():
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    density = LSHKernelDensity(bandwidth=0.4, random_state=0, normalize=False).fit(rows)
+    permuted = PermutedRows(density._kde_method.training)
+    density._kde_method = RandomSampling(permuted, 64, np.inf)  # looks at no query
+    density.algorithm_ = "random"
+    score = density.score_samples(queries)
+    assert density.report_["first_queries"]["error"] > 0.13
+    assert np.abs(np.expm1(score - log_mean("gaussian", queries, rows, 0.4))).mean() < 0.1
+
+
+@pytest.mark.parametrize("kernel", ["angular", "laplacian"])
+def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel, few_rows_do):
+    rows, queries = clustered(6000, 12, 200, scale=0.02, seed=5, n_queries=100)
+    bandwidth = 1.0 if kernel == "angular" else 0.6
+    options = dict(n_bits=16, random_state=0, normalize=False)
+    density = LSHKernelDensity(kernel, bandwidth, **options).fit(rows)
+    assert density.algorithm_ == "bucket_sum"
+    exact = log_mean(kernel, queries, rows, bandwidth, n_bits=16)
+    score, std = density.score_samples(queries, return_std=True)
+    assert np.abs(np.expm1(score - exact)).mean() < 0.1
+    assert 0 < std.mean() < 0.2
+    assert density.sample(3, random_state=0).shape == (3, 12) if kernel == "laplacian" else True
+    more = density.partial_fit(rows[:10]).score_samples(queries[:5])
+    assert np.isfinite(more).all() and density.n_samples_seen_ == 6010
+
+
+def test_auto_tries_a_sketch_where_sampling_is_cheap_too(monkeypatch):
+    monkeypatch.setattr(pilot, "MIN_HASHED", 1000)
+    rows, _ = clustered(6000, 12, 200, scale=0.02, seed=5, n_queries=100)
+    density = LSHKernelDensity("angular", n_bits=8, random_state=0, normalize=False).fit(rows)
+    methods = density.report_["methods"]
+    assert methods["random"]["cost"] < pilot.WORTH_A_TRIAL
+    assert "bucket_sum" in methods and "near_far" not in methods
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+def test_near_far_where_no_row_is_near(kernel):
+    """Log kernels of -1e18 are known to a hundred or so: those of parts may exceed the whole's."""
+    rows = np.random.default_rng(0).normal(size=(2000, 2))
+    density = LSHKernelDensity(kernel, 1e-9, algorithm="near_far", random_state=0)
+    density.fit(rows).set_params(normalize=False)
+    assert np.allclose(density.kernel_mean(rows[:20]), 1 / 2000, rtol=1e-3)
+    log_density, std = density.score_samples(rows[:20] + 0.1, return_std=True)
+    assert (log_density < -1e5).all() and not np.isnan(std).any()

@@ -1,0 +1,179 @@
+"""algorithm="bucket_sum": a sketch that keeps no rows, streams, forgets and merges."""
+
+import numpy as np
+import pytest
+from cases.kde import clustered, log_mean
+from sklearn.exceptions import NotFittedError
+
+from lshkit.kde import LSHKernelDensity
+
+CASES = {"angular": dict(n_bits=6), "laplacian": dict(n_bits=5, bandwidth=1.5)}
+
+
+def sketch(kernel, **options):
+    settings = CASES[kernel] | dict(random_state=0, n_hashes=24) | options
+    return LSHKernelDensity(kernel, algorithm="bucket_sum", normalize=False, **settings)
+
+
+def exact(kernel, queries, rows, weights=None):
+    options = CASES[kernel]
+    args = options.get("bandwidth", 1.0), options["n_bits"], weights
+    return np.exp(log_mean(kernel, queries, rows, *args))
+
+
+@pytest.fixture
+def data():
+    rows, queries = clustered(700, 5, 20, n_queries=6)
+    return rows, queries, np.random.default_rng(7).integers(1, 9, 700) / 4
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_unbiased_with_the_stated_error(kernel, data):
+    """In few buckets: without its correction, a fold of 32 would be off by 1/32."""
+    rows, queries, weights = data
+    wanted = exact(kernel, queries, rows, weights)
+    runs = 80
+    means, errors = np.empty((2, runs, len(queries)))
+    for seed in range(runs):
+        density = sketch(kernel, random_state=seed).fit(rows, sample_weight=weights)
+        means[seed], errors[seed] = density.kernel_mean(queries, return_std=True)
+    spread = means.std(axis=0, ddof=1)
+    assert (np.abs(means.mean(axis=0) - wanted) < 4 * spread / np.sqrt(runs)).all()
+    ratio = (errors**2).mean(axis=0) / spread**2
+    assert 0.7 < np.exp(np.log(ratio).mean()) < 1.6  # hashes of one rotation vary less together
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_parts_make_the_whole_bit_for_bit(kernel, data):
+    rows, queries, weights = data
+    weights = weights / 3  # no multiples of anything
+    whole = sketch(kernel).fit(rows, sample_weight=weights).kernel_mean(queries)
+    stream = sketch(kernel)
+    for part in np.array_split(np.random.default_rng(0).permutation(700), 5):
+        stream.partial_fit(rows[part], sample_weight=weights[part])
+    merged = sketch(kernel).fit(rows[400:], sample_weight=weights[400:])
+    merged.merge(sketch(kernel).fit(rows[:400], sample_weight=weights[:400]))
+    more = sketch(kernel).fit(
+        np.r_[rows, rows[:50] + 1], sample_weight=np.r_[weights, weights[:50]]
+    )
+    more.partial_unfit(rows[:50] + 1, sample_weight=weights[:50])
+    for density in (stream, merged, more):
+        assert np.array_equal(density.kernel_mean(queries), whole)
+        assert density.n_samples_seen_ == 700
+
+
+@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("window", [1, 64, 250, 10_000])
+def test_window_is_a_fit_of_the_last_rows(kernel, window, data):
+    rows, queries, weights = data
+    density = sketch(kernel, window=window)
+    done = 0
+    for size in (3, 100, 64, 1, 300, 232):
+        part = slice(done, done + size)
+        density.partial_fit(rows[part], sample_weight=weights[part])
+        done += size
+        last = slice(max(0, done - window), done)
+        fresh = sketch(kernel).fit(rows[last], sample_weight=weights[last])
+        assert np.array_equal(density.kernel_mean(queries), fresh.kernel_mean(queries))
+        assert density.n_samples_seen_ == last.stop - last.start
+
+
+def test_memory_does_not_grow(data):
+    rows, queries, _ = data
+    density = sketch("angular")
+    sizes = set()
+    for _ in range(4):
+        density.partial_fit(rows)
+        sizes.add(density._kde_sketch.nbytes)
+        assert not density._kde_rows
+    assert len(sizes) == 1
+    assert np.array_equal(
+        density.kernel_mean(queries), sketch("angular").fit(rows).kernel_mean(queries)
+    )
+
+
+def test_laplacian_density_has_its_normaliser(data):
+    rows, queries, _ = data
+    density = sketch("laplacian", n_bits=12, n_hashes=3000).set_params(normalize=True).fit(rows)
+    brute = LSHKernelDensity("laplacian", 1.5, algorithm="brute").fit(rows)
+    score, std = density.score_samples(queries, return_std=True)
+    assert (np.abs(score - brute.score_samples(queries)) < 4 * std).all()
+    assert std.max() < 0.2
+
+
+def test_estimates_below_zero_are_minus_infinity():
+    density = sketch("laplacian", n_hashes=8).fit(np.zeros((10, 3)))
+    far = np.full((1, 3), 1e6)
+    mean = density.kernel_mean(far)
+    score, std = density.score_samples(far, return_std=True)
+    assert mean <= 0 and score == -np.inf and std == np.inf
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_of_no_rows_the_mean_is_zero(kernel, data):
+    rows, queries, _ = data
+    empty = sketch(kernel).fit(rows).partial_unfit(rows)
+    assert not np.any(empty.kernel_mean(queries, return_std=True))
+    assert (empty.score_samples(queries) == -np.inf).all()
+    again = empty.partial_fit(rows).kernel_mean(queries)
+    assert np.array_equal(again, sketch(kernel).fit(rows).kernel_mean(queries))
+
+
+@pytest.mark.parametrize(("one", "other"), [("bucket_sum", "brute"), ("random", "bucket_sum")])
+def test_rows_and_a_sketch_do_not_mix(one, other, data):
+    """Neither can hold what the other does: the rows of one part would count for nothing."""
+    rows, queries, _ = data
+    density = sketch("angular").set_params(algorithm=one).fit(rows)
+    before = density.kernel_mean(queries)
+    with pytest.raises(ValueError, match=f"algorithm must.*got '{other}'"):
+        density.set_params(algorithm=other).partial_fit(rows)
+    assert density.n_samples_seen_ == 700 and np.array_equal(density.kernel_mean(queries), before)
+    assert density.fit(rows[:9]).n_samples_seen_ == 9
+
+
+def test_first_rows_that_are_refused_leave_nothing_behind(data):
+    rows, queries, _ = data
+    density = sketch("angular")
+    with pytest.raises(ValueError, match="scale them up"):
+        density.fit(rows, sample_weight=np.full(700, 1e-9))
+    with pytest.raises(NotFittedError):
+        density.kernel_mean(queries)
+    fresh = sketch("angular").fit(rows)
+    assert np.array_equal(
+        density.partial_fit(rows).kernel_mean(queries), fresh.kernel_mean(queries)
+    )
+
+
+def test_one_hash_does_not_know_its_error(data):
+    rows, queries, _ = data
+    std = sketch("angular", n_hashes=1).fit(rows).kernel_mean(queries, return_std=True)[1]
+    assert np.isinf(std).all()
+
+
+def test_bad_calls(data):
+    rows, queries, _ = data
+    density = sketch("angular").fit(rows)
+    with pytest.raises(ValueError, match="hash functions"):
+        density.merge(sketch("angular", random_state=1).fit(rows))
+    with pytest.raises(ValueError, match="sketches"):
+        density.merge(LSHKernelDensity("angular", algorithm="brute").fit(rows))
+    with pytest.raises(ValueError, match="window"):
+        sketch("angular", window=5).fit(rows).merge(density)
+    with pytest.raises(ValueError, match="keeps no rows|does not keep"):
+        sketch("laplacian").fit(rows).sample()
+    with pytest.raises(ValueError, match="collision probability"):
+        LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
+    with pytest.raises(ValueError, match="more rows"):
+        density.partial_unfit(np.r_[rows, rows])
+    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19))
+    with pytest.raises(ValueError, match="2.29"):
+        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19)))
+    with pytest.raises(ValueError, match="scale them up"):
+        sketch("angular").fit(rows, sample_weight=np.full(700, 1e-9))
+    with pytest.raises(ValueError, match="bucket_sum"):
+        LSHKernelDensity().fit(rows).partial_unfit(rows)
+    with pytest.raises(ValueError, match="window"):
+        LSHKernelDensity(window=3).fit(rows)
+    assert np.array_equal(
+        density.kernel_mean(queries), sketch("angular").fit(rows).kernel_mean(queries)
+    )  # nothing of the failed calls is left behind

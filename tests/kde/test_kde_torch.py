@@ -1,0 +1,111 @@
+"""Densities of torch tensors: the same numbers, and gradients of the exact path."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cases.kde import KERNELS
+
+from lshkit.kde import LSHKernelDensity
+
+torch = pytest.importorskip("torch")
+
+rng = np.random.default_rng(0)
+ROWS, QUERIES = rng.normal(size=(100, 3)), rng.normal(size=(3, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_in_tensors_out(dtype):
+    rows, queries = (torch.tensor(x, dtype=dtype) for x in (ROWS, QUERIES))
+    for options in (
+        dict(algorithm="brute"),
+        dict(kernel="angular", algorithm="bucket_sum", normalize=False, random_state=0),
+    ):
+        density = LSHKernelDensity(**options).fit(rows)
+        plain = LSHKernelDensity(**options).fit(rows.numpy())
+        score, std = density.score_samples(queries, return_std=True)
+        assert score.dtype == std.dtype == dtype
+        assert np.array_equal(score.numpy(), plain.score_samples(queries.numpy()))
+        if not density.normalize:
+            assert torch.allclose(density.kernel_mean(queries), score.exp(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_weights_as_a_tensor(dtype):
+    weights = torch.linspace(0, 2, 100, dtype=dtype, requires_grad=True)
+    density, plain = (
+        LSHKernelDensity(algorithm="brute").fit(ROWS, sample_weight=x)
+        for x in (weights, weights.detach().double().numpy())
+    )
+    assert np.array_equal(density.score_samples(QUERIES), plain.score_samples(QUERIES))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    rows, queries = (torch.tensor(x, dtype=dtype) for x in (ROWS, QUERIES))
+    score, std = LSHKernelDensity(algorithm="brute").fit(rows).score_samples(queries, True)
+    plain = LSHKernelDensity(algorithm="brute").fit(rows.double()).score_samples(queries.double())
+    assert score.dtype == std.dtype == dtype
+    assert torch.equal(score, plain.float().to(dtype))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gradients(kernel):
+    bandwidth = 1.0 if kernel == "angular" else np.array([2.0, 2.5, 3.0])
+    density = LSHKernelDensity(kernel, bandwidth, algorithm="brute", normalize=kernel != "angular")
+    density.fit(ROWS, sample_weight=rng.uniform(0.1, 1, 100))
+    x = torch.tensor(QUERIES, requires_grad=True)
+    score = density.score_samples(x)
+    assert np.allclose(score.detach(), density.score_samples(QUERIES), atol=1e-6)
+    if kernel == "tophat":  # piecewise constant
+        assert not torch.autograd.grad(score.sum(), x)[0].any()
+        return
+    assert density.score(x) == pytest.approx(density.score(QUERIES))
+    assert torch.autograd.gradcheck(density.score_samples, (x,), atol=1e-5)
+    if kernel == "gaussian":
+        assert torch.autograd.gradgradcheck(density.score_samples, (x[:1],), atol=1e-5)
+
+
+def test_gradients_at_a_row_and_far_away_are_finite():
+    for kernel in ("gaussian", "exponential", "laplacian", "linear", "angular"):
+        density = LSHKernelDensity(kernel, algorithm="brute", normalize=False).fit(ROWS)
+        x = torch.tensor(np.r_[ROWS[:2], 100 * ROWS[:1]], requires_grad=True)
+        (gradient,) = torch.autograd.grad(density.score_samples(x)[:2].sum(), x)
+        assert torch.isfinite(gradient).all()
+    density = LSHKernelDensity(algorithm="brute").fit(ROWS)
+    x = torch.full((1, 3), 1e4, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(density.score_samples(x).sum(), x)
+    nearest = ROWS[np.argmin(((x.detach().numpy() - ROWS) ** 2).sum(1))]
+    assert np.allclose(gradient.numpy(), nearest - 1e4, rtol=1e-3)  # no underflow
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "linear"])
+def test_gradients_far_from_the_centre(kernel):
+    rows = np.r_[ROWS - 1e8, ROWS + 1e8]
+    density = LSHKernelDensity(kernel, 2.0, algorithm="brute").fit(rows)
+    near = LSHKernelDensity(kernel, 2.0, algorithm="brute").fit(np.round((rows - 1e8)[100:], 7))
+    x = torch.tensor(QUERIES + 1e8, requires_grad=True)
+    y = (x - 1e8).detach().requires_grad_()
+    scores = density.score_samples(x), near.score_samples(y) - np.log(2)
+    assert torch.allclose(*scores, atol=1e-5)
+    gradients = (torch.autograd.grad(s.sum(), v)[0] for s, v in zip(scores, (x, y), strict=True))
+    assert torch.allclose(*gradients, atol=1e-5)
+
+
+def test_sampled_methods_refuse_gradients():
+    density = LSHKernelDensity(algorithm="random", random_state=0).fit(np.tile(ROWS, (24, 1)))
+    x = torch.tensor(QUERIES, requires_grad=True)
+    with pytest.raises(ValueError, match="brute"):
+        density.score_samples(x)
+    with torch.no_grad():
+        assert density.score_samples(x).shape == (3,)
+    exact = LSHKernelDensity(rtol=0).fit(ROWS)
+    with pytest.raises(ValueError, match="return_std"):
+        exact.score_samples(x, return_std=True)
+
+
+def test_import_does_not_import_torch(tmp_path):
+    code = "import sys, lshkit.kde; sys.exit('torch' in sys.modules)"
+    # Not from the source tree: its lshkit has no compiled _C.
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path).returncode == 0
