@@ -3,11 +3,16 @@
 from lshkit.attention.bert_lsh import bert_lsh_attention
 from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.decoding import YosoState
+from lshkit.attention.estimators import Estimator, Expected, Sampled, Soft
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.modules import YosoAttention
 from lshkit.attention.suggestions import Suggestion, Suggestions, suggest
 
 __all__ = [
+    "Estimator",
+    "Expected",
+    "Sampled",
+    "Soft",
     "Suggestion",
     "Suggestions",
     "YosoAttention",

@@ -1,13 +1,13 @@
 """What comes in from outside to the functions and classes of attention: checks and conversions."""
 
+import numbers
+
 import torch
 from torch import Tensor
 
-from lshkit import _C, checks, hashing, torch_ops
+from lshkit import _C, checks
 from lshkit.torch_ops.assertions import may_be_read
 
-ESTIMATORS = ("auto", "sampled", "expected", "soft")
-UNIT_NORMS = ("l2", "lift")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -52,58 +52,27 @@ def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
         raise ValueError(f"seed must be on {wanted}, got a tensor on {seed.device}")
 
 
-def check_options(
-    n_bits: int, n_hashes: int, hasher: str, estimator: str, gradient: str, normalize: str | None
-) -> tuple[int, int]:
-    n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
-    check_word("hasher", hasher, torch_ops.FAMILY)
-    check_word("estimator", estimator, ESTIMATORS)
-    check_word("gradient", gradient, torch_ops.GRADIENT)
-    check_word("normalize", normalize, torch_ops.NORMALIZE)
-    return n_bits, n_hashes
-
-
-def check_gradient_rank(rank: int | None, value, estimator: str, gradient: str) -> int:
-    """As the operators take it: 0 for None."""
-    if rank is None:
-        return 0
-    n_values = value.shape[-1] if isinstance(value, Tensor) and value.dim() else None
-    rank = checks.integer("gradient_rank", rank, 1, n_values)
-    if gradient != "lower_bound":
-        raise ValueError(f'gradient_rank needs gradient="lower_bound", got gradient={gradient!r}')
-    if estimator in ("expected", "soft"):
-        raise ValueError(f'gradient_rank needs estimator "sampled" or "auto", got {estimator!r}')
-    return rank
-
-
-def check_probes(n_probes: int | tuple[int, int], n_bits: int) -> tuple[int, int]:
-    """Numbers of probes of queries and of keys."""
-    if not isinstance(n_probes, (tuple, list)):
-        n_probes = n_probes, n_probes
-    if len(n_probes) != 2:
-        raise ValueError(f"n_probes must be a number or (queries, keys), got {n_probes!r}")
-    queries, keys = (checks.integer("n_probes", t, 1, 2**n_bits) for t in n_probes)
-    return queries, keys
-
-
-def sharpness_tensor(sharpness: float | Tensor, heads: int, device: torch.device) -> Tensor:
-    """(1,) or (heads,). The operator checks the values of a tensor."""
-    if not isinstance(sharpness, Tensor):
-        sharpness = checks.positive("sharpness", sharpness)
-        return torch.full((1,), sharpness, dtype=torch.float32, device=device)
-    if not sharpness.is_floating_point():
-        raise TypeError(f"sharpness must be a tensor of floats, got {sharpness.dtype}")
-    if sharpness.shape not in ((), (1,), (heads,)):
+def check_softmax_arguments(function: str, dropout_p: float, scale: float | None = None) -> None:
+    """Of scaled_dot_product_attention's arguments those that only softmax attention has."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers.Real) or dropout_p != 0:
         raise ValueError(
-            f"sharpness must be a number or a tensor of shape () or (heads,) = ({heads},), "
-            f"got shape {tuple(sharpness.shape)}"
+            f"dropout_p must be 0, got {dropout_p!r}: {function} forms no attention weights that "
+            f"could be dropped (drop elements of its output instead)"
         )
-    if sharpness.device != device:
+    if scale is not None:
         raise ValueError(
-            f"sharpness must be on query's device {device}, got a tensor on {sharpness.device}"
+            f"scale must be None, got {scale!r}: weights depend on the cosine of query and key, "
+            f"which has no scale (unit_norm='lift' compares inner products, n_bits sharpens)"
         )
-    return sharpness.reshape(1) if sharpness.dim() == 0 else sharpness
+
+
+def resolve_causal_offset(
+    causal_offset: int | None, is_causal: bool, query: Tensor, key: Tensor
+) -> int:
+    """The position of query 0 among the keys. None: N_k - N_q when causal, else 0."""
+    if causal_offset is not None:
+        return checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
+    return key.shape[-2] - query.shape[-2] if is_causal else 0
 
 
 def check_word(name, word, words) -> None:
@@ -282,15 +251,3 @@ def key_padding_mask(
             f"apply, as {reason}"
         )
     return mask.reshape(-1, n_keys) if n_keys else None
-
-
-def sharpness_values(sharpness, heads) -> Tensor:
-    """Sharpness on the CPU as float32 (1,) or (heads,), a copy."""
-    given = sharpness
-    if not isinstance(sharpness, Tensor):
-        sharpness = checks.positive("sharpness", sharpness)
-        sharpness = torch.tensor(sharpness, dtype=torch.float32, device="cpu")
-    sharpness = sharpness.detach().to("cpu", torch.float32, copy=True).reshape(-1)
-    if len(sharpness) not in (1, heads) or not (sharpness > 0).all() or sharpness.isinf().any():
-        raise ValueError(f"sharpness must be > 0, one number or {heads} of them, got {given}")
-    return sharpness

@@ -7,9 +7,11 @@ from torch import Tensor
 from lshkit import checks, hashing, torch_ops
 from lshkit.attention.arguments import (
     check_cpu,
+    check_softmax_arguments,
     check_tensors,
     check_word,
     key_padding_mask,
+    resolve_causal_offset,
     seed_tensor,
 )
 
@@ -19,9 +21,11 @@ def lsh_attention(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
     scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
     weighting: str = "horvitz_thompson",
     n_bits: int = 8,
     n_hashes: int = 32,
@@ -30,7 +34,6 @@ def lsh_attention(
     n_sinks: int = 1,
     center: bool = True,
     causal_offset: int | None = None,
-    enable_gqa: bool = False,
     seed: int | Tensor | None = None,
     return_pairs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -51,8 +54,11 @@ def lsh_attention(
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
             N_k)`), True for a key that takes part. No other mask.
+        dropout_p: 0: weights are not kept to be dropped.
         is_causal: query i sees the keys j <= i + causal_offset.
         scale: of the scores; None: 1 / sqrt(D).
+        enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
+            theirs number h // (H / H_k), and shares its hash functions.
         weighting: of a sampled pair. "horvitz_thompson"; "none", plain softmax over the colliding
             pairs, which is biased to them; or "magicpig", which uses pairs that collide in two
             hashes at least and divides by the probability of that (Chen et al. 2024).
@@ -70,8 +76,6 @@ def lsh_attention(
             rounding of this mean.
         causal_offset: position of query 0 among the keys, for causality and window. None: N_k - N_q
             when causal (the last query sees all keys: decoding with a cache), else 0.
-        enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
-            theirs number h // (H / H_k), and shares its hash functions.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
             a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
             fixes it.
@@ -94,6 +98,7 @@ def lsh_attention(
     check_word("hasher", hasher, torch_ops.FAMILY)
     check_word("weighting", weighting, torch_ops.WEIGHTING)
     is_causal = checks.boolean("is_causal", is_causal)
+    check_softmax_arguments("lsh_attention", dropout_p)
     center = checks.boolean("center", center)
     return_pairs = checks.boolean("return_pairs", return_pairs)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)
@@ -102,10 +107,7 @@ def lsh_attention(
     check_tensors(query, key, value, enable_gqa)
     check_cpu("lsh_attention", query)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
-    if causal_offset is None:
-        causal_offset = key.shape[-2] - query.shape[-2] if is_causal else 0
-    else:
-        causal_offset = checks.integer("causal_offset", causal_offset, -(2**31), 2**31 - 1)
+    causal_offset = resolve_causal_offset(causal_offset, is_causal, query, key)
     seed = seed_tensor(seed, query.device)
     shape = query.shape
     key_mask = (

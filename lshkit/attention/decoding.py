@@ -5,18 +5,10 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import (
-    CPU,
-    DTYPES,
-    check_dense,
-    check_options,
-    check_probes,
-    check_word,
-    seed_tensor,
-    sharpness_values,
-)
-from lshkit.attention.projections import check_learnable, plane_rows
-from lshkit.attention.saved_state import ESTIMATORS, TABLE_DTYPES, UNIT_NORMS
+from lshkit.attention.arguments import CPU, DTYPES, check_dense, check_word, seed_tensor
+from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
+from lshkit.attention.parameters import check_parameters, sharpness_values
+from lshkit.attention.saved_state import TABLE_DTYPES
 from lshkit.torch_ops.library import rows
 
 
@@ -36,14 +28,11 @@ class YosoState:
         value_dim: features of values, D_v; head_dim if None.
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads the
             tables of key head h // (H / H_k), with its hash functions. H if None.
-        n_bits, n_hashes, hasher, normalize, unit_norm: see `yoso_attention`.
-        estimator: "sampled" or "soft".
-        n_probes: of soft codes, the buckets of a hash that a token belongs to: an int, or one for
-            queries and one for keys.
-        sharpness: of the weights of soft codes: a number > 0, or a tensor of one for all heads
-            or of one for each key head.
-        projections: of soft codes with the hasher "hyperplane", the planes in the place of those
-            that seed draws: see `yoso_attention`. They are copied.
+        estimator: `Sampled(...)`, which samples at all lengths here, or `Soft(...)`, or "sampled"
+            or "soft" for their defaults. Without window and unit_norm="lift", whose results depend
+            on all keys. The attribute `estimator` is what the state depends on.
+        parameters: see `yoso_attention`. They are copied.
+        normalize: see `yoso_attention`.
         seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of
             one element. None draws it from torch's generator; the attribute `seed` tells it.
         dtype: of queries, keys, values and outputs: float32, bfloat16, float16 or float64. All is
@@ -70,15 +59,9 @@ class YosoState:
         value_dim: int | None = None,
         *,
         num_key_heads: int | None = None,
-        n_bits: int = 8,
-        n_hashes: int = 32,
-        hasher: str = "hadamard",
-        estimator: str = "sampled",
-        n_probes: int | tuple[int, int] = 4,
-        sharpness: float | Tensor = 2.0,
-        projections: Tensor | None = None,
+        estimator: Estimator | str = Sampled(),  # noqa: B008 (immutable)
+        parameters: dict[str, Tensor] | None = None,
         normalize: str | None = "l2",
-        unit_norm: str = "l2",
         seed: int | Tensor | None,
         dtype: torch.dtype = torch.float32,
         table_dtype: torch.dtype = torch.float32,
@@ -100,40 +83,40 @@ class YosoState:
             raise ValueError(
                 f"num_key_heads must divide num_heads={num_heads}, got {num_key_heads}"
             )
-        self.n_bits, self.n_hashes = check_options(
-            n_bits, n_hashes, hasher, "sampled", "lower_bound", normalize
-        )
-        check_word("estimator", estimator, ESTIMATORS)
-        check_word("unit_norm", unit_norm, UNIT_NORMS)
+        estimator = estimator_of(estimator)
+        self.estimator = estimator.for_decoding()
+        parameters = {} if parameters is None else parameters
+        check_parameters(parameters, estimator)
+        check_word("normalize", normalize, torch_ops.NORMALIZE)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:
             raise TypeError(f"table_dtype must be float32 or float16, got {table_dtype!r}")
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
-        self.hasher, self.estimator = hasher, estimator
-        self.normalize, self.unit_norm = normalize, unit_norm
+        self.normalize = normalize
         self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
         self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
         self._seen = {}  # of a module's numbers on a GPU: those that have been compared
-        self._projections = None
-        sizes = self.num_key_heads, self.head_dim, self.n_bits, self.n_hashes
-        if projections is None:
-            seed = seed_tensor(seed, self.device)
-            self._parameters = torch_ops.hash_parameters(seed, *sizes, torch_ops.FAMILY[hasher])
-        else:
-            check_learnable("projections", estimator, hasher)
-            planes = plane_rows(projections, *sizes, getattr(projections, "device", CPU)).detach()
-            self._projections = planes.to(CPU, copy=True).contiguous()
-            self._parameters = self._projections.to(self.device)
-        self.n_probes, self._sharpness, self._sharpness_there = (1, 1), None, None
-        if estimator == "soft":
-            self.n_probes = check_probes(n_probes, self.n_bits)
-            self._sharpness = sharpness_values(sharpness, self.num_key_heads)
-            self._sharpness_there = self._sharpness.to(self.device)
-        tables = (self.batch_size * self.num_key_heads, self.n_hashes, 2**self.n_bits)
+        seed = seed_tensor(seed, self.device)
+        given = {name: x.detach().to(CPU, copy=True) for name, x in parameters.items()}
+        sizes = self.num_key_heads, self.head_dim
+        place = CPU if "planes" in given else self.device
+        planes, *self._family = self.estimator.hash_functions(*sizes, given, seed, place)
+        if "planes" in given:
+            given["planes"] = planes = planes.contiguous()
+        self._parameters = planes.to(self.device)
+        if "sharpness" in given:
+            given["sharpness"] = sharpness_values(given["sharpness"], self.num_key_heads)
+        self._given = given
+        self._place_sharpness()
+        tables = (
+            self.batch_size * self.num_key_heads,
+            self.estimator.n_hashes,
+            2**self.estimator.n_bits,
+        )
         self._sums = self._new_table((*tables, self.value_dim), table_dtype)
         self._counts = self._new_table(tables, torch.float32) if normalize == "sum" else None
         self._positions = 0  # the same for all sequences, ...
@@ -329,8 +312,7 @@ class YosoState:
         if not isinstance(dtype, torch.dtype):
             self.device = _checked_device(dtype)
             self._parameters = self._parameters.to(self.device)
-            if self._sharpness is not None:
-                self._sharpness_there = self._sharpness.to(self.device)
+            self._place_sharpness()
             for name, x in self._tensors().items():
                 setattr(self, f"_{name}", x.to(self.device))
             return self
@@ -367,18 +349,18 @@ class YosoState:
         """Arguments of the core that are those of the state."""
         return (
             self._parameters,
-            torch_ops.FAMILY[self.hasher],
-            self.n_bits,
-            self.n_hashes,
-            self._sharpness_there,
-            *self.n_probes,
+            *self._family,
+            self._sharpness,
+            *self.estimator.probes(),
             torch_ops.NORMALIZE[self.normalize],
         )
 
-    def _given(self) -> dict[str, Tensor]:
-        """What makes the codes beside the numbers of saved_state.CONFIG."""
-        given = {"sharpness": self._sharpness, "projections": self._projections}
-        return {name: x for name, x in given.items() if x is not None}
+    def _place_sharpness(self) -> None:
+        """Of soft codes, (1,) or (H_k,) where the tables are."""
+        sharpness = self._given.get("sharpness")
+        if sharpness is None and isinstance(self.estimator, Soft):
+            sharpness = torch.tensor([self.estimator.sharpness], dtype=torch.float32, device=CPU)
+        self._sharpness = None if sharpness is None else sharpness.to(self.device)
 
     def _like(self, indices) -> "YosoState":
         """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
@@ -403,10 +385,10 @@ class YosoState:
         return table
 
     def __repr__(self) -> str:
-        names = ["n_bits", "n_hashes", "hasher", "estimator", "normalize", "table_dtype", "seed"]
+        names = ["estimator", "normalize", "table_dtype", "seed"]
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        if self.estimator == "soft":
-            options += f", n_probes={self.n_probes}, sharpness={self._sharpness.tolist()}"
+        if self._given:
+            options += f", parameters of {', '.join(self._given)}"
         return (
             f"YosoState({self.batch_size}, {self.num_heads}, {self.head_dim}, {self.value_dim}, "
             f"num_key_heads={self.num_key_heads}, {options}, dtype={self.dtype}; "

@@ -3,40 +3,22 @@
 import torch
 from torch import Tensor
 
-from lshkit.attention.arguments import check_probes, sharpness_values
 from lshkit.attention.decoding import YosoState
+from lshkit.attention.parameters import sharpness_values
 
 
 def module_options(module) -> dict:
     """The arguments of the state that stands for a module's causal forward in eval mode.
 
-    All but the seed, which may be on a GPU.
+    All but the seed and the parameters, which may be on a GPU.
     """
-    if module.estimator not in ("sampled", "auto", "soft"):
-        raise ValueError(
-            f"estimator must be 'sampled', 'auto' or 'soft' to decode step by step, "
-            f"is {module.estimator!r}"
-        )
-    if module.window is not None:
-        raise ValueError(
-            f"window must be None to decode step by step, is {module.window}: the state keeps no "
-            f"keys to compare with"
-        )
-    options = {
+    return {
         "num_heads": module.num_heads,
         "head_dim": module.head_dim,
-        "n_bits": module.n_bits,
-        "n_hashes": module.n_hashes if module.n_hashes_eval is None else module.n_hashes_eval,
-        "hasher": module.hasher,
-        "estimator": "sampled",
+        "estimator": module.eval_estimator.for_decoding(),
         "normalize": module.normalize,
-        "unit_norm": module.unit_norm,
         "conv_window": module.conv_window,
     }
-    if module.estimator == "soft":
-        probes = check_probes(module.n_probes, module.n_bits)
-        options |= {"estimator": "soft", "n_probes": probes, **module._soft_parameters()}
-    return options
 
 
 def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
@@ -47,28 +29,28 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
         raise ValueError("state must be None while training: call eval() to decode step by step")
     if not is_causal:
         raise ValueError("is_causal must be True with a state: it holds what came before")
-    # To look at numbers on a GPU is to wait for it: only where they may have changed.
+    for name, wanted in module_options(module).items():
+        if getattr(state, name) != wanted:
+            raise _other(name, wanted, getattr(state, name))
+    parameters = module.estimator_parameters()
+    if (missing := state._given.keys() ^ parameters.keys()) - {"sharpness"}:
+        raise ValueError(f"state must have the module's {missing.pop()}: make it by new_state")
+    # To look at numbers on a GPU is to wait for it: only where they may have changed. The planes'
+    # values go with the seed, which differs among modules.
     seen = {"seed": _version(module.hash_seed), "sharpness": _version(module.log_sharpness)}
 
     def as_before(name):
         before = state._seen.get(name)
         return seen[name] is not None and before is not None and seen[name][:2] == before[:2]
 
-    for name, wanted in module_options(module).items():
-        if name == "sharpness":
-            if as_before(name):
-                continue
+    if "sharpness" in parameters or "sharpness" in state._given:
+        if not as_before("sharpness"):
             heads = state.num_key_heads
-            wanted = sharpness_values(wanted, heads).expand(heads).tolist()
+            given = parameters.get("sharpness", getattr(state.estimator, "sharpness", 1.0))
+            wanted = sharpness_values(given, heads).expand(heads).tolist()
             has = state._sharpness.expand(heads).tolist()
             if has != wanted:
                 raise ValueError(f"state must have the module's sharpness={wanted}, has {has}")
-        elif name == "projections":  # their values go with the seed, which differs among modules
-            if (state._projections is None) is not (wanted is None):
-                words = "the module's learned" if wanted is not None else "no"
-                raise ValueError(f"state must have {words} projections: make it by new_state")
-        elif getattr(state, name) != wanted:
-            raise _other(name, wanted, getattr(state, name))
     if not as_before("seed") and int(module.hash_seed) != state.seed:
         raise _other("seed", int(module.hash_seed), state.seed)
     state._seen = seen

@@ -1,39 +1,29 @@
 """YOSO attention as a layer: projections, heads and the convolution of YOSO-C."""
 
+import math
 import numbers
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lshkit import checks, hashing
-from lshkit.attention.arguments import check_dense, seed_tensor
+from lshkit import checks, torch_ops
+from lshkit.attention.arguments import check_dense, check_word, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
+from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
-from lshkit.attention.projections import check_learnable
+from lshkit.hashing import MAX_HASHES
 from lshkit.torch_ops.assertions import require
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
 IGNORED_FROM = -1e4
 
-# Attributes of the module that are arguments of yoso_attention.
-_OPTIONS = (
-    "n_bits",
-    "n_hashes",
-    "hasher",
-    "estimator",
-    "gradient",
-    "normalize",
-    "unit_norm",
-    "lift_scale",
-    "window",
-    "n_probes",
-    "gradient_rank",
-    "precision",
-)
+# What may be learnt, by the name in `parameters`, and the parameter of the module that holds it.
+LEARNT = {"planes": "planes", "sharpness": "log_sharpness", "lift_scale": "log_lift_scale"}
 
 
 class YosoAttention(nn.Module):
@@ -53,21 +43,21 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        n_bits, hasher, estimator, gradient, normalize, unit_norm, lift_scale: see `yoso_attention`.
-            These and the next are plain attributes, which may be changed later.
-        window, n_probes, sharpness, gradient_rank, precision: the same; for a learned sharpness
-            see learn_sharpness.
-        n_hashes: number of hashes while training: 32 train well, and a step costs in proportion.
-        n_hashes_eval: number of hashes in eval mode, where less noise is worth more; None: the
-            same as n_hashes.
+        batch_first: True: a batch comes first, as nothing else is supported.
+        estimator: `Sampled(...)`, `Expected(...)` or `Soft(...)`, or "sampled", "expected", "soft"
+            for their defaults: see `yoso_attention`. A plain attribute, as are `eval_estimator`,
+            `normalize` and `fresh_hashes`: they may be changed later.
+        normalize: see `yoso_attention`.
+        n_hashes_eval: number of hashes in eval mode, where less noise is worth more: 32 train well,
+            and a step costs in proportion. None: those of the estimator. The attribute
+            `eval_estimator` is the estimator of eval mode, which may be replaced by any other.
         fresh_hashes: True: every training call draws its own hash functions, whose noise averages
-            out over the steps. False: all calls take those of `hash_seed`.
-        learn_projections: the planes of estimator="soft" with hasher="hyperplane" are a parameter,
-            `projections` (num_heads, n_hashes, n_bits, head_dim; "lift": head_dim + 2), drawn from
-            N(0, 1). All calls use them, in eval mode too: there are no others, n_hashes_eval
-            becomes None.
-        learn_sharpness: of estimator="soft", the logarithms of the heads' sharpness are a
-            parameter, `log_sharpness` (num_heads,), which starts from sharpness.
+            out over the steps. False: all calls use those of `hash_seed`.
+        learn: what is a parameter of the module, one of each head, and starts from the estimator's
+            values: "sharpness" (its logarithm `log_sharpness`, (num_heads,)), "lift_scale" (its
+            logarithm `log_lift_scale`), "planes" (`planes`, (num_heads, n_hashes, n_bits,
+            head_dim), "lift": head_dim + 2, drawn from N(0, 1); all calls use them, in eval mode
+            too, and n_hashes_eval is ignored). See `parameters` of `yoso_attention`.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 4.2). When the call is causal the window ends at the position itself.
@@ -86,23 +76,12 @@ class YosoAttention(nn.Module):
         *,
         kdim: int | None = None,
         vdim: int | None = None,
-        n_bits: int = 8,
-        n_hashes: int = 32,
-        hasher: str = "hadamard",
-        estimator: str = "auto",
-        gradient: str = "lower_bound",
+        batch_first: bool = True,
+        estimator: Estimator | str = Sampled(),  # noqa: B008 (immutable)
         normalize: str | None = "l2",
-        unit_norm: str = "l2",
-        lift_scale: float | Tensor | str = 1.0,
-        window: int | None = None,
-        n_probes: int | tuple[int, int] = 4,
-        sharpness: float | Tensor = 2.0,
-        gradient_rank: int | None = None,
-        precision: str = "full",
         n_hashes_eval: int | None = 64,
         fresh_hashes: bool = True,
-        learn_projections: bool = False,
-        learn_sharpness: bool = False,
+        learn: Sequence[str] = (),
         conv_window: int | None = None,
         seed: int | None = None,
         device=None,
@@ -117,8 +96,16 @@ class YosoAttention(nn.Module):
             raise TypeError(f"dropout must be a number from 0 to below 1, got {dropout!r}")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
-        if n_hashes_eval is not None:
-            checks.integer("n_hashes_eval", n_hashes_eval, 1, hashing.MAX_HASHES)
+        if not checks.boolean("batch_first", batch_first):
+            raise ValueError("batch_first must be True: inputs are (batch, length, embed_dim)")
+        self.estimator = estimator_of(estimator)
+        learn = _checked_learn(learn, self.estimator)
+        if "planes" in learn:
+            n_hashes_eval = None
+        elif n_hashes_eval is not None:
+            checks.integer("n_hashes_eval", n_hashes_eval, 1, MAX_HASHES)
+        self.eval_estimator = self.estimator.for_inference(n_hashes_eval)
+        check_word("normalize", normalize, torch_ops.NORMALIZE)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 
@@ -126,25 +113,8 @@ class YosoAttention(nn.Module):
         self.kdim = embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
         self.vdim = embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
         self.dropout = dropout
-        self.n_bits, self.n_hashes, self.hasher = n_bits, n_hashes, hasher
-        self.estimator, self.gradient, self.normalize = estimator, gradient, normalize
-        self.unit_norm, self.lift_scale, self.window = unit_norm, lift_scale, window
-        self.n_probes, self.sharpness, self.gradient_rank = n_probes, sharpness, gradient_rank
-        self.precision, self.n_hashes_eval = precision, n_hashes_eval
+        self.normalize, self.conv_window = normalize, conv_window
         self.fresh_hashes = checks.boolean("fresh_hashes", fresh_hashes)
-        self.conv_window = conv_window
-        learn_projections = checks.boolean("learn_projections", learn_projections)
-        learn_sharpness = checks.boolean("learn_sharpness", learn_sharpness)
-        self.register_parameter("projections", None)
-        self.register_parameter("log_sharpness", None)
-        given = [x.device for x in (lift_scale, sharpness) if isinstance(x, Tensor)]
-        nothing = torch.zeros(1, num_heads, 0, self.head_dim, device=given[0] if given else "cpu")
-        yoso_attention(nothing, nothing, nothing, seed=0, **self._options())  # checks the options
-        if learn_projections:
-            check_learnable("learn_projections", estimator, hasher)
-            self.n_hashes_eval = None
-        if learn_sharpness and estimator != "soft":
-            raise ValueError(f'learn_sharpness needs estimator="soft", got {estimator!r}')
         # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
         # path, which would put softmax attention in the place of this module's.
         self.batch_first, self._qkv_same_embed_dim = True, False
@@ -168,12 +138,15 @@ class YosoAttention(nn.Module):
             self.conv = nn.Conv2d(
                 num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
             )
-        if learn_projections:
-            columns = self.head_dim + (2 if unit_norm == "lift" else 0)
-            planes = torch.empty(num_heads, n_hashes, n_bits, columns, **options)
-            self.projections = nn.Parameter(planes)
-        if learn_sharpness:
-            self.log_sharpness = nn.Parameter(torch.empty(num_heads, **options))
+        shapes = {"sharpness": (num_heads,), "lift_scale": (num_heads,)}
+        if "planes" in learn:
+            lifted = self.estimator.unit_norm == "lift"
+            columns = self.head_dim + 2 if lifted else self.head_dim
+            sizes = self.estimator.n_hashes, self.estimator.n_bits
+            shapes["planes"] = num_heads, *sizes, columns
+        for name, own in LEARNT.items():
+            new = nn.Parameter(torch.empty(shapes[name], **options)) if name in learn else None
+            self.register_parameter(own, new)
         self._seed = None if seed is None else int(seed_tensor(seed))
         place = self.out_proj.weight.device  # not on meta, where it would have no value
         place = place if place.type == "cuda" else "cpu"
@@ -201,38 +174,35 @@ class YosoAttention(nn.Module):
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
         self.hash_seed.copy_(seed_tensor(self._seed))
-        if self.projections is not None:
-            nn.init.normal_(self.projections)
-        if self.log_sharpness is not None:
-            with torch.no_grad():
-                like = {"dtype": torch.float32, "device": self.log_sharpness.device}
-                self.log_sharpness.copy_(torch.as_tensor(self.sharpness, **like).detach().log())
+        if self.planes is not None:
+            nn.init.normal_(self.planes)
+        for name in ("sharpness", "lift_scale"):
+            parameter = getattr(self, LEARNT[name])
+            if parameter is not None:
+                nn.init.constant_(parameter, math.log(getattr(self.estimator, name)))
 
     def extra_repr(self) -> str:
-        names = ["embed_dim", "num_heads", "n_bits", "n_hashes", "n_hashes_eval", "hasher"]
-        names += ["estimator"]
-        names += ["n_probes", "sharpness"] if self.estimator == "soft" else ["gradient"]
-        text = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        for name, learned in (
-            ("learn_projections", self.projections),
-            ("learn_sharpness", self.log_sharpness),
-        ):
-            text += "" if learned is None else f", {name}=True"
-        return f"{text}, normalize={self.normalize!r}"
+        names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]
+        changed = {"kdim": self.embed_dim, "vdim": self.embed_dim, "dropout": 0.0}
+        changed |= {"fresh_hashes": True, "conv_window": None}
+        names += [name for name, usual in changed.items() if getattr(self, name) != usual]
+        parts = [f"{name}={getattr(self, name)!r}" for name in names]
+        if self.in_proj_bias is None:
+            parts.append("bias=False")
+        if learnt := [name for name, own in LEARNT.items() if getattr(self, own) is not None]:
+            parts.append(f"learn={learnt}")
+        return ", ".join(parts)
 
-    def _options(self) -> dict:
-        """Of yoso_attention, in the module's mode."""
-        options = {name: getattr(self, name) for name in _OPTIONS}
-        if not self.training and self.n_hashes_eval is not None:
-            options["n_hashes"] = self.n_hashes_eval
-        return options | self._soft_parameters()
-
-    def _soft_parameters(self) -> dict:
-        """The sharpness and the projections of soft codes, learned or not, as `yoso_attention` and
-        `YosoState` take them."""
-        learned = self.log_sharpness is not None
-        sharpness = self.log_sharpness.float().exp() if learned else self.sharpness
-        return {"sharpness": sharpness, "projections": self.projections}
+    def estimator_parameters(self) -> dict[str, Tensor]:
+        """What is learnt, as `parameters` of `yoso_attention` and `YosoState`."""
+        parameters = {}
+        if self.planes is not None:
+            parameters["planes"] = self.planes
+        if self.log_sharpness is not None:
+            parameters["sharpness"] = self.log_sharpness.float().exp()
+        if self.log_lift_scale is not None:
+            parameters["lift_scale"] = self.log_lift_scale.float().exp()
+        return parameters
 
     def forward(
         self,
@@ -263,8 +233,8 @@ class YosoAttention(nn.Module):
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i.
             state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
-                those that it holds, and are added to it. A state samples: with estimator="auto"
-                the forward without one takes the expectation at short lengths, and has less noise.
+                those that it holds, and are added to it. A state samples, where the
+                forward without one computes the expectation at short lengths.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
                 with a convolution, which would reach from one sequence into the next.
 
@@ -292,10 +262,12 @@ class YosoAttention(nn.Module):
             k,
             v,
             mask,
-            is_causal,
+            is_causal=is_causal,
+            estimator=self.estimator if self.training else self.eval_estimator,
+            parameters=self.estimator_parameters(),
+            normalize=self.normalize,
             seed=None if self.training and self.fresh_hashes else self.hash_seed,
             cu_seqlens=cu_seqlens,
-            **self._options(),
         )
         if self.conv is not None and out.shape[-2] > 0:  # no window fits an empty sequence
             out = out + self._convolve(v, mask, is_causal)
@@ -306,7 +278,7 @@ class YosoAttention(nn.Module):
     def new_state(self, batch_size: int, table_dtype: torch.dtype = torch.float32) -> YosoState:
         """An empty state for forward(..., state=...): causal decoding step by step, in eval mode.
 
-        The outputs are those of the causal forward with estimator="sampled".
+        The outputs are those of the causal forward that samples (`expectation="never"`).
         """
         return YosoState(
             batch_size,
@@ -314,8 +286,19 @@ class YosoAttention(nn.Module):
             table_dtype=table_dtype,
             seed=int(self.hash_seed),
             device=self.out_proj.weight.device,
+            parameters=self.estimator_parameters(),
             **module_options(self),
         )
+
+    def multihead_state_dict(self) -> dict[str, Tensor]:
+        """What `torch.nn.MultiheadAttention.load_state_dict` takes: the projections alone.
+
+        The seed, the convolution and what was learnt beside them have no place there. The other
+        way, `load_state_dict` of this module takes a MultiheadAttention's state_dict as it is.
+        """
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+        names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
+        return {name: x for name, x in self.state_dict().items() if name in names}
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""
@@ -367,6 +350,19 @@ class YosoAttention(nn.Module):
                 f"key must have query's length {query.shape[-2]} for the convolution over "
                 f"positions (conv_window={self.conv_window}), got {key.shape[-2]}"
             )
+
+
+def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]:
+    names = estimator.parameter_names
+    if isinstance(learn, str) or not all(isinstance(name, str) for name in learn):
+        raise TypeError(f"learn must be a sequence of names, got {learn!r}")
+    for name in learn:
+        if name not in names:
+            known = ", ".join(map(repr, names)) or "nothing"
+            raise ValueError(f"learn may hold {known} with {estimator!r}, got {name!r}")
+    if "lift_scale" in learn and isinstance(estimator.lift_scale, str):
+        raise ValueError("lift_scale must be a number to start from, is 'auto'")
+    return tuple(learn)
 
 
 def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:

@@ -12,27 +12,24 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from lshkit import checks
 from lshkit.attention.collided_softmax import lsh_attention
+from lshkit.attention.estimators import Estimator, Expected, Sampled, Soft, estimator_of
 from lshkit.attention.functional import yoso_attention
 
 RUN = 16  # sampled queries come in runs of neighbours, as windows go by position
 MAX_HEADS = 4
-# Options that make a call another one than rows of a single head, which are what is measured.
-NOT_MEASURED = {"seed", "scale", "enable_gqa", "causal_offset", "return_pairs"}
-NOT_MEASURED |= {"cu_seqlens", "cu_seqlens_k"}
+# Options that change what is called, from rows of a single head, which are what is measured.
+NOT_MEASURED = {"seed", "causal_offset", "return_pairs", "cu_seqlens", "cu_seqlens_k", "parameters"}
 PATIENCE = 0.5  # seconds after which a setting is timed no more
 FUNCTIONS = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
 
 DEFAULT_SETTINGS = (
-    ("yoso_attention", {"estimator": "expected", "n_bits": 8}),
+    Expected(n_bits=8),
     *(
-        ("yoso_attention", {"estimator": "sampled", "n_bits": n_bits, "n_hashes": n_hashes})
+        Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
         for n_bits in (8, 12)
         for n_hashes in (16, 32, 64, 128)
     ),
-    *(
-        ("yoso_attention", {"estimator": "soft", "n_bits": 12, "n_hashes": n_hashes})
-        for n_hashes in (32, 64)
-    ),
+    *(Soft(n_hashes=n_hashes) for n_hashes in (32, 64)),
     *(
         ("lsh_attention", {"n_bits": n_bits, "n_hashes": n_hashes})
         for n_bits, n_hashes in ((6, 32), (8, 32), (8, 64), (10, 32), (10, 64), (12, 64))
@@ -62,6 +59,11 @@ class Suggestion:
         """The call, as text: the function and its options."""
         return f"{self.function}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
 
+    @property
+    def n_hashes(self) -> int:
+        """Number of codes of a row; 0 where none is made."""
+        return getattr(self.options.get("estimator"), "n_hashes", self.options.get("n_hashes", 0))
+
 
 @dataclass(frozen=True)
 class Suggestions:
@@ -79,14 +81,19 @@ class Suggestions:
         able = [row for row in self.rows if getattr(row, of) <= error]
         return min(
             able,
-            key=lambda r: r.options.get("n_hashes", 0) if r.cost is None else r.cost,
+            key=lambda r: r.n_hashes if r.cost is None else r.cost,
             default=None,
         )
 
     @property
     def report(self) -> dict:
         """As a dict, like `LSHKernelDensity.report_`: methods with their error and cost."""
-        methods = {row.name: asdict(row) for row in self.rows}
+        methods = {}
+        for row in self.rows:
+            options = dict(row.options)
+            if "estimator" in options:
+                options["estimator"] = options["estimator"].to_dict()
+            methods[row.name] = asdict(row) | {"options": options}
         return {"n_keys": self.n_keys, "n_samples": self.n_samples, "methods": methods}
 
     def __str__(self) -> str:
@@ -108,7 +115,7 @@ def suggest(
     key,
     value=None,
     *,
-    settings: Iterable[tuple[str, dict]] | None = None,
+    settings: Iterable[Estimator | tuple[str, dict]] | None = None,
     scale: float | None = None,
     n_samples: int = 128,
     n_trials: int = 4,
@@ -128,8 +135,9 @@ def suggest(
         key: `(..., N_k, D)`, the same leading sizes.
         value: `(..., N_k, D_v)`. None: standard normal, of D columns, whose mean over many keys is
             small: errors are then larger than those of values with a direction in common.
-        settings: pairs of "yoso_attention" or "lsh_attention" and its options, without those of
-            packed sequences, groups of heads, seeds and results. None: a choice.
+        settings: estimators of `yoso_attention`, or pairs of "yoso_attention" or "lsh_attention"
+            and its options, without those of packed sequences, groups of heads, seeds and results.
+            None: a choice.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
         n_samples: queries to look at, in all.
         n_trials: sets of hash functions, 2 or more.
@@ -200,20 +208,27 @@ def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _checked(settings) -> list[tuple[str, dict]]:
-    given = settings
+    given, checked = settings, []
     try:
-        settings = [(function, dict(options)) for function, options in given]
+        for setting in given:
+            if isinstance(setting, Estimator):
+                setting = "yoso_attention", {"estimator": setting}
+            function, options = setting
+            checked.append((function, dict(options)))
     except (TypeError, ValueError):
         raise TypeError(
-            f"settings must be pairs of a function's name and a dict of its options, got {given!r}"
+            f"settings must be estimators, or pairs of a function's name and a dict of its "
+            f"options, got {given!r}"
         ) from None
-    for function, options in settings:
+    for function, options in checked:
         if not isinstance(function, str) or function not in FUNCTIONS:
             raise ValueError(f"settings must name one of {', '.join(FUNCTIONS)}, got {function!r}")
         allowed = FUNCTIONS[function].__kwdefaults__.keys() - NOT_MEASURED
         if unknown := options.keys() - allowed:
             raise ValueError(f"settings of {function} must not have {sorted(unknown)}")
-    return settings
+        if function == "yoso_attention":
+            options["estimator"] = estimator_of(options.get("estimator", Sampled()))
+    return checked
 
 
 def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int, int]]]:
@@ -277,24 +292,23 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
         own = options if function == "yoso_attention" else options | {"scale": scale}
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
 
-    estimator = options.get("estimator", "auto") if function == "yoso_attention" else None
-    # Windows go by the row of a query, the bound "auto" by all queries. (lsh_attention takes the
-    # position of the first row.)
+    estimator = options.get("estimator")
+    # A local window depends on the row of a query, the bound "auto" on all queries. (lsh_attention
+    # takes the position of the first row.)
     whole = estimator is not None and (
-        bool(options.get("window")) or isinstance(options.get("lift_scale"), str)
+        estimator.goes_by_position or isinstance(estimator.lift_scale, str)
     )
     sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)
     if estimator is None:
         error = softmax_error
-    elif estimator == "soft":
-        # Its mean has no closed form. Two unit rows whose errors are independent have the product
-        # of the cosines of both angles for the cosine between them.
+    elif estimator.mean is None:
+        # Two unit rows whose errors are independent have the product of the cosines of both angles
+        # for the cosine between them.
         between = cosine_similarity(sampled[1:], sampled[:-1], -1).mean(0).clamp(0, 1)
         error = between.sqrt().acos().mean().item()
     else:
-        kept = {"n_bits", "normalize", "unit_norm", "lift_scale"}
-        own = {k: v for k, v in options.items() if k in kept} | {"estimator": "expected"}
+        own = options | {"estimator": estimator.mean}
         mean = _outputs(
             lambda q, k, v, first, trial: yoso_attention(q, k, v, **own),
             *(query, key, value, runs, 1, whole),

@@ -1,7 +1,6 @@
-"""Unit norm by two more coordinates instead of a division: attention by inner products."""
+"""Rows of unit norm: by a division, or by two more coordinates (attention by inner products)."""
 
 import math
-import numbers
 
 import torch
 from torch import Tensor
@@ -11,36 +10,10 @@ from lshkit.torch_ops.assertions import require
 AUTO = "auto"
 
 
-def check_lift_scale(
-    lift_scale: float | Tensor | str, n_heads: int, is_causal: bool, device: torch.device
-) -> None:
-    """What can be said without the values of a tensor."""
-    wanted = "a number > 0, a tensor of one or of a number for each head, or 'auto'"
-    if isinstance(lift_scale, str):
-        if lift_scale != AUTO:
-            raise ValueError(f"lift_scale must be {wanted}, got {lift_scale!r}")
-        if is_causal:
-            raise ValueError(
-                "lift_scale must be a number or tensor with is_causal=True, got 'auto': the "
-                "largest norm of all rows would tell early queries of later ones"
-            )
-    elif isinstance(lift_scale, Tensor):
-        if not lift_scale.is_floating_point():
-            raise TypeError(f"lift_scale must be {wanted}, got dtype {lift_scale.dtype}")
-        if lift_scale.shape not in ((), (1,), (n_heads,)):
-            raise ValueError(
-                f"lift_scale must be {wanted}: shape () or ({n_heads},), "
-                f"got {tuple(lift_scale.shape)}"
-            )
-        if lift_scale.device != device and device.type == "cuda":
-            raise ValueError(
-                f"lift_scale must be on query's device {device}, got a tensor on "
-                f"{lift_scale.device}"
-            )
-    elif isinstance(lift_scale, bool) or not isinstance(lift_scale, numbers.Real):
-        raise TypeError(f"lift_scale must be {wanted}, got {lift_scale!r}")
-    elif not 0 < lift_scale < math.inf:
-        raise ValueError(f"lift_scale must be {wanted}, got {lift_scale}")
+def unit_rows(x: Tensor) -> Tensor:
+    """Rows divided by their norm. A row of zeros stays, and its gradient is zero."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return torch.where(norm > 0, x / torch.where(norm > 0, norm, 1), 0)
 
 
 def lift(

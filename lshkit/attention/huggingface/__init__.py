@@ -7,12 +7,16 @@ one of them is called.
 """
 
 import inspect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lshkit.attention.estimators import Estimator
 
 __all__ = ["register", "repair"]
 
 
 def register(
-    *, yoso: dict | None = None, lsh: dict | None = None, bert_lsh: dict | None = None
+    *, yoso: "Estimator | dict | None" = None, lsh: dict | None = None, bert_lsh: dict | None = None
 ) -> None:
     """Makes `attn_implementation` take "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh".
 
@@ -22,11 +26,9 @@ def register(
     function can't do is an error with the reason. Calling it again changes the options.
 
     Args:
-        yoso: options of "lshkit_yoso", arguments of `yoso_attention`: n_bits, n_hashes, hasher,
-            estimator, gradient, normalize, unit_norm, lift_scale, window, n_probes, sharpness,
-            gradient_rank, precision; and n_hashes_eval (64), the number of hashes in eval mode.
-            "auto" here takes the expectation where it is the faster one for the numbers of queries
-            and keys at hand, hence for the single query of a generation step.
+        yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`), or a
+            dict of its `to_dict` form, {"estimator": "soft", "n_bits": 10}, which may also have
+            normalize ("l2") and n_hashes_eval (64), the number of hashes in eval mode.
         lsh: options of "lshkit_lsh", arguments of `lsh_attention`: weighting, n_bits, n_hashes,
             hasher, window, n_sinks, center; and exact_steps (True): the single query of a
             generation step gets softmax attention itself, which is less work than hashing all keys
@@ -34,10 +36,11 @@ def register(
         bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
             table_size, n_hashes, faithful.
 
-        In each: seed (0), of the hash functions in eval mode, where every layer adds its number to
-        it. A model in training mode draws fresh ones from torch's generator in every call.
+        In each dict: seed (0), of the hash functions in eval mode, where every layer adds its
+        number to it. In training mode every call draws fresh ones from torch's generator.
 
-        A model's own options come before these: `model.config.lshkit = {"n_bits": 10}`.
+        A model's own options come before these: `model.config.lshkit = {"n_bits": 10}`. Another
+        estimator there has its own defaults for what is not given.
 
     Raises:
         ImportError: transformers is missing, or older than 5.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lshkit.attention.huggingface.normalization import unit_rows
+from lshkit.attention.unit_norm import unit_rows
 
 COSINE_FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}  # of 1 - x^2, as in yoso_attention
 
@@ -19,11 +19,15 @@ def yoso_band(query, key, value, rows: Tensor, options: dict) -> Tensor:
 
     rows `(B, 2, N_k)`: the first query row that sees a key and the one behind the last.
     """
-    for name, refused in (("unit_norm", "lift"), ("estimator", "soft")):
-        if options.get(name) == refused:
-            raise NotImplementedError(f"{name} must not be {refused!r} in a sliding window")
-    n_bits, normalize = options.get("n_bits", 8), options.get("normalize", "l2")
-    exact_slope = options.get("gradient", "lower_bound") != "lower_bound"
+    mean, normalize = options["estimator"].mean, options["normalize"]
+    if mean is None:
+        raise NotImplementedError(
+            "estimator must be sampled or expected in a sliding window: the mean of soft codes has "
+            "no closed form"
+        )
+    if mean.unit_norm == "lift":
+        raise NotImplementedError("unit_norm must not be 'lift' in a sliding window")
+    n_bits, exact_slope = mean.n_bits, mean.gradient == "exact"
 
     def weigh(q, k, visible):
         cosine = unit_rows(q) @ unit_rows(k).transpose(-1, -2)

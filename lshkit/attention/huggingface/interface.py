@@ -9,12 +9,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.utils import logging
 
 from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
-from lshkit.attention.functional import EXPECTED_KEYS_PER_HASH
-from lshkit.attention.huggingface import options as options_
 from lshkit.attention.huggingface.band import softmax_band, yoso_band
 from lshkit.attention.huggingface.dense import dense_lsh_attention
 from lshkit.attention.huggingface.masks import Mask, align, mask_function, read_mask
-from lshkit.attention.huggingface.normalization import unit_rows
+from lshkit.attention.huggingface.options import KINDS, of_model
 
 logger = logging.get_logger(__name__)
 
@@ -35,7 +33,10 @@ NO_SCORES = (
 
 def register(given: dict[str, dict | None]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
-    complete = {kind: options_.checked(kind, options, kind) for kind, options in given.items()}
+    complete = {kind: KINDS[kind].complete(options, kind) for kind, options in given.items()}
+    for kind, options in complete.items():
+        for training in (True, False):
+            KINDS[kind].call(options, training, 0)  # checks each
     for kind, options in complete.items():
         name = f"lshkit_{kind}"
         AttentionInterface.register(name, _attention(name, kind, options))
@@ -43,7 +44,7 @@ def register(given: dict[str, dict | None]) -> None:
 
 
 def _attention(name: str, kind: str, registered: dict):
-    attend, takes_pairs = _ATTEND[kind], kind != "yoso"
+    attend, takes_pairs, own = _ATTEND[kind], kind != "yoso", KINDS[kind]
 
     def attention(
         module: torch.nn.Module,
@@ -66,7 +67,7 @@ def _attention(name: str, kind: str, registered: dict):
             logger.warning_once(f"{name} has no attention weights to return: they are never formed")
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
-        options = options_.of_model(kind, registered, module)
+        options = of_model(kind, registered, module)
         if query.shape[0] != key.shape[0]:  # learned queries, one set for the batch
             query = query.expand(key.shape[0], -1, -1, -1)
         mask = read_mask(name, attention_mask, query, key, bool(is_causal), takes_pairs)
@@ -75,10 +76,10 @@ def _attention(name: str, kind: str, registered: dict):
             if mask.starts is not None:
                 raise NotImplementedError(f"{name} can't take position_bias of packed sequences")
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.is_step and _goes_by_positions(kind, options, mask):
+        if mask.is_step and own.goes_by_positions(options):
             key, value, mask = align(key, value, mask)
-        if kind != "bert_lsh" and not mask.is_causal and _is_cross(module, query, key):
-            options["window"] = None
+        if not mask.is_causal and _is_cross(module, query, key):
+            own.without_positions(options)
         batch = len(query)
         if mask.starts is not None:  # the batch, read row by row, is one long sequence
             query, key, value = _in_a_row(query), _in_a_row(key), _in_a_row(value)
@@ -88,18 +89,6 @@ def _attention(name: str, kind: str, registered: dict):
         return out.reshape(batch, -1, *out.shape[2:]), None
 
     return attention
-
-
-def _goes_by_positions(kind: str, options: dict, mask: Mask) -> bool:
-    """What a single query gets depends on the places of the keys, not on their values alone."""
-    if kind == "lsh":
-        return not _has_exact_steps(options)
-    return kind == "yoso" and bool(options.get("window"))
-
-
-def _has_exact_steps(options: dict) -> bool:
-    """ "none" is not an estimate of softmax attention, which could take its place."""
-    return options["exact_steps"] and options["weighting"] != "none"
 
 
 def _is_cross(module, query: Tensor, key: Tensor) -> bool:
@@ -118,52 +107,18 @@ def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
     """Cosines have no scale: scaling does not apply."""
     if mask.rows is not None:
         return yoso_band(query, key, value, mask.rows, options)
+    options = options | {"is_causal": mask.is_causal}
     if mask.starts is not None:
-        return yoso_attention(query, key, value, None, True, cu_seqlens=mask.starts, **options)
-    n_q, n_keys = query.shape[2], key.shape[2]
-    if options.get("estimator", "auto") == "auto" and _expected_is_faster(n_q, n_keys, options):
-        options = {**options, "estimator": "expected", "gradient_rank": None, "precision": "full"}
-    past = n_keys - n_q
-    if not mask.is_causal or past <= 0:
-        return yoso_attention(query, key, value, mask.keys, mask.is_causal, **options)
-    if options.get("estimator", "auto") == "expected":
-        return _expected_after(past, query, key, value, mask.keys, options)
-    if n_q == 1 and not options.get("window"):  # a near window goes by positions
-        return yoso_attention(query, key, value, mask.keys, **options)
-    query = F.pad(query, (0, 0, past, 0))  # rows for the positions past: linear in these as well
-    return yoso_attention(query, key, value, mask.keys, True, **options)[:, :, past:]
-
-
-def _expected_is_faster(n_queries: int, n_keys: int, options: dict) -> bool:
-    """As in yoso_attention where both numbers are the same: products of all pairs of rows against
-    hashing of the rows."""
-    hashed = options.get("n_hashes", 32) * (n_queries + n_keys)
-    return 2 * n_queries * n_keys <= EXPECTED_KEYS_PER_HASH * hashed
-
-
-def _expected_after(past: int, query, key, value, keys, options) -> Tensor:
-    """The expectation for queries at the last keys, with `past` keys before the first of them: the
-    sum over these, and the causal one over the rest."""
-    dtype, normalize = query.dtype, options.get("normalize", "l2")
-    if normalize == "sum":
-        value = F.pad(value, (0, 1), value=1.0)  # the sum of the weights beside those of the values
-    if dtype in (torch.float16, torch.bfloat16):  # one rounding, at the end
-        query, key, value = query.float(), key.float(), value.float()
-    options = {**options, "normalize": None}
-    before, after = (None, None) if keys is None else (keys[:, :past], keys[:, past:])
-    out = yoso_attention(query, key[:, :, :past], value[:, :, :past], before, **options)
-    out = out + yoso_attention(query, key[:, :, past:], value[:, :, past:], after, True, **options)
-    if normalize == "l2":
-        out = unit_rows(out)
-    elif normalize == "sum":
-        out = out[..., :-1] / torch.where(out[..., -1:] > 0, out[..., -1:], 1)
-    return out.to(dtype)
+        options |= {"is_causal": True, "cu_seqlens": mask.starts}
+        return yoso_attention(query, key, value, **options)
+    past = max(key.shape[2] - query.shape[2], 0)
+    return yoso_attention(query, key, value, mask.keys, causal_offset=past, **options)
 
 
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
-    if query.shape[2] == 1 and _has_exact_steps(options):
+    if query.shape[2] == 1 and not KINDS["lsh"].goes_by_positions(options):
         return _exact_step(query, key, value, mask, scaling)
     options = {**options, "scale": scaling}
     options.pop("exact_steps")
@@ -209,7 +164,7 @@ def _collided(query, key, value, mask: Mask, options) -> Tensor:
         return dense_lsh_attention(query, key, value, *mask.of_pairs(query.shape[2]), **options)
     if mask.starts is not None:
         return _by_sequence(query, key, value, mask.starts, options)
-    return lsh_attention(query, key, value, mask.keys, mask.is_causal, **options)
+    return lsh_attention(query, key, value, mask.keys, is_causal=mask.is_causal, **options)
 
 
 @torch.compiler.disable  # a graph can't know the lengths
@@ -217,7 +172,7 @@ def _by_sequence(query, key, value, starts, options) -> Tensor:
     """Each packed sequence by itself."""
     lengths = starts.diff().tolist()
     parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    return torch.cat([lsh_attention(*part, None, True, **options) for part in parts], 2)
+    return torch.cat([lsh_attention(*part, is_causal=True, **options) for part in parts], 2)
 
 
 _ATTEND = {"yoso": _yoso, "lsh": _lsh, "bert_lsh": _bert_lsh}

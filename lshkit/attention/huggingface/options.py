@@ -1,91 +1,137 @@
 """Options of the attention functions: defaults, those of `register` and those of a model."""
 
+import dataclasses
+
 import torch
 
-from lshkit import checks
-from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
+from lshkit import checks, torch_ops
+from lshkit.attention import bert_lsh_attention, lsh_attention
+from lshkit.attention.arguments import check_word
+from lshkit.attention.estimators import ESTIMATORS, Estimator, Sampled
 
-YOSO = (
-    "n_bits",
-    "n_hashes",
-    "hasher",
-    "estimator",
-    "gradient",
-    "normalize",
-    "unit_norm",
-    "lift_scale",
-    "window",
-    "n_probes",
-    "sharpness",
-    "gradient_rank",
-    "precision",
-)
-BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
-
-_FUNCTIONS = {
-    "yoso": (yoso_attention, YOSO),
-    "lsh": (lsh_attention, LSH),
-    "bert_lsh": (bert_lsh_attention, BERT_LSH),
-}
-# Beside those of the functions themselves: 64 hashes where less noise is worth more.
-OWN = {
-    "yoso": {"seed": 0, "n_hashes_eval": 64},
-    "lsh": {"seed": 0, "exact_steps": True},
-    "bert_lsh": {"seed": 0},
-}
-DEFAULTS = {
-    kind: {name: function.__kwdefaults__[name] for name in names} | OWN[kind]
-    for kind, (function, names) in _FUNCTIONS.items()
-}
+BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
 
 
-def checked(kind: str, options: dict | None, where: str) -> dict:
-    """The options complete, after a look at each."""
-    if options is None:
-        options = {}
-    if not isinstance(options, dict):
-        raise TypeError(f"{where} must be a dict of options, got {type(options).__name__}")
-    check_names(kind, options, where)
-    function, names = _FUNCTIONS[kind]
-    options = DEFAULTS[kind] | options
-    for training in (True, False):
+class Yoso:
+    """ "lshkit_yoso": an estimator, and what stands beside it in a call."""
+
+    kind = "yoso"
+    own = {"normalize": "l2", "seed": 0, "n_hashes_eval": 64}  # less noise is worth more there
+
+    def defaults(self) -> dict:
+        return Sampled().to_dict() | self.own
+
+    def complete(self, options, where: str, registered: dict | None = None) -> dict:
+        """The options in full; those that are missing are the registered ones, or the defaults.
+
+        Of the registered ones an estimator's own go with the estimator.
+        """
+        if isinstance(options, Estimator):
+            options = {"estimator": options}
+        options = _as_dict(options, where)
+        if isinstance(options.get("estimator"), Estimator):
+            given = options.pop("estimator").to_dict()
+            if both := sorted(given.keys() & options.keys()):
+                raise TypeError(f"{where} must not have {both} beside an estimator that has it")
+            options |= given
+        before = self.defaults() if registered is None else registered
+        name = options.get("estimator", before["estimator"])
+        check_word(f"estimator of {where}", name, ESTIMATORS)
+        if name != before["estimator"]:
+            before = {key: before[key] for key in self.own}
+        fields = [field.name for field in dataclasses.fields(ESTIMATORS[name])]
+        _check_names(options, ("estimator", *fields, *self.own), where, f"lshkit_yoso, {name!r},")
+        return before | options
+
+    def call(self, options: dict, training: bool, layer: int) -> dict:
+        """The options as `yoso_attention` takes them."""
+        options = dict(options)
+        seed, n_hashes = _seed(options, training, layer), options.pop("n_hashes_eval")
+        normalize = options.pop("normalize")
+        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        estimator = Estimator.from_dict(options)
+        if n_hashes is not None and not training:
+            estimator = estimator.for_inference(checks.integer("n_hashes_eval", n_hashes, 1))
+        return {"estimator": estimator, "normalize": normalize, "seed": seed}
+
+    def goes_by_positions(self, options: dict) -> bool:
+        return options["estimator"].goes_by_position
+
+    def without_positions(self, options: dict) -> None:
+        options["estimator"] = options["estimator"].without_position()
+
+
+class Lsh:
+    """ "lshkit_lsh": arguments of `lsh_attention`, and exact_steps."""
+
+    kind, function, names = "lsh", staticmethod(lsh_attention), LSH
+    own = {"seed": 0, "exact_steps": True}
+
+    def defaults(self) -> dict:
+        return {name: self.function.__kwdefaults__[name] for name in self.names} | self.own
+
+    def complete(self, options, where: str, registered: dict | None = None) -> dict:
+        options = _as_dict(options, where)
+        _check_names(options, tuple(self.defaults()), where, f"lshkit_{self.kind}")
+        options = (self.defaults() if registered is None else registered) | options
         nothing = torch.zeros(1, 1, 1, 8, device="cpu")
-        given = call_options(options, training)
-        given = {name: given[name] for name in (*names, "seed")}
-        function(nothing, nothing, nothing, **given)
-    return options
+        given = {name: options[name] for name in self.names}
+        self.function(nothing, nothing, nothing, seed=0, **given)  # checks them
+        return options
+
+    def call(self, options: dict, training: bool, layer: int) -> dict:
+        options = dict(options)
+        if "exact_steps" in options:
+            checks.boolean("exact_steps", options["exact_steps"])
+        return options | {"seed": _seed(options, training, layer)}
+
+    def goes_by_positions(self, options: dict) -> bool:
+        """ "none" is not an estimate of softmax attention, which could take its place."""
+        return not (options["exact_steps"] and options["weighting"] != "none")
+
+    def without_positions(self, options: dict) -> None:
+        options["window"] = None
 
 
-def check_names(kind: str, options: dict, where: str) -> None:
-    for name in options:
-        if name not in DEFAULTS[kind]:
-            known = ", ".join(DEFAULTS[kind])
-            raise TypeError(f"{where} has an unknown option {name!r}; lshkit_{kind} has {known}")
+class BertLsh(Lsh):
+    """ "lshkit_bert_lsh": arguments of `bert_lsh_attention`."""
+
+    kind, function, names = "bert_lsh", staticmethod(bert_lsh_attention), BERT_LSH
+    own = {"seed": 0}
+
+    def goes_by_positions(self, options: dict) -> bool:
+        return False
+
+    def without_positions(self, options: dict) -> None:
+        pass
 
 
-def call_options(options: dict, training: bool, layer: int = 0) -> dict:
-    """As the function takes them: fresh hash functions in training mode, the layer's own else."""
-    options = dict(options)
-    n_hashes_eval = options.pop("n_hashes_eval", None)
-    if "exact_steps" in options:
-        checks.boolean("exact_steps", options["exact_steps"])
-    seed = checks.integer("seed", options.pop("seed"), 0, 2**62)
-    if training:
-        options["seed"] = None
-    else:
-        options["seed"] = seed + layer
-        if n_hashes_eval is not None:
-            options["n_hashes"] = n_hashes_eval
-    return options
+KINDS = {options.kind: options for options in (Yoso(), Lsh(), BertLsh())}
 
 
 def of_model(kind: str, registered: dict, module) -> dict:
     """The options of a call by an attention layer: the model's own before the registered ones."""
     own = getattr(getattr(module, "config", None), "lshkit", None)
+    options = KINDS[kind]
     if own is not None:
-        if not isinstance(own, dict):
-            raise TypeError(f"config.lshkit must be a dict of options, got {type(own).__name__}")
-        check_names(kind, own, "config.lshkit")
-        registered = {**registered, **own}
-    return call_options(registered, module.training, getattr(module, "layer_idx", None) or 0)
+        registered = options.complete(own, "config.lshkit", registered)
+    return options.call(registered, module.training, getattr(module, "layer_idx", None) or 0)
+
+
+def _as_dict(options, where: str) -> dict:
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"{where} must be a dict of options, got {type(options).__name__}")
+    return dict(options or {})
+
+
+def _check_names(options: dict, known: tuple[str, ...], where: str, of: str) -> None:
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{where} has an unknown option {name!r}; {of} has {', '.join(known)}")
+
+
+def _seed(options: dict, training: bool, layer: int) -> int | None:
+    """Fresh hash functions in training mode, the layer's own else."""
+    seed = checks.integer("seed", options.pop("seed"), 0, 2**62)
+    return None if training else seed + layer

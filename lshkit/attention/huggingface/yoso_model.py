@@ -6,8 +6,8 @@ from transformers.models.yoso import modeling_yoso
 from transformers.utils import logging
 
 from lshkit import checks
-from lshkit.attention import yoso_attention
-from lshkit.attention.huggingface.normalization import unit_rows
+from lshkit.attention import Expected, Sampled, yoso_attention
+from lshkit.attention.unit_norm import unit_rows
 from lshkit.torch_ops.assertions import may_be_read, require
 
 logger = logging.get_logger(__name__)
@@ -57,23 +57,24 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
         return (context, None) if output_attentions else (context,)
 
     def _attend(self, query, key, value, mask) -> Tensor:
-        inputs, n_bits = (query, key, value, mask), self.hash_code_len
+        inputs = query, key, value, mask
+        expected = Expected(n_bits=self.hash_code_len, gradient="lower_bound")
         if self.use_expectation:
-            return yoso_attention(*inputs, n_bits=n_bits, estimator="expected")
-        sampled = {
-            "n_bits": n_bits,
-            "n_hashes": self.num_hash,
-            "hasher": "hadamard" if self.use_fast_hash else "hyperplane",
-            "estimator": "sampled",
-            "seed": None if self.training else self.hash_seed,
-        }
+            return yoso_attention(*inputs, estimator=expected)
+        sampled = Sampled(
+            n_bits=self.hash_code_len,
+            n_hashes=self.num_hash,
+            hasher="hadamard" if self.use_fast_hash else "hyperplane",
+            expectation="never",
+        )
+        seed = None if self.training else self.hash_seed
         if self.lsh_backward or not torch.is_grad_enabled():
-            return yoso_attention(*inputs, **sampled)
+            return yoso_attention(*inputs, estimator=sampled, seed=seed)
         # The sampled sums with the gradient of their expectation.
-        expected = yoso_attention(*inputs, n_bits=n_bits, estimator="expected", normalize=None)
+        mean = yoso_attention(*inputs, estimator=expected, normalize=None)
         with torch.no_grad():
-            sums = yoso_attention(*inputs, normalize=None, **sampled)
-        return unit_rows(sums + (expected - expected.detach()))
+            sums = yoso_attention(*inputs, estimator=sampled, seed=seed, normalize=None)
+        return unit_rows(sums + (mean - mean.detach()))
 
     def _convolve(self, value, mask) -> Tensor:
         if mask is not None:

@@ -1,0 +1,98 @@
+"""One call of attention as estimators take it, and what several of them make of it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lshkit import torch_ops
+from lshkit.attention.unit_norm import unit_rows
+
+
+class Call(NamedTuple):
+    """What `yoso_attention` hands to an estimator, checked: tensors `(B, H, N, columns)`."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_mask: Tensor | None  # (B, N_k), True takes part
+    query_starts: Tensor | None  # of packed sequences, int64
+    key_starts: Tensor | None
+    is_causal: bool
+    offset: int  # query i sees the keys j <= i + offset
+    normalize: str | None
+    parameters: dict[str, Tensor]
+    seed: int | Tensor | None
+
+    @property
+    def tensors(self) -> tuple:
+        return self.query, self.key, self.value, self.key_mask, self.query_starts, self.key_starts
+
+    @property
+    def options(self) -> tuple[bool, int]:
+        return self.is_causal, torch_ops.NORMALIZE[self.normalize]
+
+
+def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
+    code = torch_ops.GRADIENT["expected" if gradient == "exact" else gradient]
+
+    def of_pairs(call: Call) -> Tensor:
+        return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)
+
+    past = call.offset
+    if not call.is_causal or past <= 0:
+        return of_pairs(aligned(call))
+    n_keys = call.key.shape[2]
+    if past >= n_keys - 1:
+        return of_pairs(call._replace(is_causal=False))
+    # The sum over the keys before the first query, and the causal one over the rest.
+    query, key, value = call.query, call.key, call.value
+    if call.normalize == "sum":
+        value = F.pad(value, (0, 1), value=1.0)  # the sum of the weights beside the values'
+    if query.dtype in (torch.float16, torch.bfloat16):  # one rounding, at the end
+        query, key, value = query.float(), key.float(), value.float()
+    mask = call.key_mask
+    masks = (None, None) if mask is None else (mask[:, :past], mask[:, past:])
+    keys, values = (x.split((past, n_keys - past), 2) for x in (key, value))
+    out = 0
+    for i in range(2):
+        part = call._replace(
+            query=query,
+            key=keys[i],
+            value=values[i],
+            key_mask=masks[i],
+            is_causal=i == 1,
+            offset=0,
+            normalize=None,
+        )
+        out = out + of_pairs(part)
+    if call.normalize == "l2":
+        out = unit_rows(out)
+    elif call.normalize == "sum":
+        out = out[..., :-1] / torch.where(out[..., -1:] > 0, out[..., -1:], 1)
+    return out.to(call.query.dtype)
+
+
+def aligned(call: Call, by_position: bool = False) -> Call:
+    """The call with rows for the positions before, so that query i sees the keys j <= i.
+
+    They cost what others do, which is linear too; the caller cuts them off the result.
+    by_position: more than the order depends on the places of the keys.
+    """
+    if not call.is_causal or call.offset == 0:
+        return call
+    if call.offset > 0:
+        if call.offset >= call.key.shape[2] - 1 and not by_position:
+            return call._replace(is_causal=False, offset=0)  # every query sees every key
+        return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0)))
+    before, (batch, _, n_keys, _) = -call.offset, call.key.shape
+    mask = call.key_mask
+    if mask is None:
+        mask = call.key.new_ones((batch, n_keys), dtype=torch.bool)
+    return call._replace(
+        key=F.pad(call.key, (0, 0, before, 0)),
+        value=F.pad(call.value, (0, 0, before, 0)),
+        key_mask=F.pad(mask, (before, 0), value=False),
+        offset=0,
+    )

@@ -1,0 +1,442 @@
+"""Estimators: values that own the options of one kind of attention and compute it.
+
+An estimator says what stands in the place of softmax attention's weights. It is frozen, holds only
+what JSON can hold, compares and hashes by its fields, and checks them when it is made; so it can be
+an attribute of a module, a key of a dict, a line of a config file, and a constant of a compiled
+graph. `Sampled` (YOSO-m) and `Expected` (YOSO-E) are the two of YOSO (ICML 2021), `Soft` is
+multi-probe hashing with weights. Tensors that may carry a gradient are no part of it: they come
+with the call, as `parameters`.
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lshkit import checks, hashing, torch_ops
+from lshkit.attention.arguments import check_word, seed_tensor
+from lshkit.attention.call import Call, aligned, expected_attention
+from lshkit.attention.parameters import one_or_each_head, plane_rows
+from lshkit.attention.unit_norm import AUTO, lift
+
+# The expectation costs products of every query with every key, a sample codes and tables of every
+# row. They cost the same at 6 keys a hash where queries are as many as keys. Measured at 32 hashes,
+# 8 heads, d = 64, fp32, one AVX-512 thread: forward meets at 210 keys, causal forward at 290,
+# forward and backward at 190.
+EXPECTED_KEYS_PER_HASH = 6
+
+UNIT_NORMS = ("l2", "lift")
+EXPECTATION = ("auto", "never")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimator:
+    """What all estimators share: how queries and keys get unit norm, and their form as a dict.
+
+    Args:
+        unit_norm: "l2" scales each row, so that cosines are compared. "lift" keeps the norms: two
+            more features make unit vectors of the rows whose cosines are q . k / lift_scale (YOSO,
+            appendix 1.1). Then D + 2 features are hashed, which "hadamard" pads to a power of two:
+            a D of 62 costs half of what a D of 64 does.
+        lift_scale: of "lift", the bound on the squared norms of queries and keys, also called tau
+            in the paper: a number > 0, or "auto", the largest squared norm of each sequence and
+            head. "auto" would show the future to a causal query, and is refused there. Masked keys
+            and rows with a NaN or infinity do not count. A tensor, of one number or one for each
+            key head, goes into `parameters`.
+    """
+
+    unit_norm: str = "l2"
+    lift_scale: float | str = 1.0
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_word("unit_norm", self.unit_norm, UNIT_NORMS)
+        scale, wanted = self.lift_scale, "a number > 0 or 'auto' (a tensor goes into parameters)"
+        if isinstance(scale, str):
+            if scale != AUTO:
+                raise ValueError(f"lift_scale must be {wanted}, got {scale!r}")
+        elif isinstance(scale, bool) or not isinstance(scale, numbers.Real):
+            raise TypeError(f"lift_scale must be {wanted}, got {scale!r}")
+        elif not 0 < scale < math.inf:
+            raise ValueError(f"lift_scale must be {wanted}, got {scale}")
+        else:
+            self._set(lift_scale=float(scale))
+
+    def _set(self, **fields) -> None:
+        """The plain Python numbers of what was given."""
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        """The sizes, and what differs from the defaults."""
+        fields = [
+            f"{field.name}={value!r}"
+            for field in dataclasses.fields(self)
+            if (value := getattr(self, field.name)) != field.default
+            or field.name in ("n_bits", "n_hashes", "n_probes", "sharpness")
+        ]
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    def to_dict(self) -> dict:
+        """{"estimator": its name, and its fields}, for `from_dict`, JSON and config files."""
+        return {"estimator": self.name, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_dict(options: Mapping) -> "Estimator":
+        """The estimator of `to_dict`'s dict; fields that are missing have their defaults.
+
+        Raises:
+            TypeError, ValueError: "estimator" names none, or a field is unknown or wrong.
+        """
+        if not isinstance(options, Mapping):
+            raise TypeError(f"options must be a dict, got {type(options).__name__}")
+        options = dict(options)
+        name = options.pop("estimator", Sampled.name)
+        check_word("estimator", name, ESTIMATORS)
+        kind = ESTIMATORS[name]
+        fields = [field.name for field in dataclasses.fields(kind)]
+        for option in options:
+            if option not in fields:
+                raise TypeError(
+                    f"{kind.__name__} has no option {option!r}; it has {', '.join(fields)}"
+                )
+        return kind(**options)
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The tensors that `parameters` may hold."""
+        return ("lift_scale",) if self.unit_norm == "lift" else ()
+
+    @property
+    def mean(self) -> "Expected | None":
+        """The expectation over the hash functions; None where it has no closed form."""
+        return None
+
+    @property
+    def goes_by_position(self) -> bool:
+        """Whether weights depend on the places of queries and keys."""
+        return False
+
+    def without_position(self) -> "Estimator":
+        """For queries and keys whose places have nothing in common, as in cross-attention."""
+        return self
+
+    def for_inference(self, n_hashes: int | None) -> "Estimator":
+        """Itself with another number of hashes, where it has any; itself for None."""
+        return self
+
+    def for_decoding(self) -> "Estimator":
+        """What a `YosoState` of this estimator depends on. ValueError where there is none."""
+        if self.unit_norm == "lift":
+            raise ValueError(
+                "unit_norm must be 'l2' to decode step by step, is 'lift': its bound is not known "
+                "before the last key"
+            )
+        return self
+
+    def attend(self, call: Call) -> Tensor:
+        """Attention `(B, H, N_q, D_v)`."""
+        if self.unit_norm == "lift":
+            scale = call.parameters.get("lift_scale", self.lift_scale)
+            if isinstance(scale, Tensor):
+                heads = call.key.shape[1]
+                one_or_each_head("lift_scale", scale, heads, call.query.device)
+            elif isinstance(scale, str):
+                if call.is_causal:
+                    raise ValueError(
+                        "lift_scale must be a number or tensor with is_causal=True, got 'auto': "
+                        "the largest norm of all rows would tell early queries of later ones"
+                    )
+                if call.query_starts is not None:
+                    raise ValueError(
+                        "lift_scale must be a number or tensor with cu_seqlens, got 'auto': the "
+                        "largest norm of all rows would be shared by sequences that are apart"
+                    )
+            query, key = lift(call.query, call.key, call.key_mask, scale)
+            call = call._replace(query=query, key=key)
+        return self._attend(call)
+
+    def _attend(self, call: Call) -> Tensor:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Expected(Estimator):
+    """YOSO-E: the probability of a collision itself as weight (YOSO, ICML 2021, eq. 1 and 3).
+
+    (1 - acos(cosine) / pi)^n_bits for every pair, in quadratic time and linear memory, without
+    noise. Computed in float32, for float64 inputs in float64.
+
+    Args:
+        n_bits: bits of the codes whose collisions are expected, tau in the paper, 1 to 16. More
+            make the weights sharper.
+        gradient: of queries and keys. "exact": the derivative (eq. 3), which is infinite for
+            cosines of 1 and bounded there. "lower_bound": n_bits/2 times the weight (eq. 4).
+        unit_norm, lift_scale: see `Estimator`.
+    """
+
+    n_bits: int = 8
+    gradient: str = "exact"
+
+    name: ClassVar[str] = "expected"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("gradient", self.gradient, ("exact", "lower_bound"))
+        self._set(n_bits=checks.integer("n_bits", self.n_bits, 1, 16))
+
+    @property
+    def mean(self) -> "Expected":
+        return self
+
+    def for_decoding(self) -> Estimator:
+        raise ValueError(
+            "estimator must be Sampled or Soft to decode step by step, is Expected: no table holds "
+            "the expectation"
+        )
+
+    def _attend(self, call: Call) -> Tensor:
+        return expected_attention(call, self.n_bits, self.gradient)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Hashed(Estimator):
+    """What the estimators by hash codes share: the family of hash functions and its sizes."""
+
+    n_bits: int = 8
+    n_hashes: int = 32
+    hasher: str = "hadamard"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("hasher", self.hasher, torch_ops.FAMILY)
+        self._set(
+            n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
+            n_hashes=checks.integer("n_hashes", self.n_hashes, 1, hashing.MAX_HASHES),
+        )
+
+    def for_inference(self, n_hashes: int | None) -> "Hashed":
+        return self if n_hashes is None else dataclasses.replace(self, n_hashes=n_hashes)
+
+    def probes(self) -> tuple[int, int]:
+        """Buckets of a hash that a query and a key belong to."""
+        return 1, 1
+
+    def hash_functions(self, heads: int, columns: int, parameters: dict, seed, device) -> tuple:
+        """As the operators take them: the planes, given or drawn from the seed, of each key head;
+        the number of the family, n_bits, n_hashes."""
+        sizes, family = (self.n_bits, self.n_hashes), torch_ops.FAMILY[self.hasher]
+        if "planes" in parameters:
+            planes = plane_rows(parameters["planes"], heads, columns, *sizes, device)
+        else:
+            seed = seed_tensor(seed, device)
+            planes = torch_ops.hash_parameters(seed, heads, columns, *sizes, family)
+        return planes, family, *sizes
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Sampled(Hashed):
+    """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, eq. 2).
+
+    The mean over the hash functions is `Expected`. In time and memory linear in the lengths;
+    queries and keys are only hashed, so their gradient is an estimate of the expectation's, while
+    values get the exact gradient of the sum that was computed. Computed in float32.
+
+    Args:
+        n_bits: bits of a code, tau in the paper, 1 to 16. More make the weights sharper.
+        n_hashes: number of codes, m in the paper, 1 to 65535. More make less noise.
+        hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
+        gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
+            (eq. 4). "collided" (`*YOSO`) takes the derivative of the probability (eq. 3) on the
+            pairs that collide in some hash, "unbiased" divides it by the probability
+            1 - (1 - p)^n_hashes that such a pair does, so that its mean is the exact gradient; both
+            compare all pairs of codes, in quadratic time and linear memory. Where the expectation
+            is computed instead, both are its exact derivative.
+        expectation: "auto" computes the expectation, which has no noise, wherever it costs less:
+            for N_q queries and N_k keys where 2 N_q N_k <= 6 n_hashes (N_q + N_k), so for up to 6
+            n_hashes positions (of packed sequences their mean lengths count), and for one query
+            over a cache. "never" samples at all lengths. `torch.export` samples, since a graph for
+            all lengths can hold only one of the two; so does `YosoState`.
+        window: None, or the local window: pairs of positions `|i - j| < window` (causal:
+            0 <= i - j < window) get the probability itself in the place of the collisions that
+            estimate it, in the output and in all gradients (weighted as `gradient` specifies). The
+            mean stays, these pairs add no noise; the cost is n_q window d.
+        gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
+            cheaper: each hash takes R coordinates of a pair's product of output gradient and value,
+            after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
+            few tokens or the sequence 1024 or less. None: exact. On CUDA all is computed in full.
+        unit_norm, lift_scale: see `Estimator`.
+    """
+
+    gradient: str = "lower_bound"
+    expectation: str = "auto"
+    window: int | None = None
+    gradient_rank: int | None = None
+
+    name: ClassVar[str] = "sampled"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_word("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
+        check_word("expectation", self.expectation, EXPECTATION)
+        if self.window is not None:
+            self._set(window=checks.integer("window", self.window, 1, 2**31 - 1))
+        if self.gradient_rank is not None:
+            self._set(gradient_rank=checks.integer("gradient_rank", self.gradient_rank, 1))
+            if self.gradient != "lower_bound":
+                raise ValueError(
+                    f'gradient_rank needs gradient="lower_bound", got gradient={self.gradient!r}'
+                )
+
+    def for_decoding(self) -> "Sampled":
+        super().for_decoding()
+        if self.window is not None:
+            raise ValueError(
+                f"window must be None to decode step by step, is {self.window}: a state keeps no "
+                f"keys to compare with"
+            )
+        sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes}
+        return Sampled(**sizes, hasher=self.hasher, expectation="never")
+
+    @property
+    def goes_by_position(self) -> bool:
+        return self.window is not None
+
+    def without_position(self) -> "Sampled":
+        return dataclasses.replace(self, window=None) if self.window is not None else self
+
+    @property
+    def mean(self) -> Expected:
+        """With the gradient that goes with the samples'."""
+        return Expected(
+            n_bits=self.n_bits,
+            gradient="lower_bound" if self.gradient == "lower_bound" else "exact",
+            unit_norm=self.unit_norm,
+            lift_scale=self.lift_scale,
+        )
+
+    def _expectation_is_cheaper(self, call: Call) -> bool:
+        if torch.compiler.is_exporting():
+            return False
+        n_queries, n_keys = call.query.shape[2], call.key.shape[2]
+        if call.query_starts is not None:
+            n_sequences = call.query_starts.shape[0] - 1
+            n_queries, n_keys = n_queries // n_sequences, n_keys // n_sequences
+        hashed = EXPECTED_KEYS_PER_HASH * self.n_hashes * (n_queries + n_keys)
+        return 2 * n_queries * n_keys <= hashed
+
+    def _attend(self, call: Call) -> Tensor:
+        rank, n_values = self.gradient_rank, call.value.shape[-1]
+        if rank is not None and rank > n_values:
+            raise ValueError(
+                f"gradient_rank must be at most value's number of columns {n_values}, got {rank}"
+            )
+        if self.expectation == "auto" and self._expectation_is_cheaper(call):
+            exact = self.gradient != "lower_bound"
+            return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
+        first, call = call.offset, aligned(call, self.window is not None)
+        query, key = call.query, call.key
+        rotation = None
+        if rank is not None and torch.is_grad_enabled():
+            call = call._replace(seed=seed_tensor(call.seed, query.device))
+            rotation = torch_ops.gradient_rotation(call.seed, query.shape[1], n_values)
+        out, _, _ = torch_ops.yoso_attention(
+            *call.tensors,
+            *self.hash_functions(
+                key.shape[1], query.shape[-1], call.parameters, call.seed, query.device
+            ),
+            *(*call.options, torch_ops.GRADIENT[self.gradient], self.window or 0),
+            *(0 if rotation is None else rank, rotation),
+        )
+        return out[:, :, first:] if call.is_causal and first > 0 else out
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Soft(Hashed):
+    """Soft codes: multi-probe hashing with weights. A row belongs to its likeliest buckets.
+
+    In each hash a row has its own code and those with its least certain bits flipped, weighted by
+    the softmax of `-2 sharpness sum |z|` over the projections z that the flipped bits cross.
+    Linear in the lengths; the gradient is the exact one of what was computed, given which buckets
+    these are. Computed in float32.
+
+    Args:
+        n_bits: bits of a code, 1 to 16.
+        n_hashes: number of codes, 1 to 65535. More make less noise.
+        hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals, or those in
+            `parameters`).
+        n_probes: buckets a row belongs to in each hash, of queries and keys or `(queries, keys)`, 1
+            to 2^n_bits. 1 is its code alone.
+        sharpness: how fast a bucket's weight falls with the projections that its flipped bits
+            cross, > 0. A tensor, of one number or one for each key head, goes into `parameters`.
+        unit_norm, lift_scale: see `Estimator`.
+
+    parameters: "sharpness", `()` or `(H_k,)`; with hasher="hyperplane" "planes", `(H_k, n_hashes,
+    n_bits, D)` or `(H_k, n_hashes * n_bits, D)` ("lift": D + 2). Weights compare the projections z
+    with sharpness: normals drawn from N(0, 1) give them unit variance, longer ones are sharper.
+    """
+
+    n_bits: int = 12
+    n_probes: int | tuple[int, int] = 4
+    sharpness: float = 2.0
+
+    name: ClassVar[str] = "soft"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.sharpness, Tensor):
+            raise TypeError(
+                "sharpness must be a number: a tensor goes into parameters={'sharpness': tensor}"
+            )
+        n_probes, most = self.n_probes, 2**self.n_bits
+        if isinstance(n_probes, (tuple, list)):
+            if len(n_probes) != 2:
+                raise ValueError(f"n_probes must be a number or (queries, keys), got {n_probes!r}")
+            n_probes = tuple(checks.integer("n_probes", t, 1, most) for t in n_probes)
+        else:
+            n_probes = checks.integer("n_probes", n_probes, 1, most)
+        self._set(n_probes=n_probes, sharpness=checks.positive("sharpness", self.sharpness))
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        lifted = ("lift_scale",) if self.unit_norm == "lift" else ()
+        return (*lifted, "sharpness", *(("planes",) if self.hasher == "hyperplane" else ()))
+
+    def probes(self) -> tuple[int, int]:
+        n_probes = self.n_probes
+        return n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
+
+    def _attend(self, call: Call) -> Tensor:
+        first, call = call.offset, aligned(call)
+        query, key, parameters = call.query, call.key, call.parameters
+        heads, device = key.shape[1], query.device
+        sharpness = parameters.get("sharpness")
+        if sharpness is None:
+            sharpness = torch.full((1,), self.sharpness, dtype=torch.float32, device=device)
+        else:
+            sharpness = one_or_each_head("sharpness", sharpness, heads, device)
+        planes, *family = self.hash_functions(heads, query.shape[-1], parameters, call.seed, device)
+        out, *_ = torch_ops.soft_attention(
+            *(*call.tensors, planes, sharpness, *family, *self.probes(), *call.options)
+        )
+        return out[:, :, first:] if call.is_causal and first > 0 else out
+
+
+ESTIMATORS = {kind.name: kind for kind in (Sampled, Expected, Soft)}
+
+
+def estimator_of(given: Estimator | str, name: str = "estimator") -> Estimator:
+    """The estimator itself, or the one of default options that a word stands for."""
+    if isinstance(given, Estimator):
+        return given
+    if isinstance(given, str) and given in ESTIMATORS:
+        return ESTIMATORS[given]()
+    words = ", ".join(map(repr, ESTIMATORS))
+    message = f"{name} must be Sampled(...), Expected(...), Soft(...) or one of {words}"
+    raise (ValueError if isinstance(given, str) else TypeError)(f"{message}, got {given!r}")
