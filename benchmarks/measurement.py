@@ -1,4 +1,4 @@
-"""Times and memory of attention, and tables of them, for the sections of attention_cpu.py."""
+"""Times and memory of attention, and tables of them, for the sections of speed/attention."""
 
 import json
 import os
@@ -170,11 +170,11 @@ class PeakGrowth:
 
 
 def in_new_process(name, length, threads):
-    """What attention_cpu.py's function of that name returns, in a process that did nothing yet."""
+    """What `--alone name` of speed.attention returns, in a process that did nothing yet."""
     # A fixed threshold: every tensor is a mapping of its own, given back when it is freed.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    script = pathlib.Path(__file__).with_name("attention_cpu.py")
-    command = [sys.executable, str(script), "--alone", name, str(length), "--threads", str(threads)]
+    command = [sys.executable, "-m", "benchmarks.speed.attention"]
+    command += ["--alone", name, str(length), "--threads", str(threads)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 

@@ -4,8 +4,8 @@
 #
 #   bash cuda/run_on_gpu.sh [seconds in all, default 530]
 #
-# Into $OUT (default: benchmarks/results) go gpu.json, which benchmarks/gpu.py writes row by row, and
-# at most 7 logs. What matters is printed last: the failures and the table.
+# Into $OUT (default: benchmarks/results) go gpu.json, which benchmarks.speed.gpu writes row by row,
+# and at most 7 logs. What matters is printed last: the failures and the table.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-benchmarks/results}
@@ -72,7 +72,7 @@ step import build.log 60 bash -c 'cd "$work" && "$python" -c "import lshkit; lsh
 
 # ---------------------------------------------------------------- each kernel once, then speed
 benchmark() {  # NAME SECONDS PARTS
-  step "benchmark: $3" benchmark.log "$(($2 + 25))" "$python" benchmarks/gpu.py --more \
+  step "benchmark: $3" benchmark.log "$(($2 + 25))" "$python" -m benchmarks.speed.gpu --more \
     --out "$out/gpu.json" --seconds "$2" --parts "$3"
 }
 rm -f "$out/gpu.json"
@@ -157,7 +157,7 @@ if command -v ncu >/dev/null; then
   for codes in hard soft; do
     SHOWN=0 step "hardware counters: $codes" counters.log 45 ncu --clock-control none \
       "${sections[@]}" --kernel-name-base mangled --kernel-name regex:lshkit --launch-count 24 \
-      "$python" benchmarks/gpu.py --once "$codes"
+      "$python" -m benchmarks.speed.gpu --once "$codes"
   done
 fi
 
@@ -191,7 +191,7 @@ grep -h -E '^========= (Invalid|Error|Race|Barrier|Program hit|Uninit)' "$out/sa
 grep -h -E ' (passed|failed)' "$out/kernels.log" "$out/pytest.log" 2>/dev/null
 cat "$work/sanitized" 2>/dev/null
 printf '\n==> table\n'
-"$python" benchmarks/gpu.py --table "$out/gpu.json"
+"$python" -m benchmarks.speed.gpu --table "$out/gpu.json"
 "$python" - "$out/gpu.json" <<'END'
 import json, sys
 for error in json.load(open(sys.argv[1])).get("errors", [])[:10]:

@@ -2,7 +2,7 @@
 
     python docs/figures.py
 
-Curves of formulas, and what benchmarks/choosing.py measured (benchmarks/results/choosing.json).
+Curves of formulas, and what benchmarks.quality.choosing measured (results/choosing.json).
 """
 
 import json

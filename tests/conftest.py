@@ -108,21 +108,31 @@ def on_its_device(request):
 
 @pytest.fixture
 def refusal(tmp_path, monkeypatch, capsys):
-    """refusal(script, *options): the last line of a script that does not take them.
+    """refusal(command, *options): the last line of a script or module that does not take them.
 
     In this process, in a folder of its own: a new one would import torch for seconds.
     """
 
-    def last_line(script, *options):
+    def last_line(command, *options):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.syspath_prepend(str(script.parent))
-        monkeypatch.setattr(sys, "argv", [str(script), *map(str, options)])
+        monkeypatch.setattr(sys, "argv", [str(command), *map(str, options)])
+        execute = runpy.run_path if str(command).endswith(".py") else runpy.run_module
         with pytest.raises(SystemExit) as stopped, mock.patch.dict(os.environ):
-            runpy.run_path(str(script), run_name="__main__")
+            execute(str(command), run_name="__main__")
         assert stopped.value.code == 2
         return capsys.readouterr().err.splitlines()[-1]
 
     return last_line
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder of Python files, small enough to be read at once."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(11):  # files 0 and 10 are held out
+        (folder / f"{i:02}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
+    return folder
 
 
 @pytest.hookimpl(wrapper=True)

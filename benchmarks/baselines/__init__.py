@@ -38,7 +38,7 @@ def build(name: str, dim: int, heads: int, length: int, **options) -> nn.Module:
     if dim % heads:
         raise ValueError(f"dim must be a multiple of heads={heads}, got {dim}")
     module, kind = _MODULES[name]
-    return getattr(importlib.import_module(f"baselines.{module}"), kind)(
+    return getattr(importlib.import_module(f"benchmarks.baselines.{module}"), kind)(
         dim, heads, length, **options
     )
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from baselines.projected import Heads, explicit_softmax, softmax, without_masked
+from benchmarks.baselines.projected import Heads, explicit_softmax, softmax, without_masked
 
 SHARING = ("none", "headwise", "key-value", "layerwise")
 

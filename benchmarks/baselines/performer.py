@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from baselines.projected import Heads, without_masked
+from benchmarks.baselines.projected import Heads, without_masked
 
 
 def orthogonal_normals(n_features: int, dim: int) -> Tensor:

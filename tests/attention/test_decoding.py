@@ -14,6 +14,7 @@ from cases.decoding import (  # noqa: E402
     positions,
     qkv,
     same_contents,
+    soft_features,
     state_for,
 )
 
@@ -168,31 +169,6 @@ def test_other_dtypes_are_computed_in_float32(dtype):
 
 
 # --- Soft codes ---------------------------------------------------------------------------------
-
-
-def soft_features(x, functions, family, n_bits, n_hashes, n_probes, sharpness):
-    """Rows as weights over the buckets of every hash, `(..., n, n_hashes, 2^n_bits)`, in numpy."""
-    z = reference.projections(reference.unit(x), functions, family, n_bits, n_hashes)
-    z = z / (functions.shape[-1] if family == "hadamard" else 1)
-    margins = np.abs(z)
-    order = np.argsort(margins, -1, kind="stable")
-    features = np.zeros((*z.shape[:-1], 2**n_bits))
-    own = reference.codes(z).astype(int)
-    codes, logits = [], []
-    for a in range(n_probes):
-        code, logit = own, 0
-        for k in range(n_bits):
-            if a >> k & 1:
-                bit = order[..., k]
-                code = code ^ (1 << bit)
-                picked = np.take_along_axis(margins, bit[..., None], -1)[..., 0]
-                logit = logit - 2 * sharpness * picked
-        codes.append(code)
-        logits.append(logit + np.zeros_like(z[..., 0]))
-    weights = np.exp(logits) / np.exp(logits).sum(0)
-    for code, weight in zip(codes, weights, strict=True):
-        np.put_along_axis(features, code[..., None], weight[..., None], -1)
-    return features
 
 
 @pytest.mark.parametrize("n_probes", [1, 2, 4, 5, 16, (4, 1), (1, 3), (2, 8)])

@@ -1,19 +1,15 @@
 """The attention that the benchmarks compare with is what its papers say."""
 
 import math
-import pathlib
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import baselines  # noqa: E402
-from baselines.linformer import SHARING, Linformer  # noqa: E402
-from baselines.performer import Performer, log_features, orthogonal_normals  # noqa: E402
-from baselines.projected import Softmax, Window, explicit_softmax, softmax  # noqa: E402
+from benchmarks import baselines  # noqa: E402
+from benchmarks.baselines.linformer import SHARING, Linformer  # noqa: E402
+from benchmarks.baselines.performer import Performer, log_features, orthogonal_normals  # noqa: E402
+from benchmarks.baselines.projected import Softmax, Window, explicit_softmax, softmax  # noqa: E402
 
 OF_TRANSFORMERS = ("Nystromformer", "Reformer", "Longformer")
 DIM, HEADS = 16, 2

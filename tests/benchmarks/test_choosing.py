@@ -2,22 +2,17 @@
 
 import importlib.util
 import json
-import pathlib
-import subprocess
-import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from cases.commands import ROOT, run
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("choosing") / "choosing.json"
-    script = ROOT / "benchmarks" / "choosing.py"
-    command = [sys.executable, script, "--quick", "--json", path]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    done = run("benchmarks.quality.choosing", "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("|--") >= 4
     return json.loads(path.read_text())
 

@@ -1,26 +1,14 @@
 """The GPU benchmark's table, from a JSON of invented numbers, and its refusal without a GPU."""
 
 import json
-import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
+from cases.commands import ROOT, run
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu.py"
-
-
-def run(*options):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, options)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-    )
+GPU = "benchmarks.speed.gpu"
 
 
 def row(kind, n, causal, backward, **median):
@@ -48,7 +36,7 @@ def test_table(tmp_path):
     }
     path = tmp_path / "gpu.json"
     path.write_text(json.dumps(result))
-    done = run("--table", path)
+    done = run(GPU, "--table", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "| n |  | pass | flash, ms | torch's pick, ms | lshkit, ms | ratio | soft codes, ms "
@@ -63,12 +51,13 @@ def test_table(tmp_path):
     ]
 
 
-def test_needs_a_gpu(tmp_path):
+def test_needs_a_gpu(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    done = run("--out", tmp_path / "gpu.json")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(GPU, "--out", tmp_path / "gpu.json")
     assert done.returncode == 1 and "needs a GPU" in done.stderr
     assert not (tmp_path / "gpu.json").exists()
-    done = run("--parts", "hard,fast")
+    done = run(GPU, "--parts", "hard,fast")
     assert done.returncode == 2 and "unknown fast" in done.stderr
 
 
@@ -80,7 +69,7 @@ def test_what_is_searched_for_races_is_there():
     pytest.importorskip("torch")
     parts = " ".join(re.findall(r"^ *few=[\"'](?:\$few )?(.*)[\"']$", script.read_text(), re.M))
     assert parts.count(" or ") > 5
-    files = map(str, sorted((ROOT / "tests").glob("test_cuda*.py")))
+    files = map(str, sorted((ROOT / "tests" / "cuda").glob("test_cuda*.py")))
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
     done = subprocess.run([*command, "-m", "cuda", *files], capture_output=True, text=True)
     tests = [x.lower() for x in done.stdout.splitlines() if "::" in x and "_graphs" not in x]

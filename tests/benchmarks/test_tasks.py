@@ -1,26 +1,27 @@
 """Tasks for attention: the answers are right, what is local cannot find them, the command runs."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+from cases.commands import PNG_SIGNATURE, ROOT, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tqdm")
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
-if not BENCHMARKS.is_dir():
-    pytest.skip("needs the benchmarks of the source tree", allow_module_level=True)
-sys.path.append(str(BENCHMARKS))
-
-import quality_tasks  # noqa: E402
-from tasks import ListOps, MaskedWords, Needle, Recall, listops, report  # noqa: E402
-from tasks.encoder import METHODS, NEAR, Encoder  # noqa: E402
-from tasks.masked_words import MASK, UNKNOWN, WORD, read_words  # noqa: E402
+from benchmarks import RESULTS  # noqa: E402
+from benchmarks.quality.tasks import (  # noqa: E402
+    ListOps,
+    MaskedWords,
+    Needle,
+    Recall,
+    listops,
+    report,
+)
+from benchmarks.quality.tasks import __main__ as command  # noqa: E402
+from benchmarks.quality.tasks.masked_words import MASK, UNKNOWN, WORD, read_words  # noqa: E402
+from benchmarks.quality.tasks.methods import METHODS, NEAR, Encoder  # noqa: E402
 
 RECALL = dict(length=256, n_pairs=16, n_questions=24, n_keys=32, n_values=16, gap=96)
 NEEDLE = dict(length=256, n_needles=6, n_keys=10, n_values=16, n_hay=12, gap=96)
@@ -296,22 +297,15 @@ METHODS_RUN = ("softmax", "YOSO-32", "Linformer")
 
 def options_of(folder, *more):
     out = ("--json", folder / "new" / "tasks.json", "--picture", folder / "tasks.png")
-    return ["quality_tasks.py", *map(str, ("--quick", *out, *more))]
+    return ["benchmarks.quality.tasks", *map(str, ("--quick", *out, *more))]
 
 
 def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     options = ("--text", text, "--methods", *METHODS_RUN, "--seeds", 0)
-    script, *first_options = options_of(tmp_path, *options)
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / script), *first_options],
-        env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run(*options_of(tmp_path, *options))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "tasks.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "tasks.png").read_bytes().startswith(PNG_SIGNATURE)
     path = tmp_path / "new" / "tasks.json"
     first = json.loads(path.read_text())
     assert len(first["runs"]) == 5 * 3 and len(first["tasks"]) == 5
@@ -324,22 +318,22 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
 
     threads = torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", options_of(tmp_path, *options, 1, "--tasks", "recall"))
-    quality_tasks.main()
+    command.main()
     second = json.loads(path.read_text())
     assert len(second["runs"]) == 5 * 3 + 3
     assert all(made in second["runs"] for made in first["runs"])
     # The same once more: nothing is trained, and the same run gives the same figures.
     capsys.readouterr()
-    quality_tasks.main()
+    command.main()
     assert "seed" not in capsys.readouterr().out.split("\n\n")[0]
     assert json.loads(path.read_text()) == second
-    made = quality_tasks.train("recall", "YOSO-32", 1, quality_tasks.QUICK["recall"])
+    made = command.train("recall", "YOSO-32", 1, command.QUICK["recall"])
     (stored,) = (r for r in second["runs"] if r["seed"] == 1 and r["method"] == "YOSO-32")
     assert all(made[key] == stored[key] for key in ("loss", "accuracy", "curve", "expectation"))
 
     path.write_text(path.read_text().replace('"gap": 64', '"gap": 65'))
     with pytest.raises(SystemExit, match="have other settings"):
-        quality_tasks.main()
+        command.main()
     torch.set_num_threads(threads)
 
 
@@ -349,20 +343,20 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
         (("--threads", 0), "--threads must be at least 1: 0"),
         (("--seeds", -1), "--seeds must be at least 0: -1"),
         (("--text", "no"), "--text: no is no folder"),
-        (("--json", BENCHMARKS / "results/quality_tasks.json"), "--quick needs its own --json"),
+        (("--json", RESULTS / "quality_tasks.json"), "--quick needs its own --json"),
         (("--tasks", "sorting"), "--tasks"),
     ],
 )
 def test_command_refuses_bad_options_by_name(tmp_path, monkeypatch, capsys, options, named):
     monkeypatch.setattr(sys, "argv", options_of(tmp_path, *options))
     with pytest.raises(SystemExit) as stopped:
-        quality_tasks.main()
+        command.main()
     assert stopped.value.code == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_documented_tables_are_those_of_the_results():
-    results = json.loads((BENCHMARKS / "results/quality_tasks.json").read_text())
-    page = (BENCHMARKS.parent / "docs/quality.md").read_text()
+    results = json.loads((RESULTS / "quality_tasks.json").read_text())
+    page = (ROOT / "docs/quality.md").read_text()
     for task in results["tasks"]:
         assert report.task_table(results, task) in page

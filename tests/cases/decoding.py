@@ -1,7 +1,9 @@
 """What the tests of YosoState share: inputs, the state for them, and ways to feed it."""
 
+import numpy as np
 import torch
 
+from lshkit import reference
 from lshkit.attention import YosoState, yoso_attention
 
 SEED = 11
@@ -59,3 +61,28 @@ def same_contents(a, b):
 
 
 # --- The causal forward -----------------------------------------------------------------------
+
+
+def soft_features(x, functions, family, n_bits, n_hashes, n_probes, sharpness):
+    """Rows as weights over the buckets of every hash, `(..., n, n_hashes, 2^n_bits)`, in numpy."""
+    z = reference.projections(reference.unit(x), functions, family, n_bits, n_hashes)
+    z = z / (functions.shape[-1] if family == "hadamard" else 1)
+    margins = np.abs(z)
+    order = np.argsort(margins, -1, kind="stable")
+    features = np.zeros((*z.shape[:-1], 2**n_bits))
+    own = reference.codes(z).astype(int)
+    codes, logits = [], []
+    for a in range(n_probes):
+        code, logit = own, 0
+        for k in range(n_bits):
+            if a >> k & 1:
+                bit = order[..., k]
+                code = code ^ (1 << bit)
+                picked = np.take_along_axis(margins, bit[..., None], -1)[..., 0]
+                logit = logit - 2 * sharpness * picked
+        codes.append(code)
+        logits.append(logit + np.zeros_like(z[..., 0]))
+    weights = np.exp(logits) / np.exp(logits).sum(0)
+    for code, weight in zip(codes, weights, strict=True):
+        np.put_along_axis(features, code[..., None], weight[..., None], -1)
+    return features

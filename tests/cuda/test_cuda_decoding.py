@@ -8,7 +8,6 @@ from lshkit import reference
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
 decoding_cases = pytest.importorskip("cases.decoding")
-soft_features = pytest.importorskip("test_decoding").soft_features
 
 from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import YosoAttention, YosoState  # noqa: E402
@@ -16,6 +15,7 @@ from lshkit.attention import YosoAttention, YosoState  # noqa: E402
 causal, qkv = decoding_cases.causal, decoding_cases.qkv
 in_chunks, in_steps = decoding_cases.in_chunks, decoding_cases.in_steps
 positions, same_contents = decoding_cases.positions, decoding_cases.same_contents
+soft_features = decoding_cases.soft_features
 TOLERANCE = {
     torch.float32: {"rtol": 5e-5, "atol": 5e-5},
     torch.float64: {"rtol": 5e-5, "atol": 5e-5},

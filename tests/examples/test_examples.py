@@ -1,49 +1,14 @@
-"""The examples and the benchmarks run from the command line and leave what they promise."""
-
-import json
-import os
-import pathlib
-import subprocess
-import sys
+"""The examples run from the command line and leave what they promise."""
 
 import pytest
+from cases.commands import PNG_SIGNATURE, ROOT, needs_example_packages, run
 
 torch = pytest.importorskip("torch")
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "python_examples" / "quickstart.py"
 LSH_SGD = ROOT / "python_examples" / "lsh_sgd.py"
 CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
-BENCHMARK = ROOT / "benchmarks" / "attention_cpu.py"
-QUALITY = ROOT / "benchmarks" / "quality_cost.py"
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
-
-def run(script, *options, folder):
-    command = [sys.executable, str(script), *map(str, options)]
-    # Beside other work, threads that spin while they wait would take minutes.
-    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A folder of Python files, small enough to be read at once."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for i in range(11):  # files 0 and 10 are held out
-        (folder / f"{i:02}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
-    return folder
-
-
 TINY = ("--steps", 2, "--length", 256, "--held-out", 1, "--threads", 1)
-
-
-def needs_example_packages():
-    pytest.importorskip("matplotlib")
-    pytest.importorskip("tqdm")
 
 
 @pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "expected")])
@@ -158,132 +123,3 @@ def test_lsh_sgd_ends_in_tables_a_verdict_and_a_picture(tmp_path):
 def test_lsh_sgd_refuses_bad_options_by_name(refusal, options, message):
     needs_example_packages()
     assert message in refusal(LSH_SGD, *options)
-
-
-def run_quality(*options, folder, text):
-    small = ("--length", 32, "--batch-size", 1, "--embed-dim", 16, "--heads", 2, "--layers", 1)
-    few = ("--seeds", 0, "--evaluations", 2, "--eval-batches", 1, "--text", text)
-    files = ("--json", folder / "new" / "quality.json", "--picture", folder / "new" / "quality.png")
-    return run(QUALITY, *small, *few, *files, *options, folder=folder)
-
-
-def test_quality_benchmark_runs_every_method_and_resumes(tmp_path, text):
-    needs_example_packages()
-    done = run_quality("--steps", 2, folder=tmp_path, text=text)
-    assert done.returncode == 0, done.stderr
-    path = tmp_path / "new" / "quality.json"
-    results = json.loads(path.read_text())
-    methods = [run["method"] for run in results["runs"]]
-    assert len(methods) == len(set(methods)) == 11
-    assert {"softmax", "YOSO-E", "lower_bound", "no attention"} <= set(methods)
-    for result in results["runs"]:
-        assert result["steps"] == [0, 1, 2]
-        assert result["seconds"] == sorted(result["seconds"])
-        assert all(0 < loss < 10 for loss in result["losses"])
-        assert f"| {result['method']} | {result['losses'][-1]:.3f} |" in done.stdout
-    assert path.with_name("quality.png").read_bytes().startswith(PNG_SIGNATURE)
-
-    refused = run_quality("--steps", 2, folder=tmp_path, text=text)
-    assert refused.returncode == 2 and "--resume" in refused.stderr.splitlines()[-1]
-    other = run_quality("--steps", 2, "--resume", "--lr", 1, folder=tmp_path, text=text)
-    assert other.returncode == 2 and "other settings" in other.stderr.splitlines()[-1]
-
-    read = run_quality("--tables", folder=tmp_path, text=text)
-    assert read.returncode == 0 and set(read.stdout.splitlines()) <= set(done.stdout.splitlines())
-
-    timed = ("--methods", "softmax", "--seconds", 0.01, "--resume")
-    done = run_quality(*timed, folder=tmp_path, text=text)
-    assert done.returncode == 0, done.stderr
-    added = json.loads(path.read_text())["runs"]
-    assert len(added) == 12 and all(run in added for run in results["runs"])
-    assert added[0]["budget"] == "0.01 s" and added[0]["seconds"][-1] >= 0.01
-    assert "| loss after 0.01 s |" in done.stdout and "| loss after 2 steps |" in done.stdout
-
-
-def test_benchmark_writes_all_results(tmp_path):
-    path = tmp_path / "new" / "attention.json"
-    options = ("--lengths", 16, 1024, "--repeats", 1, "--seconds", 0, "--json", path)
-    first = ("softmax", "plain_torch", "threads", "memory")
-    done = run(BENCHMARK, *options, "--sections", *first, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
-    assert {"cpu", "instruction_set", "torch", "LSHKIT_ISA"} <= results["machine"].keys()
-    settings = results["settings"]
-    assert (settings["threads"], settings["n_bits"], settings["n_hashes"]) == (1, 8, 32)
-
-    passes = {
-        direction + name
-        for direction in ("", "causal ")
-        for name in ("forward", "forward + backward")
-    }
-    for length, sides in (("16", {"softmax", "yoso", "auto"}), ("1024", {"softmax", "yoso"})):
-        assert results["softmax"][length].keys() == passes
-        for name, times in results["softmax"][length].items():
-            assert times.keys() == sides and min(times.values()) > 0
-            ratio = times["softmax"] / times["yoso"]
-            assert results["ratios"][length][name]["yoso"] == pytest.approx(ratio)
-    assert results["plain_torch"].keys() == {"1024"}
-    assert results["plain_torch"]["1024"].keys() == {"yoso", "gather", "embedding_bag"}
-    # What autograd keeps does not depend on the machine: inputs, and a byte a token and hash.
-    for length, memory in results["memory"].items():
-        n_tokens = int(length) * settings["heads"]
-        assert memory["saved_inputs"] == 3 * n_tokens * settings["head_dim"] * 4
-        assert memory["saved_besides_inputs"] == 2 * n_tokens * settings["n_hashes"]
-    assert "Softmax attention's time / ours" in done.stdout
-
-    # The other sections are added to the same file.
-    others = ("soft", "fast", "gradients", "causal", "grouped_heads", "packed", "window")
-    options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
-    done = run(BENCHMARK, *options, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    added = json.loads(path.read_text())
-    for name in (*first, "ratios"):
-        assert added[name] == results[name]
-    assert added["sections"].keys() == {*first, *others, "million", "decoding"}
-    assert {"lower_bound, bf16", "collided", "unbiased"} <= added["gradients"]["128"][
-        "forward + backward"
-    ].keys()
-    assert min(numbers(added, *others, "million", "decoding")) > 0
-    for title in ("Forward of one head", "Decoding, 8 heads", "time of the others / packed"):
-        assert title in done.stdout
-    # The tables of a file are those that were printed.
-    tables = run(BENCHMARK, "--tables", "--json", path, folder=tmp_path)
-    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
-
-    added["machine"]["torch"] = "1.0"
-    path.write_text(json.dumps(added))
-    refused = run(BENCHMARK, "--quick", "--sections", "fast", "--json", path, folder=tmp_path)
-    assert refused.returncode == 2 and "torch 1.0, now" in refused.stderr
-
-
-def numbers(tree, *keys):
-    """All numbers of the tree below these keys."""
-    for value in [tree[key] for key in keys] if keys else tree:
-        if isinstance(value, (dict, list)):
-            yield from numbers(value, *value) if isinstance(value, dict) else numbers(value)
-        elif not isinstance(value, str):
-            yield value
-
-
-def test_plain_torch_baseline_is_an_estimate_of_the_expectation():
-    from lshkit.attention import yoso_attention
-    from lshkit.attention.baselines import yoso_index_add
-
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 3, n, 16, generator=generator) for n in (20, 30, 30))
-    expected = yoso_attention(q, k, v, n_bits=4, estimator="expected", normalize=None)
-    # 30 values of variance 1, each with the variance p (1 - p) / n_hashes <= 1 / (4 n_hashes) of
-    # its weight: a standard error of at most 0.05, here for 2000 outputs at once.
-    tolerance = 6 * (30 / 4 / 3000) ** 0.5
-    for lookup in ("gather", "embedding_bag"):
-        out = yoso_index_add(
-            q,
-            k,
-            v,
-            n_bits=4,
-            n_hashes=3000,
-            normalize=None,
-            lookup=lookup,
-            generator=generator,
-        )
-        torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)

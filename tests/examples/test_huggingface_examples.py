@@ -5,7 +5,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from test_examples import PNG_SIGNATURE, ROOT, needs_example_packages, run  # noqa: E402
+from cases.commands import (  # noqa: E402
+    PNG_SIGNATURE,
+    ROOT,
+    needs_example_packages,
+    rows_of,
+    run,
+)
 
 EXAMPLE = ROOT / "python_examples" / "transformers_models.py"
 
@@ -15,8 +21,7 @@ def test_models_end_in_tables_and_a_picture(tmp_path):
     picture = tmp_path / "models.png"
     done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in cells] for cells in lines]
+    rows = rows_of(done.stdout)
     works = [row for row in rows[2:] if len(row) == 6 and row[0] in ("BERT", "Llama-style")]
     works += [row for row in rows if row[0] in ("T5", "T5Gemma")]
     assert len(works) == 16

@@ -1,13 +1,10 @@
-"""The sampling example and benchmark run from the command line and leave what they promise."""
-
-import json
+"""The sampling examples run from the command line and leave what they promise."""
 
 import pytest
-from test_examples import PNG_SIGNATURE, ROOT, needs_example_packages, run
+from cases.commands import PNG_SIGNATURE, ROOT, needs_example_packages, rows_of, run
 
 EXAMPLE = ROOT / "python_examples" / "partition_function.py"
 NEAR_FAR = "near + 256 far", "near + 1024 far"
-BENCHMARK = ROOT / "benchmarks" / "sampling.py"
 
 
 def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
@@ -15,8 +12,7 @@ def test_partition_function_ends_in_a_table_and_a_picture(tmp_path):
     picture = tmp_path / "partition.png"
     done = run(EXAMPLE, "--quick", "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    lines = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("|")]
-    rows = [[cell.strip() for cell in cells] for cells in lines]
+    rows = rows_of(done.stdout)
     assert rows[0][:3] == ["data", "method", "setting"]
     by_data = {}
     for data, method, _, microseconds, error, *_ in rows[2:]:
@@ -46,38 +42,7 @@ def test_partition_function_refuses_bad_options_by_name(refusal, options, messag
     assert message in refusal(EXAMPLE, *options)
 
 
-def test_benchmark_writes_its_sections(tmp_path):
-    path = tmp_path / "new" / "sampling.json"
-    options = ("--quick", "--rows", 2000, "--json", path)
-    first = run(BENCHMARK, *options, "--sections", "variance", folder=tmp_path)
-    assert first.returncode == 0, first.stderr
-    others = ("tables", "draws", "normaliser")
-    done = run(BENCHMARK, *options, "--sections", *others, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    results = json.loads(path.read_text())
-    assert results.keys() == {"variance", *others}
-    for scale in results["variance"]["scales"].values():
-        assert scale["hbe over horvitz_thompson"] > 5
-        for method in scale["methods"].values():
-            assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
-    for data in results["normaliser"]["data"].values():
-        assert data["faster"] > 0 and data["mean relative error"] < 0.1
-    printed = run(BENCHMARK, "--tables", "--json", path, folder=tmp_path)
-    assert printed.returncode == 0
-    assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
-
-
 SOFTMAX = ROOT / "python_examples" / "extreme_softmax.py"
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A folder of Python files, small enough to be read at once."""
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for i in range(11):  # files 0 and 10 are held out
-        (folder / f"{i:02}.py").write_text(f"def f{i}(x):\n    return x + {i}\n" * 20)
-    return folder
 
 
 def test_extreme_softmax_ends_in_a_table_and_a_picture(tmp_path, text):

@@ -1,0 +1,105 @@
+"""What lshkit.kde is meant to reach, measured directly: against scikit-learn, and a stream."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+from sklearn.neighbors import KernelDensity
+
+from benchmarks.density.kde.data import bandwidth_for, digits, made
+from benchmarks.measurement import CPUS, on_cpus, pin_to_one_cpu, status_bytes
+from lshkit.kde import LSHKernelDensity
+
+THEIR_QUERIES, BATCHES = 8, (1024, 256, 1)
+STREAM = {"d": 64, "n_bits": 8, "n_hashes": 32, "threads": 2, "block": 2**16}
+
+
+def against_sklearn(n, n_queries, stopwatch):
+    """Seconds a query of both, and how far apart they are: exactly, and at rtol 0.1."""
+    rows, _, queries = made(digits, n, n_queries // 2)
+    few = queries[:THEIR_QUERIES]
+    results = {}
+    for algorithm, rtol, wanted in (
+        ("brute", 0.0, 1e-3),
+        ("auto", 0.1, 1e-3),
+        ("auto", 0.1, 1e-4),
+    ):
+        h = bandwidth_for("gaussian", rows, queries, wanted)
+        ours = LSHKernelDensity(bandwidth=h, algorithm=algorithm, rtol=rtol, random_state=0)
+        ours.fit(rows)
+        theirs = KernelDensity(bandwidth=h, rtol=rtol).fit(rows)
+        exact = LSHKernelDensity(bandwidth=h, algorithm="brute").fit(rows)
+        exact = exact.score_samples(queries.astype(np.float64))
+        got = ours.score_samples(queries)
+        found = {
+            "sklearn_difference": float(
+                np.abs(theirs.score_samples(few) - exact[:THEIR_QUERIES]).max()
+            ),
+            "largest_difference": float(np.abs(got.astype(np.float64) - exact).max()),
+            "mean_relative_error": float(np.abs(np.expm1(got - exact)).mean()),
+            "algorithm": ours.algorithm_,
+            "bandwidth": h,
+        }
+        batches = {min(size, len(queries)) for size in BATCHES}
+        calls = {
+            str(size): (lambda q=queries[:size], d=ours: d.score_samples(q)) for size in batches
+        }
+        calls["scikit-learn"] = lambda d=theirs: d.score_samples(few)
+        seconds = stopwatch.in_turns(calls)
+        found["scikit-learn"] = seconds.pop("scikit-learn") / len(few)
+        found["lshkit"] = {size: s / int(size) for size, s in seconds.items()}
+        results[f"{algorithm}, {wanted:g}"] = found
+    return results
+
+
+def stream(n):
+    """Rows a second that a sketch takes in, and how the process grows: called in its own process.
+
+    Rows are made block by block, outside the time.
+    """
+    rng = np.random.default_rng(0)
+    sketch = LSHKernelDensity(
+        "angular",
+        algorithm="bucket_sum",
+        n_bits=STREAM["n_bits"],
+        n_hashes=STREAM["n_hashes"],
+        random_state=0,
+        n_jobs=STREAM["threads"],
+    )
+    seconds, best, warm = 0.0, np.inf, None
+    for first in range(0, n, STREAM["block"]):
+        shape = min(STREAM["block"], n - first), STREAM["d"]
+        rows = rng.standard_normal(shape, dtype=np.float32)
+        begin = time.perf_counter()
+        sketch.partial_fit(rows)
+        took = time.perf_counter() - begin
+        seconds, best = seconds + took, min(best, took / shape[0])
+        if warm is None and (first >= n // 10 or first + shape[0] >= n):
+            warm, bytes_then = status_bytes("VmHWM"), sketch.extra_memory_
+    return {
+        "rows": int(sketch.n_samples_seen_),
+        "rows_per_second": n / seconds,
+        "rows_per_second_of_the_fastest_block": 1 / best,
+        "peak_bytes_after_a_tenth": warm,
+        "peak_bytes_at_the_end": status_bytes("VmHWM"),
+        "sketch_bytes_after_a_tenth": bytes_then,
+        "sketch_bytes": sketch.extra_memory_,
+        **STREAM,
+    }
+
+
+def stream_alone(n):
+    """`stream` in a process of its own, which may use two cores."""
+    on_cpus(CPUS)
+    try:
+        environment = os.environ | {"OMP_NUM_THREADS": str(STREAM["threads"])}
+        command = [sys.executable, "-m", "benchmarks.density.kde", "--alone-stream", str(n)]
+        done = subprocess.run(
+            command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+        )
+    finally:
+        pin_to_one_cpu()
+    return json.loads(done.stdout)

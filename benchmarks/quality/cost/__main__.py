@@ -1,0 +1,231 @@
+"""What an attention is worth: loss after equal steps and after equal seconds, on real text.
+
+A small encoder learns to name hidden bytes (15 %) of the source code of Python's own standard
+library; every tenth file is held out. Each method and seed is a run of its own. The methods differ
+in what mixes the heads' values and in nothing else: for a seed they start from the same weights and
+see the same batches. Three controls tell what attention adds: a convolution over the values (that
+of YOSO-C), exact softmax over a near window, and no mixing at all.
+
+Seconds are CPU time of the training steps, evaluation not counted: with one thread that is the time
+on a quiet machine, also where other work runs. With --seconds a run lasts that long instead of
+--steps, the learning rate's schedule stretched over it.
+
+    python -m benchmarks.quality.cost
+    python -m benchmarks.quality.cost --methods softmax "soft, 4 probes" --seeds 0 --resume
+
+Several processes may add to one file of results with --resume; with all runs done it only reports.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import pathlib
+import sysconfig
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from benchmarks import IMAGES, RESULTS
+from benchmarks.byte_encoder import MIX, N_HASHES, NEAR, YOSO, Encoder, masked_batch, read_text
+from benchmarks.measurement import machine
+from benchmarks.quality.cost.tables import draw, find, table
+
+# --- One run --------------------------------------------------------------------------------------
+
+
+def learning_rate(done: float) -> float:
+    """Of the largest rate, at a part done of the run: linear warm-up, then half a cosine."""
+    return min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
+
+
+@torch.no_grad()
+def evaluate(model: Encoder, batches: list, hashes_factor: int = 1) -> float:
+    """Loss in nats per hidden byte."""
+    model.eval()
+    for block in model.blocks:
+        block.attention.hashes_factor = hashes_factor
+    loss = sum(
+        F.cross_entropy(model(tokens, hidden), targets, reduction="sum").item()
+        for tokens, hidden, targets in batches
+    )
+    model.train()
+    return loss / sum(len(targets) for _, _, targets in batches)
+
+
+def train(method: str, seed: int, args: argparse.Namespace) -> dict:
+    text, held_out = read_text(args.text)
+    generator = torch.Generator().manual_seed(0)
+    batches = [masked_batch(held_out, args, generator) for _ in range(args.eval_batches)]
+    generator.manual_seed(1 + seed)
+    torch.manual_seed(seed)
+    counts = torch.bincount(text.long(), minlength=256) + 1.0
+    model = Encoder(args, method, counts / counts.sum())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
+
+    points = []  # (steps, seconds, loss) of each evaluation
+    step = part = 0
+    seconds = done = 0.0
+    total = args.seconds or args.steps
+    label = f"{method}, seed {seed}"
+    with tqdm(total=total, desc=f"{label:<24}", disable=None, dynamic_ncols=True) as bar:
+        while True:
+            if done >= part / args.evaluations:
+                points.append((step, seconds, evaluate(model, batches)))
+                part = int(done * args.evaluations) + 1
+                bar.set_postfix(loss=f"{points[-1][2]:.3f}")
+            if done >= 1:
+                break
+            tokens, hidden, targets = masked_batch(text, args, generator)
+            start = time.process_time()
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * learning_rate(done + 1 / (2 * args.steps))
+            loss = F.cross_entropy(model(tokens, hidden), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+            seconds += time.process_time() - start
+            done = min(1.0, seconds / args.seconds if args.seconds else step / args.steps)
+            bar.update(done * total - bar.n)
+
+    run = {"method": method, "seed": seed, "budget": budget(args)}
+    for i, name in enumerate(("steps", "seconds", "losses")):
+        run[name] = [point[i] for point in points]
+    if method in YOSO and method != "YOSO-E":
+        run["loss_with_twice_the_hashes"] = evaluate(model, batches, hashes_factor=2)
+    return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load_average": os.getloadavg()[0]}
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+def budget(args: argparse.Namespace) -> str:
+    return f"{args.seconds:g} s" if args.seconds else f"{args.steps} steps"
+
+
+def settings(args: argparse.Namespace) -> dict:
+    names = "length batch_size embed_dim heads layers lr eval_batches evaluations threads"
+    return {name: getattr(args, name) for name in names.split()} | {
+        "n_hashes": N_HASHES,
+        "methods": YOSO,
+        "controls": f"window and convolution reach {NEAR} bytes to either side",
+        "data": "source code of Python's standard library, every tenth file held out",
+        "losses": "nats per hidden byte of held-out text",
+        "seconds": "CPU time of the training steps",
+        "machine": {
+            name: value
+            for name, value in machine().items()
+            if name in ("cpu", "instruction_set", "lshkit", "torch", "python")
+        },
+    }
+
+
+def load(path: pathlib.Path) -> dict:
+    return json.loads(path.read_text()) if path.exists() else {"settings": None, "runs": []}
+
+
+def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
+    """Add a run to the file, which other processes may be adding to as well."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = load(path)
+        if find(results, run["method"], run["budget"], run["seed"]):
+            return  # another process was as fast
+        results["settings"] = settings(args)
+        results["runs"] = sorted(
+            [*results["runs"], run],
+            key=lambda run: (run["budget"], list(MIX).index(run["method"]), run["seed"]),
+        )
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(results, indent=1) + "\n")
+        new.replace(path)
+
+
+# --- Command line -------------------------------------------------------------------------------
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+positive.__name__ = "positive integer"  # the name in argparse's message
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--methods", nargs="+", choices=MIX, default=list(MIX), metavar="M", help=", ".join(MIX))
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--steps", type=positive, default=600, help="training steps of a run (600)")
+    add("--seconds", type=float, help="train for this CPU time instead")
+    add("--resume", action="store_true", help="add to --json, skip the runs that are in it")
+    add("--tables", action="store_true", help="table and picture of the file, train nothing")
+    add("--threads", type=positive, default=1, help="CPU threads (1)")
+    add("--length", type=positive, default=512, help="bytes in a sequence (512)")
+    add("--batch-size", type=positive, default=8, help="sequences in a step (8)")
+    add("--embed-dim", type=positive, default=128, help="size of the model (128)")
+    add("--heads", type=positive, default=4, help="attention heads (4)")
+    add("--layers", type=positive, default=2, help="transformer blocks (2)")
+    add("--lr", type=float, default=3e-3, help="largest learning rate (3e-3)")
+    add("--evaluations", type=positive, default=12, help="in a run (12)")
+    add("--eval-batches", type=positive, default=12, help="held-out batches of each (12)")
+    stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+    add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
+    add("--json", type=pathlib.Path, default=RESULTS / "quality_cost.json")
+    add("--picture", type=pathlib.Path, default=IMAGES / "quality_cost.png")
+    args = parser.parse_args()
+
+    if args.tables:
+        if not args.json.exists():
+            parser.error(f"--tables needs a file with results, got --json {args.json}")
+        return args
+    # What would fail only after minutes is checked now.
+    if args.seconds is not None and not args.seconds > 0:
+        parser.error(f"--seconds must be above 0: {args.seconds}")
+    if args.embed_dim % (2 * args.heads):
+        parser.error(f"--embed-dim must be a multiple of 2 * {args.heads} heads: {args.embed_dim}")
+    if args.length % (2 * NEAR):
+        parser.error(f"--length must be a multiple of {2 * NEAR}: {args.length}")
+    for part in read_text(args.text):
+        if len(part) < args.length:
+            parser.error(f"--text: {args.text} has too little text for --length {args.length}")
+    if args.json.exists() and not args.resume:
+        parser.error(f"--json: {args.json} exists; --resume adds to it")
+    made_with = load(args.json)["settings"]
+    if made_with not in (None, json.loads(json.dumps(settings(args)))):
+        parser.error(f"--resume: {args.json} was made with other settings or versions")
+    return args
+
+
+def main() -> None:
+    args = parse_arguments()
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(args.threads)
+    for seed in () if args.tables else args.seeds:
+        for method in args.methods:
+            if find(load(args.json), method, budget(args), seed):
+                continue
+            run = train(method, seed, args)
+            add_run(args.json, run, args)
+            loss, steps, seconds = (run[name][-1] for name in ("losses", "steps", "seconds"))
+            text = f"{method}, seed {seed}: loss {loss:.3f} after {steps} steps, {seconds:.0f} s"
+            print(text, flush=True)
+    results = load(args.json)
+    print(table(results))
+    draw(results, args.picture)
+    print(f"\nruns: {args.json}, picture: {args.picture}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,331 @@
+"""What the options of attention cost: soft codes, precision, gradients, causal, GQA, window."""
+
+from functools import partial
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.measurement import (
+    BACKWARD,
+    CAUSAL_BACKWARD,
+    FORWARD,
+    HEADS,
+    N_BITS,
+    N_HASHES,
+    PASSES,
+    Section,
+    figure,
+    inputs,
+    milliseconds,
+    of_pass,
+    ratio_table,
+    table,
+)
+from lshkit.attention import yoso_attention
+
+LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16384), (128, 256)
+SOFT_BITS, PROBES = 12, (4, 2)
+PRECISIONS = ("full", "fast")
+KEY_HEADS = 2
+GROUPED_OTHERS = ("softmax", "repeated")
+WINDOWS = (16, 64, 256)
+QUADRATIC_UP_TO = 4096  # for two that are shown beside the others, and are slow beyond it
+
+sampled = partial(yoso_attention, n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled")
+soft = partial(yoso_attention, n_bits=SOFT_BITS, n_hashes=N_HASHES, estimator="soft")
+
+SOFT_GOALS = {  # forward + backward, by probes
+    4: {"4096": 8, "16384": 30, "65536": 100},
+    2: {"4096": 14, "16384": 50, "65536": 180},
+}
+FAST_GOALS = {"512": 6.5, "1024": 13, "4096": 48, "16384": 180}
+BF16_GOALS = {"lower_bound, bf16": 22, "lower_bound, rank 8, bf16": 40}  # at 16384
+PAIR_GOAL, CAUSAL_GOAL = 1.6, 1.3  # most times the lower bound (to 1024), the non-causal pass
+
+
+def ratio(times, over, under):
+    return times[over] / times[under]
+
+
+# --- Soft codes and precision -------------------------------------------------------------------
+
+
+def soft_codes(lengths, stopwatch):
+    results = {}
+    for n in lengths:
+        tensors = inputs(n, requires_grad=True)
+        results[n] = {
+            name: stopwatch.against_softmax(
+                n,
+                name,
+                {f"{t} probes": of_pass(partial(soft, n_probes=t), name, tensors) for t in PROBES},
+            )
+            for name in (FORWARD, BACKWARD)
+        }
+    return results
+
+
+def soft_tables(results):
+    yield ratio_table("Softmax attention's time / soft codes'", results, (FORWARD, BACKWARD))
+    rows = [
+        [n, *(milliseconds(times[p][f"{t} probes"]) for p in times for t in PROBES)]
+        for n, times in results.items()
+    ]
+    header = ["n", *(f"{t} probes: {p}" for p in (FORWARD, BACKWARD) for t in PROBES)]
+    yield table("Soft codes in ms", header, rows)
+
+
+def soft_goals(results):
+    for n, times in results.items():
+        for t, goals in SOFT_GOALS.items():
+            if n in goals:
+                reached = ratio(times[BACKWARD], "softmax", f"{t} probes")
+                yield f"soft codes, {t} probes, {BACKWARD} at {n}", reached, "at least", goals[n]
+
+
+def precision(lengths, stopwatch):
+    results = {}
+    for n in lengths:
+        tensors = inputs(n)
+        calls = {p: of_pass(partial(sampled, precision=p), FORWARD, tensors) for p in PRECISIONS}
+        results[n] = {FORWARD: stopwatch.against_softmax(n, FORWARD, calls)}
+    return results
+
+
+def precision_tables(results):
+    title = "Softmax attention's time / ours, forward, by precision"
+    yield ratio_table(title, results, (FORWARD,))
+
+
+def precision_goals(results):
+    for n, goal in FAST_GOALS.items():
+        if n in results:
+            reached = ratio(results[n][FORWARD], "softmax", "fast")
+            yield f"fast precision, forward at {n}", reached, "at least", goal
+
+
+# --- Gradients ----------------------------------------------------------------------------------
+
+
+def gradients(lengths, stopwatch):
+    """Forward and backward; "softmax" is float32 throughout."""
+    results = {}
+    for n in lengths:
+        floats = inputs(n, requires_grad=True)
+        shorts = inputs(n, requires_grad=True, dtype=torch.bfloat16)
+        sides = {
+            "lower_bound": (sampled, floats),
+            "lower_bound, rank 8": (partial(sampled, gradient_rank=8), floats),
+            "lower_bound, bf16": (sampled, shorts),
+            "lower_bound, rank 8, bf16": (partial(sampled, gradient_rank=8), shorts),
+            "collided": (partial(sampled, gradient="collided"), floats),
+            "unbiased": (partial(sampled, gradient="unbiased"), floats),
+        }
+        if n <= QUADRATIC_UP_TO:
+            sides["expected"] = (partial(sampled, gradient="expected"), floats)
+            sides["softmax, bf16"] = (scaled_dot_product_attention, shorts)
+        calls = {side: of_pass(call, BACKWARD, tensors) for side, (call, tensors) in sides.items()}
+        results[n] = {BACKWARD: stopwatch.against_softmax(n, BACKWARD, calls)}
+    return results
+
+
+def gradient_tables(results):
+    title = "Softmax attention's time / ours, forward + backward, by gradient (and softmax in bf16)"
+    yield ratio_table(title, results, (BACKWARD,))
+    sides = list(dict.fromkeys(side for times in results.values() for side in times[BACKWARD]))
+    rows = [
+        [n, *(milliseconds(t[BACKWARD][s]) if s in t[BACKWARD] else "" for s in sides)]
+        for n, t in results.items()
+    ]
+    yield table("Forward + backward in ms, by gradient", ["n", *sides], rows)
+
+
+def gradient_goals(results):
+    for n, times in results.items():
+        t = times[BACKWARD]
+        for side, goal in BF16_GOALS.items():
+            if n == "16384":
+                yield f"{side}, {BACKWARD} at {n}", ratio(t, "softmax", side), "at least", goal
+        if int(n) <= 1024:
+            for side in ("collided", "unbiased"):
+                reached = ratio(t, side, "lower_bound")
+                yield f"{side} / lower_bound at {n}", reached, "at most", PAIR_GOAL
+
+
+# --- Causal -------------------------------------------------------------------------------------
+
+
+def causal(lengths, stopwatch):
+    """Forward and backward; "softmax" is causal too."""
+    results = {}
+    for n in lengths:
+        tensors = inputs(n, requires_grad=True)
+        calls = {
+            side + suffix: of_pass(attention, name, tensors)
+            for side, attention in (("sampled", sampled), ("soft", soft))
+            for suffix, name in (("", BACKWARD), (", causal", CAUSAL_BACKWARD))
+        }
+        results[n] = {CAUSAL_BACKWARD: stopwatch.against_softmax(n, CAUSAL_BACKWARD, calls)}
+    return results
+
+
+def causal_tables(results):
+    sides = ("sampled", "soft")
+    rows = []
+    for n, times in results.items():
+        t = times[CAUSAL_BACKWARD]
+        against = [figure(ratio(t, "softmax", f"{side}, causal")) for side in sides]
+        rows.append([n, *against, *(figure(ratio(t, f"{side}, causal", side)) for side in sides)])
+    names = [f"softmax / {side}" for side in sides]
+    names += [f"{side}: causal / not" for side in sides]
+    yield table("Causal forward + backward (softmax attention: causal)", ["n", *names], rows)
+
+
+def causal_goals(results):
+    for n, times in results.items():
+        for side in ("sampled", "soft"):
+            reached = ratio(times[CAUSAL_BACKWARD], f"{side}, causal", side)
+            yield f"{side}, causal / not, {BACKWARD} at {n}", reached, "at most", CAUSAL_GOAL
+
+
+# --- Grouped heads, packed sequences, window ----------------------------------------------------
+
+
+def grouped_heads(lengths, stopwatch):
+    """Keys and values of KEY_HEADS heads: as they are, and repeated to all heads before."""
+
+    def repeated(query, key, value, is_causal):
+        key, value = (x.repeat_interleave(HEADS // KEY_HEADS, dim=1) for x in (key, value))
+        return sampled(query, key, value, is_causal=is_causal)
+
+    sides = {
+        "softmax": partial(scaled_dot_product_attention, enable_gqa=True),
+        "grouped": partial(sampled, enable_gqa=True),
+        "repeated": repeated,
+    }
+    results = {}
+    for n in lengths:
+        query, *others = inputs(n)
+        tensors = [query, *(x[:, :KEY_HEADS].clone() for x in others)]
+        tensors = [x.requires_grad_() for x in tensors]
+        results[n] = {
+            name: stopwatch.in_turns({s: of_pass(call, name, tensors) for s, call in sides.items()})
+            for name in (FORWARD, BACKWARD)
+        }
+    return results
+
+
+def grouped_heads_tables(results):
+    title = f"{HEADS} query heads over {KEY_HEADS} of keys: time of the others / grouped"
+    rows = [
+        [n, *(figure(ratio(t, s, "grouped")) for t in times.values() for s in GROUPED_OTHERS)]
+        for n, times in results.items()
+    ]
+    header = ["n", *(f"{side}: {p}" for p in (FORWARD, BACKWARD) for side in GROUPED_OTHERS)]
+    yield table(title, header, rows)
+
+
+def packed(lengths, stopwatch):
+    """Sequences of these lengths, packed, padded to the longest, and one by one."""
+    longest, total = max(lengths), sum(lengths)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    flat = inputs(total, requires_grad=True)
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(lengths), HEADS, longest, flat[0].shape[-1])
+    padded = [torch.randn(shape, generator=generator).requires_grad_() for _ in range(3)]
+
+    def softmax_one_by_one(*tensors, is_causal):
+        pieces = zip(*(x.split(lengths, dim=-2) for x in tensors), strict=True)
+        outs = [scaled_dot_product_attention(*qkv, is_causal=is_causal) for qkv in pieces]
+        return torch.cat(outs, dim=-2)
+
+    sides = {
+        "packed": (partial(sampled, cu_seqlens=starts), flat),
+        "padded": (partial(sampled, attn_mask=mask), padded),
+        "softmax, padded": (
+            partial(scaled_dot_product_attention, attn_mask=mask[:, None, None]),
+            padded,
+        ),
+        "softmax, one by one": (softmax_one_by_one, flat),
+    }
+    times = {
+        name: stopwatch.in_turns(
+            {side: of_pass(call, name, tensors) for side, (call, tensors) in sides.items()}
+        )
+        for name in (FORWARD, BACKWARD)
+    }
+    return {"lengths": list(lengths), "passes": times}
+
+
+def packed_tables(results):
+    lengths = results["lengths"]
+    share = 1 - sum(lengths) / (len(lengths) * max(lengths))
+    others = list(results["passes"][FORWARD])[1:]
+    yield table(
+        f"{len(lengths)} sequences of {min(lengths)} to {max(lengths)} tokens (padding: "
+        f"{100 * share:.0f} % of a padded batch): time of the others / packed",
+        ["pass", "packed, ms", *others],
+        [
+            [name, milliseconds(t["packed"]), *(figure(ratio(t, s, "packed")) for s in others)]
+            for name, t in results["passes"].items()
+        ],
+    )
+
+
+def window(lengths, stopwatch):
+    results = {}
+    for n in lengths:
+        tensors = inputs(n, requires_grad=True)
+        sides = {"none": sampled} | {str(w): partial(sampled, window=w) for w in WINDOWS if w < n}
+        results[n] = {
+            name: stopwatch.in_turns({s: of_pass(call, name, tensors) for s, call in sides.items()})
+            for name in PASSES
+        }
+    return results
+
+
+def window_tables(results):
+    rows = [
+        [n, name, *(figure(t[str(w)] / t["none"]) if str(w) in t else "" for w in WINDOWS)]
+        for n, times in results.items()
+        for name, t in times.items()
+    ]
+    title = "Time with an exact near window / without, by its width"
+    yield table(title, ["n", "pass", *map(str, WINDOWS)], rows)
+
+
+SOFT_OPTIONS = {"n_bits": SOFT_BITS, "n_probes": PROBES, "sharpness": 2.0}
+SECTIONS = {
+    "soft": Section(
+        soft_codes,
+        soft_tables,
+        (*LENGTHS, 65536),
+        QUICK_LENGTHS,
+        options=SOFT_OPTIONS,
+        goals=soft_goals,
+    ),
+    "fast": Section(precision, precision_tables, LENGTHS, QUICK_LENGTHS, goals=precision_goals),
+    "gradients": Section(gradients, gradient_tables, LENGTHS, QUICK_LENGTHS, goals=gradient_goals),
+    "causal": Section(
+        causal,
+        causal_tables,
+        LENGTHS,
+        QUICK_LENGTHS,
+        options=SOFT_OPTIONS | {"n_probes": 4},
+        goals=causal_goals,
+    ),
+    "grouped_heads": Section(
+        grouped_heads,
+        grouped_heads_tables,
+        (1024, 4096),
+        QUICK_LENGTHS,
+        options={"key_heads": KEY_HEADS},
+    ),
+    "packed": Section(
+        packed, packed_tables, tuple(range(64, 1025, 64)), (16, 64, 128), own_lengths=True
+    ),
+    "window": Section(
+        window, window_tables, (1024, 4096), QUICK_LENGTHS, options={"windows": WINDOWS}
+    ),
+}

@@ -1,0 +1,102 @@
+"""Time of lsh_attention against softmax attention, by length and share of the pairs.
+
+Standard normal queries, keys and values of 64 columns, float32, default window and first key; new
+hash functions are drawn and all rows hashed in every call. Smallest times of many, all calls of a
+length in turns in one process.
+
+    python -m benchmarks.speed.lsh_attention --json benchmarks/results/lsh_attention.json
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.measurement import (
+    best_in_turns,
+    figure,
+    machine,
+    milliseconds,
+    pin_to_one_cpu,
+    table,
+)
+from lshkit.attention import lsh_attention
+
+HEAD_DIM = 64
+HEADS = {128: 4, 512: 4, 2048: 2, 8192: 1}  # of each length
+SETTINGS = ((8, 32), (10, 32), (12, 32), (12, 64))
+SOFTMAX = "softmax"
+
+
+def attentions():
+    named = {SOFTMAX: scaled_dot_product_attention}
+    for n_bits, n_hashes in SETTINGS:
+        options = {"n_bits": n_bits, "n_hashes": n_hashes, "seed": 0}
+        named[f"{n_bits}, {n_hashes}"] = lambda q, k, v, o=options: lsh_attention(q, k, v, **o)
+    return named
+
+
+def measure(n, seconds):
+    generator = torch.Generator().manual_seed(0)
+    tensors = torch.randn(3, 1, HEADS[n], n, HEAD_DIM, generator=generator).unbind()
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    grad_out = torch.ones_like(tensors[0])
+
+    def forward(attend):
+        with torch.no_grad():
+            attend(*tensors)
+
+    def both(attend):
+        torch.autograd.grad(attend(*leaves), leaves, grad_out)
+
+    named = attentions()
+    results = {}
+    for name, run in (("forward", forward), ("forward + backward", both)):
+        calls = {side: lambda a=attend, r=run: r(a) for side, attend in named.items()}
+        results[name] = best_in_turns(calls, seconds)
+    results["pairs"] = {SOFTMAX: 1.0}
+    for n_bits, n_hashes in SETTINGS:
+        options = {"n_bits": n_bits, "n_hashes": n_hashes, "seed": 0, "return_pairs": True}
+        _, pairs = lsh_attention(*tensors, **options)
+        results["pairs"][f"{n_bits}, {n_hashes}"] = pairs.float().mean().item() / n
+    return results
+
+
+def show(results):
+    rows = []
+    for n, r in results.items():
+        for side, share in r["pairs"].items():
+            forward, both = r["forward"], r["forward + backward"]
+            rows.append(
+                [n, side, f"{100 * share:.3g} %", milliseconds(forward[side])]
+                + [figure(forward[SOFTMAX] / forward[side]), milliseconds(both[side])]
+                + [figure(both[SOFTMAX] / both[side])]
+            )
+    header = ["n", "bits, hashes", "pairs", "forward ms", "softmax / this"]
+    print(table("### lsh_attention", [*header, "forward + backward ms", "softmax / this"], rows))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="n = 128 alone, a moment")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each length and pass")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=pathlib.Path, help="write the measurements there")
+    args = parser.parse_args()
+    lengths, seconds = (list(HEADS)[:1], 0.05) if args.quick else (HEADS, args.seconds)
+    torch.set_num_threads(args.threads)
+    if args.threads == 1:
+        pin_to_one_cpu()
+    settings = {"date": datetime.date.today().isoformat(), "machine": machine()}
+    settings |= {"threads": args.threads, "head_dim": HEAD_DIM, "heads": HEADS}
+    results = {n: measure(n, seconds) for n in lengths}
+    show(results)
+    if args.json:
+        args.json.write_text(json.dumps(settings | {"lengths": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

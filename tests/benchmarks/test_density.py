@@ -1,0 +1,65 @@
+"""The benchmarks of densities and of sampling measure all, and print what they measured."""
+
+import json
+
+import pytest
+from cases.commands import run
+
+for package in ("torch", "PIL", "threadpoolctl"):
+    pytest.importorskip(package)
+
+KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
+OURS = {"brute", "random", "near_far", "split", "hbe", "auto"}
+
+
+def test_kde_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "kde.json"
+    done = run(KDE, "--quick", "--sections", "mixture_16", "goals", "stream", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert {"cpu", "instruction_set", "lshkit"} <= results["machine"].keys()
+    assert results["packages"].keys() == {"scikit-learn", "KDEpy", "torch-kde", "KeOps", "FAISS"}
+    for task in results["mixture_16"]:
+        methods = task["methods"]
+        assert {f"lshkit, {name}" for name in OURS} <= methods.keys()
+        assert {"scikit-learn, kd_tree", "NumPy, permuted sample"} <= methods.keys()
+        for name in ("lshkit, brute", "NumPy, all rows"):  # the exact ones agree
+            assert methods[name]["test_error"] < 1e-3
+        for found in methods.values():
+            if found["reached"]:
+                assert found["validation_error"] < 0.1 and found["microseconds"] > 0
+            assert found["build_seconds"] > 0 and found["bytes"] >= 0
+    assert results["goals"].keys() == {"brute, 0.001", "auto, 0.001", "auto, 0.0001"}
+    assert results["goals"]["brute, 0.001"]["largest_difference"] < 1e-5
+
+    stream = results["stream"]
+    assert stream["rows"] == 200_000
+    assert stream["sketch_bytes"] == stream["sketch_bytes_after_a_tenth"] == 32 * 256 * 8
+    tables = run(KDE, "--tables", "--json", path)
+    assert tables.returncode == 0, tables.stderr
+    assert tables.stdout.strip() in done.stdout
+
+
+def test_kde_benchmark_refuses_bad_options_by_name(refusal):
+    assert "--rows" in refusal(KDE, "--rows", 10)
+
+
+def test_sampling_benchmark_writes_its_sections(tmp_path):
+    path = tmp_path / "new" / "sampling.json"
+    options = ("--quick", "--rows", 2000, "--json", path)
+    first = run(SAMPLING, *options, "--sections", "variance")
+    assert first.returncode == 0, first.stderr
+    others = ("tables", "draws", "normaliser")
+    done = run(SAMPLING, *options, "--sections", *others)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert results.keys() == {"variance", *others}
+    for scale in results["variance"]["scales"].values():
+        assert scale["hbe over horvitz_thompson"] > 5
+        for method in scale["methods"].values():
+            assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
+    for data in results["normaliser"]["data"].values():
+        assert data["faster"] > 0 and data["mean relative error"] < 0.1
+    printed = run(SAMPLING, "--tables", "--json", path)
+    assert printed.returncode == 0
+    assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())

@@ -1,0 +1,108 @@
+"""The benchmarks of speed measure every section, and print what they measured."""
+
+import json
+
+import pytest
+from cases.commands import run
+
+torch = pytest.importorskip("torch")
+
+ATTENTION = "benchmarks.speed.attention"
+
+
+def test_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "attention.json"
+    options = ("--lengths", 16, 1024, "--repeats", 1, "--seconds", 0, "--json", path)
+    first = ("softmax", "plain_torch", "threads", "memory")
+    done = run(ATTENTION, *options, "--sections", *first)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert {"cpu", "instruction_set", "torch", "LSHKIT_ISA"} <= results["machine"].keys()
+    settings = results["settings"]
+    assert (settings["threads"], settings["n_bits"], settings["n_hashes"]) == (1, 8, 32)
+
+    passes = {
+        direction + name
+        for direction in ("", "causal ")
+        for name in ("forward", "forward + backward")
+    }
+    for length, sides in (("16", {"softmax", "yoso", "auto"}), ("1024", {"softmax", "yoso"})):
+        assert results["softmax"][length].keys() == passes
+        for name, times in results["softmax"][length].items():
+            assert times.keys() == sides and min(times.values()) > 0
+            ratio = times["softmax"] / times["yoso"]
+            assert results["ratios"][length][name]["yoso"] == pytest.approx(ratio)
+    assert results["plain_torch"].keys() == {"1024"}
+    assert results["plain_torch"]["1024"].keys() == {"yoso", "gather", "embedding_bag"}
+    # What autograd keeps does not depend on the machine: inputs, and a byte a token and hash.
+    for length, memory in results["memory"].items():
+        n_tokens = int(length) * settings["heads"]
+        assert memory["saved_inputs"] == 3 * n_tokens * settings["head_dim"] * 4
+        assert memory["saved_besides_inputs"] == 2 * n_tokens * settings["n_hashes"]
+    assert "Softmax attention's time / ours" in done.stdout
+
+    # The other sections are added to the same file.
+    others = ("soft", "fast", "gradients", "causal", "grouped_heads", "packed", "window")
+    options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
+    done = run(ATTENTION, *options)
+    assert done.returncode == 0, done.stderr
+    added = json.loads(path.read_text())
+    for name in (*first, "ratios"):
+        assert added[name] == results[name]
+    assert added["sections"].keys() == {*first, *others, "million", "decoding"}
+    assert {"lower_bound, bf16", "collided", "unbiased"} <= added["gradients"]["128"][
+        "forward + backward"
+    ].keys()
+    assert min(numbers(added, *others, "million", "decoding")) > 0
+    for title in ("Forward of one head", "Decoding, 8 heads", "time of the others / packed"):
+        assert title in done.stdout
+    # The tables of a file are those that were printed.
+    tables = run(ATTENTION, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+    added["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(added))
+    refused = run(ATTENTION, "--quick", "--sections", "fast", "--json", path)
+    assert refused.returncode == 2 and "torch 1.0, now" in refused.stderr
+
+
+def numbers(tree, *keys):
+    """All numbers of the tree below these keys."""
+    for value in [tree[key] for key in keys] if keys else tree:
+        if isinstance(value, (dict, list)):
+            yield from numbers(value, *value) if isinstance(value, dict) else numbers(value)
+        elif not isinstance(value, str):
+            yield value
+
+
+def test_plain_torch_baseline_is_an_estimate_of_the_expectation():
+    from lshkit.attention import yoso_attention
+    from lshkit.attention.baselines import yoso_index_add
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, n, 16, generator=generator) for n in (20, 30, 30))
+    expected = yoso_attention(q, k, v, n_bits=4, estimator="expected", normalize=None)
+    # 30 values of variance 1, each with the variance p (1 - p) / n_hashes <= 1 / (4 n_hashes) of
+    # its weight: a standard error of at most 0.05, here for 2000 outputs at once.
+    tolerance = 6 * (30 / 4 / 3000) ** 0.5
+    for lookup in ("gather", "embedding_bag"):
+        out = yoso_index_add(
+            q,
+            k,
+            v,
+            n_bits=4,
+            n_hashes=3000,
+            normalize=None,
+            lookup=lookup,
+            generator=generator,
+        )
+        torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
+
+
+def test_benchmark_of_times(tmp_path):
+    results = tmp_path / "results.json"
+    done = run("benchmarks.speed.lsh_attention", "--quick", "--json", results)
+    assert done.returncode == 0, done.stderr
+    of_128 = json.loads(results.read_text())["lengths"]["128"]
+    assert of_128["forward"].keys() == of_128["pairs"].keys() >= {"softmax", "8, 32"}
+    assert 0 < of_128["pairs"]["12, 32"] < of_128["pairs"]["8, 32"] < 0.5
