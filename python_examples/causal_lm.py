@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from lshkit.attention import YosoState, yoso_attention
+from lshkit.attention import Sampled, Soft, YosoState, yoso_attention
 
 SIZES_AT = {"1k": 2**10, "16k": 2**14, "128k": 2**17}
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -92,21 +92,19 @@ class SoftCodes:
 
     def __init__(self, args: argparse.Namespace, layer: int) -> None:
         self.shape, self.layer = (1, args.heads, args.embed_dim // args.heads), layer
-        self.options = {
-            "estimator": "soft",
-            "n_bits": args.n_bits,
-            "n_hashes": args.n_hashes,
-            "n_probes": args.n_probes,
-            "sharpness": args.sharpness,
-            "normalize": "l2",
-        }
+        self.estimator = Soft(
+            n_bits=args.n_bits,
+            n_hashes=args.n_hashes,
+            n_probes=args.n_probes,
+            sharpness=args.sharpness,
+        )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, training: bool) -> Tensor:
         seed = None if training else self.layer
-        return yoso_attention(q, k, v, is_causal=True, seed=seed, **self.options)
+        return yoso_attention(q, k, v, is_causal=True, estimator=self.estimator, seed=seed)
 
     def memory(self, longest: int) -> YosoState:
-        return YosoState(*self.shape, seed=self.layer, **self.options)
+        return YosoState(*self.shape, estimator=self.estimator, seed=self.layer)
 
 
 ATTENTION = {"softmax": Softmax, "soft codes": SoftCodes}
@@ -254,7 +252,7 @@ def generate(
 def memory_sizes(args: argparse.Namespace) -> dict[str, list[int]]:
     """Bytes that all layers keep at each context of SIZES_AT."""
     soft = SoftCodes(args, 0)
-    hard = YosoState(*soft.shape, n_bits=8, n_hashes=args.n_hashes, seed=0)
+    hard = YosoState(*soft.shape, estimator=Sampled(n_bits=8, n_hashes=args.n_hashes), seed=0)
     contexts = SIZES_AT.values()
     sizes = {
         "softmax: key-value cache": [8 * args.embed_dim * context for context in contexts],

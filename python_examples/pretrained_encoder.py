@@ -22,7 +22,13 @@ import torch
 from matplotlib import pyplot as plt
 from tqdm import tqdm
 
-from lshkit.attention import bert_lsh_attention, lsh_attention, yoso_attention
+from lshkit.attention import (
+    Expected,
+    Sampled,
+    bert_lsh_attention,
+    lsh_attention,
+    yoso_attention,
+)
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 MODULES = (
@@ -104,9 +110,10 @@ def bert_lsh(seed, **options):
     return attend
 
 
-def yoso(seed, **options):
+def yoso(seed, estimator):
     def attend(query, key, value, scale, layer):
-        return yoso_attention(query, key, value, seed=1000 * seed + layer, **options), math.nan
+        own = {"estimator": estimator, "seed": 1000 * seed + layer}
+        return yoso_attention(query, key, value, **own), math.nan
 
     return attend
 
@@ -181,8 +188,8 @@ def methods(n_bits: int, n_hashes: int, quick: bool):
         "BERT-LSH, these tables, faithful": lambda seed: bert_lsh(
             seed, faithful=True, table_size=2**n_bits, **tables
         ),
-        "YOSO-E (no drop-in)": lambda seed: yoso(seed, n_bits=n_bits, estimator="expected"),
-        "YOSO-m (no drop-in)": lambda seed: yoso(seed, **tables, estimator="sampled"),
+        "YOSO-E (no drop-in)": lambda seed: yoso(seed, Expected(n_bits=n_bits)),
+        "YOSO-m (no drop-in)": lambda seed: yoso(seed, Sampled(**tables, expectation="never")),
     }
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from lshkit.attention import YosoAttention, yoso_attention
+from lshkit.attention import Sampled, YosoAttention, yoso_attention
 
 MASK = 256  # the token that stands for a hidden byte
 MASKED_PART = 0.15
@@ -99,11 +99,13 @@ class Block(nn.Module):
         self.attention = ATTENTION[name](
             dim,
             args.heads,
-            n_bits=args.n_bits,
-            n_hashes=args.n_hashes,
-            gradient=args.gradient,
+            estimator=Sampled(
+                n_bits=args.n_bits,
+                n_hashes=args.n_hashes,
+                gradient=args.gradient,
+                expectation="never",
+            ),
             conv_window=args.conv_window,
-            estimator="sampled",
         )
         self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
@@ -258,9 +260,9 @@ def attention_matrices(model: ByteModel, held_out: Tensor, args: argparse.Namesp
     softmax = F.scaled_dot_product_attention(
         F.normalize(query, dim=-1), F.normalize(key, dim=-1), values, scale=1 / temperature
     )
-    options = {"n_bits": args.n_bits, "n_hashes": args.n_hashes, "normalize": "sum", "seed": 0}
-    expected = yoso_attention(query, key, values, estimator="expected", **options)
-    sampled = yoso_attention(query, key, values, estimator="sampled", **options)
+    estimator = Sampled(n_bits=args.n_bits, n_hashes=args.n_hashes, expectation="never")
+    expected = yoso_attention(query, key, values, estimator=estimator.mean, normalize="sum")
+    sampled = yoso_attention(query, key, values, estimator=estimator, normalize="sum", seed=0)
     matrices = {
         f"softmax of cosine / {temperature:.3f}": softmax,
         "YOSO-E (expected collisions)": expected,
@@ -362,7 +364,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batch-size", type=positive, default=1, help="sequences in a step")
     add("--n-bits", type=positive, default=16, help="bits of a code, 1 to 16: YOSO's sharpness")
     add("--n-hashes", type=positive, default=32, help="codes per token: more make less noise")
-    add("--gradient", default="lower_bound", help="'lower_bound', or 'expected' in quadratic time")
+    add("--gradient", default="lower_bound", help="'lower_bound', or 'collided' in quadratic time")
     add("--conv-window", type=positive, help="odd width of YOSO-C's convolution, for both models")
     add("--layers", type=positive, default=2, help="transformer blocks")
     add("--embed-dim", type=positive, default=64, help="size of the model")

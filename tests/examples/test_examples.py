@@ -11,7 +11,7 @@ CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
 TINY = ("--steps", 2, "--length", 256, "--held-out", 1, "--threads", 1)
 
 
-@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "expected")])
+@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "collided")])
 def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options):
     needs_example_packages()
     picture = tmp_path / "curves.png"
