@@ -86,10 +86,11 @@ class Convolution(Heads):
     """No attention but the depthwise convolution of YOSO-C over the values: a kernel a head."""
 
     def __init__(self, dim: int, heads: int, length: int, conv_window: int = 33) -> None:
-        super().__init__(dim, heads)
-        self.kernels = nn.Conv2d(
+        kernels = nn.Conv2d(  # drawn first: the same with and without the projections
             heads, heads, (conv_window, 1), padding=(conv_window // 2, 0), groups=heads, bias=False
         )
+        super().__init__(dim, heads)
+        self.kernels = kernels
 
     def mix(self, query, key, value, mask):
         return self.kernels(without_masked(value, mask))

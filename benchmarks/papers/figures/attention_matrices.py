@@ -40,7 +40,7 @@ def measure(settings):
     batch = byte_model.batches(
         held_out, min(training.length, SHOWN), 1 if settings.quick else 16, 1
     )
-    tokens = batch[0][0]
+    tokens = batch[0].tokens
     found = {}
     for q, k, _ in byte_model.heads_of_layers(model, tokens):
         for name, weights in matrices(q, k).items():

@@ -5,7 +5,6 @@ positions has 4096 rows, of which a batch takes as many in a row as it is long, 
 on: trained at one length, it runs at every length up to there.
 """
 
-import argparse
 import functools
 import hashlib
 import json
@@ -14,12 +13,11 @@ import sysconfig
 from dataclasses import asdict, dataclass
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.byte_encoder import Encoder, masked_batch, read_text
-from benchmarks.quality.cost.__main__ import learning_rate
+from benchmarks.encoder import Batch, Encoder, Trainer
+from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
 from lshkit.attention import yoso_attention
 
 N_BITS = 8
@@ -33,6 +31,7 @@ class Training:
     batch_size: int = 8
     positions: int = 4096
     embed_dim: int = 128
+    hidden: int = 512
     heads: int = 4
     layers: int = 2
     lr: float = 3e-3
@@ -40,11 +39,11 @@ class Training:
 
 
 QUICK = Training(
-    steps=2, length=64, batch_size=2, positions=256, embed_dim=32, heads=2, layers=1
+    steps=2, length=64, batch_size=2, positions=256, embed_dim=32, hidden=128, heads=2, layers=1
 )  # fmt: skip
 
 
-def yoso(q, k, v, layer, n_hashes=None, seed=None):
+def yoso(q, k, v, mask=None, n_hashes=None, seed=None):
     """YOSO-m, or YOSO-E without a number of hashes. Trained as the paper's YOSO: equation 4."""
     if n_hashes is None:
         options = dict(estimator="expected", gradient="expected")
@@ -56,61 +55,40 @@ def yoso(q, k, v, layer, n_hashes=None, seed=None):
 CONTROLS = ("softmax", "convolution only", "no attention")
 
 
-class ByteModel(Encoder):
-    """`mix` of its layers can be replaced: mix(q, k, v, layer)."""
-
-    def __init__(self, training: Training, method: str, frequencies: Tensor) -> None:
-        sizes = argparse.Namespace(
-            length=training.positions,
-            embed_dim=training.embed_dim,
-            heads=training.heads,
-            layers=training.layers,
-        )
-        super().__init__(sizes, method if method in CONTROLS else "softmax", frequencies)
-        if method not in CONTROLS:
-            m = method.removeprefix("YOSO-")
-            self.set_mix(functools.partial(yoso, n_hashes=None if m == "E" else int(m)))
-
-    def set_mix(self, mix) -> None:
-        for block in self.blocks:
-            block.attention.mix = mix
-
-    def forward(self, tokens: Tensor, hidden: Tensor, offset: int = 0) -> Tensor:
-        positions = self.positions[offset : offset + tokens.shape[1]]
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, positions)
-        return self.output(self.norm(x[hidden]))
+def set_mix(model: Encoder, mix) -> None:
+    """Has its layers mix by mix(q, k, v, mask)."""
+    for block in model.blocks:
+        block.attention.mix = mix
 
 
-def loss(model: ByteModel, batches: list) -> float:
-    """Nats per hidden byte."""
-    model.eval()
-    with torch.no_grad():
-        total = sum(
-            F.cross_entropy(model(tokens, hidden), targets, reduction="sum").item()
-            for tokens, hidden, targets in batches
-        )
-    return total / sum(len(targets) for _, _, targets in batches)
+def build(method: str, training: Training, text: Tensor) -> Encoder:
+    model = Encoder(
+        (method, {}) if method in CONTROLS else ("softmax", {}),
+        *(N_BYTES, 256, training.positions),
+        *(training.embed_dim, training.hidden, training.heads, training.layers),
+        frequencies(text),
+    )
+    if method not in CONTROLS:
+        m = method.removeprefix("YOSO-")
+        set_mix(model, functools.partial(yoso, n_hashes=None if m == "E" else int(m)))
+    return model
 
 
-def batches(text: Tensor, length: int, batch_size: int, count: int) -> list:
+def batches(text: Tensor, length: int, batch_size: int, count: int) -> list[Batch]:
     """The same ones at every call."""
-    sizes = argparse.Namespace(length=length, batch_size=batch_size)
     generator = torch.Generator().manual_seed(0)
-    return [masked_batch(text, sizes, generator) for _ in range(count)]
+    return [masked_batch(text, length, batch_size, generator) for _ in range(count)]
 
 
 def texts(training: Training) -> tuple[Tensor, Tensor]:
     return read_text(pathlib.Path(training.text))
 
 
-def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> ByteModel:
+def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> Encoder:
     """The model of "YOSO-E", "YOSO-<m>" or a control; trained once, then read from the folder."""
     text, _ = texts(training)
     torch.manual_seed(0)
-    counts = torch.bincount(text.long(), minlength=256) + 1.0
-    model = ByteModel(training, method, counts / counts.sum())
+    model = build(method, training, text)
     key = json.dumps([asdict(training), N_BITS, text.numel(), torch.__version__])
     name = method.replace(" ", "_") + "_" + hashlib.sha256(key.encode()).hexdigest()[:12]
     path = folder / f"{name}.pt"
@@ -119,22 +97,15 @@ def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> B
         return model.eval()
 
     generator = torch.Generator().manual_seed(1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.lr, betas=(0.9, 0.98))
+    trainer = Trainer(model, training.lr)
     with tqdm(range(training.steps), f"training {method}", disable=None) as bar:
         for step in bar:
-            tokens, hidden, targets = masked_batch(text, training, generator)
+            batch = masked_batch(text, training.length, training.batch_size, generator)
             last = training.positions - training.length
             offset = int(torch.randint(last + 1, (), generator=generator))
-            for group in optimizer.param_groups:
-                done = (step + 0.5) / training.steps
-                group["lr"] = training.lr * learning_rate(done)
-            error = F.cross_entropy(model(tokens, hidden, offset), targets)
-            optimizer.zero_grad()
-            error.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            error = trainer.step(batch, (step + 0.5) / training.steps, offset)
             if step % 20 == 19:
-                bar.set_postfix(loss=f"{error.item():.3f}")
+                bar.set_postfix(loss=f"{error:.3f}")
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     torch.save(model.state_dict(), new)
@@ -143,15 +114,16 @@ def trained(method: str, training: Training, folder: pathlib.Path = MODELS) -> B
 
 
 @torch.no_grad()
-def heads_of_layers(model: ByteModel, tokens: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+def heads_of_layers(model: Encoder, tokens: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Q, K and V of each layer, (batch, heads, n, head_dim), as the model with YOSO-E has them."""
     found = []
 
-    def keep(q, k, v, layer):
+    def keep(q, k, v, mask):
         found.append((q, k, v))
-        return yoso(q, k, v, layer)
+        return yoso(q, k, v)
 
-    model.set_mix(keep)
-    model(tokens, torch.zeros_like(tokens, dtype=torch.bool))
-    model.set_mix(yoso)
+    set_mix(model, keep)
+    nothing = torch.zeros_like(tokens, dtype=torch.bool)
+    model(Batch(tokens, None, nothing, tokens[nothing]))
+    set_mix(model, yoso)
     return found

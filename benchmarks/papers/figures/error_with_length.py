@@ -43,7 +43,7 @@ def measure(settings):
     found = {tau: {"radians": {}, "relative": {}} for tau in TAUS}
     entropy = {}
     # The same tokens at each length, cut into as many sequences as they make.
-    (stretches, _, _), *_ = byte_model.batches(held_out, lengths[-1], STRETCHES, 1)
+    stretches = byte_model.batches(held_out, lengths[-1], STRETCHES, 1)[0].tokens
     for n in lengths:
         tokens = stretches.reshape(-1, n)
         layers = byte_model.heads_of_layers(model, tokens)

@@ -4,6 +4,7 @@ import functools
 
 from matplotlib import pyplot as plt
 
+from benchmarks.encoder import evaluate
 from benchmarks.measurement import table as markdown
 from benchmarks.papers.figures import byte_model
 
@@ -25,14 +26,14 @@ def measure(settings):
         for m in inference:
             of_seeds = []
             for seed in range(1 if settings.quick else SEEDS):
-                model.set_mix(functools.partial(byte_model.yoso, n_hashes=m, seed=seed))
-                of_seeds.append(byte_model.loss(model, batches))
+                byte_model.set_mix(model, functools.partial(byte_model.yoso, n_hashes=m, seed=seed))
+                of_seeds.append(evaluate(model, batches)["loss"])
             of_method[m] = of_seeds
-        model.set_mix(byte_model.yoso)
-        of_method["expectation"] = [byte_model.loss(model, batches)]
+        byte_model.set_mix(model, byte_model.yoso)
+        of_method["expectation"] = [evaluate(model, batches)["loss"]]
         losses[method] = of_method
     controls = {
-        name: byte_model.loss(byte_model.trained(name, training, settings.models), batches)
+        name: evaluate(byte_model.trained(name, training, settings.models), batches)["loss"]
         for name in byte_model.CONTROLS
     }
     return {

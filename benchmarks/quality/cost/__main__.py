@@ -19,53 +19,40 @@ Several processes may add to one file of results with --resume; with all runs do
 import argparse
 import fcntl
 import json
-import math
 import os
 import pathlib
 import sysconfig
 import time
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
-from benchmarks.byte_encoder import MIX, N_HASHES, NEAR, YOSO, Encoder, masked_batch, read_text
+from benchmarks.encoder import N_HASHES, NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
+from benchmarks.quality.cost.methods import METHODS, YOSO
 from benchmarks.quality.cost.tables import draw, find, table
+from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
 
 # --- One run --------------------------------------------------------------------------------------
-
-
-def learning_rate(done: float) -> float:
-    """Of the largest rate, at a part done of the run: linear warm-up, then half a cosine."""
-    return min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
-
-
-@torch.no_grad()
-def evaluate(model: Encoder, batches: list, hashes_factor: int = 1) -> float:
-    """Loss in nats per hidden byte."""
-    model.eval()
-    for block in model.blocks:
-        block.attention.hashes_factor = hashes_factor
-    loss = sum(
-        F.cross_entropy(model(tokens, hidden), targets, reduction="sum").item()
-        for tokens, hidden, targets in batches
-    )
-    model.train()
-    return loss / sum(len(targets) for _, _, targets in batches)
 
 
 def train(method: str, seed: int, args: argparse.Namespace) -> dict:
     text, held_out = read_text(args.text)
     generator = torch.Generator().manual_seed(0)
-    batches = [masked_batch(held_out, args, generator) for _ in range(args.eval_batches)]
+    batches = [
+        masked_batch(held_out, args.length, args.batch_size, generator)
+        for _ in range(args.eval_batches)
+    ]
     generator.manual_seed(1 + seed)
     torch.manual_seed(seed)
-    counts = torch.bincount(text.long(), minlength=256) + 1.0
-    model = Encoder(args, method, counts / counts.sum())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
+    model = Encoder(
+        METHODS[method],
+        *(N_BYTES, 256, args.length),
+        *(args.embed_dim, 4 * args.embed_dim, args.heads, args.layers),
+        frequencies(text),
+    )
+    trainer = Trainer(model, args.lr)
 
     points = []  # (steps, seconds, loss) of each evaluation
     step = part = 0
@@ -75,20 +62,14 @@ def train(method: str, seed: int, args: argparse.Namespace) -> dict:
     with tqdm(total=total, desc=f"{label:<24}", disable=None, dynamic_ncols=True) as bar:
         while True:
             if done >= part / args.evaluations:
-                points.append((step, seconds, evaluate(model, batches)))
+                points.append((step, seconds, evaluate(model, batches)["loss"]))
                 part = int(done * args.evaluations) + 1
                 bar.set_postfix(loss=f"{points[-1][2]:.3f}")
             if done >= 1:
                 break
-            tokens, hidden, targets = masked_batch(text, args, generator)
+            batch = masked_batch(text, args.length, args.batch_size, generator)
             start = time.process_time()
-            for group in optimizer.param_groups:
-                group["lr"] = args.lr * learning_rate(done + 1 / (2 * args.steps))
-            loss = F.cross_entropy(model(tokens, hidden), targets)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            trainer.step(batch, done + 1 / (2 * args.steps))
             step += 1
             seconds += time.process_time() - start
             done = min(1.0, seconds / args.seconds if args.seconds else step / args.steps)
@@ -98,7 +79,8 @@ def train(method: str, seed: int, args: argparse.Namespace) -> dict:
     for i, name in enumerate(("steps", "seconds", "losses")):
         run[name] = [point[i] for point in points]
     if method in YOSO and method != "YOSO-E":
-        run["loss_with_twice_the_hashes"] = evaluate(model, batches, hashes_factor=2)
+        finer = evaluate(model, batches, n_hashes=2 * N_HASHES)
+        run["loss_with_twice_the_hashes"] = finer["loss"]
     return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load_average": os.getloadavg()[0]}
 
 
@@ -140,7 +122,7 @@ def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
         results["settings"] = settings(args)
         results["runs"] = sorted(
             [*results["runs"], run],
-            key=lambda run: (run["budget"], list(MIX).index(run["method"]), run["seed"]),
+            key=lambda run: (run["budget"], list(METHODS).index(run["method"]), run["seed"]),
         )
         new = path.with_suffix(".new")
         new.write_text(json.dumps(results, indent=1) + "\n")
@@ -165,7 +147,14 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--methods", nargs="+", choices=MIX, default=list(MIX), metavar="M", help=", ".join(MIX))
+    add(
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="M",
+        help=", ".join(METHODS),
+    )
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--steps", type=positive, default=600, help="training steps of a run (600)")
     add("--seconds", type=float, help="train for this CPU time instead")
@@ -195,8 +184,6 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--seconds must be above 0: {args.seconds}")
     if args.embed_dim % (2 * args.heads):
         parser.error(f"--embed-dim must be a multiple of 2 * {args.heads} heads: {args.embed_dim}")
-    if args.length % (2 * NEAR):
-        parser.error(f"--length must be a multiple of {2 * NEAR}: {args.length}")
     for part in read_text(args.text):
         if len(part) < args.length:
             parser.error(f"--text: {args.text} has too little text for --length {args.length}")

@@ -4,7 +4,8 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.byte_encoder import CONTROLS, MIX, N_HASHES
+from benchmarks.encoder import CONTROLS, N_HASHES
+from benchmarks.quality.cost.methods import METHODS
 from benchmarks.quality.tasks.report import mean_and_spread
 
 
@@ -23,7 +24,7 @@ def table(results: dict) -> str:
     at the time when the first method with attention is done.
     """
     budgets = list(dict.fromkeys(run["budget"] for run in results["runs"]))
-    found = {method: [find(results, method, b) for b in budgets] for method in MIX}
+    found = {method: [find(results, method, b) for b in budgets] for method in METHODS}
     found = {method: runs for method, runs in found.items() if any(runs)}
     ends = [
         np.mean([run["seconds"][-1] for run in runs[0]])

@@ -4,10 +4,9 @@ A task has `training(batch_size, generator)`, a batch from the generator's rando
 `held_out(batch_size)`, the batches to test on, which are always the same.
 """
 
-from benchmarks.quality.tasks.batch import Batch
 from benchmarks.quality.tasks.listops import ListOps
 from benchmarks.quality.tasks.masked_words import MaskedWords
 from benchmarks.quality.tasks.needle import Needle
 from benchmarks.quality.tasks.recall import Recall
 
-__all__ = ["Batch", "ListOps", "MaskedWords", "Needle", "Recall"]
+__all__ = ["ListOps", "MaskedWords", "Needle", "Recall"]

@@ -27,15 +27,13 @@ import time
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
+from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
-from benchmarks.quality.cost.__main__ import learning_rate
 from benchmarks.quality.tasks import ListOps, MaskedWords, Needle, Recall, report
-from benchmarks.quality.tasks.methods import METHODS, NEAR, OPTIONS, Encoder
+from benchmarks.quality.tasks.methods import METHODS, ONE_LENGTH, OPTIONS, SAMPLED
 
 DIM, LAYERS, LR, CURVE = 64, 2, 3e-3, 10  # CURVE: evaluations in a run
 
@@ -88,20 +86,15 @@ QUICK = {
 # --- One run --------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def evaluate(model: Encoder, batches: list, **options) -> dict:
-    """Accuracy, and loss in nats an answer; options are those of attention that differ."""
-    model.eval()
-    for block in model.blocks:
-        block.attention.eval_options = options
-    loss = right = count = 0
-    for batch in batches:
-        logits = model(batch)
-        loss += F.cross_entropy(logits, batch.answers, reduction="sum").item()
-        right += (logits.argmax(1) == batch.answers).sum().item()
-        count += len(batch.answers)
-    model.train()
-    return {"loss": loss / count, "accuracy": right / count}
+def model_of(task, method: tuple, dim: int, heads: int, layers: int) -> Encoder:
+    return Encoder(
+        method,
+        *(task.n_tokens, task.n_answers, task.length),
+        *(dim, 2 * dim, heads, layers),
+        task.frequencies() if hasattr(task, "frequencies") else None,
+        task.has_positions,
+        task.keys_are_previous,
+    )
 
 
 def train(name: str, method: str, seed: int, setting: Setting) -> dict:
@@ -109,8 +102,8 @@ def train(name: str, method: str, seed: int, setting: Setting) -> dict:
     held_out = task.held_out(setting.batch_size)
     generator = torch.Generator().manual_seed(1 + seed)
     torch.manual_seed(seed)
-    model = Encoder(task, METHODS[method], DIM, setting.heads, LAYERS)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98))
+    model = model_of(task, METHODS[method], DIM, setting.heads, LAYERS)
+    trainer = Trainer(model, LR)
 
     curve, seconds = [], 0.0
     label = f"{name}, {method}, seed {seed}"
@@ -118,13 +111,7 @@ def train(name: str, method: str, seed: int, setting: Setting) -> dict:
         for step in steps:
             batch = task.training(setting.batch_size, generator)
             start = time.process_time()
-            for group in optimizer.param_groups:
-                group["lr"] = LR * learning_rate((step + 0.5) / setting.steps)
-            loss: Tensor = F.cross_entropy(model(batch), batch.answers)
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            trainer.step(batch, (step + 0.5) / setting.steps)
             seconds += time.process_time() - start
             if (step + 1) * CURVE // setting.steps > step * CURVE // setting.steps:
                 some = held_out[: math.ceil(len(held_out) / 4)]
@@ -133,11 +120,11 @@ def train(name: str, method: str, seed: int, setting: Setting) -> dict:
 
     run = {"task": name, "method": method, "seed": seed} | evaluate(model, held_out)
     run |= {"curve": curve, "steps": setting.steps, "seconds": round(seconds, 2)}
-    if METHODS[method].samples:
+    if method in SAMPLED:
         run["64 hashes"] = evaluate(model, held_out, n_hashes=64)
         if OPTIONS[method]["estimator"] == "sampled":
             run["expectation"] = evaluate(model, held_out, estimator="expected")
-    for length in setting.lengths if METHODS[method].any_length else ():
+    for length in () if method in ONE_LENGTH else setting.lengths:
         longer = task.at_length(length).held_out(4, max(16, 32768 // length))
         run.setdefault("at length", {})[str(length)] = evaluate(model, longer)
     return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}

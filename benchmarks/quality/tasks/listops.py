@@ -13,7 +13,7 @@ import random
 
 import torch
 
-from benchmarks.quality.tasks.batch import Batch
+from benchmarks.encoder import Batch
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 SYMBOLS = ("<pad>", "]", *OPERATORS, *map(str, range(10)))

@@ -13,8 +13,8 @@ import sysconfig
 
 import torch
 
-from benchmarks.byte_encoder import read_text
-from benchmarks.quality.tasks.batch import Batch
+from benchmarks.encoder import Batch
+from benchmarks.source_text import read_text
 
 WORD = re.compile(r"[A-Za-z]+|[0-9]|[^\sA-Za-z0-9_]|\n")
 HIDDEN_PART = 0.15

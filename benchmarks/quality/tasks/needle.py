@@ -8,7 +8,7 @@ one length can be asked at any other.
 
 import torch
 
-from benchmarks.quality.tasks.batch import Batch
+from benchmarks.encoder import Batch
 
 
 class Needle:

@@ -8,7 +8,7 @@ no better than one guess in `n_values`.
 
 import torch
 
-from benchmarks.quality.tasks.batch import Batch
+from benchmarks.encoder import Batch
 
 BLANK = 0
 
