@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import baselines
-from lshkit.attention import yoso_attention
+from lshkit.attention import Estimator, yoso_attention
 
 NEAR = 16  # convolution and window see so many tokens to either side
-N_HASHES = 32
 CONTROLS = {  # kinds of mixers and their options
     "convolution only": ("convolution only", {"conv_window": 2 * NEAR + 1}),
     "window only": ("window only", {"reach": NEAR}),
@@ -37,22 +36,21 @@ class Batch(NamedTuple):
 class Yoso(nn.Module):
     """Fresh hash functions in each training step, fixed ones in the evaluation."""
 
-    def __init__(self, seed: int, options: dict) -> None:
+    def __init__(self, seed: int, estimator: Estimator) -> None:
         super().__init__()
-        self.seed, self.options = seed, {"n_hashes": N_HASHES} | options
-        self.eval_options: dict = {}  # in the place of these in the evaluation
+        self.seed, self.estimator, self.eval_estimator = seed, estimator, estimator
 
     def mix(self, q, k, v, mask):
-        options = self.options if self.training else self.options | self.eval_options
+        estimator = self.estimator if self.training else self.eval_estimator
         seed = None if self.training else self.seed
-        return yoso_attention(q, k, v, mask, seed=seed, **options)
+        return yoso_attention(q, k, v, mask, estimator=estimator, seed=seed)
 
 
 class YosoC(Yoso):
     """With the convolution over the values added."""
 
-    def __init__(self, seed: int, options: dict, convolution: nn.Module) -> None:
-        super().__init__(seed, options)
+    def __init__(self, seed: int, estimator: Estimator, convolution: nn.Module) -> None:
+        super().__init__(seed, estimator)
         self.convolution = convolution
 
     def mix(self, q, k, v, mask):
@@ -63,10 +61,10 @@ def mixer(method: tuple, dim: int, heads: int, length: int, seed: int) -> nn.Mod
     """What mixes in one layer, of a kind, "YOSO", "YOSO-C" or one of the baselines, and options."""
     kind, options = method
     if kind == "YOSO":
-        return Yoso(seed, options)
+        return Yoso(seed, **options)
     if kind == "YOSO-C":
         convolution = mixer(CONTROLS["convolution only"], dim, heads, length, seed)
-        return YosoC(seed, options, convolution)
+        return YosoC(seed, convolution=convolution, **options)
     made = baselines.build(kind, dim, heads, length, **options)
     del made.project, made.out  # the encoder has its own
     return made
@@ -213,11 +211,13 @@ class Trainer:
 
 
 @torch.no_grad()
-def evaluate(model: Encoder, batches: list[Batch], **options) -> dict:
-    """Accuracy, and loss in nats an answer; options are those of `yoso_attention` that differ."""
+def evaluate(model: Encoder, batches: list[Batch], estimator: Estimator | None = None) -> dict:
+    """Accuracy, and loss in nats an answer; estimator: another than the one of the training."""
     model.eval()
     for block in model.blocks:
-        block.attention.mixer.eval_options = options
+        mixer = block.attention.mixer
+        if isinstance(mixer, Yoso):
+            mixer.eval_estimator = mixer.estimator if estimator is None else estimator
     loss = right = count = 0
     for batch in batches:
         logits = model(batch)

@@ -10,6 +10,7 @@ one. --sections: some of it, into the same file. --tables: the tables of the fil
 import argparse
 import json
 import pathlib
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from benchmarks.measurement import (
     pin_to_one_cpu,
     table,
 )
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention
 from lshkit.hashing import FastHadamard
 
 OUT = RESULTS / "choosing.json"
@@ -70,7 +71,7 @@ def errors(bits, hashes, sets, n_many):
         cosine = next(unit) @ next(unit).T
         of_bits = {}
         for n_bits in bits:
-            exact = yoso_attention(query, key, value, n_bits=n_bits, estimator="expected")
+            exact = yoso_attention(query, key, value, estimator=Expected(n_bits=n_bits))
             p = (1 - torch.acos(cosine.clamp(-1, 1)) / torch.pi) ** n_bits
             ratio = (p * (1 - p)).sum(-1) / (p * p).sum(-1)
             of_bits[n_bits] = {
@@ -84,10 +85,13 @@ def errors(bits, hashes, sets, n_many):
             }
         of_probes = {}
         for name, n_probes in SOFT.items():
-            options = dict(estimator="soft", n_bits=12, n_probes=n_probes)
+            soft = Soft(n_probes=n_probes)
             many = [
                 yoso_attention(
-                    query, key, value, n_hashes=n_many, normalize=None, seed=s, **options
+                    *(query, key, value),
+                    estimator=soft.for_inference(n_many),
+                    normalize=None,
+                    seed=s,
                 )
                 for s in range(100, 104)
             ]
@@ -95,7 +99,7 @@ def errors(bits, hashes, sets, n_many):
             of_probes[name] = {}
             for m in hashes:
                 outs = [
-                    yoso_attention(query, key, value, n_hashes=m, seed=seed, **options)
+                    yoso_attention(query, key, value, estimator=soft.for_inference(m), seed=seed)
                     for seed in sets
                 ]
                 of_probes[name][m] = np.mean([angle(out, mean) for out in outs])
@@ -104,8 +108,8 @@ def errors(bits, hashes, sets, n_many):
 
 
 def sampled(query, key, value, n_bits, n_hashes, seed):
-    options = dict(n_bits=n_bits, n_hashes=n_hashes, estimator="sampled", seed=seed)
-    return yoso_attention(query, key, value, **options)
+    estimator = Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
+    return yoso_attention(query, key, value, estimator=estimator, seed=seed)
 
 
 def kernels(n_pairs):
@@ -135,18 +139,15 @@ def costs(stopwatch, bits, hashes):
     """Milliseconds of forward, and of forward and backward, at n = 4096: one head."""
     tensors = inputs(4096, requires_grad=True, heads=1)
 
-    def call(name, options):
-        return of_pass(lambda *qkv, **mask: yoso_attention(*qkv, **mask, **options), name, tensors)
+    def call(name, estimator):
+        return of_pass(partial(yoso_attention, estimator=estimator), name, tensors)
 
-    settings = {f"n_bits {b}": {"n_bits": b} for b in bits}
-    settings |= {f"n_hashes {m}": {"n_hashes": m} for m in hashes}
-    settings |= {
-        f"12 bits, {name}": {"estimator": "soft", "n_bits": 12, "n_probes": t}
-        for name, t in SOFT.items()
-    }
+    settings = {f"n_bits {b}": Sampled(n_bits=b) for b in bits}
+    settings |= {f"n_hashes {m}": Sampled(n_hashes=m) for m in hashes}
+    settings |= {f"12 bits, {name}": Soft(n_probes=t) for name, t in SOFT.items()}
     found = {}
     for name in ("forward", "forward + backward"):
-        calls = {key: call(name, options) for key, options in settings.items()}
+        calls = {key: call(name, estimator) for key, estimator in settings.items()}
         found[name] = {key: 1e3 * x for key, x in stopwatch.in_turns(calls).items()}
     return found
 
@@ -157,12 +158,11 @@ def crossover(stopwatch, lengths):
     for n in lengths:
         tensors = inputs(n, heads=1)
         calls = {
-            word: of_pass(
-                lambda *qkv, word=word, **mask: yoso_attention(*qkv, **mask, estimator=word),
-                "forward",
-                tensors,
+            name: of_pass(partial(yoso_attention, estimator=estimator), "forward", tensors)
+            for name, estimator in (
+                ("expected", Expected()),
+                ("sampled", Sampled(expectation="never")),
             )
-            for word in ("expected", "sampled")
         }
         found[n] = {key: 1e3 * x for key, x in stopwatch.in_turns(calls).items()}
     return found

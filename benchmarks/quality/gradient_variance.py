@@ -16,21 +16,21 @@ import torch
 
 import lshkit
 from benchmarks import RESULTS
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention
 
 D, N_HASHES = 64, 32
 
-# Length, n_bits, and a row's name: options of yoso_attention. Soft codes have another kernel, hence
+# Length, n_bits, and a row's name: its estimator. Soft codes have another kernel, hence
 # another exact derivative: their noise is measured about their own mean.
 TABLES = {
     "gradients": (
         256,
         8,
         {
-            '`"lower_bound"`': {"gradient": "lower_bound"},
-            '`"collided"`': {"gradient": "collided"},
-            '`"unbiased"`': {"gradient": "unbiased"},
-            "soft codes, 4 probes of 12 bits": {"estimator": "soft", "n_bits": 12},
+            '`"lower_bound"`': Sampled(expectation="never"),
+            '`"collided"`': Sampled(gradient="collided", expectation="never"),
+            '`"unbiased"`': Sampled(gradient="unbiased", expectation="never"),
+            "soft codes, 4 probes of 12 bits": Soft(),
         },
     ),
     # The sketch is for buckets of many rows: here 64.
@@ -38,10 +38,13 @@ TABLES = {
         2048,
         5,
         {
-            '`"lower_bound"`': {},
-            "`gradient_rank=16`": {"gradient_rank": 16},
-            "`gradient_rank=8`": {"gradient_rank": 8},
-            "`gradient_rank=4`": {"gradient_rank": 4},
+            '`"lower_bound"`': Sampled(n_bits=5, expectation="never"),
+            **{
+                f"`gradient_rank={rank}`": Sampled(
+                    n_bits=5, gradient_rank=rank, expectation="never"
+                )
+                for rank in (16, 8, 4)
+            },
         },
     ),
 }
@@ -62,10 +65,10 @@ def clustered_rows(n, generator):
 DATA = {"random": random_rows, "clustered": clustered_rows}
 
 
-def gradients(query, key, value, grad_out, **options):
+def gradients(query, key, value, grad_out, estimator, seed=None):
     """Of queries and keys, (2, heads, n, d)."""
     inputs = [x.requires_grad_() for x in (query.clone(), key.clone(), value)]
-    out = yoso_attention(*inputs, n_hashes=N_HASHES, normalize=None, **options)
+    out = yoso_attention(*inputs, estimator=estimator, normalize=None, seed=seed)
     grads = torch.autograd.grad(out, inputs[:2], grad_out)
     return torch.stack([g[0].double() for g in grads])
 
@@ -76,23 +79,20 @@ def measure(rows, n, n_bits, rows_of_table, sets):
     query, key = rows(n, generator)
     value, grad_out = torch.randn(2, n, D, generator=generator)
     one = [x[None, None] for x in (query, key, value, grad_out)]
-    exact = gradients(
-        *(x.double() for x in one), n_bits=n_bits, estimator="expected", gradient="expected"
-    )
+    exact = gradients(*(x.double() for x in one), Expected(n_bits=n_bits))
     heads = 16  # a set of hash functions each
     many = [x.expand(1, heads, -1, -1) for x in one]
     results = {}
-    for name, row in rows_of_table.items():
-        options = {"estimator": "sampled", "n_bits": n_bits} | row
+    for name, estimator in rows_of_table.items():
         total, squares = torch.zeros_like(exact), 0.0
         for seed in range(sets // heads):
-            got = gradients(*many, seed=seed, **options)
+            got = gradients(*many, estimator, seed)
             total += got.sum(1, keepdim=True)
             squares += float((got**2).sum())
         count = sets // heads * heads
         mean = total / count
         variance = (squares - count * float((mean**2).sum())) / (count - 1)
-        if options["estimator"] == "soft":
+        if estimator.mean is None:
             # The square of the true mean's length: that of the estimate less its own noise.
             length = math.sqrt(float((mean**2).sum()) - variance / count)
             results[name] = {"deviation": math.sqrt(variance) / length}

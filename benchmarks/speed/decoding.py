@@ -23,14 +23,15 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import lshkit
 from lshkit import _C
-from lshkit.attention import YosoState
+from lshkit.attention import Sampled, Soft, YosoState
 
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
+HARD = Sampled(n_bits=N_BITS, n_hashes=N_HASHES)
 CONTEXTS = (1024, 16384, 131072)
 SIDES = {
-    "hard": {},
-    "hard, float16 tables": {"table_dtype": torch.float16},
-    "soft, 4 probes": {"estimator": "soft"},
+    "hard": {"estimator": HARD},
+    "hard, float16 tables": {"estimator": HARD, "table_dtype": torch.float16},
+    "soft, 4 probes": {"estimator": Soft(n_bits=N_BITS, n_hashes=N_HASHES)},
 }
 STEPS_A_TURN = 40  # of ours, for one of softmax attention
 GOALS = {"flat": 1.1, "speed": (16384, 50.0), "memory": 30.0, "memory, float16": 60.0}
@@ -44,8 +45,7 @@ def tokens(n, generator, mean=0.0):
 
 
 def state_at(context, generator, **options):
-    options = {"n_bits": N_BITS, "n_hashes": N_HASHES, "seed": 0, **options}
-    state = YosoState(1, HEADS, HEAD_DIM, **options)
+    state = YosoState(1, HEADS, HEAD_DIM, seed=0, **options)
     for first in range(0, context, 8192):
         _, key, value = tokens(min(8192, context - first), generator)
         state.append(key, value)

@@ -39,6 +39,7 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS, baselines, measurement
 from benchmarks.papers.efficiency import tables
+from lshkit.attention import Sampled, Soft
 
 LAYERS, DIM, HIDDEN, HEADS, VOCABULARY, CLASSES = 6, 256, 1024, 4, 512, 10
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 16384)
@@ -48,12 +49,15 @@ ROUNDS, LONG_ROUNDS, LONG_FROM = 3, 1, 16384  # a step of 16384 tokens takes sec
 SLOW = 4.0  # seconds of a step from which one round has to do
 
 
-def yoso(n_hashes, **options):
+def yoso(n_hashes, gradient="lower_bound", **options):
     """The papers' setting, whose tau grows with the length."""
     return lambda n: {
-        "n_bits": min(16, int(math.log2(n))),
-        "n_hashes": n_hashes,
-        "estimator": "sampled",
+        "estimator": Sampled(
+            n_bits=min(16, int(math.log2(n))),
+            n_hashes=n_hashes,
+            expectation="never",
+            gradient=gradient,
+        ),
         **options,
     }
 
@@ -76,7 +80,7 @@ METHODS = {
     "*YOSO-32": ("YOSO", yoso(32, gradient="collided")),
     "*YOSO-16": ("YOSO", yoso(16, gradient="collided")),
     "YOSO-32, tau 8": ("YOSO", {}),
-    "soft codes, 32 hashes": ("YOSO", {"estimator": "soft", "n_bits": 12, "n_probes": 2}),
+    "soft codes, 32 hashes": ("YOSO", {"estimator": Soft(n_probes=2)}),
     "window only": ("window only", {"reach": 256}),
     "convolution only": ("convolution only", {"conv_window": 33}),
     "no attention": ("no attention", {}),

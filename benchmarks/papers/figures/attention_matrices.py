@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from benchmarks.measurement import table as markdown
 from benchmarks.papers.figures import byte_model
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 TITLE = "Attention matrices (ICML figure 6)"
 SHOWN = 64
@@ -24,11 +24,12 @@ def matrices(query, key, seed=0):
     eye = torch.eye(key.shape[-2]).expand(*key.shape[:2], -1, -1)
     cosines = F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).transpose(-1, -2)
     found = {"softmax": (n_bits * cosines).softmax(-1)}
-    options = {"n_bits": n_bits, "normalize": None, "seed": seed}
-    expected = yoso_attention(query, key, eye, estimator="expected", **options)
+    options = {"normalize": None, "seed": seed}
+    expected = yoso_attention(query, key, eye, estimator=Expected(n_bits=n_bits), **options)
     found["YOSO-E"] = by_row(expected)
     for m in HASHES[::-1]:
-        out = yoso_attention(query, key, eye, estimator="sampled", n_hashes=m, **options)
+        sampled = Sampled(n_bits=n_bits, n_hashes=m, expectation="never")
+        out = yoso_attention(query, key, eye, estimator=sampled, **options)
         found[f"YOSO-{m}"] = by_row(out)
     return found
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from benchmarks.encoder import Batch, Encoder, Trainer
 from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 N_BITS = 8
 MODELS = pathlib.Path(__file__).parents[3] / "build" / "byte_models"
@@ -46,10 +46,10 @@ QUICK = Training(
 def yoso(q, k, v, mask=None, n_hashes=None, seed=None):
     """YOSO-m, or YOSO-E without a number of hashes. Trained as the paper's YOSO: equation 4."""
     if n_hashes is None:
-        options = dict(estimator="expected", gradient="expected")
+        estimator = Expected(n_bits=N_BITS)
     else:
-        options = dict(estimator="sampled", gradient="lower_bound", n_hashes=n_hashes, seed=seed)
-    return yoso_attention(q, k, v, n_bits=N_BITS, **options)
+        estimator = Sampled(n_bits=N_BITS, n_hashes=n_hashes, expectation="never")
+    return yoso_attention(q, k, v, estimator=estimator, seed=seed)
 
 
 CONTROLS = ("softmax", "convolution only", "no attention")

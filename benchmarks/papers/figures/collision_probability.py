@@ -7,7 +7,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from benchmarks.measurement import table as markdown
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 TITLE = "Weights and derivatives by cosine (ICML figure 2)"
 N_BITS = 8
@@ -25,7 +25,7 @@ def pairs(cosines):
     return cosine * key + sine * across, key, sine * key - cosine * across, sine.squeeze(1)
 
 
-def weights_and_slopes(cosines, n_hashes, **options):
+def weights_and_slopes(cosines, estimator):
     """What `yoso_attention` gives one key of value 1, and by how much it grows with the cosine."""
     query, key, turn, sine = pairs(cosines)
     query.requires_grad_()
@@ -34,11 +34,9 @@ def weights_and_slopes(cosines, n_hashes, **options):
         query[:, None, None],
         key[:, None, None],
         torch.ones(len(cosines), 1, 1, 1),
-        n_bits=N_BITS,
-        n_hashes=n_hashes,
+        estimator=estimator,
         normalize=None,
         seed=0,
-        **options,
     ).flatten()
     (gradient,) = torch.autograd.grad(out.sum(), query)
     return out.detach(), (gradient * turn).sum(-1) / sine
@@ -62,12 +60,9 @@ def measure(settings):
     cosines = [-0.8, -0.4, 0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97]
     n_hashes, copies = (64, 2) if settings.quick else (1024, 32)
     repeated = [c for c in cosines for _ in range(copies)]
-    expected, exact_slope = weights_and_slopes(
-        repeated, 1, estimator="expected", gradient="expected"
-    )
-    sampled, bound = weights_and_slopes(
-        repeated, n_hashes, estimator="sampled", gradient="lower_bound"
-    )
+    expected, exact_slope = weights_and_slopes(repeated, Expected(n_bits=N_BITS))
+    estimator = Sampled(n_bits=N_BITS, n_hashes=n_hashes, expectation="never")
+    sampled, bound = weights_and_slopes(repeated, estimator)
     means = {
         "collision probability": expected,
         "derivative of collision": exact_slope,
@@ -123,7 +118,7 @@ def draw(results, arrays):
     right.plot(x, curves["lower bound"], "--", color="#D55E00",
                label="its lower bound τ / 2 (1 − arccos(x) / π)^τ")  # fmt: skip
     right.plot(cosines, measured["derivative of collision"], "s", color="#009E73",
-               label='lshkit, gradient="expected"')  # fmt: skip
+               label='lshkit, gradient="exact"')  # fmt: skip
     right.plot(cosines, measured["lower bound"], "o", color="#0072B2",
                label='lshkit, gradient="lower_bound", sampled')  # fmt: skip
     right.set_ylim(-0.3, 9)

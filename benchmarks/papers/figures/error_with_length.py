@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from benchmarks.measurement import table as markdown
 from benchmarks.papers.figures import byte_model
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 TITLE = "Error of YOSO-m against YOSO-E by length (ICML figure 8; ICLR version, figure 5)"
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -22,11 +22,11 @@ def errors(q, k, v, n_bits, hashes):
 
     Rows have unit length, as the model uses them.
     """
-    options = {"n_bits": n_bits}
-    expected = yoso_attention(q, k, v, estimator="expected", **options)
+    expected = yoso_attention(q, k, v, estimator=Expected(n_bits=n_bits))
     found = {}
     for m in hashes:
-        out = yoso_attention(q, k, v, estimator="sampled", n_hashes=m, seed=m, **options)
+        sampled = Sampled(n_bits=n_bits, n_hashes=m, expectation="never")
+        out = yoso_attention(q, k, v, estimator=sampled, seed=m)
         # Exact at small angles too; a row of zeros (no collision) is at a right angle.
         apart, along = (out - expected).norm(dim=-1), (out + expected).norm(dim=-1)
         relative = (out - expected).abs().amax(-1) / expected.abs().amax(-1)

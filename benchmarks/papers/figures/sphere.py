@@ -5,7 +5,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from benchmarks.measurement import table as markdown
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 TITLE = "Outputs on the sphere (ICML figure 1)"
 N_BITS = 8
@@ -22,16 +22,17 @@ def measure(settings):
     half = torch.stack([x[seen], y[seen], (1 - x[seen] ** 2 - y[seen] ** 2).sqrt()], -1)
     query = torch.cat([half, -half])  # both halves count, the front one is shown
 
-    def yoso(**options):
+    def yoso(estimator):
         tensors = (z[None, None] for z in (query, key, value))
-        out = yoso_attention(
-            *tensors, n_bits=N_BITS, hasher="hyperplane", normalize=None, seed=0, **options
-        )
-        return out.flatten()
+        return yoso_attention(*tensors, estimator=estimator, normalize=None, seed=0).flatten()
+
+    def sampled(n_hashes):
+        sizes = {"n_bits": N_BITS, "n_hashes": n_hashes}
+        return Sampled(**sizes, hasher="hyperplane", expectation="never")
 
     cosines = query @ torch.nn.functional.normalize(key, dim=-1).T
-    outputs = {f"YOSO-{m}": yoso(estimator="sampled", n_hashes=m) for m in hashes}
-    outputs["YOSO-E"] = yoso(estimator="expected")
+    outputs = {f"YOSO-{m}": yoso(sampled(m)) for m in hashes}
+    outputs["YOSO-E"] = yoso(Expected(n_bits=N_BITS))
     outputs["softmax"] = ((N_BITS * (cosines - 1)).exp() @ value).flatten()
 
     def correlation(a, b):

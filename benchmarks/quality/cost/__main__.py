@@ -28,9 +28,9 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
-from benchmarks.encoder import N_HASHES, NEAR, Encoder, Trainer, evaluate
+from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
-from benchmarks.quality.cost.methods import METHODS, YOSO
+from benchmarks.quality.cost.methods import METHODS, N_HASHES, YOSO
 from benchmarks.quality.cost.tables import draw, find, table
 from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
 
@@ -79,7 +79,7 @@ def train(method: str, seed: int, args: argparse.Namespace) -> dict:
     for i, name in enumerate(("steps", "seconds", "losses")):
         run[name] = [point[i] for point in points]
     if method in YOSO and method != "YOSO-E":
-        finer = evaluate(model, batches, n_hashes=2 * N_HASHES)
+        finer = evaluate(model, batches, YOSO[method].for_inference(2 * N_HASHES))
         run["loss_with_twice_the_hashes"] = finer["loss"]
     return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load_average": os.getloadavg()[0]}
 

@@ -1,19 +1,21 @@
-"""The kinds of attention whose loss is compared, with their options."""
+"""The kinds of attention whose loss is compared, with their estimators."""
 
 from benchmarks.encoder import CONTROLS
+from lshkit.attention import Expected, Sampled, Soft
 
+N_HASHES = 32  # of all of them
 YOSO = {
-    "YOSO-E": dict(n_bits=8, estimator="expected", gradient="expected"),
-    "lower_bound": dict(n_bits=8, estimator="sampled", gradient="lower_bound"),
-    "collided": dict(n_bits=8, estimator="sampled", gradient="collided"),
-    "unbiased": dict(n_bits=8, estimator="sampled", gradient="unbiased"),
-    "soft, 4 probes": dict(n_bits=12, estimator="soft", n_probes=4, sharpness=2.0),
-    "soft, 2 probes": dict(n_bits=12, estimator="soft", n_probes=2, sharpness=2.0),
+    "YOSO-E": Expected(),
+    "lower_bound": Sampled(expectation="never"),
+    "collided": Sampled(gradient="collided", expectation="never"),
+    "unbiased": Sampled(gradient="unbiased", expectation="never"),
+    "soft, 4 probes": Soft(),
+    "soft, 2 probes": Soft(n_probes=2),
     # As in RACE Attention: few buckets, and every token belongs to all of them.
-    "soft, all of 16": dict(n_bits=4, estimator="soft", n_probes=16, sharpness=2.0),
+    "soft, all of 16": Soft(n_bits=4, n_probes=16),
 }
 METHODS = {
     "softmax": ("softmax", {}),
-    **{name: ("YOSO", options) for name, options in YOSO.items()},
+    **{name: ("YOSO", {"estimator": estimator}) for name, estimator in YOSO.items()},
     **CONTROLS,
 }

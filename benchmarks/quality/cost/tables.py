@@ -4,8 +4,8 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.encoder import CONTROLS, N_HASHES
-from benchmarks.quality.cost.methods import METHODS
+from benchmarks.encoder import CONTROLS
+from benchmarks.quality.cost.methods import METHODS, N_HASHES
 from benchmarks.quality.tasks.report import mean_and_spread
 
 

@@ -33,7 +33,7 @@ from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine
 from benchmarks.quality.tasks import ListOps, MaskedWords, Needle, Recall, report
-from benchmarks.quality.tasks.methods import METHODS, ONE_LENGTH, OPTIONS, SAMPLED
+from benchmarks.quality.tasks.methods import ESTIMATORS, METHODS, ONE_LENGTH, SAMPLED
 
 DIM, LAYERS, LR, CURVE = 64, 2, 3e-3, 10  # CURVE: evaluations in a run
 
@@ -121,9 +121,10 @@ def train(name: str, method: str, seed: int, setting: Setting) -> dict:
     run = {"task": name, "method": method, "seed": seed} | evaluate(model, held_out)
     run |= {"curve": curve, "steps": setting.steps, "seconds": round(seconds, 2)}
     if method in SAMPLED:
-        run["64 hashes"] = evaluate(model, held_out, n_hashes=64)
-        if OPTIONS[method]["estimator"] == "sampled":
-            run["expectation"] = evaluate(model, held_out, estimator="expected")
+        estimator = ESTIMATORS[method]
+        run["64 hashes"] = evaluate(model, held_out, estimator.for_inference(64))
+        if estimator.mean is not None:
+            run["expectation"] = evaluate(model, held_out, estimator.mean)
     for length in () if method in ONE_LENGTH else setting.lengths:
         longer = task.at_length(length).held_out(4, max(16, 32768 // length))
         run.setdefault("at length", {})[str(length)] = evaluate(model, longer)
@@ -151,7 +152,12 @@ def described(setting: Setting) -> dict:
 def load(path: pathlib.Path) -> dict:
     if path.exists():
         return json.loads(path.read_text())
-    return {"machine": machine(), "methods": OPTIONS, "tasks": {}, "runs": []}
+    return {
+        "machine": machine(),
+        "methods": {name: e.to_dict() for name, e in ESTIMATORS.items()},
+        "tasks": {},
+        "runs": [],
+    }
 
 
 def is_done(results: dict, *wanted) -> bool:

@@ -1,26 +1,26 @@
-"""The kinds of attention that learn the tasks, with their options."""
+"""The kinds of attention that learn the tasks, with their estimators."""
 
 from benchmarks.encoder import CONTROLS
+from lshkit.attention import Expected, Sampled, Soft
 
-EXPECTED = {"n_bits": 8, "estimator": "expected", "gradient": "expected"}
-LOWER_BOUND = {"n_bits": 8, "estimator": "sampled", "gradient": "lower_bound"}
-COLLIDED = {"n_bits": 8, "estimator": "sampled", "gradient": "collided"}
-UNBIASED = {"n_bits": 8, "estimator": "sampled", "gradient": "unbiased"}
-SOFT = {"n_bits": 12, "estimator": "soft", "n_probes": 4, "sharpness": 2.0}
-OPTIONS = {
-    "YOSO-E": EXPECTED,
+LOWER_BOUND = Sampled(expectation="never")
+ESTIMATORS = {
+    "YOSO-E": Expected(),
     "YOSO-32": LOWER_BOUND,
-    "*YOSO-32": COLLIDED,
-    "YOSO-32, unbiased": UNBIASED,
+    "*YOSO-32": Sampled(gradient="collided", expectation="never"),
+    "YOSO-32, unbiased": Sampled(gradient="unbiased", expectation="never"),
     "YOSO-C-32": LOWER_BOUND,
-    "soft codes-32": SOFT,
+    "soft codes-32": Soft(),
 }
 METHODS = {
     "softmax": ("softmax", {}),
-    **{name: ("YOSO-C" if "-C-" in name else "YOSO", options) for name, options in OPTIONS.items()},
+    **{
+        name: ("YOSO-C" if "-C-" in name else "YOSO", {"estimator": estimator})
+        for name, estimator in ESTIMATORS.items()
+    },
     "Linformer": ("Linformer", {"rank": 64}),
     "Performer": ("Performer", {"n_features": 128}),
     **CONTROLS,
 }
-SAMPLED = [name for name in OPTIONS if name != "YOSO-E"]  # the result depends on hash functions
+SAMPLED = [name for name in ESTIMATORS if name != "YOSO-E"]  # the result depends on hash functions
 ONE_LENGTH = ["Linformer"]

@@ -9,7 +9,7 @@ from benchmarks.measurement import HEADS, PeakGrowth, Section, figure, in_new_pr
 from benchmarks.speed import decoding
 from benchmarks.speed.attention.options import SOFT_OPTIONS, sampled, soft
 
-SIDES = {"sampled": sampled, "soft": partial(soft, n_probes=4)}
+SIDES = {"sampled": sampled, "soft": soft}
 MEMORY_COLUMNS = {"inputs": "inputs", "result": "result", "peak_growth": "result and all else"}
 DECODING_ROUNDS = 30
 

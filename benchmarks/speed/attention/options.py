@@ -1,5 +1,6 @@
-"""What the options of attention cost: soft codes, precision, gradients, causal, GQA, window."""
+"""What the options of attention cost: soft codes, 16-bit inputs, gradients, causal, GQA, window."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -21,24 +22,36 @@ from benchmarks.measurement import (
     ratio_table,
     table,
 )
-from lshkit.attention import yoso_attention
+from lshkit.attention import Sampled, Soft, yoso_attention
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16384), (128, 256)
 SOFT_BITS, PROBES = 12, (4, 2)
-PRECISIONS = ("full", "fast")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEY_HEADS = 2
 GROUPED_OTHERS = ("softmax", "repeated")
 WINDOWS = (16, 64, 256)
-QUADRATIC_UP_TO = 4096  # for two that are shown beside the others, and are slow beyond it
+QUADRATIC_UP_TO = 4096  # for softmax in bf16, which is slow beyond it
 
-sampled = partial(yoso_attention, n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled")
-soft = partial(yoso_attention, n_bits=SOFT_BITS, n_hashes=N_HASHES, estimator="soft")
+SAMPLED = Sampled(n_bits=N_BITS, n_hashes=N_HASHES, expectation="never")
+SOFT = Soft(n_bits=SOFT_BITS, n_hashes=N_HASHES)
+sampled = partial(yoso_attention, estimator=SAMPLED)
+soft = partial(yoso_attention, estimator=SOFT)
+
+
+def changed(**fields):
+    """Sampled attention with other fields of its estimator."""
+    return partial(yoso_attention, estimator=replace(SAMPLED, **fields))
+
+
+def with_probes(n_probes):
+    return partial(yoso_attention, estimator=replace(SOFT, n_probes=n_probes))
+
 
 SOFT_GOALS = {  # forward + backward, by probes
     4: {"4096": 8, "16384": 30, "65536": 100},
     2: {"4096": 14, "16384": 50, "65536": 180},
 }
-FAST_GOALS = {"512": 6.5, "1024": 13, "4096": 48, "16384": 180}
+SHORT_GOALS = {"512": 6.5, "1024": 13, "4096": 48, "16384": 180}
 BF16_GOALS = {"lower_bound, bf16": 22, "lower_bound, rank 8, bf16": 40}  # at 16384
 PAIR_GOAL, CAUSAL_GOAL = 1.6, 1.3  # most times the lower bound (to 1024), the non-causal pass
 
@@ -47,7 +60,7 @@ def ratio(times, over, under):
     return times[over] / times[under]
 
 
-# --- Soft codes and precision -------------------------------------------------------------------
+# --- Soft codes and 16-bit inputs ---------------------------------------------------------------
 
 
 def soft_codes(lengths, stopwatch):
@@ -58,7 +71,7 @@ def soft_codes(lengths, stopwatch):
             name: stopwatch.against_softmax(
                 n,
                 name,
-                {f"{t} probes": of_pass(partial(soft, n_probes=t), name, tensors) for t in PROBES},
+                {f"{t} probes": of_pass(with_probes(t), name, tensors) for t in PROBES},
             )
             for name in (FORWARD, BACKWARD)
         }
@@ -83,25 +96,29 @@ def soft_goals(results):
                 yield f"soft codes, {t} probes, {BACKWARD} at {n}", reached, "at least", goals[n]
 
 
-def precision(lengths, stopwatch):
+def short_floats(lengths, stopwatch):
+    """Ours by the dtype of the inputs; "softmax" is float32."""
     results = {}
     for n in lengths:
-        tensors = inputs(n)
-        calls = {p: of_pass(partial(sampled, precision=p), FORWARD, tensors) for p in PRECISIONS}
+        tensors = {name: inputs(n, dtype=dtype) for name, dtype in DTYPES.items()}
+        calls = {name: of_pass(sampled, FORWARD, given) for name, given in tensors.items()}
+        if n <= QUADRATIC_UP_TO:
+            softmax = of_pass(scaled_dot_product_attention, FORWARD, tensors["bfloat16"])
+            calls["softmax, bfloat16"] = softmax
         results[n] = {FORWARD: stopwatch.against_softmax(n, FORWARD, calls)}
     return results
 
 
-def precision_tables(results):
-    title = "Softmax attention's time / ours, forward, by precision"
+def short_float_tables(results):
+    title = "Softmax attention's time in float32 / ours by dtype (and softmax's), forward"
     yield ratio_table(title, results, (FORWARD,))
 
 
-def precision_goals(results):
-    for n, goal in FAST_GOALS.items():
+def short_float_goals(results):
+    for n, goal in SHORT_GOALS.items():
         if n in results:
-            reached = ratio(results[n][FORWARD], "softmax", "fast")
-            yield f"fast precision, forward at {n}", reached, "at least", goal
+            reached = ratio(results[n][FORWARD], "softmax", "bfloat16")
+            yield f"bfloat16, forward at {n}", reached, "at least", goal
 
 
 # --- Gradients ----------------------------------------------------------------------------------
@@ -115,14 +132,13 @@ def gradients(lengths, stopwatch):
         shorts = inputs(n, requires_grad=True, dtype=torch.bfloat16)
         sides = {
             "lower_bound": (sampled, floats),
-            "lower_bound, rank 8": (partial(sampled, gradient_rank=8), floats),
+            "lower_bound, rank 8": (changed(gradient_rank=8), floats),
             "lower_bound, bf16": (sampled, shorts),
-            "lower_bound, rank 8, bf16": (partial(sampled, gradient_rank=8), shorts),
-            "collided": (partial(sampled, gradient="collided"), floats),
-            "unbiased": (partial(sampled, gradient="unbiased"), floats),
+            "lower_bound, rank 8, bf16": (changed(gradient_rank=8), shorts),
+            "collided": (changed(gradient="collided"), floats),
+            "unbiased": (changed(gradient="unbiased"), floats),
         }
         if n <= QUADRATIC_UP_TO:
-            sides["expected"] = (partial(sampled, gradient="expected"), floats)
             sides["softmax, bf16"] = (scaled_dot_product_attention, shorts)
         calls = {side: of_pass(call, BACKWARD, tensors) for side, (call, tensors) in sides.items()}
         results[n] = {BACKWARD: stopwatch.against_softmax(n, BACKWARD, calls)}
@@ -277,7 +293,7 @@ def window(lengths, stopwatch):
     results = {}
     for n in lengths:
         tensors = inputs(n, requires_grad=True)
-        sides = {"none": sampled} | {str(w): partial(sampled, window=w) for w in WINDOWS if w < n}
+        sides = {"none": sampled} | {str(w): changed(window=w) for w in WINDOWS if w < n}
         results[n] = {
             name: stopwatch.in_turns({s: of_pass(call, name, tensors) for s, call in sides.items()})
             for name in PASSES
@@ -305,7 +321,9 @@ SECTIONS = {
         options=SOFT_OPTIONS,
         goals=soft_goals,
     ),
-    "fast": Section(precision, precision_tables, LENGTHS, QUICK_LENGTHS, goals=precision_goals),
+    "short_floats": Section(
+        short_floats, short_float_tables, LENGTHS, QUICK_LENGTHS, goals=short_float_goals
+    ),
     "gradients": Section(gradients, gradient_tables, LENGTHS, QUICK_LENGTHS, goals=gradient_goals),
     "causal": Section(
         causal,

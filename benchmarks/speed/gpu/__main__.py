@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 from benchmarks import RESULTS
 from benchmarks.speed.gpu.table import HEADER, PASSES, line, table
@@ -28,8 +29,8 @@ from benchmarks.speed.gpu.table import HEADER, PASSES, line, table
 BATCH, HEADS, D = 8, 12, 64
 LENGTHS = 1024, 4096, 16384, 65536
 OURS = {
-    "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32},
-    "soft": {"estimator": "soft", "n_bits": 12, "n_probes": 4, "n_hashes": 32},
+    "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32, "expectation": "never"},
+    "soft": {"estimator": "soft", "n_bits": 12, "n_hashes": 32, "n_probes": 4},
 }
 # Of the sum in tables of fp32: two bytes each way, read-modify-write and read, of 64 columns.
 BYTES_OF_A_SUM = 768
@@ -106,11 +107,11 @@ def call(function, arrays, backward):
     return torch.autograd.grad(function(*leaves), leaves, grad)
 
 
-def ours(kind, causal, **options):
-    from lshkit.attention import yoso_attention
+def ours(kind, causal, seed=None):
+    from lshkit.attention import Estimator, yoso_attention
 
-    options = OURS[kind] | options
-    return lambda query, key, value: yoso_attention(query, key, value, None, causal, **options)
+    estimator = Estimator.from_dict(OURS[kind])
+    return partial(yoso_attention, is_causal=causal, estimator=estimator, seed=seed)
 
 
 def theirs(causal):
@@ -327,7 +328,7 @@ def pieces(run):
     import torch
 
     from lshkit import torch_ops
-    from lshkit.attention import YosoState
+    from lshkit.attention import Estimator, YosoState
     from lshkit.buckets import BucketTable
 
     options = OURS["hard"]
@@ -351,8 +352,8 @@ def pieces(run):
         median(f"hash, n={n}", lambda: torch_ops.hash(query, planes, 1, n_bits, n_hashes))
         step = [x[:, :, :1].contiguous() for x in (query, key, value)]
         try:
-            sizes = {"n_bits": n_bits, "n_hashes": n_hashes, "device": run.device}
-            state = YosoState(run.batch, HEADS, D, dtype=torch.bfloat16, seed=0, **sizes)
+            own = {"estimator": Estimator.from_dict(options), "device": run.device, "seed": 0}
+            state = YosoState(run.batch, HEADS, D, dtype=torch.bfloat16, **own)
             median(f"prefill, n={n}", lambda: state.prefill(query, key, value))
             median("decoding step", lambda: state.step(*step))
         except Exception as error:

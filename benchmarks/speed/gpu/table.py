@@ -58,4 +58,5 @@ def ms(number):
 
 
 def describe(options):
-    return ", ".join(f"{k} {v}" for k, v in options.items() if k != "estimator")
+    sizes = ("n_bits", "n_probes", "n_hashes")
+    return ", ".join(f"{name} {options[name]}" for name in sizes if name in options)

@@ -18,7 +18,7 @@ def yoso_index_add(
 ) -> Tensor:
     """Sampled YOSO attention (YOSO, ICML 2021, eq. 2) by `index_add_` and a lookup.
 
-    The same estimate as `yoso_attention(..., estimator="sampled", hasher="hyperplane")`, in time
+    The same estimate as `Sampled(hasher="hyperplane")`, in time
     linear in the lengths too: codes by one matrix product; then, for each hash, the values are
     added into a table of 2^n_bits buckets, from which every query takes its bucket's row. Holds
     n_bits n_hashes floats a token for the projections. Differentiable in the values alone: a code
