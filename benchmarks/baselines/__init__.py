@@ -41,14 +41,3 @@ def build(name: str, dim: int, heads: int, length: int, **options) -> nn.Module:
     return getattr(importlib.import_module(f"benchmarks.baselines.{module}"), kind)(
         dim, heads, length, **options
     )
-
-
-def build_layers(
-    name: str, n_layers: int, dim: int, heads: int, length: int, **options
-) -> nn.ModuleList:
-    """Layers of one model, which share what Linformer's layerwise mode shares among them."""
-    layers = [build(name, dim, heads, length, **options)]
-    if name == "Linformer" and layers[0].sharing == "layerwise":
-        options["projection"] = layers[0].key_projection
-    layers += [build(name, dim, heads, length, **options) for _ in range(n_layers - 1)]
-    return nn.ModuleList(layers)
