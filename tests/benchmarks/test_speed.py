@@ -42,7 +42,7 @@ def test_benchmark_writes_all_results(tmp_path):
     assert "Softmax attention's time / ours" in done.stdout
 
     # The other sections are added to the same file.
-    others = ("soft", "fast", "gradients", "causal", "grouped_heads", "packed", "window")
+    others = ("soft", "short_floats", "gradients", "causal", "grouped_heads", "packed", "window")
     options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
     done = run(ATTENTION, *options)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_benchmark_writes_all_results(tmp_path):
 
     added["machine"]["torch"] = "1.0"
     path.write_text(json.dumps(added))
-    refused = run(ATTENTION, "--quick", "--sections", "fast", "--json", path)
+    refused = run(ATTENTION, "--quick", "--sections", "soft", "--json", path)
     assert refused.returncode == 2 and "torch 1.0, now" in refused.stderr
 
 
@@ -77,11 +77,11 @@ def numbers(tree, *keys):
 
 def test_plain_torch_baseline_is_an_estimate_of_the_expectation():
     from benchmarks.baselines.plain_torch import yoso_index_add
-    from lshkit.attention import yoso_attention
+    from lshkit.attention import Expected, yoso_attention
 
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, n, 16, generator=generator) for n in (20, 30, 30))
-    expected = yoso_attention(q, k, v, n_bits=4, estimator="expected", normalize=None)
+    expected = yoso_attention(q, k, v, estimator=Expected(n_bits=4), normalize=None)
     # 30 values of variance 1, each with the variance p (1 - p) / n_hashes <= 1 / (4 n_hashes) of
     # its weight: a standard error of at most 0.05, here for 2000 outputs at once.
     tolerance = 6 * (30 / 4 / 3000) ** 0.5

@@ -95,7 +95,7 @@ def settings(args: argparse.Namespace) -> dict:
     names = "length batch_size embed_dim heads layers lr eval_batches evaluations threads"
     return {name: getattr(args, name) for name in names.split()} | {
         "n_hashes": N_HASHES,
-        "methods": YOSO,
+        "methods": {name: estimator.to_dict() for name, estimator in YOSO.items()},
         "controls": f"window and convolution reach {NEAR} bytes to either side",
         "data": "source code of Python's standard library, every tenth file held out",
         "losses": "nats per hidden byte of held-out text",

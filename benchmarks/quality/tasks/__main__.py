@@ -152,12 +152,8 @@ def described(setting: Setting) -> dict:
 def load(path: pathlib.Path) -> dict:
     if path.exists():
         return json.loads(path.read_text())
-    return {
-        "machine": machine(),
-        "methods": {name: e.to_dict() for name, e in ESTIMATORS.items()},
-        "tasks": {},
-        "runs": [],
-    }
+    methods = {name: estimator.to_dict() for name, estimator in ESTIMATORS.items()}
+    return {"machine": machine(), "methods": methods, "tasks": {}, "runs": []}
 
 
 def is_done(results: dict, *wanted) -> bool:
