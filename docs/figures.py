@@ -1,8 +1,8 @@
-"""Draws the figures of the front page and of docs/choosing.md into docs/images.
+"""Draws the figures of the README, the front page and docs/choosing.md into docs/images.
 
     python docs/figures.py
 
-Curves of formulas, and what benchmarks.quality.choosing measured (results/choosing.json).
+Curves of formulas, and what benchmarks measured (benchmarks/results).
 """
 
 import json
@@ -16,7 +16,13 @@ import numpy as np
 
 DOCS = pathlib.Path(__file__).resolve().parent
 IMAGES = DOCS / "images"
-RESULTS = json.loads((DOCS.parent / "benchmarks" / "results" / "choosing.json").read_text())
+
+
+def measured(name):
+    return json.loads((DOCS.parent / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
+RESULTS = measured("choosing")
 BITS = (1, 2, 4, 8, 12, 16)
 COSINE = np.linspace(-1, 1, 401)
 plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
@@ -24,6 +30,58 @@ plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.righ
 
 def probability(cosine, n_bits):
     return (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** n_bits
+
+
+# Methods of one row of the density benchmark, by what the figure calls them.
+DENSITIES = {
+    "scikit-learn, ball_tree": "scikit-learn, ball tree",
+    "KeOps": "KeOps",
+    "NumPy, all rows": "NumPy, all rows",
+    "lshkit, brute": "lshkit, rtol=0",
+    "NumPy, permuted sample": "NumPy, random sample",
+    "DEANN on FAISS": "DEANN on FAISS",
+    "lshkit, auto": "lshkit, auto",
+}
+
+
+def number(x):
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def overview():
+    """Attention by length, and a density by method with the error beside the time."""
+    attention = measured("attention_cpu")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), width_ratios=(1, 1.15))
+    passes = "forward + backward"
+    sides = (("softmax", "softmax", "softmax (torch, float32)", "0.45", "o-"),)
+    sides += (("softmax", "yoso", "YOSO, 8 bits", "C0", "o-"),)
+    sides += (("soft", "4 probes", "soft codes, 12 bits", "C1", "s-"),)
+    for section, side, label, color, style in sides:
+        times = {int(n): of[passes][side] for n, of in attention[section].items()}
+        times = {n: 1e3 * seconds for n, seconds in times.items() if 512 <= n <= 16384}
+        left.loglog(list(times), list(times.values()), style, ms=4, color=color, label=label)
+    left.set_xscale("log", base=2)
+    left.set_xticks([512, 1024, 4096, 16384], ["512", "1,024", "4,096", "16,384"])
+    left.set(xlabel="length", ylabel="ms, forward and backward")
+    left.set_title("attention: 8 heads, d = 64, one CPU thread")
+    left.legend(frameon=False, fontsize=8)
+
+    (row,) = (row for row in measured("kde")["digits"] if row["wanted_median"] == 1e-3)
+    found = [row["methods"][name] for name in DENSITIES]
+    times = [method["microseconds"] for method in found]
+    ours = ["C0" if label.startswith("lshkit") else "0.7" for label in DENSITIES.values()]
+    right.barh(list(DENSITIES.values()), times, color=ours)
+    for y, method in enumerate(found):
+        error = method["test_error"]
+        note = "exact" if error < 1e-4 else f"error {100 * error:.1f} %"
+        right.text(1.15 * method["microseconds"], y, f"{number(method['microseconds'])}, {note}",
+                   va="center", fontsize=8)  # fmt: skip
+    right.set_xscale("log")
+    right.set_xlim(1, 1e6)
+    right.invert_yaxis()
+    right.set_xlabel("microseconds a query")
+    right.set_title("density of 100,000 rows of 64 features")
+    save(figure, "overview")
 
 
 def front_page():
@@ -164,6 +222,7 @@ def save(figure, name):
 
 
 if __name__ == "__main__":
+    overview()
     front_page()
     kernels()
     errors()
