@@ -38,7 +38,8 @@ def text(tmp_path):
     return folder
 
 
-TINY = ("--steps", 2, "--length", 256, "--held-out", 1, "--threads", 1)
+SHORT = ("--length", 256, "--threads", 1)
+TINY = (*SHORT, "--steps", 2, "--held-out", 1)
 
 
 def needs_example_packages():
@@ -46,12 +47,16 @@ def needs_example_packages():
     pytest.importorskip("tqdm")
 
 
-@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "expected")])
-def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options):
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [(TINY, 2), ((*SHORT, "--quick", "--conv-window", 3, "--gradient", "expected"), 60)],
+)
+def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options, steps):
     needs_example_packages()
     picture = tmp_path / "curves.png"
-    done = run(QUICKSTART, *TINY, *options, "--text", text, "--out", picture, folder=tmp_path)
+    done = run(QUICKSTART, *options, "--text", text, "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert f"\n{steps} steps of 1 x 256 bytes" in done.stdout
     rows = {line[:16].strip(): line[16:].split() for line in done.stdout.splitlines()}
     assert float(rows["byte frequencies"][0]) > 0
     for name in ("softmax", "YOSO"):
