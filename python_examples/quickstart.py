@@ -3,7 +3,7 @@
 The text is the source code of Python's own standard library; every tenth file is held out. In each
 sequence 15 % of the bytes are hidden, and the model names them from all the others. Both models
 start from the same parameters and see the same batches; they differ in one line. At the end there
-is a table and a picture. Needs torch, matplotlib and tqdm: pip install '.[dev]'.
+is a table and a picture. Needs torch, matplotlib and tqdm.
 """
 
 import argparse
@@ -15,14 +15,17 @@ import sysconfig
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-import matplotlib
-import numpy as np
-import torch
-from matplotlib import pyplot as plt
-from matplotlib.colors import LogNorm
-from torch import Tensor, nn
-from torch.nn import functional as F
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    import torch
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.attention import YosoAttention, yoso_attention
 

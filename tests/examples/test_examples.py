@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -292,3 +293,10 @@ def test_plain_torch_baseline_is_an_estimate_of_the_expectation():
             generator=generator,
         )
         torch.testing.assert_close(out, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("script", sorted(QUICKSTART.parent.glob("*.py")), ids=lambda x: x.stem)
+def test_a_missing_package_says_how_to_install_it(monkeypatch, script):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"matplotlib.*: pip install '\.\[dev\]'"):
+        runpy.run_path(str(script), run_name="__main__")
