@@ -12,9 +12,12 @@ Submodules load on first use, so that ``import lshkit`` imports neither them nor
 
 import importlib
 
-from ._versions import show_versions
+from . import _compiled
 
 __version__ = "0.1.0"
+__path__ = _compiled.folders(__path__, __version__)
+
+from ._versions import show_versions  # noqa: E402
 
 _SUBMODULES = ("attention", "buckets", "hashing", "kde", "reference", "sampling", "torch_ops")
 __all__ = ["show_versions"]

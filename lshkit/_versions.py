@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pathlib
 import platform
 import sys
 
@@ -24,7 +25,8 @@ def _torch():
 def _instruction_set(core):
     forced = os.environ.get("LSHKIT_ISA")
     asked = f"; LSHKIT_ISA={forced}" if forced else ""
-    return f"{core.instruction_set()} (compiled: {core.instruction_sets}{asked})"
+    compiled = ", ".join(core.instruction_sets.split())
+    return f"{core.instruction_set()} (compiled: {compiled}{asked})"
 
 
 def show_versions():
@@ -35,17 +37,16 @@ def show_versions():
     from . import _C, __version__
 
     rows = {
-        "lshkit": __version__,
-        "python": platform.python_version(),
+        "lshkit": f"{__version__} ({pathlib.Path(_C.__file__).parent})",
+        "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
         "compiler": _C.compiler(),
         "instruction set": _instruction_set(_C),
-        "OpenMP": "yes" if _C.has_openmp() else "no",
-        "threads": _C.max_threads(),
-        "CUDA kernels": _C.cuda_architectures() if _C.with_cuda else "no",
-        "numpy": _version("numpy"),
-        "scikit-learn": _version("scikit-learn"),
+        "threads": f"{_C.max_threads()} ({'OpenMP' if _C.has_openmp() else 'no OpenMP'})",
+        "CUDA kernels": _C.cuda_architectures() if _C.with_cuda else "not compiled",
+        **{name: _version(name) for name in ("numpy", "scikit-learn")},
         "torch": _torch(),
+        "transformers": _version("transformers"),
     }
     width = max(map(len, rows))
     for name, value in rows.items():

@@ -14,13 +14,16 @@ import re
 import sysconfig
 import time
 
-import matplotlib
-import numpy as np
-import torch
-from matplotlib import pyplot as plt
-from torch import Tensor, nn
-from torch.nn import functional as F
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    import torch
+    from matplotlib import pyplot as plt
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.sampling import SampledSoftmaxLoss
 

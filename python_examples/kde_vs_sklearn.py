@@ -11,13 +11,16 @@ import argparse
 import pathlib
 import time
 
-import matplotlib
-import numpy as np
-from matplotlib import pyplot as plt
-from scipy.special import logsumexp
-from sklearn.datasets import load_digits, load_sample_images
-from sklearn.neighbors import KernelDensity
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from scipy.special import logsumexp
+    from sklearn.datasets import load_digits, load_sample_images
+    from sklearn.neighbors import KernelDensity
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.kde import LSHKernelDensity
 

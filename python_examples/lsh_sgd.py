@@ -21,12 +21,15 @@ import pathlib
 import textwrap
 import time
 
-import matplotlib
-import numpy as np
-from matplotlib import pyplot as plt
-from scipy.optimize import minimize
-from sklearn import datasets
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from scipy.optimize import minimize
+    from sklearn import datasets
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.hashing import FastHadamard
 from lshkit.sampling import LSHBatchSampler

@@ -10,17 +10,20 @@ import argparse
 import pathlib
 import time
 
-import matplotlib
-import numpy as np
-from matplotlib import pyplot as plt
-from sklearn.datasets import load_digits
-from sklearn.decomposition import PCA
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import GridSearchCV, train_test_split
-from sklearn.neighbors import KernelDensity
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from sklearn.datasets import load_digits
+    from sklearn.decomposition import PCA
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import GridSearchCV, train_test_split
+    from sklearn.neighbors import KernelDensity
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.kde import LSHKernelDensity
 

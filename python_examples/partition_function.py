@@ -17,10 +17,13 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import matplotlib  # noqa: E402
-import numpy as np  # noqa: E402
-from matplotlib import pyplot as plt  # noqa: E402
-from tqdm import tqdm  # noqa: E402
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.hashing import FastHadamard  # noqa: E402
 from lshkit.sampling import LSHSampler, PartitionSampler, log_partition  # noqa: E402

@@ -17,10 +17,13 @@ import os
 import pathlib
 import statistics
 
-import matplotlib
-import torch
-from matplotlib import pyplot as plt
-from tqdm import tqdm
+try:
+    import matplotlib
+    import torch
+    from matplotlib import pyplot as plt
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.attention import (
     Expected,

@@ -15,20 +15,24 @@ import sysconfig
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-import matplotlib
-import numpy as np
-import torch
-from matplotlib import pyplot as plt
-from matplotlib.colors import LogNorm
-from torch import Tensor, nn
-from torch.nn import functional as F
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    import torch
+    from matplotlib import pyplot as plt
+    from matplotlib.colors import LogNorm
+    from torch import Tensor, nn
+    from torch.nn import functional as F
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.attention import Sampled, YosoAttention, yoso_attention
 
 MASK = 256  # the token that stands for a hidden byte
 MASKED_PART = 0.15
 CROP = 96  # rows and columns of the attention matrix in the picture
+QUICK = {"steps": 60, "held_out": 8}  # options of --quick
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
@@ -377,7 +381,11 @@ def parse_arguments() -> argparse.Namespace:
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
     add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
     add("--out", type=pathlib.Path, default=pathlib.Path("quickstart.png"), help="the picture")
+    add("--quick", action="store_true", help="a minute in all: 60 steps, 8 held-out sequences")
     args = parser.parse_args()
+    if args.quick:
+        parser.set_defaults(**QUICK)
+        args = parser.parse_args()
 
     # What would fail only after minutes, or in another process, is checked now.
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():

@@ -11,10 +11,13 @@ import argparse
 import pathlib
 import time
 
-import matplotlib
-import numpy as np
-from matplotlib import pyplot as plt
-from tqdm import tqdm
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.kde import LSHKernelDensity
 

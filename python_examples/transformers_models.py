@@ -13,12 +13,11 @@ import pathlib
 import time
 import warnings
 
-import matplotlib
-import torch
-from matplotlib import pyplot as plt
-from tqdm import tqdm
-
 try:
+    import matplotlib
+    import torch
+    from matplotlib import pyplot as plt
+    from tqdm import tqdm
     from transformers import (
         BertConfig,
         BertForMaskedLM,
@@ -32,7 +31,7 @@ try:
     )
     from transformers.utils import logging
 except ImportError as error:
-    raise SystemExit(f"needs transformers: pip install 'lshkit[transformers]' ({error})") from None
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.attention.huggingface import register
 

@@ -1,7 +1,6 @@
 import functools
 import importlib.util
 import os
-import pathlib
 import runpy
 import sys
 from unittest import mock
@@ -9,12 +8,6 @@ from unittest import mock
 import devices
 import numpy as np
 import pytest
-
-# `python -m pytest` puts the source tree first on sys.path. Its lshkit/ has no compiled module
-# (unless someone built one in place), so it must not shadow the installed package.
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-if not list((_ROOT / "lshkit").glob("_C*.so")):
-    sys.path[:] = [p for p in sys.path if pathlib.Path(p or ".").resolve() != _ROOT]
 
 
 def _poison(array):

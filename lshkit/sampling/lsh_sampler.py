@@ -279,7 +279,8 @@ class LSHSampler:
         return sampler
 
     def __repr__(self):
-        return f"LSHSampler({self.hasher!r}, n_rows={self.n_rows})"
+        weighted = ", weighted" if self._weighted else ""
+        return f"LSHSampler({self.hasher!r}, n_rows={self.n_rows}{weighted})"
 
     # ----------------------------------------------------------------
 

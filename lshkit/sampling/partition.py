@@ -107,7 +107,7 @@ class PartitionSampler:
     def __repr__(self):
         names = "n_probes", "min_count", "center"
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"PartitionSampler({self.n_classes} classes, {self.hasher!r}, {options})"
+        return f"PartitionSampler(n_classes={self.n_classes}, {self.hasher!r}, {options})"
 
 
 def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=8192, seed=None):

@@ -273,8 +273,13 @@ class SampledSoftmaxLoss(nn.Module):
         self.hasher_ = self.tables_ = None
 
     def extra_repr(self):
-        names = "n_features", "n_classes", "n_samples", "n_bits_", "n_hashes_", "sparse"
-        return ", ".join(f"{name.rstrip('_')}={getattr(self, name)}" for name in names)
+        names = (
+            *("n_features", "n_classes", "n_samples", "n_bits_", "n_hashes_", "min_count"),
+            *("max_bucket_size", "rehash_every", "sparse", "exact_eval", "ignore_index"),
+            "reduction",
+        )
+        options = [f"{name.rstrip('_')}={getattr(self, name)!r}" for name in names]
+        return ", ".join([*options[:2], f"bias={self.bias is not None}", *options[2:]])
 
 
 class _SampledCrossEntropy(torch.autograd.Function):

@@ -1,5 +1,8 @@
 """The examples run from the command line and leave what they promise."""
 
+import runpy
+import sys
+
 import pytest
 from cases.commands import PNG_SIGNATURE, ROOT, needs_example_packages, run
 
@@ -8,15 +11,20 @@ torch = pytest.importorskip("torch")
 QUICKSTART = ROOT / "python_examples" / "quickstart.py"
 LSH_SGD = ROOT / "python_examples" / "lsh_sgd.py"
 CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
-TINY = ("--steps", 2, "--length", 256, "--held-out", 1, "--threads", 1)
+SHORT = ("--length", 256, "--threads", 1)
+TINY = (*SHORT, "--steps", 2, "--held-out", 1)
 
 
-@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "collided")])
-def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options):
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [(TINY, 2), ((*SHORT, "--quick", "--conv-window", 3, "--gradient", "collided"), 60)],
+)
+def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options, steps):
     needs_example_packages()
     picture = tmp_path / "curves.png"
-    done = run(QUICKSTART, *TINY, *options, "--text", text, "--out", picture, folder=tmp_path)
+    done = run(QUICKSTART, *options, "--text", text, "--out", picture, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert f"\n{steps} steps of 1 x 256 bytes" in done.stdout
     rows = {line[:16].strip(): line[16:].split() for line in done.stdout.splitlines()}
     assert float(rows["byte frequencies"][0]) > 0
     for name in ("softmax", "YOSO"):
@@ -123,3 +131,10 @@ def test_lsh_sgd_ends_in_tables_a_verdict_and_a_picture(tmp_path):
 def test_lsh_sgd_refuses_bad_options_by_name(refusal, options, message):
     needs_example_packages()
     assert message in refusal(LSH_SGD, *options)
+
+
+@pytest.mark.parametrize("script", sorted(QUICKSTART.parent.glob("*.py")), ids=lambda x: x.stem)
+def test_a_missing_package_says_how_to_install_it(monkeypatch, script):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"matplotlib.*: pip install '\.\[dev\]'"):
+        runpy.run_path(str(script), run_name="__main__")
