@@ -35,6 +35,8 @@ def save(estimator, file):
             header["parameters"][name] = value.item() if isinstance(value, np.generic) else value
     if hasattr(estimator, "feature_names_in_"):
         names = "\0".join(str(x) for x in estimator.feature_names_in_)
+        if names.count("\0") != header["n_features"] - 1:
+            raise ValueError("a name of a feature with the character 0 cannot be saved")
         arrays["feature_names"] = np.frombuffer(names.encode(), np.uint8)
     if estimator._kde_sketch is None:
         _save_rows(estimator, header, arrays)

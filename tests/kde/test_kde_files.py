@@ -145,6 +145,9 @@ def test_feature_names_come_back():
     bad = changed(file, edit(["feature_names"], np.frombuffer(b"a\0b", np.uint8)))
     with pytest.raises(ValueError, match="feature_names must be of 4 features"):
         LSHKernelDensity.load(bad)
+    density.feature_names_in_[0] = "a\0"
+    with pytest.raises(ValueError, match="with the character 0"):
+        density.save(io.BytesIO())
 
 
 def test_sketches_do_not_depend_on_random_numbers_to_come_again(files):
