@@ -328,9 +328,10 @@ class YosoState:
         return saved_state.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Takes the contents of a state that was made with the same arguments.
+        """Takes the contents of a state that was made with the same arguments, from any device.
 
-        ValueError names the argument that differs, and what is missing or unknown.
+        TypeError or ValueError, with this state as it was, name the argument that differs, and the
+        entry that is missing, unknown or of another type or shape.
         """
         saved_state.load(self, state_dict)
 

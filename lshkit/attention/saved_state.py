@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lshkit.attention.arguments import CPU
+from lshkit.attention.arguments import CPU, check_dense
 
 VERSION = 2
 TABLE_DTYPES = (torch.float32, torch.float16)
@@ -30,36 +30,76 @@ def save(state) -> dict[str, Tensor]:
 
 
 def load(state, saved: dict[str, Tensor]) -> None:
-    """Into the state, which stays as it was where a ValueError says what does not fit."""
+    """Into the state, which stays as it was, bit for bit, where an error says what does not fit."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, got {type(saved).__name__}")
-    version = int(saved.get("version", -1))
+    saved = dict(saved)
+    version = int(_checked("version", saved.get("version"), torch.int64, ()))
     if version != VERSION:
         raise ValueError(f"state_dict must have version {VERSION}, got {version}")
-    wanted = {"version", "config", "positions", *state._given, *state._tensors()}
     mine, theirs = _config(state), _decoded(saved.get("config"))
-    for name in mine:
-        if name in theirs and mine[name] != theirs[name]:
+    for name in (*mine, *theirs):
+        if mine.get(name) != theirs.get(name):
             raise ValueError(
-                f"state_dict is of a state with {name}={theirs[name]!r}, "
-                f"this one has {mine[name]!r}"
+                f"state_dict is of a state with {name}={theirs.get(name)!r}, this one has "
+                f"{mine.get(name)!r}"
             )
-    if set(saved) != wanted or mine != theirs:
-        wrong = sorted(wanted ^ set(saved)) or ["config"]
+    tensors, given = state._tensors(), state._given
+    wanted = {"version", "config", "positions", *given, *tensors}
+    if saved.keys() != wanted:
+        wrong = sorted(map(str, wanted ^ saved.keys()))
         raise ValueError(f"state_dict must have {sorted(wanted)}, differs in {wrong}")
-    for name, x in state._given.items():
-        if not torch.equal(x, saved[name].to(CPU)):
-            raise ValueError(f"state_dict is of a state with other {name} than this one's")
-    for name, x in state._tensors().items():
-        if saved[name].shape != x.shape or saved[name].dtype != x.dtype:
-            raise ValueError(
-                f"{name} must be {x.dtype} {tuple(x.shape)}, got {saved[name].dtype} "
-                f"{tuple(saved[name].shape)}"
-            )
-    positions = int(saved["positions"])
-    for name, x in state._tensors().items():
-        x.copy_(saved[name])
+    if "sharpness" in given:
+        _check_sharpness(state, saved["sharpness"])
+    if "planes" in given:
+        planes = _checked("planes", saved["planes"], given["planes"].dtype, given["planes"].shape)
+        if not torch.equal(given["planes"], planes.to(CPU)):
+            raise ValueError("state_dict is of a state with other planes than this one's")
+    new = {name: _checked(name, saved[name], x.dtype, x.shape) for name, x in tensors.items()}
+    positions = int(_checked("positions", saved["positions"], torch.int64, ()))
+    if positions < 0:
+        raise ValueError(f"positions must be >= 0, got {positions}")
+    if (new["masked"] > positions).any():  # below 0 where a captured graph was replayed
+        most = int(new["masked"].max())
+        raise ValueError(f"masked must be at most positions={positions}, got {most}")
+    if "counts" in new and not ((new["counts"] >= 0) & new["counts"].isfinite()).all():
+        raise ValueError("counts must be finite and >= 0")
+    # On its way before anything is changed: another device may have no memory, and what shares
+    # memory with this state would change in the middle.
+    own = {x.untyped_storage().data_ptr() for x in tensors.values()}
+    for name, x in new.items():
+        new[name] = x.to(state.device, copy=x.untyped_storage().data_ptr() in own)
+    with torch.inference_mode():  # in which any tensor can be written to
+        for name, x in tensors.items():
+            x.copy_(new[name])
     state._positions = positions
+
+
+def _checked(name, x, dtype, *shapes) -> Tensor:
+    """x without its graph; TypeError or ValueError unless it is a tensor like this, with contents.
+
+    In an order in which nothing is asked of a tensor that its kind cannot answer.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+    check_dense(name, x)
+    if x.dtype != dtype or x.shape not in shapes:
+        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise ValueError(f"{name} must be {dtype} {wanted}, got {x.dtype} {tuple(x.shape)}")
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{name} must be on the cpu or cuda, got a tensor on {x.device}")
+    return x.detach()
+
+
+def _check_sharpness(state, sharpness):
+    heads = state.num_key_heads
+    mine = state._given["sharpness"].expand(heads)
+    sharpness = _checked("sharpness", sharpness, torch.float32, (1,), (heads,)).to(CPU)
+    if not torch.equal(mine, sharpness.expand(heads)):
+        raise ValueError(
+            f"state_dict is of a state with sharpness={sharpness.tolist()}, "
+            f"this one has {mine.tolist()}"
+        )
 
 
 def _config(state) -> dict:
@@ -71,8 +111,13 @@ def _config(state) -> dict:
 
 
 def _decoded(config) -> dict:
+    if not isinstance(config, Tensor):
+        raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
+    config = _checked("config", config, torch.uint8, (config.numel(),))
     try:
-        decoded = json.loads(bytes(config.tolist()).decode())
-        return decoded if isinstance(decoded, dict) else {}
-    except (AttributeError, TypeError, ValueError):
-        return {}
+        decoded = json.loads(bytes(config.tolist()))
+    except ValueError:  # of the text or of its encoding
+        decoded = None
+    if not isinstance(decoded, dict):
+        raise ValueError("config must hold the JSON of a dict")
+    return decoded

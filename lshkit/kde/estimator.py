@@ -419,16 +419,21 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     # ---- persistence ----
 
     def save(self, file):
-        """Writes all of it to an .npz file (path or file object), without pickle.
+        """Writes all of it to an .npz file, without pickle.
 
-        A path that does not end so gets .npz, as from `numpy.savez`; `load` takes either.
+        file: a path, which gets the ending .npz where it has another, or a binary file object. A
+        file of that name is replaced once the new one is complete.
         """
         check_is_fitted(self)
         persistence.save(self, file)
 
     @classmethod
     def load(cls, file):
-        """The estimator that `save` wrote. ValueError for a file that is none, or a newer one's."""
+        """The estimator that `save` wrote, from the name that `save` was given, or a file object.
+
+        ValueError for a file that is cut short or damaged, of another kind, or of a newer version
+        of lshkit: its header is compared with its size before anything else is read.
+        """
         return persistence.load(cls, file)
 
     def __getstate__(self):

@@ -1,165 +1,209 @@
-"""Files of estimators: npz, with a JSON header; no pickle."""
+"""Files of LSHKernelDensity: what is in them, and whether it makes an estimator."""
 
-import json
 import math
-import os
 import threading
 
 import numpy as np
-from sklearn.utils import check_array
 
-from lshkit import checks
+from lshkit import archive, checks
+from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.arguments import MAX_SKETCH_BITS, as_weights, check_parameters
+from lshkit.kde.sketch import Sketch
+from lshkit.kde.sums import Geometry, has_zero_row
 
-FORMAT, VERSION = "lshkit.kde", 1
+KIND, VERSION = "LSHKernelDensity", 1
+# Of the tables that are made again from rows and settings: no pilot asks for more.
+MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
+
+
+# --- Writing ------------------------------------------------------------------------------------
 
 
 def save(estimator, file):
-    header = {"format": FORMAT, "version": VERSION, "arrays": []}
-    arrays, parameters = {}, {}
+    header = {"parameters": {}, "seed": int(estimator._kde_seed)}
+    header["n_samples_seen"] = int(estimator.n_samples_seen_)
+    header["n_features"] = int(estimator.n_features_in_)
+    arrays = {}
     for name, value in estimator.get_params(deep=False).items():
         if name == "random_state" and not (value is None or isinstance(value, int)):
             value = int(value) if isinstance(value, np.integer) else None  # a RandomState moves on
         if isinstance(value, (list, tuple, np.ndarray)):
             arrays[f"parameter.{name}"] = np.asarray(value, np.float64)
         else:
-            parameters[name] = value.item() if isinstance(value, np.generic) else value
-    header["parameters"] = parameters
-    header["seed"] = int(estimator._kde_seed)
-    header["n_samples_seen"] = int(estimator.n_samples_seen_)
+            header["parameters"][name] = value.item() if isinstance(value, np.generic) else value
     if hasattr(estimator, "feature_names_in_"):
-        header["feature_names_in"] = [str(x) for x in estimator.feature_names_in_]
-    sketch = estimator._kde_sketch
-    if sketch is None:
-        X, weights = estimator._training_rows()
-        arrays["X"] = X
-        if estimator._kde_picked is not None:
-            header["picked"] = estimator._kde_picked
-            if estimator._kde_fitted is not None:
-                kernel, n_bits, arrays["bandwidth"] = estimator._kde_fitted
-                header["fitted"] = {"kernel": str(kernel), "n_bits": n_bits}
-        if weights is not None:
-            arrays["weights"] = weights
+        names = "\0".join(str(x) for x in estimator.feature_names_in_)
+        if names.count("\0") != header["n_features"] - 1:
+            raise ValueError("a name of a feature with the character 0 cannot be saved")
+        arrays["feature_names"] = np.frombuffer(names.encode(), np.uint8)
+    if estimator._kde_sketch is None:
+        _save_rows(estimator, header, arrays)
     else:
-        header["total"] = sketch.total
-        header["fitted"] = {
-            "kernel": str(sketch.geometry.kernel),
-            "n_bits": int(sketch.n_bits),
-            "n_hashes": int(sketch.n_hashes),
-            "window_size": None if sketch.window is None else int(sketch.window.size),
-        }
-        arrays["bandwidth"] = np.asarray(sketch.geometry.bandwidth)
-        arrays["table"] = sketch.table.table
-        if sketch.window is not None:
-            header["window"] = [sketch.window.at, sketch.window.filled]
-            arrays["window.codes"] = sketch.window.codes
-            arrays["window.weights"] = sketch.window.weights
-    header["arrays"] = sorted(arrays)
-    np.savez(file, header=np.array(json.dumps(header)), **arrays)
+        _save_sketch(estimator._kde_sketch, header, arrays)
+    archive.write(file, KIND, VERSION, header, arrays)
+
+
+def _save_rows(estimator, header, arrays):
+    arrays["X"], weights = estimator._training_rows()
+    if weights is not None:
+        arrays["weights"] = weights
+    header["weighted"] = weights is not None
+    header["picked"] = estimator._kde_picked
+    if estimator._kde_picked is not None:
+        kernel, n_bits, arrays["bandwidth"] = estimator._kde_fitted
+        header["fitted"] = {"kernel": str(kernel), "n_bits": n_bits}
+
+
+def _save_sketch(sketch, header, arrays):
+    settings, of_family = archive.split_family(sketch.hasher)
+    arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
+    header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}
+    header["sketch"] = {"hasher": settings, "total": sketch.total, "window": None}
+    if sketch.window is not None:
+        window = sketch.window
+        header["sketch"]["window"] = [int(x) for x in (window.size, window.at, window.filled)]
+        arrays |= {"window.codes": window.codes, "window.weights": window.weights}
+
+
+# --- Reading ------------------------------------------------------------------------------------
 
 
 def load(cls, file):
-    if isinstance(file, (str, os.PathLike)) and not os.path.exists(file):
-        written = f"{os.fspath(file)}.npz"  # by save, where the name does not end so
-        file = written if os.path.exists(written) else file
-    try:
-        with np.load(file, allow_pickle=False) as stored:
-            header = json.loads(str(stored["header"]))
-            known = isinstance(header, dict) and header.get("format") == FORMAT
-            if known and header["version"] > VERSION:
-                raise _Newer(header["version"])
-            if not known:
-                raise KeyError("format")
-            arrays = {name: stored[name] for name in header["arrays"]}
-        return _restore(cls, header, arrays)
-    except _Newer as newer:
-        raise ValueError(
-            f"{file!r} is of version {newer} of this format, this lshkit reads {VERSION}: update it"
-        ) from None
-    except Exception as error:  # of a broken file, numpy and zipfile raise whatever they meet
-        if isinstance(error, OSError) and error.filename is not None:  # it cannot be opened
-            raise
-        raise ValueError(
-            f"{file!r} is no file that LSHKernelDensity.save wrote, or is cut short: {error}"
-        ) from error
+    with archive.opened(file, KIND, VERSION) as stored:
+        return _restore(cls, stored)
 
 
-class _Newer(Exception):
-    pass
-
-
-def _restore(cls, header, arrays):
-    parameters = dict(header["parameters"])
-    for name in list(arrays):
-        if name.startswith("parameter."):
-            parameters[name.removeprefix("parameter.")] = arrays.pop(name)
-    estimator = cls(**parameters)
-    # What was fitted, whatever parameters were set later; older files have the parameters alone.
-    fitted = {
-        "kernel": estimator.kernel,
-        "n_bits": check_parameters(estimator),
-        "n_hashes": estimator.n_hashes,
-        "window_size": estimator.window,
-    } | header.get("fitted", {})
-    if fitted["kernel"] not in kernels.CODES:
-        raise ValueError(f"there is no kernel {fitted['kernel']!r}")
+def _restore(cls, stored):
+    header = stored.header
+    n = checks.integer("n_samples_seen", header["n_samples_seen"], 0, 2**63 - 1)
+    d = checks.integer("n_features", header["n_features"], 1)
+    listed = [x for x in cls._get_param_names() if f"parameter.{x}" in stored.arrays]
+    expected = {f"parameter.{x}": (("<f8",), None) for x in listed}
+    if "feature_names" in stored.arrays:
+        expected["feature_names"] = (("|u1",), None)
+    if "sketch" in header:
+        expected |= _sketch_arrays(header, d)
+    else:
+        expected |= _row_arrays(header, n, d)
+    arrays = stored.read(expected)
+    estimator = cls(**header["parameters"], **{x: arrays[f"parameter.{x}"] for x in listed})
+    check_parameters(estimator)
     estimator._kde_seed = checks.integer("seed", header["seed"], 0, 2**31 - 2)
-    estimator._kde_sketch = None
-    estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
-    estimator._kde_picked, estimator._kde_lock = header.get("picked"), threading.RLock()
-    if "feature_names_in" in header:
-        estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
-    if "table" not in arrays:
-        X = check_array(arrays["X"], dtype=[np.float64, np.float32], order="C", input_name="X")
-        if len(X) != header["n_samples_seen"]:
-            raise ValueError(f"X has shape {X.shape}")
-        weights = as_weights(arrays.get("weights"), len(X))
-        estimator._kde_rows, estimator._kde_weights = [X], [weights]
-        estimator.n_features_in_ = X.shape[1]
-        estimator.n_samples_seen_ = header["n_samples_seen"]
-        if "bandwidth" in arrays:
-            n_bits = checks.integer("n_bits", fitted["n_bits"], 1, 64)
-            widths = bandwidths.check(arrays["bandwidth"], X.shape[1], fitted["kernel"])
-            estimator._kde_fitted = fitted["kernel"], n_bits, widths
-        return estimator._prepare()
-    _restore_sketch(estimator, header, arrays, fitted)
-    return estimator
+    estimator._kde_sketch = estimator._kde_method = None
+    estimator._kde_picked = estimator._kde_fitted = None
+    estimator._kde_rows, estimator._kde_weights = [], []
+    estimator._kde_lock = threading.RLock()
+    estimator.n_features_in_, estimator.n_samples_seen_ = d, n
+    if "feature_names" in arrays:
+        names = arrays["feature_names"].tobytes()
+        if names.count(b"\0") != d - 1:
+            raise ValueError(f"feature_names must be of {d} features")
+        estimator.feature_names_in_ = np.array(names.decode().split("\0"), object)
+    if "sketch" in header:
+        _restore_sketch(estimator, header, arrays)
+        return estimator
+    _restore_rows(estimator, header, arrays)
+    return estimator._prepare()
 
 
-def _restore_sketch(estimator, header, arrays, fitted):
-    from lshkit.kde.sketch import Sketch
-    from lshkit.kde.sums import Geometry
+def _row_arrays(header, n, d):
+    """What `Archive.read` is to expect of an estimator that keeps its rows."""
+    expected = {"X": (archive.FLOATS, (n, d))}
+    if checks.boolean("weighted", header["weighted"]):
+        expected["weights"] = (("<f8",), (n,))
+    if header["picked"] is not None:
+        expected["bandwidth"] = (("<f8",), (d,))
+    return expected
 
-    kernel, size = fitted["kernel"], fitted["window_size"]
-    if kernel not in kernels.COLLISION:
-        raise ValueError(f"there is no sketch of the kernel {kernel!r}")
-    n_bits = checks.integer("n_bits", fitted["n_bits"], 1, MAX_SKETCH_BITS)
-    n_hashes = checks.integer("n_hashes", fitted["n_hashes"], 1, 65535)
-    if size is not None:
-        checks.integer("window_size", size, 1)
-    widths = bandwidths.check(arrays["bandwidth"], arrays["bandwidth"].size, kernel)
-    geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
-    sketch = Sketch(geometry, n_bits, n_hashes, header["seed"], size)
-    if arrays["table"].shape != sketch.table.table.shape:
-        raise ValueError(f"table has shape {arrays['table'].shape}")
-    count, total = checks.integer("n_samples_seen", header["n_samples_seen"], 0), header["total"]
+
+def _restore_rows(estimator, header, arrays):
+    X = arrays["X"]
+    if len(X) == 0 or not np.isfinite(X).all():
+        raise ValueError("X must have a row or more, and finite numbers")
+    weights = as_weights(arrays.get("weights"), len(X))
+    estimator._kde_rows, estimator._kde_weights = [X], [weights]
+    kernel = estimator.kernel
+    if header["picked"] is not None:
+        fitted = header["fitted"]
+        kernel, n_bits = fitted["kernel"], checks.integer("n_bits", fitted["n_bits"], 1, 64)
+        _check_kernel(kernel, kernels.CODES)
+        widths = bandwidths.check(arrays["bandwidth"], X.shape[1], kernel)
+        for name, settings in header["picked"]["methods"].items():
+            _check_tables(name, settings, len(X), kernel, n_bits)
+        estimator._kde_picked, estimator._kde_fitted = header["picked"], (kernel, n_bits, widths)
+    if kernel == "angular" and has_zero_row(X):
+        raise ValueError("X has a row of zeros, which has no angle")
+
+
+def _check_tables(name, settings, n, kernel, n_bits):
+    """ValueError for settings of a method whose tables would be larger than any that is picked."""
+    if name == "bucket_sum":  # never of fewer rows than hashes: hash functions could be larger
+        n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MOST_BITS)
+        checks.integer("n_hashes", settings["n_hashes"], 1, min(n, MOST_BYTES // (8 * n_buckets)))
+        return
+    most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "sharpness": MOST_BITS}
+    sizes = {k: checks.integer(k, settings[k], 1, most[k]) for k in most if k in settings}
+    if kernel != "angular" and math.prod(sizes.values()) > MOST_PROJECTIONS:
+        raise ValueError(f"{name} must have {MOST_PROJECTIONS} projections at most, got {sizes}")
+    if sizes and n < 4:
+        raise ValueError(f"{name} must have 4 rows or more, got {n}")
+
+
+def _sketch_arrays(header, d):
+    """What `Archive.read` is to expect of a sketch."""
+    sketch, n_bits = header["sketch"], header["fitted"]["n_bits"]
+    n_hashes = checks.integer("n_hashes", sketch["hasher"]["n_hashes"], 1, 65535)
+    n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS)
+    expected = archive.family_arrays(sketch["hasher"])
+    expected |= {"table": (("<f8",), (n_hashes, n_buckets, 1)), "bandwidth": (("<f8",), (d,))}
+    if sketch["window"] is not None:
+        size, at, filled = sketch["window"]
+        checks.integer("window", size, 1)
+        checks.integer("the window's place", at, 0, size - 1)
+        checks.integer("the window's rows", filled, 0, size)
+        expected |= {
+            "window.codes": (("<u2",), (size, n_hashes)),
+            "window.weights": (("<f8",), (size,)),
+        }
+    return expected
+
+
+def _restore_sketch(estimator, header, arrays):
+    settings, fitted = header["sketch"], header["fitted"]
+    kernel, n_bits = fitted["kernel"], fitted["n_bits"]
+    _check_kernel(kernel, kernels.COLLISION)
+    widths = bandwidths.check(arrays["bandwidth"], estimator.n_features_in_, kernel)
+    hasher = archive.join_family(settings["hasher"], arrays)
+    family = FastHadamard if kernel == "angular" else RandomBinning
+    if type(hasher) is not family or getattr(hasher, "n_bits", n_bits) != n_bits:
+        raise ValueError(f"a sketch of the kernel {kernel!r} has no hash family {hasher!r}")
+    if hasher.n_features != len(widths):
+        raise ValueError(f"{hasher!r} must have n_features={len(widths)}")
+    total, size = settings["total"], None
     if not (np.isfinite(arrays["table"]).all() and math.isfinite(total) and total >= 0):
-        raise ValueError("numbers that are not finite, or a total below 0")
+        raise ValueError("table and total must be finite, and total >= 0")
+    if settings["window"] is not None:
+        size, at, filled = settings["window"]
+    geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
+    sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, size, hasher)
     sketch.table.table[:] = arrays["table"]
-    sketch.table.count, sketch.total = count, float(total)
+    sketch.table.count, sketch.total = estimator.n_samples_seen_, float(total)
     if size is not None:
-        at, filled = header["window"]
-        if arrays["window.codes"].max(initial=0) >= 2**n_bits:
-            raise ValueError("window.codes beyond the buckets")
-        sketch.window.at = checks.integer("window", at, 0, size - 1)
-        sketch.window.filled = checks.integer("window", filled, 0, size)
-        sketch.window.codes[:] = arrays["window.codes"]
-        sketch.window.weights[:] = arrays["window.weights"]
+        codes, weights = arrays["window.codes"], arrays["window.weights"]
+        if codes.max(initial=0) >= 2**n_bits:
+            raise ValueError(f"window.codes must be below {2**n_bits}")
+        if not (np.isfinite(weights) & (weights >= 0)).all():
+            raise ValueError("window.weights must be finite and >= 0")
+        window = sketch.window
+        window.at, window.filled, window.codes, window.weights = at, filled, codes, weights
     estimator._kde_sketch = sketch
-    estimator.n_features_in_ = len(widths)
-    estimator.n_samples_seen_ = count
     estimator.bandwidth_ = estimator._shown(widths)
     estimator.algorithm_ = "bucket_sum"
     estimator.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
+
+
+def _check_kernel(kernel, known):
+    if kernel not in known:
+        raise ValueError(f"kernel must be one of {list(known)}, got {kernel!r}")

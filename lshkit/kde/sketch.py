@@ -30,13 +30,13 @@ class Sketch:
 
     name = "bucket_sum"
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, window=None):
+    def __init__(self, geometry, n_bits, n_hashes, seed, window=None, hasher=None):
         self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
-            self.hasher = hashing.FastHadamard(d, n_bits, n_hashes, seed=seed)
+            self.hasher = hasher or hashing.FastHadamard(d, n_bits, n_hashes, seed=seed)
         else:
-            self.hasher = hashing.RandomBinning(d, n_hashes, bandwidth=1.0, seed=seed)
+            self.hasher = hasher or hashing.RandomBinning(d, n_hashes, bandwidth=1.0, seed=seed)
             rng = np.random.default_rng([seed, 2])
             self.fold = rng.integers(2**64, size=(2, n_hashes), dtype=np.uint64)
         self.table = BucketTable(n_hashes, 2**n_bits, 1, dtype=np.float64)

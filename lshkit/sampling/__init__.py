@@ -2,7 +2,6 @@
 
 import importlib
 
-from lshkit.sampling.batch_sampler import LSHBatchSampler, WeightedDataset
 from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
 from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
 
@@ -10,11 +9,9 @@ _OF_TORCH = {"SampledSoftmaxLoss": "softmax"}  # loaded on first use, as they im
 
 __all__ = [
     "Estimate",
-    "LSHBatchSampler",
     "LSHSampler",
     "LogPartition",
     "PartitionSampler",
-    "WeightedDataset",
     "log_partition",
     *_OF_TORCH,
 ]

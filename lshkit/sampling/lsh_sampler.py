@@ -262,18 +262,22 @@ class LSHSampler:
 
     # ---------------------------------------------------------------- persistence
 
-    def save(self, path):
-        """Writes rows, codes, weights and hash functions to an .npz file (no pickle)."""
-        persistence.save(path, self.hasher, self._data(), self._next)
+    def save(self, file):
+        """Writes rows, codes, weights and hash functions to an .npz file, without pickle.
+
+        file: a path, which gets the ending .npz where it has another, or a binary file object. A
+        file of that name is replaced once the new one is complete.
+        """
+        persistence.save(file, self.hasher, self._data(), self._next)
 
     @classmethod
-    def load(cls, path, *, seed=None):
+    def load(cls, file, *, seed=None):
         """The sampler that `save` wrote, with the same draws for the same seeds.
 
-        ValueError, with nothing loaded, for a file that is cut short or damaged, of another kind,
-        or of a newer version of lshkit.
+        ValueError for a file that is cut short or damaged, of another kind, or of a newer version
+        of lshkit: its header is compared with its size before anything else is read.
         """
-        hasher, data, following = persistence.load(path)
+        hasher, data, following = persistence.load(file)
         sampler = cls(hasher, seed=seed)
         sampler._parts, sampler._next = [data], following
         return sampler

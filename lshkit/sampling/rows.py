@@ -68,14 +68,6 @@ def within_float32(hasher, rows, squares=None):
     return rows
 
 
-def with_chance(hasher, probability):
-    """Of sharing a code, from the probability of sharing the bins that the code is a hash of.
-
-    Else a pair of far rows that do share a code would weigh without bound.
-    """
-    return probability + (1 - probability) * getattr(hasher, "_chance", 0.0)
-
-
 def row_norms(hasher, rows):
     """Lengths of the rows, float64 `(n,)`, if `pair_probability` needs them; else None.
 
@@ -120,7 +112,8 @@ def pair_probability(hasher, queries, rows, norms, indptr, indices):
         probability = np.empty(len(indices))
     of_pair = np.repeat(np.arange(len(queries)), np.diff(indptr))
     _exactly(hasher, queries, rows, of_pair, indices, exact, probability)
-    return with_chance(hasher, probability)
+    # A code is a hash of the bins: else far rows that do share one would weigh without bound.
+    return probability + (1 - probability) * getattr(hasher, "_chance", 0.0)
 
 
 def _exactly(hasher, queries, rows, of_pair, indices, pairs, probability):

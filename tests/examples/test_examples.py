@@ -9,7 +9,6 @@ from cases.commands import PNG_SIGNATURE, ROOT, needs_example_packages, run
 torch = pytest.importorskip("torch")
 
 QUICKSTART = ROOT / "python_examples" / "quickstart.py"
-LSH_SGD = ROOT / "python_examples" / "lsh_sgd.py"
 CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
 SHORT = ("--length", 256, "--threads", 1)
 TINY = (*SHORT, "--steps", 2, "--held-out", 1)
@@ -96,41 +95,6 @@ def test_causal_lm_refuses_bad_options_by_name(refusal, text, options, message):
     needs_example_packages()
     small = ("--length", 64, "--contexts", 64, "--text", text)
     assert message in refusal(CAUSAL_LM, *small, *options)
-
-
-def test_lsh_sgd_ends_in_tables_a_verdict_and_a_picture(tmp_path):
-    needs_example_packages()
-    picture = tmp_path / "sgd.png"
-    done = run(LSH_SGD, "--quick", "--out", picture, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for method in ("uniform", "norms", "LSH", "LSH, norms", "LGD", "gradients' lengths"):
-        rows = [line for line in done.stdout.splitlines() if line.startswith(f"| {method} |")]
-        assert len(rows) == 5  # problems
-        for row in rows:
-            cells = row.split("|")[2:-1]
-            *errors, gap, time = (float(cell.split("±")[0]) for cell in cells)
-            assert min(errors) > 0 and gap > 0 and time > 0
-            assert method != "uniform" or errors == [1, 1, 1]
-    for problem in ("diabetes", "breast cancer", "digits", "heavy-tailed rows", "a rare odd group"):
-        verdicts = [line for line in done.stdout.splitlines() if line.startswith(f"- {problem}")]
-        assert len(verdicts) == 1 and "help" in verdicts[0]
-    assert picture.read_bytes().startswith(PNG_SIGNATURE)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--steps", 0), "--steps"),
-        (("--rows", 10), "--rows"),
-        (("--n-bits", 65), "--n-bits"),
-        (("--uniform-share", 0), "--uniform-share"),
-        (("--rates", -1), "--rates"),
-        (("--out", "missing/sgd.png"), "--out"),
-    ],
-)
-def test_lsh_sgd_refuses_bad_options_by_name(refusal, options, message):
-    needs_example_packages()
-    assert message in refusal(LSH_SGD, *options)
 
 
 @pytest.mark.parametrize("script", sorted(QUICKSTART.parent.glob("*.py")), ids=lambda x: x.stem)

@@ -1,6 +1,5 @@
 """Picks of LSHKernelDensity: first queries, files, threads, and what its methods stand on."""
 
-import json
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -101,48 +100,6 @@ def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
         assert np.array_equal(loaded.score_samples(queries[:9]), score)
         density.score_samples(queries)  # with a pick for the first queries
         density.save(tmp_path / "density.npz")
-
-
-def test_what_was_kept_before_there_was_a_pick(tmp_path):
-    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
-    density = LSHKernelDensity(algorithm="near_far", rtol=0.2, random_state=0).fit(rows)
-    score = density.score_samples(queries)
-    density.save(tmp_path / "density.npz")
-    with np.load(tmp_path / "density.npz") as stored:
-        arrays = dict(stored)
-    header = json.loads(str(arrays["header"]))
-    del header["picked"]["methods"]["near_far"]["unseen"], header["fitted"], arrays["bandwidth"]
-    header["arrays"].remove("bandwidth")
-    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
-    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
-    assert np.array_equal(loaded.score_samples(queries), score)
-
-    older = LSHKernelDensity.__new__(LSHKernelDensity)
-    state = density.__getstate__()
-    older.__setstate__({k: v for k, v in state.items() if k not in ("_kde_picked", "_kde_fitted")})
-    assert np.array_equal(older.score_samples(queries), score)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"algorithm": "kd_tree"},
-        {"methods": {}},
-        {"methods": {"random": {"n_samples": -1, "limit": 0.1}}},
-        {"methods": {"random": {"n_samples": 10, "limit": "x"}}},
-    ],
-)
-def test_files_with_an_impossible_pick(change, tmp_path):
-    rows, _ = clustered(2000, 3, 5)
-    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
-    density.save(tmp_path / "density.npz")
-    with np.load(tmp_path / "density.npz") as stored:
-        arrays = dict(stored)
-    header = json.loads(str(arrays["header"]))
-    header["picked"] |= change
-    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
-    with pytest.raises(ValueError, match="no file"):
-        LSHKernelDensity.load(tmp_path / "density.npz")
 
 
 def test_first_queries_set_the_sizes():

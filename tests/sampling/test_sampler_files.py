@@ -2,12 +2,14 @@
 
 import io
 import pickle
-import re
 import zipfile
 
 import numpy as np
 import pytest
+from cases.archives import attempt, changed, put_anything
 from cases.sampling import FAMILIES, assert_same, clustered
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lshkit.sampling import LSHSampler
 
@@ -32,71 +34,90 @@ def test_files(fitted, tmp_path):
     assert_same(loaded.partial_fit(X, weights), sampler.partial_fit(X, weights), queries)
 
 
-def changed(path, target, **changes):
-    with np.load(path) as archive:
-        arrays = dict(archive) | changes
-    np.savez(target, **{name: x for name, x in arrays.items() if x is not None})
+def saved(**options):
+    X, _ = clustered(40, 6, 1.0)
+    file = io.BytesIO()
+    LSHSampler(FAMILIES["hadamard"](0)).fit(X, **options).save(file)
+    file.seek(0)
+    return file
 
 
 def test_files_that_are_not_whole(tmp_path):
-    X, _ = clustered(40, 6, 1.0)
-    path, bad = tmp_path / "sampler.npz", tmp_path / "bad.npz"
-    LSHSampler(FAMILIES["hadamard"](0)).fit(X).save(path)
-    whole = path.read_bytes()
+    bad, whole = tmp_path / "bad.npz", saved().getvalue()
     for size in [0, 1, 100, *range(500, len(whole), len(whole) // 9), len(whole) - 1]:
         bad.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="bad.npz is no"):
+        with pytest.raises(ValueError, match="bad.npz is no whole file of LSHSampler"):
             LSHSampler.load(bad)
-    entry = whole.index(b"PK\1\2")  # of the archive's directory
-    for at in (entry + 8, entry + 10):  # encrypted, compressed: so says one flipped bit
-        bad.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(ValueError, match="bad.npz is no whole"):
-            LSHSampler.load(bad)
-    at = whole.index(X[7].tobytes())
+    rows = clustered(40, 6, 1.0)[0]
+    at = whole.index(rows[7].tobytes())
     bad.write_bytes(whole[:at] + b"\0\0" + whole[at + 2 :])
-    with pytest.raises(ValueError, match="bad.npz is no whole"):
+    with pytest.raises(ValueError, match="rows is damaged: its checksum differs"):
         LSHSampler.load(bad)
-    with pytest.raises(FileNotFoundError):
-        LSHSampler.load(tmp_path / "missing.npz")
-    with pytest.raises(TypeError, match="not int"):
-        LSHSampler.load(3)
+
+
+def edit(part, **changes):
+    """For `changed`: of the header, its hasher or the arrays; a None takes an entry out."""
+
+    def apply(header, arrays):
+        of = {"header": header, "hasher": header["hasher"], "arrays": arrays}[part]
+        of.update(changes)
+        for name in [name for name, x in of.items() if x is None]:
+            del of[name]
+
+    return apply
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("part", "changes", "message"),
     [
-        ({"version": np.array(2)}, "has version 2, this lshkit reads up to 1"),
-        ({"version": np.array(0)}, "is damaged: version must be 1 or more, got 0"),
-        ({"version": None}, "has no version"),
-        ({"kind": np.array("something")}, "is no file of an LSHSampler"),
-        ({"rows": None}, "is damaged: 'rows'"),
-        ({"rows": np.zeros((3, 6))}, "is damaged: rows must be"),
-        ({"rows": np.full((40, 6), np.nan)}, "is damaged: rows must be finite"),
-        ({"codes": np.zeros((40, 4), np.uint16)}, "is damaged: codes must be uint8 (40, 4)"),
-        ({"indices": np.zeros(40, np.int64)}, "is damaged: indices must increase"),
-        ({"next": np.array(39)}, "is damaged: indices must increase"),
-        ({"weights": -np.ones(40)}, "is damaged: weights must be finite and >= 0"),
-        ({"hasher/family": np.array("Unknown")}, "is damaged: family must be one of"),
-        ({"hasher/n_bits": None}, "is damaged:"),
+        ("header", {"version": 2}, "it has version 2, this lshkit reads up to 1"),
+        ("header", {"version": None}, "version must be an integer >= 1, got None"),
+        ("header", {"kind": "LSHKernelDensity"}, "it holds a LSHKernelDensity"),
+        ("header", {"n_rows": None}, "'n_rows' is missing"),
+        ("header", {"n_rows": -1}, "n_rows must be an integer >= 0"),
+        ("header", {"n_rows": 41}, "rows must be float32 or float64 (41, 6), got float64 (40, 6)"),
+        ("header", {"weighted": True}, "there is no array 'weights'"),
+        ("header", {"next": 39}, "indices must increase"),
+        ("header", {"next": 2**63}, "next must be an integer from 0 to"),
+        ("header", {"hasher": 3}, "is no whole file"),
+        ("hasher", {"family": "Unknown"}, "family must be one of"),
+        ("hasher", {"family": "Hyperplane"}, "parameters must be"),
+        ("hasher", {"family": "RandomBinning"}, "array 'hasher."),
+        ("hasher", {"n_bits": None}, "must have 'n_bits'"),
+        ("hasher", {"n_bits": 2**40}, "n_bits must be an integer from 1 to"),
+        ("hasher", {"n_hashes": 2**40}, "codes must be"),
+        ("arrays", {"rows": None}, "there is no array 'rows'"),
+        ("arrays", {"other": np.zeros(3)}, "there is an unknown array 'other'"),
+        ("arrays", {"hasher.scales": np.zeros(3)}, "there is an unknown array 'hasher.scales'"),
+        ("arrays", {"rows": np.zeros((3, 6))}, "rows must be float32 or float64 (40, 6)"),
+        ("arrays", {"rows": np.full((40, 6), np.nan)}, "rows must be finite"),
+        ("arrays", {"rows": np.zeros((40, 6))}, "rows must have no row of zeros"),
+        ("arrays", {"codes": np.zeros((40, 4), np.uint16)}, "codes must be uint8 below 32"),
+        ("arrays", {"codes": np.full((40, 4), 32, np.uint8)}, "codes must be uint8 below 32"),
+        ("arrays", {"indices": np.zeros(40, np.int64)}, "indices must increase"),
+        ("arrays", {"weights": np.ones(40)}, "there is an unknown array 'weights'"),
     ],
 )
-def test_files_with_other_contents(tmp_path, changes, message):
-    X, _ = clustered(40, 6, 1.0)
-    path, bad = tmp_path / "sampler.npz", tmp_path / "bad.npz"
-    LSHSampler(FAMILIES["hadamard"](0)).fit(X).save(path)
-    changed(path, bad, **changes)
-    with pytest.raises(ValueError, match=re.escape(message)):
+def test_files_with_other_contents(part, changes, message):
+    bad = changed(saved(), edit(part, **changes))
+    error = attempt(LSHSampler.load, bad, 2**18)
+    assert isinstance(error, ValueError) and message in str(error), error
+
+
+def test_files_with_bad_weights():
+    bad = changed(saved(weights=np.ones(40)), edit("arrays", weights=-np.ones(40)))
+    with pytest.raises(ValueError, match="weights must be finite and >= 0"):
         LSHSampler.load(bad)
 
 
-def test_archives_of_other_things(tmp_path):
-    X, _ = clustered(40, 6, 1.0)
-    path = tmp_path / "sampler.npz"
-    LSHSampler(FAMILIES["hadamard"](0)).fit(X).save(path)
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("codes", b"text")  # for an array of this name
-    with pytest.raises(ValueError, match="is no file of an LSHSampler"):
-        LSHSampler.load(path)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_headers_of_any_contents(data):
+    """Whole otherwise: a sampler that can be asked, or a ValueError; nothing large is allocated."""
+    bad = changed(saved(), lambda header, arrays: put_anything(data, header))
+    sampler = attempt(LSHSampler.load, bad, 2**20)
+    if not isinstance(sampler, ValueError):
+        sampler.sample(np.ones((2, 6)), seed=0)
 
 
 class Spy:
@@ -104,18 +125,14 @@ class Spy:
         return (print, ("pickle was run",))
 
 
-def test_files_with_pickles_run_nothing(tmp_path, capsys):
-    bad = tmp_path / "bad.npz"
+def test_files_with_pickles_run_nothing(capsys):
     array = io.BytesIO()
     np.save(array, np.array([Spy()], object), allow_pickle=True)
-    with zipfile.ZipFile(bad, "w") as archive:
-        archive.writestr("kind.npy", array.getvalue())
-    for contents in (None, pickle.dumps(Spy()), array.getvalue()):
-        if contents is not None:
-            bad.write_bytes(contents)
-        with pytest.raises(ValueError, match="bad.npz is no"):
-            LSHSampler.load(bad)
-    np.save(bad.with_suffix(".npy"), np.ones(3))
-    with pytest.raises(ValueError, match="is no file of an LSHSampler"):
-        LSHSampler.load(bad.with_suffix(".npy"))
+    archived = io.BytesIO()
+    with zipfile.ZipFile(archived, "w") as archive:
+        archive.writestr("header.json", saved().getvalue()[61:])
+        archive.writestr("rows.npy", array.getvalue())
+    for contents in (archived.getvalue(), pickle.dumps(Spy()), array.getvalue()):
+        with pytest.raises(ValueError, match="is no whole file of LSHSampler"):
+            LSHSampler.load(io.BytesIO(contents))
     assert capsys.readouterr().out == ""
