@@ -43,3 +43,10 @@ def test_calls_with_tensors_on_the_cpu_are_not_counted():
         few = Sampled(n_bits=3, n_hashes=4, expectation="never")
         yoso_attention(query, query, query, estimator=few, seed=0)
     assert context.calls == 0
+
+
+@pytest.mark.parametrize("n_bits", [5, 9])
+def test_the_size_of_a_case_is_in_its_estimator_too(n_bits):
+    few = Sampled(n_bits=n_bits, n_hashes=4)
+    for params in ({"estimator": few}, {"n_bits": n_bits}, {"options": {"estimator": few}}):
+        assert devices._size(SimpleNamespace(callspec=SimpleNamespace(params=params))) == 2**n_bits
