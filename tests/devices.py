@@ -14,6 +14,7 @@ import random
 import re
 import sys
 import time
+from dataclasses import is_dataclass
 
 import pytest
 
@@ -275,6 +276,8 @@ def _size(item):
         name, value = todo.pop()
         if isinstance(value, dict):
             todo += value.items()
+        elif is_dataclass(value):  # an estimator
+            todo += vars(value).items()
         elif isinstance(value, (list, tuple)):
             todo += [(name, x) for x in value]
         elif isinstance(value, int):

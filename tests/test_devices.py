@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 
 def wants_an_error():
@@ -40,5 +40,13 @@ def test_an_assertion_of_the_device_is_no_end_of_all_tests():
 def test_calls_with_tensors_on_the_cpu_are_not_counted():
     with devices.on_cuda(torch.device("cpu")) as context:
         query = torch.randn(1, 2, 5, 4)
-        yoso_attention(query, query, query, estimator="sampled", n_bits=3, n_hashes=4, seed=0)
+        few = Sampled(n_bits=3, n_hashes=4, expectation="never")
+        yoso_attention(query, query, query, estimator=few, seed=0)
     assert context.calls == 0
+
+
+@pytest.mark.parametrize("n_bits", [5, 9])
+def test_the_size_of_a_case_is_in_its_estimator_too(n_bits):
+    few = Sampled(n_bits=n_bits, n_hashes=4)
+    for params in ({"estimator": few}, {"n_bits": n_bits}, {"options": {"estimator": few}}):
+        assert devices._size(SimpleNamespace(callspec=SimpleNamespace(params=params))) == 2**n_bits

@@ -100,11 +100,10 @@ class Estimator:
         name = options.pop("estimator", Sampled.name)
         check_word("estimator", name, ESTIMATORS)
         kind = ESTIMATORS[name]
-        fields = [field.name for field in dataclasses.fields(kind)]
         for option in options:
-            if option not in fields:
+            if option not in OPTIONS[name]:
                 raise TypeError(
-                    f"{kind.__name__} has no option {option!r}; it has {', '.join(fields)}"
+                    f"{kind.__name__} has no option {option!r}; it has {', '.join(OPTIONS[name])}"
                 )
         return kind(**options)
 
@@ -429,6 +428,11 @@ class Soft(Hashed):
 
 
 ESTIMATORS = {kind.name: kind for kind in (Sampled, Expected, Soft)}
+# torch.compile cannot trace dataclasses.fields of a class.
+OPTIONS = {
+    name: tuple(field.name for field in dataclasses.fields(kind))
+    for name, kind in ESTIMATORS.items()
+}
 
 
 def estimator_of(given: Estimator | str, name: str = "estimator") -> Estimator:

@@ -4,6 +4,8 @@ Without a GPU, a build with -DLSHKIT_CUDA=EMULATED runs the same tests on the ke
 compiled for the CPU; else they are skipped.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,10 +17,11 @@ pytestmark = pytest.mark.cuda
 attention_cases = pytest.importorskip("cases.attention")
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled, YosoAttention, yoso_attention  # noqa: E402
 
 SHAPES = [(1, 1, 1, 1), (17, 65, 64, 7), (65, 17, 60, 64), (130, 70, 80, 33)]
 N_BITS, N_HASHES = 5, 12
+SAMPLED = Sampled(n_bits=N_BITS, n_hashes=N_HASHES, expectation="never")
 # Relative to the output's root mean square: sums of float32 in another order, then the rounding of
 # the result; a normalised row divides by what may be small. And 1e-6, where terms of size 1 cancel.
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -148,7 +151,7 @@ def test_short_floats(cuda_device, dtype):
     case = attention_cases.attention_inputs(70, 67, 16, 9, dtype=dtype)
     query, key, value, grad_out = moved(case, cuda_device)
     leaves = [x.requires_grad_() for x in (query, key, value)]
-    options = dict(n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", seed=0)
+    options = dict(estimator=SAMPLED, seed=0)
     out = yoso_attention(*leaves, **options)
     out.backward(grad_out)
     full = [x.detach().float().requires_grad_() for x in leaves]
@@ -164,7 +167,7 @@ def test_grouped_heads_and_packed_sequences(cuda_device):
     case = attention_cases.attention_inputs(40, 40, 12, batch=1, heads=4)
     query, key, value, _ = moved(case, cuda_device)
     key, value = key[:, :2], value[:, :2]
-    options = dict(n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", seed=0, is_causal=True)
+    options = dict(estimator=SAMPLED, seed=0, is_causal=True)
     grouped = yoso_attention(query, key, value, enable_gqa=True, **options)
     single = yoso_attention(query[:, ::2], key, value, **options)
     assert_close(grouped[:, ::2], single.cpu())
@@ -181,8 +184,8 @@ def test_bad_rows_stay_alone(cuda_device):
     query, key, value, _ = moved(case, cuda_device)
     query[0, 0, 3, 2] = float("nan")
     key[0, 0, 5, 1] = float("inf")
-    for estimator in ("sampled", "expected"):
-        out = yoso_attention(query, key, value, estimator=estimator, seed=0, n_bits=3)
+    for estimator in (Sampled(n_bits=3, expectation="never"), Expected(n_bits=3)):
+        out = yoso_attention(query, key, value, estimator=estimator, seed=0)
         bad = out.isnan().any(-1)
         assert bad[0, 0, 3] and bad.sum() == 1
 
@@ -190,10 +193,11 @@ def test_bad_rows_stay_alone(cuda_device):
 def test_same_bits_again(cuda_device):
     case = attention_cases.attention_inputs(300, 257, 32, batch=1, heads=2)
     query, key, value, grad_out = moved(case, cuda_device)
+    few = replace(SAMPLED, n_bits=4, n_hashes=8)
 
     def run():
         leaves = [x.clone().requires_grad_() for x in (query, key, value)]
-        out = yoso_attention(*leaves, estimator="sampled", seed=0, n_bits=4, n_hashes=8)
+        out = yoso_attention(*leaves, estimator=few, seed=0)
         out.backward(grad_out)
         return out, *(x.grad for x in leaves)
 
@@ -208,7 +212,7 @@ def test_public_functions(cuda_device):
     assert (codes.cpu() != hasher.hash(x)).float().mean() < 0.01
     sums = bucket_sum(codes, codes, x.to(cuda_device), 64)
     assert_close(sums, bucket_sum(codes.cpu(), codes.cpu(), x, 64))
-    module = YosoAttention(16, 2, n_bits=4, n_hashes=8, estimator="sampled").to(cuda_device)
+    module = YosoAttention(16, 2, estimator=SAMPLED).to(cuda_device)
     out, _ = module(*(torch.randn(2, 9, 16, device=cuda_device),) * 3, is_causal=True)
     out.sum().backward()
     assert module.in_proj_weight.grad.device.type == cuda_device.type

@@ -1,5 +1,7 @@
 """Attention step by step on a CUDA device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ pytestmark = pytest.mark.cuda
 decoding_cases = pytest.importorskip("cases.decoding")
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import YosoAttention, YosoState  # noqa: E402
+from lshkit.attention import Sampled, Soft, YosoAttention, YosoState  # noqa: E402
 
 causal, qkv = decoding_cases.causal, decoding_cases.qkv
 in_chunks, in_steps = decoding_cases.in_chunks, decoding_cases.in_steps
@@ -36,8 +38,9 @@ def inputs(device, **options):
 @pytest.mark.parametrize("normalize", [None, "sum", "l2"])
 def test_steps_equal_the_causal_forward(cuda_device, normalize, dtype):
     tensors = inputs(cuda_device, n=12, dtype=dtype)
-    for options in ({}, {"hasher": "hyperplane", "n_bits": 4}, {"n_bits": 11}):
-        options |= {"normalize": normalize}
+    for changes in ({}, {"hasher": "hyperplane", "n_bits": 4}, {"n_bits": 11}):
+        estimator = replace(decoding_cases.SAMPLED, **changes)
+        options = {"estimator": estimator, "normalize": normalize}
         state = state_for(*tensors, **options)
         out = in_steps(state, tensors)
         wanted = causal(*tensors, **options)
@@ -91,8 +94,9 @@ def test_soft_codes(cuda_device, normalize, n_probes):
         k = soft_features(key[:, head // 2], *options, probes[1], beta)
         weights = np.tril(np.einsum("bihc,bjhc->bij", q, k) / m)
         wanted[:, head] = reference.attention_forward(weights, value[:, head // 2], normalize)
-    options = {"normalize": normalize, "n_bits": n_bits, "n_hashes": m, "estimator": "soft"}
-    options |= {"n_probes": n_probes, "sharpness": sharpness}
+    estimator = Soft(n_bits=n_bits, n_hashes=m, n_probes=n_probes)
+    options = {"normalize": normalize, "estimator": estimator}
+    options["parameters"] = {"sharpness": sharpness}
     state = state_for(*tensors, **options)
     out = in_steps(state, tensors)
     np.testing.assert_allclose(out.cpu(), wanted, rtol=1e-4, atol=1e-4)
@@ -142,9 +146,13 @@ def test_the_state_as_a_thing(cuda_device):
 
 @pytest.mark.parametrize("conv_window", [None, 5])
 def test_module(cuda_device, conv_window):
-    options = {"n_bits": 4, "n_hashes": 8, "estimator": "sampled", "seed": 0}
+    sampled = Sampled(n_bits=4, n_hashes=8, expectation="never")
     torch.manual_seed(0)
-    module = YosoAttention(16, 2, conv_window=conv_window, **options).to(cuda_device).eval()
+    module = (
+        YosoAttention(16, 2, conv_window=conv_window, estimator=sampled, seed=0)
+        .to(cuda_device)
+        .eval()
+    )
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
     state = module.new_state(2)
     with torch.no_grad():
@@ -193,7 +201,8 @@ def test_graph(cuda_device):
 def test_graph_of_a_module(cuda_device, conv_window):
     if cuda_device.type != "cuda":
         pytest.skip("needs a GPU")
-    module = YosoAttention(16, 2, conv_window=conv_window, estimator="sampled", n_hashes=8)
+    sampled = Sampled(n_hashes=8, expectation="never")
+    module = YosoAttention(16, 2, conv_window=conv_window, estimator=sampled)
     module = module.to(cuda_device).eval()
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
 
@@ -223,8 +232,8 @@ def test_a_soft_state_is_ready_for_a_graph(cuda_device):
     tensors = inputs(cuda_device, n=3)
     heads, columns = tensors[1].shape[1], tensors[1].shape[-1]
     planes = torch.randn(heads, 4, 3, columns, generator=torch.Generator().manual_seed(0))
-    options = dict(n_bits=3, n_hashes=4, estimator="soft", n_probes=2, sharpness=2.0)
-    state = state_for(*tensors, hasher="hyperplane", projections=planes, **options)
+    estimator = Soft(n_bits=3, n_hashes=4, n_probes=2, hasher="hyperplane")
+    state = state_for(*tensors, estimator=estimator, parameters={"planes": planes})
     assert state._sharpness_there.device.type == cuda_device.type
     state.prefill(*tensors)
     other = state.clone().reset()

@@ -1,6 +1,8 @@
 """The public functions on tensors of a CUDA device that have no memory: nothing is read and nothing
 is made on the CPU. They need no GPU and no kernels."""
 
+from dataclasses import replace
+
 import pytest
 
 from lshkit import _C, hashing
@@ -11,6 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import (  # noqa: E402
+    Expected,
+    Sampled,
+    Soft,
     YosoAttention,
     arguments,
     bert_lsh_attention,
@@ -19,15 +24,15 @@ from lshkit.attention import (  # noqa: E402
 )
 from lshkit.buckets import bucket_sum  # noqa: E402
 
-SAMPLED = dict(estimator="sampled", n_bits=4, n_hashes=8)
+SAMPLED = Sampled(n_bits=4, n_hashes=8, expectation="never")
 CASES = {
-    "sampled": SAMPLED,
-    "causal": SAMPLED | dict(is_causal=True, normalize="sum"),
-    "expected": dict(estimator="expected", n_bits=4),
-    "soft": dict(estimator="soft", n_bits=4, n_hashes=4, n_probes=2),
-    "window": SAMPLED | dict(window=5),
-    "masked": SAMPLED,
-    "packed": SAMPLED | dict(is_causal=True),
+    "sampled": dict(estimator=SAMPLED),
+    "causal": dict(estimator=SAMPLED, is_causal=True, normalize="sum"),
+    "expected": dict(estimator=Expected(n_bits=4)),
+    "soft": dict(estimator=Soft(n_bits=4, n_hashes=4, n_probes=2)),
+    "window": dict(estimator=replace(SAMPLED, window=5)),
+    "masked": dict(estimator=SAMPLED),
+    "packed": dict(estimator=SAMPLED, is_causal=True),
 }
 ROWS = 70
 
@@ -55,8 +60,11 @@ def test_fake_attention(fake_cuda, name, hasher):
         options["attn_mask"] = torch.empty(batch, ROWS, dtype=torch.bool, device=fake_cuda)
     if name == "packed":
         options["cu_seqlens"] = torch.empty(4, dtype=torch.int32, device=fake_cuda)
+    options |= CASES[name]
+    if name != "expected":
+        options["estimator"] = replace(options["estimator"], hasher=hasher)
     for seed in fake_seeds(fake_cuda):
-        out = yoso_attention(query, key, value, seed=seed, hasher=hasher, **CASES[name], **options)
+        out = yoso_attention(query, key, value, seed=seed, **options)
         assert out.device == fake_cuda and out.shape == query.shape
 
 
@@ -74,7 +82,7 @@ def test_fake_seeds_and_parameters(fake_cuda):
 
 def test_fake_module(fake_cuda):
     with unset_fake_temporarily():
-        module = YosoAttention(16, 2, **SAMPLED)
+        module = YosoAttention(16, 2, estimator=SAMPLED)
         state = module.state_dict()
     state = {
         name: torch.empty(x.shape, dtype=x.dtype, device=fake_cuda) for name, x in state.items()
@@ -93,7 +101,7 @@ def test_exported_graphs_stay_on_the_device(monkeypatch, seed):
 
     class Attention(torch.nn.Module):
         def forward(self, query, key, value):
-            return yoso_attention(query, key, value, seed=seed, **SAMPLED)
+            return yoso_attention(query, key, value, seed=seed, estimator=SAMPLED)
 
     with torch.no_grad():
         with FakeTensorMode():
@@ -113,8 +121,10 @@ def test_what_has_no_kernels_says_what_to_do(fake_cuda, monkeypatch):
     with pytest.raises(ValueError, match="more than 16 bits, got a tensor on cuda:0 and n_bits=17"):
         hashing.FastHadamard(16, 17, 4, seed=0).hash(x)
     scale = torch.empty(2, device="cpu")
-    with pytest.raises(ValueError, match="lift_scale must be on query's device cuda:0, got"):
-        yoso_attention(x, x, x, unit_norm="lift", lift_scale=scale)
+    with pytest.raises(ValueError, match="lift_scale'] must be on query's device cuda:0, got"):
+        yoso_attention(
+            *(x, x, x), estimator=Sampled(unit_norm="lift"), parameters={"lift_scale": scale}
+        )
     monkeypatch.setattr(_C, "with_cuda", False)
     with pytest.raises(NotImplementedError, match="this build of lshkit.*LSHKIT_CUDA=ON"):
         yoso_attention(x, x, x)

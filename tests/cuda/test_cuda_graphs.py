@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,9 @@ pytestmark = pytest.mark.cuda
 
 
 from lshkit.attention import (  # noqa: E402
+    Expected,
+    Sampled,
+    Soft,
     YosoAttention,
     arguments,
     yoso_attention,
@@ -22,21 +26,21 @@ from lshkit.attention import (  # noqa: E402
 from lshkit.buckets import bucket_sum  # noqa: E402
 from lshkit.torch_ops import assertions, soft  # noqa: E402
 
-SAMPLED = dict(estimator="sampled", n_bits=4, n_hashes=8)
+SAMPLED = Sampled(n_bits=4, n_hashes=8, expectation="never")
 CASES = {
-    "sampled": SAMPLED,
-    "causal": SAMPLED | dict(is_causal=True, normalize="sum"),
-    "expected": dict(estimator="expected", n_bits=4),
-    "exact gradient": SAMPLED | dict(gradient="expected"),
-    "collided gradient": SAMPLED | dict(gradient="collided", normalize=None),
-    "fewer columns": SAMPLED | dict(gradient_rank=2),
-    "lift": SAMPLED | dict(unit_norm="lift", lift_scale=100.0),
-    "lift to the largest": SAMPLED | dict(unit_norm="lift", lift_scale="auto"),
-    "soft": dict(estimator="soft", n_bits=4, n_hashes=4, n_probes=2),
-    "window": SAMPLED | dict(window=5),
-    "hyperplanes": SAMPLED | dict(hasher="hyperplane"),
-    "masked": SAMPLED,
-    "packed": SAMPLED | dict(is_causal=True),
+    "sampled": dict(estimator=SAMPLED),
+    "causal": dict(estimator=SAMPLED, is_causal=True, normalize="sum"),
+    "expected": dict(estimator=Expected(n_bits=4, gradient="lower_bound")),
+    "exact gradient": dict(estimator=Expected(n_bits=4)),
+    "collided gradient": dict(estimator=replace(SAMPLED, gradient="collided"), normalize=None),
+    "fewer columns": dict(estimator=replace(SAMPLED, gradient_rank=2)),
+    "lift": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale=100.0)),
+    "lift to the largest": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale="auto")),
+    "soft": dict(estimator=Soft(n_bits=4, n_hashes=4, n_probes=2)),
+    "window": dict(estimator=replace(SAMPLED, window=5)),
+    "hyperplanes": dict(estimator=replace(SAMPLED, hasher="hyperplane")),
+    "masked": dict(estimator=SAMPLED),
+    "packed": dict(estimator=SAMPLED, is_causal=True),
 }
 ROWS = 70
 
@@ -104,11 +108,13 @@ def test_attention_reads_nothing(cuda_device, name):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])
-@pytest.mark.parametrize("options", [{}, dict(conv_window=5), dict(unit_norm="lift")])
+@pytest.mark.parametrize("options", [{}, dict(conv_window=5), dict(learn=["lift_scale"])])
 def test_module_reads_nothing(cuda_device, training, mask, options):
-    if "unit_norm" in options:
-        options = options | dict(lift_scale=torch.tensor(50.0, device=cuda_device))
-    module = YosoAttention(16, 2, **SAMPLED, **options, device=cuda_device).train(training)
+    estimator = SAMPLED
+    if "learn" in options:
+        estimator = replace(SAMPLED, unit_norm="lift", lift_scale=50.0)
+    module = YosoAttention(16, 2, estimator=estimator, **options, device=cuda_device)
+    module.train(training)
     assert {x.device.type for x in module.state_dict().values()} == {cuda_device.type}
     x = torch.randn(2, 40, 16).to(cuda_device)
     padding = None
@@ -203,7 +209,9 @@ def test_each_replay_draws_new_functions(cuda_device, name):
 
 def test_graphed_module(cuda_device):
     needs_gpu(cuda_device)
-    module = YosoAttention(16, 2, conv_window=3, fresh_hashes=False, **SAMPLED).to(cuda_device)
+    module = YosoAttention(16, 2, conv_window=3, fresh_hashes=False, estimator=SAMPLED).to(
+        cuda_device
+    )
     x = torch.randn(2, 50, 16, device=cuda_device, requires_grad=True)
 
     class SelfAttention(torch.nn.Module):
@@ -229,7 +237,7 @@ def test_graphed_module(cuda_device):
 def test_graph_of_a_training_step(cuda_device):
     needs_gpu(cuda_device)
     torch.manual_seed(0)
-    module = YosoAttention(16, 2, **SAMPLED).to(cuda_device)
+    module = YosoAttention(16, 2, estimator=SAMPLED).to(cuda_device)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2, capturable=True)
     x = torch.randn(2, 60, 16, device=cuda_device)
     target = torch.randn(2, 60, 16, device=cuda_device)
@@ -273,7 +281,9 @@ def test_compiled(cuda_device, name):
 
 def test_compiled_module_in_autocast(cuda_device):
     needs_gpu(cuda_device)
-    module = YosoAttention(16, 2, fresh_hashes=False, conv_window=3, **SAMPLED).to(cuda_device)
+    module = YosoAttention(16, 2, fresh_hashes=False, conv_window=3, estimator=SAMPLED).to(
+        cuda_device
+    )
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
     x = torch.randn(2, 50, 16, device=cuda_device)
@@ -281,7 +291,7 @@ def test_compiled_module_in_autocast(cuda_device):
         wanted, out = module(x, x, x)[0], compiled(x, x, x)[0]
         assert wanted.dtype is out.dtype is torch.bfloat16
         query = torch.randn(2, 2, 50, 16, device=cuda_device)
-        assert yoso_attention(query, query.half(), query, **SAMPLED).dtype is torch.bfloat16
+        assert yoso_attention(query, query.half(), query, estimator=SAMPLED).dtype is torch.bfloat16
     torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
     out.float().sum().backward()
 
@@ -295,12 +305,12 @@ def test_another_device_than_the_current(cuda_device):
     for device in (torch.device("cuda", 0), other):
         (query, key, value, grad), _ = inputs(device)
         leaves = [x.detach().requires_grad_() for x in (query, key, value)]
-        out = yoso_attention(*leaves, seed=2, **SAMPLED)
+        out = yoso_attention(*leaves, seed=2, estimator=SAMPLED)
         assert out.device == device and torch.cuda.current_device() == 0
         results.append([x.cpu() for x in (out, *torch.autograd.grad(out, leaves, grad))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     with pytest.raises(ValueError, match="seed must be on the cpu or cuda:1, got a tensor on"):
-        yoso_attention(*leaves, seed=torch.tensor([1], device="cuda:0"), **SAMPLED)
+        yoso_attention(*leaves, seed=torch.tensor([1], device="cuda:0"), estimator=SAMPLED)
 
 
 @pytest.mark.parametrize("mask", ["causal", "pairs"])
@@ -328,19 +338,23 @@ def test_dense_lsh_attention(cuda_device, mask):
 
 
 DETERMINISTIC = """
+from dataclasses import replace
 import torch
-from lshkit.attention import YosoAttention, yoso_attention
+from lshkit.attention import Expected, Sampled, YosoAttention, yoso_attention
 torch.use_deterministic_algorithms(True)
-for options in ({}, {"conv_window": 5}, {"unit_norm": "lift", "lift_scale": "auto"}):
-    module = YosoAttention(16, 2, n_bits=4, n_hashes=8, estimator="sampled", **options).cuda()
+sampled = Sampled(n_bits=4, n_hashes=8, expectation="never")
+lifted = replace(sampled, unit_norm="lift", lift_scale="auto")
+for options in ({"estimator": sampled}, {"estimator": sampled, "conv_window": 5},
+                {"estimator": lifted}):
+    module = YosoAttention(16, 2, **options).cuda()
     x = torch.randn(2, 50, 16, device="cuda", requires_grad=True)
     mask = torch.zeros(2, 50, dtype=torch.bool, device="cuda")
     module(x, x, x, mask)[0].sum().backward()
 scale = torch.full((2,), 90.0, device="cuda", requires_grad=True)
 q = torch.randn(2, 4, 50, 16, device="cuda", requires_grad=True)
-for options in ({"estimator": "expected"}, {"estimator": "sampled"}):
-    out = yoso_attention(q, q[:, :2], q[:, :2], enable_gqa=True, unit_norm="lift",
-                         lift_scale=scale, **options)
+for estimator in (Expected(unit_norm="lift"), lifted):
+    out = yoso_attention(q, q[:, :2], q[:, :2], enable_gqa=True, estimator=estimator,
+                         parameters={"lift_scale": scale})
     out.sum().backward()
 torch.cuda.synchronize()
 """

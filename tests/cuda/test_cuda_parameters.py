@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 from lshkit.attention.arguments import seed_tensor  # noqa: E402
 
 SEEDS = [0, 3, 2**31, 2**63 - 1]
@@ -107,9 +107,9 @@ def needs_gpu(device):
 def test_all_forms_of_a_seed_give_the_same_functions(cuda_device):
     query, key, value = torch.randn(3, 2, 2, 40, 16).to(cuda_device)
     for hasher in ("hadamard", "hyperplane"):
-        options = dict(n_bits=4, n_hashes=8, estimator="sampled", hasher=hasher)
+        estimator = Sampled(n_bits=4, n_hashes=8, expectation="never", hasher=hasher)
         outs = [
-            yoso_attention(query, key, value, seed=seed, **options)
+            yoso_attention(query, key, value, seed=seed, estimator=estimator)
             for seed in (7, torch.tensor(7), torch.tensor([7]), torch.tensor([7]).to(cuda_device))
         ]
         assert all(torch.equal(out, outs[0]) for out in outs)
@@ -133,7 +133,8 @@ def test_seeds_are_made_on_the_device(cuda_device):
 def test_the_same_codes_as_on_the_cpu(cuda_device):
     needs_gpu(cuda_device)
     query, key, value = torch.randn(3, 1, 2, 60, 16, generator=torch.Generator().manual_seed(0))
-    options = dict(n_bits=6, n_hashes=16, estimator="sampled", normalize=None, seed=5)
+    estimator = Sampled(n_bits=6, n_hashes=16, expectation="never")
+    options = dict(estimator=estimator, normalize=None, seed=5)
     wanted = yoso_attention(query, key, value, **options)
     out = yoso_attention(query.cuda(), key.cuda(), value.cuda(), **options).cpu()
     # A pair whose code differs, at a projection within rounding of zero, counts 1 / 16 the less.

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cuda
 attention_cases = pytest.importorskip("cases.attention")
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
+from lshkit.attention import Soft, YosoAttention, yoso_attention  # noqa: E402
 
 # Relative to the root mean square: sums of float32 in another order, then the rounding of the
 # result.
@@ -187,8 +187,8 @@ def test_attention(cuda_device, family, is_causal, normalize, n_probes):
         assert planes.grad.shape == planes.shape and planes.grad.isfinite().all()
 
 
-def soft(leaves, **words):
-    out = yoso_attention(*leaves, estimator="soft", seed=0, **words)
+def soft(leaves, estimator, **words):
+    out = yoso_attention(*leaves, estimator=estimator, seed=0, **words)
     out.backward(normal(*out.shape, seed=7).to(out))
     return out, *(x.grad for x in leaves)
 
@@ -199,9 +199,9 @@ def test_public_attention(cuda_device, on_cpu, dtype, is_causal):
     # All that a benchmark has but its lengths: 64 columns, 4096 buckets.
     case = attention_cases.attention_inputs(30, 33, 64, 64, batch=1, heads=2, dtype=dtype)
     leaves = [leaf_of(x, cuda_device) for x in (case.query, case.key, case.value)]
-    words = dict(n_bits=12, n_hashes=8, n_probes=4, is_causal=is_causal)
-    got = soft(leaves, **words)
-    wanted = on_cpu(soft, [leaf_of(x) for x in leaves], **words)
+    estimator = Soft(n_bits=12, n_hashes=8, n_probes=4)
+    got = soft(leaves, estimator, is_causal=is_causal)
+    wanted = on_cpu(soft, [leaf_of(x) for x in leaves], estimator, is_causal=is_causal)
     assert got[0].dtype is dtype
     for a, b in zip(got, wanted, strict=True):
         if dtype is torch.bfloat16 and not is_causal:  # tables of it: one rounding more
@@ -216,7 +216,8 @@ def test_groups_and_packed_sequences(cuda_device, on_cpu, normalize):
     case = attention_cases.attention_inputs(40, 40, 12, 9, batch=1, heads=4)
     tensors = case.query, case.key[:, :2], case.value[:, :2]
     starts = torch.tensor([0, 13, 13, 40], dtype=torch.int32)
-    words = dict(n_bits=5, n_hashes=3, enable_gqa=True, is_causal=True, normalize=normalize)
+    words = dict(enable_gqa=True, is_causal=True, normalize=normalize)
+    words["estimator"] = Soft(n_bits=5, n_hashes=3)
     leaves = [leaf_of(x, cuda_device) for x in tensors]
     got = soft(leaves, cu_seqlens=starts.to(cuda_device), **words)
     leaves = [leaf_of(x) for x in tensors]
@@ -234,8 +235,8 @@ def test_learned_projections(cuda_device, on_cpu):
         leaves = [leaf_of(x, device) for x in (*tensors, planes)]
         out = yoso_attention(
             *leaves[:3],
-            **dict(estimator="soft", hasher="hyperplane", n_bits=5, n_hashes=4),
-            projections=leaves[3],
+            estimator=Soft(hasher="hyperplane", n_bits=5, n_hashes=4),
+            parameters={"planes": leaves[3]},
         )
         out.backward(case.grad_out.to(device))
         return out, *(x.grad for x in leaves)
@@ -251,7 +252,7 @@ def test_bad_rows_and_the_same_bits_again(cuda_device):
     tensors[1][0, 0, 5, 1] = float("inf")
 
     def run():
-        return soft([leaf_of(x, cuda_device) for x in tensors], n_bits=6, n_hashes=4)
+        return soft([leaf_of(x, cuda_device) for x in tensors], Soft(n_bits=6, n_hashes=4))
 
     first, again = run(), run()
     bad = first[0].isnan().any(-1)
@@ -262,7 +263,7 @@ def test_bad_rows_and_the_same_bits_again(cuda_device):
 
 
 def test_module(cuda_device):
-    module = YosoAttention(16, 2, n_bits=4, n_hashes=3, estimator="soft").to(cuda_device)
+    module = YosoAttention(16, 2, estimator=Soft(n_bits=4, n_hashes=3)).to(cuda_device)
     out, _ = module(*(normal(2, 9, 16).to(cuda_device),) * 3, is_causal=True)
     out.sum().backward()
     assert module.in_proj_weight.grad.isfinite().all()

@@ -1,5 +1,7 @@
 """The near window on CUDA tensors against the references."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,7 @@ attention_cases = pytest.importorskip("cases.attention")
 test_cuda = pytest.importorskip("test_cuda")
 
 from lshkit import torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 assert_close, moved, parameters = test_cuda.assert_close, test_cuda.moved, test_cuda.parameters
 N_BITS, N_HASHES = test_cuda.N_BITS, test_cuda.N_HASHES
@@ -78,9 +80,10 @@ def test_a_nan_stays_with_the_pairs_that_see_it(cuda_device, is_causal):
     case = attention_cases.attention_inputs(n, d=16, batch=1, heads=1)
     query, key, value, _ = moved(case, cuda_device)
     value[..., bad, 3] = float("nan")
-    options = {"n_bits": 16, "n_hashes": 2, "seed": 0, "estimator": "sampled", "normalize": None}
-    sampled = yoso_attention(query, key, value, None, is_causal, **options)
-    out = yoso_attention(query, key, value, None, is_causal, window=window, **options)
+    few = Sampled(n_bits=16, n_hashes=2, expectation="never")
+    options = {"is_causal": is_causal, "seed": 0, "normalize": None}
+    sampled = yoso_attention(query, key, value, estimator=few, **options)
+    out = yoso_attention(query, key, value, estimator=replace(few, window=window), **options)
     near = ((i - bad).abs() < window) & ((i >= bad) | (not is_causal))
     reached = near | sampled[0, 0, :, 3].isnan().cpu()
     assert torch.equal(out[0, 0, :, 3].isnan().cpu(), reached)
@@ -91,9 +94,7 @@ def test_grouped_heads_and_packed_sequences(cuda_device):
     case = attention_cases.attention_inputs(40, 40, 12, batch=1, heads=4)
     query, key, value, grad_out = moved(case, cuda_device)
     key, value = key[:, :2], value[:, :2]
-    options = dict(
-        n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled", seed=0, is_causal=True, window=5
-    )
+    options = dict(estimator=replace(test_cuda.SAMPLED, window=5), seed=0, is_causal=True)
 
     def run(*tensors, **more):
         leaves = [x.detach().requires_grad_() for x in tensors[:3]]

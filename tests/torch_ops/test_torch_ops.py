@@ -1,11 +1,15 @@
 """torch.ops.lshkit.*: opcheck, torch.compile, autocast, torch.func and fake tensors."""
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402, F401
+    EXPECTED,
     FAMILIES,
+    SAMPLED,
     attention_inputs,
     codes_of,
     one_thread,
@@ -15,11 +19,12 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from lshkit import hashing, reference, torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Soft, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPS = torch.ops.lshkit
+SAMPLED_9 = dataclasses.replace(SAMPLED, n_bits=9)
 HASH = {"family": 1, "n_bits": 8, "n_hashes": 32}
 
 
@@ -183,12 +188,12 @@ def compiled(function, backend, **options):
     return torch.compile(function, fullgraph=True, backend=counter, **options), counter
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_compile_once_for_all_steps(estimator):
     """Forward and backward in one graph each; new hash functions take no new trace."""
 
     def step(query, key, value, mask):
-        return yoso_attention(query, key, value, mask, True, estimator=estimator)
+        return yoso_attention(query, key, value, mask, is_causal=True, estimator=estimator)
 
     fast, counter = compiled(step, "aot_eager")
     for seed in range(3):
@@ -208,7 +213,7 @@ def test_compile_once_for_all_steps(estimator):
 
 def test_compile_with_dynamic_lengths_and_seed_tensors():
     def attend(query, key, value, seed):
-        return yoso_attention(query, key, value, n_bits=9, estimator="sampled", seed=seed)
+        return yoso_attention(query, key, value, estimator=SAMPLED_9, seed=seed)
 
     fast, counter = compiled(attend, "aot_eager", dynamic=True)
     for n in (20, 31, 44):
@@ -225,7 +230,7 @@ def test_compile_with_dynamic_lengths_and_seed_tensors():
 
 def test_compile_with_inductor():
     def loss(query, key, value):
-        out = yoso_attention(query * 2, key, value, n_bits=9, estimator="sampled", seed=0)
+        out = yoso_attention(query * 2, key, value, estimator=SAMPLED_9, seed=0)
         return (out + 1).square().mean()
 
     fast, _ = compiled(loss, "inductor")
@@ -241,7 +246,7 @@ def test_compile_with_inductor():
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_autocast(estimator, dtype, compile):
     """As scaled_dot_product_attention has it: the inputs are cast, and the output with them."""
     case = attention_inputs(21)
@@ -273,7 +278,7 @@ def test_autocast_leaves_float64():
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_vmap_folds_into_the_batch(estimator, batch):
     case, other = attention_inputs(9, batch=batch), attention_inputs(9, batch=5 * batch, seed=1)
     queries = other.query.unflatten(0, (5, batch)).movedim(0, 2)
@@ -288,12 +293,13 @@ def test_vmap_folds_into_the_batch(estimator, batch):
 
 
 @pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_jacobian(estimator, batch):
     case = attention_inputs(3, 4, 8, 2, batch=batch, heads=1)
 
     def attend(query, key, value):
-        return yoso_attention(query, key, value, n_bits=2, estimator=estimator, seed=3)
+        few = dataclasses.replace(estimator, n_bits=2)
+        return yoso_attention(query, key, value, estimator=few, seed=3)
 
     inputs = case.query, case.key, case.value
     jacobians = torch.func.jacrev(attend, argnums=(0, 1, 2))(*inputs)
@@ -305,7 +311,7 @@ def test_vmap_over_seeds():
     case = attention_inputs(9)
 
     def attend(seed):
-        return yoso_attention(case.query, case.key, case.value, estimator="sampled", seed=seed)
+        return yoso_attention(case.query, case.key, case.value, estimator=SAMPLED, seed=seed)
 
     out = torch.func.vmap(attend)(torch.arange(4))
     assert torch.equal(out, torch.stack([attend(i) for i in range(4)]))
@@ -327,7 +333,7 @@ def test_vmap_bucket_sum():
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_gradients_per_sample(estimator):
     case = attention_inputs(9, batch=5)
 
@@ -343,7 +349,7 @@ def test_gradients_per_sample(estimator):
         torch.testing.assert_close(a, e)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_once_differentiable(estimator):
     case = attention_inputs(5)
     query = case.query.requires_grad_()
@@ -360,7 +366,7 @@ def test_once_differentiable(estimator):
         torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(query)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_forward_mode_is_refused(estimator):
     """Tangents of zero would be worse than an error."""
     case = attention_inputs(5)
@@ -380,12 +386,13 @@ def test_forward_mode_is_refused(estimator):
 
 
 @pytest.mark.parametrize("n_bits", [8, 9])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
 def test_fake_tensors(estimator, n_bits):
+    estimator = dataclasses.replace(estimator, n_bits=n_bits)
     with FakeTensorMode():
         query = torch.empty(2, 3, 100_000, 64, dtype=torch.bfloat16, requires_grad=True)
         value = torch.empty(2, 3, 100_000, 48, dtype=torch.bfloat16)
-        out = yoso_attention(query, query, value, n_bits=n_bits, estimator=estimator)
+        out = yoso_attention(query, query, value, estimator=estimator)
         assert out.shape == value.shape and out.dtype == torch.bfloat16
         out.sum().backward()
         assert query.grad.shape == query.shape
@@ -408,7 +415,9 @@ def test_the_core_refuses_fake_tensors():
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of the checks of arguments
-@pytest.mark.parametrize("estimator", ["sampled", "expected", "soft"])
+@pytest.mark.parametrize(
+    "estimator", [SAMPLED, EXPECTED, Soft()], ids=["sampled", "expected", "soft"]
+)
 def test_a_trace_holds_the_operators(estimator, tmp_path):
     """With a gradient wanted too; a call of Python's could be neither saved nor run elsewhere."""
     case = attention_inputs(5)

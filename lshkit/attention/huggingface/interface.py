@@ -35,8 +35,7 @@ def register(given: dict[str, dict | None]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
     complete = {kind: KINDS[kind].complete(options, kind) for kind, options in given.items()}
     for kind, options in complete.items():
-        for training in (True, False):
-            KINDS[kind].call(options, training, 0)  # checks each
+        KINDS[kind].check(options)
     for kind, options in complete.items():
         name = f"lshkit_{kind}"
         AttentionInterface.register(name, _attention(name, kind, options))

@@ -1,13 +1,12 @@
 """Options of the attention functions: defaults, those of `register` and those of a model."""
 
-import dataclasses
-
 import torch
 
 from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
 from lshkit.attention.arguments import check_word
-from lshkit.attention.estimators import ESTIMATORS, Estimator, Sampled
+from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Estimator, Sampled
+from lshkit.hashing import MAX_HASHES
 
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
 BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
@@ -29,7 +28,7 @@ class Yoso:
         """
         if isinstance(options, Estimator):
             options = {"estimator": options}
-        options = _as_dict(options, where)
+        options = _as_dict(options, where, "an estimator or a dict of options")
         if isinstance(options.get("estimator"), Estimator):
             given = options.pop("estimator").to_dict()
             if both := sorted(given.keys() & options.keys()):
@@ -40,20 +39,25 @@ class Yoso:
         check_word(f"estimator of {where}", name, ESTIMATORS)
         if name != before["estimator"]:
             before = {key: before[key] for key in self.own}
-        fields = [field.name for field in dataclasses.fields(ESTIMATORS[name])]
-        _check_names(options, ("estimator", *fields, *self.own), where, f"lshkit_yoso, {name!r},")
+        known = ("estimator", *OPTIONS[name], *self.own)
+        _check_names(options, known, where, f"lshkit_yoso with {name!r}")
         return before | options
 
-    def call(self, options: dict, training: bool, layer: int) -> dict:
+    def call(self, options: dict, training: bool) -> dict:
         """The options as `yoso_attention` takes them."""
         options = dict(options)
-        seed, n_hashes = _seed(options, training, layer), options.pop("n_hashes_eval")
-        normalize = options.pop("normalize")
-        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        call = {"seed": _seed(options), "normalize": options.pop("normalize")}
+        check_word("normalize", call["normalize"], torch_ops.NORMALIZE)
+        n_hashes = options.pop("n_hashes_eval")
+        if n_hashes is not None:
+            checks.integer("n_hashes_eval", n_hashes, 1, MAX_HASHES)
         estimator = Estimator.from_dict(options)
-        if n_hashes is not None and not training:
-            estimator = estimator.for_inference(checks.integer("n_hashes_eval", n_hashes, 1))
-        return {"estimator": estimator, "normalize": normalize, "seed": seed}
+        call["estimator"] = estimator if training else estimator.for_inference(n_hashes)
+        return call
+
+    def check(self, options: dict) -> None:
+        self.call(options, training=True)
+        self.call(options, training=False)
 
     def goes_by_positions(self, options: dict) -> bool:
         return options["estimator"].goes_by_position
@@ -74,17 +78,20 @@ class Lsh:
     def complete(self, options, where: str, registered: dict | None = None) -> dict:
         options = _as_dict(options, where)
         _check_names(options, tuple(self.defaults()), where, f"lshkit_{self.kind}")
-        options = (self.defaults() if registered is None else registered) | options
-        nothing = torch.zeros(1, 1, 1, 8, device="cpu")
-        given = {name: options[name] for name in self.names}
-        self.function(nothing, nothing, nothing, seed=0, **given)  # checks them
-        return options
+        return (self.defaults() if registered is None else registered) | options
 
-    def call(self, options: dict, training: bool, layer: int) -> dict:
+    def call(self, options: dict, training: bool) -> dict:
         options = dict(options)
         if "exact_steps" in options:
             checks.boolean("exact_steps", options["exact_steps"])
-        return options | {"seed": _seed(options, training, layer)}
+        return options | {"seed": _seed(options)}
+
+    def check(self, options: dict) -> None:
+        nothing = torch.zeros(1, 1, 1, 8, device="cpu")
+        given = self.call(options, training=True)
+        self.function(
+            nothing, nothing, nothing, **{name: given[name] for name in (*self.names, "seed")}
+        )
 
     def goes_by_positions(self, options: dict) -> bool:
         """ "none" is not an estimate of softmax attention, which could take its place."""
@@ -111,17 +118,21 @@ KINDS = {options.kind: options for options in (Yoso(), Lsh(), BertLsh())}
 
 
 def of_model(kind: str, registered: dict, module) -> dict:
-    """The options of a call by an attention layer: the model's own before the registered ones."""
-    own = getattr(getattr(module, "config", None), "lshkit", None)
-    options = KINDS[kind]
+    """The options of a call by an attention layer: the model's own before the registered ones.
+
+    In training mode hash functions are fresh ones, else the layer's own.
+    """
+    own, options = getattr(getattr(module, "config", None), "lshkit", None), KINDS[kind]
     if own is not None:
         registered = options.complete(own, "config.lshkit", registered)
-    return options.call(registered, module.training, getattr(module, "layer_idx", None) or 0)
+    call = options.call(registered, module.training)
+    layer = getattr(module, "layer_idx", None) or 0
+    return call | {"seed": None if module.training else call["seed"] + layer}
 
 
-def _as_dict(options, where: str) -> dict:
+def _as_dict(options, where: str, wanted: str = "a dict of options") -> dict:
     if options is not None and not isinstance(options, dict):
-        raise TypeError(f"{where} must be a dict of options, got {type(options).__name__}")
+        raise TypeError(f"{where} must be {wanted}, got {type(options).__name__}")
     return dict(options or {})
 
 
@@ -131,7 +142,5 @@ def _check_names(options: dict, known: tuple[str, ...], where: str, of: str) -> 
             raise TypeError(f"{where} has an unknown option {name!r}; {of} has {', '.join(known)}")
 
 
-def _seed(options: dict, training: bool, layer: int) -> int | None:
-    """Fresh hash functions in training mode, the layer's own else."""
-    seed = checks.integer("seed", options.pop("seed"), 0, 2**62)
-    return None if training else seed + layer
+def _seed(options: dict) -> int:
+    return checks.integer("seed", options.pop("seed"), 0, 2**62)

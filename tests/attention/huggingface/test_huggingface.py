@@ -23,11 +23,14 @@ from torch.nn import functional as F  # noqa: E402
 from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, StaticCache  # noqa
 from transformers.masking_utils import sdpa_mask  # noqa: E402
 
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
+from lshkit.attention.huggingface.band import yoso_band  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
+SAMPLES = {"estimator": "sampled", "expectation": "never"}
 
 
 def formula(module, query, key, value, attention_mask, **_):
@@ -134,9 +137,7 @@ def test_sliding_window(window, masked, implementation):
         grad = torch.autograd.grad(logits[kept].sin().sum(), made.model.embed_tokens.weight)[0]
         steps = made.generate(**given, **past, return_dict_in_generate=True).logits
         results.append((logits[kept], grad, torch.stack(steps)))
-    for i, (expected, got) in enumerate(zip(*results, strict=True)):
-        if i == 1 and implementation == "lshkit_yoso":
-            continue  # the lower bound: test_gradient_in_a_band
+    for expected, got in zip(*results, strict=True):
         assert (expected - got).abs().max() < 2e-5 * max(1, expected.abs().max())
 
 
@@ -158,12 +159,9 @@ def test_chunked_attention(name):
         made(tokens())
 
 
-@pytest.mark.parametrize("gradient", ["lower_bound", "expected"])
+@pytest.mark.parametrize("gradient", ["lower_bound", "exact"])
 def test_gradient_in_a_band(gradient):
     """A window that holds all pairs gives the gradient of yoso_attention."""
-    from lshkit.attention import yoso_attention
-    from lshkit.attention.huggingface.band import yoso_band
-
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(2, heads, 13, 8, generator=generator, requires_grad=True) for heads in (4, 2, 2)
@@ -171,15 +169,35 @@ def test_gradient_in_a_band(gradient):
     rows = torch.arange(13, dtype=torch.int32)
     rows = torch.stack((rows, torch.full_like(rows, 13))).expand(2, -1, -1)
     for normalize in ("l2", "sum", None):
-        options = {"n_bits": 5, "gradient": gradient, "normalize": normalize}
+        options = {
+            "estimator": Expected(n_bits=5, gradient=gradient),
+            "normalize": normalize,
+        }
         out = yoso_band(q, k, v, rows, options)
-        expected = yoso_attention(
-            *(q, k, v, None, True), estimator="expected", enable_gqa=True, **options
-        )
+        expected = yoso_attention(q, k, v, is_causal=True, enable_gqa=True, **options)
         assert (out - expected).abs().max() < 1e-5
         got = torch.autograd.grad(out.sin().sum(), (q, k, v))
         for x, y in zip(got, torch.autograd.grad(expected.sin().sum(), (q, k, v)), strict=True):
             assert (x - y).abs().max() < 2e-5 * max(1, y.abs().max())
+
+
+@pytest.mark.parametrize("kind", [Sampled, Soft])
+def test_what_a_band_takes(kind):
+    """Of a sampling estimator the mean, where it has one."""
+    x = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    rows = torch.arange(9, dtype=torch.int32)
+    rows = torch.stack((rows, torch.full_like(rows, 9)))[None]
+    if kind is Soft:
+        with pytest.raises(NotImplementedError, match="must be sampled or expected in a sliding"):
+            yoso_band(x, x, x, rows, {"estimator": Soft(), "normalize": "l2"})
+    else:
+        with pytest.raises(NotImplementedError, match="unit_norm must not be 'lift' in a sliding"):
+            yoso_band(x, x, x, rows, {"estimator": kind(unit_norm="lift"), "normalize": "l2"})
+        a, b = (
+            yoso_band(x, x, x, rows, {"estimator": made, "normalize": "l2"})
+            for made in (Sampled(n_bits=5), Expected(n_bits=5))
+        )
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -199,8 +217,8 @@ def test_packed_sequences(batch, implementation):
     [
         ("lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
         ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
-        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
-        ("lshkit_yoso", {"estimator": "sampled", "n_bits": 4, "window": 3}),
+        ("lshkit_yoso", SAMPLES | {"n_bits": 4}),
+        ("lshkit_yoso", SAMPLES | {"n_bits": 4, "window": 3}),
         ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
         ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
         ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
@@ -221,7 +239,7 @@ def test_a_cache_changes_nothing(static, implementation, options):
 @pytest.mark.parametrize(
     ("family", "implementation", "options"),
     [
-        ("mistral", "lshkit_yoso", {"estimator": "sampled", "n_bits": 4}),
+        ("mistral", "lshkit_yoso", SAMPLES | {"n_bits": 4}),
         ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "window": 2}),
         ("mistral", "lshkit_lsh", {"n_bits": 3, "n_hashes": 4, "exact_steps": False}),
         ("mistral", "lshkit_bert_lsh", {"n_bits": 3}),
@@ -263,6 +281,29 @@ def test_exact_steps(static):
     assert all((results[0] - results[i]).abs().max() > 1e-5 for i in (2, 3))
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_steps_without_noise(static):
+    """One query over a cache costs less as the expectation; a prompt of more than 6 keys a hash
+    does as a sample."""
+    made, ids, mask = model("llama", "lshkit_yoso"), tokens(), padded(left=True)
+    few = {"n_hashes": 1, "n_hashes_eval": None}
+    prompts, steps = [], []
+    with torch.no_grad():
+        for own in (few, few | {"expectation": "never"}, {"estimator": "expected"}):
+            cache = StaticCache(made.config, 32) if static else DynamicCache()
+            set_implementation(made, "lshkit_yoso", own)
+            prompts.append(made(ids, attention_mask=mask).logits[mask.bool()])
+            set_implementation(made, "lshkit_yoso", few)
+            made(ids[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+            set_implementation(made, "lshkit_yoso", own)
+            step = made(ids[:, -1:], attention_mask=mask, past_key_values=cache)
+            steps.append(step.logits)
+    assert torch.equal(prompts[0], prompts[1])
+    assert (prompts[0] - prompts[2]).abs().max() > 1e-3
+    assert (steps[0] - steps[2]).abs().max() < 1e-6
+    assert (steps[0] - steps[1]).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_left_padding_in_generation(cache, implementation):
     made, ids, mask = model("llama", implementation).double(), tokens(), padded(left=True)
@@ -279,7 +320,7 @@ def test_left_padding_in_generation(cache, implementation):
 def test_padding_changes_no_bit(family, implementation):
     variants = [{}]
     if implementation == "lshkit_yoso":
-        variants = [{"estimator": word} for word in ("expected", "sampled", "soft")]
+        variants = [{"estimator": "expected"}, SAMPLES, {"estimator": "soft"}]
     elif implementation == "lshkit_lsh":
         variants = [{"n_bits": 3, "window": 4}]
     if (family, implementation) == ("bert", "lshkit_bert_lsh"):
@@ -302,8 +343,8 @@ def test_padding_changes_no_bit(family, implementation):
 
 def test_hash_functions_are_fixed_in_eval_and_fresh_in_training(implementation):
     made, ids = model("bert", implementation), tokens()
-    options = {"lshkit_yoso": {"estimator": "sampled"}, "lshkit_lsh": {"window": 0, "n_hashes": 4}}
-    made.config.lshkit = options.get(implementation, {})
+    options = {"lshkit_yoso": SAMPLES, "lshkit_lsh": {"window": 0, "n_hashes": 4}}
+    made.config.lshkit = dict(options.get(implementation, {}))
     made.config.attention_probs_dropout_prob = 0
     with torch.no_grad():
         assert torch.equal(made(ids).logits, made(ids).logits)
@@ -320,7 +361,7 @@ def test_hash_functions_are_fixed_in_eval_and_fresh_in_training(implementation):
 
 
 def test_gradient_checkpointing_draws_the_same_hash_functions(implementation):
-    own = {"estimator": "sampled"} if implementation == "lshkit_yoso" else {"n_hashes": 4}
+    own = SAMPLES if implementation == "lshkit_yoso" else {"n_hashes": 4}
     made, ids = model("llama", implementation, lshkit=own).train(), tokens()
     gradients = []
     for checkpointing in (False, True):

@@ -9,6 +9,7 @@ from cases.attention import one_thread  # noqa: E402, F401
 from cases.huggingface import IMPLEMENTATIONS, combinations, model, tokens  # noqa: E402
 from transformers import StaticCache, YosoConfig, YosoForMaskedLM  # noqa: E402
 
+from lshkit.attention import Soft  # noqa: E402
 from lshkit.attention.huggingface import register, repair  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,6 +54,35 @@ def test_training(family, implementation):
     options = {} if family == "bert" else {"use_cache": False}
     made = model(family, implementation, n_layers=1)
     check_training(made, input_ids=tokens(), attention_mask=padding(), labels=tokens(), **options)
+
+
+@pytest.mark.parametrize(
+    ("implementation", "own"),
+    [
+        ("lshkit_yoso", {"n_bits": 6, "expectation": "never"}),
+        ("lshkit_yoso", {"estimator": "expected"}),
+        ("lshkit_yoso", {"estimator": "soft", "n_probes": [2, 3], "n_hashes_eval": 8}),
+        ("lshkit_yoso", {"estimator": Soft(n_bits=5)}),
+        ("lshkit_lsh", {"n_bits": 6, "window": 2}),
+        ("lshkit_bert_lsh", {"n_bits": 3}),
+    ],
+)
+def test_options_of_a_model(implementation, own):
+    """Options that have changed since are those of the next call."""
+    made = model("bert", implementation, n_layers=1)
+    made.config.lshkit = own
+    given = {"input_ids": tokens(), "attention_mask": padding(), "labels": tokens()}
+    check_training(made, **given)
+    made.eval()
+    compiled = torch.compile(made, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        first = compiled(**given).logits
+        assert torch.equal(first, made(**given).logits)
+        made.config.lshkit = own | (
+            {"normalize": "sum"} if implementation == "lshkit_yoso" else {"n_bits": 2}
+        )
+        second = compiled(**given).logits
+        assert torch.equal(second, made(**given).logits) and not torch.equal(first, second)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -24,7 +24,13 @@ from transformers.masking_utils import (  # noqa: E402
     or_masks,
 )
 
-from lshkit.attention import lsh_attention  # noqa: E402
+from lshkit.attention import (  # noqa: E402
+    Expected,
+    Sampled,
+    Soft,
+    lsh_attention,
+    yoso_attention,
+)
 from lshkit.attention.huggingface import register  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,7 +53,7 @@ def test_options_of_register_and_of_a_model():
     made, ids = model("bert", "lshkit_yoso"), tokens()
 
     def logits(own=None, **options):
-        register(yoso={"estimator": "sampled", **options})
+        register(yoso={"expectation": "never", **options})
         made.config.lshkit = own
         with torch.no_grad():
             return made(ids).logits
@@ -59,6 +65,58 @@ def test_options_of_register_and_of_a_model():
         assert not torch.equal(plain, logits(n_bits=5))
         assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
         assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
+    finally:
+        register(lsh={"exact_steps": False})
+
+
+@pytest.mark.parametrize("estimator", [Sampled(expectation="never"), Expected(), Soft(n_bits=6)])
+def test_an_estimator_or_its_dict(estimator):
+    """And what a call stands for: the function with n_hashes_eval hashes, in eval mode."""
+    made, ids = model("bert", "lshkit_yoso"), tokens()
+    q, k, v = (
+        torch.randn(1, 2, 90, 8, generator=torch.Generator().manual_seed(i)) for i in (0, 1, 2)
+    )
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    forms = (estimator, {"estimator": estimator}, estimator.to_dict())
+    results = []
+    try:
+        for given in forms:
+            register(yoso=given)
+            with torch.no_grad():
+                results.append(made(ids).logits)
+        register(yoso={"estimator": estimator, "n_hashes_eval": 100, "seed": 3})
+        out, _ = AttentionInterface()["lshkit_yoso"](module, q, k, v, None)
+        register()
+        made.config.lshkit = estimator.to_dict()
+        with torch.no_grad():
+            results.append(made(ids).logits)
+    finally:
+        register(lsh={"exact_steps": False})
+    assert all(torch.equal(results[0], other) for other in results[1:])
+    expected = yoso_attention(q, k, v, estimator=estimator.for_inference(100), seed=3)
+    assert torch.equal(out, expected.transpose(1, 2))
+
+
+def test_another_estimator_of_a_model():
+    """It starts from its own defaults; what stands beside it stays the registered."""
+    made, ids = model("bert", "lshkit_yoso"), tokens()
+
+    def logits(own=None, **options):
+        register(yoso=options)
+        made.config.lshkit = own
+        with torch.no_grad():
+            return made(ids).logits
+
+    try:
+        soft = logits(estimator="soft", normalize="sum")
+        own = {"estimator": "soft"}
+        assert torch.equal(logits(own, n_bits=3, window=2, normalize="sum"), soft)
+        assert not torch.equal(logits(own, n_bits=3), soft)
+        wanted = logits(estimator="soft", n_bits=5, n_probes=2)
+        assert torch.equal(logits({"n_probes": 2}, estimator="soft", n_bits=5), wanted)
+        assert torch.equal(logits({"n_probes": 2}, estimator=Soft(n_bits=5)), wanted)
+        assert torch.equal(logits(own | {"n_probes": 2}, estimator="soft", n_bits=5), wanted)
     finally:
         register(lsh={"exact_steps": False})
 
@@ -76,7 +134,7 @@ def test_a_bias_of_nothing_changes_nothing(kind, is_causal):
     biased, _ = attend(module, q, k, v, None, position_bias=torch.zeros(1, 2, 90, 90))
     assert (out - biased).abs().max() < 1e-5
     if kind == "lsh":
-        function = lsh_attention(q, k, v, None, is_causal, seed=0)
+        function = lsh_attention(q, k, v, is_causal=is_causal, seed=0)
         assert torch.equal(out, function.transpose(1, 2))
 
 
@@ -95,15 +153,31 @@ def test_options_of_a_model_are_saved(tmp_path):
         (
             {"yoso": {"bits": 8}},
             TypeError,
-            "yoso has an unknown option 'bits'; lshkit_yoso has n_b",
+            "yoso has an unknown option 'bits'; lshkit_yoso with 'sampled' has estimator, unit_norm"
+            ", lift_scale, n_bits, n_hashes, .*, normalize, seed, n_hashes_eval",
         ),
+        (
+            {"yoso": {"estimator": "soft", "window": 3}},
+            TypeError,
+            "yoso has an unknown option 'window'; lshkit_yoso with 'soft' has .* n_probes",
+        ),
+        (
+            {"yoso": {"estimator": Soft(), "n_bits": 8, "sharpness": 1.0}},
+            TypeError,
+            r"yoso must not have \['n_bits', 'sharpness'\] beside an estimator that has",
+        ),
+        ({"yoso": {"estimator": Sampled}}, ValueError, "estimator of yoso must be one of"),
         ({"lsh": {"n_hashes_eval": 8}}, TypeError, "lsh has an unknown option"),
         ({"bert_lsh": {"n_bits": 17}}, ValueError, "n_bits must be an integer from 1 to 16"),
-        ({"yoso": {"estimator": "exact"}}, ValueError, "estimator must be one of"),
-        ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes must be"),
+        ({"yoso": {"estimator": "exact"}}, ValueError, "estimator of yoso must be one of"),
+        ({"yoso": {"n_bits": 17}}, ValueError, "n_bits must be an integer from 1 to 16"),
+        ({"yoso": {"normalize": "l1"}}, ValueError, "normalize must be one of"),
+        ({"yoso": {"n_hashes_eval": 0}}, ValueError, "n_hashes_eval must be"),
+        ({"yoso": {"estimator": "expected", "n_hashes_eval": 0}}, ValueError, "n_hashes_eval must"),
         ({"yoso": {"seed": -1}}, ValueError, "seed must be"),
         ({"lsh": {"exact_steps": 1}}, TypeError, "exact_steps must be"),
-        ({"yoso": 8}, TypeError, "yoso must be a dict of options, got int"),
+        ({"yoso": 8}, TypeError, "yoso must be an estimator or a dict of options, got int"),
+        ({"lsh": Soft()}, TypeError, "lsh must be a dict of options, got Soft"),
     ],
 )
 def test_wrong_options(options, error, message):
@@ -115,7 +189,7 @@ def test_wrong_options_of_a_model():
     made = model("bert", "lshkit_yoso")
     for own, message in (
         ({"bits": 8}, "config.lshkit has an unknown option 'bits'"),
-        (8, "config.lshkit must be a dict of options, got int"),
+        (8, "config.lshkit must be an estimator or a dict of options, got int"),
     ):
         made.config.lshkit = own
         with pytest.raises(TypeError, match=message):
