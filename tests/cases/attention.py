@@ -7,6 +7,11 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from lshkit import reference, torch_ops
+from lshkit.attention import Expected, Sampled
+
+# Samples at all lengths, and the expectation whose gradient is that of samples.
+SAMPLED = Sampled(expectation="never")
+EXPECTED = Expected(gradient="lower_bound")
 
 # Odd lengths, n_q != n_k, d_v != d, and every feature count from below to above the padding to 64.
 SHAPES = [  # n_q, n_k, d, d_v
@@ -57,13 +62,14 @@ def padding_mask(batch, n_k, seed=0):
     return mask
 
 
-def codes_of(x, seed, *, hasher="hadamard", n_bits=8, n_hashes=32):
+def codes_of(x, seed, estimator=SAMPLED):
     """The codes that yoso_attention(seed=seed) gives the rows of x, from the hash operator."""
-    family = torch_ops.FAMILY[hasher]
+    sizes = estimator.n_bits, estimator.n_hashes
+    family = torch_ops.FAMILY[estimator.hasher]
     parameters = torch_ops.hash_parameters(
-        torch.tensor(seed), x.shape[1], x.shape[-1], n_bits, n_hashes, family
+        torch.tensor(seed), x.shape[1], x.shape[-1], *sizes, family
     )
-    return torch_ops.hash(x, parameters, family, n_bits, n_hashes)
+    return torch_ops.hash(x, parameters, family, *sizes)
 
 
 def arrays(case):

@@ -4,9 +4,10 @@ import numpy as np
 import torch
 
 from lshkit import reference
-from lshkit.attention import YosoState, yoso_attention
+from lshkit.attention import Sampled, YosoState, yoso_attention
 
 SEED = 11
+SAMPLED = Sampled(n_hashes=12, expectation="never")
 
 
 def qkv(batch=2, heads=3, n=29, d=20, d_v=9, *, key_heads=None, dtype=torch.float32, seed=0):
@@ -25,12 +26,12 @@ def state_for(query, key, value, **options):
         value.shape[-1],
         num_key_heads=key.shape[1],
         dtype=query.dtype,
-        **{"seed": SEED, "n_hashes": 12, **options},
+        **{"seed": SEED, "estimator": SAMPLED, **options},
     )
 
 
 def causal(query, key, value, mask=None, **options):
-    options = {"seed": SEED, "n_hashes": 12, "estimator": "sampled", **options}
+    options = {"seed": SEED, "estimator": SAMPLED, **options}
     return yoso_attention(query, key, value, mask, is_causal=True, **options)
 
 
