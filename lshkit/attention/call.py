@@ -74,19 +74,20 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     return out.to(call.query.dtype)
 
 
-def aligned(call: Call, by_position: bool = False) -> Call:
+def aligned(call: Call, window: int = 0) -> Call:
     """The call with rows for the positions before, so that query i sees the keys j <= i.
 
-    They cost what others do, which is linear too; the caller cuts them off the result.
-    by_position: more than the order depends on the places of the keys.
+    They cost what others do, which is linear too; the caller cuts them off the result. Not causal
+    where every query sees every key, and none of them is within the window.
     """
     if not call.is_causal or call.offset == 0:
         return call
     if call.offset > 0:
-        if call.offset >= call.key.shape[2] - 1 and not by_position:
-            return call._replace(is_causal=False, offset=0)  # every query sees every key
+        if call.offset >= call.key.shape[2] - 1 + window:
+            return call._replace(is_causal=False, offset=0)
         return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0)))
-    before, (batch, _, n_keys, _) = -call.offset, call.key.shape
+    batch, _, n_keys, _ = call.key.shape
+    before = min(-call.offset, call.query.shape[2])  # beyond it none sees a key
     mask = call.key_mask
     if mask is None:
         mask = call.key.new_ones((batch, n_keys), dtype=torch.bool)

@@ -339,7 +339,10 @@ class Sampled(Hashed):
         if self.expectation == "auto" and self._expectation_is_cheaper(call):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
-        first, call = call.offset, aligned(call, self.window is not None)
+        window = self.window or 0
+        first, was_causal, call = call.offset, call.is_causal, aligned(call, window)
+        if was_causal and not call.is_causal:
+            window = 0
         query, key = call.query, call.key
         rotation = None
         if rank is not None and torch.is_grad_enabled():
@@ -350,7 +353,7 @@ class Sampled(Hashed):
             *self.hash_functions(
                 key.shape[1], query.shape[-1], call.parameters, call.seed, query.device
             ),
-            *(*call.options, torch_ops.GRADIENT[self.gradient], self.window or 0),
+            *(*call.options, torch_ops.GRADIENT[self.gradient], window),
             *(0 if rotation is None else rank, rotation),
         )
         return out[:, :, first:] if call.is_causal and first > 0 else out

@@ -11,9 +11,9 @@ AUTO = "auto"
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows divided by their norm. A row of zeros stays, and its gradient is zero."""
+    """Rows divided by their norm. A row of zeros stays, and its gradient is zero; NaN stays NaN."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return torch.where(norm > 0, x / torch.where(norm > 0, norm, 1), 0)
+    return torch.where(norm == 0, 0, x / torch.where(norm == 0, 1, norm))
 
 
 def lift(

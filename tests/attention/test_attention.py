@@ -1,13 +1,17 @@
 """yoso_attention: values, shapes, dtypes, rows without a direction, and what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402, F401
+    EXPECTED,
     FAMILIES,
     NORMALIZE,
+    SAMPLED,
     SHAPES,
     attention_inputs,
     codes_of,
@@ -17,7 +21,7 @@ from cases.attention import (  # noqa: E402, F401
     sampled_reference,
 )
 
-from lshkit.attention import functional, yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,19 +41,19 @@ def masks_and_normalisations(shape):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sampled_equals_reference(shape, n_bits, is_causal):
     case = attention_inputs(*shape)
-    options = {"n_bits": n_bits, "n_hashes": 11}
-    codes = [codes_of(x, 5, **options) for x in (case.query, case.key)]
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=11)
+    codes = [codes_of(x, 5, estimator) for x in (case.query, case.key)]
     for mask, normalize in masks_and_normalisations(shape):
         out = yoso_attention(
             case.query,
             case.key,
             case.value,
             mask,
-            is_causal,
-            estimator="sampled",
+            estimator=estimator,
+            is_causal=is_causal,
+            causal_offset=0,
             normalize=normalize,
             seed=5,
-            **options,
         )
         expected = sampled_reference(case, *codes, mask, is_causal, normalize)
         torch.testing.assert_close(out.double(), expected, **FLOAT32)
@@ -59,9 +63,9 @@ def test_sampled_equals_reference(shape, n_bits, is_causal):
 @pytest.mark.parametrize("hasher", FAMILIES)
 def test_sampled_hashers_and_hashes(hasher, n_hashes):
     case = attention_inputs(65)
-    options = {"hasher": hasher, "n_hashes": n_hashes}
-    out = yoso_attention(case.query, case.key, case.value, estimator="sampled", seed=1, **options)
-    codes = [codes_of(x, 1, **options) for x in (case.query, case.key)]
+    estimator = replace(SAMPLED, hasher=hasher, n_hashes=n_hashes)
+    out = yoso_attention(case.query, case.key, case.value, estimator=estimator, seed=1)
+    codes = [codes_of(x, 1, estimator) for x in (case.query, case.key)]
     torch.testing.assert_close(out.double(), sampled_reference(case, *codes), **FLOAT32)
 
 
@@ -82,9 +86,9 @@ def test_expected_equals_reference(shape, n_bits, is_causal):
                 case.key,
                 case.value,
                 mask,
-                is_causal,
-                n_bits=n_bits,
-                estimator="expected",
+                estimator=Expected(n_bits=n_bits),
+                is_causal=is_causal,
+                causal_offset=0,
                 normalize=normalize,
             )
             assert out.dtype == dtype
@@ -98,46 +102,29 @@ def test_sampled_is_unbiased(hasher):
     sets = 2000
     case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
     query, key, value = (x.expand(1, sets, -1, -1) for x in (case.query, case.key, case.value))
-    options = {"n_bits": 4, "n_hashes": 8, "normalize": None}
-    out = yoso_attention(
-        query, key, value, estimator="sampled", hasher=hasher, seed=11, **options
-    ).double()
+    estimator = replace(SAMPLED, n_bits=4, n_hashes=8, hasher=hasher)
+    out = yoso_attention(query, key, value, estimator=estimator, seed=11, normalize=None).double()
     mean, error = out.mean(1), out.std(1) / sets**0.5
     exact = expected_reference(case, 4, normalize=None)[:, 0]
     assert ((mean - exact).abs() < 4 * error).all()
 
 
-def test_auto_takes_the_expectation_at_short_lengths_only():
-    n_hashes = 8
-    for n in (2, 8, 1000):
-        case = attention_inputs(n, d=16, batch=1, heads=1)
-        options = {"n_hashes": n_hashes, "seed": 0}
-        auto, sampled, expected = (
-            yoso_attention(case.query, case.key, case.value, estimator=estimator, **options)
-            for estimator in ("auto", "sampled", "expected")
-        )
-        short = functional._expected_is_faster(n, n_hashes)
-        assert short == (n < 1000)
-        torch.testing.assert_close(auto, expected if short else sampled, rtol=0, atol=0)
-        assert not torch.equal(expected, sampled)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_dtypes_are_computed_in_float32(estimator, dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
     inputs = case.query, case.key, case.value
     out = yoso_attention(*inputs, estimator=estimator, seed=2)
     in_float32 = yoso_attention(*(x.float() for x in inputs), estimator=estimator, seed=2)
     assert out.dtype == dtype
-    if estimator == "expected" and dtype == torch.float64:  # and this one in float64
+    if estimator is EXPECTED and dtype == torch.float64:  # and this one in float64
         torch.testing.assert_close(out, in_float32.double(), **FLOAT32)
         assert not torch.equal(out, in_float32.double())
     else:
         torch.testing.assert_close(out, in_float32.to(dtype), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_leading_dimensions_and_mask_shapes(estimator):
     case = attention_inputs(9, 13, batch=6, heads=2)
     inputs = case.query, case.key, case.value
@@ -161,7 +148,7 @@ def test_leading_dimensions_and_mask_shapes(estimator):
     assert_same(yoso_attention(*inputs, every_second, **options))
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_strided_views(estimator):
     case = attention_inputs(19)
     options = {"estimator": estimator, "seed": 4}
@@ -179,7 +166,7 @@ def test_strided_views(estimator):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_same_bits_at_any_number_of_threads(estimator, is_causal):
     case = attention_inputs(257, batch=1)
     before = torch.get_num_threads()
@@ -192,8 +179,8 @@ def test_same_bits_at_any_number_of_threads(estimator, is_causal):
                     case.query,
                     case.key,
                     case.value,
-                    is_causal=is_causal,
                     estimator=estimator,
+                    is_causal=is_causal,
                     seed=0,
                 )
             )
@@ -207,7 +194,7 @@ def test_seeds():
     inputs = case.query, case.key, case.value
 
     def attend(seed=None):
-        return yoso_attention(*inputs, estimator="sampled", seed=seed)
+        return yoso_attention(*inputs, estimator=SAMPLED, seed=seed)
 
     assert torch.equal(attend(3), attend(3))
     assert torch.equal(attend(3), attend(torch.tensor(3)))
@@ -224,8 +211,8 @@ def test_seeds():
 def test_a_sequence_does_not_depend_on_its_batch_mates():
     case = attention_inputs(33, batch=3)
     inputs = case.query, case.key, case.value
-    out = yoso_attention(*inputs, estimator="sampled", seed=0)
-    alone = yoso_attention(*(x[1:2] for x in inputs), estimator="sampled", seed=0)
+    out = yoso_attention(*inputs, estimator=SAMPLED, seed=0)
+    alone = yoso_attention(*(x[1:2] for x in inputs), estimator=SAMPLED, seed=0)
     assert torch.equal(out[1:2], alone)
     query = case.query[:, :1].expand(-1, 3, -1, -1)  # while each head has its own functions
     codes = codes_of(query, 0)
@@ -237,7 +224,7 @@ def test_a_sequence_does_not_depend_on_its_batch_mates():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_nan_and_infinity_stay_in_their_rows(estimator, is_causal, bad):
     case = attention_inputs(21)
     options = {"is_causal": is_causal, "estimator": estimator, "seed": 0, "normalize": None}
@@ -261,7 +248,7 @@ def test_nan_and_infinity_stay_in_their_rows(estimator, is_causal, bad):
 
     value[0, 1, 4, 3] = bad  # reaches the sums that contain it, in its column
     out = yoso_attention(case.query, case.key, value, **options)
-    if estimator == "sampled":
+    if estimator is SAMPLED:
         codes = [codes_of(x, 0)[0, 1] for x in (case.query, case.key)]
         reached = (codes[0] == codes[1][4]).any(-1)
     else:
@@ -273,7 +260,7 @@ def test_nan_and_infinity_stay_in_their_rows(estimator, is_causal, bad):
     torch.testing.assert_close(out, clean)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_masked_keys_may_hold_anything(estimator):
     case = attention_inputs(12)
     mask = torch.ones(2, 12, dtype=torch.bool)
@@ -285,7 +272,7 @@ def test_masked_keys_may_hold_anything(estimator):
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_a_query_with_every_key_masked_gives_zeros(estimator, normalize):
     case = attention_inputs(12)
     mask = torch.ones(2, 12, dtype=torch.bool)
@@ -304,7 +291,7 @@ def test_opposite_rows_have_no_weight(normalize, n_bits, dtype):
     case = attention_inputs(33, 1, 60, 7, dtype=dtype)
     key = -case.query[:, :, :1] * torch.tensor([1, 2, 0.25], dtype=dtype)[:, None]
     query, value = case.query[:, :, :1].expand(-1, -1, 33, -1), case.value.expand(-1, -1, 3, -1)
-    options = {"n_bits": n_bits, "normalize": normalize, "estimator": "expected"}
+    options = {"estimator": Expected(n_bits=n_bits), "normalize": normalize}
     out = yoso_attention(query, key, value, **options)
     assert torch.equal(out, torch.zeros_like(out))
 
@@ -312,13 +299,13 @@ def test_opposite_rows_have_no_weight(normalize, n_bits, dtype):
 def test_rows_of_zeros_share_the_code_zero():
     x = torch.zeros(1, 1, 4, 32)
     for hasher in FAMILIES:
-        assert not codes_of(x, 0, hasher=hasher).any()
+        assert not codes_of(x, 0, replace(SAMPLED, hasher=hasher)).any()
     value = torch.randn(1, 1, 4, 5)
-    out = yoso_attention(x, x, value, estimator="sampled", normalize="sum", seed=0)
+    out = yoso_attention(x, x, value, estimator=SAMPLED, normalize="sum", seed=0)
     torch.testing.assert_close(out, value.mean(-2, keepdim=True).expand_as(out))
 
 
-@pytest.mark.parametrize("estimator", ["auto", "sampled", "expected"])
+@pytest.mark.parametrize("estimator", [Sampled(), SAMPLED, EXPECTED, Soft(n_bits=4)], ids=str)
 def test_empty_sequences(estimator):
     case = attention_inputs(5, 7)
     query, key, value = case.query, case.key, case.value
@@ -367,21 +354,19 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
         ("attn_mask", torch.ones(2, 3, 5, 7) > 0, ValueError, r"attn_mask .* \(2, 1, 1, 7\), got"),
         ("attn_mask", torch.ones(2, 6) > 0, ValueError, r"attn_mask .* \(2, 7\) or .* got \(2, 6"),
         ("attn_mask", (torch.ones(2, 7) > 0).to("meta"), ValueError, "attn_mask .* got meta"),
-        ("n_bits", 0, ValueError, "n_bits must be an integer from 1 to 16, got 0"),
-        ("n_bits", 17, ValueError, "n_bits must be an integer from 1 to 16, got 17"),
-        ("n_bits", 8.0, TypeError, "n_bits must be an integer"),
-        ("n_hashes", 0, ValueError, "n_hashes must be an integer from 1 to 65535, got 0"),
-        ("n_hashes", 65536, ValueError, "n_hashes must be an integer from 1 to 65535, got 65536"),
-        ("n_hashes", "32", TypeError, "n_hashes must be an integer"),
-        ("hasher", "cross", ValueError, "hasher must be one of 'hyperplane', 'hadamard', got"),
-        ("estimator", "hard", ValueError, "estimator must be one of 'auto', .* got 'hard'"),
-        ("gradient", "eq3", ValueError, "gradient must be one of 'lower_bound', .* got 'eq3'"),
+        (
+            "estimator",
+            "hard",
+            ValueError,
+            "estimator must be .* one of 'sampled', .*'hard'",
+        ),
+        ("estimator", 8, TypeError, r"estimator must be Sampled\(...\), .* got 8"),
+        ("parameters", [1.0], TypeError, "parameters must be a dict of tensors .* got list"),
         ("normalize", "L2", ValueError, "normalize must be one of None, 'sum', 'l2', got 'L2'"),
         ("normalize", ["l2"], ValueError, r"normalize must be one of .* got \['l2'\]"),
         ("is_causal", 0.1, TypeError, r"is_causal must be a bool, got 0.1 \(float\)"),
         ("is_causal", "no", TypeError, r"is_causal must be a bool, got 'no' \(str\)"),
         ("enable_gqa", 1, TypeError, "enable_gqa must be a bool"),
-        ("unit_norm", "l1", ValueError, "unit_norm must be one of 'l2', 'lift', got 'l1'"),
         ("seed", -1, ValueError, "seed must be an integer from 0"),
         ("seed", 2**63, ValueError, "seed must be an integer from 0"),
         ("seed", 0.5, TypeError, "seed must be an integer"),
@@ -392,21 +377,23 @@ GOOD = {"query": (2, 3, 5, 8), "key": (2, 3, 7, 8), "value": (2, 3, 7, 4)}
 )
 def test_bad_input(name, given, error, message):
     arguments = {key: torch.ones(shape) for key, shape in GOOD.items()} | {name: given}
-    for estimator in {"sampled", "expected"} if name != "estimator" else {given}:
+    for estimator in (SAMPLED, EXPECTED, Soft()):
         with pytest.raises(error, match=message):
-            yoso_attention(**(arguments | {"estimator": estimator}))
+            yoso_attention(**({"estimator": estimator} | arguments))
 
 
 def test_seeds_that_are_drawn_or_read():
     case = attention_inputs(9)
     inputs = case.query, case.key, case.value
     with pytest.raises(ValueError, match="seed must be an integer >= 0, got -1"):
-        yoso_attention(*inputs, estimator="sampled", seed=torch.tensor(-1))
+        yoso_attention(*inputs, estimator=SAMPLED, seed=torch.tensor(-1))
     before = torch.get_rng_state()
-    yoso_attention(*inputs, estimator="expected")
+    yoso_attention(*inputs, estimator=EXPECTED)
     assert torch.equal(torch.get_rng_state(), before)
-    causal = yoso_attention(*inputs, is_causal=np.True_, estimator="sampled", seed=0)
-    assert torch.equal(causal, yoso_attention(*inputs, None, True, estimator="sampled", seed=0))
+    causal = yoso_attention(*inputs, estimator=SAMPLED, is_causal=np.True_, seed=0)
+    assert torch.equal(
+        causal, yoso_attention(*inputs, None, estimator=SAMPLED, is_causal=True, seed=0)
+    )
 
 
 def test_features_are_wanted():

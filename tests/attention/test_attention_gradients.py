@@ -1,6 +1,7 @@
 """Gradients of yoso_attention: against the reference, autograd and their own expectation."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402, F401
+    EXPECTED,
     FAMILIES,
     NORMALIZE,
+    SAMPLED,
     SHAPES,
     arrays,
     attention_inputs,
@@ -20,17 +23,18 @@ from cases.attention import (  # noqa: E402, F401
 )
 
 from lshkit import reference  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Expected, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GRADIENTS = ["lower_bound", "expected"]
+ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
 
 
-def gradients(case, *args, grad_out=None, **options):
+def gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
     """Of query, key and value, through autograd."""
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, *args, **options)
+    options |= {"is_causal": is_causal, "causal_offset": 0}
+    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
     return torch.autograd.grad(out, inputs, case.grad_out if grad_out is None else grad_out)
 
 
@@ -57,35 +61,22 @@ def assert_gradients_close(actual, expected, rtol):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_sampled_gradients_equal_reference(shape, n_bits, is_causal):
     case = attention_inputs(*shape)
-    options = {"n_bits": n_bits, "n_hashes": 11}
-    codes = [codes_of(x, 5, **options).numpy() for x in (case.query, case.key)]
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=11)
+    codes = [codes_of(x, 5, estimator).numpy() for x in (case.query, case.key)]
     # Every option, not every combination of them: a case takes a few milliseconds in the core.
-    for mask, normalize, gradient in (
-        (None, "l2", "lower_bound"),
-        (padding_mask(2, shape[1]), "sum", "lower_bound"),
-        (padding_mask(2, shape[1]), "l2", "expected"),
-        (None, None, "lower_bound"),
-        (None, "sum", "expected"),
+    for mask, normalize in (
+        (None, "l2"),
+        (padding_mask(2, shape[1]), "sum"),
+        (padding_mask(2, shape[1]), "l2"),
+        (None, None),
     ):
-        # The weight dp/dx has a pole at x = 1: d = 1 knows no other angles, and rounding decides.
-        if gradient == "expected" and shape[2] == 1:
-            continue
-        actual = gradients(
-            case,
-            mask,
-            is_causal,
-            estimator="sampled",
-            gradient=gradient,
-            normalize=normalize,
-            seed=5,
-            **options,
-        )
+        actual = gradients(case, estimator, mask, is_causal, normalize=normalize, seed=5)
         expected = reference.yoso_backward(
             *arrays(case),
             *codes,
             case.grad_out.double().numpy(),
             n_bits,
-            gradient=gradient,
+            gradient="lower_bound",
             **reference_options(mask, is_causal, normalize),
         )
         # l2 divides by the norm of a sum that a row of few collisions makes small
@@ -102,17 +93,17 @@ def test_expected_gradients_equal_reference(shape, n_bits, is_causal):
     for mask, normalize, gradient in (
         (None, "l2", "lower_bound"),
         (padding_mask(2, shape[1]), "sum", "lower_bound"),
-        (padding_mask(2, shape[1]), "l2", "expected"),
-        (None, None, "expected"),
-        (None, "sum", "expected"),
+        (padding_mask(2, shape[1]), "l2", "exact"),
+        (None, None, "exact"),
+        (None, "sum", "exact"),
     ):
-        options = {"estimator": "expected", "normalize": normalize, "gradient": gradient}
-        actual = gradients(case, mask, is_causal, n_bits=n_bits, **options)
+        estimator = Expected(n_bits=n_bits, gradient=gradient)
+        actual = gradients(case, estimator, mask, is_causal, normalize=normalize)
         expected = reference.expected_backward(
             *arrays(case),
             case.grad_out.numpy(),
             n_bits,
-            gradient=gradient,
+            gradient="expected" if gradient == "exact" else gradient,
             **reference_options(mask, is_causal, normalize),
         )
         if gradient == "lower_bound" or shape[2] > 1:  # as above
@@ -121,11 +112,10 @@ def test_expected_gradients_equal_reference(shape, n_bits, is_causal):
 
 def test_expected_gradients_in_float32():
     case = attention_inputs(65, 130, 64, 33)
-    options = {"estimator": "expected", "gradient": "expected"}
     in_float64 = gradients(
-        attention_inputs_as(case, torch.float64), **options, grad_out=case.grad_out.double()
+        attention_inputs_as(case, torch.float64), Expected(), grad_out=case.grad_out.double()
     )
-    assert_gradients_close(gradients(case, **options), in_float64, rtol=1e-4)
+    assert_gradients_close(gradients(case, Expected()), in_float64, rtol=1e-4)
 
 
 def attention_inputs_as(case, dtype):
@@ -153,15 +143,7 @@ def test_expected_gradient_is_the_derivative(normalize, is_causal):
     mask = torch.rand(2, 23, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[:, 0] = True
     for n_bits in (1, 8):
-        actual = gradients(
-            case,
-            mask,
-            is_causal,
-            n_bits=n_bits,
-            estimator="expected",
-            gradient="expected",
-            normalize=normalize,
-        )
+        actual = gradients(case, Expected(n_bits=n_bits), mask, is_causal, normalize=normalize)
         inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
         out = dense_attention(*inputs, mask, is_causal, n_bits, normalize)
         expected = torch.autograd.grad(out, inputs, case.grad_out)
@@ -174,9 +156,7 @@ def test_gradcheck(normalize):
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
 
     def attend(*inputs):
-        return yoso_attention(
-            *inputs, estimator="expected", gradient="expected", normalize=normalize
-        )
+        return yoso_attention(*inputs, estimator=Expected(), normalize=normalize)
 
     torch.autograd.gradcheck(attend, inputs)
 
@@ -190,28 +170,27 @@ def test_sampled_gradients_are_unbiased(hasher):
     many = attention_inputs_as(case, torch.float32)
     for name, x in vars(many).items():
         setattr(many, name, x.expand(1, sets, -1, -1))
-    options = {"n_bits": n_bits, "normalize": None, "gradient": "lower_bound"}
-    sampled = gradients(many, n_hashes=8, estimator="sampled", hasher=hasher, seed=11, **options)
-    exact = gradients(attention_inputs_as(case, torch.float64), estimator="expected", **options)
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=8, hasher=hasher)
+    sampled = gradients(many, estimator, seed=11, normalize=None)
+    double = attention_inputs_as(case, torch.float64)
+    exact = gradients(double, replace(EXPECTED, n_bits=n_bits), normalize=None)
     for a, e in zip(sampled, exact, strict=True):
         mean, error = a.double().mean(1), a.double().std(1) / sets**0.5
         assert ((mean - e[:, 0]).abs() < 4 * error).all()
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
-def test_broadcast_and_strided_gradients(estimator, gradient):
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_broadcast_and_strided_gradients(estimator):
     """sum().backward() hands down a gradient whose strides are all zero."""
     case = attention_inputs(17)
-    options = {"estimator": estimator, "gradient": gradient, "seed": 0}
     ones = torch.ones_like(case.grad_out)
-    contiguous = gradients(case, grad_out=ones, **options)
+    contiguous = gradients(case, estimator, grad_out=ones, seed=0)
     row = torch.ones(32).expand(2, 3, 17, 32)
     transposed = ones.transpose(1, 2).contiguous().transpose(1, 2)
     columns_first = ones.mT.contiguous().mT
     for grad_out in (torch.ones(()).expand_as(ones), row, transposed, columns_first):
         assert not grad_out.is_contiguous()
-        actual = gradients(case, grad_out=grad_out, **options)
+        actual = gradients(case, estimator, grad_out=grad_out, seed=0)
         for a, e in zip(actual, contiguous, strict=True):
             assert torch.equal(a, e)
 
@@ -219,15 +198,15 @@ def test_broadcast_and_strided_gradients(estimator, gradient):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
-    actual = gradients(case, estimator="sampled", seed=2)
-    in_float32 = gradients(attention_inputs_as(case, torch.float32), estimator="sampled", seed=2)
+    actual = gradients(case, SAMPLED, seed=2)
+    in_float32 = gradients(attention_inputs_as(case, torch.float32), SAMPLED, seed=2)
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_same_bits_at_any_number_of_threads(estimator, is_causal):
     case = attention_inputs(257, batch=1)
     before = torch.get_num_threads()
@@ -235,17 +214,16 @@ def test_same_bits_at_any_number_of_threads(estimator, is_causal):
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(gradients(case, None, is_causal, estimator=estimator, seed=0))
+            results.append(gradients(case, estimator, None, is_causal, seed=0))
     finally:
         torch.set_num_threads(before)
     for one, two, three in zip(*results, strict=True):
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
-def test_nan_rows(estimator, is_causal, gradient):
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_nan_rows(estimator, is_causal):
     case = attention_inputs(21)
     mask = torch.ones(2, 21, dtype=torch.bool)
     mask[:, -3:] = False
@@ -255,8 +233,7 @@ def test_nan_rows(estimator, is_causal, gradient):
     case.key[1, 0, 9] = math.nan
     case.key[:, :, -2] = math.nan  # padding may hold anything
     case.value[:, :, -1] = math.nan
-    options = {"estimator": estimator, "gradient": gradient, "seed": 0}
-    actual = gradients(case, mask, is_causal, **options)
+    actual = gradients(case, estimator, mask, is_causal, seed=0)
     grad_query, grad_key, grad_value = actual
     bad_queries = ~case.query.isfinite().all(-1)
     bad_keys = ~case.key.isfinite().all(-1)
@@ -272,12 +249,13 @@ def test_nan_rows(estimator, is_causal, gradient):
     common = reference_options(mask, is_causal, "l2")
     inputs = *arrays(case), case.grad_out.double().numpy()
     with np.errstate(invalid="ignore"):
-        if estimator == "sampled":
+        if estimator is SAMPLED:
             codes = (codes_of(x, 0).numpy() for x in (case.query, case.key))
             expected = reference.yoso_backward(
-                *inputs[:3], *codes, inputs[3], 8, gradient=gradient, **common
+                *inputs[:3], *codes, inputs[3], 8, gradient="lower_bound", **common
             )
         else:
+            gradient = "lower_bound" if estimator is EXPECTED else "expected"
             expected = reference.expected_backward(
                 *inputs, 8, gradient=gradient, floor=1e-6, **common
             )
@@ -288,31 +266,30 @@ def test_nan_rows(estimator, is_causal, gradient):
 @pytest.mark.parametrize("d", [32, 64])
 def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, n_bits):
     bad = 1500
-    options = {"n_bits": n_bits, "normalize": None, "estimator": "sampled", "seed": 0}
+    estimator, options = replace(SAMPLED, n_bits=n_bits), {"normalize": None, "seed": 0}
     case = attention_inputs(2048, d=d, batch=1, heads=1)
     case.value[..., bad, 3] = math.nan
-    grad_query, _, grad_value = gradients(case, None, True, **options)
+    grad_query, _, grad_value = gradients(case, estimator, None, True, **options)
     assert grad_query[..., :bad, :].isfinite().all()
     assert grad_value.isfinite().all()
 
     case = attention_inputs(2048, d=d, batch=1, heads=1)
     case.grad_out[..., bad, 3] = math.nan
-    _, grad_key, grad_value = gradients(case, None, True, **options)
+    _, grad_key, grad_value = gradients(case, estimator, None, True, **options)
     assert grad_key[..., bad + 1 :, :].isfinite().all()
     assert grad_value[..., bad + 1 :, :].isfinite().all()
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("normalize", NORMALIZE)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
-def test_nothing_to_attend_to(estimator, normalize, gradient):
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_nothing_to_attend_to(estimator, normalize):
     """Masked keys, rows of zeros and empty sequences have finite gradients."""
     case = attention_inputs(6, 9)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1] = False
     case.query[0, 0, 2] = case.key[0, 0, 3] = case.value[0, 1] = 0
-    options = {"estimator": estimator, "normalize": normalize, "gradient": gradient, "seed": 0}
-    grad_query, grad_key, grad_value = gradients(case, mask, **options)
+    options = {"normalize": normalize, "seed": 0}
+    grad_query, grad_key, grad_value = gradients(case, estimator, mask, **options)
     assert all(x.isfinite().all() for x in (grad_query, grad_key, grad_value))
     assert not any(x[1].any() for x in (grad_query, grad_key, grad_value))
     assert not grad_query[0, 0, 2].any() and not grad_key[0, 0, 3].any()
@@ -324,15 +301,16 @@ def test_nothing_to_attend_to(estimator, normalize, gradient):
             empty.value = empty.value[:, :, :0]
         else:
             empty.grad_out = empty.grad_out[:, :, :0]
-        for x, grad in zip(vars(empty).values(), gradients(empty, **options), strict=False):
+        grads = gradients(empty, estimator, **options)
+        for x, grad in zip(vars(empty).values(), grads, strict=False):
             assert grad.shape == x.shape and not grad.any()
 
 
 def test_unneeded_gradients():
     case = attention_inputs(9)
-    full = gradients(case, estimator="sampled", seed=0)
+    full = gradients(case, SAMPLED, seed=0)
     value = case.value.requires_grad_()
-    out = yoso_attention(case.query, case.key, value, estimator="sampled", seed=0)
+    out = yoso_attention(case.query, case.key, value, estimator=SAMPLED, seed=0)
     (grad_value,) = torch.autograd.grad(out, value, case.grad_out)
     assert torch.equal(grad_value, full[2])
 
@@ -349,7 +327,7 @@ def test_saved_for_backward():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            yoso_attention(*inputs, estimator="sampled", n_bits=n_bits, n_hashes=20)
+            yoso_attention(*inputs, estimator=replace(SAMPLED, n_bits=n_bits, n_hashes=20))
         sizes = {x.data_ptr(): x.numel() * x.element_size() for x in saved}
         own = sum(size for at, size in sizes.items() if at not in {x.data_ptr() for x in inputs})
         assert own == 2 * 3 * (130 + 257) * 20 * code_bytes

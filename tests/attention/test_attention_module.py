@@ -1,20 +1,22 @@
 """YosoAttention: what torch.nn.MultiheadAttention does around the attention, and YOSO-C."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import one_thread, padding_mask  # noqa: E402, F401
+from cases.attention import EXPECTED, one_thread, padding_mask  # noqa: E402, F401
+from cases.attention import SAMPLED as SAMPLES  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, Soft, YosoAttention, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SAMPLED = {"estimator": "sampled"}  # where the hash functions should make a difference
+SAMPLED = {"estimator": SAMPLES}  # where the hash functions should make a difference
 NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)
 
 
@@ -34,9 +36,9 @@ def by_hand(module, query, key, value, mask=None, is_causal=False):
         for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
     out = yoso_attention(
-        *(q, k, v, mask, is_causal),
-        estimator=module.estimator,
-        n_hashes=module.n_hashes_eval,
+        *(q, k, v, mask),
+        estimator=module.eval_estimator,
+        is_causal=is_causal,
         seed=module.hash_seed,
     )
     if module.conv is not None:
@@ -189,7 +191,7 @@ def test_inside_transformer_encoder_layer(masked, is_causal):
 
 
 def test_dropout_only_while_training():
-    module = YosoAttention(24, 3, dropout=0.5, estimator="expected")
+    module = YosoAttention(24, 3, estimator="expected", dropout=0.5)
     x = tokens()
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
     module.eval()
@@ -251,7 +253,8 @@ def test_dtype_and_repr():
     assert module.hash_seed.dtype == torch.int64
     out, _ = module(*[tokens().bfloat16()] * 3)
     assert out.dtype == torch.bfloat16
-    assert "embed_dim=24, num_heads=3, n_bits=8, n_hashes=32, n_hashes_eval=64, " in repr(module)
+    assert "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=8, n_hashes=32)" in repr(module)
+    assert "eval_estimator=Sampled(n_bits=8, n_hashes=64)" in repr(module)
     with torch.device("meta"):
         assert YosoAttention(24, 3).in_proj_weight.is_meta
     x = tokens().to("meta")
@@ -280,11 +283,16 @@ def test_empty_sequences(is_causal):
         ({"dropout": True}, TypeError, "dropout must be a number from 0 to below 1, got True"),
         ({"kdim": 0}, ValueError, "kdim must be an integer >= 1, got 0"),
         ({"vdim": 7.5}, TypeError, "vdim must be an integer >= 1, got 7.5"),
-        ({"n_hashes": 65536}, ValueError, "n_hashes must be an integer from 1 to 65535"),
+        ({"n_hashes_eval": 65536}, ValueError, "n_hashes_eval must be an integer from 1 to 65535"),
         ({"conv_window": 4}, ValueError, "conv_window must be odd, got 4"),
         ({"conv_window": -1}, ValueError, "conv_window must be an integer >= 1"),
-        ({"n_bits": 20}, ValueError, "n_bits must be an integer from 1 to 16"),
-        ({"estimator": "softmax"}, ValueError, "estimator must be one of"),
+        ({"estimator": None}, TypeError, "estimator must be .* got None"),
+        ({"estimator": {"n_bits": 8}}, TypeError, "estimator must be .* got .'n_bits': 8."),
+        ({"batch_first": False}, ValueError, "batch_first must be True: inputs are .batch, length"),
+        ({"batch_first": 1}, TypeError, "batch_first must be a bool"),
+        ({"fresh_hashes": "no"}, TypeError, "fresh_hashes must be a bool"),
+        ({"normalize": "l1"}, ValueError, "normalize must be one of"),
+        ({"estimator": "softmax"}, ValueError, "estimator must be .* one of 'sampled'"),
         ({"seed": -3}, ValueError, "seed must be an integer from 0"),
     ],
 )
@@ -328,39 +336,47 @@ def attend(x, **options):
         module.out_proj.weight.copy_(torch.eye(24))
     heads = x.unflatten(-1, (3, 8)).transpose(1, 2)
 
-    def expected(n_hashes, seed):
-        out = yoso_attention(
-            heads, heads, heads, n_hashes=n_hashes, seed=seed, **options_of(module)
-        )
+    def expected(estimator, seed):
+        out = yoso_attention(heads, heads, heads, estimator=estimator, seed=seed)
         return out.transpose(1, 2).flatten(2)
 
     return module, expected
 
 
-def options_of(module):
-    names = ("n_bits", "estimator", "normalize", "n_probes", "sharpness", "window")
-    return {name: getattr(module, name) for name in names}
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("estimator", ["sampled", "soft"])
+@pytest.mark.parametrize("estimator", [SAMPLES, Soft()], ids=str)
 @pytest.mark.parametrize("n_hashes_eval", [None, 5, 40])
 def test_hashes_of_training_and_inference(n_hashes_eval, estimator):
     x = tokens()
-    options = {"n_hashes": 7, "n_hashes_eval": n_hashes_eval, "estimator": estimator}
-    module, expected = attend(x, fresh_hashes=False, n_bits=4, **options)
+    estimator = replace(estimator, n_hashes=7, n_bits=4)
+    module, expected = attend(
+        x, fresh_hashes=False, estimator=estimator, n_hashes_eval=n_hashes_eval
+    )
     module.train()
-    torch.testing.assert_close(module(x, x, x)[0], expected(7, module.hash_seed))
+    torch.testing.assert_close(module(x, x, x)[0], expected(estimator, module.hash_seed))
     module.eval()
-    n_hashes = 7 if n_hashes_eval is None else n_hashes_eval
-    torch.testing.assert_close(module(x, x, x)[0], expected(n_hashes, module.hash_seed))
+    if n_hashes_eval is not None:
+        estimator = replace(estimator, n_hashes=n_hashes_eval)
+    assert module.eval_estimator == estimator
+    torch.testing.assert_close(module(x, x, x)[0], expected(estimator, module.hash_seed))
+
+
+@torch.no_grad()
+def test_estimators_may_be_replaced():
+    x = tokens()
+    module, expected = attend(x, fresh_hashes=False)
+    module.estimator, module.eval_estimator = Soft(n_bits=3), replace(SAMPLES, n_bits=4)
+    for train in (True, False):
+        estimator = module.estimator if train else module.eval_estimator
+        wanted = expected(estimator, module.hash_seed)
+        torch.testing.assert_close(module.train(train)(x, x, x)[0], wanted)
 
 
 @torch.no_grad()
 def test_fresh_or_fixed_hashes_while_training():
     x = tokens()
     for fresh in (True, False):
-        module = YosoAttention(24, 3, fresh_hashes=fresh, estimator="sampled").train()
+        module = YosoAttention(24, 3, **SAMPLED, fresh_hashes=fresh).train()
         first, second = (module(x, x, x)[0] for _ in range(2))
         assert torch.equal(first, second) is not fresh
 
@@ -368,7 +384,7 @@ def test_fresh_or_fixed_hashes_while_training():
 @torch.no_grad()
 def test_packed_sequences_equal_a_batch():
     x = tokens()
-    module = YosoAttention(24, 3, estimator="sampled", seed=0).eval()
+    module = YosoAttention(24, 3, **SAMPLED, seed=0).eval()
     length = x.shape[1]
     starts = torch.arange(0, x.shape[0] * length + 1, length)
     packed, _ = module(*[x.reshape(1, -1, 24)] * 3, is_causal=True, cu_seqlens=starts)
@@ -383,36 +399,26 @@ def test_packed_sequences_equal_a_batch():
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
 def test_soft_module_decodes_what_its_causal_forward_gives(normalize):
     x = tokens()
-    options = {"estimator": "soft", "n_bits": 5, "n_probes": (2, 4), "conv_window": 3}
+    options = {"estimator": Soft(n_bits=5, n_probes=(2, 4)), "conv_window": 3}
     module = YosoAttention(24, 3, normalize=normalize, seed=0, **options).eval()
     state = module.new_state(x.shape[0])
     steps = [module(y, y, y, is_causal=True, state=state)[0] for y in x.split(1, 1)]
     torch.testing.assert_close(torch.cat(steps, 1), module(x, x, x, is_causal=True)[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"n_hashes_eval": 0}, "n_hashes_eval must be an integer from 1"),
-        ({"n_probes": 257, "estimator": "soft"}, "n_probes must be an integer from 1 to 256"),
-        ({"sharpness": 0.0, "estimator": "soft"}, "sharpness must be"),
-        ({"window": 0}, "window must be an integer"),
-        ({"window": 4, "estimator": "soft"}, "window must be None with estimator='soft'"),
-        ({"precision": "half"}, "precision must be one of"),
-        ({"gradient_rank": 9}, "gradient_rank must be an integer from 1 to 8"),
-        ({"unit_norm": "lift", "lift_scale": -1.0}, "lift_scale must be"),
-    ],
-)
-def test_wrong_options_are_named_when_the_module_is_made(options, match):
-    with pytest.raises(ValueError, match=match):
-        YosoAttention(24, 3, **options)
+def test_a_rank_beyond_the_heads_columns_is_named_at_the_call():
+    x = tokens()
+    module = YosoAttention(24, 3, estimator=Sampled(gradient_rank=9))
+    with pytest.raises(ValueError, match="gradient_rank must be at most value's .* 8, got 9"):
+        module(x, x, x)
 
 
 @torch.no_grad()
 def test_modules_that_cannot_decode_say_so():
-    for options, match in (
-        ({"window": 3}, "window must be None to decode"),
-        ({"unit_norm": "lift"}, "unit_norm must be one of 'l2', got 'lift'"),
+    for estimator, match in (
+        (Sampled(window=3), "window must be None to decode"),
+        (Sampled(unit_norm="lift"), "unit_norm must be 'l2' to decode"),
+        ("expected", "estimator must be Sampled or Soft to decode"),
     ):
         with pytest.raises(ValueError, match=match):
-            YosoAttention(24, 3, **options).new_state(2)
+            YosoAttention(24, 3, estimator=estimator).new_state(2)

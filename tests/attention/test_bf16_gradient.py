@@ -1,10 +1,18 @@
 """The lower bound's gradient of bfloat16 inputs, whose bucket products may be of bfloat16."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: E402, F401
+from cases.attention import (  # noqa: E402, F401
+    NORMALIZE,
+    SAMPLED,
+    attention_inputs,
+    one_thread,
+    padding_mask,
+)
 
 from lshkit.attention import yoso_attention  # noqa: E402
 
@@ -20,9 +28,11 @@ CASES = [
 ]
 
 
-def gradients(inputs, grad_out, *args, **options):
+def gradients(inputs, grad_out, n_bits, mask=None, is_causal=False, **options):
     inputs = [x.detach().requires_grad_() for x in inputs]
-    out = yoso_attention(*inputs, *args, estimator="sampled", seed=3, n_hashes=9, **options)
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=9)
+    options |= {"estimator": estimator, "is_causal": is_causal, "causal_offset": 0, "seed": 3}
+    out = yoso_attention(*inputs, mask, **options)
     return torch.autograd.grad(out, inputs, grad_out)
 
 
@@ -35,10 +45,10 @@ def test_within_rounding_of_float32(sizes, normalize, is_causal):
     mask = padding_mask(2, shape[1])
     mask[-1, : shape[1] // 2] = True
     tensors = case.query, case.key, case.value
-    options = {"n_bits": n_bits, "normalize": normalize}
-    got = gradients(tensors, case.grad_out, mask, is_causal, **options)
+    options = {"normalize": normalize}
+    got = gradients(tensors, case.grad_out, n_bits, mask, is_causal, **options)
     wanted = gradients(
-        [x.float() for x in tensors], case.grad_out.float(), mask, is_causal, **options
+        [x.float() for x in tensors], case.grad_out.float(), n_bits, mask, is_causal, **options
     )
     for a, b in zip(got, wanted, strict=True):
         assert a.dtype == torch.bfloat16
@@ -51,13 +61,13 @@ def test_rows_that_take_no_part():
     mask = torch.ones(1, 300, dtype=torch.bool)
     mask[0, 7] = False
     tensors = case.query, case.key, case.value
-    clean = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    clean = gradients(tensors, case.grad_out, 1, mask, normalize="sum")
     case.key[:, :, 7], case.value[:, :, 7] = torch.inf, torch.nan
-    got = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    got = gradients(tensors, case.grad_out, 1, mask, normalize="sum")
     for a, b in zip(got, clean, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     case.query[:, :, 5, 3] = torch.nan
-    got = gradients(tensors, case.grad_out, mask, n_bits=1, normalize="sum")
+    got = gradients(tensors, case.grad_out, 1, mask, normalize="sum")
     assert got[0][:, :, 5].isnan().all()
     assert got[0].isnan().sum() == got[0][:, :, 5].numel()
     assert got[1].isfinite().all() and got[2].isfinite().all()
@@ -77,7 +87,7 @@ def test_same_bits_at_any_thread_count():
 def test_autocast_takes_the_same_path():
     case = attention_inputs(300, 300, 64, 64, batch=1)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    options = {"estimator": "sampled", "seed": 3, "n_hashes": 9, "n_bits": 1}
+    options = {"estimator": replace(SAMPLED, n_hashes=9, n_bits=1), "seed": 3}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = yoso_attention(*inputs, **options)
     got = torch.autograd.grad(out, inputs, case.grad_out.bfloat16())

@@ -1,5 +1,7 @@
 """YosoState: the causal forward, a few positions at a time, from tables of constant size."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
 from cases.decoding import (  # noqa: E402
+    SAMPLED,
     SEED,
     causal,
     in_chunks,
@@ -19,7 +22,7 @@ from cases.decoding import (  # noqa: E402
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.attention import YosoState, yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, Soft, YosoState, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_steps_equal_the_causal_forward(normalize, hasher, n_bits):
     tensors = qkv()
-    options = {"normalize": normalize, "hasher": hasher, "n_bits": n_bits}
+    estimator = replace(SAMPLED, hasher=hasher, n_bits=n_bits)
+    options = {"normalize": normalize, "estimator": estimator}
     state = state_for(*tensors, **options)
     torch.testing.assert_close(in_steps(state, tensors), causal(*tensors, **options))
     assert state.length.tolist() == [29, 29]
@@ -62,7 +66,7 @@ def test_division_into_calls_does_not_change_a_bit(normalize, table_dtype):
 def test_every_query_sees_all_that_was_added():
     query, key, value = qkv(n=300)
     state = state_for(query, key, value)
-    expected = yoso_attention(query, key, value, n_hashes=12, estimator="sampled", seed=SEED)
+    expected = yoso_attention(query, key, value, estimator=SAMPLED, seed=SEED)
     clone = state.clone()
     torch.testing.assert_close(state.step(query, key, value), expected)  # all at once
     clone.append(key, value)
@@ -190,8 +194,9 @@ def test_soft_codes(normalize, hasher, n_probes):
         k = soft_features(key[:, head // 2], *options, probes[1], beta)
         weights = np.tril(np.einsum("bihc,bjhc->bij", q, k) / m)
         expected[:, head] = reference.attention_forward(weights, value[:, head // 2], normalize)
-    options = {"normalize": normalize, "hasher": hasher, "n_bits": n_bits, "n_hashes": m}
-    options |= {"estimator": "soft", "n_probes": n_probes, "sharpness": sharpness}
+    estimator = Soft(hasher=hasher, n_bits=n_bits, n_hashes=m, n_probes=n_probes)
+    options = {"normalize": normalize, "estimator": estimator}
+    options["parameters"] = {"sharpness": sharpness}
     state = state_for(*tensors, **options)
     out = in_steps(state, tensors)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
@@ -202,7 +207,8 @@ def test_soft_codes(normalize, hasher, n_probes):
 
 def test_one_soft_probe_is_the_hard_code():
     tensors = qkv()
-    hard, soft = state_for(*tensors), state_for(*tensors, estimator="soft", n_probes=1)
+    one_probe = Soft(n_bits=8, n_hashes=12, n_probes=1)
+    hard, soft = state_for(*tensors), state_for(*tensors, estimator=one_probe)
     assert torch.equal(hard.prefill(*tensors), soft.prefill(*tensors))
     assert torch.equal(hard._sums, soft._sums)
 
@@ -210,7 +216,7 @@ def test_one_soft_probe_is_the_hard_code():
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_soft_codes_of_masked_and_broken_rows(normalize):
     query, key, value = tensors = qkv(n=20)
-    options = {"normalize": normalize, "estimator": "soft"}
+    options = {"estimator": Soft(n_bits=8, n_hashes=12), "normalize": normalize}
     mask = torch.ones(2, 20, dtype=torch.bool)
     mask[1, :6] = False
     expected = state_for(*tensors, **options).prefill(*tensors, mask)
@@ -230,19 +236,28 @@ def test_soft_codes_of_masked_and_broken_rows(normalize):
 
 
 def test_options_of_soft_codes():
-    for wrong in (0, 257, (1, 2, 3), (4, 0)):
-        with pytest.raises(ValueError, match="n_probes"):
-            YosoState(1, 4, 8, estimator="soft", n_probes=wrong, seed=0)
-    for wrong in (0, -1.0, torch.nan, torch.inf, torch.ones(3)):
+    def state_of(estimator=Soft(n_bits=8), sharpness=None):  # noqa: B008 (immutable)
+        parameters = None if sharpness is None else {"sharpness": torch.as_tensor(sharpness)}
+        return YosoState(1, 4, 8, estimator=estimator, parameters=parameters, seed=0)
+
+    for wrong in (0.0, -1.0, torch.nan, torch.inf, torch.ones(3)):
         with pytest.raises(ValueError, match="sharpness"):
-            YosoState(1, 4, 8, estimator="soft", sharpness=wrong, seed=0)
-    state = YosoState(1, 4, 8, estimator="soft", sharpness=torch.ones(4), seed=0)
-    assert "n_probes=(4, 4), sharpness=[1.0" in repr(state)
-    state.load_state_dict(YosoState(1, 4, 8, estimator="soft", sharpness=1, seed=0).state_dict())
-    for name, value in (("n_probes", (2, 4)), ("sharpness", 2.5), ("estimator", "sampled")):
-        options = {"estimator": "soft", "sharpness": 1, name: value}
+            state_of(sharpness=wrong)
+    with pytest.raises(ValueError, match="parameters may hold nothing with Sampled.*'sharpness'"):
+        state_of(Sampled(), sharpness=1.0)
+    state = state_of(sharpness=torch.ones(4))
+    assert "n_probes=4, sharpness=2.0" in repr(state) and "parameters of sharpness" in repr(state)
+    state.load_state_dict(state_of(sharpness=torch.ones(4)).state_dict())
+    with pytest.raises(ValueError, match="sharpness"):
+        state.load_state_dict(state_of(sharpness=2.5).state_dict())
+    state = state_of()
+    for name, other in (
+        ("n_probes", Soft(n_bits=8, n_probes=(2, 4))),
+        ("sharpness", Soft(n_bits=8, sharpness=2.5)),
+        ("estimator", Sampled()),
+    ):
         with pytest.raises(ValueError, match=name):
-            state.load_state_dict(YosoState(1, 4, 8, seed=0, **options).state_dict())
+            state.load_state_dict(state_of(other).state_dict())
 
 
 # --- 16-bit tables ----------------------------------------------------------------------------
@@ -257,7 +272,8 @@ def test_half_precision_rounds_as_torch_does():
     value[2] = 2.0**-24 * torch.arange(-34, 35) / 4  # ties among the smallest
     key = torch.ones(1, 1, 1, 1)
     expected = torch.zeros(69, dtype=torch.float16)
-    options = {"n_bits": 1, "n_hashes": 1, "normalize": None, "table_dtype": torch.float16}
+    options = {"normalize": None, "table_dtype": torch.float16}
+    options["estimator"] = Sampled(n_bits=1, n_hashes=1)
     state = YosoState(1, 1, 1, 69, seed=SEED, **options)
     for j, row in enumerate(value):
         if j == 50:  # without the infinities of the first
@@ -272,7 +288,7 @@ def test_error_of_half_precision():
     """A sum of r additions is off by at most r half units in the last place of its largest
     partial sum: 2^-11 of it each."""
     tensors = query, key, value = qkv(batch=1, n=4000, d=16, d_v=32)
-    options = {"normalize": None, "n_bits": 4, "n_hashes": 4}
+    options = {"normalize": None, "estimator": Sampled(n_bits=4, n_hashes=4)}
     full, half = (
         state_for(*tensors, **options, table_dtype=x) for x in (torch.float32, torch.float16)
     )

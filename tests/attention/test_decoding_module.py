@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
+from cases.attention import EXPECTED, SAMPLED, one_thread  # noqa: E402, F401
 
-from lshkit.attention import YosoAttention  # noqa: E402
+from lshkit.attention import Soft, YosoAttention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +20,7 @@ def tokens(n=40, size=24, batch=2):
 @pytest.mark.parametrize("conv_window", [None, 1, 5])
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
 def test_module(normalize, conv_window, masked):
-    options = {"estimator": "sampled", "normalize": normalize, "conv_window": conv_window}
+    options = {"estimator": SAMPLED, "normalize": normalize, "conv_window": conv_window}
     torch.manual_seed(0)  # no projection near zero, where the rounding of chunks flips a bit
     module = YosoAttention(24, 3, dropout=0.5, **options).eval()
     x = tokens()
@@ -47,7 +47,7 @@ def test_module(normalize, conv_window, masked):
 @torch.no_grad()
 def test_module_state_keeps_the_convolution():
     """In a copy, a saved state and another order of the sequences."""
-    module = YosoAttention(24, 3, estimator="sampled", conv_window=5).eval()
+    module = YosoAttention(24, 3, estimator=SAMPLED, conv_window=5).eval()
     x = tokens()
     expected, _ = module(x, x, x, is_causal=True)
     state = module.new_state(2)
@@ -65,7 +65,7 @@ def test_module_state_keeps_the_convolution():
 
 @torch.no_grad()
 def test_module_without_a_batch():
-    module = YosoAttention(24, 3, estimator="sampled", conv_window=3).eval()
+    module = YosoAttention(24, 3, estimator=SAMPLED, conv_window=3).eval()
     x = tokens(batch=1)[0]
     state = module.new_state(1)
     out = torch.cat([module(*[row[None]] * 3, is_causal=True, state=state)[0] for row in x])
@@ -86,11 +86,15 @@ def test_module_and_state_must_match():
     error(ValueError, "is_causal must be True", is_causal=False)
     error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
     error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())
-    error(ValueError, "module's n_hashes=8", YosoAttention(24, 3, n_hashes_eval=8).eval())
+    fewer = YosoAttention(24, 3, n_hashes_eval=8).eval()
+    error(ValueError, r"module's estimator=Sampled\(n_bits=8, n_hashes=8,", fewer)
+    module.eval_estimator, before = Soft(), module.eval_estimator
+    error(ValueError, r"module's estimator=Soft\(")
+    module.eval_estimator = before
     error(ValueError, "module's conv_window=3", YosoAttention(24, 3, conv_window=3).eval())
     error(ValueError, "query must be \\(2, ", x=tokens(1, batch=3))
     error(ValueError, "training", module.train())
-    expected = YosoAttention(24, 3, estimator="expected")
+    expected = YosoAttention(24, 3, estimator=EXPECTED)
     with pytest.raises(ValueError, match="estimator must be"):
         expected.new_state(2)
     module.eval()

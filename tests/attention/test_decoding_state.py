@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
+from cases.attention import NORMALIZE, one_thread  # noqa: E402, F401
 from cases.decoding import (  # noqa: E402
     SEED,
     positions,
@@ -15,8 +15,7 @@ from cases.decoding import (  # noqa: E402
 )
 
 from lshkit import _C  # noqa: E402
-from lshkit.attention import YosoState  # noqa: E402
-from lshkit.attention.saved_state import CONFIG  # noqa: E402
+from lshkit.attention import Sampled, Soft, YosoState  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,9 +46,6 @@ def test_state_dict(tmp_path, table_dtype, normalize):
         ("head_dim", 21),
         ("value_dim", 5),
         ("num_key_heads", 2),
-        ("n_bits", 7),
-        ("n_hashes", 13),
-        ("hasher", "hyperplane"),
         ("normalize", "sum"),
         ("normalize", None),
         ("dtype", torch.bfloat16),
@@ -68,9 +64,34 @@ def test_a_state_of_other_options_is_not_loaded(name, value):
         "seed": SEED,
     }
     state, other = YosoState(**arguments), YosoState(**{**arguments, name: value})
-    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+    told = repr(str(value)) if isinstance(value, torch.dtype) else repr(value)
+    with pytest.raises(ValueError, match=f"{name}={told}"):
         state.load_state_dict(other.state_dict())
     assert same_contents(state, YosoState(**arguments))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "told"),
+    [
+        (Sampled(n_bits=7), "n_bits=7, this one has 8"),
+        (Sampled(n_hashes=13), "n_hashes=13, this one has 32"),
+        (Sampled(hasher="hyperplane"), "hasher='hyperplane', this one has 'hadamard'"),
+        (Soft(n_bits=8), "estimator='soft', this one has 'sampled'"),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_estimator_is_not_loaded(estimator, told):
+    state, other = (YosoState(2, 4, 20, estimator=e, seed=SEED) for e in (Sampled(), estimator))
+    with pytest.raises(ValueError, match=told):
+        state.load_state_dict(other.state_dict())
+    assert same_contents(state, YosoState(2, 4, 20, seed=SEED))
+
+
+def test_what_a_state_does_not_depend_on_is_no_part_of_it():
+    one = Sampled(gradient="unbiased", expectation="auto", window=None)
+    states = [YosoState(1, 2, 8, estimator=e, seed=SEED) for e in (one, Sampled(gradient_rank=2))]
+    assert states[0].estimator == states[1].estimator == Sampled(expectation="never")
+    states[0].load_state_dict(states[1].state_dict())
 
 
 def test_a_damaged_state_dict_is_not_loaded():
@@ -78,18 +99,25 @@ def test_a_damaged_state_dict_is_not_loaded():
     saved = state.state_dict()
     with pytest.raises(TypeError, match="state_dict must be a dict, got YosoState"):
         state.load_state_dict(state)
-    with pytest.raises(ValueError, match="version 1, got 2"):
-        state.load_state_dict({**saved, "version": torch.tensor(2)})
+    with pytest.raises(ValueError, match="version 2, got 3"):
+        state.load_state_dict({**saved, "version": torch.tensor(3)})
     with pytest.raises(ValueError, match="'masked'"):
         state.load_state_dict({name: x for name, x in saved.items() if name != "masked"})
     with pytest.raises(ValueError, match="'more'"):
         state.load_state_dict({**saved, "more": torch.tensor(2)})
     with pytest.raises(ValueError, match="sums must be"):
         state.load_state_dict({**saved, "sums": saved["sums"][1:]})
-    config = saved["config"].clone()
-    config[CONFIG.index("hasher")] = 7
-    with pytest.raises(ValueError, match="hasher=unknown number 7, this one has 'hadamard'"):
-        state.load_state_dict({**saved, "config": config})
+    config = bytes(saved["config"].tolist())
+    for damaged, told in (
+        (config.replace(b'"hadamard"', b'"simhash"'), "hasher='simhash', this one has 'hadamard'"),
+        (config.replace(b'"hasher"', b'"hashes"'), "differs in .'config'."),
+        (config[:-1], "differs in .'config'."),
+        (b"\xff", "differs in .'config'."),
+        (b"3", "differs in .'config'."),
+    ):
+        damaged = torch.tensor(list(damaged), dtype=torch.uint8)
+        with pytest.raises(ValueError, match=told):
+            state.load_state_dict({**saved, "config": damaged})
 
 
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
@@ -120,13 +148,16 @@ def test_reorder_and_clone(normalize):
 
 def test_numpy_integers_do_not_overflow():
     x = torch.ones(100, 4, 1, 2)
-    state = YosoState(np.uint8(100), 4, 2, n_bits=1, n_hashes=np.int8(1), conv_window=3, seed=0)
+    state = YosoState(
+        np.uint8(100), 4, 2, estimator=Sampled(n_bits=1, n_hashes=np.int8(1)), conv_window=3, seed=0
+    )
     assert state.step(x, x, x).shape == x.shape and state.length.sum() == 100
 
 
 def test_defaults_of_torch_do_not_matter():
     arguments = {"batch_size": 2, "num_heads": 2, "head_dim": 8, "seed": SEED}
-    soft = arguments | {"estimator": "soft", "sharpness": 2.1}
+    soft = arguments | {"estimator": Soft(n_bits=8)}
+    soft["parameters"] = {"sharpness": torch.tensor(2.1)}
     wanted = YosoState(**soft).state_dict()
     torch.set_default_dtype(torch.float16)
     try:
@@ -160,7 +191,7 @@ def test_to():
 
 def test_repr():
     text = repr(YosoState(2, 4, 8, num_key_heads=2, seed=SEED))
-    assert text.startswith("YosoState(2, 4, 8, 8, num_key_heads=2, n_bits=8, n_hashes=32")
+    assert text.startswith("YosoState(2, 4, 8, 8, num_key_heads=2, estimator=Sampled(n_bits=8, ")
     assert "length=[0, 0]" in text
 
 
@@ -177,12 +208,15 @@ def test_arguments_of_the_constructor():
     error(ValueError, "head_dim", 1, 4, 0)
     error(ValueError, "value_dim", 1, 4, 8, 0)
     error(ValueError, "num_key_heads must divide", num_key_heads=3)
-    error(ValueError, "n_bits", n_bits=17)
-    error(ValueError, "n_hashes", n_hashes=0)
-    error(ValueError, "hasher", hasher="simhash")
-    error(ValueError, "estimator", estimator="expected")
+    error(ValueError, "estimator must be Sampled or Soft to decode", estimator="expected")
+    error(ValueError, "estimator must be .* got 'hard'", estimator="hard")
+    error(TypeError, "estimator must be .* got 8", estimator=8)
+    error(ValueError, "window must be None to decode", estimator=Sampled(window=3))
     error(ValueError, "normalize", normalize="l1")
-    error(ValueError, "unit_norm", unit_norm=None)
+    for lifted in (Sampled(unit_norm="lift"), Soft(unit_norm="lift")):
+        error(ValueError, "unit_norm must be 'l2' to decode", estimator=lifted)
+    error(TypeError, "parameters must be a dict", parameters=[])
+    error(ValueError, "parameters may hold nothing", parameters={"planes": torch.ones(1)})
     error(ValueError, "seed", seed=-1)
     error(TypeError, "dtype", dtype=torch.int32)
     error(TypeError, "table_dtype", table_dtype=torch.bfloat16)

@@ -1,5 +1,7 @@
 """gradient_rank: a sketch of the lower bound's gradient, against its formula and its statistics."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402, F401
     NORMALIZE,
+    SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
@@ -16,7 +19,7 @@ from cases.attention import (  # noqa: E402, F401
 )
 
 from lshkit import hashing, reference, torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,9 +34,10 @@ CASES = [
 ]
 
 
-def gradients(case, *args, **options):
+def gradients(case, estimator, mask=None, is_causal=False, **options):
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, *args, estimator="sampled", **options)
+    options |= {"is_causal": is_causal, "causal_offset": 0}
+    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
     return torch.autograd.grad(out, inputs, case.grad_out)
 
 
@@ -60,14 +64,14 @@ def test_equals_reference(sizes, normalize, is_causal):
     case.grad_out /= shape[1]
     mask = padding_mask(2, shape[1])
     mask[-1, : shape[1] // 2] = True
-    options = {"n_bits": n_bits, "n_hashes": 11}
-    actual = gradients(
-        case, mask, is_causal, normalize=normalize, seed=5, gradient_rank=rank, **options
-    )
-    exact = gradients(case, mask, is_causal, normalize=normalize, seed=5, **options)
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=11)
+    sketched = replace(estimator, gradient_rank=rank)
+    options = {"normalize": normalize, "seed": 5}
+    actual = gradients(case, sketched, mask, is_causal, **options)
+    exact = gradients(case, estimator, mask, is_causal, **options)
     expected = reference.sketched_backward(
         *arrays(case),
-        *(codes_of(x, 5, **options).numpy() for x in (case.query, case.key)),
+        *(codes_of(x, 5, estimator).numpy() for x in (case.query, case.key)),
         case.grad_out.double().numpy(),
         n_bits,
         rotation_of(case, 5),
@@ -101,7 +105,8 @@ def test_rotation_is_orthogonal_and_isotropic():
 def test_unbiased_over_the_rotation(normalize):
     """4 standard errors from the exact lower bound, with the codes fixed."""
     case = attention_inputs(60, 50, 16, 24, batch=1, heads=1)
-    codes = [codes_of(x, 3, n_bits=1, n_hashes=6) for x in (case.query, case.key)]
+    estimator = replace(SAMPLED, n_bits=1, n_hashes=6)
+    codes = [codes_of(x, 3, estimator) for x in (case.query, case.key)]
     exact = core_gradients(case, codes, 1, 0, 0, normalize)
     n = 600
     samples = [core_gradients(case, codes, 1, 5, seed, normalize)[:2] for seed in range(n)]
@@ -129,7 +134,8 @@ def test_variance_equals_theory():
     size, rank, n_hashes, n_bits = 64, 16, 7, 1
     case = attention_inputs(40, 60, 24, size, batch=1, heads=1)
     case.grad_out[:, :, 1:] = 0
-    codes = [codes_of(x, 3, n_bits=n_bits, n_hashes=n_hashes) for x in (case.query, case.key)]
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=n_hashes)
+    codes = [codes_of(x, 3, estimator) for x in (case.query, case.key)]
     n = 4000
     rows = [core_gradients(case, codes, n_bits, rank, seed)[0][0, 0, 0] for seed in range(n)]
     query, key, value = (x[0, 0] for x in arrays(case))
@@ -157,16 +163,18 @@ def test_variance_equals_theory():
 def test_exact_where_pairs_or_small_buckets_are_taken():
     for n, n_bits in ((150, 8), (1100, 12)):
         case = attention_inputs(n, n, 64, 64, batch=1, heads=1)
-        exact = gradients(case, n_bits=n_bits, n_hashes=3, seed=1)
-        sketched = gradients(case, n_bits=n_bits, n_hashes=3, seed=1, gradient_rank=1)
+        estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=3)
+        exact = gradients(case, estimator, seed=1)
+        sketched = gradients(case, replace(estimator, gradient_rank=1), seed=1)
         for a, b in zip(sketched, exact, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_full_rank_is_exact():
     case = attention_inputs(200, 200, 64, 64)
-    exact = gradients(case, n_bits=1, n_hashes=4, seed=1)
-    full = gradients(case, n_bits=1, n_hashes=4, seed=1, gradient_rank=64)
+    estimator = replace(SAMPLED, n_bits=1, n_hashes=4)
+    exact = gradients(case, estimator, seed=1)
+    full = gradients(case, replace(estimator, gradient_rank=64), seed=1)
     for a, b in zip(full, exact, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -177,15 +185,16 @@ def test_rows_that_take_no_part(is_causal):
     case = attention_inputs(120, 100, 32, 32, batch=1, heads=2)
     mask = torch.ones(1, 100, dtype=torch.bool)
     mask[0, 7] = False
-    options = {"n_bits": 1, "n_hashes": 5, "seed": 2, "normalize": "sum", "gradient_rank": 4}
-    clean = gradients(case, mask, is_causal, **options)
+    estimator = replace(SAMPLED, n_bits=1, n_hashes=5, gradient_rank=4)
+    options = {"seed": 2, "normalize": "sum"}
+    clean = gradients(case, estimator, mask, is_causal, **options)
     bad = attention_inputs(120, 100, 32, 32, batch=1, heads=2)
     bad.key[:, :, 7], bad.value[:, :, 7] = torch.inf, torch.nan
-    got = gradients(bad, mask, is_causal, **options)
+    got = gradients(bad, estimator, mask, is_causal, **options)
     for a, b in zip(got, clean, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     bad.query[:, :, 5, 3] = torch.nan
-    got = gradients(bad, mask, is_causal, **options)
+    got = gradients(bad, estimator, mask, is_causal, **options)
     assert got[0][:, :, 5].isnan().all()
     assert got[0].isnan().sum() == got[0][:, :, 5].numel()
     assert got[1].isfinite().all() and got[2].isfinite().all()
@@ -193,15 +202,15 @@ def test_rows_that_take_no_part(is_causal):
 
 def test_same_bits_at_any_thread_count_and_for_a_seed():
     case = attention_inputs(1300, 1200, 64, 64, batch=1, heads=3)
-    options = {"n_bits": 4, "n_hashes": 8, "normalize": "sum", "gradient_rank": 8}
+    estimator = replace(SAMPLED, n_bits=4, n_hashes=8, gradient_rank=8)
     runs = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        runs.append(gradients(case, None, True, seed=9, **options))
+        runs.append(gradients(case, estimator, None, True, seed=9, normalize="sum"))
     for run in runs[1:]:
         for a, b in zip(run, runs[0], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
-    other = gradients(case, None, True, seed=10, **options)
+    other = gradients(case, estimator, None, True, seed=10, normalize="sum")
     assert not torch.equal(other[0], runs[0][0])
 
 
@@ -214,12 +223,13 @@ def test_rotation_is_independent_of_the_hash_functions():
 def test_half_precision_and_auto():
     case = attention_inputs(400, 400, 32, 32, batch=1, dtype=torch.bfloat16)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, n_bits=2, n_hashes=8, seed=0, gradient_rank=4)
+    out = yoso_attention(*inputs, estimator=Sampled(n_bits=2, n_hashes=8, gradient_rank=4), seed=0)
     out.backward(case.grad_out)
     assert all(x.grad.dtype == torch.bfloat16 and x.grad.isfinite().all() for x in inputs)
     short = attention_inputs(9, 9, 8, 8)  # auto: the expectation, whose gradient is exact
     inputs = [x.requires_grad_() for x in (short.query, short.key, short.value)]
-    got = torch.autograd.grad(yoso_attention(*inputs, gradient_rank=2), inputs, short.grad_out)
+    out = yoso_attention(*inputs, estimator=Sampled(gradient_rank=2))
+    got = torch.autograd.grad(out, inputs, short.grad_out)
     wanted = torch.autograd.grad(yoso_attention(*inputs), inputs, short.grad_out)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
@@ -228,17 +238,22 @@ def test_half_precision_and_auto():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"gradient_rank": 0}, ValueError, "gradient_rank must be an integer from 1 to 32, got 0"),
-        ({"gradient_rank": 33}, ValueError, "gradient_rank must be an integer from 1 to 32"),
-        ({"gradient_rank": 2.0}, TypeError, "gradient_rank must be an integer from 1 to 32"),
-        ({"gradient_rank": 4, "gradient": "expected"}, ValueError, 'gradient="lower_bound", got'),
-        ({"gradient_rank": 4, "estimator": "expected"}, ValueError, "got 'expected'"),
+        ({"gradient_rank": 0}, ValueError, "gradient_rank must be an integer >= 1, got 0"),
+        ({"gradient_rank": 2.0}, TypeError, "gradient_rank must be an integer"),
+        ({"gradient_rank": 4, "gradient": "unbiased"}, ValueError, 'gradient="lower_bound", got'),
     ],
 )
 def test_errors(options, error, match):
-    case = attention_inputs(17)
     with pytest.raises(error, match=match):
-        yoso_attention(case.query, case.key, case.value, **options)
+        Sampled(**options)
+
+
+@pytest.mark.parametrize("expectation", ["auto", "never"])
+def test_rank_is_at_most_the_columns_of_values(expectation):
+    case = attention_inputs(17)
+    estimator = Sampled(gradient_rank=33, expectation=expectation)
+    with pytest.raises(ValueError, match="gradient_rank must be at most .* columns 32, got 33"):
+        yoso_attention(case.query, case.key, case.value, estimator=estimator)
 
 
 def test_opcheck_and_compile():
@@ -252,9 +267,8 @@ def test_opcheck_and_compile():
     torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
 
     def attend(query, key, value):
-        return yoso_attention(
-            query, key, value, n_bits=1, n_hashes=4, estimator="sampled", seed=3, gradient_rank=4
-        )
+        estimator = replace(SAMPLED, n_bits=1, n_hashes=4, gradient_rank=4)
+        return yoso_attention(query, key, value, estimator=estimator, seed=3)
 
     wanted = torch.autograd.grad(attend(*inputs), inputs, case.grad_out)
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -267,11 +281,9 @@ def test_vmap():
     case = attention_inputs(64, 64, 32, 32, batch=3, heads=2)
 
     def loss(query, key, value):
-        out = yoso_attention(
-            *(x[None] for x in (query, key, value)),
-            **{"n_bits": 1, "n_hashes": 4, "estimator": "sampled", "seed": 3, "gradient_rank": 4},
-        )
-        return out.sum()
+        estimator = replace(SAMPLED, n_bits=1, n_hashes=4, gradient_rank=4)
+        tensors = (x[None] for x in (query, key, value))
+        return yoso_attention(*tensors, estimator=estimator, seed=3).sum()
 
     tensors = case.query, case.key, case.value
     got = torch.func.vmap(torch.func.grad(loss))(*tensors)

@@ -1,11 +1,15 @@
 """Grouped query heads: a head of keys and values is read by several heads of queries."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from cases.attention import SAMPLED  # noqa: E402
+
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Expected, yoso_attention  # noqa: E402
 
 GROUP, KEY_HEADS, D, D_V, N_BITS, N_HASHES = 3, 2, 20, 12, 5, 8
 
@@ -46,10 +50,9 @@ def test_sampled_equals_repeated_heads(hasher, causal, normalize):
     query, key, value, grad = problem()
     mask = torch.rand(2, key.shape[2], generator=torch.Generator().manual_seed(1)) > 0.3
     inputs = [x.requires_grad_() for x in (query, key, value)]
-    options = {"n_bits": N_BITS, "n_hashes": N_HASHES, "hasher": hasher, "normalize": normalize}
-    out = yoso_attention(
-        *inputs, mask, causal, estimator="sampled", enable_gqa=True, seed=3, **options
-    )
+    estimator = replace(SAMPLED, n_bits=N_BITS, n_hashes=N_HASHES, hasher=hasher)
+    options = {"estimator": estimator, "is_causal": causal, "causal_offset": 0, "seed": 3}
+    out = yoso_attention(*inputs, mask, enable_gqa=True, normalize=normalize, **options)
     arrays = [x.detach().numpy() for x in (query, repeated(key), repeated(value))]
     both = codes(query.detach(), key.detach(), hasher)
     words = {"causal": causal, "normalize": normalize, "key_mask": mask.numpy()[:, None]}
@@ -70,8 +73,7 @@ def test_sampled_equals_repeated_heads(hasher, causal, normalize):
 def test_expected_equals_repeated_heads(causal, dtype):
     query, key, value, grad = problem(dtype=dtype)
     inputs = [x.requires_grad_() for x in (query, key, value)]
-    options = {"is_causal": causal, "n_bits": N_BITS, "estimator": "expected"}
-    options["gradient"] = "expected"
+    options = {"estimator": Expected(n_bits=N_BITS), "is_causal": causal}
     out = yoso_attention(*inputs, enable_gqa=True, **options)
     wanted = yoso_attention(query, repeated(key), repeated(value), **options)
     torch.testing.assert_close(out, wanted)
@@ -89,7 +91,7 @@ def test_same_bits_at_any_number_of_threads():
         for n in (1, 2):
             torch.set_num_threads(n)
             inputs = [x.detach().requires_grad_() for x in (query, key, value)]
-            out = yoso_attention(*inputs, enable_gqa=True, seed=0, estimator="sampled")
+            out = yoso_attention(*inputs, estimator=SAMPLED, enable_gqa=True, seed=0)
             results.append((out, *gradients(out, grad, *inputs)))
     finally:
         torch.set_num_threads(threads)
@@ -101,7 +103,7 @@ def test_one_head_of_keys_and_not_finite_rows():
     key, value = key[:, :1].clone(), value[:, :1]
     key[1, 0, 4, 2] = float("nan")
     query[0, 5, 3, 0] = float("inf")
-    options = {"estimator": "sampled", "n_bits": N_BITS, "enable_gqa": True, "seed": 1}
+    options = {"estimator": replace(SAMPLED, n_bits=N_BITS), "enable_gqa": True, "seed": 1}
     out = yoso_attention(query, key, value, **options)
     assert out[0, 5, 3].isnan().all()
     assert out.isnan().sum() == D_V

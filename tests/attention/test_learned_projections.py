@@ -1,17 +1,19 @@
 """Soft codes with planes that are given and learnt."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: F401
 from test_soft_attention import assert_close, attend, parameters_of, probe_features
 
 from lshkit import torch_ops
-from lshkit.attention import yoso_attention
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HYPERPLANE = torch_ops.FAMILY["hyperplane"]
-SOFT = {"estimator": "soft", "hasher": "hyperplane"}
+SOFT = Soft(hasher="hyperplane")
 CASES = [  # n_q, n_k, d, d_v, n_bits, n_hashes, n_probes
     (1, 1, 1, 1, 3, 2, (4, 4)),
     (33, 20, 60, 64, 4, 5, (4, 4)),
@@ -60,11 +62,16 @@ def check(inputs, planes, mask, causal, normalize, probes, sharpness, **options)
     n_hashes, n_bits = planes.shape[1:3]
     tensors = inputs.query, inputs.key, inputs.value, planes
     ours = leaves_of(*tensors)
+    estimator = replace(
+        SOFT, n_bits=n_bits, n_hashes=n_hashes, n_probes=probes, sharpness=sharpness
+    )
     out = yoso_attention(
-        *(*ours[:3], mask, causal),
-        **{"n_bits": n_bits, "n_hashes": n_hashes, "normalize": normalize, "n_probes": probes},
-        **{"sharpness": sharpness, "projections": ours[3]},
-        **SOFT,
+        *(*ours[:3], mask),
+        is_causal=causal,
+        causal_offset=0,
+        estimator=estimator,
+        parameters={"planes": ours[3]},
+        normalize=normalize,
         **options,
     )
     got = torch.autograd.grad(out, ours, inputs.grad_out)
@@ -106,15 +113,14 @@ def test_packed_sequences_are_sequences_alone(is_causal, n_sequences):
     lengths[1] = 0
     inputs = attention_inputs(sum(lengths), None, 12, 8, batch=1, heads=2)
     starts = torch.tensor((0, *torch.tensor(lengths).cumsum(0)), dtype=torch.int32)
-    options = {"is_causal": is_causal, "n_bits": 4, "n_hashes": 3, **SOFT}
+    options = {"is_causal": is_causal, "estimator": replace(SOFT, n_bits=4, n_hashes=3)}
     tensors = inputs.query, inputs.key, inputs.value, planes_of(2, 3, 4, 12), torch.tensor(1.3)
     packed, alone = leaves_of(*tensors), leaves_of(*tensors)
-    out = yoso_attention(
-        *packed[:3], cu_seqlens=starts, projections=packed[3], sharpness=packed[4], **options
-    )
+    parameters = [dict(zip(("planes", "sharpness"), x[3:], strict=True)) for x in (packed, alone)]
+    out = yoso_attention(*packed[:3], cu_seqlens=starts, parameters=parameters[0], **options)
     parts = zip(*(x.split(lengths, 2) for x in alone[:3]), strict=True)
     expected = torch.cat(
-        [yoso_attention(*x, projections=alone[3], sharpness=alone[4], **options) for x in parts], 2
+        [yoso_attention(*x, parameters=parameters[1], **options) for x in parts], 2
     )
     torch.testing.assert_close(out, expected)
     got = torch.autograd.grad(out, packed, inputs.grad_out)
@@ -126,20 +132,25 @@ def test_packed_sequences_are_sequences_alone(is_causal, n_sequences):
 def test_given_planes_are_those_that_a_seed_draws():
     inputs = attention_inputs(20, 25, 16, 12)
     args = inputs.query, inputs.key, inputs.value
-    options = {"n_bits": 5, "n_hashes": 6, **SOFT}
+    estimator = replace(SOFT, n_bits=5, n_hashes=6)
+
+    def attend(*args, planes=None, estimator=estimator, seed=None):
+        parameters = None if planes is None else {"planes": planes}
+        return yoso_attention(*args, estimator=estimator, parameters=parameters, seed=seed)
+
     planes = parameters_of(4, 3, 16, 5, 6, "hyperplane")
-    expected = yoso_attention(*args, seed=4, **options)
-    assert torch.equal(yoso_attention(*args, projections=planes, **options), expected)
+    expected = attend(*args, seed=4)
+    assert torch.equal(attend(*args, planes=planes), expected)
     four = planes.reshape(3, 6, 5, 16)
-    assert torch.equal(yoso_attention(*args, projections=four, seed=9, **options), expected)
+    assert torch.equal(attend(*args, planes=four, seed=9), expected)
     turned = four.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(yoso_attention(*args, projections=turned, **options), expected)
-    one = yoso_attention(*(x[:, 0] for x in args), projections=planes[:1], **options)
+    assert torch.equal(attend(*args, planes=turned), expected)
+    one = attend(*(x[:, 0] for x in args), planes=planes[:1])
     torch.testing.assert_close(one, expected[:, 0])
-    lifted = {"unit_norm": "lift", "lift_scale": 400.0, **options}
+    lifted = replace(estimator, unit_norm="lift", lift_scale=400.0)
     planes = parameters_of(4, 3, 18, 5, 6, "hyperplane")
     assert torch.equal(
-        yoso_attention(*args, projections=planes, **lifted), yoso_attention(*args, seed=4, **lifted)
+        attend(*args, planes=planes, estimator=lifted), attend(*args, seed=4, estimator=lifted)
     )
 
 
@@ -148,11 +159,11 @@ def test_rows_that_are_not_finite_or_masked_add_nothing():
     mask = torch.ones(2, 25, dtype=torch.bool)
     mask[:, 8] = False
     planes = planes_of(3, 4, 5, 16)
-    options = {"n_bits": 5, "n_hashes": 4, "normalize": "sum", **SOFT}
+    options = {"estimator": replace(SOFT, n_bits=5, n_hashes=4), "normalize": "sum"}
 
     def gradient(args, mask, grad):
         planes_leaf = planes.clone().requires_grad_()
-        out = yoso_attention(*args, mask, projections=planes_leaf, **options)
+        out = yoso_attention(*args, mask, parameters={"planes": planes_leaf}, **options)
         out.backward(grad)
         return planes_leaf.grad
 
@@ -175,17 +186,18 @@ def test_threads_do_not_change_a_bit():
     inputs = attention_inputs(90, 110, 32, 40, batch=5)
     results, before = [], torch.get_num_threads()
     planes = planes_of(3, 32, 8, 32)
+    options = {"is_causal": True, "causal_offset": 0, "estimator": replace(SOFT, n_bits=8)}
     for threads in (1, 2):
         torch.set_num_threads(threads)
         leaves = leaves_of(inputs.query, inputs.key, inputs.value, planes)
-        out = yoso_attention(*leaves[:3], None, True, projections=leaves[3], **SOFT)
+        out = yoso_attention(*leaves[:3], parameters={"planes": leaves[3]}, **options)
         results.append((out.detach(), *torch.autograd.grad(out, leaves, inputs.grad_out)))
     torch.set_num_threads(before)
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two)
     # The other gradients are those without the planes'.
     leaves = leaves_of(inputs.query, inputs.key, inputs.value)
-    out = yoso_attention(*leaves, None, True, projections=planes, **SOFT)
+    out = yoso_attention(*leaves, parameters={"planes": planes}, **options)
     for a, b in zip(
         torch.autograd.grad(out, leaves, inputs.grad_out), results[0][1:], strict=False
     ):
@@ -195,14 +207,14 @@ def test_threads_do_not_change_a_bit():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes(dtype):
     inputs = attention_inputs(20, 20, 16, 12)
-    options = {"n_bits": 4, "n_hashes": 4, **SOFT}
+    options = {"estimator": replace(SOFT, n_bits=4, n_hashes=4)}
     short = leaves_of(*(x.to(dtype) for x in (inputs.query, inputs.key, inputs.value)))
     planes = planes_of(3, 4, 4, 16).to(dtype).requires_grad_()
-    out = yoso_attention(*short, projections=planes, **options)
+    out = yoso_attention(*short, parameters={"planes": planes}, **options)
     (grad,) = torch.autograd.grad(out, [planes], inputs.grad_out.to(dtype))
     assert grad.dtype is dtype
     full = leaves_of(*(x.detach().float() for x in short), planes.detach().float())
-    out = yoso_attention(*full[:3], projections=full[3], **options)
+    out = yoso_attention(*full[:3], parameters={"planes": full[3]}, **options)
     (wanted,) = torch.autograd.grad(out, full[3:], inputs.grad_out.to(dtype).float())
     tolerance = 2e-2 if dtype is torch.bfloat16 else 3e-3  # what the output's gradient rounds to
     assert_close(grad, wanted.double(), tolerance)
@@ -211,12 +223,14 @@ def test_dtypes(dtype):
 def test_no_rows_and_no_gradient():
     inputs = attention_inputs(6, 6, 8, 5)
     planes = planes_of(3, 2, 3, 8).requires_grad_()
-    options = {"n_bits": 3, "n_hashes": 2, "projections": planes, **SOFT}
+    estimator = replace(SOFT, n_bits=3, n_hashes=2)
+    options = {"estimator": estimator, "parameters": {"planes": planes}}
     empty = [x[:, :, :0] for x in (inputs.query, inputs.key, inputs.value)]
     yoso_attention(*empty, **options).sum().backward()
     assert torch.equal(planes.grad, torch.zeros_like(planes))
     args = inputs.query, inputs.key, inputs.value
-    yoso_attention(*args, n_probes=1, **options).sum().backward()
+    options["estimator"] = replace(estimator, n_probes=1)
+    yoso_attention(*args, **options).sum().backward()
     assert torch.equal(planes.grad, torch.zeros_like(planes))
 
 
@@ -226,13 +240,14 @@ def test_learning_planes_lowers_a_loss():
     query, key, value = (torch.randn(1, 2, 128, 16, generator=generator) for _ in range(3))
     key = key + query
     target = yoso_attention(
-        *(x[..., :4] for x in (query, key)), value, estimator="expected", n_bits=6
+        *(x[..., :4] for x in (query, key)), value, estimator=Expected(n_bits=6)
     )
     planes = planes_of(2, 8, 5, 16).requires_grad_()
     optimizer = torch.optim.Adam([planes], lr=0.05)
-    losses = []
+    losses, options = [], {"estimator": replace(SOFT, n_bits=5, n_hashes=8)}
+    options["parameters"] = {"planes": planes}
     for _ in range(40):
-        out = yoso_attention(query, key, value, n_bits=5, n_hashes=8, projections=planes, **SOFT)
+        out = yoso_attention(query, key, value, **options)
         loss = (out - target).square().sum() / target.square().sum()
         optimizer.zero_grad()
         loss.backward()
@@ -262,8 +277,10 @@ def test_compiles_and_maps():
     args = inputs.query, inputs.key, inputs.value
     planes = planes_of(2, 4, 4, 8)
 
+    estimator = replace(SOFT, n_bits=4, n_hashes=4)
+
     def attend(*x):
-        return yoso_attention(*x[:3], projections=x[3], n_bits=4, n_hashes=4, **SOFT)
+        return yoso_attention(*x[:3], estimator=estimator, parameters={"planes": x[3]})
 
     def loss(planes, *x):
         return (attend(*x, planes) * inputs.grad_out[:1]).sum()
@@ -295,28 +312,24 @@ def test_compiles_and_maps():
 
 
 @pytest.mark.parametrize(
-    ("planes", "options", "error", "words"),
+    ("planes", "estimator", "error", "words"),
     [
-        (torch.zeros(3, 2, 3, 8), {"estimator": "auto"}, ValueError, "projections needs estimator"),
-        (
-            torch.zeros(3, 2, 3, 8),
-            {"hasher": "hadamard"},
-            ValueError,
-            "projections needs.*hadamard",
-        ),
-        (torch.zeros(2, 2, 3, 8), {}, ValueError, r"projections must have shape.*\(3, 2, 3, 8\)"),
-        (torch.zeros(3, 6, 7), {}, ValueError, r"projections must have shape.*\(3, 6, 8\)"),
-        (torch.zeros(3, 2, 3, 8, dtype=torch.int32), {}, TypeError, "projections must be a tensor"),
-        ([1.0], {}, TypeError, "projections must be a torch tensor, got list"),
-        (torch.zeros(3, 6, 8, device="meta"), {}, ValueError, "projections must be on query's"),
+        (torch.zeros(3, 2, 3, 8), Sampled(), ValueError, "may hold nothing with Sampled.*'planes'"),
+        (torch.zeros(3, 2, 3, 8), Expected(), ValueError, "may hold nothing with Expected"),
+        (torch.zeros(3, 2, 3, 8), Soft(), ValueError, r"may hold 'sharpness' with Soft.*'planes'"),
+        (torch.zeros(2, 2, 3, 8), SOFT, ValueError, r"'planes'. must have .*\(3, 2, 3, 8\)"),
+        (torch.zeros(3, 6, 7), SOFT, ValueError, r"'planes'. must have shape.*\(3, 6, 8\)"),
+        (torch.zeros(3, 2, 3, 8, dtype=torch.int32), SOFT, TypeError, "'planes'. must hold floats"),
+        ([1.0], SOFT, TypeError, "parameters.'planes'. must be a torch tensor, got list"),
+        (torch.zeros(3, 6, 8, device="meta"), SOFT, ValueError, "'planes'. must be on query's"),
     ],
 )
-def test_wrong_planes_are_named(planes, options, error, words):
+def test_wrong_planes_are_named(planes, estimator, error, words):
     x = torch.zeros(1, 3, 5, 8)
+    if estimator is SOFT:
+        estimator = replace(SOFT, n_bits=3, n_hashes=2)
     with pytest.raises(error, match=words):
-        yoso_attention(
-            x, x, x, **({"n_bits": 3, "n_hashes": 2} | SOFT | options), projections=planes
-        )
+        yoso_attention(x, x, x, estimator=estimator, parameters={"planes": planes})
 
 
 def test_only_hyperplanes_have_a_gradient():

@@ -1,15 +1,17 @@
 """YosoAttention with planes and a sharpness that it learns."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases.attention import one_thread  # noqa: F401
 
-from lshkit.attention import YosoAttention, YosoState, yoso_attention
+from lshkit.attention import Sampled, Soft, YosoAttention, YosoState, yoso_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SOFT = {"estimator": "soft", "hasher": "hyperplane"}
-LEARN = {"learn_projections": True, "learn_sharpness": True, "n_bits": 4, "n_hashes": 6, **SOFT}
+SOFT = Soft(hasher="hyperplane", n_bits=4, n_hashes=6)
+LEARN = {"estimator": SOFT, "learn": ["planes", "sharpness"]}
 
 
 def tokens(length=11, seed=0):
@@ -19,28 +21,23 @@ def tokens(length=11, seed=0):
 @pytest.mark.parametrize("unit_norm", ["l2", "lift"])
 def test_module_uses_what_it_learns(unit_norm):
     x = tokens()
-    lift = {"unit_norm": unit_norm, "lift_scale": 60.0}
-    module = YosoAttention(24, 3, sharpness=1.5, **LEARN, **lift)
+    estimator = replace(SOFT, sharpness=1.5, unit_norm=unit_norm, lift_scale=60.0)
+    module = YosoAttention(24, 3, **LEARN | {"estimator": estimator})
     columns = 8 if unit_norm == "l2" else 10
-    assert module.projections.shape == (3, 6, 4, columns) and module.log_sharpness.shape == (3,)
+    assert module.planes.shape == (3, 6, 4, columns) and module.log_sharpness.shape == (3,)
     torch.testing.assert_close(module.log_sharpness.detach().exp(), torch.full((3,), 1.5))
-    assert 0.8 < module.projections.std() < 1.2
+    assert 0.8 < module.planes.std() < 1.2
     with torch.no_grad():
         module.log_sharpness.copy_(torch.tensor([0.1, 0.5, -0.3]))
-    assert "learn_projections=True, learn_sharpness=True" in repr(module)
+    assert "learn=['planes', 'sharpness']" in repr(module)
     q, k, v = module._heads(x, x, x)
-    out = yoso_attention(
-        *(q, k, v, None, True),
-        **{"n_bits": 4, "n_hashes": 6, "projections": module.projections},
-        sharpness=module.log_sharpness.exp(),
-        **SOFT,
-        **lift,
-    )
+    parameters = {"planes": module.planes, "sharpness": module.log_sharpness.exp()}
+    out = yoso_attention(q, k, v, is_causal=True, estimator=estimator, parameters=parameters)
     expected = module.out_proj(out.transpose(1, 2).flatten(2))
     for train in (True, False):
         out, _ = module.train(train)(x, x, x, is_causal=True)
         torch.testing.assert_close(out, expected)
-        for leaf in (module.projections, module.log_sharpness):
+        for leaf in (module.planes, module.log_sharpness):
             a, b = (
                 torch.autograd.grad(y.square().sum(), leaf, retain_graph=True)[0]
                 for y in (out, expected)
@@ -53,7 +50,7 @@ def test_module_learns():
     torch.manual_seed(0)
     x, target = tokens(64), tokens(64, 1).cumsum(1)
     module = YosoAttention(24, 3, **LEARN)
-    learned = [module.projections, module.log_sharpness]
+    learned = [module.planes, module.log_sharpness]
     optimizer = torch.optim.Adam(learned, lr=0.05)
     losses = []
     for _ in range(20):
@@ -69,24 +66,24 @@ def test_module_s_parameters_are_kept():
     x = tokens()
     one, two = (YosoAttention(24, 3, **LEARN).eval() for _ in range(2))
     names = set(YosoAttention(24, 3).state_dict())
-    assert set(one.state_dict()) == names | {"projections", "log_sharpness"}
+    assert set(one.state_dict()) == names | {"planes", "log_sharpness"}
     with torch.no_grad():
         assert not torch.equal(one(x, x, x)[0], two(x, x, x)[0])
         one.log_sharpness.add_(0.3)
         two.load_state_dict(one.state_dict())
         assert torch.equal(one(x, x, x)[0], two(x, x, x)[0])
     one.reset_parameters()
-    assert not torch.equal(one.projections, two.projections)
+    assert not torch.equal(one.planes, two.planes)
     torch.testing.assert_close(one.log_sharpness.exp(), torch.full((3,), 2.0))
-    assert {"projections", "log_sharpness"} <= {name for name, _ in one.named_parameters()}
+    assert {"planes", "log_sharpness"} <= {name for name, _ in one.named_parameters()}
     meta = YosoAttention(24, 3, device="meta", **LEARN)
-    assert meta.projections.is_meta and meta.log_sharpness.is_meta
+    assert meta.planes.is_meta and meta.log_sharpness.is_meta
     short = YosoAttention(24, 3, dtype=torch.bfloat16, **LEARN)
     out, _ = short(*[x.bfloat16()] * 3)
     out.sum().backward()
-    assert short.projections.grad.dtype is torch.bfloat16
-    plain = YosoAttention(24, 3, **SOFT)
-    assert plain.projections is None and plain.log_sharpness is None
+    assert short.planes.grad.dtype is torch.bfloat16
+    plain = YosoAttention(24, 3, estimator=SOFT)
+    assert plain.planes is None and plain.log_sharpness is None
 
 
 @torch.no_grad()
@@ -102,32 +99,36 @@ def test_module_decodes_what_its_causal_forward_gives():
     for s in (state.clone(), again):
         rest = [module(y, y, y, is_causal=True, state=s)[0] for y in x[:, 5:].split(1, 1)]
         torch.testing.assert_close(torch.cat([first, *rest], 1), expected)
-    with pytest.raises(ValueError, match="state_dict is of a state with other projections"):
+    with pytest.raises(ValueError, match="state_dict is of a state with other planes"):
         other.new_state(2).load_state_dict(saved)
-    options = {"n_bits": 4, "n_hashes": 6, "sharpness": module.log_sharpness.exp(), **SOFT}
-    drawn = YosoState(2, 3, 8, seed=1, **options)
-    with pytest.raises(ValueError, match="state must have the module's learned projections"):
+    sharpness = {"sharpness": module.log_sharpness.exp()}
+    drawn = YosoState(2, 3, 8, seed=1, estimator=SOFT, parameters=sharpness)
+    with pytest.raises(ValueError, match="state must have the module's planes: make it by new_st"):
         module(x, x, x, is_causal=True, state=drawn)
-    with pytest.raises(ValueError, match="projections needs estimator"):
-        YosoState(2, 3, 8, seed=1, projections=module.projections)
-    with pytest.raises(ValueError, match="projections must have shape"):
-        YosoState(2, 3, 8, n_hashes=7, seed=1, projections=module.projections, **SOFT)
+    planes = {"planes": module.planes}
+    with pytest.raises(ValueError, match="parameters may hold nothing with Sampled"):
+        YosoState(2, 3, 8, seed=1, estimator=Sampled(), parameters=planes)
+    with pytest.raises(ValueError, match="parameters.'planes'. must have shape"):
+        YosoState(2, 3, 8, seed=1, estimator=replace(SOFT, n_hashes=7), parameters=planes)
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("estimator", "learn", "error", "words"),
     [
-        ({"learn_projections": True}, ValueError, "learn_projections needs estimator"),
+        (Sampled(), ["planes"], ValueError, "learn may hold nothing with Sampled.*, got 'planes'"),
+        (Soft(), ["planes"], ValueError, "learn may hold 'sharpness' with Soft.*, got 'planes'"),
+        (Sampled(), ["sharpness"], ValueError, "learn may hold nothing.* got 'sharpness'"),
+        (SOFT, ["lift_scale"], ValueError, "learn may hold 'sharpness', 'planes' with Soft"),
+        (SOFT, "planes", TypeError, "learn must be a sequence of names, got 'planes'"),
+        (SOFT, [1], TypeError, "learn must be a sequence of names"),
         (
-            {"learn_projections": True, "estimator": "soft"},
+            Sampled(unit_norm="lift", lift_scale="auto"),
+            ["lift_scale"],
             ValueError,
-            "learn_projections needs.*hadamard",
+            "lift_scale must be a number to start from, is 'auto'",
         ),
-        ({"learn_sharpness": True}, ValueError, 'learn_sharpness needs estimator="soft"'),
-        ({"learn_projections": 1, **SOFT}, TypeError, "learn_projections must be"),
-        ({"learn_sharpness": "yes", **SOFT}, TypeError, "learn_sharpness must be"),
     ],
 )
-def test_wrong_options_of_the_module_are_named(options, error, words):
+def test_wrong_options_of_the_module_are_named(estimator, learn, error, words):
     with pytest.raises(error, match=words):
-        YosoAttention(24, 3, **options)
+        YosoAttention(24, 3, estimator=estimator, learn=learn)

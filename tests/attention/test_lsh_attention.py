@@ -42,7 +42,7 @@ def run(case, mask=None, is_causal=False, **options):
     """Output, gradients and the numbers of pairs."""
     tensors = leaves(case)
     options = {"seed": 5, "enable_gqa": True, **options}
-    out, pairs = lsh_attention(*tensors, mask, is_causal, return_pairs=True, **options)
+    out, pairs = lsh_attention(*tensors, mask, is_causal=is_causal, return_pairs=True, **options)
     out.backward(case.grad_out.to(out.dtype))
     return SimpleNamespace(out=out.detach(), grads=[x.grad for x in tensors], pairs=pairs)
 
@@ -239,7 +239,8 @@ def test_decoding_is_the_last_row():
     for n in (1, 5, 40, 90):
         out = lsh_attention(
             *(case.query[:, :, n - 1 : n], case.key[:, :, :n], case.value[:, :, :n]),
-            *(case.mask[:, :n], True),
+            case.mask[:, :n],
+            is_causal=True,
             seed=5,
             enable_gqa=True,
         )
@@ -360,7 +361,7 @@ def test_compile():
     case = inputs()
 
     def loss(query, key, value):
-        out = lsh_attention(query, key, value, case.mask, True, enable_gqa=True, seed=5)
+        out = lsh_attention(query, key, value, case.mask, is_causal=True, enable_gqa=True, seed=5)
         return (out * case.grad_out).sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")

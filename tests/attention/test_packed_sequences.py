@@ -1,8 +1,12 @@
 """Packed sequences: as if each were attended to alone, with the same hash functions."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from cases.attention import EXPECTED, SAMPLED  # noqa: E402
 
 from lshkit.attention import yoso_attention  # noqa: E402
 
@@ -42,7 +46,7 @@ def one_by_one(inputs, lengths, key_lengths, mask=None, **options):
     return torch.cat(out, 2)
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("same", [True, False])
@@ -50,9 +54,9 @@ def test_equals_sequences_alone(same, causal, normalize, estimator):
     key_lengths = LENGTHS if same else KEY_LENGTHS
     inputs, grad = problem(LENGTHS, key_lengths)
     mask = torch.rand(1, sum(key_lengths), generator=torch.Generator().manual_seed(1)) > 0.2
+    estimator = replace(estimator, n_bits=4)
     options = {"is_causal": causal, "normalize": normalize, "estimator": estimator, "seed": 5}
-    options |= {"n_bits": 4}
-    wanted = one_by_one(inputs, LENGTHS, key_lengths, mask, **options)
+    wanted = one_by_one(inputs, LENGTHS, key_lengths, mask, causal_offset=0, **options)
     packing = {"cu_seqlens": starts(LENGTHS)}
     if not same:
         packing["cu_seqlens_k"] = starts(key_lengths, torch.int64)
@@ -76,7 +80,7 @@ def test_equals_padded_batch():
         fill = [torch.nn.functional.pad(r, (0, 0, 0, longest - r.shape[2])) for r in rows]
         return torch.cat(fill)
 
-    options = {"estimator": "sampled", "n_bits": 6, "seed": 2}
+    options = {"estimator": replace(SAMPLED, n_bits=6), "seed": 2}
     out = yoso_attention(*inputs, cu_seqlens=starts(LENGTHS), **options)
     wanted = yoso_attention(*map(padded, inputs), mask, **options)
     wanted = wanted.transpose(1, 2)[mask].transpose(0, 1)[None]
@@ -92,7 +96,7 @@ def test_equals_padded_batch():
 def test_grouped_heads_and_bfloat16():
     (query, key, value), _ = problem(LENGTHS, LENGTHS, torch.bfloat16)
     key, value = key[:, :1], value[:, :1]
-    options = {"estimator": "sampled", "n_bits": 6, "seed": 2, "enable_gqa": True}
+    options = {"estimator": replace(SAMPLED, n_bits=6), "seed": 2, "enable_gqa": True}
     out = yoso_attention(query, key, value, cu_seqlens=starts(LENGTHS), **options)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, one_by_one((query, key, value), LENGTHS, LENGTHS, **options))
@@ -100,7 +104,8 @@ def test_grouped_heads_and_bfloat16():
 
 def test_not_finite_row_stays_in_its_sequence():
     (query, key, value), _ = problem(LENGTHS, LENGTHS)
-    options = {"estimator": "sampled", "n_bits": 3, "seed": 2, "cu_seqlens": starts(LENGTHS)}
+    estimator = replace(SAMPLED, n_bits=3)
+    options = {"estimator": estimator, "seed": 2, "cu_seqlens": starts(LENGTHS)}
     with torch.no_grad():
         clean = yoso_attention(query, key, value, **options)
         query[0, 1, 6] = float("nan")
@@ -117,7 +122,7 @@ def test_not_finite_row_stays_in_its_sequence():
 def test_compiles():
     torch._dynamo.reset()
     inputs, _ = problem(LENGTHS, LENGTHS)
-    options = {"estimator": "sampled", "seed": 2}
+    options = {"estimator": SAMPLED, "seed": 2}
 
     @torch.compile(fullgraph=True)
     def attend(query, key, value, packing):

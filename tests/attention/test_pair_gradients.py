@@ -1,6 +1,7 @@
 """The gradients "collided" and "unbiased": against the reference, and what they are on average."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 from cases.attention import (  # noqa: E402, F401
     FAMILIES,
     NORMALIZE,
+    SAMPLED,
     SHAPES,
     arrays,
     attention_inputs,
@@ -26,6 +28,7 @@ from test_attention_gradients import (  # noqa: E402
 )
 
 from lshkit import _C, reference, torch_ops  # noqa: E402
+from lshkit.attention import Expected, Sampled  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -33,10 +36,9 @@ PAIR_GRADIENTS = ["collided", "unbiased"]
 
 
 def assert_equal_to_reference(case, mask, is_causal, normalize, gradient, n_bits, n_hashes):
-    codes = [codes_of(x, 5, n_bits=n_bits, n_hashes=n_hashes) for x in (case.query, case.key)]
-    options = {"gradient": gradient, "normalize": normalize}
-    sampled = {"estimator": "sampled", "n_bits": n_bits, "n_hashes": n_hashes, "seed": 5}
-    actual = gradients(case, mask, is_causal, **options, **sampled)
+    estimator = replace(SAMPLED, gradient=gradient, n_bits=n_bits, n_hashes=n_hashes)
+    codes = [codes_of(x, 5, estimator) for x in (case.query, case.key)]
+    actual = gradients(case, estimator, mask, is_causal, normalize=normalize, seed=5)
     with np.errstate(invalid="ignore"):
         expected = reference.yoso_backward(
             *arrays(case),
@@ -129,8 +131,8 @@ def test_nothing_to_attend_to(normalize, gradient):
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1] = False
     case.query[0, 0, 2] = case.key[0, 0, 3] = case.value[0, 1] = 0
-    options = {"estimator": "sampled", "normalize": normalize, "gradient": gradient, "seed": 0}
-    grad_query, grad_key, grad_value = gradients(case, mask, **options)
+    estimator = replace(SAMPLED, gradient=gradient)
+    grad_query, grad_key, grad_value = gradients(case, estimator, mask, normalize=normalize, seed=0)
     assert all(x.isfinite().all() for x in (grad_query, grad_key, grad_value))
     assert not any(x[1].any() for x in (grad_query, grad_key, grad_value))
     assert not grad_query[0, 0, 2].any() and not grad_key[0, 0, 3].any()
@@ -144,7 +146,7 @@ def test_same_bits_at_any_number_of_threads(gradient):
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            results.append(gradients(case, estimator="sampled", gradient=gradient, seed=0))
+            results.append(gradients(case, replace(SAMPLED, gradient=gradient), seed=0))
     finally:
         torch.set_num_threads(before)
     for one, two, three in zip(*results, strict=True):
@@ -154,21 +156,20 @@ def test_same_bits_at_any_number_of_threads(gradient):
 @pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
 def test_for_the_expectation_every_pair_counts(gradient):
     case = attention_inputs(17)
-    exact = gradients(case, estimator="expected", gradient="expected")
-    for estimator in ("expected", "auto"):
-        got = gradients(case, estimator=estimator, gradient=gradient)
-        assert all(torch.equal(a, e) for a, e in zip(got, exact, strict=True))
+    exact = gradients(case, Expected())
+    got = gradients(case, Sampled(gradient=gradient))  # 17 positions
+    assert all(torch.equal(a, e) for a, e in zip(got, exact, strict=True))
 
 
 # ---------------------------------------------------------------- on average
 
 
-def spread(case, sets, gradient, **options):
+def spread(case, sets, **options):
     """Mean and its standard error of the raw output's gradients over sets of hash functions."""
     many = attention_inputs_as(case, torch.float32)
     for name, x in vars(many).items():  # a head has its own functions
         setattr(many, name, x.expand(1, sets, -1, -1))
-    got = gradients(many, gradient=gradient, normalize=None, estimator="sampled", **options)
+    got = gradients(many, replace(SAMPLED, **options), normalize=None, seed=11)
     return [(x.double().mean(1), x.double().std(1) / sets**0.5) for x in got]
 
 
@@ -184,7 +185,8 @@ def exact_gradients(case, n_bits):
 def test_unbiased(hasher, n_bits, n_hashes):
     """The mean over hash functions is the derivative of YOSO-E, which autograd computes."""
     case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
-    got = spread(case, 2000, "unbiased", n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, seed=11)
+    options = {"n_bits": n_bits, "n_hashes": n_hashes, "hasher": hasher}
+    got = spread(case, 2000, gradient="unbiased", **options)
     for (mean, error), exact in zip(got, exact_gradients(case, n_bits), strict=True):
         assert ((mean - exact).abs() < 4 * error + 1e-6).all()
 
@@ -195,7 +197,7 @@ def test_collided_is_short_of_the_pairs_that_do_not_collide(hasher):
     n_bits, n_hashes = 4, 8
     case = attention_inputs(5, 6, 16, 3, batch=1, heads=1, seed=3)
     (mean_query, error_query), (mean_key, error_key), _ = spread(
-        case, 2000, "collided", n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, seed=11
+        case, 2000, gradient="collided", n_bits=n_bits, n_hashes=n_hashes, hasher=hasher
     )
     query, key, value = (x[0, 0] for x in arrays(case))
     grad_out = case.grad_out[0, 0].double().numpy()
@@ -226,7 +228,7 @@ def test_bias_next_to_one(angle, gradient):
     case.key[:] = torch.tensor([math.cos(angle), math.sin(angle)])
     case.value[:] = case.grad_out[:] = 1
     grad_query, _, _ = gradients(
-        case, normalize=None, estimator="sampled", gradient=gradient, n_hashes=64, seed=0
+        case, replace(SAMPLED, gradient=gradient, n_hashes=64), normalize=None, seed=0
     )
     exact = n_bits / math.pi * (1 - angle / math.pi) ** (n_bits - 1)
     assert grad_query[..., 0].abs().max() == 0  # along the query itself

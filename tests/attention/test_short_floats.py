@@ -1,10 +1,12 @@
 """bfloat16 and float16 tensors: read and written as they are, computed in float32."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import attention_inputs, padding_mask  # noqa: E402
+from cases.attention import EXPECTED, SAMPLED, attention_inputs, padding_mask  # noqa: E402
 
 from lshkit.attention import yoso_attention  # noqa: E402
 
@@ -12,7 +14,7 @@ SHORT = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", SHORT)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_equals_float32_rounded_once(estimator, causal, dtype):
     case = attention_inputs(45, 45, dtype=dtype)
@@ -20,7 +22,7 @@ def test_equals_float32_rounded_once(estimator, causal, dtype):
     results = []
     for convert in (lambda x: x, lambda x: x.float()):
         inputs = [convert(x).detach().requires_grad_() for x in (case.query, case.key, case.value)]
-        out = yoso_attention(*inputs, mask, causal, estimator=estimator, seed=1)
+        out = yoso_attention(*inputs, mask, estimator=estimator, is_causal=causal, seed=1)
         results.append((out, *torch.autograd.grad(out, inputs, convert(case.grad_out))))
     for short, full in zip(*results, strict=True):
         assert short.dtype == dtype
@@ -39,8 +41,9 @@ def test_every_number_survives(dtype):
     value = every_pattern(dtype)
     query = torch.ones(1, 1, 1024, 8, dtype=dtype)
     starts = torch.arange(1025)
-    options = {"normalize": None, "seed": 0, "cu_seqlens": starts, "estimator": "sampled"}
-    out = yoso_attention(query, query, value, n_hashes=1, **options)
+    options = {"normalize": None, "seed": 0, "cu_seqlens": starts}
+    options["estimator"] = replace(SAMPLED, n_hashes=1)
+    out = yoso_attention(query, query, value, **options)
     wanted = value.float() + 0.0  # a sum that starts at zero makes +0 of -0
     assert torch.equal(out.isnan(), wanted.isnan())
     assert torch.equal(out.float().nan_to_num(7.0), wanted.nan_to_num(7.0))
@@ -56,8 +59,9 @@ def test_rounds_to_nearest_even(dtype):
     value = torch.stack([spread, spread * 2**-9], 3).flatten(2, 3).to(dtype)  # pairs of keys
     query = torch.ones(1, 1, 8192, 8, dtype=dtype)
     starts = torch.arange(0, 8193, 2)
-    options = {"normalize": None, "seed": 0, "cu_seqlens": starts, "estimator": "sampled"}
-    out = yoso_attention(query, query, value, n_hashes=1, **options)
+    options = {"normalize": None, "seed": 0, "cu_seqlens": starts}
+    options["estimator"] = replace(SAMPLED, n_hashes=1)
+    out = yoso_attention(query, query, value, **options)
     sums = value.float().unflatten(2, (-1, 2)).sum(3)
     assert torch.equal(out[:, :, ::2], sums.to(dtype))
 
@@ -67,6 +71,6 @@ def test_strides(dtype):
     generator = torch.Generator().manual_seed(0)
     packed = torch.randn(2, 30, 3, 4, 16, generator=generator).to(dtype)  # (B, N, 3, H, D)
     views = [packed[:, :, i].transpose(1, 2) for i in range(3)]
-    options = {"estimator": "sampled", "seed": 0}
+    options = {"estimator": SAMPLED, "seed": 0}
     wanted = yoso_attention(*(x.contiguous() for x in views), **options)
     assert torch.equal(yoso_attention(*views, **options), wanted)

@@ -1,12 +1,20 @@
 """Attention with soft codes: rows that belong to their likeliest buckets, with weights."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: F401
+from cases.attention import (  # noqa: F401
+    NORMALIZE,
+    SAMPLED,
+    attention_inputs,
+    one_thread,
+    padding_mask,
+)
 
 from lshkit import reference, torch_ops
-from lshkit.attention import yoso_attention
+from lshkit.attention import Soft, yoso_attention
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,7 +110,7 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
     inputs = attention_inputs(n_q, n_k, d, d_v, batch=2, heads=2)
     mask = padding_mask(2, n_k) if n_k > 1 and not is_causal else None
     sharpness = torch.tensor([1.5, 0.7])
-    options = {"n_bits": n_bits, "n_hashes": n_hashes}
+    estimator = Soft(n_bits=n_bits, n_hashes=n_hashes, hasher=hasher, n_probes=probes)
     parameters = parameters_of(3, 2, d, n_bits, n_hashes, hasher)
     saved = torch_ops.soft_attention(
         *(inputs.query, inputs.key, inputs.value, mask, None, None, parameters, sharpness),
@@ -112,13 +120,12 @@ def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
 
         def ours(query, key, value, sharpness, normalize=normalize):
             return yoso_attention(
-                *(query, key, value, mask, is_causal),
-                **options,
-                estimator="soft",
-                hasher=hasher,
+                *(query, key, value, mask),
+                is_causal=is_causal,
+                causal_offset=0,
+                estimator=estimator,
+                parameters={"sharpness": sharpness},
                 normalize=normalize,
-                n_probes=probes,
-                sharpness=sharpness,
                 seed=3,
             )
 
@@ -149,10 +156,12 @@ def test_all_buckets_need_no_selection(n_bits, n_q, n_k, is_causal, normalize):
 
     def ours(query, key, value, sharpness):
         return yoso_attention(
-            *(query, key, value, None, is_causal),
-            **{"n_bits": n_bits, "n_hashes": 4, "estimator": "soft", "normalize": normalize},
-            n_probes=2**n_bits,
-            sharpness=sharpness,
+            *(query, key, value),
+            is_causal=is_causal,
+            causal_offset=0,
+            estimator=Soft(n_bits=n_bits, n_hashes=4, n_probes=2**n_bits),
+            parameters={"sharpness": sharpness},
+            normalize=normalize,
             seed=5,
         )
 
@@ -179,9 +188,10 @@ def test_equals_the_reference(normalize):
     def ours(query, key, value, sharpness):
         return yoso_attention(
             *(query, key, value, mask),
-            **{"n_bits": 4, "n_hashes": 3, "estimator": "soft", "normalize": normalize, "seed": 1},
-            n_probes=(4, 2),
-            sharpness=sharpness,
+            estimator=Soft(n_bits=4, n_hashes=3, n_probes=(4, 2)),
+            parameters={"sharpness": sharpness},
+            normalize=normalize,
+            seed=1,
         )
 
     tensors = inputs.query, inputs.key, inputs.value, torch.from_numpy(beta)
@@ -202,14 +212,16 @@ def test_equals_the_reference(normalize):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_one_probe_is_the_sampled_estimator(is_causal, n_bits):
     inputs = attention_inputs(60, 70, 32, 40)
-    args = inputs.query, inputs.key, inputs.value, padding_mask(2, 70), is_causal
-    options = {"n_bits": n_bits, "n_hashes": 16, "seed": 4}
+    args = inputs.query, inputs.key, inputs.value, padding_mask(2, 70)
+    sampled = replace(SAMPLED, n_bits=n_bits, n_hashes=16)
+    estimator = Soft(n_bits=n_bits, n_hashes=16, n_probes=1)
+    options = {"is_causal": is_causal, "causal_offset": 0, "seed": 4}
     for normalize in NORMALIZE:
-        hard = yoso_attention(*args, **options, estimator="sampled", normalize=normalize)
-        soft = yoso_attention(*args, **options, estimator="soft", normalize=normalize, n_probes=1)
+        hard = yoso_attention(*args, estimator=sampled, normalize=normalize, **options)
+        soft = yoso_attention(*args, estimator=estimator, normalize=normalize, **options)
         torch.testing.assert_close(soft, hard, rtol=1e-5, atol=1e-6)
     query = inputs.query.clone().requires_grad_()
-    out = yoso_attention(query, *args[1:], **options, estimator="soft", n_probes=1)
+    out = yoso_attention(query, *args[1:], estimator=estimator, **options)
     out.sum().backward()
     assert (query.grad == 0).all()
 
@@ -218,7 +230,8 @@ def test_one_probe_is_the_sampled_estimator(is_causal, n_bits):
 def test_long_rows_run_by_run(is_causal):
     # More rows than are expanded at once, in both directions.
     inputs = attention_inputs(40000, 39000, 4, 5, batch=1, heads=1)
-    options = {"n_bits": 3, "n_hashes": 2, "estimator": "soft", "normalize": "sum", "seed": 2}
+    options = {"estimator": Soft(n_bits=3, n_hashes=2), "normalize": "sum", "seed": 2}
+    options |= {"is_causal": is_causal, "causal_offset": 0}
     parameters = parameters_of(2, 1, 4, 3, 2, "hadamard")
     saved = torch_ops.soft_attention(
         *(
@@ -235,7 +248,7 @@ def test_long_rows_run_by_run(is_causal):
     )
 
     def ours(query, key, value):
-        return yoso_attention(query, key, value, None, is_causal, **options)
+        return yoso_attention(query, key, value, **options)
 
     def linear(query, key, value):
         queries, keys = (
@@ -272,11 +285,13 @@ def test_rows_that_are_not_finite(normalize):
     mask[:, 8] = False
     inputs.key[:, :, 8] = float("nan")
     inputs.value[:, :, 8] = float("nan")
-    options = {"n_bits": 5, "n_hashes": 4, "estimator": "soft", "normalize": normalize, "seed": 0}
+    options = {"estimator": Soft(n_bits=5, n_hashes=4), "normalize": normalize, "seed": 0}
     leaves = [x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
     leaves.append(torch.tensor(1.5, requires_grad=True))
     got = run(
-        lambda *x: yoso_attention(*x[:3], mask, **options, sharpness=x[3]), leaves, inputs.grad_out
+        lambda *x: yoso_attention(*x[:3], mask, **options, parameters={"sharpness": x[3]}),
+        leaves,
+        inputs.grad_out,
     )
     parameters = parameters_of(0, 3, 16, 5, 4, "hadamard").numpy()
     arrays = [x.double().numpy() for x in (inputs.query, inputs.key, inputs.value)]
@@ -295,7 +310,7 @@ def test_zero_rows_and_no_collisions():
     inputs.query[:, :, 2] = 0
     inputs.key[:, :, 3] = 0
     leaves = [x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
-    options = {"n_bits": 16, "n_hashes": 2, "estimator": "soft", "seed": 0}
+    options = {"estimator": Soft(n_bits=16, n_hashes=2), "seed": 0}
     out, *grads = run(lambda *x: yoso_attention(*x, **options), leaves, inputs.grad_out)
     assert all(x.isfinite().all() for x in (out, *grads))
     assert (grads[0][:, :, 2] == 0).all() and (grads[1][:, :, 3] == 0).all()
@@ -315,7 +330,12 @@ def test_threads_do_not_change_a_bit():
         results.append(
             run(
                 lambda *x: yoso_attention(
-                    *x[:3], None, True, n_bits=10, seed=1, estimator="soft", sharpness=x[3]
+                    *x[:3],
+                    is_causal=True,
+                    causal_offset=0,
+                    estimator=Soft(n_bits=10),
+                    parameters={"sharpness": x[3]},
+                    seed=1,
                 ),
                 leaves,
                 inputs.grad_out,
@@ -328,7 +348,7 @@ def test_threads_do_not_change_a_bit():
 
 def test_shapes_dtypes_and_strides():
     inputs = attention_inputs(20, 20, 16, 16)
-    options = {"n_bits": 6, "n_hashes": 8, "estimator": "soft", "seed": 1}
+    options = {"estimator": Soft(n_bits=6, n_hashes=8), "seed": 1}
     args = inputs.query, inputs.key, inputs.value
     full = yoso_attention(*args, **options)
     turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in args]
@@ -362,7 +382,7 @@ def test_operators_keep_torch_s_rules():
 def test_compiles_and_maps():
     inputs = attention_inputs(9, 9, 8, 8, heads=2)
     args = inputs.query, inputs.key, inputs.value
-    options = {"n_bits": 4, "n_hashes": 4, "estimator": "soft"}
+    options = {"estimator": Soft(n_bits=4, n_hashes=4)}
     seed = torch.tensor(3)
     expected = yoso_attention(*args, seed=seed, **options)
     compiled = torch.compile(
@@ -375,30 +395,38 @@ def test_compiles_and_maps():
 
 
 def test_errors_name_the_argument():
-    inputs = attention_inputs(5, 5, 8, 8)
-    args = inputs.query, inputs.key, inputs.value
-
-    def soft(**options):
-        return yoso_attention(*args, estimator="soft", n_bits=3, n_hashes=2, **options)
-
     for wrong in (9, 0, (4, 9), (4, 4, 4)):
         with pytest.raises(ValueError, match="n_probes must be"):
-            soft(n_probes=wrong)
+            Soft(n_bits=3, n_probes=wrong)
     with pytest.raises(TypeError, match="n_probes must be"):
-        soft(n_probes=2.5)
-    for wrong in (
-        0,
-        -1.0,
-        float("nan"),
-        float("inf"),
-        torch.tensor(0.0),
-        torch.tensor([1, -1.0, 2]),
-    ):
+        Soft(n_probes=2.5)
+    for wrong in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="sharpness must be a finite number > 0"):
-            soft(sharpness=wrong)
+            Soft(sharpness=wrong)
     with pytest.raises(TypeError, match="sharpness must be"):
-        soft(sharpness="2")
-    with pytest.raises(TypeError, match="sharpness must be a tensor of floats"):
-        soft(sharpness=torch.tensor(2))
-    with pytest.raises(ValueError, match="sharpness must be a number or a tensor of shape"):
-        soft(sharpness=torch.ones(2))
+        Soft(sharpness="2")
+    with pytest.raises(TypeError, match="sharpness must be a number: a tensor goes into param"):
+        Soft(sharpness=torch.tensor(2.0))
+
+
+@pytest.mark.parametrize(
+    ("sharpness", "error", "words"),
+    [
+        (torch.tensor(0.0), ValueError, "sharpness must be a finite number > 0"),
+        (torch.tensor([1, -1.0, 2]), ValueError, "sharpness must be a finite number > 0"),
+        (torch.tensor(1e60, dtype=torch.float64), ValueError, "sharpness must be a finite"),
+        (torch.tensor(2), TypeError, "parameters.'sharpness'. must hold floats, got .*int64"),
+        (torch.ones(2), ValueError, r"parameters.'sharpness'. must .* shape \(\) or .* \(3,\)"),
+        (
+            torch.ones(3, device="meta"),
+            ValueError,
+            "parameters.'sharpness'. must be on query's dev",
+        ),
+        (2.0, TypeError, "parameters.'sharpness'. must be a torch tensor, got float"),
+    ],
+)
+def test_errors_of_a_sharpness_that_is_given(sharpness, error, words):
+    inputs = attention_inputs(5, 5, 8, 8)
+    args = inputs.query, inputs.key, inputs.value
+    with pytest.raises(error, match=words):
+        yoso_attention(*args, estimator=Soft(n_bits=3), parameters={"sharpness": sharpness})

@@ -1,20 +1,22 @@
 """Soft attention where its parts meet: groups, packing, checkpoints, threads, unequal probes."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import attention_inputs, padding_mask  # noqa: E402
+from cases.attention import SAMPLED, attention_inputs, padding_mask  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
 
-SOFT = {"estimator": "soft", "seed": 1}
+SOFT = Soft(n_bits=8)
 
 
-def gradients(case, mask=None, is_causal=False, **options):
+def gradients(case, estimator):
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, mask, is_causal, **SOFT, **options)
+    out = yoso_attention(*inputs, estimator=estimator, seed=1)
     return out, *torch.autograd.grad(out, inputs, case.grad_out)
 
 
@@ -27,23 +29,21 @@ def assert_close(results, wanted):
 def test_very_unequal_probes_end(probes):
     # The few probes of one side are expanded for many hashes at once, those of the other are not.
     case = attention_inputs(40, 33, batch=1, heads=1)
-    results = gradients(case, n_bits=9, n_hashes=20, n_probes=probes)
+    estimator = Soft(n_bits=9, n_hashes=20, n_probes=probes)
+    results = gradients(case, estimator)
     assert all(x.isfinite().all() for x in results)
-    wanted = [
-        gradients(case, n_bits=9, n_hashes=20, n_probes=p)[0] for p in ((probes[0], 1), (1, 1))
-    ]
+    wanted = [gradients(case, replace(estimator, n_probes=p))[0] for p in ((probes[0], 1), (1, 1))]
     assert not torch.equal(results[0], wanted[1])
 
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("heads", [2, 3])
 @pytest.mark.parametrize(("d_v", "n_hashes"), [(20, 17), (40, 37), (64, 32), (72, 17)])
-@pytest.mark.parametrize("estimator", ["soft", "sampled", "fast"])
-def test_same_bits_at_any_number_of_threads(estimator, d_v, n_hashes, heads, threads):
-    case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads)
-    options = {"n_bits": 7, "n_hashes": n_hashes, "seed": 0, "estimator": estimator}
-    if estimator == "fast":
-        options |= {"estimator": "sampled", "precision": "fast"}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("estimator", [SOFT, SAMPLED], ids=str)
+def test_same_bits_at_any_number_of_threads(estimator, dtype, d_v, n_hashes, heads, threads):
+    case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads, dtype=dtype)
+    options = {"estimator": replace(estimator, n_bits=7, n_hashes=n_hashes), "seed": 0}
     before = torch.get_num_threads()
     try:
         results = []
@@ -63,19 +63,18 @@ def test_grouped_heads_equal_heads_alone(normalize, is_causal):
     sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
     inputs = [x.detach().requires_grad_() for x in (case.query, key, value)]
     mask = padding_mask(2, 21)
-    options = {"normalize": normalize, "n_bits": 5, "n_hashes": 6, **SOFT}
-    out = yoso_attention(*inputs, mask, is_causal, enable_gqa=True, sharpness=sharpness, **options)
+    options = {"normalize": normalize, "estimator": Soft(n_bits=5, n_hashes=6), "seed": 1}
+    options |= {"is_causal": is_causal, "parameters": {"sharpness": sharpness}}
+    out = yoso_attention(*inputs, mask, enable_gqa=True, **options)
     grads = torch.autograd.grad(out, (*inputs, sharpness), case.grad_out)
     # Query heads that share a head of keys, as rows of one head: only where no order matters.
     if is_causal:
         parts = [case.query[:, g::2] for g in range(2)]
-        outs = [
-            yoso_attention(q, key, value, mask, True, sharpness=sharpness, **options) for q in parts
-        ]
+        outs = [yoso_attention(q, key, value, mask, **options) for q in parts]
         wanted = torch.stack(outs, 2).flatten(1, 2)
     else:
         rows = inputs[0].unflatten(1, (2, 2)).flatten(2, 3)
-        wanted = yoso_attention(rows, *inputs[1:], mask, sharpness=sharpness, **options)
+        wanted = yoso_attention(rows, *inputs[1:], mask, **options)
         wanted = wanted.unflatten(2, (2, 21)).flatten(1, 2)
         assert_close(grads, torch.autograd.grad(wanted, (*inputs, sharpness), case.grad_out))
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
@@ -89,7 +88,8 @@ def test_packed_sequences_equal_sequences_alone(is_causal, dtype):
     case = attention_inputs(38, 38, 16, 24, batch=1, heads=2, dtype=dtype)
     sharpness = torch.tensor([1.0, 3.0], requires_grad=True)
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options = {"is_causal": is_causal, "sharpness": sharpness, "n_bits": 5, **SOFT}
+    options = {"is_causal": is_causal, "estimator": Soft(n_bits=5), "seed": 1}
+    options["parameters"] = {"sharpness": sharpness}
     results = []
     for packed in (True, False):
         if packed:
@@ -108,7 +108,7 @@ def test_checkpointing():
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
 
     def attend(*x):
-        return yoso_attention(*x, **SOFT)
+        return yoso_attention(*x, estimator=SOFT, seed=1)
 
     grads = [
         torch.autograd.grad(out, inputs, case.grad_out)
@@ -120,32 +120,21 @@ def test_checkpointing():
 def test_no_heads():
     x = torch.randn(2, 0, 5, 8, requires_grad=True)
     sharpness = torch.tensor(1.0, requires_grad=True)
-    yoso_attention(x, x, x, sharpness=sharpness, **SOFT).sum().backward()
+    out = yoso_attention(x, x, x, estimator=SOFT, parameters={"sharpness": sharpness})
+    out.sum().backward()
     assert x.grad.shape == x.shape
     assert sharpness.grad == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"gradient_rank": 4}, 'gradient_rank needs estimator "sampled" or "auto", got \'soft\''),
-        ({"precision": "fast"}, "precision must be \"full\" with estimator='soft'"),
-        ({"sharpness": float("nan")}, "sharpness must be a finite number > 0, got nan"),
-        ({"sharpness": 1e60}, "sharpness must be a finite number > 0, got 1e"),
-        ({"sharpness": torch.tensor(1e60, dtype=torch.float64)}, "sharpness must be a finite"),
-        ({"estimator": "sampled", "sharpness": -1.0}, "sharpness must be a finite number > 0"),
-        ({"estimator": "sampled", "n_probes": 0}, "n_probes must be an integer from 1"),
-        ({"estimator": "sampled", "lift_scale": "junk"}, "lift_scale must be"),
-    ],
-)
-def test_options_that_do_not_apply_are_named(options, match):
-    x = torch.randn(1, 1, 4, 8)
-    with pytest.raises(ValueError, match=match):
-        yoso_attention(x, x, x, **SOFT | options)
+@pytest.mark.parametrize("sharpness", [float("nan"), 1e60])
+def test_sharpness_is_a_finite_number(sharpness):
+    with pytest.raises(ValueError, match="sharpness must be a finite number > 0, got (nan|1e)"):
+        Soft(sharpness=sharpness)
 
 
 def test_the_lift_of_packed_sequences_needs_a_number():
     x = torch.randn(1, 1, 4, 8)
-    options = {"unit_norm": "lift", "lift_scale": "auto", "cu_seqlens": torch.tensor([0, 2, 4])}
+    packing = torch.tensor([0, 2, 4])
     with pytest.raises(ValueError, match="lift_scale must be a number or tensor with cu_seqlens"):
-        yoso_attention(x, x, x, **options)
+        lift = Sampled(unit_norm="lift", lift_scale="auto")
+        yoso_attention(x, x, x, estimator=lift, cu_seqlens=packing)

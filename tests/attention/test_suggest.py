@@ -1,32 +1,31 @@
 """lshkit.attention.suggest: its errors are those that the settings then have."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import one_thread  # noqa: E402, F401
+from cases.attention import SAMPLED, one_thread  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import lshkit.attention  # noqa: E402
-from lshkit.attention import suggest, yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Soft, suggest, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = (
-    ("yoso_attention", {"estimator": "expected", "n_bits": 6}),
-    ("yoso_attention", {"estimator": "sampled", "n_bits": 6, "n_hashes": 64}),
-    ("yoso_attention", {"estimator": "soft", "n_bits": 8, "n_hashes": 64, "n_probes": 3}),
+    ("yoso_attention", {"estimator": Expected(n_bits=6)}),
+    ("yoso_attention", {"estimator": replace(SAMPLED, n_bits=6, n_hashes=64)}),
+    ("yoso_attention", {"estimator": Soft(n_bits=8, n_hashes=64, n_probes=3)}),
     (
         "yoso_attention",
-        {"estimator": "sampled", "n_bits": 6, "n_hashes": 8, "window": 40, "normalize": "sum"},
+        {"estimator": replace(SAMPLED, n_bits=6, n_hashes=8, window=40), "normalize": "sum"},
     ),
     (
         "yoso_attention",
-        {
-            **{"estimator": "sampled", "n_bits": 6, "n_hashes": 64},
-            **{"unit_norm": "lift", "lift_scale": "auto"},
-        },
+        {"estimator": replace(SAMPLED, n_bits=6, n_hashes=64, unit_norm="lift", lift_scale="auto")},
     ),
     ("lsh_attention", {"n_bits": 6, "n_hashes": 24}),
     ("lsh_attention", {"n_bits": 8, "n_hashes": 24, "window": 0, "weighting": "none"}),
@@ -57,17 +56,13 @@ def observed(row, tensors, of):
     outs = [attend(query, key, value, seed=100 + s, **row.options) for s in range(12)]
     if of == "softmax" or row.function == "lsh_attention":
         wanted = scaled_dot_product_attention(query, key, value)
-    elif row.options["estimator"] == "soft":
-        wanted = torch.stack(
-            [
-                attend(query, key, value, seed=1000 + s, **(row.options | {"n_hashes": 1024}))
-                for s in range(4)
-            ]
-        ).mean(0)
+    elif row.options["estimator"].mean is None:
+        many = row.options | {"estimator": replace(row.options["estimator"], n_hashes=1024)}
+        outs_of_many = [attend(query, key, value, seed=1000 + s, **many) for s in range(4)]
+        wanted = torch.stack(outs_of_many).mean(0)
     else:
-        names = ("n_bits", "normalize", "unit_norm", "lift_scale")
-        options = {name: row.options[name] for name in names if name in row.options}
-        wanted = yoso_attention(query, key, value, estimator="expected", **options)
+        mean = row.options | {"estimator": row.options["estimator"].mean}
+        wanted = yoso_attention(query, key, value, **mean)
     return np.mean([mean_angle(out, wanted) for out in outs])
 
 
@@ -111,6 +106,11 @@ def test_arrays_heads_and_defaults():
         torch.from_numpy(query), torch.from_numpy(key), n_samples=20, n_trials=2, timed=False
     )
     assert found == again and found.n_keys == 40 and len(found.rows) > 10
+    estimators = suggest(query, key, settings=[Soft(), Expected()], n_trials=2, timed=False)
+    assert [row.options for row in estimators.rows] == [
+        {"estimator": Soft()},
+        {"estimator": Expected()},
+    ]
     one = suggest(query[0, 0], key[0, 0, :7], settings=SETTINGS[5:], n_trials=2, timed=False)
     assert one.n_keys == 7 and all(0 <= row.pairs <= 1 for row in one.rows)
 
@@ -136,12 +136,18 @@ def test_defaults_of_torch_do_not_matter():
         ({"query": np.ones(4)}, ValueError, "rows, columns"),
         ({"key": np.ones((5, 3))}, ValueError, "key must have query's"),
         ({"value": np.ones((4, 4))}, ValueError, "value must have key's rows"),
-        ({"settings": ["lsh_attention"]}, TypeError, "settings must be pairs.*'lsh_attention'"),
-        ({"settings": 3}, TypeError, "settings must be pairs .* got 3"),
+        (
+            {"settings": ["lsh_attention"]},
+            TypeError,
+            "settings must be estimators, or pairs.*'lsh_attention'",
+        ),
+        ({"settings": 3}, TypeError, "settings must be estimators, or pairs .* got 3"),
         ({"settings": [("attention", {})]}, ValueError, "settings must name one of"),
         ({"settings": [("lsh_attention", {"estimator": "soft"})]}, ValueError, "estimator"),
         ({"settings": [("lsh_attention", {"return_pairs": True})]}, ValueError, "return_pairs"),
         ({"settings": [("yoso_attention", {"cu_seqlens": None})]}, ValueError, "cu_seqlens"),
+        ({"settings": [("yoso_attention", {"n_bits": 6})]}, ValueError, "n_bits"),
+        ({"settings": [("yoso_attention", {"estimator": 3})]}, TypeError, "estimator must be"),
         ({"n_trials": 1}, ValueError, "n_trials"),
         ({"n_samples": 0}, ValueError, "n_samples"),
         ({"scale": 0}, ValueError, "scale"),

@@ -1,6 +1,7 @@
 """unit_norm="lift": inner products instead of cosines, by two more features."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402, F401
+    EXPECTED,
     NORMALIZE,
+    SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
@@ -19,7 +22,7 @@ from cases.attention import (  # noqa: E402, F401
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from lshkit import reference  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.unit_norm import lift  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,23 +73,21 @@ def test_inner_products_are_kept(scale, dtype):
 def test_sampled_equals_reference_on_lifted_rows(normalize, is_causal):
     case = lift_case(33, 41, 30, 9)
     mask = padding_mask(2, 41)
-    options = {"n_bits": 4, "n_hashes": 11}
+    estimator = replace(SAMPLED, n_bits=4, n_hashes=11)
     out = yoso_attention(
         case.query,
         case.key,
         case.value,
         mask,
-        is_causal,
-        estimator="sampled",
-        unit_norm="lift",
-        lift_scale=2.0,
+        estimator=replace(estimator, unit_norm="lift", lift_scale=2.0),
+        is_causal=is_causal,
+        causal_offset=0,
         normalize=normalize,
         seed=5,
-        **options,
     )
     query, key, value = lifted_arrays(case, 2.0)
     lifted = lift(case.query, case.key, None, 2.0)
-    codes = [codes_of(x, 5, **options).numpy() for x in lifted]
+    codes = [codes_of(x, 5, estimator).numpy() for x in lifted]
     expected = reference.yoso_forward(
         query, key, value, *codes, **reference_options(mask, is_causal, normalize)
     )
@@ -115,9 +116,11 @@ def test_expected_output_and_gradients_are_those_of_the_inner_product(normalize,
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
     is_causal = scale != "auto"
     given = dense = scale
+    parameters = {}
     if scale == "heads":
         given = torch.tensor([2.0, 2.5, 4.0], dtype=torch.float64, requires_grad=True)
         inputs, dense = [*inputs, given], given[:, None, None]
+        parameters, given = {"lift_scale": given}, 1.0
     if scale == "auto":
         squares = [(x**2).sum(-1) for x in inputs[:2]]
         squares[1] = squares[1] * mask[:, None]
@@ -125,13 +128,11 @@ def test_expected_output_and_gradients_are_those_of_the_inner_product(normalize,
     out = yoso_attention(
         *inputs[:3],
         mask,
-        is_causal,
-        n_bits=3,
-        estimator="expected",
-        gradient="expected",
+        estimator=Expected(n_bits=3, unit_norm="lift", lift_scale=given),
+        parameters=parameters,
+        is_causal=is_causal,
+        causal_offset=0,
         normalize=normalize,
-        unit_norm="lift",
-        lift_scale=given,
     )
     expected = inner_product_attention(*inputs[:3], dense, mask, is_causal, 3, normalize)
     # A row on its bound has a root of sqrt(eps) where it should have 0: a norm of 1 + eps / 2.
@@ -151,7 +152,9 @@ def test_gradcheck():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize(
+    "estimator", [replace(SAMPLED, gradient="unbiased"), Expected()], ids=["sampled", "expected"]
+)
 def test_rows_on_the_bound_have_the_gradients_of_the_inner_product(estimator, dtype):
     """Where the root's slope is infinite. The radial part is in them: it turns the lifted row."""
     case = attention_inputs(33, 41, 12, 9, dtype=torch.float64)
@@ -162,15 +165,12 @@ def test_rows_on_the_bound_have_the_gradients_of_the_inner_product(estimator, dt
     out = yoso_attention(
         *inputs,
         case.value.to(dtype),
-        estimator=estimator,
-        gradient="expected",
-        n_bits=3,
+        estimator=replace(estimator, n_bits=3, unit_norm="lift"),
         seed=0,
-        unit_norm="lift",
     )
     actual = torch.autograd.grad(out, inputs, case.grad_out.to(dtype))
     assert all(grad.isfinite().all() for grad in actual)
-    if estimator == "sampled":  # its values are noisy
+    if estimator.name == "sampled":  # its values are noisy
         return
     inputs = [x.detach().double().requires_grad_() for x in inputs]
     out = inner_product_attention(*inputs, case.value, 1, None, False, 3, "l2")
@@ -187,9 +187,10 @@ def test_auto_is_the_largest_norm_of_a_sequence_and_head():
     case.key[0, :, 4] = 1e6  # masked
     case.query[1, 2, 3] = math.inf
     case.key[1, 1, 6] = math.nan
-    options = {"estimator": "expected", "unit_norm": "lift", "normalize": None}
+    options = {"normalize": None}
+    auto = {"estimator": Expected(unit_norm="lift", lift_scale="auto"), **options}
     inputs = case.query, case.key, case.value
-    out = yoso_attention(*inputs, mask, lift_scale="auto", **options)
+    out = yoso_attention(*inputs, mask, **auto)
     assert out[1, 2, 3].isnan().all()
     assert torch.equal(out.isnan().any(-1).nonzero(), torch.tensor([[1, 2, 3]]))
 
@@ -198,22 +199,23 @@ def test_auto_is_the_largest_norm_of_a_sequence_and_head():
     largest = squares.where(takes_part & squares.isfinite(), 0).amax(-1)
     for b in range(2):
         alone = yoso_attention(
-            *(x[b : b + 1] for x in inputs), mask[b : b + 1], lift_scale=largest[b], **options
+            *(x[b : b + 1] for x in inputs),
+            mask[b : b + 1],
+            estimator=Expected(unit_norm="lift"),
+            parameters={"lift_scale": largest[b]},
+            **options,
         )
         torch.testing.assert_close(out[b : b + 1], alone, equal_nan=True)
     for b in range(2):  # whatever the other sequences hold
-        alone = yoso_attention(
-            *(x[b : b + 1] for x in inputs), mask[b : b + 1], lift_scale="auto", **options
-        )
+        alone = yoso_attention(*(x[b : b + 1] for x in inputs), mask[b : b + 1], **auto)
         assert torch.equal(alone.nan_to_num(), out[b : b + 1].nan_to_num())
     # and a common factor of queries and keys changes nothing
-    larger = yoso_attention(4 * case.query, 4 * case.key, case.value, mask, lift_scale="auto",
-                            **options)  # fmt: skip
+    larger = yoso_attention(4 * case.query, 4 * case.key, case.value, mask, **auto)
     assert torch.equal(larger.nan_to_num(), out.nan_to_num())
 
 
 @pytest.mark.parametrize("scale", ["tensor", "auto", 60.0])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_rows_that_take_no_part_reach_no_gradient(estimator, scale):
     case = lift_case(12, 15, bound=50.0)
     mask = torch.ones(2, 15, dtype=torch.bool)
@@ -224,12 +226,15 @@ def test_rows_that_take_no_part_reach_no_gradient(estimator, scale):
     case.key[1, 0, 3, 2] = math.nan
     case.query[0, 1, 5] = math.inf
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
+    estimator = replace(estimator, unit_norm="lift")
+    parameters = {}
     if scale == "tensor":
-        scale = torch.tensor(60.0, requires_grad=True)
-        inputs.append(scale)
-    out = yoso_attention(
-        *inputs[:3], mask, estimator=estimator, seed=0, unit_norm="lift", lift_scale=scale
-    )
+        parameters["lift_scale"] = torch.tensor(60.0, requires_grad=True)
+        inputs.append(parameters["lift_scale"])
+    else:
+        estimator = replace(estimator, lift_scale=scale)
+    options = {"estimator": estimator, "parameters": parameters, "seed": 0}
+    out = yoso_attention(*inputs[:3], mask, **options)
     grads = torch.autograd.grad(out, inputs, case.grad_out)
     finite = [x.isfinite().all(-1) for x in grads[:3]]
     assert torch.equal((~finite[0]).nonzero(), torch.tensor([[0, 1, 5]]))
@@ -240,7 +245,7 @@ def test_rows_that_take_no_part_reach_no_gradient(estimator, scale):
 
 @pytest.mark.parametrize("scale", [1.0, "auto"])
 def test_zeros_and_empty_sequences(scale):
-    options = {"unit_norm": "lift", "lift_scale": scale, "estimator": "expected", "n_bits": 1}
+    options = {"estimator": Expected(unit_norm="lift", lift_scale=scale, n_bits=1)}
     query, key, value = torch.zeros(2, 3, 5, 8), torch.zeros(2, 3, 7, 8), torch.randn(2, 3, 7, 4)
     out = yoso_attention(query, key, value, normalize="sum", **options)  # all at right angles
     torch.testing.assert_close(out, value.mean(-2, keepdim=True).expand_as(out))
@@ -265,9 +270,7 @@ def test_bound_to_rounding():
                 factor * query,
                 factor * key,
                 case.value.to(dtype),
-                unit_norm="lift",
-                lift_scale=factor**2,
-                estimator="expected",
+                estimator=Expected(unit_norm="lift", lift_scale=factor**2),
             )
             assert out.isfinite().all() and out.dtype == dtype
 
@@ -275,7 +278,14 @@ def test_bound_to_rounding():
 def test_outside_the_bound():
     case = lift_case(9, 13, bound=4.0)
     inputs = [case.query, case.key, case.value]
-    options = {"unit_norm": "lift", "estimator": "expected"}
+    four = Expected(unit_norm="lift", lift_scale=4)
+
+    def attend(*args, lift_scale=4):
+        if isinstance(lift_scale, torch.Tensor):
+            parameters = {"lift_scale": lift_scale}
+            return yoso_attention(*args, estimator=four, parameters=parameters)
+        return yoso_attention(*args, estimator=replace(four, lift_scale=lift_scale))
+
     for i, name in enumerate(("query", "key")):
         changed = [x.clone() for x in inputs]
         changed[i][1, 2, 3] = 0
@@ -283,19 +293,19 @@ def test_outside_the_bound():
         message = rf"{name} must have rows of norm at most sqrt\(lift_scale\) = 2, got 2.5: give a"
         for scale in (4, np.float64(4), torch.tensor(4.0), torch.tensor([9.0, 9.0, 4.0])):
             with pytest.raises(ValueError, match=message):
-                yoso_attention(*changed, lift_scale=scale, **options)
+                attend(*changed, lift_scale=scale)
         changed[i][1, 2, 3, 0] = 1e25  # whose square float32 does not hold
         with pytest.raises(ValueError, match=rf"{name} must .* got 1e\+25"):
-            yoso_attention(*changed, lift_scale=4, **options)
+            attend(*changed)
         with pytest.raises(ValueError, match="query and key must have squared norms below"):
-            yoso_attention(*changed, lift_scale="auto", **options)
+            attend(*changed, lift_scale="auto")
         with pytest.raises(ValueError, match=f"{name} must have rows of norm"):
-            torch.func.vmap(lambda q, k, v: yoso_attention(q, k, v, lift_scale=4.0, **options))(
+            torch.func.vmap(attend)(
                 *(torch.stack((x, y)) for x, y in zip(inputs, changed, strict=True))
             )
     mask = torch.ones(2, 13, dtype=torch.bool)
     mask[1, 3] = False  # the key outside
-    assert yoso_attention(*changed, mask, lift_scale=4, **options).isfinite().all()
+    assert attend(*changed, mask).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -307,30 +317,52 @@ def test_outside_the_bound():
         (math.inf, ValueError, "lift_scale must be a number > 0.* got inf"),
         (True, TypeError, "lift_scale must be a number > 0.* got True"),
         (None, TypeError, "lift_scale must be a number > 0.* got None"),
-        ("largest", ValueError, "lift_scale must be .* 'auto', got 'largest'"),
-        (torch.tensor(2), TypeError, "lift_scale .* got dtype torch.int64"),
-        (torch.ones(2), ValueError, r"lift_scale .* shape \(\) or \(3,\), got \(2,\)"),
-        (torch.tensor([1.0, 0, 1]), ValueError, "lift_scale must be > 0 and finite"),
+        ("largest", ValueError, "lift_scale must be .* 'auto' .*, got 'largest'"),
+        (torch.tensor(2.0), TypeError, "lift_scale must be .*a tensor goes into parameters"),
     ],
 )
 def test_bad_scales(scale, error, message):
+    for kind in (Sampled, Expected, Soft):
+        with pytest.raises(error, match=message):
+            kind(lift_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "message"),
+    [
+        (torch.tensor(2), TypeError, "parameters.'lift_scale'. must hold floats, got .*int64"),
+        (
+            torch.ones(2),
+            ValueError,
+            r"parameters.'lift_scale'. .* \(3,\), got \(2,\)",
+        ),
+        (torch.tensor([1.0, 0, 1]), ValueError, "lift_scale must be > 0 and finite"),
+        (1.0, TypeError, "parameters.'lift_scale'. must be a torch tensor, got float"),
+    ],
+)
+def test_bad_scales_that_are_given(scale, error, message):
     x = torch.full((2, 3, 5, 8), 0.1)
-    with pytest.raises(error, match=message):
-        yoso_attention(x, x, x, unit_norm="lift", lift_scale=scale)
+    for kind in (Sampled, Expected, Soft):
+        with pytest.raises(error, match=message):
+            options = {"estimator": kind(unit_norm="lift"), "parameters": {"lift_scale": scale}}
+            yoso_attention(x, x, x, **options)
+    with pytest.raises(ValueError, match="parameters may hold nothing with Sampled"):
+        yoso_attention(x, x, x, parameters={"lift_scale": torch.tensor(1.0)})
 
 
 def test_auto_would_show_the_future():
     x = torch.full((2, 3, 5, 8), 0.1)
     with pytest.raises(ValueError, match="lift_scale must be .* with is_causal=True, got 'auto'"):
-        yoso_attention(x, x, x, None, True, unit_norm="lift", lift_scale="auto")
+        estimator = Sampled(unit_norm="lift", lift_scale="auto")
+        yoso_attention(x, x, x, estimator=estimator, is_causal=True)
 
 
 @pytest.mark.parametrize("scale", [4.0, "auto"])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_transforms(estimator, scale):
     case = lift_case(9, 13, bound=3.9)
     inputs = case.query, case.key, case.value
-    options = {"unit_norm": "lift", "lift_scale": scale, "estimator": estimator, "seed": 1}
+    options = {"estimator": replace(estimator, unit_norm="lift", lift_scale=scale), "seed": 1}
 
     def attend(*inputs):
         return yoso_attention(*inputs, **options)
@@ -358,11 +390,11 @@ def test_transforms(estimator, scale):
         assert attend(query, query, query).shape == query.shape
 
 
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
 def test_autocast(estimator):
     case = lift_case(9, 13)
     inputs = case.query, case.key, case.value
-    options = {"unit_norm": "lift", "lift_scale": 2.0, "estimator": estimator, "seed": 1}
+    options = {"estimator": replace(estimator, unit_norm="lift", lift_scale=2.0), "seed": 1}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = yoso_attention(*inputs, **options)
     assert out.dtype == torch.bfloat16 and out.isfinite().all()

@@ -1,6 +1,7 @@
 """The exact near window of the sampled estimator."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ torch = pytest.importorskip("torch")
 from cases.attention import (  # noqa: E402, F401
     FAMILIES,
     NORMALIZE,
+    SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
@@ -19,11 +21,11 @@ from cases.attention import (  # noqa: E402, F401
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GRADIENTS = ["lower_bound", "expected", "collided", "unbiased"]
+GRADIENTS = ["lower_bound", "collided", "unbiased"]
 # Odd lengths, n_q != n_k, d_v != d; below, at and above a block of 128 keys, of 24 queries, and a
 # run of 768 queries.
 SHAPES = [  # n_q, n_k, d, d_v
@@ -43,15 +45,15 @@ WINDOWS = [1, 2, 31, 130, 10**6]
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def forward_and_gradients(case, *args, window, **options):
+def forward_and_gradients(case, estimator, mask=None, is_causal=False, **options):
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, *args, window=window, estimator="sampled", **options)
+    options |= {"is_causal": is_causal, "causal_offset": 0}
+    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
     return out.detach(), torch.autograd.grad(out, inputs, case.grad_out)
 
 
-def forward_and_gradients_reference(
-    case, codes, n_bits, mask, is_causal, normalize, gradient, window
-):
+def forward_and_gradients_reference(case, estimator, codes, mask, is_causal, normalize):
+    n_bits, gradient, window = estimator.n_bits, estimator.gradient, estimator.window
     options = reference_options(mask, is_causal, normalize)
     codes = [x.numpy() for x in codes]
     out = reference.yoso_forward(*arrays(case), *codes, n_bits, window=window, **options)
@@ -81,17 +83,17 @@ def test_equals_reference(shape, window, is_causal):
         (8, 11, some, "l2", "unbiased"),
         (9, 20, None, "sum", "collided"),
         (3, 11, some, "sum", "lower_bound"),
-        (8, 11, some, None, "expected"),
         (3, 300, None, "l2", "unbiased"),
     ):
         if n_hashes == 300 and shape[0] > 100:
             continue
-        options = {"n_bits": n_bits, "n_hashes": n_hashes}
-        codes = [codes_of(x, 5, **options) for x in (case.query, case.key)]
-        words = {"normalize": normalize, "gradient": gradient, "window": window}
-        out, grads = forward_and_gradients(case, mask, is_causal, seed=5, **options, **words)
+        sizes = {"n_bits": n_bits, "n_hashes": n_hashes}
+        estimator = replace(SAMPLED, gradient=gradient, window=window, **sizes)
+        codes = [codes_of(x, 5, estimator) for x in (case.query, case.key)]
+        words = {"normalize": normalize}
+        out, grads = forward_and_gradients(case, estimator, mask, is_causal, seed=5, **words)
         expected, expected_grads = forward_and_gradients_reference(
-            case, codes, n_bits, mask, is_causal, **words
+            case, estimator, codes, mask, is_causal, **words
         )
         torch.testing.assert_close(out.double(), expected, **FLOAT32)
         assert_gradients_close(grads, expected_grads)
@@ -105,10 +107,12 @@ def test_a_window_over_all_is_the_expectation(normalize, gradient, is_causal):
     case = attention_inputs(65, 49, 24, 16)
     mask = torch.rand(2, 49, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[:, 0] = True
-    options = {"n_bits": 4, "normalize": normalize, "gradient": gradient}
-    out, grads = forward_and_gradients(case, mask, is_causal, window=65, seed=0, **options)
+    estimator = replace(SAMPLED, n_bits=4, gradient=gradient, window=65)
+    options = {"normalize": normalize}
+    out, grads = forward_and_gradients(case, estimator, mask, is_causal, seed=0, **options)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    expected = yoso_attention(*inputs, mask, is_causal, estimator="expected", **options)
+    options |= {"is_causal": is_causal, "causal_offset": 0}
+    expected = yoso_attention(*inputs, mask, estimator=estimator.mean, **options)
     torch.testing.assert_close(out, expected.detach(), **FLOAT32)
     expected_grads = torch.autograd.grad(expected, inputs, case.grad_out)
     assert_gradients_close(grads, [x.double() for x in expected_grads])
@@ -123,25 +127,23 @@ def test_unbiased_and_less_noisy(hasher, is_causal):
     exact = type(case)(**{name: x.double() for name, x in vars(case).items()})
     for name, x in vars(case).items():
         setattr(case, name, x.expand(1, sets, -1, -1))
-    options = {"n_bits": 4, "normalize": None}
-    for gradient, word in (("lower_bound", "lower_bound"), ("unbiased", "expected")):
+    for gradient, word in (("lower_bound", "lower_bound"), ("unbiased", "exact")):
         inputs = [x.requires_grad_() for x in (exact.query, exact.key, exact.value)]
-        out = yoso_attention(
-            *inputs, None, is_causal, estimator="expected", gradient=word, **options
-        )
+        mean = Expected(n_bits=4, gradient=word)
+        out = yoso_attention(*inputs, estimator=mean, is_causal=is_causal, normalize=None)
         expected = out, *torch.autograd.grad(out, inputs, exact.grad_out)
         variances = []
         for window in (3, None):
-            out, grads = forward_and_gradients(
-                case,
-                None,
-                is_causal,
-                window=window,
+            estimator = Sampled(
+                n_bits=4,
                 n_hashes=8,
                 hasher=hasher,
                 gradient=gradient,
-                seed=11,
-                **options,
+                window=window,
+                expectation="never",
+            )
+            out, grads = forward_and_gradients(
+                case, estimator, None, is_causal, normalize=None, seed=11
             )
             results = [x.double() for x in (out, *grads)]
             variances.append([x.var(1).sum() for x in results])
@@ -170,20 +172,16 @@ def test_variance_is_that_of_the_pairs_outside(is_causal):
     for j in (0, 4, 8):
         case.value = torch.zeros(1, sets, 9, 1)
         case.value[..., j, :] = 1
-        out = yoso_attention(
-            case.query,
-            case.key,
-            case.value,
-            None,
-            is_causal,
+        estimator = Sampled(
             n_bits=n_bits,
             n_hashes=n_hashes,
             hasher="hyperplane",
-            estimator="sampled",
-            normalize=None,
-            seed=11,
             window=window,
-        )[0, :, :, 0].double()  # fmt: skip
+            expectation="never",
+        )
+        options = {"is_causal": is_causal, "normalize": None, "seed": 11}
+        out = yoso_attention(case.query, case.key, case.value, estimator=estimator, **options)
+        out = out[0, :, :, 0].double()
         squares = (out - out.mean(0)) ** 2
         error = squares.std(0) / sets**0.5
         wanted = torch.from_numpy(np.where(far, p * (1 - p) / n_hashes, 0)[:, j])
@@ -193,15 +191,14 @@ def test_variance_is_that_of_the_pairs_outside(is_causal):
         torch.testing.assert_close(out.mean(0)[in_window], weight[in_window], **FLOAT32)
 
 
-def test_auto_and_the_expectation_take_it_as_it_is():
+def test_where_the_expectation_is_computed_it_says_the_same():
     case = attention_inputs(33)
     inputs = case.query, case.key, case.value
-    for estimator in ("auto", "expected"):  # 33 keys: the expectation
-        out = yoso_attention(*inputs, estimator=estimator, window=5)
-        assert torch.equal(out, yoso_attention(*inputs, estimator="expected"))
-    options = {"n_hashes": 2, "seed": 1, "window": 5}
-    sampled = yoso_attention(*inputs, estimator="sampled", **options)
-    assert torch.equal(yoso_attention(*inputs, **options), sampled)
+    out = yoso_attention(*inputs, estimator=Sampled(window=5))  # 33 keys: the expectation
+    assert torch.equal(out, yoso_attention(*inputs, estimator=Expected()))
+    few = Sampled(n_hashes=2, window=5)
+    sampled = yoso_attention(*inputs, estimator=replace(few, expectation="never"), seed=1)
+    assert torch.equal(yoso_attention(*inputs, estimator=few, seed=1), sampled)
 
 
 # ---------------------------------------------------------------- rows without a direction
@@ -221,11 +218,11 @@ def test_nan_rows(is_causal, gradient):
     case.value[:, :, -1] = math.nan
     case.query[0, 0, 2] = case.key[0, 0, 3] = 0
     codes = [codes_of(x, 0) for x in (case.query, case.key)]
-    words = {"normalize": "l2", "gradient": gradient, "window": 7}
-    out, grads = forward_and_gradients(case, mask, is_causal, seed=0, **words)
+    estimator = replace(SAMPLED, gradient=gradient, window=7)
+    out, grads = forward_and_gradients(case, estimator, mask, is_causal, normalize="l2", seed=0)
     with np.errstate(invalid="ignore"):
         expected, expected_grads = forward_and_gradients_reference(
-            case, codes, 8, mask, is_causal, **words
+            case, estimator, codes, mask, is_causal, normalize="l2"
         )
     torch.testing.assert_close(out.double(), expected, equal_nan=True, **FLOAT32)
     assert_gradients_close(grads, expected_grads)
@@ -239,10 +236,11 @@ def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, is_causa
     bad, window, n = 150, 10, 300
     i = torch.arange(n)
     near = ((i - bad).abs() < window) & ((i >= bad) | (not is_causal))
-    options = {"normalize": None, "seed": 0, "window": window, "n_bits": 16}
+    estimator = replace(SAMPLED, window=window, n_bits=16)
+    options = {"normalize": None, "seed": 0}
 
     def collides(rows):  # outside the window a collision shows it too
-        codes = [codes_of(x, 0, n_bits=16)[0, 0] for x in (case.query, case.key)]
+        codes = [codes_of(x, 0, estimator)[0, 0] for x in (case.query, case.key)]
         codes = codes if rows == "queries" else codes[::-1]
         seen = (codes[0] == codes[1][bad]).any(-1)
         if is_causal:
@@ -252,7 +250,7 @@ def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, is_causa
     case = attention_inputs(n, d=d, batch=1, heads=1)
     case.value[..., bad, 3] = math.nan
     out, (grad_query, grad_key, grad_value) = forward_and_gradients(
-        case, None, is_causal, **options
+        case, estimator, None, is_causal, **options
     )
     reached = near | collides("queries")
     assert torch.equal(out[0, 0].isnan().any(-1), reached)
@@ -262,7 +260,9 @@ def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, is_causa
 
     case = attention_inputs(n, d=d, batch=1, heads=1)
     case.grad_out[..., bad, 3] = math.nan
-    _, (grad_query, grad_key, grad_value) = forward_and_gradients(case, None, is_causal, **options)
+    _, (grad_query, grad_key, grad_value) = forward_and_gradients(
+        case, estimator, None, is_causal, **options
+    )
     near = ((i - bad).abs() < window) & ((i <= bad) | (not is_causal))
     reached = near | collides("keys")
     assert torch.equal(grad_query[0, 0].isnan().any(-1), i == bad)
@@ -275,18 +275,20 @@ def test_nothing_to_attend_to(normalize):
     case = attention_inputs(6, 9)
     mask = torch.ones(2, 9, dtype=torch.bool)
     mask[1] = False
-    options = {"normalize": normalize, "seed": 0, "window": 4}
-    out, grads = forward_and_gradients(case, mask, **options)
+    estimator = replace(SAMPLED, window=4)
+    options = {"normalize": normalize, "seed": 0}
+    out, grads = forward_and_gradients(case, estimator, mask, **options)
     assert out[0].any(-1).all() and not out[1].any()
     assert all(x.isfinite().all() and not x[1].any() for x in grads)
     inputs = case.query, case.key, case.value
-    empty = {"estimator": "sampled", **options}
+    empty = {"estimator": estimator, **options}
     assert yoso_attention(inputs[0][:, :, :0], *inputs[1:], **empty).shape == (2, 3, 0, 32)
     out = yoso_attention(inputs[0], *(x[:, :, :0] for x in inputs[1:]), **empty)
     assert out.shape == (2, 3, 6, 32) and not out.any()
     assert yoso_attention(*inputs[:2], inputs[2][..., :0], **empty).shape == (2, 3, 6, 0)
     # queries beyond all keys by more than the window see none exactly
-    out, grads = forward_and_gradients(attention_inputs(600, 3), None, True, **options)
+    far = attention_inputs(600, 3)
+    out, grads = forward_and_gradients(far, estimator, None, True, **options)
     assert out.isfinite().all() and all(x.isfinite().all() for x in grads)
 
 
@@ -298,12 +300,13 @@ def test_nothing_to_attend_to(normalize):
 def test_same_bits_at_any_number_of_threads(gradient, is_causal):
     case = attention_inputs(1700, d=16, batch=1)
     before = torch.get_num_threads()
-    options = {"window": 40, "gradient": gradient, "seed": 0, "normalize": "sum"}
+    estimator = replace(SAMPLED, window=40, gradient=gradient)
+    options = {"seed": 0, "normalize": "sum"}
     try:
         results = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            out, grads = forward_and_gradients(case, None, is_causal, **options)
+            out, grads = forward_and_gradients(case, estimator, None, is_causal, **options)
             results.append((out, *grads))
     finally:
         torch.set_num_threads(before)
@@ -315,13 +318,13 @@ def test_same_bits_at_any_number_of_threads(gradient, is_causal):
 def test_dtypes_and_strides(dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
     same = type(case)(**{name: x.float() for name, x in vars(case).items()})
-    out, grads = forward_and_gradients(case, window=4, seed=2)
-    expected, expected_grads = forward_and_gradients(same, window=4, seed=2)
+    out, grads = forward_and_gradients(case, replace(SAMPLED, window=4), seed=2)
+    expected, expected_grads = forward_and_gradients(same, replace(SAMPLED, window=4), seed=2)
     for a, e in zip((out, *grads), (expected, *expected_grads), strict=True):
         assert torch.equal(a, e.to(dtype))
     for name, x in vars(same).items():
         setattr(same, name, x.transpose(1, 2).contiguous().transpose(1, 2))
-    out, grads = forward_and_gradients(same, window=4, seed=2)
+    out, grads = forward_and_gradients(same, replace(SAMPLED, window=4), seed=2)
     for a, e in zip((out, *grads), (expected, *expected_grads), strict=True):
         assert torch.equal(a, e)
 
@@ -347,10 +350,12 @@ def test_transforms():
     case = attention_inputs(9, batch=5)
     inputs = case.query, case.key, case.value
 
-    def attend(*inputs):
-        return yoso_attention(*inputs, estimator="sampled", seed=0, window=3)
+    estimator = replace(SAMPLED, window=3)
 
-    out, grads = forward_and_gradients(case, window=3, seed=0)
+    def attend(*inputs):
+        return yoso_attention(*inputs, estimator=estimator, seed=0)
+
+    out, grads = forward_and_gradients(case, estimator, seed=0)
     assert torch.equal(torch.func.vmap(attend)(*(x[:, None] for x in inputs)), out[:, None])
     actual = torch.func.grad(lambda *x: (attend(*x) * case.grad_out).sum(), (0, 1, 2))(*inputs)
     for a, e in zip(actual, grads, strict=True):
@@ -374,7 +379,5 @@ def test_transforms():
     ],
 )
 def test_bad_windows(window, error, message):
-    case = attention_inputs(9)
-    for estimator in ("sampled", "expected"):
-        with pytest.raises(error, match=message):
-            yoso_attention(case.query, case.key, case.value, window=window, estimator=estimator)
+    with pytest.raises(error, match=message):
+        Sampled(window=window)
