@@ -35,7 +35,7 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "kde.json"
 ALL_MEANS = 1e-3, 1e-2, 1e-4, 1e-5  # the first with the peers that have one time for all
-SINGLE = ("brute", "random", "near_far", "split", "hbe", "bucket_sum")  # algorithms of ours
+SINGLE = ("brute", "random", "near_far", "hbe", "bucket_sum")  # algorithms of ours
 OTHERS = "NumPy, permuted sample", "DEANN on FAISS", "KeOps"  # columns of the summary
 SECTIONS = {
     "digits": lambda n, q: data.tasks(data.digits, n, q, ALL_MEANS),

@@ -11,7 +11,8 @@ from sklearn.utils import check_array
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
-from lshkit.kde.arguments import MAX_SKETCH_BITS, as_weights, check_parameters
+from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde.sketch import MAX_BITS
 
 FORMAT, VERSION = "lshkit.kde", 1
 
@@ -109,6 +110,7 @@ def _restore(cls, header, arrays):
     estimator._kde_sketch = None
     estimator._kde_rows, estimator._kde_weights, estimator._kde_method = [], [], None
     estimator._kde_picked, estimator._kde_lock = header.get("picked"), threading.RLock()
+    estimator._kde_fitted = None
     if "feature_names_in" in header:
         estimator.feature_names_in_ = np.array(header["feature_names_in"], object)
     if "table" not in arrays:
@@ -135,7 +137,7 @@ def _restore_sketch(estimator, header, arrays, fitted):
     kernel, size = fitted["kernel"], fitted["window_size"]
     if kernel not in kernels.COLLISION:
         raise ValueError(f"there is no sketch of the kernel {kernel!r}")
-    n_bits = checks.integer("n_bits", fitted["n_bits"], 1, MAX_SKETCH_BITS)
+    n_bits = checks.integer("n_bits", fitted["n_bits"], 1, MAX_BITS)
     n_hashes = checks.integer("n_hashes", fitted["n_hashes"], 1, 65535)
     if size is not None:
         checks.integer("window_size", size, 1)
@@ -160,6 +162,3 @@ def _restore_sketch(estimator, header, arrays, fitted):
     estimator._kde_sketch = sketch
     estimator.n_features_in_ = len(widths)
     estimator.n_samples_seen_ = count
-    estimator.bandwidth_ = estimator._shown(widths)
-    estimator.algorithm_ = "bucket_sum"
-    estimator.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}

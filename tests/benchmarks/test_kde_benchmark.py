@@ -12,7 +12,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
     pytest.importorskip(package)
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "kde.py"
-OURS = {"brute", "random", "near_far", "split", "hbe", "auto"}
+OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
 def run(*options):

@@ -1,5 +1,6 @@
-"""Picks of LSHKernelDensity: first queries, files, threads, and what its methods stand on."""
+"""Picks of LSHKernelDensity: tuning, files, threads, and what its methods stand on."""
 
+import copy
 import json
 import pickle
 import threading
@@ -8,18 +9,18 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from cases.kde import clustered, log_mean
+from sklearn.exceptions import NotFittedError
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit import _C, hashing
 from lshkit.kde import LSHKernelDensity, estimator, pilot
-from lshkit.kde.exact import Training
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws
-from lshkit.kde.methods import MAX_HASHES
+from lshkit.kde.method import MAX_HASHES, Tuned
+from lshkit.kde.methods import METHODS
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import PermutedRows, history_of, stages
-from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import Geometry, Sums, blocks_of
+from lshkit.kde.random_sampling import history_of, stages
+from lshkit.kde.sums import Geometry, PermutedRows, Sums, Training, blocks_of
 
 
 def training_of(rows, kernel="gaussian", seed=0, weights=None):
@@ -28,13 +29,13 @@ def training_of(rows, kernel="gaussian", seed=0, weights=None):
 
 
 @pytest.mark.parametrize("way", ["file", "pickle"])
-@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "hbe"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe"])
 def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch):
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
     density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.15, random_state=3)
     density.fit(rows)
-    density.score_samples(queries)  # enough of them for the pilot on first queries
-    assert "first_queries" in density.report_
+    density.tune(queries)
+    assert density.report_["queries"] == "given"
     monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
     if way == "file":
         density.save(tmp_path / "density.npz")
@@ -93,34 +94,14 @@ def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
     rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=300)
     numbers = dict(rtol=np.float32(0.1), bandwidth=np.float32(0.5), random_state=np.int64(0))
     numbers |= dict(n_bits=np.int16(5), n_hashes=np.int32(9), batch_size=np.int64(128))
-    for algorithm in ("auto", "random", "near_far", "split"):
+    for algorithm in ("auto", "random", "near_far"):
         density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
         score = density.fit(rows).score_samples(queries[:9])
         density.save(tmp_path / "density.npz")
         loaded = LSHKernelDensity.load(tmp_path / "density.npz")
         assert np.array_equal(loaded.score_samples(queries[:9]), score)
-        density.score_samples(queries)  # with a pick for the first queries
+        density.tune(queries)
         density.save(tmp_path / "density.npz")
-
-
-def test_what_was_kept_before_there_was_a_pick(tmp_path):
-    rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=40)
-    density = LSHKernelDensity(algorithm="near_far", rtol=0.2, random_state=0).fit(rows)
-    score = density.score_samples(queries)
-    density.save(tmp_path / "density.npz")
-    with np.load(tmp_path / "density.npz") as stored:
-        arrays = dict(stored)
-    header = json.loads(str(arrays["header"]))
-    del header["picked"]["methods"]["near_far"]["unseen"], header["fitted"], arrays["bandwidth"]
-    header["arrays"].remove("bandwidth")
-    np.savez(tmp_path / "density.npz", **(arrays | {"header": np.array(json.dumps(header))}))
-    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
-    assert np.array_equal(loaded.score_samples(queries), score)
-
-    older = LSHKernelDensity.__new__(LSHKernelDensity)
-    state = density.__getstate__()
-    older.__setstate__({k: v for k, v in state.items() if k not in ("_kde_picked", "_kde_fitted")})
-    assert np.array_equal(older.score_samples(queries), score)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +126,7 @@ def test_files_with_an_impossible_pick(change, tmp_path):
         LSHKernelDensity.load(tmp_path / "density.npz")
 
 
-def test_first_queries_set_the_sizes():
+def test_tune_sets_the_sizes_for_queries():
     """Most rows are alone, which asks for all rows; the queries are of the clusters."""
     rng = np.random.default_rng(0)
     rows, queries = clustered(12_000, 6, 30, scale=0.1, seed=2, n_queries=300)
@@ -153,7 +134,7 @@ def test_first_queries_set_the_sizes():
     density = LSHKernelDensity(bandwidth=0.3, algorithm="random", random_state=0, normalize=False)
     density.fit(rows)
     at_first = density.report_["methods"]["random"]["cost"]
-    score = density.score_samples(queries)
+    score = density.tune(queries).score_samples(queries)
     assert density.report_["methods"]["random"]["cost"] < 0.5 * at_first
     exact = log_mean("gaussian", queries, rows, 0.3)
     assert np.abs(np.expm1(score - exact)).mean() < 0.12
@@ -267,17 +248,39 @@ def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     assert within == [2] and asked[-1] == before == _C.max_threads()
 
 
-def test_threads_on_one_estimator(monkeypatch):
-    """All at once, of an estimator that has yet to make its method and to see first queries."""
+def fitted_attributes(density):
+    names = [name for name in dir(density) if name.endswith("_") and not name.startswith("_")]
+    return {name: copy.deepcopy(getattr(density, name)) for name in names}
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *METHODS])
+def test_queries_change_nothing(algorithm):
+    """Few and many, like the rows and unlike them, by every method that answers queries."""
     rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
-    density = LSHKernelDensity(bandwidth=0.4, algorithm="near_far", random_state=3).fit(rows)
+    options = dict(algorithm=algorithm, rtol=0.2, random_state=3)
+    density = LSHKernelDensity("laplacian", 0.5, **options).fit(rows)
+    before, state = fitted_attributes(density), pickle.dumps(density)
+    expected = density.score_samples(queries)
+    for some in (queries[:3], queries + 5, 1e8 * queries):
+        density.score_samples(some, return_std=True)
+        density.kernel_mean(some)
+        density.score(some)
+    assert fitted_attributes(density) == before and {"report_", "algorithm_"} < before.keys()
+    assert pickle.dumps(density) == state
+    assert np.array_equal(density.score_samples(queries), expected)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", *METHODS])
+def test_threads_on_one_estimator(algorithm, monkeypatch):
+    """All at once, of an estimator that has yet to make its method again: once."""
+    rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    options = dict(algorithm=algorithm, rtol=0.3, random_state=3)
+    density = LSHKernelDensity("laplacian", 0.4, **options).fit(rows)
     shared = pickle.loads(pickle.dumps(density))
     expected = density.score_samples(queries, return_std=True)
-    calls = []
-    monkeypatch.setattr(
-        pilot, "choose_again", lambda *a, f=pilot.choose_again: calls.append(1) or f(*a)
-    )
-    monkeypatch.setattr(estimator, "make", lambda *a, f=estimator.make: calls.append(2) or f(*a))
+    made = []
+    training_of = estimator.training_of
+    monkeypatch.setattr(estimator, "training_of", lambda *a: made.append(1) or training_of(*a))
     together = threading.Barrier(6)
 
     def ask(_):
@@ -286,8 +289,65 @@ def test_threads_on_one_estimator(monkeypatch):
 
     with ThreadPoolExecutor(6) as pool:
         results = list(pool.map(ask, range(6)))
-    assert sorted(calls) == [1, 2]
+    assert len(made) == (algorithm != "bucket_sum")
     assert all(np.array_equal(result, expected) for result in results)
+
+
+def test_tune_looks_at_all_queries(monkeypatch):
+    rows, _ = clustered(3000, 3, 8)
+    seen = []
+    tune = METHODS["random"].tune
+    monkeypatch.setattr(
+        METHODS["random"], "tune", lambda pilot, rtol: seen.append(pilot) or tune(pilot, rtol)
+    )
+    density = LSHKernelDensity(algorithm="random", random_state=0).partial_fit(rows)
+    density.tune(rows[:383])
+    (one,) = seen  # the pilot did not run for rows before
+    ends = one.training.geometry.scale(rows[[0, 382]])
+    assert len(one.queries) == 128 and np.array_equal(one.queries[[0, -1]], ends)
+
+
+def test_tune_goes_by_what_was_fitted():
+    """As all else does whose parameters were set after fitting."""
+    rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
+    options = dict(algorithm="random", rtol=0.2, random_state=3)
+    density, same = (LSHKernelDensity("laplacian", 0.5, **options).fit(rows) for _ in range(2))
+    density.set_params(rtol=0.01, kernel="tophat", algorithm="bucket_sum").tune(queries)
+    assert density.report_ == same.tune(queries).report_
+    score = same.score_samples(queries)
+    assert np.array_equal(density.score_samples(queries), score)
+    more = same.partial_fit(rows[:10])  # rows: what was tuned is gone
+    assert more.report_["queries"] == "rows"
+
+
+@pytest.mark.parametrize("algorithm", ["brute", "auto"])
+def test_tune_where_there_is_nothing_to_choose(algorithm):
+    rows, queries = clustered(500, 4, 8)
+    density = LSHKernelDensity(algorithm=algorithm, rtol=0).fit(rows)
+    before = density.score_samples(queries)
+    assert density.tune(queries) is density and density.algorithm_ == "brute"
+    assert np.array_equal(density.score_samples(queries), before)
+    with pytest.raises(ValueError, match="features"):
+        density.tune(queries[:, :2])
+    with pytest.raises(NotFittedError):
+        LSHKernelDensity().tune(queries)
+
+
+def test_tune_tries_what_it_picks_on_the_queries(monkeypatch):
+    """Rows that deceive tuning: a method that then misses rtol on the queries is not taken."""
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    wrong = {"n_samples": 64, "limit": 1e9, "cost": 1.0, "error": 0.0}  # reads on for no query
+    make = METHODS["random"].from_settings
+    monkeypatch.setattr(
+        METHODS["random"],
+        "tune",
+        lambda pilot, rtol: Tuned(wrong, lambda: make(wrong, pilot.training)),
+    )
+    density = LSHKernelDensity(bandwidth=0.4, random_state=0, normalize=False).fit(rows)
+    assert density.algorithm_ == "random"
+    score = density.tune(queries).score_samples(queries)
+    assert density.report_["methods"]["random"]["error"] > 0.13 and density.algorithm_ == "brute"
+    assert np.abs(np.expm1(score - log_mean("gaussian", queries, rows, 0.4))).mean() < 0.1
 
 
 def test_blocks_that_another_thread_makes_shorter():
@@ -301,39 +361,15 @@ def test_blocks_that_another_thread_makes_shorter():
     assert np.array_equal(got.total, expected.total)
 
 
-def test_first_queries_are_taken_from_all_of_them(monkeypatch):
-    rows, _ = clustered(3000, 3, 8)
-    seen = []
-    monkeypatch.setattr(
-        pilot, "choose_again", lambda *a, f=pilot.choose_again: seen.append(a[-1]) or f(*a)
-    )
-    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
-    density.score_samples(rows[:383])
-    assert len(seen[0]) == 128 and np.array_equal(seen[0][[0, -1]], rows[[0, 382]])
-
-
-@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "split", "auto"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "auto"])
 def test_rows_are_permuted_once(algorithm, monkeypatch):
     made = []
     init = PermutedRows.__init__
     monkeypatch.setattr(PermutedRows, "__init__", lambda *args: made.append(1) or init(*args))
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
     density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.2, random_state=3)
-    density.fit(rows).score_samples(queries)
-    assert len(made) == 1 and "first_queries" in density.report_
-
-
-def test_a_method_that_lost_on_the_first_queries_keeps_its_error():
-    rows, queries = clustered(6000, 6, 3, scale=0.5, seed=1, n_queries=128)
-    training = training_of(rows, "angular")
-    sketch = SketchedRows(PermutedRows(training), 6, 512)
-    methods = {"brute": {"cost": 6000.0, "error": 0.0}, "random": {"cost": 3000.0, "error": 0.1}}
-    methods["bucket_sum"] = {"n_bits": 6, "n_hashes": 512, "cost": 1536.0, "error": 0.1}
-    before = {"algorithm": "bucket_sum", "methods": methods}
-    method, report = pilot.choose_again(sketch, before, "auto", 0.2, 1, queries)
-    assert method.name == "random"
-    error = report["first_queries"]["error"]
-    assert 0 < error == report["methods"]["bucket_sum"]["error"] < 0.2
+    density.fit(rows).tune(queries).score_samples(queries)
+    assert len(made) == 1 and density.report_["queries"] == "given"
 
 
 def test_sums_without_a_part():
