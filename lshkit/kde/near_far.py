@@ -36,17 +36,20 @@ class NearFar(Method):
 
     buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
     the first sample. limit: the relative error, as history and near rows foretell it, from which on
-    a query needs more. unseen: relative standard deviation of the far rows' sum for a sample of one
-    row, beyond what histories foretell, as the pilot found it: a sample that holds none of the near
-    rows that no bucket showed knows nothing of them, and alone would state too small an error.
+    a query needs more. least: as of `RandomSampling`. unseen: relative standard deviation of the
+    far rows' sum for a sample of one row, beyond what histories foretell, as the pilot found it: a
+    sample that holds none of the near rows that no bucket showed knows nothing of them, and alone
+    would state too small an error.
     """
 
     name = "near_far"
     min_rows, worth = 20_000, 4000
 
-    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit, unseen=0.0):
+    def __init__(
+        self, buckets, min_count, max_bucket_size, n_samples, limit, least=-np.inf, unseen=0.0
+    ):
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
-        self.unseen = unseen
+        self.least, self.unseen = least, unseen
         self.permuted, self.training = buckets.permuted, buckets.permuted.training
         self.n_samples, self.limit = min(n_samples, len(buckets)), limit
         n = len(buckets)
@@ -55,6 +58,7 @@ class NearFar(Method):
     @classmethod
     def tune(cls, pilot, rtol):
         settings, buckets = cheapest_tables(pilot, rtol)
+        settings["least"] = pilot.least
         make = functools.partial(cls.from_settings, settings, pilot.training, buckets=buckets)
         return Tuned(settings, make)
 
@@ -119,6 +123,9 @@ class NearFar(Method):
             if last < n:
                 foretold = far_error(history, n_history, close, population)
                 final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
+                rest = history.total * population / np.maximum(n_history, 1)
+                whole = close + history + Sums(history.shift, rest, 0 * rest)
+                final &= whole.log() >= self.least
             done, sampled = open_[final], sample[final]
             n_sampled = np.maximum(n_sampled[final], 1)
             population = np.maximum(population[final], 1)

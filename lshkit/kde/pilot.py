@@ -13,6 +13,7 @@ from lshkit.kde.sums import PermutedRows
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
+MARGIN = np.log(2)  # by which a query's sum is less than the least of the pilot's
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 
 
@@ -47,6 +48,11 @@ class Pilot:
     @functools.cached_property
     def sums(self):
         return self._sums(self.n_pilot, self.stop)
+
+    @functools.cached_property
+    def least(self):
+        """log of a sum that is below those of the queries: one of less is unlike them all."""
+        return float(np.nan_to_num(self.sums.log().min() - MARGIN))
 
     @functools.cached_property
     def spread(self):

@@ -163,9 +163,13 @@ def _known_of(seen):
 
 
 def checked_sample(settings):
-    """n_samples and limit from settings."""
+    """n_samples, limit and least from settings."""
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
-    return {"n_samples": n_samples, "limit": checks.positive("limit", settings["limit"])}
+    least = float(settings["least"])
+    if not np.isfinite(least):
+        raise ValueError(f"least must be a finite number, is {least}")
+    limit = checks.positive("limit", settings["limit"])
+    return {"n_samples": n_samples, "limit": limit, "least": least}
 
 
 class RandomSampling(Method):
@@ -176,13 +180,15 @@ class RandomSampling(Method):
     that is weighed up, and the estimate is unbiased.
 
     n_samples: of the first sample. limit: the relative error, as the history foretells it, from
-    which on a query needs more.
+    which on a query needs more. least: the log of the sum, as foretold, below which it does: less
+    than all of the pilot's queries have, about which tuning found nothing out.
     """
 
     name = "random"
 
-    def __init__(self, permuted, n_samples, limit):
-        self.permuted, self.n_samples, self.limit = permuted, n_samples, limit
+    def __init__(self, permuted, n_samples, limit, least=-np.inf):
+        self.permuted, self.n_samples = permuted, n_samples
+        self.limit, self.least = limit, least
         self.history = min(history_of(n_samples), len(permuted))
         self.training = permuted.training
 
@@ -192,6 +198,7 @@ class RandomSampling(Method):
             return relative_spread(pilot.history(count), count)
 
         settings = cheapest_sample(pilot.spread, known, pilot.population, CALL, rtol)
+        settings["least"] = pilot.least
         make = functools.partial(cls.from_settings, settings, pilot.training, pilot.permuted)
         return Tuned(settings, make)
 
@@ -219,6 +226,7 @@ class RandomSampling(Method):
             if last < n:
                 spread = relative_spread(history, seen)
                 final = MEAN_ABSOLUTE * spread <= self.limit * np.sqrt(last - seen)
+                final &= history.log() + np.log(n / seen) >= self.least
             done = open_[final]
             population = n - seen
             sampled = sample[final]

@@ -39,6 +39,10 @@ class Sums:
         rest = self + Sums(part.shift, -part.total, -part.squares)
         return Sums(rest.shift, np.maximum(rest.total, 0), np.maximum(rest.squares, 0))
 
+    def log(self):
+        with np.errstate(divide="ignore"):
+            return self.shift + np.log(self.total)
+
     def __getitem__(self, index):
         return Sums(self.shift[index], self.total[index], self.squares[index])
 

@@ -336,7 +336,13 @@ def test_tune_where_there_is_nothing_to_choose(algorithm):
 def test_tune_tries_what_it_picks_on_the_queries(monkeypatch):
     """Rows that deceive tuning: a method that then misses rtol on the queries is not taken."""
     rows, queries = clustered(6000, 8, 60, n_queries=300)
-    wrong = {"n_samples": 64, "limit": 1e9, "cost": 1.0, "error": 0.0}  # reads on for no query
+    wrong = {
+        "n_samples": 64,
+        "limit": 1e9,
+        "least": -1e9,
+        "cost": 1.0,
+        "error": 0.0,
+    }  # reads on for no query
     make = METHODS["random"].from_settings
     monkeypatch.setattr(
         METHODS["random"],
