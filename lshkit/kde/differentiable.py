@@ -48,7 +48,8 @@ def log_mean(estimator, X):
 def _scaled(X, geometry):
     X = (X - torch.from_numpy(geometry.centre)) / torch.from_numpy(geometry.bandwidth)
     if geometry.kernel == "angular":
-        X = X / X.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        X = X / X.detach().abs().amax(1, keepdim=True)  # squares neither overflow nor underflow
+        X = X / X.norm(dim=1, keepdim=True)
     return X
 
 

@@ -214,16 +214,27 @@ class Geometry:
 
 
 class Training:
-    """The rows of an estimator: as given, with their weights and geometry."""
+    """The rows of an estimator: as given, with their weights and geometry.
+
+    Of the angular kernel, rows whose squares float64 does not hold are multiplied by powers of 2.
+    ValueError for rows that are FARTHEST or more from the centre, in bandwidths.
+    """
 
     def __init__(self, X, weights, geometry, seed):
-        self.X, self.weights, self.geometry, self.seed = X, weights, geometry, seed
+        self.X = in_range_of_squares(X) if geometry.kernel == "angular" else X
+        self.weights, self.geometry, self.seed = weights, geometry, seed
         self.total = float(len(X)) if weights is None else float(np.sum(weights))
         self.reach, self.blocks = 0.0, None
-        for first in range(0, len(X), 4096):
-            scaled = geometry.scale(X[first : first + 4096])
-            norms = np.einsum("ij,ij->i", scaled, scaled)
-            self.reach = max(self.reach, float(np.sqrt(norms.max())))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, len(X), 4096):
+                scaled = geometry.scale(X[first : first + 4096])
+                norms = np.einsum("ij,ij->i", scaled, scaled)
+                self.reach = float(np.maximum(self.reach, np.sqrt(norms.max())))
+        if not self.reach < FARTHEST:
+            raise ValueError(
+                f"X must lie within {FARTHEST:g} bandwidths of its middle (the distances of rows "
+                f"farther off overflow), got {self.reach:.2g}"
+            )
 
     def sums(self, queries, threads):
         """`Sums` over all rows for queries that are scaled."""
@@ -252,7 +263,8 @@ def training_of(kernel, n_bits, bandwidth, X, weights, seed):
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
     # The mean, but for features where a few far rows take it away from the others.
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
-    centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
     return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
 
 
@@ -337,13 +349,29 @@ def unit_rows(X):
     return X / np.where(norms > 0, norms, 1)
 
 
+def in_range_of_squares(X):
+    """Rows whose squares leave float64 times a power of 2 each; a copy where there are any."""
+    if X.dtype == np.float32:  # whose squares are computed in float64
+        return X
+    largest = np.maximum(X.max(axis=1), -X.min(axis=1))
+    out = (largest > 1e140) | (largest < 1e-140)
+    if not out.any():
+        return X
+    exponents = np.frexp(largest[out])[1]
+    X = X.copy()
+    X[out] = np.ldexp(X[out], -exponents[:, None])
+    return X
+
+
 def has_zero_row(X):
-    squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
     small = squares < 1e-30
     return bool(small.any()) and not np.any(X[small], axis=1).all()
 
 
 def in_range_of_hashing(X):
     """Whether rows may be hashed by their angle as they are, in float32."""
-    squares = np.einsum("ij,ij->i", X, X)
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)
     return len(X) == 0 or (squares.min() > 1e-30 and squares.max() < 1e30)

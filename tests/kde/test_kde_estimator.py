@@ -176,6 +176,7 @@ def test_flipped_bits_are_a_value_error():
         (dict(bandwidth=0.0), "bandwidth"),
         (dict(bandwidth=-1), "bandwidth"),
         (dict(bandwidth=np.inf), "bandwidth"),
+        (dict(bandwidth=1e-310), "bandwidth"),
         (dict(bandwidth=[1.0, 2.0]), "4 features"),
         (dict(bandwidth=[1.0, 2.0, 0.0, 1.0]), "bandwidth"),
         (dict(bandwidth="isj"), "scott"),
