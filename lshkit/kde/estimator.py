@@ -308,20 +308,24 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     @property
     def algorithm_(self):
+        """The algorithm in use."""
         return self._method.name
 
     @property
     def bandwidth_(self):
+        """The bandwidth in use: one number where all features have the same."""
         widths = self._method.geometry.bandwidth
         return float(widths[0]) if (widths == widths[0]).all() else widths
 
     @property
     def report_(self):
+        """What the pilot found, and the reason of the pick."""
         name = self.algorithm_
         return self._kde_picked or {"algorithm": name, "reason": "asked for", "methods": {}}
 
     @property
     def extra_memory_(self):
+        """Bytes kept beside the rows, at most; of a sketch, all that is kept."""
         return self._method.nbytes
 
     # ---- queries ----
