@@ -12,8 +12,6 @@ from lshkit.kde import kernels
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row
 
-ALGORITHMS = ("auto", *METHODS)
-
 
 def keeps_rows(algorithm):
     return algorithm == "auto" or METHODS[algorithm].keeps_rows
@@ -23,8 +21,9 @@ def check_parameters(estimator):
     """n_bits in use; raises for parameters that are wrong or do not go together."""
     if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
-    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {estimator.algorithm!r}")
+    known = ["auto", *METHODS]
+    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
+        raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
     if (
         isinstance(estimator.rtol, bool)
         or not isinstance(estimator.rtol, numbers.Real)
