@@ -277,7 +277,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     @property
     def _method(self):
         """What answers queries."""
-        check_is_fitted(self)
+        if "n_samples_seen_" not in vars(self):  # check_is_fitted alone takes longer than a sketch
+            check_is_fitted(self)
         self._prepare()
         return self._kde_sketch or self._kde_method
 

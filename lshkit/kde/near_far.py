@@ -123,9 +123,8 @@ class NearFar(Method):
             if last < n:
                 foretold = far_error(history, n_history, close, population)
                 final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
-                rest = history.total * population / np.maximum(n_history, 1)
-                whole = close + history + Sums(history.shift, rest, 0 * rest)
-                final &= whole.log() >= self.least
+                far = history.log() + np.log1p(population / np.maximum(n_history, 1))
+                final &= np.logaddexp(close.log(), far) >= self.least
             done, sampled = open_[final], sample[final]
             n_sampled = np.maximum(n_sampled[final], 1)
             population = np.maximum(population[final], 1)
