@@ -9,32 +9,35 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
+from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row
 
-ALGORITHMS = ("auto", "brute", "random", "bucket_sum", "near_far", "split", "hbe")
-SAMPLED = ("random", "near_far", "split", "hbe")
-MAX_SKETCH_BITS = 16
+
+def keeps_rows(algorithm):
+    return algorithm == "auto" or METHODS[algorithm].keeps_rows
 
 
 def check_parameters(estimator):
     """n_bits in use; raises for parameters that are wrong or do not go together."""
     if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
-    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {estimator.algorithm!r}")
+    known = ["auto", *METHODS]
+    if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
+        raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
     if (
         isinstance(estimator.rtol, bool)
         or not isinstance(estimator.rtol, numbers.Real)
         or not 0 <= estimator.rtol < math.inf
     ):
         raise ValueError(f"rtol must be a finite number >= 0, got {estimator.rtol!r}")
-    if estimator.algorithm in SAMPLED and estimator.kernel in kernels.COMPACT:
+    method = METHODS.get(estimator.algorithm)  # None: "auto"
+    if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(
-            f"algorithm must be 'brute' or 'auto' for the kernel {estimator.kernel!r}, "
-            f"got {estimator.algorithm!r}"
+            f"kernel must be one of {list(method.kernels)} for algorithm={method.name!r}, got "
+            f"{estimator.kernel!r} ('auto' takes every kernel)"
         )
-    if estimator.algorithm in SAMPLED and estimator.rtol == 0:
-        raise ValueError(f"rtol must be > 0 for algorithm={estimator.algorithm!r}, got 0")
+    if method is not None and method.uses_rtol and estimator.rtol == 0:
+        raise ValueError(f"rtol must be > 0 for algorithm={method.name!r}, got 0")
     checks.boolean("normalize", estimator.normalize)
     checks.integer("batch_size", estimator.batch_size, 1)
     n_jobs = 1 if estimator.n_jobs is None else estimator.n_jobs
@@ -46,20 +49,14 @@ def check_parameters(estimator):
         wanted = "None or an integer of 32 bits that is not 0"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
-    sketch = estimator.algorithm == "bucket_sum"
-    if sketch and estimator.kernel not in kernels.COLLISION:
-        raise ValueError(
-            f"algorithm='bucket_sum' needs a kernel that is a collision probability, one of "
-            f"{kernels.COLLISION}, got {estimator.kernel!r}"
-        )
     if estimator.window is not None:
         checks.integer("window", estimator.window, 1)
-        if not sketch:
+        if keeps_rows(estimator.algorithm):
             raise ValueError("window needs algorithm='bucket_sum'")
     n_bits = estimator.n_bits
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12
-    return checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS if sketch else 64)
+    return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
 
 
 def as_queries(estimator, X, kernel):

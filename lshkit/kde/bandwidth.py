@@ -34,8 +34,11 @@ def check(bandwidth, n_features, kernel):
                 f"bandwidth must be one number or one for each of the {n_features} features, "
                 f"got shape {widths.shape}"
             )
-    if not (np.isfinite(widths).all() and (widths > 0).all()):
-        raise ValueError(f"bandwidth must be finite and > 0, got {bandwidth!r}")
+    least = np.finfo(np.float64).tiny  # below, 1 / bandwidth overflows
+    if not (np.isfinite(widths).all() and (widths >= least).all()):
+        raise ValueError(
+            f"bandwidth must be finite and > 0 (at least {least:.2g}), got {bandwidth!r}"
+        )
     if kernel == "angular" and not (widths == 1).all():
         raise ValueError(
             f"bandwidth must be 1.0 for the angular kernel (n_bits is its width), got {bandwidth!r}"
@@ -56,11 +59,15 @@ def rule(name, X, weights=None):
     effective = 1 / np.sum(shares**2)
     if effective <= 1 + 1e-9:
         raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
-    mean = shares @ X.astype(np.float64)
-    variance = np.zeros(d)
-    for first in range(0, len(X), 8192):
-        part = X[first : first + 8192] - mean
-        variance += shares[first : first + 8192] @ part**2
+    # In units in which the squares of float64 neither overflow nor underflow.
+    units = np.frexp(np.maximum(X.max(axis=0), -X.min(axis=0)).astype(np.float64))[1]
+    mean, variance = np.zeros(d), np.zeros(d)
+    parts = [slice(first, first + 8192) for first in range(0, len(X), 8192)]
+    for part in parts:
+        mean += shares[part] @ np.ldexp(X[part].astype(np.float64), -units)
+    for part in parts:
+        deviations = np.ldexp(X[part].astype(np.float64), -units) - mean
+        variance += shares[part] @ deviations**2
     variance /= 1 - 1 / effective
     counted = X if weights is None else X[weights > 0]
     constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
@@ -70,4 +77,4 @@ def rule(name, X, weights=None):
     factor = effective ** (-1 / (d + 4))
     if name == "silverman":
         factor *= (4 / (d + 2)) ** (1 / (d + 4))
-    return factor * np.sqrt(variance)
+    return np.ldexp(factor * np.sqrt(variance), units)

@@ -17,14 +17,14 @@ def log_mean(estimator, X):
     Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
     rows coincide, distances have the gradient 0.
     """
-    estimator._prepare()
-    as_rows(estimator, X, False, estimator._geometry().kernel)
-    if estimator.algorithm_ != "brute":
+    method = estimator._method
+    as_rows(estimator, X, False, method.geometry.kernel)
+    if not method.exact:
         raise ValueError(
-            f"a gradient needs algorithm='brute' or rtol=0, this is {estimator.algorithm_!r}: fit "
+            f"a gradient needs algorithm='brute' or rtol=0, this is {method.name!r}: fit "
             "so, or give X.detach()"
         )
-    training = estimator._kde_method.training
+    training = method.training
     geometry = training.geometry
     queries = _scaled(X.double(), geometry)
     with torch.no_grad():  # far from the centre, products cancel: differences then
@@ -48,7 +48,8 @@ def log_mean(estimator, X):
 def _scaled(X, geometry):
     X = (X - torch.from_numpy(geometry.centre)) / torch.from_numpy(geometry.bandwidth)
     if geometry.kernel == "angular":
-        X = X / X.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        X = X / X.detach().abs().amax(1, keepdim=True)  # squares neither overflow nor underflow
+        X = X / X.norm(dim=1, keepdim=True)
     return X
 
 

@@ -18,15 +18,13 @@ from lshkit.kde.arguments import (
     as_weights,
     check_mergeable,
     check_parameters,
+    keeps_rows,
     of_unit_size,
 )
-from lshkit.kde.exact import Estimate, training_of
-from lshkit.kde.methods import make
-from lshkit.kde.random_sampling import N_PILOT_QUERIES
+from lshkit.kde.method import Estimate
+from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry
-
-FIRST_QUERIES = 256  # in one call, from which on they are tried
+from lshkit.kde.sums import Geometry, training_of
 
 
 class LSHKernelDensity(DensityMixin, BaseEstimator):
@@ -47,10 +45,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     algorithm : str
         "brute": every row, exactly (always so for kernels that end). "random": a random sample, as
         large as rtol asks for. "near_far": rows that collide with the query exactly, a sample of
-        the others. "hbe": rows drawn from hash buckets. "split": some of both.
-        "bucket_sum": a sketch of constant size that keeps no rows, for the kernels "angular" and
-        "laplacian"; n_hashes sets its error, not rtol. "auto": the cheapest of all, by a pilot;
-        rows are kept, and a sketch has as many hashes as rtol asks for.
+        the others. "hbe": rows drawn from hash buckets. "bucket_sum": a sketch of constant size
+        that keeps no rows, for the kernels "angular" and "laplacian"; n_hashes sets its error, not
+        rtol. "auto": the cheapest of all, by a pilot; rows are kept, and a sketch has as many
+        hashes as rtol asks for.
     rtol : float >= 0
         Wanted mean, over queries like the rows, of the relative error of a density: statistical, no
         bound for each query. 0: exact.
@@ -68,8 +66,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all.
     batch_size : int
-        Queries at a time; memory grows with it. Results do not depend on it, but that "hbe" and
-        "split" draw other rows for a query at another place in its batch.
+        Queries at a time; memory grows with it. Results do not depend on it, except that "hbe"
+        draws other rows for a query at another place in its batch.
 
     Attributes
     ----------
@@ -80,12 +78,15 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         Rows in the estimator.
     n_features_in_ : int
     extra_memory_ : int
-        Bytes kept beside the rows; of a sketch, all that is kept.
+        Bytes kept beside the rows, at most; of a sketch, all that is kept.
     report_ : dict
         What the pilot found: for each method its cost (in rows that brute force would read) and
-        expected mean relative error, and the reason of the pick. When 256 or more queries come in
-        one call for the first time, sizes and pick are fitted to 128 of them: under
-        "first_queries" is the mean relative error that the earlier pick made on them.
+        expected mean relative error, the reason of the pick, and under "queries" whether rows of
+        the data were the pilot's queries ("rows") or those of `tune` ("given").
+
+    Notes
+    -----
+    Queries change nothing: several threads may ask one fitted estimator and get the same numbers.
 
     Examples
     --------
@@ -96,10 +97,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     >>> density.score_samples(X[:3]).shape
     (3,)
     """
-
-    # Of the pick: its report, and the kernel, n_bits and widths that it was made for, which stay
-    # whatever parameters are set later. Here for estimators that were pickled without.
-    _kde_picked = _kde_fitted = None
 
     def __init__(
         self,
@@ -146,7 +143,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
-        if not first and (self._kde_sketch is not None) != (self.algorithm == "bucket_sum"):
+        streams = not keeps_rows(self.algorithm)
+        if not first and (self._kde_sketch is not None) != streams:
             wanted = "be" if self._kde_sketch is not None else "not be"
             raise ValueError(
                 f"algorithm must {wanted} 'bucket_sum', as for the rows before (a sketch keeps "
@@ -160,9 +158,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 bandwidths.rule(widths, X, weights)  # a rule that fails leaves nothing behind
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
-            self._kde_sketch = self._kde_method = self._kde_picked = None
+            self._kde_sketch = self._kde_method = None
+            self._kde_picked = None  # the report
+            self._kde_fitted = None  # kernel, n_bits and widths of the pick: parameters may be set
             self._kde_lock = threading.RLock()  # of the method, which queries may make anew
-        if self.algorithm == "bucket_sum":
+        if streams:
             with self._hashing_threads():
                 self._add_to_sketch(X, weights, widths, n_bits)
         else:
@@ -171,8 +171,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_weights.append(None if weights is None else weights.copy())
             self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
             self._kde_method = self._kde_picked = None
-            if not isinstance(widths, str):
-                self.bandwidth_ = self._shown(widths)
         return self
 
     def _add_to_sketch(self, X, weights, widths, n_bits):
@@ -184,9 +182,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
             sketch.add(X, weights)  # rows that are refused leave nothing behind
             self._kde_sketch = sketch
-            self.bandwidth_ = self._shown(widths)
-            self.algorithm_ = "bucket_sum"
-            self.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
         else:
             self._kde_sketch.add(X, weights)
         self.n_samples_seen_ = self._kde_sketch.table.count
@@ -227,37 +222,65 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self._kde_method = self._kde_picked = None
         return self
 
+    def tune(self, queries):
+        """Picks the method and its settings for queries like these, `(n_queries, n_features)`.
+
+        The pilot runs with 128 of them, spread over all, in place of rows of the data. Worthwhile
+        where queries are unlike the rows; some hundred are enough. The pick stays until rows come
+        or `tune` is called again. Nothing else is learnt from them. After `partial_fit` the pilot
+        runs once, for them, where `fit` would run it for rows first.
+
+        Returns self. ValueError for "bucket_sum", which keeps no rows to try anything on.
+        """
+        check_is_fitted(self)
+        if self._kde_sketch is not None:
+            raise ValueError("tune needs the rows: algorithm='bucket_sum' does not keep them")
+        with self._kde_lock:
+            kernel = self.kernel if self._kde_picked is None else self._kde_fitted[0]
+            self._make_method(as_queries(self, queries, kernel))
+        return self
+
     def _prepare(self):
-        """Makes the method ready that answers queries; what is fitted bit by bit, at first use."""
+        """Makes the method that answers queries where there is none since rows came; self."""
         if self._kde_sketch is None and self._kde_method is None:
             with self._kde_lock:
                 if self._kde_method is None:  # still
                     self._make_method()
         return self
 
-    def _make_method(self):
+    def _make_method(self, queries=None):
+        picked, method = self._kde_picked, self._kde_method
+        asked, rtol = self.algorithm, self.rtol
+        if picked is not None:
+            asked, rtol = picked["asked"], picked["rtol"]
+        training = self._training() if method is None else method.training
+        with self._hashing_threads() as threads:
+            if picked is None or queries is not None:
+                permuted = None if method is None else method.permuted
+                options = asked, rtol, threads, queries, permuted
+                method, self._kde_picked = pilot.choose(training, *options)
+            else:  # as it was before it was saved
+                name = picked["algorithm"]
+                method = METHODS[name].from_settings(picked["methods"][name], training)
+        self._kde_method = method  # the last: other threads go on when they see it
+
+    def _training(self):
         X, weights = self._training_rows()
         weights = of_unit_size(weights)
-        if self._kde_picked is None or self._kde_fitted is None:
+        if self._kde_picked is None:
             widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
             if isinstance(widths, str):
                 widths = bandwidths.rule(widths, X, weights)
             self._kde_fitted = self.kernel, check_parameters(self), widths
-        kernel, n_bits, widths = self._kde_fitted
-        self.bandwidth_ = self._shown(widths)
-        training = training_of(kernel, n_bits, widths, X, weights, self._kde_seed)
-        with self._hashing_threads() as threads:
-            if self._kde_picked is None:
-                self._pick(*pilot.choose(training, self.algorithm, self.rtol, threads))
-            else:  # as it was before it was saved
-                name = self._kde_picked["algorithm"]
-                method = make(name, self._kde_picked["methods"][name], training)
-                self._pick(method, self._kde_picked)
+        return training_of(*self._kde_fitted, X, weights, self._kde_seed)
 
-    def _pick(self, method, report):
-        self._kde_picked = self.report_ = report
-        self.algorithm_ = report["algorithm"]
-        self._kde_method = method  # the last: other threads go on when they see it
+    @property
+    def _method(self):
+        """What answers queries."""
+        if "n_samples_seen_" not in vars(self):  # check_is_fitted alone takes longer than a sketch
+            check_is_fitted(self)
+        self._prepare()
+        return self._kde_sketch or self._kde_method
 
     @contextlib.contextmanager
     def _hashing_threads(self):
@@ -272,18 +295,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         finally:
             _C.set_max_threads(before)
 
-    def _look_at_first_queries(self, X, threads):
-        """The pilot again, once, on the first queries if they are many."""
-        if self._kde_sketch is not None or len(X) < FIRST_QUERIES:
-            return
-        with self._kde_lock:
-            # With one method there was nothing to choose.
-            if "first_queries" in self.report_ or len(self.report_["methods"]) == 1:
-                return
-            picked = X[np.linspace(0, len(X) - 1, N_PILOT_QUERIES).astype(int)]
-            options = self.algorithm, self.rtol, threads, picked
-            self._pick(*pilot.choose_again(self._kde_method, self.report_, *options))
-
     def _training_rows(self):
         if len(self._kde_rows) > 1:
             given = [w is not None for w in self._kde_weights]
@@ -297,11 +308,26 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         return self._kde_rows[0], self._kde_weights[0]
 
     @property
+    def algorithm_(self):
+        """The algorithm in use."""
+        return self._method.name
+
+    @property
+    def bandwidth_(self):
+        """The bandwidth in use: one number where all features have the same."""
+        widths = self._method.geometry.bandwidth
+        return float(widths[0]) if (widths == widths[0]).all() else widths
+
+    @property
+    def report_(self):
+        """What the pilot found, and the reason of the pick."""
+        name = self.algorithm_
+        return self._kde_picked or {"algorithm": name, "reason": "asked for", "methods": {}}
+
+    @property
     def extra_memory_(self):
-        """Bytes that the method in use keeps beside the rows themselves; of a sketch, all of it."""
-        check_is_fitted(self)
-        self._prepare()
-        return (self._kde_sketch or self._kde_method).nbytes
+        """Bytes kept beside the rows, at most; of a sketch, all that is kept."""
+        return self._method.nbytes
 
     # ---- queries ----
 
@@ -330,11 +356,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             if return_std:
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
-        estimate, dtype, name = self._estimate(X, return_std)
+        estimate, dtype, exact = self._estimate(X, return_std)
         with np.errstate(divide="ignore", invalid="ignore"):
             positive = np.maximum(estimate.mean, 0)
             log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
-            unknown = 0 if name == "brute" else np.inf
+            unknown = 0 if exact else np.inf
             std = np.where(positive > 0, estimate.error / positive, unknown)
         results = [x.astype(dtype) for x in (log_density, std)]
         return _like(torch, X, results if return_std else results[:1])
@@ -362,32 +388,21 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         return _like(torch, X, results if return_std else results[:1])
 
     def _estimate(self, X, with_error):
-        """An `Estimate`, the dtype that is wanted of it, and the name of the method it is from."""
-        if "n_samples_seen_" not in vars(self):
-            check_is_fitted(self)
-        self._prepare()
-        X = as_queries(self, X, self._geometry().kernel)
+        """An `Estimate`, the dtype that is wanted of it, and whether the method is exact."""
+        method = self._method
+        X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
+        firsts = range(0, len(X), size)
         with self._hashing_threads() as threads:
-            self._look_at_first_queries(X, threads)
-            method = self._kde_sketch or self._kde_method
-            if len(X) <= size:
-                return method.estimate(X, threads, with_error), X.dtype, method.name
-            firsts = range(0, len(X), size)
             parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
-        return Estimate.joined(parts), X.dtype, method.name
-
-    def _geometry(self):
-        """The kernel and widths that were fitted, whatever parameters were set since."""
-        return (self._kde_sketch or self._kde_method.training).geometry
+        estimate = parts[0] if len(parts) == 1 else Estimate.joined(parts)
+        return estimate, X.dtype, method.exact
 
     def _log_normalizer(self):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
-        check_is_fitted(self)
+        geometry = self._method.geometry
         if not self.normalize:
             return 0.0
-        self._prepare()
-        geometry = self._geometry()
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
         return norm + float(np.log(geometry.bandwidth).sum())
 
@@ -401,8 +416,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_samples = checks.integer("n_samples", n_samples, 1)
         if self._kde_sketch is not None:
             raise ValueError("sample needs the rows: algorithm='bucket_sum' does not keep them")
-        self._prepare()
-        geometry = self._geometry()
+        geometry = self._method.geometry
         if geometry.kernel == "angular":
             raise ValueError("the angular kernel has no density in R^d to sample from")
         X, weights = self._training_rows()
@@ -450,11 +464,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def __sklearn_is_fitted__(self):
         return hasattr(self, "n_samples_seen_")
-
-    @staticmethod
-    def _shown(widths):
-        """One number where all features have the same."""
-        return float(widths[0]) if (widths == widths[0]).all() else widths
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()

@@ -1,17 +1,15 @@
-"""What the methods share that find rows by hashing: hash families for a kernel, pairs, trials."""
+"""What the methods share that find rows by hashing: tables, pairs, and their costs."""
 
 import numpy as np
 
-from lshkit import hashing
 from lshkit.hash_tables import HashTables
 from lshkit.kde.random_sampling import N_PILOT
 from lshkit.kde.sums import Sums
 from lshkit.pair_products import pair_distances, pair_products
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
-# that is counted, of a draw, of hashing a query by one hash, of a row with a tabulated share.
-# Measured at d = 64.
-LOOK_UP, ENTRY, DRAW, HASH, SHARED = 30.0, 1.5, 150.0, 5.0, 2.0
+# that is counted, of a draw, of hashing a query by one hash. Measured at d = 64.
+LOOK_UP, ENTRY, DRAW, HASH = 30.0, 1.5, 150.0, 5.0
 
 
 class Buckets:
@@ -47,14 +45,6 @@ class Buckets:
         distances = pair_distances(queries, self.rows, indptr, indices, p=p).astype(np.float64)
         return distances if p == 1 else np.sqrt(distances)
 
-    def log_kernel(self, distances):
-        if self.kernel == "gaussian":
-            return -0.5 * distances**2
-        if self.kernel == "angular":
-            n_bits = self.permuted.training.geometry.n_bits
-            return n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
-        return -distances
-
     @property
     def nbytes(self):
         return self.permuted.nbytes + self.tables.nbytes
@@ -74,32 +64,3 @@ def sums_of_pairs(indptr, log_terms, factors):
     sums.total[full] = np.add.reduceat(terms, starts)
     sums.squares[full] = np.add.reduceat(terms**2, starts)
     return sums
-
-
-def family(training, distance, n_hashes, sharpness):
-    """A family for the kernel's distance: rows at `distance` collide with probability 1/2 or so.
-
-    sharpness: how many projections a code joins; for angular, the number of bits.
-    """
-    geometry, d = training.geometry, training.X.shape[1]
-    seed = [training.seed, 3, sharpness]
-    seed = int(np.random.default_rng(seed).integers(2**31))
-    if geometry.kernel == "angular":
-        return hashing.FastHadamard(d, min(sharpness, 16), n_hashes, seed=seed)
-    if geometry.kernel == "laplacian":
-        width = max(distance, 1e-6) / np.log(2)
-        return hashing.RandomBinning(d, n_hashes, bandwidth=width, seed=seed)
-    low, high = 1e-3 * distance + 1e-9, 1e4 * distance + 1e-6
-    for _ in range(60):  # the width, by bisection of the family's own formula
-        width = np.sqrt(low * high)
-        one = hashing.EuclideanLSH(1, sharpness, 1, width=width, seed=0)
-        low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
-    return hashing.EuclideanLSH(d, sharpness, n_hashes, width=high, seed=seed)
-
-
-def collision_probability(hasher, distances):
-    """Of rows at these distances (angles for the angular families), float64."""
-    if isinstance(hasher, (hashing.FastHadamard, hashing.Hyperplane)):
-        return np.maximum(1 - distances / np.pi, 0) ** hasher.n_bits
-    p = hasher.probability_of_distance(distances)
-    return p + (1 - p) / hasher.n_buckets  # bins that differ may share a code

@@ -1,104 +1,143 @@
 """algorithm="hbe": hashing-based estimators, one row drawn from the query's bucket of each table.
 
 Z = w_j k(q, x_j) / (p(q, x_j) P(drawing j | bucket)), 0 for an empty bucket, is unbiased for the
-sum (Charikar and Siminelakis 2017). With a sampled part beside it this is algorithm="split": k is
-cut into k g and k (1 - g), g = a p / (a p + 1), the first for the draws, the second for a random
-sample of all rows; unbiased whatever a.
+sum (Charikar and Siminelakis 2017).
 """
+
+import functools
 
 import numpy as np
 
-from lshkit.kde.exact import Estimate
-from lshkit.kde.hashed import collision_probability, sums_of_pairs
-from lshkit.kde.random_sampling import expand
-from lshkit.kde.sums import Sums
+from lshkit import checks, hashing
+from lshkit.kde.hashed import DRAW, HASH, Buckets, sums_of_pairs
+from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Method, Tuned
+from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
+from lshkit.kde.sums import PermutedRows, Sums
 
-POINTS = 8192  # of the tabulated share
-
-
-class Share:
-    """1 / (1 + a p) of the distance, as a table with straight lines in between.
-
-    The lines are the definition: both parts use them, so nothing of k is lost or counted twice.
-    """
-
-    def __init__(self, hasher, a, largest):
-        self.step = largest / (POINTS - 1)
-        p = collision_probability(hasher, np.arange(POINTS) * self.step)
-        self.table = (1 / (1 + a * p)).astype(np.float32)
-
-    @property
-    def radial(self):
-        return self.table, 1 / self.step
-
-    def __call__(self, distances):
-        return np.interp(distances / self.step, np.arange(POINTS), self.table.astype(np.float64))
+MAX_DRAWS = 256
+TRIAL_DRAWS = 64
 
 
-class HashedDraws:
-    """buckets: hash tables, a draw from each. share: of the sampled part, or None: "hbe"."""
+class HashedDraws(Method):
+    """buckets: hash tables of the rows after the pilot's, which are summed; a draw from each."""
 
-    def __init__(self, buckets, share=None, n_samples=0):
-        self.buckets, self.share = buckets, share
+    name = "hbe"
+    min_rows, worth = 20_000, 4000
+
+    def __init__(self, buckets):
+        self.buckets, self.permuted = buckets, buckets.permuted
         self.training = buckets.permuted.training
-        self.n_samples = min(n_samples, len(buckets))
-        self.name = "hbe" if share is None else "split"
 
-    @property
-    def permuted(self):
-        return self.buckets.permuted
+    @classmethod
+    def tune(cls, pilot, rtol):
+        training = pilot.training
+        distance, sharpness = max(typical_distance(pilot), 1e-9), 4
+        if training.geometry.kernel == "angular":
+            one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
+            sharpness = int(np.clip(round(one), 1, 16))
+        hasher = family(training, distance, TRIAL_DRAWS, sharpness)
+        logs, factors = cls(Buckets(pilot.permuted, hasher)).draws(pilot.queries)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
+        spread = spread_of_trials(terms, 1.0)
+        n_draws = min(sample_size(spread, MAX_DRAWS * 64, rtol), MAX_DRAWS)
+        settings = {
+            "sharpness": sharpness,
+            "distance": distance,
+            "n_hashes": n_draws,
+            "cost": float(N_PILOT + n_draws * (DRAW + HASH * sharpness)),
+            "error": float(np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(n_draws), MOST).mean()),
+        }
+        return Tuned(
+            settings, functools.partial(cls.from_settings, settings, training, pilot.permuted)
+        )
+
+    @classmethod
+    def from_settings(cls, settings, training, permuted=None):
+        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        distance = checks.positive("distance", settings["distance"])
+        sharpness = checks.integer("sharpness", settings["sharpness"], 1, 64)
+        permuted = PermutedRows(training) if permuted is None else permuted
+        return cls(Buckets(permuted, family(training, distance, n_hashes, sharpness)))
 
     def draws(self, queries):
-        """For each query and table log k, the factor of it in the estimate, and the distance."""
+        """For each query and table log k of the row drawn, and its factor in the estimate."""
         buckets = self.buckets
-        n_queries, n_hashes = len(queries), buckets.tables.n_hashes
-        seed = buckets.permuted.training.seed
-        indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=seed)
+        indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=self.training.seed)
         found = indices >= 0
         indptr = np.concatenate([[0], np.cumsum(found.sum(axis=1))])
         flat = indices[found]
         distances = buckets.distances(queries, indptr, flat)
         p = collision_probability(buckets.hasher, distances)
-        factors = np.zeros((n_queries, n_hashes))
+        factors = np.zeros(indices.shape)
         # Rows that met do so with positive probability; one that rounds to 0 is not to be met.
         factors[found] = buckets.weights_of(flat) / (np.maximum(p, 1e-12) * chance[found])
-        logs = np.full((n_queries, n_hashes), -np.inf)
-        logs[found] = buckets.log_kernel(distances)
-        spread = np.zeros((n_queries, n_hashes))
-        spread[found] = distances
-        return logs, factors, spread
+        logs = np.full(indices.shape, -np.inf)
+        logs[found] = self.geometry.log_kernel(distances)
+        return logs, factors
 
-    def estimate(self, X, threads, with_error=True):
-        return self.estimate_scaled(self.training.geometry.scale(X), threads)
-
-    def estimate_scaled(self, queries, threads):
-        buckets, permuted = self.buckets, self.buckets.permuted
-        logs, factors, distances = self.draws(queries)
+    def estimate(self, X, threads, with_error=True, scaled=False):
+        queries = X if scaled else self.geometry.scale(X)
+        logs, factors = self.draws(queries)
         n_queries, n_draws = logs.shape
-        if self.share is not None:
-            factors = factors * (1 - self.share(distances))
+        finite = np.isfinite(logs)
         indptr = np.arange(n_queries + 1) * n_draws
-        finite = np.where(np.isfinite(logs), logs, -745.0)
-        drawn = sums_of_pairs(indptr, finite.ravel(), (factors * np.isfinite(logs)).ravel())
+        drawn = sums_of_pairs(indptr, np.where(finite, logs, -745.0).ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
         variance = np.maximum(spread - mean**2, 0) / max(n_draws - 1, 1)
-        head = permuted.sums(queries, 0, buckets.start, threads)
+        head = self.permuted.sums(queries, 0, self.buckets.start, threads)
         whole = head + Sums(drawn.shift, mean, variance)
-        scale = np.exp(drawn.shift - whole.shift)
-        squared = variance * scale**2
-        if self.n_samples:
-            last = buckets.start + self.n_samples
-            sample = permuted.sums(queries, buckets.start, last, threads, self.share.radial)
-            total, variance = expand(sample, self.n_samples, len(buckets))
-            old = whole
-            whole = old + Sums(sample.shift, total, variance)
-            squared = squared * np.exp(2 * (old.shift - whole.shift))
-            squared = squared + variance * np.exp(2 * (sample.shift - whole.shift))
-        if self.share is None:  # empty buckets alone tell nothing of the rows outside them
-            squared = np.where(np.isfinite(logs).any(axis=1), squared, np.inf)
-        weight = permuted.training.total
-        return Estimate(whole.shift, whole.total / weight, np.sqrt(squared) / weight)
+        error = np.sqrt(variance) * np.exp(drawn.shift - whole.shift)
+        # Empty buckets alone tell nothing of the rows outside them.
+        error = np.where(finite.any(axis=1), error, np.inf)
+        return Estimate(whole.shift, whole.total / self.training.total, error / self.training.total)
 
     @property
     def nbytes(self):
         return self.buckets.nbytes
+
+
+def typical_distance(pilot):
+    """Mean distance of rows weighted by their kernel: where the sums come from."""
+    queries = pilot.queries[:16]
+    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 100_000], np.float64)
+    geometry = pilot.training.geometry
+    if geometry.kernel == "laplacian":
+        distances = np.stack([np.abs(rows - q).sum(axis=1) for q in queries])
+    elif geometry.kernel == "angular":
+        distances = np.arccos(np.clip(queries @ rows.T, -1, 1))
+    else:
+        squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * (queries @ rows.T)
+        distances = np.sqrt(np.maximum(squares, 0))
+    logs = geometry.log_kernel(distances)
+    weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
+
+
+def family(training, distance, n_hashes, sharpness):
+    """A family for the kernel's distance: rows at `distance` collide with probability 1/2 or so.
+
+    sharpness: how many projections a code joins; for angular, the number of bits.
+    """
+    geometry, d = training.geometry, training.X.shape[1]
+    seed = [training.seed, 3, sharpness]
+    seed = int(np.random.default_rng(seed).integers(2**31))
+    if geometry.kernel == "angular":
+        return hashing.FastHadamard(d, min(sharpness, 16), n_hashes, seed=seed)
+    if geometry.kernel == "laplacian":
+        width = max(distance, 1e-6) / np.log(2)
+        return hashing.RandomBinning(d, n_hashes, bandwidth=width, seed=seed)
+    low, high = 1e-3 * distance + 1e-9, 1e4 * distance + 1e-6
+    for _ in range(60):  # the width, by bisection of the family's own formula
+        width = np.sqrt(low * high)
+        one = hashing.EuclideanLSH(1, sharpness, 1, width=width, seed=0)
+        low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
+    return hashing.EuclideanLSH(d, sharpness, n_hashes, width=high, seed=seed)
+
+
+def collision_probability(hasher, distances):
+    """Of rows at these distances (angles for the angular families), float64."""
+    if isinstance(hasher, (hashing.FastHadamard, hashing.Hyperplane)):
+        return np.maximum(1 - distances / np.pi, 0) ** hasher.n_bits
+    p = hasher.probability_of_distance(distances)
+    return p + (1 - p) / hasher.n_buckets  # bins that differ may share a code

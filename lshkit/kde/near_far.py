@@ -6,38 +6,77 @@ al. 2022, with collisions for the neighbours and no row counted twice). Buckets 
 max_bucket_size rows are passed over: where rows lie so densely, a sample does.
 """
 
+import functools
+
 import numpy as np
 
-from lshkit import _C
+from lshkit import _C, checks, hashing
 from lshkit.kde import kernels
-from lshkit.kde.exact import Estimate
-from lshkit.kde.random_sampling import MEAN_ABSOLUTE, expand, history_of, stages
-from lshkit.kde.sums import Sums
+from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, sums_of_pairs
+from lshkit.kde.method import MAX_HASHES, Estimate, Method, Tuned
+from lshkit.kde.random_sampling import (
+    MEAN_ABSOLUTE,
+    cheapest_sample,
+    checked_sample,
+    expand,
+    history_of,
+    stages,
+)
+from lshkit.kde.sums import PermutedRows, Sums
+
+N_HASHES = 16
+N_SEARCHED, N_COMPARED = 2**15, 3  # rows among which families are compared, and the best of them
+WIDTHS = (4, 4.0), (4, 12.0), (8, 8.0), (16, 8.0)  # of EuclideanLSH: n_bits, bins in near distances
+MIN_COUNTS = 1, 2, 4
+MAX_BUCKET_SIZES = 100, 300, 1000, 3000, 2**31 - 1
 
 
-class NearFar:
+class NearFar(Method):
     """`RandomSampling` with the near rows taken out of history and samples.
 
     buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
     the first sample. limit: the relative error, as history and near rows foretell it, from which on
-    a query needs more. unseen: relative standard deviation of the far rows' sum for a sample of one
-    row, beyond what histories foretell, as the pilot found it: a sample that holds none of the near
-    rows that no bucket showed knows nothing of them, and alone would state too small an error.
+    a query needs more. least: as of `RandomSampling`. unseen: relative standard deviation of the
+    far rows' sum for a sample of one row, beyond what histories foretell, as the pilot found it: a
+    sample that holds none of the near rows that no bucket showed knows nothing of them, and alone
+    would state too small an error.
     """
 
     name = "near_far"
+    min_rows, worth = 20_000, 4000
 
-    def __init__(self, buckets, min_count, max_bucket_size, n_samples, limit, unseen=0.0):
+    def __init__(
+        self, buckets, min_count, max_bucket_size, n_samples, limit, least=-np.inf, unseen=0.0
+    ):
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
-        self.unseen = unseen
-        self.training = buckets.permuted.training
+        self.least, self.unseen = least, unseen
+        self.permuted, self.training = buckets.permuted, buckets.permuted.training
         self.n_samples, self.limit = min(n_samples, len(buckets)), limit
         n = len(buckets)
         self.stops = stages(history_of(n_samples), self.n_samples, n)
 
-    @property
-    def permuted(self):
-        return self.buckets.permuted
+    @classmethod
+    def tune(cls, pilot, rtol):
+        settings, buckets = cheapest_tables(pilot, rtol)
+        settings["least"] = pilot.least
+        make = functools.partial(cls.from_settings, settings, pilot.training, buckets=buckets)
+        return Tuned(settings, make)
+
+    @classmethod
+    def from_settings(cls, settings, training, permuted=None, buckets=None):
+        checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        counts = (
+            checks.integer("min_count", settings["min_count"], 1, 255),
+            checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
+        )
+        unseen = float(settings["unseen"])
+        if not 0 <= unseen < np.inf:
+            raise ValueError(f"unseen must be a finite number of 0 or more, is {unseen}")
+        sample = checked_sample(settings)
+        if buckets is None:
+            permuted = PermutedRows(training) if permuted is None else permuted
+            buckets = Buckets(permuted, hasher_of(training, settings), 0)
+        return cls(buckets, *counts, **sample, unseen=unseen)
 
     def near(self, queries, threads):
         """Sums over the near rows up to each stop from the one before, and their numbers."""
@@ -61,11 +100,9 @@ class NearFar:
             out[:, :, 3]
         )
 
-    def estimate(self, X, threads, with_error=True):
-        return self.estimate_scaled(self.training.geometry.scale(X), threads)
-
-    def estimate_scaled(self, queries, threads):
-        permuted = self.buckets.permuted
+    def estimate(self, X, threads, with_error=True, scaled=False):
+        queries = X if scaled else self.geometry.scale(X)
+        permuted = self.permuted
         n, n_queries = len(permuted), len(queries)
         near, counts = self.near(queries, threads)
         whole_near = near[0]
@@ -86,6 +123,8 @@ class NearFar:
             if last < n:
                 foretold = far_error(history, n_history, close, population)
                 final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
+                far = history.log() + np.log1p(population / np.maximum(n_history, 1))
+                final &= np.logaddexp(close.log(), far) >= self.least
             done, sampled = open_[final], sample[final]
             n_sampled = np.maximum(n_sampled[final], 1)
             population = np.maximum(population[final], 1)
@@ -127,3 +166,145 @@ def far_error(history, n_history, near, population):
         whole = np.where(near.shift > -np.inf, close, 0) + history.total + population * mean
         foretold = np.where(history.total > 0, population * spread / whole, 0)
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf)
+
+
+def cheapest_tables(pilot, rtol):
+    """The cheapest settings and their tables.
+
+    Hash families are compared among the first rows, where that takes less time, and the best of
+    them with all rows.
+    """
+    few = pilot.among(N_SEARCHED)
+    part = few.population / pilot.population
+    found = []
+    for settings in families(few):
+        buckets = Buckets(few.permuted, hasher_of(few.training, settings), 0, few.stop)
+        found.append((settings_for(few, buckets, rtol, part, True)["cost"], settings, buckets))
+    found.sort(key=lambda x: x[0])
+    best = None
+    for _, settings, buckets in found[: 1 if part == 1 else N_COMPARED]:
+        if part < 1:
+            buckets = Buckets(pilot.permuted, buckets.hasher, 0)
+        report = settings | settings_for(pilot, buckets, rtol)
+        if best is None or report["cost"] < best[0]["cost"]:
+            best = report, buckets
+    return best
+
+
+def hasher_of(training, settings):
+    """FastHadamard, or EuclideanLSH where there is a width."""
+    seed = int(np.random.default_rng([training.seed, 4]).integers(2**31))
+    sizes = len(training.geometry.bandwidth), settings["n_bits"], settings["n_hashes"]
+    if settings.get("width") is None:
+        return hashing.FastHadamard(*sizes, seed=seed)
+    return hashing.EuclideanLSH(*sizes, width=settings["width"], seed=seed)
+
+
+def families(pilot):
+    """Settings of hash functions that might find the rows near a query, from blunt to sharp."""
+    kernel = pilot.training.geometry.kernel
+    widest = int(np.clip(np.log2(max(len(pilot.permuted) / 8, 4)), 4, 16))
+    families = [{"n_bits": n_bits} for n_bits in sorted({widest, min(widest + 3, 16)})]
+    if kernel in ("gaussian", "exponential"):
+        distance = near_distance(pilot)
+        families += [{"n_bits": n_bits, "width": width * distance} for n_bits, width in WIDTHS]
+    return [{"n_hashes": N_HASHES} | settings for settings in families]
+
+
+def near_distance(pilot):
+    """Median, over the pilot's queries, of the distance of their tenth nearest row."""
+    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 8192], np.float64)
+    queries = pilot.queries[:64]
+    squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * queries @ rows.T
+    nearest = min(9, len(rows) - 1)
+    tenth = np.partition(squares, nearest, axis=1)[:, nearest]
+    return max(float(np.sqrt(max(np.median(tenth), 0))), 1e-6)
+
+
+def settings_for(pilot, buckets, rtol, part=1.0, coarse=False):
+    """The best settings for some tables. part: of all rows, those that the pilot and they have."""
+    whole = pilot.population / part
+    codes = buckets.codes(pilot.queries)
+    sizes = buckets.tables.bucket_sizes(codes)
+    best, before = None, -1.0
+    for most in MAX_BUCKET_SIZES:
+        most = max(1, int(most * part))
+        entries = np.where(sizes <= most, sizes, 0).sum() / len(codes) / part
+        other = HASH * buckets.hasher.n_hashes + ENTRY * entries
+        if entries == before or (best is not None and other > best["cost"]):
+            continue
+        before = entries
+        indptr, indices, counts = buckets.tables.union(codes, max_bucket_size=most)
+        keep = indices >= pilot.n_pilot  # the pilot's own rows may be its queries
+        indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
+        indices, counts = indices[keep], counts[keep]
+        distances = buckets.distances(pilot.queries, indptr, indices)
+        logs = pilot.training.geometry.log_kernel(distances)
+        for min_count in MIN_COUNTS:
+            near = NearRows(buckets, indptr, indices, logs, counts >= min_count)
+            cost = other + LOOK_UP * near.counts.mean() / part
+            if best is not None and cost > best["cost"]:
+                continue
+            spread, known = near.far_of(pilot)
+            found = cheapest_sample(spread, known, whole, cost, rtol, coarse)
+            if best is None or found["cost"] < best["cost"]:
+                largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
+                best = largest | found | {"n_samples": int(found["n_samples"])}
+                best["unseen"] = near.unseen(pilot, best["n_samples"], best["limit"])
+    return best
+
+
+class NearRows:
+    """Near rows of a pilot's queries, and what is left for a sample of the others."""
+
+    def __init__(self, buckets, indptr, indices, logs, keep):
+        self.buckets = buckets
+        self.indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
+        self.indices, self.logs = indices[keep], logs[keep]
+        self.weights = buckets.weights_of(self.indices)
+        self.counts = np.diff(self.indptr)
+
+    def sums(self, stop=None):
+        """Over the near rows, or those of them below `stop`, and their numbers."""
+        if stop is None:
+            return sums_of_pairs(self.indptr, self.logs, self.weights), self.counts
+        inside = self.indices < stop
+        indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
+        return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
+
+    def unseen(self, pilot, n_samples, limit):
+        """What `NearFar` wants to know of the rows that its samples do not show."""
+        near, counts = self.sums()
+        n_far = pilot.population - counts
+        count = min(history_of(n_samples), pilot.population)
+        inside, n_inside = self.sums(pilot.n_pilot + count)
+        history, n_history = pilot.history(count).without(inside), count - n_inside
+        # Of the queries for which the first sample does.
+        foretold = far_error(history, n_history, near, n_far)
+        final = MEAN_ABSOLUTE * foretold <= limit * np.sqrt(n_samples)
+        final &= pilot.sums.total > 0
+        if not final.any():
+            return 0.0
+        squares = history.squares * n_far / np.maximum(n_history, 1)
+        whole = pilot.sums[final]
+        far, foretold = (
+            x.squares[final] * (relative(x.shift[final], whole.shift) / whole.total) ** 2
+            for x in (pilot.sums.without(near), Sums(history.shift, history.total, squares))
+        )
+        return float(np.sqrt(max(np.mean(n_far[final] * (far - foretold)), 0)))
+
+    def far_of(self, pilot):
+        """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
+        near, counts = self.sums()
+        far, n_far = pilot.sums.without(near), pilot.population - counts
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            spread = np.sqrt(np.maximum(n_far * far.squares - far.total**2, 0))
+            scale = np.exp(far.shift - pilot.sums.shift)
+            spread = np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
+
+        def known(count):
+            inside, n_inside = self.sums(pilot.n_pilot + count)
+            history = pilot.history(count).without(inside)
+            return far_error(history, count - n_inside, near, n_far)
+
+        return spread, known

@@ -9,8 +9,8 @@ from lshkit import archive, checks
 from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
-from lshkit.kde.arguments import MAX_SKETCH_BITS, as_weights, check_parameters
-from lshkit.kde.sketch import Sketch
+from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde.sketch import MAX_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
 
 KIND, VERSION = "LSHKernelDensity", 1
@@ -155,7 +155,7 @@ def _sketch_arrays(header, d):
     """What `Archive.read` is to expect of a sketch."""
     sketch, n_bits = header["sketch"], header["fitted"]["n_bits"]
     n_hashes = checks.integer("n_hashes", sketch["hasher"]["n_hashes"], 1, 65535)
-    n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MAX_SKETCH_BITS)
+    n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MAX_BITS)
     expected = archive.family_arrays(sketch["hasher"])
     expected |= {"table": (("<f8",), (n_hashes, n_buckets, 1)), "bandwidth": (("<f8",), (d,))}
     if sketch["window"] is not None:
@@ -199,9 +199,6 @@ def _restore_sketch(estimator, header, arrays):
         window = sketch.window
         window.at, window.filled, window.codes, window.weights = at, filled, codes, weights
     estimator._kde_sketch = sketch
-    estimator.bandwidth_ = estimator._shown(widths)
-    estimator.algorithm_ = "bucket_sum"
-    estimator.report_ = {"algorithm": "bucket_sum", "reason": "asked for", "methods": {}}
 
 
 def _check_kernel(kernel, known):

@@ -9,65 +9,19 @@ import functools
 
 import numpy as np
 
-from lshkit.kde.exact import Estimate
-from lshkit.kde.sums import BLOCK, Sums, blocks_of
+from lshkit import checks
+from lshkit.kde.method import MOST, Estimate, Method, Tuned
+from lshkit.kde.sums import BLOCK, PermutedRows, Sums
 
 N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the pilot's queries
 N_PILOT_QUERIES = 128
 # Mean of |z| for a standard normal z: from a standard error to a mean error.
 MEAN_ABSOLUTE = 0.7978845608
-MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right
 SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
-IN_BLOCKS = 2**17  # rows that are kept in blocks too, where samples read them
-SAMPLED = 1e-3  # error of a log kernel that float32 may bring to a sampled estimate
-
-
-class PermutedRows:
-    """A random permutation of the rows, scaled, in float32 where that is enough."""
-
-    def __init__(self, training):
-        self.training = training
-        rng = np.random.default_rng([training.seed, 1])
-        n = len(training.X)
-        self.order = rng.permutation(n)
-        geometry = training.geometry
-        single = geometry.rounding(training.reach) <= SAMPLED
-        self.rows = np.empty(training.X.shape, np.float32 if single else np.float64)
-        for first in range(0, n, 4096):
-            part = self.order[first : first + 4096]
-            self.rows[first : first + 4096] = geometry.scale(training.X[part])
-        weights = training.weights
-        self.weights = None if weights is None else weights[self.order]
-        self.blocks = np.empty((0, self.rows.shape[1], BLOCK), self.rows.dtype)
-
-    def __len__(self):
-        return len(self.rows)
-
-    def sums(self, queries, first, last, threads, radial=None):
-        weights = None if self.weights is None else self.weights[first:last]
-        blocks = None
-        if first % BLOCK == 0 and last <= IN_BLOCKS:
-            blocks = self.blocks  # another thread may put shorter ones there
-            if last > len(blocks) * BLOCK:  # made ready as far as they are wanted
-                blocks = self.blocks = blocks_of(self.rows[: -(-last // BLOCK) * BLOCK])
-            blocks = blocks[first // BLOCK :]
-        return self.training.geometry.sums(
-            queries,
-            self.rows[first:last],
-            weights,
-            scaled=True,
-            tolerance=SAMPLED,
-            reach=self.training.reach,
-            threads=threads,
-            radial=radial,
-            blocks=blocks,
-        )
-
-    @property
-    def nbytes(self):
-        return self.rows.nbytes + self.order.nbytes + self.blocks.nbytes
+UNLIKELY = 4  # standard errors that a mean is off by
+CALL = 100.0  # cost of a query's share in what a call does once for a batch of 256
 
 
 def expand(sums, sample, population):
@@ -86,6 +40,20 @@ def relative_spread(sums, count):
     with np.errstate(invalid="ignore", divide="ignore"):
         c = np.sqrt(np.maximum(count * sums.squares / sums.total**2 - 1, 0))
     return np.where(sums.total > 0, c, np.inf)
+
+
+def spread_of_trials(terms, expected):
+    """Standard deviation of independent estimates `(queries, estimates)` of a known number.
+
+    Where single huge terms make up the number, most trials see none of them: their spread is small,
+    but their mean is off by more than it explains, and tells.
+    """
+    count = terms.shape[1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(terms.mean(axis=1) - expected) * np.sqrt(count)
+        spread = np.sqrt(np.mean((terms - expected) ** 2, axis=1))
+        spread = np.where(off > UNLIKELY * terms.std(axis=1, ddof=1), off / MEAN_ABSOLUTE, spread)
+    return np.where(np.isfinite(spread), spread, np.inf)
 
 
 def mean_error(spread, sample, population, most=MOST):
@@ -194,7 +162,17 @@ def _known_of(seen):
     return seen if seen < 2 * N_PILOT else 1 << (int(seen).bit_length() - 1)
 
 
-class RandomSampling:
+def checked_sample(settings):
+    """n_samples, limit and least from settings."""
+    n_samples = checks.integer("n_samples", settings["n_samples"], 1)
+    least = float(settings["least"])
+    if not np.isfinite(least):
+        raise ValueError(f"least must be a finite number, is {least}")
+    limit = checks.positive("limit", settings["limit"])
+    return {"n_samples": n_samples, "limit": limit, "least": least}
+
+
+class RandomSampling(Method):
     """Estimates from `history` rows that are summed exactly and a sample of the others.
 
     Which queries need a larger sample is read off the history alone; what was seen before the last
@@ -202,21 +180,37 @@ class RandomSampling:
     that is weighed up, and the estimate is unbiased.
 
     n_samples: of the first sample. limit: the relative error, as the history foretells it, from
-    which on a query needs more.
+    which on a query needs more. least: the log of the sum, as foretold, below which it does: less
+    than all of the pilot's queries have, about which tuning found nothing out.
     """
 
     name = "random"
 
-    def __init__(self, permuted, n_samples, limit):
-        self.permuted, self.n_samples, self.limit = permuted, n_samples, limit
+    def __init__(self, permuted, n_samples, limit, least=-np.inf):
+        self.permuted, self.n_samples = permuted, n_samples
+        self.limit, self.least = limit, least
         self.history = min(history_of(n_samples), len(permuted))
         self.training = permuted.training
 
-    def estimate(self, X, threads, with_error=True):
-        return self.estimate_scaled(self.training.geometry.scale(X), threads)
+    @classmethod
+    def tune(cls, pilot, rtol):
+        def known(count):
+            return relative_spread(pilot.history(count), count)
 
-    def estimate_scaled(self, queries, threads):
-        training = self.permuted.training
+        settings = cheapest_sample(pilot.spread, known, pilot.population, CALL, rtol)
+        settings["least"] = pilot.least
+        make = functools.partial(cls.from_settings, settings, pilot.training, pilot.permuted)
+        return Tuned(settings, make)
+
+    @classmethod
+    def from_settings(cls, settings, training, permuted=None):
+        return cls(
+            PermutedRows(training) if permuted is None else permuted, **checked_sample(settings)
+        )
+
+    def estimate(self, X, threads, with_error=True, scaled=False):
+        queries = X if scaled else self.geometry.scale(X)
+        training = self.training
         n, n_queries = len(self.permuted), len(queries)
         shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
         error = np.zeros(n_queries)
@@ -232,6 +226,7 @@ class RandomSampling:
             if last < n:
                 spread = relative_spread(history, seen)
                 final = MEAN_ABSOLUTE * spread <= self.limit * np.sqrt(last - seen)
+                final &= history.log() + np.log(n / seen) >= self.least
             done = open_[final]
             population = n - seen
             sampled = sample[final]

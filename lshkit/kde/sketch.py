@@ -4,19 +4,25 @@ Every row adds its weight to one bucket of each hash; the mean over the hashes o
 is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept.
 """
 
+import functools
+
 import numpy as np
 
-from lshkit import hashing
+from lshkit import checks, hashing
 from lshkit.buckets import BucketTable
-from lshkit.kde.exact import Estimate
-from lshkit.kde.random_sampling import MOST
-from lshkit.kde.sums import Geometry, Sums, in_range_of_hashing, unit_rows
+from lshkit.kde import kernels
+from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Method, Tuned
+from lshkit.kde.random_sampling import MEAN_ABSOLUTE, sample_size, spread_of_trials
+from lshkit.kde.sums import Geometry, PermutedRows, in_range_of_hashing, unit_rows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.
 WEIGHT_UNIT = 2.0**-24
 MAX_WEIGHT = 2.0**53 * WEIGHT_UNIT
 CHUNK = 8192  # rows whose codes are in memory at once
+MAX_BITS = 16
+N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
+LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
 
 
 class Sketch:
@@ -28,7 +34,7 @@ class Sketch:
     `estimate` takes out again.
     """
 
-    name = "bucket_sum"
+    name, exact = "bucket_sum", False
 
     def __init__(self, geometry, n_bits, n_hashes, seed, window=None, hasher=None):
         self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
@@ -98,7 +104,10 @@ class Sketch:
         self.total += other.total
 
     def estimate(self, X, threads=None, with_error=True):
-        """with_error=False leaves the error 0, in less time; threads: the verb uses the core's."""
+        """Of rows as given. with_error=False leaves the error 0, in less time.
+
+        threads are not read: the verb uses the core's.
+        """
         parts = [self._estimate(X[i : i + CHUNK], with_error) for i in range(0, len(X), CHUNK)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
@@ -135,50 +144,76 @@ class Sketch:
         return self.table.table.nbytes + kept
 
 
-class SketchedRows:
-    """A sketch of the permuted rows from `start` on, those before exactly: for "auto"."""
+class SketchedRows(Method):
+    """A sketch of rows that are kept: for "auto"."""
 
-    name = "bucket_sum"
+    name = Sketch.name
+    kernels = kernels.COLLISION
+    uses_rtol = keeps_rows = False
+    max_bits = MAX_BITS
+    min_rows = 20_000
 
-    def __init__(self, permuted, n_bits, n_hashes, start=0):
+    def __init__(self, permuted, n_hashes):
         self.permuted, self.training = permuted, permuted.training
-        self.start = start
-        d, kernel = permuted.rows.shape[1], self.training.geometry.kernel
-        scaled = Geometry(kernel, n_bits, np.zeros(d), np.ones(d))
-        seed = int(np.random.default_rng([self.training.seed, 5]).integers(2**31))
-        self.sketch = Sketch(scaled, n_bits, n_hashes, seed)
-        weights = permuted.weights
-        self.unit = 1.0 if weights is None else weights.mean()
-        rest = None if weights is None else weights[self.start :] / self.unit
-        self.sketch.add(permuted.rows[self.start :], rest)
+        self.sketch, self.unit = sketch_of(permuted, n_hashes)
+        self.most = most_of(self.geometry.kernel)
 
-    @property
-    def most(self):
-        """Relative error that may be expected of a query.
+    @classmethod
+    def tune(cls, pilot, rtol):
+        geometry, weights = pilot.training.geometry, pilot.training.weights
+        narrow = weights is not None and weights.min() < 1e-3 * weights.mean()
+        if geometry.n_bits > cls.max_bits or narrow:
+            return None
+        # Without the pilot's rows, which may be its queries: each would meet itself in every hash.
+        sketch, unit = sketch_of(pilot.permuted, N_TRIED, pilot.n_pilot)
+        sums = sketch.of_each_hash(pilot.queries) * sketch.total * unit
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            exact = np.exp(pilot.sums.shift) * pilot.sums.total
+            spread = spread_of_trials(sums / exact[:, None], 1.0)
+        most = most_of(geometry.kernel)
+        n_hashes = sample_size(spread, 10**6, rtol, most)
+        n_hashes = int(min(n_hashes, MAX_BYTES // (8 * 2**geometry.n_bits), MAX_HASHES))
+        error = float(np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(n_hashes), most).mean())
+        cost = float(LOOKED_INTO[geometry.kernel] * n_hashes)
+        make = functools.partial(cls, pilot.permuted, n_hashes)
+        return Tuned({"n_hashes": n_hashes, "cost": cost, "error": error}, make)
 
-        No bound for the laplacian kernel: where far rows alone are folded into a query's buckets,
-        what is left after the correction is noise, of any multiple of the density.
-        """
-        return MOST if self.training.geometry.kernel == "angular" else 1e100
+    @classmethod
+    def from_settings(cls, settings, training, permuted=None):
+        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        return cls(PermutedRows(training) if permuted is None else permuted, n_hashes)
 
-    def estimate(self, X, threads, with_error=True):
-        if self.training.geometry.kernel != "angular":  # whose codes need no scaling
-            X = self.training.geometry.scale(X)
-        return self.estimate_scaled(X, threads, with_error)
-
-    def estimate_scaled(self, queries, threads, with_error=True):
-        got = self.sketch.estimate(queries, with_error=with_error)
-        scale = self.sketch.total * self.unit
-        whole = Sums(got.shift, got.mean * scale, np.zeros(len(queries)))
-        if self.start:
-            whole = self.permuted.sums(queries, 0, self.start, threads) + whole
-        error = got.error * scale * np.exp(got.shift - whole.shift)
-        total = self.training.total
-        return Estimate(whole.shift, whole.total / total, error / total)
+    def estimate(self, X, threads, with_error=True, scaled=False):
+        if not scaled and self.geometry.kernel != "angular":  # whose codes need no scaling
+            X = self.geometry.scale(X)
+        got = self.sketch.estimate(X, with_error=with_error)
+        share = self.sketch.total * self.unit / self.training.total
+        return Estimate(got.shift, got.mean * share, got.error * share)
 
     @property
     def nbytes(self):
         return self.permuted.nbytes + self.sketch.nbytes
+
+
+def sketch_of(permuted, n_hashes, start=0):
+    """A `Sketch` of the permuted rows from `start` on, and the weight that counts as 1 in it."""
+    d, training = permuted.rows.shape[1], permuted.training
+    kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
+    seed = int(np.random.default_rng([training.seed, 5]).integers(2**31))
+    sketch = Sketch(Geometry(kernel, n_bits, np.zeros(d), np.ones(d)), n_bits, n_hashes, seed)
+    weights = permuted.weights
+    unit = 1.0 if weights is None else weights.mean()
+    sketch.add(permuted.rows[start:], None if weights is None else weights[start:] / unit)
+    return sketch, unit
+
+
+def most_of(kernel):
+    """The largest relative error that may be expected of a query.
+
+    No bound for the laplacian kernel: where far rows alone are folded into a query's buckets,
+    what is left after the correction is noise, of any multiple of the density.
+    """
+    return MOST if kernel == "angular" else 1e100
 
 
 class Window:

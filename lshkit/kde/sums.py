@@ -1,10 +1,15 @@
-"""Exact kernel sums over rows, blocked, in log space: the core's `kernel_sums` and what adds up."""
+"""Exact kernel sums over rows, as given or permuted: the core's `kernel_sums`, in log space."""
 
 import numpy as np
 
 from lshkit import _C
 from lshkit.kde import kernels
 
+EXACT = 1e-6  # error of a log kernel that float32 may bring
+SAMPLED = 1e-3  # the same of a sampled estimate
+LEAST = 1e-37  # weight, of the largest, that float32 still holds
+FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
+IN_BLOCKS = 2**17  # permuted rows that are kept in blocks too, where samples read them
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
 BLOCK = 64  # rows of a block, lshkit::kKeyBlock of the C++ core
@@ -34,6 +39,10 @@ class Sums:
         rest = self + Sums(part.shift, -part.total, -part.squares)
         return Sums(rest.shift, np.maximum(rest.total, 0), np.maximum(rest.squares, 0))
 
+    def log(self):
+        with np.errstate(divide="ignore"):
+            return self.shift + np.log(self.total)
+
     def __getitem__(self, index):
         return Sums(self.shift[index], self.total[index], self.squares[index])
 
@@ -62,6 +71,14 @@ class Geometry:
             X = unit_rows(X)
         return np.ascontiguousarray(X)
 
+    def log_kernel(self, distances):
+        """log k of distances at bandwidth 1, for kernels that do not end."""
+        if self.kernel == "gaussian":
+            return -0.5 * distances**2
+        if self.kernel == "angular":
+            return self.n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
+        return -distances
+
     def rounding(self, norms):
         """About the error of a log kernel (for compact kernels, of the kernel) in float32."""
         if self.kernel == "angular":
@@ -83,14 +100,13 @@ class Geometry:
         tolerance,
         reach,
         threads,
-        radial=None,
         blocks=None,
     ):
         """Sums over the keys of weight * k for queries that are scaled (float64).
 
         keys: as they were given, or scaled=True: scaled. tolerance: the error of a log kernel that
         may come from computing distances in float32; queries that would exceed it are computed in
-        float64. reach: the largest norm of a scaled key. radial: (table, inverse_step) of the core.
+        float64. reach: the largest norm of a scaled key.
         blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
         """
         with np.errstate(over="ignore"):
@@ -101,8 +117,8 @@ class Geometry:
             None if keep else self.centre,
             None if keep else 1 / self.bandwidth,
             weights,
-            None if radial is None else radial[0],
-            0.0 if radial is None else radial[1],
+            None,
+            0.0,
         )
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
 
@@ -127,7 +143,7 @@ class Geometry:
         if self.kernel == "angular":
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):
-                sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled, radial)
+                sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
         around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, reach))
         if len(around):
             size = self._cell_size(tolerance)
@@ -135,9 +151,7 @@ class Geometry:
             for cell, members in _groups(cells):
                 some = around[members]
                 offsets = queries[some] - cell
-                sums[some] = self._sums_around(
-                    cell, offsets, keys, weights, scaled, radial, threads
-                )
+                sums[some] = self._sums_around(cell, offsets, keys, weights, scaled, threads)
         if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
@@ -160,7 +174,7 @@ class Geometry:
                 lost = np.where(norms > 1.001 * reach + 2, 0, lost)
         return (lost > wanted) & (norms < FARTHEST)
 
-    def _sums_of_logs(self, queries, keys, weights, scaled, radial):
+    def _sums_of_logs(self, queries, keys, weights, scaled):
         """The angular kernel where its powers, or their squares, leave float32."""
         sums = Sums.zeros(len(queries))
         for first in range(0, len(keys), 1024):
@@ -168,9 +182,6 @@ class Geometry:
             cosines = queries @ (rows if scaled else unit_rows(rows)).T
             agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
             terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
-            if radial is not None:
-                at = np.pi * (1 - agreement) * radial[1]
-                terms = terms * np.interp(at, np.arange(len(radial[0])), radial[0])
             logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
             shift = logs.max(axis=1)
             terms = terms * np.exp(logs - shift[:, None])
@@ -182,7 +193,7 @@ class Geometry:
         lost = tolerance**2 if self.kernel in ("linear", "exponential") else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
-    def _sums_around(self, cell, offsets, keys, weights, scaled, radial, threads):
+    def _sums_around(self, cell, offsets, keys, weights, scaled, threads):
         """The sums of queries cell + offset, with the rows centred at the cell."""
         centre = cell if scaled else self.centre + cell * self.bandwidth
         out = np.empty((len(offsets), 3))
@@ -194,12 +205,114 @@ class Geometry:
             np.ascontiguousarray(centre),
             np.ones(len(cell)) if scaled else 1 / self.bandwidth,
             weights,
-            None if radial is None else radial[0],
-            0.0 if radial is None else radial[1],
+            None,
+            0.0,
             out,
             threads,
         )
         return out
+
+
+class Training:
+    """The rows of an estimator: as given, with their weights and geometry.
+
+    Of the angular kernel, rows whose squares float64 does not hold are multiplied by powers of 2.
+    ValueError for rows that are FARTHEST or more from the centre, in bandwidths.
+    """
+
+    def __init__(self, X, weights, geometry, seed):
+        self.X = in_range_of_squares(X) if geometry.kernel == "angular" else X
+        self.weights, self.geometry, self.seed = weights, geometry, seed
+        self.total = float(len(X)) if weights is None else float(np.sum(weights))
+        self.reach, self.blocks = 0.0, None
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first in range(0, len(X), 4096):
+                scaled = geometry.scale(X[first : first + 4096])
+                norms = np.einsum("ij,ij->i", scaled, scaled)
+                self.reach = float(np.maximum(self.reach, np.sqrt(norms.max())))
+        if not self.reach < FARTHEST:
+            raise ValueError(
+                f"X must lie within {FARTHEST:g} bandwidths of its middle (the distances of rows "
+                f"farther off overflow), got {self.reach:.2g}"
+            )
+
+    def sums(self, queries, threads):
+        """`Sums` over all rows for queries that are scaled."""
+        if self.blocks is None and len(queries) <= FEW:
+            self.blocks = blocks_of(self.X)
+        return self.geometry.sums(
+            queries,
+            self.X,
+            self.weights,
+            scaled=False,
+            tolerance=EXACT,
+            reach=self.reach,
+            threads=threads,
+            blocks=self.blocks,
+        )
+
+    @property
+    def nbytes_of_blocks(self):
+        """Bytes of the rows in blocks, which the first call of few queries makes."""
+        return bytes_of_blocks(self.X, len(self.X))
+
+
+def training_of(kernel, n_bits, bandwidth, X, weights, seed):
+    """The `Training` of rows, centred for their distances; without rows that do not count."""
+    if weights is not None and weights.min() < LEAST:
+        X, weights = X[weights >= LEAST], weights[weights >= LEAST]
+    # The mean, but for features where a few far rows take it away from the others.
+    low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
+
+
+class PermutedRows:
+    """A random permutation of the rows, scaled, in float32 where that is enough."""
+
+    def __init__(self, training):
+        self.training = training
+        rng = np.random.default_rng([training.seed, 1])
+        n = len(training.X)
+        self.order = rng.permutation(n)
+        geometry = training.geometry
+        single = geometry.rounding(training.reach) <= SAMPLED
+        self.rows = np.empty(training.X.shape, np.float32 if single else np.float64)
+        for first in range(0, n, 4096):
+            part = self.order[first : first + 4096]
+            self.rows[first : first + 4096] = geometry.scale(training.X[part])
+        weights = training.weights
+        self.weights = None if weights is None else weights[self.order]
+        self.blocks = np.empty((0, self.rows.shape[1], BLOCK), self.rows.dtype)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def sums(self, queries, first, last, threads):
+        """`Sums` over the permuted rows from `first` to `last` for queries that are scaled."""
+        weights = None if self.weights is None else self.weights[first:last]
+        blocks = None
+        if first % BLOCK == 0 and last <= IN_BLOCKS:
+            blocks = self.blocks  # another thread may put shorter ones there
+            if last > len(blocks) * BLOCK:  # made ready as far as they are wanted
+                blocks = self.blocks = blocks_of(self.rows[: -(-last // BLOCK) * BLOCK])
+            blocks = blocks[first // BLOCK :]
+        return self.training.geometry.sums(
+            queries,
+            self.rows[first:last],
+            weights,
+            scaled=True,
+            tolerance=SAMPLED,
+            reach=self.training.reach,
+            threads=threads,
+            blocks=blocks,
+        )
+
+    @property
+    def nbytes(self):
+        blocks = bytes_of_blocks(self.rows, min(len(self.rows), IN_BLOCKS))
+        return self.rows.nbytes + self.order.nbytes + blocks
 
 
 def _groups(rows):
@@ -222,6 +335,10 @@ def blocks_of(rows):
     return blocks
 
 
+def bytes_of_blocks(rows, n):
+    return -(-n // BLOCK) * BLOCK * rows.shape[1] * rows.itemsize
+
+
 def unit_rows(X):
     """Rows divided by their lengths; rows of 0 stay."""
     if in_range_of_hashing(X):
@@ -232,13 +349,29 @@ def unit_rows(X):
     return X / np.where(norms > 0, norms, 1)
 
 
+def in_range_of_squares(X):
+    """Rows whose squares leave float64 times a power of 2 each; a copy where there are any."""
+    if X.dtype == np.float32:  # whose squares are computed in float64
+        return X
+    largest = np.maximum(X.max(axis=1), -X.min(axis=1))
+    out = (largest > 1e140) | (largest < 1e-140)
+    if not out.any():
+        return X
+    exponents = np.frexp(largest[out])[1]
+    X = X.copy()
+    X[out] = np.ldexp(X[out], -exponents[:, None])
+    return X
+
+
 def has_zero_row(X):
-    squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
     small = squares < 1e-30
     return bool(small.any()) and not np.any(X[small], axis=1).all()
 
 
 def in_range_of_hashing(X):
     """Whether rows may be hashed by their angle as they are, in float32."""
-    squares = np.einsum("ij,ij->i", X, X)
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)
     return len(X) == 0 or (squares.min() > 1e-30 and squares.max() < 1e30)

@@ -33,7 +33,9 @@ def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
     if kernel == "laplacian":
         return -np.abs(difference).sum(-1)
     if kernel == "angular":
-        unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, rows)]
+        # At most 1 before they are squared: norms of 1e160 or 1e-200 are no exception.
+        unit = [x / np.abs(x).max(axis=1, keepdims=True) for x in (queries, rows)]
+        unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in unit]
         half = np.linalg.norm(unit[0][:, None] - unit[1], axis=-1) / 2
         angle = 2 * np.arcsin(np.minimum(half, 1))
         with np.errstate(divide="ignore"):

@@ -9,7 +9,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
     pytest.importorskip(package)
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
-OURS = {"brute", "random", "near_far", "split", "hbe", "auto"}
+OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
 def test_kde_benchmark_writes_all_results(tmp_path):

@@ -1,8 +1,6 @@
-"""Picks of LSHKernelDensity: first queries, files, threads, and what its methods stand on."""
+"""Picks of LSHKernelDensity: tuning, files, threads, and what its methods stand on."""
 
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,14 +9,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit import _C, hashing
 from lshkit.kde import LSHKernelDensity, estimator, pilot
-from lshkit.kde.exact import Training
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws
-from lshkit.kde.methods import MAX_HASHES
+from lshkit.kde.method import MAX_HASHES
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import PermutedRows, history_of, stages
-from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import Geometry, Sums, blocks_of
+from lshkit.kde.random_sampling import history_of, stages
+from lshkit.kde.sums import Geometry, PermutedRows, Sums, Training, blocks_of
 
 
 def training_of(rows, kernel="gaussian", seed=0, weights=None):
@@ -27,13 +23,13 @@ def training_of(rows, kernel="gaussian", seed=0, weights=None):
 
 
 @pytest.mark.parametrize("way", ["file", "pickle"])
-@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "hbe"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe"])
 def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch):
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
     density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.15, random_state=3)
     density.fit(rows)
-    density.score_samples(queries)  # enough of them for the pilot on first queries
-    assert "first_queries" in density.report_
+    density.tune(queries)
+    assert density.report_["queries"] == "given"
     monkeypatch.setattr(pilot, "choose", None)  # no pilot runs again
     if way == "file":
         density.save(tmp_path / "density.npz")
@@ -92,28 +88,14 @@ def test_numbers_of_numpy_as_parameters_are_saved(tmp_path):
     rows, queries = clustered(2000, 5, 20, scale=0.3, seed=1, n_queries=300)
     numbers = dict(rtol=np.float32(0.1), bandwidth=np.float32(0.5), random_state=np.int64(0))
     numbers |= dict(n_bits=np.int16(5), n_hashes=np.int32(9), batch_size=np.int64(128))
-    for algorithm in ("auto", "random", "near_far", "split"):
+    for algorithm in ("auto", "random", "near_far"):
         density = LSHKernelDensity(algorithm=algorithm, normalize=np.bool_(True), **numbers)
         score = density.fit(rows).score_samples(queries[:9])
         density.save(tmp_path / "density.npz")
         loaded = LSHKernelDensity.load(tmp_path / "density.npz")
         assert np.array_equal(loaded.score_samples(queries[:9]), score)
-        density.score_samples(queries)  # with a pick for the first queries
+        density.tune(queries)
         density.save(tmp_path / "density.npz")
-
-
-def test_first_queries_set_the_sizes():
-    """Most rows are alone, which asks for all rows; the queries are of the clusters."""
-    rng = np.random.default_rng(0)
-    rows, queries = clustered(12_000, 6, 30, scale=0.1, seed=2, n_queries=300)
-    rows = np.r_[rows, 40 * rng.normal(size=(8000, 6))]
-    density = LSHKernelDensity(bandwidth=0.3, algorithm="random", random_state=0, normalize=False)
-    density.fit(rows)
-    at_first = density.report_["methods"]["random"]["cost"]
-    score = density.score_samples(queries)
-    assert density.report_["methods"]["random"]["cost"] < 0.5 * at_first
-    exact = log_mean("gaussian", queries, rows, 0.3)
-    assert np.abs(np.expm1(score - exact)).mean() < 0.12
 
 
 @pytest.mark.parametrize(("seed", "df"), [(0, 1.5), (1, 3.0)])
@@ -224,29 +206,6 @@ def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     assert within == [2] and asked[-1] == before == _C.max_threads()
 
 
-def test_threads_on_one_estimator(monkeypatch):
-    """All at once, of an estimator that has yet to make its method and to see first queries."""
-    rows, queries = clustered(6000, 5, 40, scale=0.3, seed=1, n_queries=300)
-    density = LSHKernelDensity(bandwidth=0.4, algorithm="near_far", random_state=3).fit(rows)
-    shared = pickle.loads(pickle.dumps(density))
-    expected = density.score_samples(queries, return_std=True)
-    calls = []
-    monkeypatch.setattr(
-        pilot, "choose_again", lambda *a, f=pilot.choose_again: calls.append(1) or f(*a)
-    )
-    monkeypatch.setattr(estimator, "make", lambda *a, f=estimator.make: calls.append(2) or f(*a))
-    together = threading.Barrier(6)
-
-    def ask(_):
-        together.wait(30)
-        return shared.score_samples(queries, return_std=True)
-
-    with ThreadPoolExecutor(6) as pool:
-        results = list(pool.map(ask, range(6)))
-    assert sorted(calls) == [1, 2]
-    assert all(np.array_equal(result, expected) for result in results)
-
-
 def test_blocks_that_another_thread_makes_shorter():
     class Shared(PermutedRows):
         blocks = property(lambda self: self.kept, lambda self, new: vars(self).update(kept=new[:1]))
@@ -258,39 +217,15 @@ def test_blocks_that_another_thread_makes_shorter():
     assert np.array_equal(got.total, expected.total)
 
 
-def test_first_queries_are_taken_from_all_of_them(monkeypatch):
-    rows, _ = clustered(3000, 3, 8)
-    seen = []
-    monkeypatch.setattr(
-        pilot, "choose_again", lambda *a, f=pilot.choose_again: seen.append(a[-1]) or f(*a)
-    )
-    density = LSHKernelDensity(algorithm="random", random_state=0).fit(rows)
-    density.score_samples(rows[:383])
-    assert len(seen[0]) == 128 and np.array_equal(seen[0][[0, -1]], rows[[0, 382]])
-
-
-@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "split", "auto"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "hbe", "auto"])
 def test_rows_are_permuted_once(algorithm, monkeypatch):
     made = []
     init = PermutedRows.__init__
     monkeypatch.setattr(PermutedRows, "__init__", lambda *args: made.append(1) or init(*args))
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1, n_queries=300)
     density = LSHKernelDensity(bandwidth=0.4, algorithm=algorithm, rtol=0.2, random_state=3)
-    density.fit(rows).score_samples(queries)
-    assert len(made) == 1 and "first_queries" in density.report_
-
-
-def test_a_method_that_lost_on_the_first_queries_keeps_its_error():
-    rows, queries = clustered(6000, 6, 3, scale=0.5, seed=1, n_queries=128)
-    training = training_of(rows, "angular")
-    sketch = SketchedRows(PermutedRows(training), 6, 512)
-    methods = {"brute": {"cost": 6000.0, "error": 0.0}, "random": {"cost": 3000.0, "error": 0.1}}
-    methods["bucket_sum"] = {"n_bits": 6, "n_hashes": 512, "cost": 1536.0, "error": 0.1}
-    before = {"algorithm": "bucket_sum", "methods": methods}
-    method, report = pilot.choose_again(sketch, before, "auto", 0.2, 1, queries)
-    assert method.name == "random"
-    error = report["first_queries"]["error"]
-    assert 0 < error == report["methods"]["bucket_sum"]["error"] < 0.2
+    density.fit(rows).tune(queries).score_samples(queries)
+    assert len(made) == 1 and density.report_["queries"] == "given"
 
 
 def test_sums_without_a_part():

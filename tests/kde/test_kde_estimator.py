@@ -98,6 +98,7 @@ def test_merged_rows_have_the_same_feature_names():
         (dict(bandwidth=0.0), "bandwidth"),
         (dict(bandwidth=-1), "bandwidth"),
         (dict(bandwidth=np.inf), "bandwidth"),
+        (dict(bandwidth=1e-310), "bandwidth"),
         (dict(bandwidth=[1.0, 2.0]), "4 features"),
         (dict(bandwidth=[1.0, 2.0, 0.0, 1.0]), "bandwidth"),
         (dict(bandwidth="isj"), "scott"),

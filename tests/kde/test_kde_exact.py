@@ -8,6 +8,7 @@ from sklearn.neighbors import KernelDensity
 
 from lshkit import reference
 from lshkit.kde import LSHKernelDensity, kernels
+from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import Geometry
 
 SCIKIT = [kernel for kernel in KERNELS if kernel not in ("laplacian", "angular")]
@@ -190,6 +191,54 @@ def test_angular_kernels_of_opposite_rows_do_not_underflow():
     got, std = sampled.set_params(normalize=False).fit(rows).score_samples(queries, return_std=True)
     assert (np.abs(np.expm1(got - wanted)) < 5 * std + 1e-3).all()
     assert (std < 0.5).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("algorithm", METHODS)
+def test_angular_kernels_of_rows_of_any_norm(algorithm):
+    """1e160 and 1e-200, whose squares overflow and underflow, among ordinary rows."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(3000, 4)), rng.normal(size=(40, 4))
+    scales, query_scales = (10.0 ** rng.choice([-200, 0, 160, 300], (n, 1)) for n in (3000, 40))
+    options = dict(n_bits=6, algorithm=algorithm, random_state=0, normalize=False)
+    one, plain = (LSHKernelDensity("angular", **options).fit(x) for x in (scales * rows, rows))
+    got = one.score_samples(query_scales * queries)
+    assert np.allclose(got, plain.score_samples(queries), rtol=1e-12)
+    if algorithm == "brute":
+        assert_close(got, log_mean("angular", queries, rows, n_bits=6))
+        assert_close(got, log_mean("angular", query_scales * queries, scales * rows, n_bits=6))
+    for bad, message in ((0.0, "zeros"), (np.nan, "NaN")):
+        rows[7] = bad
+        with pytest.raises(ValueError, match=message):
+            one.fit(scales * rows)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("unit", [1e160, 1e-200])
+def test_densities_do_not_depend_on_units(kernel, unit):
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(300, 3)), rng.normal(size=(20, 3))
+    for bandwidth in (1.5, "scott"):
+        plain = brute(kernel, bandwidth, normalize=False).fit(rows)
+        other = 1.5 * unit if bandwidth == 1.5 else bandwidth
+        other = brute(kernel, other, normalize=False).fit(unit * rows)
+        assert np.allclose(other.bandwidth_ / unit, plain.bandwidth_, rtol=1e-12)
+        assert_close(other.score_samples(unit * queries), plain.score_samples(queries))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", KERNELS[:-1])
+def test_rows_whose_distances_overflow_are_refused(kernel):
+    """Not a NaN for all queries. Queries as far off have the density 0."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(300, 3))
+    density = brute(kernel).fit(rows)
+    assert (density.score_samples(1e155 * np.eye(3)) == -np.inf).all()
+    rows[:100] *= 1e155
+    with pytest.raises(ValueError, match="X must lie within 1e.150 bandwidths"):
+        density.fit(rows)
+    assert np.isfinite(density.fit(1e-150 * rows).kernel_mean(rows[200:])).all()
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])

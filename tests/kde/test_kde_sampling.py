@@ -6,13 +6,13 @@ from cases.kde import clustered, log_mean
 from sklearn.datasets import load_digits
 
 from lshkit import hashing
-from lshkit.kde import LSHKernelDensity, hbe, pilot
-from lshkit.kde.exact import Training
-from lshkit.kde.hashed import Buckets, collision_probability, family
-from lshkit.kde.hbe import HashedDraws, Share
+from lshkit.kde import LSHKernelDensity
+from lshkit.kde.hashed import Buckets
+from lshkit.kde.hbe import HashedDraws, collision_probability, family
+from lshkit.kde.methods import METHODS
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import PermutedRows, RandomSampling, sample_size
-from lshkit.kde.sums import Geometry
+from lshkit.kde.random_sampling import RandomSampling, sample_size
+from lshkit.kde.sums import Geometry, PermutedRows, Training
 
 N_BITS = 6
 KERNELS = ["gaussian", "exponential", "laplacian", "angular"]
@@ -35,19 +35,16 @@ def make(name, kernel, rows, weights, seed):
         hasher = hashing.FastHadamard(rows.shape[1], 5, 6, seed=seed)
         return NearFar(Buckets(permuted, hasher, 0), 2, 60, 150, np.inf)
     hasher = family(permuted.training, 1.0, 12, 2)
-    buckets = Buckets(permuted, hasher)
-    if name == "hbe":
-        return HashedDraws(buckets)
-    return HashedDraws(buckets, Share(hasher, 20.0, 12.0), 150)
+    return HashedDraws(Buckets(permuted, hasher))
 
 
-METHODS = ["random", "random in stages", "near_far", "hbe", "split"]
+SAMPLED = ["random", "random in stages", "near_far", "hbe"]
 
 
 @pytest.mark.parametrize(
     ("kernel", "weighted"), [(kernel, i % 2 == 1) for i, kernel in enumerate(KERNELS)]
 )
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_unbiased_with_the_stated_error(name, kernel, weighted):
     # In clusters of a hundred rows or so: of sums that rare rows make up, few runs tell little.
     rows, queries = clustered(1000, 6, 8, scale=0.15, seed=1, n_queries=5)
@@ -67,16 +64,6 @@ def test_unbiased_with_the_stated_error(name, kernel, weighted):
     assert not len(ratio) or 0.65 < np.median(ratio) < 1.5
 
 
-def test_the_share_keeps_the_whole():
-    """What draws and sample get adds up to the kernel, at and between the points of the table."""
-    hasher = hashing.EuclideanLSH(4, 3, 2, width=1.5, seed=0)
-    share = Share(hasher, 30.0, 10.0)
-    r = np.linspace(0, 12, 1001)
-    p = collision_probability(hasher, np.minimum(r, 10))
-    assert np.abs(share(r) - 1 / (1 + 30 * p)).max() < 1e-5
-    assert share.table.dtype == np.float32 and len(share.table) == hbe.POINTS
-
-
 def test_families_collide_half_the_time_at_their_distance():
     rows = np.random.default_rng(0).normal(size=(50, 5))
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
@@ -93,8 +80,9 @@ def test_sample_size_against_its_own_error():
 
 
 def near_far_errors(rows, queries, bandwidth):
-    """Relative errors, and those that are stated."""
-    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0).fit(rows)
+    """Relative errors of a density tuned for the queries, and those that are stated."""
+    density = LSHKernelDensity(bandwidth=bandwidth, algorithm="near_far", random_state=0)
+    density.fit(rows).tune(queries)
     score, std = density.score_samples(queries, return_std=True)
     exact = LSHKernelDensity(bandwidth=bandwidth, rtol=0).fit(rows).score_samples(queries)
     return np.abs(np.expm1(score - exact)), std
@@ -134,7 +122,7 @@ def test_near_far_of_few_rows(n):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("algorithm", ["random", "near_far", "split", "auto"])
+@pytest.mark.parametrize("algorithm", ["random", "near_far", "auto"])
 def test_rtol_is_kept_on_other_queries(algorithm, kernel):
     rows, queries = clustered(6000, 8, 60, scale=0.2, seed=3, n_queries=400)
     bandwidth = 1.0 if kernel == "angular" else {"gaussian": 0.4}.get(kernel, 0.5)
@@ -160,6 +148,33 @@ def test_far_queries_get_more_rows():
     score, std = density.set_params(normalize=False).score_samples(far, return_std=True)
     assert np.abs(np.expm1(score - exact)).max() < max(4 * std.max(), 1e-3) < 1
     assert density.report_["methods"]["random"]["n_samples"] < 2000
+
+
+def unlike_the_rows():
+    rng = np.random.default_rng(3)
+    normal = rng.normal(size=(24_000, 6))
+    yield "wider", "gaussian", 0.5, normal, 2 * rng.normal(size=(300, 6))
+    yield "aside", "gaussian", 0.5, normal, rng.normal(size=(300, 6)) + 1.5
+    heap = np.r_[0.3 * rng.normal(size=(20_000, 5)), 5 + rng.normal(size=(150, 5))]
+    yield "in a thin cloud", "exponential", 0.6, heap, 5 + rng.normal(size=(300, 5))
+    tight = 3 * rng.normal(size=(50, 8))[rng.integers(50, size=24_000)]
+    tight += 0.02 * rng.normal(size=tight.shape)
+    yield "in other directions", "angular", 1.0, tight, 3 * rng.normal(size=(300, 8))
+
+
+@pytest.mark.parametrize("case", list(unlike_the_rows()), ids=lambda case: case[0])
+@pytest.mark.parametrize("algorithm", ["auto", "random", "near_far", "hbe"])
+@pytest.mark.filterwarnings("ignore:algorithm='hbe'")
+def test_stated_errors_hold_for_queries_unlike_the_rows(case, algorithm):
+    """A normal error is within three of its own for 99.7 %; of sums of few rows it is skewed."""
+    _, kernel, bandwidth, rows, queries = case
+    options = dict(random_state=0, normalize=False)
+    density = LSHKernelDensity(kernel, bandwidth, algorithm=algorithm, **options).fit(rows)
+    exact = LSHKernelDensity(kernel, bandwidth, rtol=0, normalize=False).fit(rows)
+    exact, (score, std) = exact.score_samples(queries), density.score_samples(queries, True)
+    error = np.abs(np.expm1(score - exact))
+    rounding = 2e-3  # of the float32 distances of sampled log kernels: SAMPLED, of both sides
+    assert (error < 3 * std + rounding).mean() > 0.93
 
 
 def test_same_seed_same_bits_whatever_the_threads():
@@ -189,43 +204,19 @@ def test_auto_reports_its_pick(caplog):
 @pytest.fixture
 def few_rows_do(monkeypatch):
     """Hash tables are tried from few rows on, where a test takes less."""
-    monkeypatch.setattr(pilot, "MIN_HASHED", 2000)
-    monkeypatch.setattr(pilot, "WORTH_A_TRIAL", 600)
+    for method in METHODS.values():
+        monkeypatch.setattr(method, "min_rows", min(method.min_rows, 2000))
+        monkeypatch.setattr(method, "worth", min(method.worth, 600))
 
 
 def test_auto_tries_hash_tables_where_random_sampling_is_dear(few_rows_do):
     rows, queries = clustered(12_000, 16, 2000, scale=0.05, seed=5, n_queries=100)
     density = LSHKernelDensity(bandwidth=0.15, random_state=0, normalize=False).fit(rows)
     costs = {name: found["cost"] for name, found in density.report_["methods"].items()}
-    assert {"brute", "random", "near_far", "split", "hbe"} == set(costs)
+    assert {"brute", "random", "near_far", "hbe"} == set(costs)
     assert density.algorithm_ == "near_far"
     exact = log_mean("gaussian", queries, rows, 0.15)
     assert np.abs(np.expm1(density.score_samples(queries) - exact)).mean() < 0.1
-
-
-def test_first_queries_unlike_the_rows_keep_rtol():
-    """Rows in a dense heap and a thin cloud: the pilot sees the heap, the queries are the cloud."""
-    rng = np.random.default_rng(0)
-    rows = np.r_[0.3 * rng.normal(size=(20_000, 5)), 5 + rng.normal(size=(150, 5))]
-    queries = 5 + rng.normal(size=(300, 5))
-    options = dict(algorithm="auto", random_state=0, normalize=False)
-    density = LSHKernelDensity("exponential", 0.6, **options).fit(rows)
-    exact = log_mean("exponential", queries, rows, 0.6)
-    score = density.score_samples(queries)
-    assert density.report_["first_queries"]["n"] == 128
-    assert np.abs(np.expm1(score - exact)).mean() < 0.13
-    assert np.array_equal(density.score_samples(queries[:20]), score[:20])  # kept from then on
-
-
-def test_a_method_that_misses_rtol_on_the_first_queries_is_chosen_anew():
-    rows, queries = clustered(6000, 8, 60, n_queries=300)
-    density = LSHKernelDensity(bandwidth=0.4, random_state=0, normalize=False).fit(rows)
-    permuted = PermutedRows(density._kde_method.training)
-    density._kde_method = RandomSampling(permuted, 64, np.inf)  # looks at no query
-    density.algorithm_ = "random"
-    score = density.score_samples(queries)
-    assert density.report_["first_queries"]["error"] > 0.13
-    assert np.abs(np.expm1(score - log_mean("gaussian", queries, rows, 0.4))).mean() < 0.1
 
 
 @pytest.mark.parametrize("kernel", ["angular", "laplacian"])
@@ -245,11 +236,12 @@ def test_auto_takes_a_sketch_where_it_is_the_cheapest(kernel, few_rows_do):
 
 
 def test_auto_tries_a_sketch_where_sampling_is_cheap_too(monkeypatch):
-    monkeypatch.setattr(pilot, "MIN_HASHED", 1000)
+    for method in METHODS.values():
+        monkeypatch.setattr(method, "min_rows", min(method.min_rows, 1000))
     rows, _ = clustered(6000, 12, 200, scale=0.02, seed=5, n_queries=100)
     density = LSHKernelDensity("angular", n_bits=8, random_state=0, normalize=False).fit(rows)
     methods = density.report_["methods"]
-    assert methods["random"]["cost"] < pilot.WORTH_A_TRIAL
+    assert methods["random"]["cost"] < METHODS["near_far"].worth
     assert "bucket_sum" in methods and "near_far" not in methods
 
 

@@ -161,7 +161,9 @@ def test_bad_calls(data):
         sketch("angular", window=5).fit(rows).merge(density)
     with pytest.raises(ValueError, match="keeps no rows|does not keep"):
         sketch("laplacian").fit(rows).sample()
-    with pytest.raises(ValueError, match="collision probability"):
+    with pytest.raises(ValueError, match="does not keep"):
+        sketch("laplacian").fit(rows).tune(queries)
+    with pytest.raises(ValueError, match="kernel must be one of.*bucket_sum"):
         LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
     with pytest.raises(ValueError, match="more rows"):
         density.partial_unfit(np.r_[rows, rows])

@@ -80,6 +80,18 @@ def test_gradients_at_a_row_and_far_away_are_finite():
     assert np.allclose(gradient.numpy(), nearest - 1e4, rtol=1e-3)  # no underflow
 
 
+@pytest.mark.parametrize("scale", [1e160, 1e-200])
+def test_angular_gradients_of_rows_of_any_norm(scale):
+    density = LSHKernelDensity("angular", algorithm="brute", normalize=False).fit(ROWS)
+    x, y = (torch.tensor(s * QUERIES, requires_grad=True) for s in (1.0, scale))
+    scores = density.score_samples(x), density.score_samples(y)
+    assert torch.allclose(*scores, atol=1e-12)
+    plain, scaled = (
+        torch.autograd.grad(s.sum(), v)[0] for s, v in zip(scores, (x, y), strict=True)
+    )
+    assert torch.allclose(scale * scaled, plain, atol=1e-12)
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", "exponential", "linear"])
 def test_gradients_far_from_the_centre(kernel):
     rows = np.r_[ROWS - 1e8, ROWS + 1e8]

@@ -36,7 +36,7 @@ from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, t
 
 OUT = RESULTS / "kde.json"
 ALL_MEANS = 1e-3, 1e-2, 1e-4, 1e-5  # the first with the peers that have one time for all
-SINGLE = ("brute", "random", "near_far", "split", "hbe", "bucket_sum")  # algorithms of ours
+SINGLE = ("brute", "random", "near_far", "hbe", "bucket_sum")  # algorithms of ours
 OTHERS = "NumPy, permuted sample", "DEANN on FAISS", "KeOps"  # columns of the summary
 SECTIONS = {
     "digits": lambda n, q: data.tasks(data.digits, n, q, ALL_MEANS),
