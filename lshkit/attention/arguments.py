@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lshkit import _C, checks, hashing, torch_ops
+from lshkit import _C, checks, hash_functions, torch_ops
 from lshkit.torch_ops.assertions import may_be_read
 
 ESTIMATORS = ("auto", "sampled", "expected", "soft")
@@ -56,7 +56,7 @@ def check_options(
     n_bits: int, n_hashes: int, hasher: str, estimator: str, gradient: str, normalize: str | None
 ) -> tuple[int, int]:
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hash_functions.MAX_HASHES)
     check_word("hasher", hasher, torch_ops.FAMILY)
     check_word("estimator", estimator, ESTIMATORS)
     check_word("gradient", gradient, torch_ops.GRADIENT)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lshkit import checks, hashing
+from lshkit import checks, hash_functions
 from lshkit.attention.arguments import check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
@@ -118,7 +118,7 @@ class YosoAttention(nn.Module):
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
         if n_hashes_eval is not None:
-            checks.integer("n_hashes_eval", n_hashes_eval, 1, hashing.MAX_HASHES)
+            checks.integer("n_hashes_eval", n_hashes_eval, 1, hash_functions.MAX_HASHES)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 

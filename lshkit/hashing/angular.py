@@ -3,11 +3,20 @@
 import numpy as np
 
 from lshkit import _C, checks, reference
-from lshkit.hashing.family import HashFamily, code_dtype, integer_power
-from lshkit.hashing.parameters import ANGLE_ROWS, FAMILY, make_parameters, parameter_shape
+from lshkit.buckets.codes import like
+from lshkit.buckets.pairs import pair_products
+from lshkit.hash_functions import (
+    ANGLE_ROWS,
+    FAMILY,
+    MAX_BITS,
+    MAX_PROBE_BITS,
+    code_dtype,
+    make_parameters,
+    parameter_shape,
+)
+from lshkit.hashing.family import HashFamily, holds, integer_power, squared_norms
 
-MAX_BITS = 64
-MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
+_CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
 
 
 def _sharpness_tensor(sharpness, torch, device):
@@ -28,6 +37,7 @@ class _AngularFamily(HashFamily):
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
     family: str  # the key of FAMILY
+    directional = True
 
     def __init__(self, n_features, n_bits, n_hashes, *, seed=None):
         self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
@@ -173,33 +183,15 @@ class _AngularFamily(HashFamily):
             )
         return probes, weights
 
-    def collision_probability(self, x, y):
-        """Probability that rows of x and y share a code, over the choice of the hash functions.
+    def _distance(self, x, y):
+        return reference.angle(x, y)
 
-        (1 - angle / pi)^n_bits (Charikar 2002), in float64 and for rows of any length. Accurate at
-        small angles too: exactly 1 for a row and itself.
-
-        Parameters
-        ----------
-        x, y : arrays or tensors `(..., n_features)`
-            The leading dimensions are broadcast: `x[:, None]`, `y[None]` gives all pairs.
-
-        Returns
-        -------
-        probability : float64 array or tensor `(...)`
-            NaN where x or y is a row of zeros or not finite. Not differentiable.
-
-        Raises
-        ------
-        TypeError, ValueError
-            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
-        """
-        x, y, torch = self._pairs(x, y)
-        probability = reference.collision_probability(x, y, self.n_bits)
-        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+    def _probability(self, distance):
+        """(1 - angle / pi)^n_bits (Charikar 2002): exactly 1 for a row and itself."""
+        return integer_power(np.maximum(1 - distance / np.pi, 0), self.n_bits)
 
     def probability_of_cosine(self, cosine):
-        """`collision_probability` of rows whose cosine is known: (arccos(-cosine) / pi)^n_bits.
+        """`probability_of_distance` of arccos(cosine): (arccos(-cosine) / pi)^n_bits.
 
         Parameters
         ----------
@@ -217,7 +209,30 @@ class _AngularFamily(HashFamily):
             cosine = cosine.detach().to(torch.float64).numpy()
         negative = np.clip(-np.asarray(cosine, np.float64), -1, 1)
         probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
-        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+        return like(torch, np.asarray(probability))[0]
+
+    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+        y_norms = self.row_norms(y) if y_norms is None else y_norms
+        products = pair_products(x, y, indptr, indices)
+        norms = np.repeat(self.row_norms(x), np.diff(indptr)) * y_norms[indices]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            cosine = products / norms
+        left = np.flatnonzero(~(np.abs(cosine) <= _CLOSE))  # also where norms are NaN
+        return self.probability_of_cosine(cosine), left
+
+    def row_norms(self, x):
+        sums = squared_norms(x)  # NaN where the type of the rows does not hold norms or products
+        return np.sqrt(np.where(holds(sums), sums, np.nan)).astype(np.float64)
+
+    def within_float32(self, x):
+        squares = squared_norms(x)
+        beyond = ~((squares > 1e-30) & (squares < 1e30))
+        if not beyond.any():
+            return x
+        x = x.copy()
+        largest = np.abs(x[beyond]).max(1, keepdims=True)
+        x[beyond] = np.ldexp(x[beyond], -np.frexp(largest)[1])
+        return x
 
 
 class Hyperplane(_AngularFamily):

@@ -3,10 +3,9 @@
 import numpy as np
 
 from lshkit import hashing
-from lshkit.hash_tables import HashTables
+from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.kde.random_sampling import N_PILOT
 from lshkit.kde.sums import Sums
-from lshkit.pair_products import pair_distances, pair_products
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
 # that is counted, of a draw, of hashing a query by one hash, of a row with a tabulated share.
@@ -95,11 +94,3 @@ def family(training, distance, n_hashes, sharpness):
         one = hashing.EuclideanLSH(1, sharpness, 1, width=width, seed=0)
         low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
     return hashing.EuclideanLSH(d, sharpness, n_hashes, width=high, seed=seed)
-
-
-def collision_probability(hasher, distances):
-    """Of rows at these distances (angles for the angular families), float64."""
-    if isinstance(hasher, (hashing.FastHadamard, hashing.Hyperplane)):
-        return np.maximum(1 - distances / np.pi, 0) ** hasher.n_bits
-    p = hasher.probability_of_distance(distances)
-    return p + (1 - p) / hasher.n_buckets  # bins that differ may share a code

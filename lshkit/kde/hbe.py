@@ -9,7 +9,7 @@ sample of all rows; unbiased whatever a.
 import numpy as np
 
 from lshkit.kde.exact import Estimate
-from lshkit.kde.hashed import collision_probability, sums_of_pairs
+from lshkit.kde.hashed import sums_of_pairs
 from lshkit.kde.random_sampling import expand
 from lshkit.kde.sums import Sums
 
@@ -24,7 +24,7 @@ class Share:
 
     def __init__(self, hasher, a, largest):
         self.step = largest / (POINTS - 1)
-        p = collision_probability(hasher, np.arange(POINTS) * self.step)
+        p = hasher.probability_of_distance(np.arange(POINTS) * self.step)
         self.table = (1 / (1 + a * p)).astype(np.float32)
 
     @property
@@ -58,7 +58,7 @@ class HashedDraws:
         indptr = np.concatenate([[0], np.cumsum(found.sum(axis=1))])
         flat = indices[found]
         distances = buckets.distances(queries, indptr, flat)
-        p = collision_probability(buckets.hasher, distances)
+        p = buckets.hasher.probability_of_distance(distances)
         factors = np.zeros((n_queries, n_hashes))
         # Rows that met do so with positive probability; one that rounds to 0 is not to be met.
         factors[found] = buckets.weights_of(flat) / (np.maximum(p, 1e-12) * chance[found])

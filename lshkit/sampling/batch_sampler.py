@@ -5,9 +5,8 @@ import math
 import numpy as np
 
 from lshkit import checks
-from lshkit.hash_tables import HashTables, as_weights
+from lshkit.buckets.draw import HashTables, as_weights
 from lshkit.hashing.family import HashFamily
-from lshkit.sampling.rows import is_angular, with_chance, within_float32
 
 WEIGHTINGS = ("mixture", "collision")
 
@@ -116,14 +115,14 @@ class LSHBatchSampler:
         if row_weights is None:
             row_weights = getattr(self, "row_weights", None)
         weights = self._weights_of(row_weights, rows)
-        if self.weighting == "collision" and is_angular(hasher):
+        if self.weighting == "collision" and hasher.directional:
             zero = np.flatnonzero(~rows.any(-1))
             if len(zero):
                 raise ValueError(f"rows must not be zeros, which have no angle, got row {zero[0]}")
         self.hasher, self.row_weights, self._torch, self._rows = hasher, row_weights, torch, rows
         self._weights = weights
         self._cumulative = None if weights is None else np.cumsum(weights)
-        self._codes = hasher.hash(within_float32(hasher, rows))
+        self._codes = hasher.hash(hasher.within_float32(rows))
         self._tables = HashTables(self._codes, weights=weights)
         return self
 
@@ -169,7 +168,7 @@ class LSHBatchSampler:
     def _draw(self):
         queries = self.query()
         queries = _finite("query()", queries, self.hasher.n_features)
-        codes = self.hasher.hash(within_float32(self.hasher, queries))
+        codes = self.hasher.hash(self.hasher.within_float32(queries))
         k, size = len(queries), self.batch_size
         drawn = self._tables.draw(codes, -(-size // k), seed=self._rng)
         # The queries by turns, from a random one on: each has the same share of every batch's mean.
@@ -188,13 +187,9 @@ class LSHBatchSampler:
         return indices, np.where(empty, 0.0, weights)
 
     def _collision_probability(self, x, y):
-        x, y = (within_float32(self.hasher, z.astype(np.float64)) for z in (x, y))
-        if not is_angular(self.hasher):
-            return with_chance(self.hasher, self.hasher.collision_probability(x, y))
-        lengths = np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1)
-        if not lengths.all():
+        if self.hasher.directional and not (x.any(-1) & y.any(-1)).all():
             raise ValueError("query() must not be zeros, which have no angle: use 'mixture'")
-        return self.hasher.probability_of_cosine(np.einsum("nd,nd->n", x, y) / lengths)
+        return self.hasher.collision_probability(x, y)
 
     def _mixture(self, codes, indices):
         size, n = len(indices), self.n_rows

@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lshkit import checks
-from lshkit.buckets import HashTables
+from lshkit.buckets import HashTables, pair_products
 from lshkit.hashing import FastHadamard
-from lshkit.pair_products import pair_products
 
 _CLASSES_A_BUCKET = 16
 _REDUCTIONS = "mean", "sum", "none"

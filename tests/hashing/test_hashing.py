@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
-from lshkit.hashing import (
-    FAMILY,
-    EuclideanLSH,
-    FastHadamard,
-    Hyperplane,
-    code_dtype,
-    make_parameters,
-)
+from lshkit.hash_functions import FAMILY, code_dtype, make_parameters
+from lshkit.hashing import EuclideanLSH, FastHadamard, Hyperplane
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 both_families = pytest.mark.parametrize("family", FAMILIES)

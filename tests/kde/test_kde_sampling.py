@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from lshkit import hashing
 from lshkit.kde import LSHKernelDensity, hbe, pilot
 from lshkit.kde.exact import Training
-from lshkit.kde.hashed import Buckets, collision_probability, family
+from lshkit.kde.hashed import Buckets, family
 from lshkit.kde.hbe import HashedDraws, Share
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import PermutedRows, RandomSampling, sample_size
@@ -72,7 +72,7 @@ def test_the_share_keeps_the_whole():
     hasher = hashing.EuclideanLSH(4, 3, 2, width=1.5, seed=0)
     share = Share(hasher, 30.0, 10.0)
     r = np.linspace(0, 12, 1001)
-    p = collision_probability(hasher, np.minimum(r, 10))
+    p = hasher.probability_of_distance(np.minimum(r, 10))
     assert np.abs(share(r) - 1 / (1 + 30 * p)).max() < 1e-5
     assert share.table.dtype == np.float32 and len(share.table) == hbe.POINTS
 
@@ -81,7 +81,7 @@ def test_families_collide_half_the_time_at_their_distance():
     rows = np.random.default_rng(0).normal(size=(50, 5))
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
         hasher = family(training_of(kernel, rows, None, 0), distance, 4, 3)
-        assert collision_probability(hasher, np.array([distance]))[0] == pytest.approx(0.5, 1e-6)
+        assert hasher.probability_of_distance(distance) == pytest.approx(0.5, 1e-6)
 
 
 def test_sample_size_against_its_own_error():
