@@ -22,28 +22,33 @@ class _BinnedFamily(HashFamily):
         """Number of different codes, 2^32."""
         return 2**32
 
-    def hash(self, x):
+    def hash(self, x, *, check_finite=True):
         """Codes of the rows of x.
 
         Parameters
         ----------
         x : array or tensor `(..., n_features)`
             Real numbers of any type; bins are computed in float64.
+        check_finite : bool
+            False lets rows with a NaN or infinity pass.
 
         Returns
         -------
         codes : uint32 array or tensor `(..., n_hashes)`, like x
             Bins are exact to the rounding of float64 and numbered up to 2^51 in size, from there on
-            neighbouring bins may be one. A row with a NaN or infinity has codes without a meaning;
-            other rows keep theirs.
+            neighbouring bins may be one. Without the check, a row with a NaN or infinity has codes
+            without a meaning; others keep theirs.
 
         Raises
         ------
         TypeError, ValueError
-            x is no array of real numbers, or its last dimension is not n_features.
+            x is no array of real numbers, its last dimension is not n_features, or, named by its
+            number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
+        if check_finite:
+            self._refuse_non_finite(x, torch)
         if torch is not None:
             short = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
             x = x.detach().to(torch.float32 if short else torch.float64).numpy()

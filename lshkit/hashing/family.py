@@ -68,6 +68,28 @@ class HashFamily:
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
         return x
 
+    @staticmethod
+    def _refuse_non_finite(x, torch):
+        """ValueError naming the first row of x with a NaN or infinity."""
+        if torch is not None:
+            from lshkit.torch_ops.assertions import may_be_read
+
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by vmap, by grad
+            if wrapped or not may_be_read(x) or not x.is_floating_point() or not x.numel():
+                return
+            if all(end.isfinite() for end in x.detach().aminmax()):
+                return
+            x = x.detach().double().numpy()
+        rows = np.isfinite(x).all(-1)
+        if rows.all():
+            return
+        row = np.argwhere(~rows)[0].tolist()
+        where = f"row {row[0] if len(row) == 1 else tuple(row)}" if row else "it"
+        raise ValueError(
+            f"x must be finite, {where} has a NaN or infinity: take it out, or give "
+            "check_finite=False for a code without a meaning"
+        )
+
     def _pairs(self, x, y):
         """x and y as numpy arrays whose leading dimensions broadcast, and torch if tensors."""
         torch = checks.torch_of(x=x, y=y)
@@ -175,7 +197,7 @@ class HashFamily:
         return None
 
     def within_float32(self, x):
-        """Rows `(n, n_features)` with the same codes that float32 holds.
+        """Rows `(..., n_features)` with the same codes that float32 holds.
 
         Of a family of directions: those of another size are scaled by a power of two.
         """

@@ -124,7 +124,7 @@ def test_non_finite_rows_leave_the_others_alone(make, bad):
     clean = hasher.hash(x)
     rows = np.arange(67) % 7 == 1
     x[rows, 5] = bad
-    np.testing.assert_array_equal(hasher.hash(x)[~rows], clean[~rows])
+    np.testing.assert_array_equal(hasher.hash(x, check_finite=False)[~rows], clean[~rows])
 
 
 @every_family
