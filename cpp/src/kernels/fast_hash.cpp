@@ -58,17 +58,17 @@ LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
 // row is not finite.
 template <int R>
 LSHKIT_INLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums) {
-  F squares = {};
+  Squares squares;
   for (index_t first = 0; first < h.n_features; first += W) {
     F r[W];
     load_tile(h, token, count, first, r);
     LSHKIT_UNROLL
     for (int i = 0; i < W; ++i) {
       store(z + (first + i) * W, r[i]);
-      squares += r[i] * r[i];
+      squares.add(i, r[i]);
     }
   }
-  const bool finite = well_scaled(squares) || scale_tile(z, round_up(h.n_features, W));
+  const bool finite = squares.well_scaled() || scale_tile(z, round_up(h.n_features, W));
   for (index_t i = round_up(h.n_features, W); i < 8 * R; ++i) store(z + i * W, F{});
   rotate_and_transform<R>(z, h.parameters);
   for (int a = 0; a < R; ++a) {

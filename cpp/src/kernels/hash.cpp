@@ -36,17 +36,17 @@ bool hadamard(const HashRows& h) {
 
   for (index_t token = 0; token < h.rows; token += W) {
     const index_t count = smaller(W, h.rows - token);
-    F squares = {};
+    Squares squares;
     for (index_t first = 0; first < h.n_features; first += W) {
       F r[W];
       load_tile(h, token, count, first, r);
       LSHKIT_UNROLL
       for (int i = 0; i < W; ++i) {
         store(z + (first + i) * W, r[i]);
-        squares += r[i] * r[i];
+        squares.add(i, r[i]);
       }
     }
-    if (!well_scaled(squares) && !scale_tile(z, round_up(h.n_features, W))) finite = false;
+    if (!squares.well_scaled() && !scale_tile(z, round_up(h.n_features, W))) finite = false;
     for (index_t i = round_up(h.n_features, W); i < columns; ++i) store(z + i * W, F{});
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
@@ -95,17 +95,17 @@ bool hash_hyperplane(const HashRows& h) {
     for (int tile = 0; tile < kTiles; ++tile) {
       const index_t start = smaller(tile * W, count - 1), valid = smaller(W, count - start);
       float* const to = x + tile * tile_size;
-      F squares = {};
+      Squares squares;
       for (index_t first = 0; first < d; first += W) {
         F r[W];
         load_tile(h, token + start, valid, first, r);
         LSHKIT_UNROLL
         for (int i = 0; i < W; ++i) {
           store(to + (first + i) * W, r[i]);
-          squares += r[i] * r[i];
+          squares.add(i, r[i]);
         }
       }
-      if (!well_scaled(squares) && !scale_tile(to, round_up(d, W))) finite = false;
+      if (!squares.well_scaled() && !scale_tile(to, round_up(d, W))) finite = false;
     }
     std::memset(bits, 0, sizeof(std::int32_t) * kTiles * bits_size);
     for (index_t plane = 0; plane < n_planes; plane += kPlanes) {

@@ -35,9 +35,15 @@ LSHKIT_INLINE bool any_lane(I v) {
 }
 
 // Whether all rows of a tile may stay as they are, by their sums of squares. NaN may not.
-LSHKIT_INLINE bool well_scaled(F squares) {
-  return !any_lane(~((squares > kSmallSquare) & (squares < kLargeSquare)));
-}
+struct Squares {
+  F sum[4] = {};  // so that no addition waits for the one before
+
+  LSHKIT_INLINE void add(int i, F x) { sum[i % 4] += x * x; }
+  LSHKIT_INLINE bool well_scaled() const {
+    const F all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    return !any_lane(~((all > kSmallSquare) & (all < kLargeSquare)));
+  }
+};
 
 // The tile's rows, (size, W), at sizes that float32 holds well. False where one is not finite.
 inline bool scale_tile(float* x, index_t size) {
@@ -48,7 +54,9 @@ inline bool scale_tile(float* x, index_t size) {
   }
   constexpr std::int32_t kSmall = (127 - 60) << 23, kLarge = (127 + 60) << 23;
   const F down = broadcast(0x1p-100f), up = broadcast(0x1p100f), one = broadcast(1.0f);
-  const F scale = largest > kLarge ? down : largest < kSmall ? up : one;
+  const I large = largest > kLarge, small = (largest < kSmall) & (largest != I{});
+  if (!any_lane(large | small)) return true;  // but for rows of zeros
+  const F scale = large ? down : small ? up : one;
   for (index_t i = 0; i < size; ++i) store(x + i * W, load(x + i * W) * scale);
   return !any_lane(largest >= 0x7f800000);
 }
