@@ -1,11 +1,12 @@
 """Locality-sensitive hashing as a kernel: hash families, bucket sums and linear-cost attention.
 
-Submodules load on first use, so that ``import lshkit`` imports neither them nor torch:
+Submodules, and the names that are imported from here, load on first use, so that ``import lshkit``
+imports neither torch nor scikit-learn:
 
 - `lshkit.hashing`: hash families, and `lshkit.buckets`: sums over their buckets (NumPy and torch)
 - `lshkit.attention`: YOSO attention (torch)
 - `lshkit.kde`: kernel density estimation, a scikit-learn estimator
-- `lshkit.sampling`: estimates of sums over a data set from the rows that meet a query
+- `lshkit.sampling`: estimates of sums over a data set from the rows that collide with a query
 - `lshkit.reference`: every operation in a few lines of plain NumPy
 - `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
 """
@@ -17,15 +18,30 @@ from . import _compiled
 __version__ = "0.1.0"
 __path__ = _compiled.folders(__path__, __version__)
 
-from ._versions import show_versions  # noqa: E402
-
 _SUBMODULES = ("attention", "buckets", "hashing", "kde", "reference", "sampling", "torch_ops")
-__all__ = ["show_versions"]
+_NAMES = {
+    "show_versions": "_versions",
+    **dict.fromkeys(("EuclideanLSH", "FastHadamard", "Hyperplane", "RandomBinning"), "hashing"),
+    **dict.fromkeys(("BucketTable", "HashTables", "bucket_sum", "collisions", "fold"), "buckets"),
+    **dict.fromkeys(
+        ("Expected", "Sampled", "Soft", "YosoAttention", "YosoState"),
+        "attention",
+    ),
+    **dict.fromkeys(
+        ("bert_lsh_attention", "lsh_attention", "suggest", "yoso_attention"),
+        "attention",
+    ),
+    "LSHKernelDensity": "kde",
+    **dict.fromkeys(("LSHSampler", "PartitionSampler", "SampledSoftmaxLoss"), "sampling"),
+}
+__all__ = [*_NAMES]
 
 
 def __getattr__(name):
     if name in _SUBMODULES:
         return importlib.import_module(f"lshkit.{name}")
+    if name in _NAMES:
+        return getattr(importlib.import_module(f"lshkit.{_NAMES[name]}"), name)
     raise AttributeError(f"module 'lshkit' has no attribute {name!r}")
 
 

@@ -79,6 +79,34 @@ TEST(zero_rows_have_code_zero_and_bad_rows_are_told) {
   }
 }
 
+TEST(codes_are_those_of_the_direction) {
+  for (const Family family : {Family::hyperplane, Family::hadamard})
+    for (const Precision precision : {Precision::full, Precision::fast}) {
+      const index_t n = 40, d = 60, m = 20;
+      const Parameters p =
+          family == Family::hadamard ? hadamard(d, 8, m, 1, 3) : hyperplane(d, 8, m, 1, 3);
+      HashFunctions f;
+      f.family = family;
+      f.parameters = p.numbers.data();
+      f.columns = p.columns;
+      f.n_hashes = m;
+      std::vector<float> x = normal(n * d, 4);
+      std::vector<std::uint8_t> wanted(n * m), codes(n * m);
+      hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, wanted.data(), 1, precision);
+      for (index_t i = 0; i < n; ++i)
+        for (index_t c = 0; c < d; ++c) x[i * d + c] = std::ldexp(x[i * d + c], int(6 * i) - 109);
+      CHECK(hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, codes.data(), 1, precision));
+      CHECK(codes == wanted);
+      for (index_t i = 0; i < n; ++i)  // subnormal numbers, which are whole ones of 2^-149
+        for (index_t c = 0; c < d; ++c)
+          x[i * d + c] = std::round(std::ldexp(x[i * d + c], 117 - int(6 * i)));
+      hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, wanted.data(), 1, precision);
+      for (float& number : x) number *= 0x1p-149f;
+      CHECK(hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, codes.data(), 1, precision));
+      CHECK(codes == wanted);
+    }
+}
+
 TEST(strides_reach_beyond_32_bits) {
   const index_t d = 32, m = 4, stride = (index_t(1) << 31) + 64, n = 3;
   SparseMemory memory(sizeof(float) * (stride * n));

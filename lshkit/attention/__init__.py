@@ -1,5 +1,6 @@
 """Attention from hash codes: YOSO in linear time, and softmax from the pairs that collide."""
 
+from lshkit import _torch  # noqa: F401
 from lshkit.attention.bert_lsh import bert_lsh_attention
 from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.decoding import YosoState

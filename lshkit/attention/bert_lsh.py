@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lshkit import checks, hashing, torch_ops
+from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import check_cpu, check_tensors, key_padding_mask, seed_tensor
 
 MAX_TABLE = 2**31 - 1
@@ -57,7 +57,7 @@ def bert_lsh_attention(
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hash_functions.MAX_HASHES)
     table_size = checks.integer("table_size", table_size, 1, MAX_TABLE)
     faithful = checks.boolean("faithful", faithful)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)

@@ -4,7 +4,7 @@ import math
 
 from torch import Tensor
 
-from lshkit import checks, hashing, torch_ops
+from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import (
     check_cpu,
     check_softmax_arguments,
@@ -94,7 +94,7 @@ def lsh_attention(
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
-    n_hashes = checks.integer("n_hashes", n_hashes, 1, hashing.MAX_HASHES)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, hash_functions.MAX_HASHES)
     check_word("hasher", hasher, torch_ops.FAMILY)
     check_word("weighting", weighting, torch_ops.WEIGHTING)
     is_causal = checks.boolean("is_causal", is_causal)

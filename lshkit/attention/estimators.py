@@ -18,11 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lshkit import checks, hashing, torch_ops
+from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_word, seed_tensor
 from lshkit.attention.call import Call, aligned, expected_attention
 from lshkit.attention.parameters import one_or_each_head, plane_rows
 from lshkit.attention.unit_norm import AUTO, lift
+from lshkit.hash_functions import MAX_HASHES
 
 # The expectation costs products of every query with every key, a sample codes and tables of every
 # row. They cost the same at 6 keys a hash where queries are as many as keys. Measured at 32 hashes,
@@ -217,7 +218,7 @@ class Hashed(Estimator):
         check_word("hasher", self.hasher, torch_ops.FAMILY)
         self._set(
             n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
-            n_hashes=checks.integer("n_hashes", self.n_hashes, 1, hashing.MAX_HASHES),
+            n_hashes=checks.integer("n_hashes", self.n_hashes, 1, MAX_HASHES),
         )
 
     def for_inference(self, n_hashes: int | None) -> "Hashed":

@@ -15,7 +15,7 @@ from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
-from lshkit.hashing import MAX_HASHES
+from lshkit.hash_functions import MAX_HASHES
 from lshkit.torch_ops.assertions import require
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the

@@ -3,11 +3,20 @@
 import numpy as np
 
 from lshkit import _C, checks, reference
-from lshkit.hashing.family import HashFamily, code_dtype, integer_power
-from lshkit.hashing.parameters import ANGLE_ROWS, FAMILY, make_parameters, parameter_shape
+from lshkit.buckets.codes import like
+from lshkit.buckets.pairs import pair_products
+from lshkit.hash_functions import (
+    ANGLE_ROWS,
+    FAMILY,
+    MAX_BITS,
+    MAX_PROBE_BITS,
+    code_dtype,
+    make_parameters,
+    parameter_shape,
+)
+from lshkit.hashing.family import HashFamily, holds, integer_power, squared_norms
 
-MAX_BITS = 64
-MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
+_CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
 
 
 def _sharpness_tensor(sharpness, torch, device):
@@ -24,10 +33,19 @@ def _sharpness_tensor(sharpness, torch, device):
     return sharpness.reshape(1)
 
 
+def _within_float32(x, torch):
+    """Rows of float64 with numbers of about 1, by powers of two; others as they are."""
+    if x.dtype is not torch.float64:
+        return x
+    exponent = x.detach().abs().amax(-1, keepdim=True).frexp().exponent.clamp(-1000, 1000)
+    return x * torch.exp2(-exponent.to(torch.float64))
+
+
 class _AngularFamily(HashFamily):
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
     family: str  # the key of FAMILY
+    directional = True
 
     def __init__(self, n_features, n_bits, n_hashes, *, seed=None):
         self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
@@ -65,27 +83,31 @@ class _AngularFamily(HashFamily):
         """Number of different codes, 2^n_bits."""
         return 2**self.n_bits
 
-    def hash(self, x):
+    def hash(self, x, *, check_finite=True):
         """Codes of the rows of x.
 
         Parameters
         ----------
         x : array or tensor `(..., n_features)`
-            Real numbers of any type, hashed in float32. Only a row's direction matters, as long as
-            its projections stay within float32: for lengths from about 1e-30 to 1e34.
+            Real numbers of any type, hashed in float32. Only a row's direction matters: a row and
+            its multiples by powers of two have the same codes.
+        check_finite : bool
+            False lets rows with a NaN or infinity pass. Tensors on CUDA and in compiled graphs are
+            never looked at, which would be to wait for the device.
 
         Returns
         -------
         codes : array or tensor `(..., n_hashes)`, like x
             The smallest of uint8, uint16, uint32 and uint64 that holds n_bits. Bit b of a code (of
             weight 2^b) is 1 where its projection is > 0. A row of zeros, which has no direction,
-            has code 0 in every hash. A row with a NaN or infinity has codes without a meaning;
-            other rows keep theirs.
+            has code 0 in every hash, so that all such rows collide in all hashes. Without the
+            check, a row with a NaN or infinity has codes without a meaning; others keep theirs.
 
         Raises
         ------
         TypeError, ValueError
-            x is no array of real numbers, or its last dimension is not n_features.
+            x is no array of real numbers, its last dimension is not n_features, or, named by its
+            number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch, cuda=True)
@@ -99,16 +121,27 @@ class _AngularFamily(HashFamily):
         if torch is not None:
             from lshkit import torch_ops
 
-            x = x.reshape(1, 1, -1, self.n_features)
+            if check_finite:
+                self._refuse_non_finite(x, torch)
+            x = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
             return torch_ops.hash(x, self._parameters_beside(x), *options).reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
-            with np.errstate(over="ignore"):  # beyond float32 is infinity
-                x = np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
-            _C.hash(x, self.parameters, *options, codes.reshape(1, 1, -1, self.n_hashes), 0)
+            rows = self._float32_rows(x)
+            out = codes.reshape(1, 1, -1, self.n_hashes)
+            finite = _C.hash(rows, self.parameters, *options, out, 0)
+            if check_finite and not finite:
+                self._refuse_non_finite(x, None)
         return codes
 
-    def soft_hash(self, x, n_probes, sharpness):
+    def _float32_rows(self, x):
+        """x as the core takes it: float32 `(1, 1, n, n_features)`."""
+        if x.dtype.kind == "f" and x.itemsize > 4:
+            x = self.within_float32(x)
+        with np.errstate(over="ignore"):  # infinity is one in any type
+            return np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
+
+    def soft_hash(self, x, n_probes, sharpness, *, check_finite=True):
         """The n_probes most likely buckets of every row and hash, with weights that sum to 1.
 
         With z the projections of `x / |x|` at unit variance, bucket c has the likelihood
@@ -125,6 +158,9 @@ class _AngularFamily(HashFamily):
             Of a family with n_bits <= 16.
         sharpness : float > 0, or in torch a tensor of one such number
             How fast the weight of a bucket falls with the margins `|z|`; 2 and more for few probes.
+        check_finite : bool
+            False lets rows with a NaN or infinity pass. Tensors on CUDA and in compiled graphs are
+            never looked at, which would be to wait for the device.
 
         Returns
         -------
@@ -133,8 +169,9 @@ class _AngularFamily(HashFamily):
         weights : float32 array or tensor `(..., n_hashes, n_probes)`
             The softmax of the log-likelihoods over the probes; exactly 1 for n_probes=1. In torch
             differentiable in x and sharpness, exactly but for the choice of bits, which is
-            piecewise constant. A row of zeros weighs all its probes alike and has no gradient; for
-            n_probes > 1 a row with a NaN or infinity has weights and a gradient of NaN.
+            piecewise constant. A row of zeros weighs all its probes alike and has no gradient.
+            Without the check, for n_probes > 1, a row with a NaN or infinity has weights and a
+            gradient of NaN.
 
         Raises
         ------
@@ -154,15 +191,18 @@ class _AngularFamily(HashFamily):
             from lshkit import torch_ops
 
             sharpness = _sharpness_tensor(sharpness, torch, x.device)
-            x = x.reshape(1, 1, -1, self.n_features)
+            if check_finite:
+                self._refuse_non_finite(x, torch)
+            x = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
             parameters = self._parameters_beside(x)
             weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
             return probes.reshape(shape), weights.reshape(shape)
         sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)
         probes, weights = np.empty(shape, code_dtype(self.n_buckets)), np.empty(shape, np.float32)
         if probes.size:
-            with np.errstate(over="ignore"):  # beyond float32 is infinity
-                x = np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
+            if check_finite:
+                self._refuse_non_finite(x, None)
+            x = self._float32_rows(x)
             rows, n_selected = (1, 1, x.shape[2]), self.n_hashes * (n_probes - 1).bit_length()
             _C.soft_hash(
                 *(x, self.parameters, sharpness, *options),
@@ -173,33 +213,15 @@ class _AngularFamily(HashFamily):
             )
         return probes, weights
 
-    def collision_probability(self, x, y):
-        """Probability that rows of x and y share a code, over the choice of the hash functions.
+    def _distance(self, x, y):
+        return reference.angle(x, y)
 
-        (1 - angle / pi)^n_bits (Charikar 2002), in float64 and for rows of any length. Accurate at
-        small angles too: exactly 1 for a row and itself.
-
-        Parameters
-        ----------
-        x, y : arrays or tensors `(..., n_features)`
-            The leading dimensions are broadcast: `x[:, None]`, `y[None]` gives all pairs.
-
-        Returns
-        -------
-        probability : float64 array or tensor `(...)`
-            NaN where x or y is a row of zeros or not finite. Not differentiable.
-
-        Raises
-        ------
-        TypeError, ValueError
-            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
-        """
-        x, y, torch = self._pairs(x, y)
-        probability = reference.collision_probability(x, y, self.n_bits)
-        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+    def _probability(self, distance):
+        """(1 - angle / pi)^n_bits (Charikar 2002): exactly 1 for a row and itself."""
+        return integer_power(np.maximum(1 - distance / np.pi, 0), self.n_bits)
 
     def probability_of_cosine(self, cosine):
-        """`collision_probability` of rows whose cosine is known: (arccos(-cosine) / pi)^n_bits.
+        """`probability_of_distance` of arccos(cosine): (arccos(-cosine) / pi)^n_bits.
 
         Parameters
         ----------
@@ -217,7 +239,31 @@ class _AngularFamily(HashFamily):
             cosine = cosine.detach().to(torch.float64).numpy()
         negative = np.clip(-np.asarray(cosine, np.float64), -1, 1)
         probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
-        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+        return like(torch, np.asarray(probability))[0]
+
+    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+        y_norms = self.row_norms(y) if y_norms is None else y_norms
+        products = pair_products(x, y, indptr, indices)
+        norms = np.repeat(self.row_norms(x), np.diff(indptr)) * y_norms[indices]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            cosine = products / norms
+        left = np.flatnonzero(~(np.abs(cosine) <= _CLOSE))  # also where norms are NaN
+        return self.probability_of_cosine(cosine), left
+
+    def row_norms(self, x):
+        sums = squared_norms(x)  # NaN where the type of the rows does not hold norms or products
+        return np.sqrt(np.where(holds(sums), sums, np.nan)).astype(np.float64)
+
+    def within_float32(self, x):
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            squares = np.einsum("...d,...d->...", x, x)
+        beyond = ~((squares > 1e-30) & (squares < 1e30))
+        if not beyond.any():
+            return x
+        x = x.copy()
+        largest = np.abs(x[beyond]).max(-1, keepdims=True)
+        x[beyond] = np.ldexp(x[beyond], -np.frexp(largest)[1])
+        return x
 
 
 class Hyperplane(_AngularFamily):

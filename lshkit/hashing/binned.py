@@ -1,14 +1,15 @@
 """The families of the distance: a code names the bins that random projections or features fall in.
 
 The integers of the bins are hashed to 32 bits: the sum of bin times a random 32-bit multiplier in
-64-bit arithmetic, mixed. Different bins share a code with a probability of about 2^-32, which the
-collision probabilities leave out.
+64-bit arithmetic, mixed. Different bins share a code with a probability of about 2^-32, which
+collision probabilities include: a weight 1 / p of a pair of far rows is bounded.
 """
 
 import numpy as np
 
 from lshkit import _C, checks
-from lshkit.hashing.family import HashFamily, entry, integer_power
+from lshkit.buckets.pairs import pair_distances
+from lshkit.hashing.family import HashFamily, entry, holds, integer_power
 
 MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 
@@ -16,35 +17,38 @@ MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
-    _chance = 2.0**-32  # that different bins share a code
-
     @property
     def n_buckets(self):
         """Number of different codes, 2^32."""
         return 2**32
 
-    def hash(self, x):
+    def hash(self, x, *, check_finite=True):
         """Codes of the rows of x.
 
         Parameters
         ----------
         x : array or tensor `(..., n_features)`
             Real numbers of any type; bins are computed in float64.
+        check_finite : bool
+            False lets rows with a NaN or infinity pass.
 
         Returns
         -------
         codes : uint32 array or tensor `(..., n_hashes)`, like x
             Bins are exact to the rounding of float64 and numbered up to 2^51 in size, from there on
-            neighbouring bins may be one. A row with a NaN or infinity has codes without a meaning;
-            other rows keep theirs.
+            neighbouring bins may be one. Without the check, a row with a NaN or infinity has codes
+            without a meaning; others keep theirs.
 
         Raises
         ------
         TypeError, ValueError
-            x is no array of real numbers, or its last dimension is not n_features.
+            x is no array of real numbers, its last dimension is not n_features, or, named by its
+            number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
         x = self._rows("x", x, torch)
+        if check_finite:
+            self._refuse_non_finite(x, torch)
         if torch is not None:
             short = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
             x = x.detach().to(torch.float32 if short else torch.float64).numpy()
@@ -59,54 +63,9 @@ class _BinnedFamily(HashFamily):
             self._core(rows[0], *numbers, rows[1], threads)
         return codes if torch is None else torch.from_numpy(codes)
 
-    def collision_probability(self, x, y):
-        """Probability that rows of x and y share a code, over the choice of the hash functions.
-
-        `probability_of_distance` of their distance, in float64.
-
-        Parameters
-        ----------
-        x, y : arrays or tensors `(..., n_features)`
-            The leading dimensions are broadcast: `x[:, None]`, `y[None]` gives all pairs.
-
-        Returns
-        -------
-        probability : float64 array or tensor `(...)`
-            NaN where x or y is not finite. Not differentiable.
-
-        Raises
-        ------
-        TypeError, ValueError
-            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
-        """
-        x, y, torch = self._pairs(x, y)
-        probability = self._probability(self._distance(x, y))
-        finite = np.isfinite(x).all(-1) & np.isfinite(y).all(-1)
-        probability = np.where(finite, probability, np.nan)
-        return probability if torch is None else torch.from_numpy(probability)
-
-    def probability_of_distance(self, distance):
-        """`collision_probability` of rows whose distance is known.
-
-        Parameters
-        ----------
-        distance : array or tensor
-            Real numbers >= 0, as the class says; negative ones are a ValueError.
-
-        Returns
-        -------
-        probability : float64 array or tensor of the same shape
-            NaN where the distance is. Not differentiable.
-        """
-        torch = checks.torch_of(distance=distance)
-        distance = checks.array("distance", distance, torch)
-        if torch is not None:
-            distance = distance.detach().to(torch.float64).numpy()
-        distance = np.asarray(distance, np.float64)
-        if (distance < 0).any():
-            raise ValueError(f"distance must be >= 0, got {np.nanmin(distance)}")
-        probability = self._probability(distance)
-        return probability if torch is None else torch.from_numpy(np.asarray(probability))
+    def _probability(self, distance):
+        of_bins = self._bin_probability(distance)
+        return of_bins + (1 - of_bins) / self.n_buckets
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -197,7 +156,13 @@ class EuclideanLSH(_BinnedFamily):
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
         return np.sqrt(_sum_by_feature(x, y, lambda z, i: z * z))
 
-    def _probability(self, distance):
+    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+        distance = pair_distances(x, y, indptr, indices, p=self.p)
+        left = np.flatnonzero(~holds(distance))
+        distance = np.sqrt(distance, dtype=np.float64) if self.p == 2 else distance
+        return self._probability(distance.astype(np.float64, copy=False)), left
+
+    def _bin_probability(self, distance):
         from scipy.special import erf
 
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -289,6 +254,6 @@ class RandomBinning(_BinnedFamily):
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
         return _sum_by_feature(x, y, lambda z, i: np.abs(z) / self.bandwidth[i])
 
-    def _probability(self, distance):
+    def _bin_probability(self, distance):
         scale = self.bandwidth if np.ndim(self.bandwidth) == 0 else 1.0
         return np.exp(-distance / scale)

@@ -3,15 +3,12 @@
 import numpy as np
 
 from lshkit import checks
+from lshkit.buckets.codes import like
+from lshkit.hash_functions import MAX_HASHES
 
-MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
 FORMAT = 1  # of to_arrays
+_PAIR_NUMBERS = 2**16  # of gathered rows at a time: they stay in cache
 FAMILIES = {}  # class name to class, filled as they are defined
-
-
-def code_dtype(n_buckets):
-    """The smallest unsigned numpy dtype that holds the codes 0 .. n_buckets - 1."""
-    return np.min_scalar_type(n_buckets - 1)
 
 
 def integer_power(x, exponent):
@@ -26,6 +23,17 @@ def integer_power(x, exponent):
     return power
 
 
+@np.errstate(over="ignore", invalid="ignore", under="ignore")
+def squared_norms(x):
+    return np.einsum("nd,nd->n", x, x)
+
+
+def holds(sums):
+    """Whether sums of squares are neither near the smallest nor beyond the largest numbers."""
+    limits = np.finfo(sums.dtype)
+    return (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
+
+
 class HashFamily:
     """A set of n_hashes random hash functions of vectors of n_features numbers.
 
@@ -35,6 +43,7 @@ class HashFamily:
 
     _sizes = ("n_features", "n_bits", "n_hashes")
     _numbers = ("parameters",)
+    directional = False  # whether only a row's direction matters, which a row of zeros has not
 
     def __init_subclass__(cls):
         if not cls.__name__.startswith("_"):
@@ -59,6 +68,28 @@ class HashFamily:
             raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
         return x
 
+    @staticmethod
+    def _refuse_non_finite(x, torch):
+        """ValueError naming the first row of x with a NaN or infinity."""
+        if torch is not None:
+            from lshkit.torch_ops.assertions import may_be_read
+
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(x)  # by vmap, by grad
+            if wrapped or not may_be_read(x) or not x.is_floating_point() or not x.numel():
+                return
+            if all(end.isfinite() for end in x.detach().aminmax()):
+                return
+            x = x.detach().double().numpy()
+        rows = np.isfinite(x).all(-1)
+        if rows.all():
+            return
+        row = np.argwhere(~rows)[0].tolist()
+        where = f"row {row[0] if len(row) == 1 else tuple(row)}" if row else "it"
+        raise ValueError(
+            f"x must be finite, {where} has a NaN or infinity: take it out, or give "
+            "check_finite=False for a code without a meaning"
+        )
+
     def _pairs(self, x, y):
         """x and y as numpy arrays whose leading dimensions broadcast, and torch if tensors."""
         torch = checks.torch_of(x=x, y=y)
@@ -71,6 +102,115 @@ class HashFamily:
             shapes = f"x {x.shape} and y {y.shape}"
             raise ValueError(f"the leading dimensions of {shapes} do not broadcast") from None
         return x, y, torch
+
+    # ---------------------------------------------------------------- probabilities
+
+    def distance(self, x, y):
+        """What the collision probability of two rows depends on, as the class says.
+
+        Parameters
+        ----------
+        x, y : arrays or tensors `(..., n_features)`
+            The leading dimensions are broadcast: `x[:, None]`, `y[None]` gives all pairs.
+
+        Returns
+        -------
+        distance : float64 array or tensor `(...)`
+            Of the angular families the angle, from 0 to pi; of the others a distance. NaN where x
+            or y is not finite or has no angle. Not differentiable.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
+        """
+        x, y, torch = self._pairs(x, y)
+        return like(torch, self._distance_of_finite(x, y))[0]
+
+    def probability_of_distance(self, distance):
+        """`collision_probability` of rows whose `distance` is known.
+
+        Parameters
+        ----------
+        distance : array or tensor
+            Real numbers >= 0; negative ones are a ValueError.
+
+        Returns
+        -------
+        probability : float64 array or tensor of the same shape
+            NaN where the distance is. Not differentiable.
+        """
+        torch = checks.torch_of(distance=distance)
+        distance = checks.array("distance", distance, torch)
+        if torch is not None:
+            distance = distance.detach().to(torch.float64).numpy()
+        distance = np.asarray(distance, np.float64)
+        if (distance < 0).any():
+            raise ValueError(f"distance must be >= 0, got {np.nanmin(distance)}")
+        return like(torch, np.asarray(self._probability(distance)))[0]
+
+    def collision_probability(self, x, y):
+        """Probability that rows of x and y share a code, over the choice of the hash functions.
+
+        `probability_of_distance` of their `distance`, which see for x, y and what is raised: a
+        float64 array or tensor `(...)`, NaN where the distance is.
+        """
+        x, y, torch = self._pairs(x, y)
+        probability = self._probability(self._distance_of_finite(x, y))
+        return like(torch, np.asarray(probability))[0]
+
+    def pair_probability(self, x, y, indptr, indices, *, y_norms=None):
+        """`collision_probability` of listed pairs: row i of x with `y[indices[k]]`, in CSR form.
+
+        Parameters
+        ----------
+        x, y : arrays or tensors `(n, n_features)`
+            Computed in float64 where both are float64; in float32 otherwise, but for the pairs
+            whose probability that would lose.
+        indptr : integer array or tensor `(len(x) + 1,)`
+        indices : integer array or tensor `(nnz,)`, each from 0 to len(y) - 1
+        y_norms : `row_norms(y)`, optional
+            To save their computation where y stays the same.
+
+        Returns
+        -------
+        probability : float64 array or tensor `(nnz,)`
+            NaN where `collision_probability` is. Not differentiable.
+        """
+        torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
+        x, y = self._rows("x", x, torch), self._rows("y", y, torch)
+        if torch is not None:
+            x, y = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (x, y))
+            x, y, indptr, indices = (z.numpy() for z in (x, y, indptr, indices))
+        indptr, indices = np.asarray(indptr), np.asarray(indices)
+        probability, left = self._quick_pairs(x, y, indptr, indices, y_norms)
+        of_pair = np.repeat(np.arange(len(x)), np.diff(indptr))
+        step = max(1, _PAIR_NUMBERS // self.n_features)
+        for first in range(0, len(left), step):
+            some = left[first : first + step]
+            pairs = x[of_pair[some]], y[indices[some]]
+            probability[some] = self._probability(self._distance_of_finite(*pairs))
+        return like(torch, probability)[0]
+
+    def row_norms(self, x):
+        """float64 `(n,)` for `pair_probability`, or None where it needs none."""
+        return None
+
+    def within_float32(self, x):
+        """Rows `(..., n_features)` with the same codes that float32 holds.
+
+        Of a family of directions: those of another size are scaled by a power of two.
+        """
+        return x
+
+    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+        """Probabilities of pairs, and the numbers of those that must be computed one by one."""
+        return np.empty(len(indices)), np.arange(len(indices))
+
+    @np.errstate(invalid="ignore", over="ignore")
+    def _distance_of_finite(self, x, y):
+        finite = np.isfinite(x).all(-1) & np.isfinite(y).all(-1)
+        return np.where(finite, self._distance(x, y), np.nan)
 
     # ---------------------------------------------------------------- identity
 

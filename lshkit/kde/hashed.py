@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from lshkit.hash_tables import HashTables
+from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.kde.random_sampling import N_PILOT
 from lshkit.kde.sums import Sums
-from lshkit.pair_products import pair_distances, pair_products
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
 # that is counted, of a draw, of hashing a query by one hash. Measured at d = 64.

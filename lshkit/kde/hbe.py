@@ -68,7 +68,7 @@ class HashedDraws(Method):
         indptr = np.concatenate([[0], np.cumsum(found.sum(axis=1))])
         flat = indices[found]
         distances = buckets.distances(queries, indptr, flat)
-        p = collision_probability(buckets.hasher, distances)
+        p = buckets.hasher.probability_of_distance(distances)
         factors = np.zeros(indices.shape)
         # Rows that met do so with positive probability; one that rounds to 0 is not to be met.
         factors[found] = buckets.weights_of(flat) / (np.maximum(p, 1e-12) * chance[found])
@@ -133,11 +133,3 @@ def family(training, distance, n_hashes, sharpness):
         one = hashing.EuclideanLSH(1, sharpness, 1, width=width, seed=0)
         low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
     return hashing.EuclideanLSH(d, sharpness, n_hashes, width=high, seed=seed)
-
-
-def collision_probability(hasher, distances):
-    """Of rows at these distances (angles for the angular families), float64."""
-    if isinstance(hasher, (hashing.FastHadamard, hashing.Hyperplane)):
-        return np.maximum(1 - distances / np.pi, 0) ** hasher.n_bits
-    p = hasher.probability_of_distance(distances)
-    return p + (1 - p) / hasher.n_buckets  # bins that differ may share a code

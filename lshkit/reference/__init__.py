@@ -28,6 +28,7 @@ from lshkit.reference.buckets import (
     weighted_sum,
 )
 from lshkit.reference.hashing import (
+    angle,
     bin_codes,
     codes,
     collision_probability,
@@ -58,6 +59,7 @@ from lshkit.reference.lsh_attention import (
 from lshkit.reference.soft_attention import soft_attention_backward, soft_attention_forward
 
 __all__ = [
+    "angle",
     "as_probes",
     "attention_backward",
     "attention_forward",

@@ -167,9 +167,14 @@ def cosine_probability_slope(cosine, n_bits, floor):
 
 @np.errstate(invalid="ignore")
 def collision_probability(x, y, n_bits):
-    """For rows `(..., d)` of x and y, broadcast. A zero vector has no angle: NaN.
+    """For rows `(..., d)` of x and y, broadcast. A zero vector has no angle: NaN."""
+    return (1 - angle(x, y) / np.pi) ** n_bits
 
-    The angle is 2 atan2(|u - v|, |u + v|) of the unit vectors (Kahan): acos would lose small ones.
+
+def angle(x, y):
+    """Of rows `(..., d)` of x and y, broadcast; NaN for a zero vector.
+
+    2 atan2(|u - v|, |u + v|) of the unit vectors (Kahan): acos would lose small ones.
     """
     x, y = unit(x), unit(y)
     difference = total = 0.0
@@ -177,4 +182,4 @@ def collision_probability(x, y, n_bits):
         # Feature by feature, so that all pairs of two sets take no memory for (pairs, d).
         difference, total = difference + (u - v) ** 2, total + (u + v) ** 2
     angle = 2 * np.arctan2(np.sqrt(difference), np.sqrt(total))
-    return np.where(x.any(-1) & y.any(-1), (1 - angle / np.pi) ** n_bits, np.nan)
+    return np.where(x.any(-1) & y.any(-1), angle, np.nan)

@@ -19,5 +19,7 @@ __all__ = [
 
 def __getattr__(name):
     if name in _OF_TORCH:
+        from lshkit import _torch  # noqa: F401
+
         return getattr(importlib.import_module(f"lshkit.sampling.{_OF_TORCH[name]}"), name)
     raise AttributeError(f"module 'lshkit.sampling' has no attribute {name!r}")

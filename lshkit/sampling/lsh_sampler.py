@@ -5,16 +5,10 @@ from collections import namedtuple
 import numpy as np
 
 from lshkit import checks
-from lshkit.hash_tables import HashTables, as_seed, as_weights
+from lshkit.buckets.draw import HashTables, as_seed, as_weights
+from lshkit.hashing.family import HashFamily
 from lshkit.sampling import estimates, persistence
-from lshkit.sampling.rows import (
-    as_numpy,
-    check_rows,
-    is_angular,
-    pair_probability,
-    row_norms,
-    within_float32,
-)
+from lshkit.sampling.rows import as_numpy, check_rows
 
 Estimate = namedtuple("Estimate", ["value", "standard_error"])
 
@@ -60,10 +54,9 @@ class LSHSampler:
     """
 
     def __init__(self, hasher, *, seed=None):
-        for method in ("hash", "collision_probability", "n_hashes", "n_features"):
-            if not hasattr(hasher, method):
-                got = type(hasher).__name__
-                raise TypeError(f"hasher must be a family of lshkit.hashing, got {got}")
+        if not isinstance(hasher, HashFamily):
+            got = type(hasher).__name__
+            raise TypeError(f"hasher must be a family of lshkit.hashing, got {got}")
         self.hasher = hasher
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
@@ -149,7 +142,7 @@ class LSHSampler:
         """`lshkit.buckets.HashTables` of the rows that are there, in order of their indices."""
         data = self._data()
         if self._tables is None:
-            self._norms = row_norms(self.hasher, data["rows"])
+            self._norms = self.hasher.row_norms(data["rows"])
             self._tables = HashTables(data["codes"], weights=data["weights"])
         return self._tables
 
@@ -300,8 +293,8 @@ class LSHSampler:
             raise ValueError(f"X must have shape {wanted}, got {rows.shape}")
         if len(rows) == 0:
             raise ValueError(f"X must have at least one row, got shape {rows.shape}")
-        squares = check_rows("X", rows, direction=is_angular(self.hasher))
-        rows = self._as("X", rows, rows.dtype if dtype is None else dtype, squares)
+        check_rows("X", rows, direction=self.hasher.directional)
+        rows = self._as("X", rows, rows.dtype if dtype is None else dtype)
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
         return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
 
@@ -333,12 +326,12 @@ class LSHSampler:
         if query.ndim != 2 or query.shape[1] != rows.shape[1]:
             wanted = f"(n_q, {rows.shape[1]}) or ({rows.shape[1]},)"
             raise ValueError(f"query must have shape {wanted}, got {query.shape[single:]}")
-        squares = check_rows("query", query, direction=is_angular(self.hasher))
-        return self._as("query", query, rows.dtype, squares), single, torch
+        check_rows("query", query, direction=self.hasher.directional)
+        return self._as("query", query, rows.dtype), single, torch
 
-    def _as(self, name, x, dtype, squares=None):
-        """x in the type of the rows and at lengths that can be hashed."""
-        x = within_float32(self.hasher, x, squares)
+    def _as(self, name, x, dtype):
+        """x in the type of the rows and at sizes that can be hashed."""
+        x = self.hasher.within_float32(x)
         if x.dtype == dtype:
             return x
         with np.errstate(over="ignore"):
@@ -359,8 +352,8 @@ class LSHSampler:
         return indices, chance
 
     def _pair_probability(self, query, indptr, rows):
-        pairs = query, self._data()["rows"], self._norms, indptr, rows
-        return pair_probability(self.hasher, *pairs)
+        pairs = query, self._data()["rows"], indptr, rows
+        return self.hasher.pair_probability(*pairs, y_norms=self._norms)
 
 
 def _results(torch, single, *arrays):

@@ -5,8 +5,9 @@ from collections import namedtuple
 import numpy as np
 
 from lshkit import _C, checks
-from lshkit.hash_tables import HashTables
-from lshkit.hashing import MAX_PROBE_BITS, FastHadamard
+from lshkit.buckets import HashTables
+from lshkit.hash_functions import MAX_PROBE_BITS
+from lshkit.hashing import FastHadamard
 from lshkit.sampling.rows import as_numpy, check_rows
 
 LogPartition = namedtuple("LogPartition", ["value", "standard_error"])

@@ -8,9 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lshkit import checks
-from lshkit.buckets import HashTables
+from lshkit.buckets import HashTables, pair_products
 from lshkit.hashing import FastHadamard
-from lshkit.pair_products import pair_products
 
 _CLASSES_A_BUCKET = 16
 _REDUCTIONS = "mean", "sum", "none"
@@ -184,7 +183,7 @@ class SampledSoftmaxLoss(nn.Module):
             rows = torch.cat([rows, self.bias.detach()[:, None]], 1)
         rows = rows - rows.mean(0)
         self.hasher_ = FastHadamard(rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed())
-        self.tables_ = HashTables(self.hasher_.hash(rows))
+        self.tables_ = HashTables(self.hasher_.hash(rows, check_finite=False))
         self._age = 0
         return self
 
@@ -247,7 +246,7 @@ class SampledSoftmaxLoss(nn.Module):
         """The near classes of each row in CSR form. What they are does not depend on the sample."""
         if self.bias is not None:
             hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
-        codes = self.hasher_.hash(hidden)
+        codes = self.hasher_.hash(hidden, check_finite=False)
         indptr, indices, counts = self.tables_.union(codes, max_bucket_size=self.max_bucket_size)
         if self.min_count > 1:
             near = counts >= self.min_count

@@ -8,6 +8,7 @@ and, for bucket_sum, order 0 (all keys), 1 (causal) or 2 (the transpose of causa
 The public doors with the checks of shapes and words are lshkit.attention and lshkit.buckets.
 """
 
+from lshkit import _torch  # noqa: F401
 from lshkit.torch_ops.attention import (
     GRADIENT,
     NORMALIZE,

@@ -2,7 +2,15 @@
 
 import torch
 
-from lshkit import _C, hashing
+from lshkit import _C
+from lshkit.hash_functions import (
+    ANGLE_ROWS,
+    FAMILY,
+    make_parameters,
+    make_rotation,
+    parameter_shape,
+    rotation_columns,
+)
 from lshkit.torch_ops.library import (
     define,
     fake,
@@ -13,7 +21,6 @@ from lshkit.torch_ops.library import (
     rows,
 )
 
-FAMILY = hashing.FAMILY
 # Only then the core knows whether its CUDA kernels stand for those of the CPU.
 _EMULATES = _C.cuda_architectures().startswith("emulated")
 _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
@@ -30,25 +37,25 @@ def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
     """On CUDA a kernel makes them, which takes any 64 bits for the seed."""
     sizes = n_features, n_bits, n_hashes
     if _may_be_on_gpu(seed):
-        shape = hashing.parameter_shape(_FAMILY_NAME[family], *sizes)
+        shape = parameter_shape(_FAMILY_NAME[family], *sizes)
         parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
         if family == FAMILY["hyperplane"]:
             made = _C.random_normals(seed, 0, parameters)
         else:
-            made = _C.random_numbers(seed, 0, hashing.ANGLE_ROWS, parameters)
+            made = _C.random_numbers(seed, 0, ANGLE_ROWS, parameters)
         if made:
             return parameters
-    parameters = hashing.make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
+    parameters = make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
     return torch.from_numpy(parameters)
 
 
 def _gradient_rotation(seed, n_sets, n_values):
     if _may_be_on_gpu(seed):
-        shape = n_sets, hashing.ANGLE_ROWS, hashing.rotation_columns(n_values)
+        shape = n_sets, ANGLE_ROWS, rotation_columns(n_values)
         rotation = seed.new_empty(shape, dtype=torch.float32)
-        if _C.random_numbers(seed, 1, hashing.ANGLE_ROWS, rotation):  # 1: key = seed + 2^64
+        if _C.random_numbers(seed, 1, ANGLE_ROWS, rotation):  # 1: key = seed + 2^64
             return rotation
-    return torch.from_numpy(hashing.make_rotation(n_values, n_sets, _seed_of(seed)))
+    return torch.from_numpy(make_rotation(n_values, n_sets, _seed_of(seed)))
 
 
 def _may_be_on_gpu(x):
@@ -80,14 +87,14 @@ register_kernel("hash", _hash)
 def _(seed, n_sets, n_features, n_bits, n_hashes, family):
     if family == FAMILY["hadamard"]:
         n_features = int(n_features)  # padded to a power of two, which no symbol can be
-    shape = hashing.parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
+    shape = parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
     return seed.new_empty((n_sets, *shape), dtype=torch.float32)
 
 
 @fake("gradient_rotation")
 def _(seed, n_sets, n_values):
-    columns = hashing.rotation_columns(int(n_values))
-    return seed.new_empty((n_sets, hashing.ANGLE_ROWS, columns), dtype=torch.float32)
+    columns = rotation_columns(int(n_values))
+    return seed.new_empty((n_sets, ANGLE_ROWS, columns), dtype=torch.float32)
 
 
 @fake("hash")

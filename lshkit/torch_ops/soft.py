@@ -2,7 +2,8 @@
 
 import torch
 
-from lshkit import _C, hashing
+from lshkit import _C
+from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.assertions import may_be_read
 from lshkit.torch_ops.library import (
     check_codes,
@@ -142,7 +143,7 @@ def _setup_soft_hash(ctx, inputs, output):
 def _soft_hash_grad(ctx, grad_weights, *_):
     if grad_weights is None:
         return (None,) * 7
-    parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == hashing.FAMILY["hyperplane"]
+    parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == FAMILY["hyperplane"]
     x, parameters, sharpness, *saved = ctx.saved_tensors
     grad_x, grad_sharpness, grad_parameters = soft_hash_backward(
         grad_weights, x, parameters, sharpness, *saved, *ctx.options, parameters_too

@@ -2,7 +2,8 @@
 
 import torch
 
-from lshkit import _C, hashing
+from lshkit import _C
+from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import (
     check_codes,
     define,
@@ -178,7 +179,7 @@ def _backward(ctx, grad_out, *_):
         return (None,) * 15
     tensors = ctx.saved_tensors  # once: unpacking is what makes checkpointing compute again
     sharpness = tensors[-1]
-    parameters_too = ctx.needs_input_grad[6] and ctx.options[0] == hashing.FAMILY["hyperplane"]
+    parameters_too = ctx.needs_input_grad[6] and ctx.options[0] == FAMILY["hyperplane"]
     *gradients, grad_sharpness, grad_parameters = soft_attention_backward(
         grad_out, *tensors, *ctx.options, parameters_too
     )

@@ -18,7 +18,7 @@ from cases.attention import (  # noqa: E402, F401
     reference_options,
 )
 
-from lshkit import hashing, reference, torch_ops  # noqa: E402
+from lshkit import hash_functions, reference, torch_ops  # noqa: E402
 from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,13 +43,13 @@ def gradients(case, estimator, mask=None, is_causal=False, **options):
 
 def rotation_of(case, seed):
     n_values = case.value.shape[-1]
-    parameters = hashing.make_rotation(n_values, case.value.shape[1], seed)
+    parameters = hash_functions.make_rotation(n_values, case.value.shape[1], seed)
     return reference.rotation_matrix(parameters, n_values)
 
 
 def core_gradients(case, codes, n_bits, rank, seed, normalize=None):
     """For codes that stay while the rotation changes."""
-    rotation = torch.from_numpy(hashing.make_rotation(case.value.shape[-1], 1, seed))
+    rotation = torch.from_numpy(hash_functions.make_rotation(case.value.shape[-1], 1, seed))
     tensors = case.grad_out, case.query, case.key, case.value, None, None, None, *codes
     options = n_bits, False, torch_ops.NORMALIZE[normalize], 0, 0, rank, rotation
     return [g.double().numpy() for g in torch_ops.yoso_attention_backward(*tensors, *options)]
@@ -86,7 +86,7 @@ def test_equals_reference(sizes, normalize, is_causal):
 
 def test_rotation_is_orthogonal_and_isotropic():
     for n_values, columns in ((1, 16), (64, 64), (80, 128)):
-        parameters = hashing.make_rotation(n_values, 3, seed=1)
+        parameters = hash_functions.make_rotation(n_values, 3, seed=1)
         assert parameters.shape == (3, 3, columns) and parameters.dtype == np.float32
         rotation = reference.rotation_matrix(parameters, n_values)
         product = np.swapaxes(rotation, -1, -2) @ rotation
@@ -94,7 +94,7 @@ def test_rotation_is_orthogonal_and_isotropic():
             product, np.broadcast_to(np.eye(n_values), product.shape), atol=1e-6
         )
     # E[u u^T] = 1 / D for every row u, so that any coordinates give an unbiased product
-    rotations = reference.rotation_matrix(hashing.make_rotation(16, 4000, seed=2), 16)
+    rotations = reference.rotation_matrix(hash_functions.make_rotation(16, 4000, seed=2), 16)
     products = np.einsum("sri,srj->srij", rotations, rotations)
     error = products.mean(0) - np.eye(16) / 16
     standard_error = products.std(0) / np.sqrt(len(products))
@@ -215,8 +215,8 @@ def test_same_bits_at_any_thread_count_and_for_a_seed():
 
 
 def test_rotation_is_independent_of_the_hash_functions():
-    parameters = hashing.make_parameters("hadamard", 64, 8, 32, 1, seed=4)
-    rotation = hashing.make_rotation(64, 1, seed=4)
+    parameters = hash_functions.make_parameters("hadamard", 64, 8, 32, 1, seed=4)
+    rotation = hash_functions.make_rotation(64, 1, seed=4)
     assert not np.isin(rotation, parameters[:, :3]).any()
 
 

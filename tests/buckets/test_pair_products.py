@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lshkit import buckets
-from lshkit.pair_products import pair_distances, pair_products
+from lshkit.buckets import pair_distances, pair_products
 
 
 def random_pairs(n_q, n_k, d, dtype, seed=0):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lshkit import reference
 from lshkit.buckets import bucket_sum
-from lshkit.hashing import code_dtype
+from lshkit.hash_functions import code_dtype
 
 
 def weighted_case(

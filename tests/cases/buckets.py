@@ -3,7 +3,7 @@
 import numpy as np
 
 from lshkit import reference
-from lshkit.hashing import code_dtype
+from lshkit.hash_functions import code_dtype
 
 # Sums of up to n_hashes * n_k terms in any order, then one scaling. The relative error of a sum of
 # numbers of both signs is bounded only against the sum of their sizes, so tests compare to that.

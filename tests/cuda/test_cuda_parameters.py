@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lshkit import _C, hashing
+from lshkit import _C, hash_functions
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
@@ -13,7 +13,7 @@ from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 from lshkit.attention.arguments import seed_tensor  # noqa: E402
 
 SEEDS = [0, 3, 2**31, 2**63 - 1]
-ROWS = hashing.ANGLE_ROWS
+ROWS = hash_functions.ANGLE_ROWS
 
 
 def made(device, seed, *sizes, family="hadamard"):
@@ -35,7 +35,7 @@ def assert_angles(got, wanted):
 def test_parameters_are_those_of_numpy(cuda_device, seed, sizes):
     n_sets, *functions = sizes
     got = made(cuda_device, seed, *sizes)
-    wanted = hashing.make_parameters("hadamard", *functions, n_sets, seed)
+    wanted = hash_functions.make_parameters("hadamard", *functions, n_sets, seed)
     assert got.device.type == cuda_device.type and got.shape == wanted.shape
     assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
     assert_angles(got[:, :ROWS], wanted[:, :ROWS])
@@ -47,7 +47,7 @@ def test_rotations_are_those_of_numpy(cuda_device, seed, n_sets, n_values):
     tensor = torch.tensor(seed, device=cuda_device)
     got = torch_ops.gradient_rotation(tensor, n_sets, n_values)
     assert got.device.type == cuda_device.type
-    assert_angles(got, hashing.make_rotation(n_values, n_sets, seed))
+    assert_angles(got, hash_functions.make_rotation(n_values, n_sets, seed))
 
 
 def test_angles_are_rounded_once(cuda_device):
@@ -60,7 +60,7 @@ def test_angles_are_rounded_once(cuda_device):
 
 def test_a_negative_seed_is_its_64_bits(cuda_device):
     got = made(cuda_device, -1, 1, 64, 8, 32)
-    wanted = hashing.make_parameters("hadamard", 64, 8, 32, 1, 2**64 - 1)
+    wanted = hash_functions.make_parameters("hadamard", 64, 8, 32, 1, 2**64 - 1)
     assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
 
 
@@ -69,7 +69,7 @@ def test_a_negative_seed_is_its_64_bits(cuda_device):
 def test_hyperplanes_are_those_of_numpy(cuda_device, seed, sizes):
     n_sets, *functions = sizes
     got = made(cuda_device, seed, *sizes, family="hyperplane")
-    wanted = hashing.make_parameters("hyperplane", *functions, n_sets, seed)
+    wanted = hash_functions.make_parameters("hyperplane", *functions, n_sets, seed)
     assert got.device.type == cuda_device.type and got.shape == wanted.shape
     np.testing.assert_array_max_ulp(got.cpu().numpy(), wanted, maxulp=4)
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lshkit import _C
-from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, code_dtype, make_parameters
+from lshkit.hash_functions import FAMILY, code_dtype, make_parameters
+from lshkit.hashing import FastHadamard, Hyperplane
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 both_families = pytest.mark.parametrize("family", FAMILIES)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from lshkit import _C, buckets, hashing, reference
-from lshkit.hashing import FAMILY, EuclideanLSH, FastHadamard, Hyperplane, RandomBinning
+from lshkit.hash_functions import FAMILY, code_dtype
+from lshkit.hashing import EuclideanLSH, FastHadamard, Hyperplane, RandomBinning
 
 ANGULAR = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 angular_families = pytest.mark.parametrize("family", ANGULAR)
@@ -36,7 +37,7 @@ def test_long_codes_are_equal_to_the_reference(family, n_bits):
         projected = reference.projections(x, hasher.parameters, family, n_bits, n_hashes)
         expected = reference.codes(projected)
         size = next(bits for bits in (16, 32, 64) if n_bits <= bits)
-        assert codes.dtype == expected.dtype == hashing.code_dtype(2**n_bits) == f"uint{size}"
+        assert codes.dtype == expected.dtype == code_dtype(2**n_bits) == f"uint{size}"
         # Rounding moves a projection by 2^-24 of the sum of its terms' sizes, at most d + 14 times.
         columns = hasher.parameters.shape[-1] if family == "hadamard" else 1
         length = np.linalg.norm(x, axis=-1)[:, None, None] * columns * np.sqrt(d)

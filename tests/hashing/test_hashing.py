@@ -11,14 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
-from lshkit.hashing import (
-    FAMILY,
-    EuclideanLSH,
-    FastHadamard,
-    Hyperplane,
-    code_dtype,
-    make_parameters,
-)
+from lshkit.hash_functions import FAMILY, code_dtype, make_parameters
+from lshkit.hashing import EuclideanLSH, FastHadamard, Hyperplane
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
 both_families = pytest.mark.parametrize("family", FAMILIES)
@@ -132,7 +126,7 @@ def test_a_row_of_zeros_has_code_zero(family):
 
 
 @both_families
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("n", [2, 17, 130])
 def test_non_finite_rows_leave_the_others_alone(family, bad, n):
     hasher = FAMILIES[family](60, 8, 33, seed=0)
@@ -140,7 +134,7 @@ def test_non_finite_rows_leave_the_others_alone(family, bad, n):
     clean = hasher.hash(x)
     rows = np.arange(n) % 7 == 1
     x[rows, 5] = bad
-    codes = hasher.hash(x)
+    codes = hasher.hash(x, check_finite=False)
     np.testing.assert_array_equal(codes[~rows], clean[~rows])
     if np.isnan(bad) and family == "hadamard":  # it reaches every projection
         assert not codes[rows].any()

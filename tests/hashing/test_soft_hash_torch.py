@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.hashing import FAMILY, FastHadamard, Hyperplane, make_parameters  # noqa: E402
+from lshkit.hash_functions import FAMILY, make_parameters  # noqa: E402
+from lshkit.hashing import FastHadamard, Hyperplane  # noqa: E402
 
 OPS = torch.ops.lshkit
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from lshkit import hashing
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.hashed import Buckets
-from lshkit.kde.hbe import HashedDraws, collision_probability, family
+from lshkit.kde.hbe import HashedDraws, family
 from lshkit.kde.methods import METHODS
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling, sample_size
@@ -68,7 +68,7 @@ def test_families_collide_half_the_time_at_their_distance():
     rows = np.random.default_rng(0).normal(size=(50, 5))
     for kernel, distance in (("gaussian", 0.7), ("exponential", 3.0), ("laplacian", 2.0)):
         hasher = family(training_of(kernel, rows, None, 0), distance, 4, 3)
-        assert collision_probability(hasher, np.array([distance]))[0] == pytest.approx(0.5, 1e-6)
+        assert hasher.probability_of_distance(distance) == pytest.approx(0.5, 1e-6)
 
 
 def test_sample_size_against_its_own_error():

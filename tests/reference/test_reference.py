@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lshkit import reference
-from lshkit.hashing import make_parameters
+from lshkit.hash_functions import make_parameters
 
 NORMALIZE = ["l2", "sum", None]
 

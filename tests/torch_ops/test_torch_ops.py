@@ -18,7 +18,7 @@ from cases.attention import (  # noqa: E402, F401
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from lshkit import hashing, reference, torch_ops  # noqa: E402
+from lshkit import hash_functions, reference, torch_ops  # noqa: E402
 from lshkit.attention import Soft, yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,7 +43,7 @@ def test_opcheck_hash_parameters(family, n_features):
     arguments = (3, n_features, 9, 70, torch_ops.FAMILY[family])
     torch.library.opcheck(OPS.hash_parameters.default, (torch.tensor([5]), *arguments))
     parameters = OPS.hash_parameters(torch.tensor(5), *arguments)
-    expected = hashing.make_parameters(family, n_features, 9, 70, 3, 5)
+    expected = hash_functions.make_parameters(family, n_features, 9, 70, 3, 5)
     assert torch.equal(parameters, torch.from_numpy(expected))
 
 

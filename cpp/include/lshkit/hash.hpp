@@ -39,8 +39,7 @@ constexpr int hash_code_bytes(int n_bits) {
 }
 
 // codes: contiguous (batch, heads, rows, n_hashes), unsigned integers of hash_code_bytes(n_bits).
-// Returns true when every projection was finite, that is when x has no NaN or infinity (values so
-// large that a projection overflows float32 also give false).
+// Only a row's direction matters, whatever its size. Returns true when x has no NaN or infinity.
 bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
           index_t rows, index_t n_features, void* codes, int threads,
           Precision precision = Precision::full);

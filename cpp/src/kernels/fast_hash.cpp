@@ -9,27 +9,14 @@
 // leaves no sum of half of z's elements beyond 16 bits, and the last step of the transform compares
 // two of these instead of adding them. Rounding z moves a projection by 3e-4 of its standard
 // deviation at 64 columns.
-#include "kernels.hpp"
-#include "simd.hpp"
+#include "token_tile.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-constexpr int W = kLanes<float>, L = kLanes<std::int16_t>;
-using F = Vec<float>;
-using I = Vec<std::int32_t>;
+constexpr int L = kLanes<std::int16_t>;
 using S = Vec<std::int16_t>;
-
-LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, index_t first, F* r) {
-  const index_t width = h.n_features - first;
-  LSHKIT_UNROLL
-  for (int t = 0; t < W; ++t) {
-    const float* row = h.x + (token + (t < count ? t : count - 1)) * h.row_stride + first;
-    r[t] = width >= W ? load(row) : load_first(row, int(width));
-  }
-  transpose<float>(r);
-}
 
 template <int N, class V>
 LSHKIT_INLINE void butterfly(V* v) {
@@ -67,16 +54,21 @@ LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
   }
 }
 
-// The first stage of a tile; sums: of |z| / 1024 over the even and the odd elements.
+// The first stage of a tile; sums: of |z| / 1024 over the even and the odd elements. False where a
+// row is not finite.
 template <int R>
-LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums,
-                               F* check) {
+LSHKIT_INLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums) {
+  Squares squares;
   for (index_t first = 0; first < h.n_features; first += W) {
     F r[W];
     load_tile(h, token, count, first, r);
     LSHKIT_UNROLL
-    for (int i = 0; i < W; ++i) store(z + (first + i) * W, r[i]);
+    for (int i = 0; i < W; ++i) {
+      store(z + (first + i) * W, r[i]);
+      squares.add(i, r[i]);
+    }
   }
+  const bool finite = squares.well_scaled() || scale_tile(z, round_up(h.n_features, W));
   for (index_t i = round_up(h.n_features, W); i < 8 * R; ++i) store(z + i * W, F{});
   rotate_and_transform<R>(z, h.parameters);
   for (int a = 0; a < R; ++a) {
@@ -87,7 +79,6 @@ LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, 
     LSHKIT_UNROLL
     for (int k = 0; k < 8; ++k) store(z + (8 * a + k) * W, v[k]);
   }
-  *check += load(z) - load(z);  // row 0 of H sums them all
   rotate_and_transform<R>(z, h.parameters + 8 * R);
   const float* angles = h.parameters + 16 * R;
   for (int a = 0; a < R / 2; ++a) {
@@ -107,6 +98,7 @@ LSHKIT_INLINE void first_stage(const HashRows& h, index_t token, index_t count, 
       sums[k % 2] += (absolute(v[k]) + absolute(w[k])) * (1.0f / 1024);
     }
   }
+  return finite;
 }
 
 // Bit `bit` of the codes of C rows of H S z. signs: of S, and of what these rows have above row C
@@ -197,7 +189,7 @@ bool hadamard(const HashRows& h) {
       for (index_t i = 0; i < D; ++i)
         to[i] = (from[i] < 0) != (__builtin_popcountll(block & (i / C)) % 2) ? -1 : 0;
     }
-  F check = {};
+  bool finite = true;
 
   for (index_t token = 0; token < h.rows; token += 2 * W) {
     const index_t count = smaller(2 * W, h.rows - token);
@@ -205,7 +197,8 @@ bool hadamard(const HashRows& h) {
     for (int tile = 0; tile < 2; ++tile) {
       const index_t start = smaller(tile * W, count - 1);
       F sums[2] = {};
-      first_stage<R>(h, token + start, smaller(W, count - start), z + tile * D * W, sums, &check);
+      if (!first_stage<R>(h, token + start, smaller(W, count - start), z + tile * D * W, sums))
+        finite = false;
       // The half with the larger sum; a row of zeros stays one.
       const F larger_sum = sums[0] > sums[1] ? sums[0] : sums[1];
       const F least = broadcast(1e-36f);
@@ -239,10 +232,7 @@ bool hadamard(const HashRows& h) {
     CodeBytes == 1 ? store_codes<std::uint8_t>(h, words, valid, token, count)
                    : store_codes<std::uint16_t>(h, words, valid, token, count);
   }
-  const I bad = check != F{};  // NaN for NaN and infinities, and NaN differs from everything
-  std::int32_t any = 0;
-  for (int i = 0; i < W; ++i) any |= bad[i];
-  return any == 0;
+  return finite;
 }
 
 template <int R>

@@ -10,14 +10,6 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-LSHKIT_INLINE bool all_finite(F v) {
-  const I bad = (v - v) != F{};  // NaN for NaN and infinities, and NaN differs from everything
-  std::int32_t any = 0;
-  LSHKIT_UNROLL
-  for (int i = 0; i < W; ++i) any |= bad[i];
-  return any == 0;
-}
-
 LSHKIT_INLINE index_t padded_hashes(index_t n_hashes) { return round_up(n_hashes, 4 * W); }
 
 void store_tile(const HashRows& h, const std::int32_t* bits, index_t token, index_t count) {
@@ -44,19 +36,23 @@ bool hadamard(const HashRows& h) {
 
   for (index_t token = 0; token < h.rows; token += W) {
     const index_t count = smaller(W, h.rows - token);
+    Squares squares;
     for (index_t first = 0; first < h.n_features; first += W) {
       F r[W];
       load_tile(h, token, count, first, r);
       LSHKIT_UNROLL
-      for (int i = 0; i < W; ++i) store(z + (first + i) * W, r[i]);
+      for (int i = 0; i < W; ++i) {
+        store(z + (first + i) * W, r[i]);
+        squares.add(i, r[i]);
+      }
     }
+    if (!squares.well_scaled() && !scale_tile(z, round_up(h.n_features, W))) finite = false;
     for (index_t i = round_up(h.n_features, W); i < columns; ++i) store(z + i * W, F{});
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
 
     rotate_planes(z, columns, h.parameters);
     transform(z, columns, top);
-    finite = finite && all_finite(load(z));  // row 0 of H sums them all
     rotate_planes(z, columns, h.parameters + columns);
     transform(z, columns, top);
     rotate_planes(z, columns, h.parameters + 2 * columns);
@@ -98,17 +94,18 @@ bool hash_hyperplane(const HashRows& h) {
     const index_t count = smaller(kTiles * W, h.rows - token);
     for (int tile = 0; tile < kTiles; ++tile) {
       const index_t start = smaller(tile * W, count - 1), valid = smaller(W, count - start);
-      F check = {};
+      float* const to = x + tile * tile_size;
+      Squares squares;
       for (index_t first = 0; first < d; first += W) {
         F r[W];
         load_tile(h, token + start, valid, first, r);
         LSHKIT_UNROLL
         for (int i = 0; i < W; ++i) {
-          store(x + tile * tile_size + (first + i) * W, r[i]);
-          check += r[i] - r[i];
+          store(to + (first + i) * W, r[i]);
+          squares.add(i, r[i]);
         }
       }
-      finite = finite && all_finite(check);
+      if (!squares.well_scaled() && !scale_tile(to, round_up(d, W))) finite = false;
     }
     std::memset(bits, 0, sizeof(std::int32_t) * kTiles * bits_size);
     for (index_t plane = 0; plane < n_planes; plane += kPlanes) {

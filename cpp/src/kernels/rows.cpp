@@ -38,21 +38,37 @@ LSHKIT_INLINE void clear(T* x, index_t n) {
   for (index_t i = 0; i < n; ++i) x[i] = 0;
 }
 
-// The norm of a row whose square may leave T's range: once more, scaled by its largest entry.
+// The norm of a row as a product of two numbers, of which the first is its largest entry where the
+// square may leave T's range: so the norm of a finite row may.
+template <class T>
+struct Norm {
+  T scale = 1, ratio = 1;
+
+  Norm(const T* x, index_t n) {
+    const T square = dot(x, x, n);
+    if (square > T(1e-30) && square < T(1e30)) {
+      ratio = root(square);
+      return;
+    }
+    scale = 0;
+    for (index_t i = 0; i < n; ++i) {
+      const T a = x[i] < 0 ? -x[i] : x[i];
+      if (!(a <= scale)) scale = a;  // NaN stays
+      if (scale != scale) return;
+    }
+    if (scale == 0 || !finite()) return;
+    T sum = 0;
+    for (index_t i = 0; i < n; ++i) sum += (x[i] / scale) * (x[i] / scale);
+    ratio = root(sum);
+  }
+
+  bool finite() const { return scale - scale == 0; }
+};
+
 template <class T>
 T norm(const T* x, index_t n) {
-  const T square = dot(x, x, n);
-  if (square > T(1e-30) && square < T(1e30)) return root(square);
-  T largest = 0;
-  for (index_t i = 0; i < n; ++i) {
-    const T a = x[i] < 0 ? -x[i] : x[i];
-    if (!(a <= largest)) largest = a;  // NaN stays
-    if (largest != largest) return largest;
-  }
-  if (largest == 0 || largest - largest != 0) return largest;
-  T sum = 0;
-  for (index_t i = 0; i < n; ++i) sum += (x[i] / largest) * (x[i] / largest);
-  return largest * root(sum);
+  const Norm<T> of(x, n);
+  return of.scale * of.ratio;
 }
 
 template <class T>
@@ -62,8 +78,10 @@ void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
     inverse[i] = 0;
     valid[i] = 0;
     if (mask && !mask[i]) continue;
-    const T length = norm(x.row(i), x.columns), reciprocal = 1 / length;
-    valid[i] = length - length == 0;
+    const Norm<T> length(x.row(i), x.columns);
+    const T product = length.scale * length.ratio;
+    const T reciprocal = product - product == 0 ? 1 / product : 1 / length.scale / length.ratio;
+    valid[i] = length.finite();
     if (!valid[i])
       inverse[i] = T(__builtin_nan(""));
     else if (reciprocal - reciprocal == 0)  // zero and subnormal lengths have none

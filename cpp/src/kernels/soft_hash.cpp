@@ -92,19 +92,38 @@ LSHKIT_INLINE void select_any(const float* projections, index_t hash_stride, ind
   }
 }
 
+// The inverse norms of a tile of which some rows are zero or far from 1 in size: those are scaled
+// in x, which has all rows, and measured again.
+inline F norms_of_scaled(float* x, index_t size, F inverse) {
+  scale_tile(x, size);
+  F squares = {};
+  for (index_t i = 0; i < size; ++i) squares += load(x + i * W) * load(x + i * W);
+  LSHKIT_UNROLL
+  for (int t = 0; t < W; ++t)
+    if (!(inverse[t] > 0x1p-50f && inverse[t] < 0x1p50f))
+      inverse[t] = squares[t] == 0 ? 0 : 1 / __builtin_sqrtf(squares[t]);
+  return inverse;
+}
+
 // The tile's unit vectors times scale, zeros up to `columns`.
 LSHKIT_INLINE void load_unit_tile(const SoftHashRows& h, index_t token, index_t count,
                                   index_t columns, float scale, float* x) {
   float inverse[W];
   for (int t = 0; t < W; ++t) inverse[t] = h.inverse_norm[token + (t < count ? t : count - 1)];
-  const F norm = load(inverse);
+  F norm = load(inverse);
+  const bool scaled = any_lane(~((norm > 0x1p-50f) & (norm < 0x1p50f)));
   for (index_t first = 0; first < h.n_features; first += W) {
     F r[W];
     load_tile(h, token, count, first, r);
     LSHKIT_UNROLL
-    for (int i = 0; i < W; ++i) store(x + (first + i) * W, r[i] * norm * scale);
+    for (int i = 0; i < W; ++i) store(x + (first + i) * W, scaled ? r[i] : r[i] * norm * scale);
   }
-  for (index_t i = round_up(h.n_features, W); i < columns; ++i) store(x + i * W, F{});
+  const index_t size = round_up(h.n_features, W);
+  if (scaled) {
+    norm = norms_of_scaled(x, size, norm);
+    for (index_t i = 0; i < size; ++i) store(x + i * W, load(x + i * W) * norm * scale);
+  }
+  for (index_t i = size; i < columns; ++i) store(x + i * W, F{});
 }
 
 struct HadamardTile {

@@ -22,6 +22,45 @@ LSHKIT_INLINE void load_tile(const HashRows& h, index_t token, index_t count, in
   transpose<float>(r);
 }
 
+// A code depends on a row's direction alone, but float32 holds the projections of rows far from 1
+// in size badly or not at all: such rows are brought nearer by a power of two, which changes no
+// bit.
+constexpr float kSmallSquare = 0x1p-110f, kLargeSquare = 0x1p110f;
+
+LSHKIT_INLINE bool any_lane(I v) {
+  std::int32_t any = 0;
+  LSHKIT_UNROLL
+  for (int i = 0; i < W; ++i) any |= v[i];
+  return any != 0;
+}
+
+// Whether all rows of a tile may stay as they are, by their sums of squares. NaN may not.
+struct Squares {
+  F sum[4] = {};  // so that no addition waits for the one before
+
+  LSHKIT_INLINE void add(int i, F x) { sum[i % 4] += x * x; }
+  LSHKIT_INLINE bool well_scaled() const {
+    const F all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    return !any_lane(~((all > kSmallSquare) & (all < kLargeSquare)));
+  }
+};
+
+// The tile's rows, (size, W), at sizes that float32 holds well. False where one is not finite.
+inline bool scale_tile(float* x, index_t size) {
+  I largest = {};  // finite numbers without their signs are in the order of their bits
+  for (index_t i = 0; i < size; ++i) {
+    const I bits = (I)load(x + i * W) & 0x7fffffff;
+    largest = bits > largest ? bits : largest;
+  }
+  constexpr std::int32_t kSmall = (127 - 60) << 23, kLarge = (127 + 60) << 23;
+  const F down = broadcast(0x1p-100f), up = broadcast(0x1p100f), one = broadcast(1.0f);
+  const I large = largest > kLarge, small = (largest < kSmall) & (largest != I{});
+  if (!any_lane(large | small)) return true;  // but for rows of zeros
+  const F scale = large ? down : small ? up : one;
+  for (index_t i = 0; i < size; ++i) store(x + i * W, load(x + i * W) * scale);
+  return !any_lane(largest >= 0x7f800000);
+}
+
 // (item, lane) to rows of `width` items, a stride apart: as many items as fit share a lane, so that
 // one transpose moves them all. Reads the items up to a multiple of W * kPacked.
 template <class T>

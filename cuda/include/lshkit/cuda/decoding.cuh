@@ -85,7 +85,7 @@ __device__ inline float norm_of_warp(index_t columns, const At& at) {
     const float a = at(c) / largest;
     square += a * a;
   }
-  return largest * sqrtf(warp_sum(square));
+  return fminf(largest * sqrtf(warp_sum(square)), kLargestFloat);
 }
 
 __device__ inline float load_sum(const float* p) { return *p; }

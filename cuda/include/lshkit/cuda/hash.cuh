@@ -35,8 +35,10 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
   const int thread = thread_index();
 
   const index_t from = h.offset_of_row(flat, row);
+  const auto at = [&](index_t i) { return load_element<float>(h.x.data, from + i, h.x.element); };
+  const float scale = scale_by_warp(h.n_features, at);
   for (index_t i = thread; i < columns; i += kHashThreads)
-    z[i] = i < h.n_features ? load_element<float>(h.x.data, from + i, h.x.element) : 0;
+    z[i] = i < h.n_features ? at(i) * scale : 0;
   for (int step = 0; step < 3; ++step) {
     __syncthreads();
     const float* const angles = parameters + step * columns;

@@ -42,6 +42,21 @@ inline Hash hash_of(const HashFunctions& functions, const Input<float>& x, index
   return h;
 }
 
+// A code depends on a row's direction alone, but float32 holds the projections of rows far from 1
+// in size badly or not at all. The power of two for a row with this largest number, as on the CPU.
+__device__ inline float scale_for(float largest) {
+  return largest > 0x1p60f ? 0x1p-100f : largest < 0x1p-60f ? 0x1p100f : 1.0f;
+}
+// The same for numbers at(i), i < columns, by all lanes of a warp. Passes by NaN.
+template <class At>
+__device__ inline float scale_by_warp(index_t columns, const At& at) {
+  float largest = 0;
+  for (index_t i = lane_index(); i < columns; i += kWarp) largest = fmaxf(largest, fabsf(at(i)));
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  return scale_for(largest);
+}
+
 __device__ inline void store_code(const Hash& h, index_t flat, index_t row, index_t hash,
                                   std::uint32_t code) {
   const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;

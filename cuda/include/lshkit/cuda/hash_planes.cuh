@@ -12,7 +12,8 @@ constexpr int kPlaneThreads = 256, kPlaneTile = 128, kPlaneDepth = 64, kPlaneSte
 constexpr int kPlaneBytes = 128;  // of the string of bits of a row: what one pass over it makes
 
 constexpr index_t hash_planes_bytes() {
-  return index_t(sizeof(float)) * 2 * kPlaneDepth * kPlaneStep + kPlaneTile * (kPlaneBytes + 4);
+  return index_t(sizeof(float)) * (2 * kPlaneDepth * kPlaneStep + kPlaneTile) +
+         kPlaneTile * (kPlaneBytes + 4);
 }
 
 // Columns of kPlaneTile rows to (kPlaneDepth, kPlaneStep), zeros where there are none. eight(row,
@@ -39,8 +40,9 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
   LSHKIT_SHARED_MEMORY(memory);
   float* const x = reinterpret_cast<float*>(memory);  // (kPlaneDepth, kPlaneStep)
   float* const normals = x + kPlaneDepth * kPlaneStep;
+  float* const scales = normals + kPlaneDepth * kPlaneStep;  // of rows
   // (kPlaneTile, kPlaneBytes), four bytes apart
-  std::uint8_t* const bits = reinterpret_cast<std::uint8_t*>(normals + kPlaneDepth * kPlaneStep);
+  std::uint8_t* const bits = reinterpret_cast<std::uint8_t*>(scales + kPlaneTile);
   const index_t d = h.n_features, tiles = ceil_div(h.n_rows, kPlaneTile);
   const index_t flat = block_index() / tiles, first = block_index() % tiles * kPlaneTile;
   const index_t count = least(kPlaneTile, h.n_rows - first);
@@ -49,6 +51,13 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
   // Rows 4 r to 4 r + 3 and 64 more, normals 8 p to 8 p + 7: a quarter of a warp has one p.
   const int r = warp_index() % 2 * 8 + lane_index() % 8;
   const int p = warp_index() / 2 * 4 + lane_index() / 8;
+
+  for (index_t row = warp_index(); row < count; row += kPlaneThreads / kWarp) {
+    const index_t from = h.offset_of_row(flat, first + row);
+    const float scale = scale_by_warp(
+        d, [&](index_t i) { return load_element<float>(h.x.data, from + i, h.x.element); });
+    if (lane_index() == 0) scales[row] = scale;
+  }
 
   const index_t hashes_of_pass = 8 * kPlaneBytes / h.n_bits;
   for (index_t hash = 0; hash < h.n_hashes; hash += hashes_of_pass) {
@@ -65,10 +74,13 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
               [&](int row, int column, float* to) {
                 load_eight(h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element,
                            to);
+                LSHKIT_UNROLL
+                for (int i = 0; i < 8; ++i) to[i] *= scales[row];
               },
               [&](int row, int column) {
-                return load_element<float>(
-                    h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element);
+                return scales[row] *
+                       load_element<float>(
+                           h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element);
               });
         stage_columns(
             planes - plane, d - k, normals_by_fours, normals,

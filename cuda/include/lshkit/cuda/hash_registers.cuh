@@ -138,6 +138,21 @@ constexpr index_t hash_registers_bytes() {
          (hash_rounds_of(Lanes) * Lanes + (Lanes > 1 ? kHashThreads : 0));
 }
 
+// A token at a size that float32 holds well.
+template <int Lanes>
+__device__ __forceinline__ void scale_token(float* z) {
+  float largest = 0;
+  LSHKIT_UNROLL
+  for (int i = 0; i < kRegisterColumns; ++i) largest = fmaxf(largest, fabsf(z[i]));
+  LSHKIT_UNROLL
+  for (int step = Lanes / 2; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, step));
+  const float scale = scale_for(largest);
+  if (scale == 1) return;
+  LSHKIT_UNROLL
+  for (int i = 0; i < kRegisterColumns; ++i) z[i] *= scale;
+}
+
 // Keep: rows of a rotation that make codes, of those that a lane has; a power of two.
 template <int Lanes, int Keep>
 __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
@@ -165,6 +180,7 @@ __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
     LSHKIT_UNROLL
     for (int i = 0; i < kRegisterColumns; ++i) z[i] = tile[lane_index() * kRegisterStep + i];
   }
+  scale_token<Lanes>(z);
   stage_numbers<Lanes>(parameters, 3, 1.0f, numbers);
   const float* const angles = numbers + part * kRegisterStep;
   LSHKIT_UNROLL

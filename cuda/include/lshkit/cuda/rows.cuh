@@ -118,7 +118,8 @@ struct RowLane {
     }
     scaled = largest * sqrtf(sum(scaled));
     if (fits) return root;
-    return largest == 0 || !is_finite(largest) ? largest : scaled;
+    // Finite rows have a finite norm here, if need be the largest number.
+    return largest == 0 || !is_finite(largest) ? largest : fminf(scaled, kLargestFloat);
   }
 };
 

@@ -1,7 +1,11 @@
-"""The random numbers of the angular families, in the layout of the core (hash.hpp)."""
+"""What hash families and operators both stand on: limits, and the random numbers of the angular
+families in the layout of the core (hash.hpp)."""
 
 import numpy as np
 
+MAX_BITS = 64
+MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
+MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
 FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
 ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
 
@@ -9,6 +13,11 @@ _ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
 
 # Row i: the eight bits of i as signs. One look-up turns a random byte into eight of them.
 _BYTE_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, -1, 1).astype(np.float32)
+
+
+def code_dtype(n_buckets):
+    """The smallest unsigned numpy dtype that holds the codes 0 .. n_buckets - 1."""
+    return np.min_scalar_type(n_buckets - 1)
 
 
 def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):

@@ -3,9 +3,7 @@
 import numpy as np
 
 from lshkit import _C, checks
-
-MAX_HASHES = 2**16 - 1
-MAX_ROWS = 2**31 - 1
+from lshkit.buckets.codes import MAX_ROWS, like, threads_of, wide_codes
 
 
 class HashTables:
@@ -34,11 +32,11 @@ class HashTables:
     """
 
     def __init__(self, codes, *, weights=None):
-        codes, torch = _as_codes("codes", codes)
+        codes, torch = wide_codes("codes", codes)
         self.n_rows, self.n_hashes = codes.shape
         self._dtype = codes.dtype
         weights = None if weights is None else as_weights(weights, self.n_rows)
-        self._tables = _build(codes, weights, _threads(torch))
+        self._tables = _build(codes, weights, threads_of(torch))
 
     @property
     def nbytes(self):
@@ -84,8 +82,8 @@ class HashTables:
         n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
         shape = len(query_codes), n_samples
         draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
-        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, _threads(torch))
-        return _like(torch, *draws)
+        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, threads_of(torch))
+        return like(torch, *draws)
 
     def union(self, query_codes, *, max_bucket_size=None):
         """Every row that shares a bucket with the query, once, and in how many tables it does.
@@ -110,17 +108,17 @@ class HashTables:
             most = checks.integer("max_bucket_size", max_bucket_size, 0)
         indptr = np.empty(len(query_codes) + 1, np.int64)
         sizes = min(most, MAX_ROWS), indptr
-        found = _C.bucket_union(self._tables, query_codes, *sizes, _threads(torch))
+        found = _C.bucket_union(self._tables, query_codes, *sizes, threads_of(torch))
         indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
-        found.copy(indices, counts, _threads(torch))
-        return _like(torch, indptr, indices, counts)
+        found.copy(indices, counts, threads_of(torch))
+        return like(torch, indptr, indices, counts)
 
     def bucket_sizes(self, query_codes):
         """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
         query_codes, torch = self._queries(query_codes)
         sizes = np.empty(query_codes.shape, np.int64)
-        _C.bucket_sizes(self._tables, query_codes, sizes, _threads(torch))
-        return _like(torch, sizes)[0]
+        _C.bucket_sizes(self._tables, query_codes, sizes, threads_of(torch))
+        return like(torch, sizes)[0]
 
     def bucket_weights(self, query_codes):
         """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`.
@@ -131,15 +129,15 @@ class HashTables:
             return self.bucket_sizes(query_codes) * 1.0
         query_codes, torch = self._queries(query_codes)
         sums = np.empty(query_codes.shape)
-        _C.bucket_sizes(self._tables, query_codes, sums, _threads(torch))
-        return _like(torch, sums)[0]
+        _C.bucket_sizes(self._tables, query_codes, sums, threads_of(torch))
+        return like(torch, sums)[0]
 
     def look_up(self, query_codes):
         """The arrays of the tables and the codes as the core takes them, for fused operations."""
         return self._tables, self._queries(query_codes)[0]
 
     def _queries(self, query_codes):
-        codes, torch = _as_codes("query_codes", query_codes)
+        codes, torch = wide_codes("query_codes", query_codes)
         if codes.shape[1] != self.n_hashes:
             wanted = f"(n_q, {self.n_hashes})"
             raise ValueError(f"query_codes must have shape {wanted}, got {codes.shape}")
@@ -195,7 +193,7 @@ def _range_of(codes):
 def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
     """`HashTables(key_codes, weights=weights).draw(query_codes, n_samples, seed=seed)`."""
     checks.torch_of(query_codes=query_codes, key_codes=key_codes, weights=weights)
-    _as_codes("key_codes", key_codes)  # by the name that it has here
+    wide_codes("key_codes", key_codes)  # by the name that it has here
     tables = HashTables(key_codes, weights=weights)
     return tables.draw(query_codes, n_samples, seed=seed)
 
@@ -225,27 +223,3 @@ def as_weights(weights, n_rows, name="weights"):
     if not np.isfinite(total):
         raise ValueError(f"{name} must have a finite sum, got infinity")
     return weights
-
-
-def _as_codes(name, codes):
-    """Unsigned codes as a contiguous numpy array (n, n_hashes), and torch if they were a tensor."""
-    torch = checks.torch_of(**{name: codes})
-    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
-    codes = codes if torch is None else codes.detach().numpy()
-    if codes.ndim != 2 or not 1 <= codes.shape[1] <= MAX_HASHES or len(codes) > MAX_ROWS:
-        wanted = f"(n, n_hashes), n_hashes 1 to {MAX_HASHES}"
-        raise ValueError(f"{name} must have shape {wanted}, got {codes.shape}")
-    if codes.dtype.kind == "i":
-        low = int(codes.min(initial=0))
-        if low < 0:
-            raise ValueError(f"{name} must be >= 0, got {low}")
-        codes = codes.astype(f"u{codes.dtype.itemsize}")
-    return np.ascontiguousarray(codes, codes.dtype.newbyteorder("=")), torch
-
-
-def _threads(torch):
-    return 0 if torch is None else torch.get_num_threads()
-
-
-def _like(torch, *arrays):
-    return arrays if torch is None else tuple(torch.from_numpy(x) for x in arrays)

@@ -1,0 +1,197 @@
+"""The pairs verb: pairs that collide, and products or distances of listed pairs."""
+
+import numpy as np
+
+from lshkit import _C, checks
+from lshkit.buckets.codes import MAX_BUCKETS, as_codes, like, threads_of, wide_codes
+from lshkit.buckets.draw import HashTables
+from lshkit.hash_functions import MAX_HASHES
+
+
+def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+    """Every pair of a query and a key that share a code in some hash, with the number of hashes.
+
+    All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
+
+    Parameters
+    ----------
+    query_codes : integer array or tensor `(n_q, n_hashes)`, n_hashes 1 to 65535
+    key_codes : integer array or tensor `(n_k, n_hashes)`
+        Codes >= 0 of any width. uint8 and uint16, the same for both, are used as they are.
+    causal : bool
+        Query i sees the keys j <= i only.
+    key_mask : boolean array or tensor `(n_k,)`, optional
+        False (or 0) takes a key out.
+
+    Returns
+    -------
+    indptr, indices, counts : arrays or tensors `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
+        The pairs in CSR form: query i collides with the keys
+        `indices[indptr[i]:indptr[i + 1]]`, ascending, in `counts[...]` of the hashes.
+        `scipy.sparse.csr_array((counts, indices, indptr), (n_q, n_k))` is the matrix of counts.
+
+    Notes
+    -----
+    For codes below 65536 the time is that of comparing all codes, n_q n_k n_hashes bytes (twice
+    that for uint16) through the vector unit, or, where it costs less, that of going through the
+    buckets: the sum of the counts, and a few lookups for each query and hash. Each is done twice,
+    once for the size of the result. Wider codes go through `HashTables` of the keys: the time is
+    that of sorting the keys by their codes, and the sum of the counts. The memory is the result's
+    and, for buckets and tables, up to 20 bytes a key and hash.
+
+    CUDA tensors, in a build with CUDA kernels, have codes below 65536 and are compared pair by
+    pair; their results are on the same device. The call waits for the GPU once, for the number of
+    pairs.
+
+    Examples
+    --------
+    >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
+    >>> indptr.tolist(), indices.tolist(), counts.tolist()
+    ([0, 2, 3], [0, 1, 0], [2, 1, 1])
+    """
+    torch = checks.torch_of(query_codes=query_codes, key_codes=key_codes, key_mask=key_mask)
+    causal = checks.boolean("causal", causal)
+    on_gpu = torch is not None and query_codes.is_cuda and _C.with_cuda
+    given = {"query_codes": query_codes, "key_codes": key_codes}
+    if on_gpu:
+        small = all(x.dtype == torch.uint8 for x in given.values())
+        n_buckets = 256 if small else MAX_BUCKETS
+        codes = [as_codes(name, x, n_buckets, torch, cuda=True) for name, x in given.items()]
+        for name, x in zip(given, codes, strict=True):
+            if x.ndim != 2 or x.shape[1] > MAX_HASHES:
+                wanted = f"(n, n_hashes), n_hashes 1 to {MAX_HASHES}"
+                raise ValueError(f"{name} must have shape {wanted}, got {tuple(x.shape)}")
+    else:
+        codes = [wide_codes(name, x)[0] for name, x in given.items()]
+    if codes[0].shape[1] != codes[1].shape[1]:
+        raise ValueError(
+            f"key_codes must have the {codes[0].shape[1]} hashes of query_codes, "
+            f"got shape {tuple(codes[1].shape)}"
+        )
+    if key_mask is not None:
+        key_mask = checks.array(
+            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=on_gpu
+        )
+        wanted = (len(codes[1]),)
+        if tuple(key_mask.shape) != wanted:
+            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(key_mask.shape)}")
+        key_mask = key_mask != 0
+    if on_gpu:
+        return _cuda_collisions(codes, key_mask, causal, torch)
+    key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
+    if any(x.dtype != np.uint8 for x in codes):  # of one type, the narrowest that holds both
+        largest = max(int(x.max(initial=0)) for x in codes)
+        dtype = np.result_type(np.uint16, np.min_scalar_type(largest))
+        codes = [x.astype(dtype, copy=False) for x in codes]
+    find = _by_table_of_all if codes[0].itemsize <= 2 else _by_hash_tables
+    return like(torch, *find(*codes, key_mask, causal, torch))
+
+
+def _by_table_of_all(query_codes, key_codes, key_mask, causal, torch):
+    """Codes of up to 16 bits, in the core."""
+    problem, threads = (query_codes, key_codes, key_mask, causal), threads_of(torch)
+    indptr = np.empty(len(query_codes) + 1, np.int64)
+    _C.collision_indptr(*problem, indptr, threads)
+    indices, counts = np.empty(indptr[-1], np.int32), np.empty(indptr[-1], np.int32)
+    _C.collisions(*problem, indptr, indices, counts, threads)
+    return indptr, indices, counts
+
+
+def _by_hash_tables(query_codes, key_codes, key_mask, causal, torch):
+    """Codes of any width: hash tables of the keys that take part."""
+    kept = None if key_mask is None else np.flatnonzero(key_mask).astype(np.int32)
+    if kept is not None:
+        key_codes = key_codes[kept]
+    query_codes, key_codes = like(torch, query_codes, key_codes)  # by torch's threads
+    found = HashTables(key_codes).union(query_codes)
+    indptr, indices, counts = (np.asarray(x) for x in found)
+    if kept is not None:
+        indices = kept[indices]
+    if causal:
+        seen = indices <= np.repeat(np.arange(len(query_codes)), np.diff(indptr))
+        indptr = np.concatenate([[0], np.cumsum(seen)])[indptr]
+        indices, counts = indices[seen], counts[seen]
+    return indptr, indices, counts
+
+
+def _cuda_collisions(codes, key_mask, causal, torch):
+    tensors = *(x.contiguous() for x in codes), None if key_mask is None else key_mask.contiguous()
+    place = {"device": codes[0].device}
+    indptr = torch.empty(len(codes[0]) + 1, dtype=torch.int64, **place)
+    _C.collision_indptr(*tensors, causal, indptr)
+    pairs = int(indptr[-1])
+    indices, counts = (torch.empty(pairs, dtype=torch.int32, **place) for _ in range(2))
+    _C.collisions(*tensors, causal, indptr, indices, counts)
+    return indptr, indices, counts
+
+
+def pair_products(queries, keys, indptr, indices):
+    """Dot products of the pairs that a CSR structure lists: query i with `keys[indices[k]]`.
+
+    Parameters
+    ----------
+    queries : array or tensor `(n_q, d)`
+    keys : array or tensor `(n_k, d)`
+        Computed in float64 where both are float64, else in float32.
+    indptr : integer array or tensor `(n_q + 1,)`
+    indices : integer array or tensor `(nnz,)`, each from 0 to n_k - 1
+
+    Returns
+    -------
+    products : float32 or float64 array or tensor `(nnz,)`
+        Not differentiable.
+    """
+    return _pairs(queries, keys, indptr, indices, 0)
+
+
+def pair_distances(queries, keys, indptr, indices, *, p=2):
+    """Distances of the pairs that a CSR structure lists: |x - y|_2 ** 2 for p=2, |x - y|_1 for p=1.
+
+    See `pair_products` for the other arguments.
+    """
+    measure = 2 if checks.integer("p", p, 1, 2) == 1 else 1
+    return _pairs(queries, keys, indptr, indices, measure)
+
+
+def _pairs(queries, keys, indptr, indices, measure):
+    torch = checks.torch_of(queries=queries, keys=keys, indptr=indptr, indices=indices)
+    rows = {"queries": queries, "keys": keys}
+    rows = {name: checks.array(name, x, torch) for name, x in rows.items()}
+    for name, x in rows.items():
+        if x.ndim != 2:
+            raise ValueError(f"{name} must have shape (n, d), got {tuple(x.shape)}")
+    queries, keys = (_as_rows(x, torch) for x in rows.values())
+    if queries.shape[1] != keys.shape[1]:
+        shapes = f"queries {queries.shape} and keys {keys.shape}"
+        raise ValueError(f"queries and keys must have as many columns, got {shapes}")
+    dtype = np.float64 if queries.dtype == keys.dtype == np.float64 else np.float32
+    with np.errstate(over="ignore"):  # beyond float32 is infinity
+        queries, keys = (_contiguous_rows(x, dtype) for x in (queries, keys))
+    lists = {"indptr": indptr, "indices": indices}
+    for name, x in lists.items():
+        x = checks.array(name, x, torch, kinds="iu", wanted="integers")
+        if x.ndim != 1:
+            raise ValueError(f"{name} must have one dimension, got shape {tuple(x.shape)}")
+        lists[name] = x if torch is None else x.numpy()
+    indptr, indices = lists.values()
+    if len(indptr) != len(queries) + 1:
+        wanted = (len(queries) + 1,)
+        raise ValueError(f"indptr must have shape {wanted}, got {indptr.shape}")
+    indptr = np.ascontiguousarray(indptr, np.int64)
+    narrow = indices.dtype == np.int32
+    indices = np.ascontiguousarray(indices, np.int32 if narrow else np.int64)
+    out = np.empty(len(indices), dtype)
+    _C.pair_products(queries, keys, indptr, indices, measure, out, threads_of(torch))
+    return like(torch, out)[0]
+
+
+def _as_rows(x, torch):
+    if torch is None:
+        return x
+    return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
+
+
+def _contiguous_rows(x, dtype):
+    x = np.asarray(x, dtype)
+    step = x.strides[1] == x.itemsize and x.strides[0] % x.itemsize == 0
+    return x if step and x.flags.aligned else np.ascontiguousarray(x)

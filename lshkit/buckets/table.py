@@ -1,0 +1,175 @@
+"""Tables of bucket sums, kept."""
+
+import numpy as np
+
+from lshkit import _C, checks
+from lshkit.buckets.codes import as_codes, as_n_buckets
+
+
+class BucketTable:
+    """Sums of values by bucket, kept: a stream's sketch that is added to, removed from and merged.
+
+    Its size does not depend on the number of rows. `query` after `add` gives what `bucket_sum`
+    gives for the same rows.
+
+    Parameters
+    ----------
+    n_hashes : int >= 1
+    n_buckets : int, 1 to 65536
+    n_values : int >= 1
+        Length of a value.
+    dtype : float32 or float64
+        Of the sums. Removing what was added leaves rounding of this type, not exact zeros.
+    device : torch device or str, optional
+        A CUDA device, in a build with its kernels: the table lives there, and takes and gives
+        tensors there. No method waits for the GPU: codes of the table's own type, uint8 or uint16,
+        are not looked at, and one that is out of range is in no bucket.
+
+    Attributes
+    ----------
+    table : array or CUDA tensor `(n_hashes, n_buckets, n_values)`
+        The sums, not divided by n_hashes.
+    count : int
+        Rows added minus rows removed.
+
+    Notes
+    -----
+    Methods take numpy arrays or torch CPU tensors, or those of the table's CUDA device; `query`
+    returns what it was given. Gradients do not pass through a table.
+
+    A table must not be changed (`add`, `remove`, `merge`) by several Python threads at once, nor
+    read while it is changed: updates would be lost. Any number of threads may `query` at once.
+    """
+
+    def __init__(self, n_hashes, n_buckets, n_values, *, dtype=np.float32, device=None):
+        self.n_hashes = checks.integer("n_hashes", n_hashes, 1)
+        self.n_buckets = as_n_buckets(n_buckets)
+        self.n_values = checks.integer("n_values", n_values, 1)
+        try:
+            known = None if dtype is None else np.dtype(dtype)  # numpy takes None for float64
+        except (TypeError, ValueError):
+            known = None
+        if known not in (np.float32, np.float64):
+            raise TypeError(f"dtype must be float32 or float64, got {dtype!r}")
+        shape = self.n_hashes, self.n_buckets, self.n_values
+        if device is None or str(device) == "cpu":
+            self.table = np.zeros(shape, known)
+        else:
+            self.table = _cuda_zeros(shape, known, device)
+        self.count = 0
+
+    @property
+    def dtype(self):
+        """That of the sums, float32 or float64."""
+        return np.dtype(str(self.table.dtype).removeprefix("torch."))
+
+    @property
+    def device(self):
+        """Where the table is: "cpu", or a torch device."""
+        return "cpu" if isinstance(self.table, np.ndarray) else self.table.device
+
+    def add(self, codes, values):
+        """Adds values `(..., n, n_values)` to the buckets `(..., n, n_hashes)`; returns self."""
+        return self._add(codes, values, 1)
+
+    def remove(self, codes, values):
+        """Undoes `add` of the same rows; ValueError when more rows would go than there are."""
+        return self._add(codes, values, -1)
+
+    def _add(self, codes, values, sign):
+        codes, shape, torch = self._codes(codes)
+        values = self._here("values", values)[0]
+        wanted = shape[:-1] + (self.n_values,)
+        if tuple(values.shape) != wanted:
+            raise ValueError(f"values must have shape {wanted}, got {tuple(values.shape)}")
+        rows = len(codes)
+        if self.count + sign * rows < 0:
+            raise ValueError(f"codes has {rows} rows to remove, the table holds {self.count}")
+        if self.device == "cpu":
+            values = np.ascontiguousarray(values, self.dtype)
+        else:
+            values = values.detach().to(self.table.dtype).contiguous()
+        values = values.reshape(-1, self.n_values)
+        if rows:
+            _C.bucket_table_add(self.table, codes, values, sign, 0)
+        self.count += sign * rows
+        return self
+
+    def query(self, codes):
+        """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes."""
+        codes, shape, torch = self._codes(codes)
+        on_cpu = self.device == "cpu"
+        out_shape = len(codes), self.n_values
+        out = np.empty(out_shape, self.dtype) if on_cpu else self.table.new_empty(out_shape)
+        if len(codes):
+            _C.bucket_table_query(self.table, codes, 1 / self.n_hashes, out, 0)
+        out = out.reshape(shape[:-1] + (self.n_values,))
+        return torch.from_numpy(out) if torch is not None and on_cpu else out
+
+    def _codes(self, codes):
+        """Codes as (rows, n_hashes) where the table is, their shape as given, and torch if tensors.
+
+        On the CPU they become a numpy array.
+        """
+        codes, torch = self._here("codes", codes)
+        codes = as_codes(
+            "codes", codes, self.n_buckets, None if self.device == "cpu" else torch, cuda=True
+        )
+        shape = tuple(codes.shape)
+        if shape[-1] != self.n_hashes:
+            wanted = f"(..., n, {self.n_hashes})"
+            raise ValueError(f"codes must have shape {wanted}, got {shape}")
+        codes = codes.reshape(-1, self.n_hashes)
+        return (codes if self.device == "cpu" else codes.contiguous()), shape, torch
+
+    def _here(self, name, x):
+        """Real numbers as an array, or as a tensor where the table is CUDA's; torch if a tensor."""
+        torch = checks.torch_of(x=x)
+        if self.device == "cpu":
+            return _as_numpy(name, x), torch
+        if torch is None:
+            raise TypeError(f"{name} must be a tensor on {self.device}, got a {type(x).__name__}")
+        if x.device != self.device:
+            raise ValueError(f"{name} must be on {self.device}, got a tensor on {x.device}")
+        return checks.array(name, x, torch, cuda=True), torch
+
+    def merge(self, other):
+        """Adds other's rows to this table, in place; returns self."""
+        if not isinstance(other, BucketTable):
+            raise TypeError(f"other must be a BucketTable, got {type(other).__name__}")
+        same = other.dtype == self.dtype and other.device == self.device
+        if not same or other.table.shape != self.table.shape:
+            raise ValueError(f"other must be like {self!r}, got {other!r}")
+        self.table += other.table
+        self.count += other.count
+        return self
+
+    def copy(self):
+        """A table with the same contents that shares no memory with this one."""
+        sizes = self.n_hashes, self.n_buckets, self.n_values
+        return BucketTable(*sizes, dtype=self.dtype, device=self.device).merge(self)
+
+    def __repr__(self):
+        sizes = f"{self.n_hashes}, {self.n_buckets}, {self.n_values}"
+        place = "" if self.device == "cpu" else f", device={str(self.device)!r}"
+        return f"BucketTable({sizes}, dtype={self.dtype.name}{place}, count={self.count})"
+
+
+def _cuda_zeros(shape, dtype, device):
+    import torch
+
+    device = torch.device(device)
+    if device.type != "cuda" or not _C.with_cuda:
+        raise NotImplementedError(
+            f"device must be the cpu, or cuda in a build with its kernels, got {device}"
+        )
+    return torch.zeros(shape, dtype=getattr(torch, dtype.name), device=device)
+
+
+def _as_numpy(name, x):
+    """A numpy array of an array or tensor of real numbers."""
+    torch = checks.torch_of(x=x)
+    x = checks.array(name, x, torch)
+    if torch is None:
+        return x
+    return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()

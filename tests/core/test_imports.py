@@ -1,0 +1,120 @@
+"""What modules import: no circles, and nothing heavy before it is needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lshkit
+
+PACKAGE = Path(lshkit.__file__).parent
+MODULES = {
+    ".".join(("lshkit", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+
+def imports_of(name):
+    """The modules of the package that a module names in its import statements, in functions too."""
+    tree, found = ast.parse(MODULES[name].read_text()), set()
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{source}.{alias.name}"
+                found.add(inner if inner in MODULES or inner == "lshkit._C" else source)
+    return {module for module in found if module in MODULES and module != name}
+
+
+def circle_in(edges):
+    """The modules of some circle, in turn; none without one."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        path.append(module)
+        for other in sorted(edges[module]):
+            if circle := visit(other):
+                return circle
+        done.add(path.pop())
+        return []
+
+    for module in edges:
+        if circle := visit(module):
+            return circle
+    return []
+
+
+def test_no_import_circle():
+    """Between modules, nor between the parts of the package that they belong to."""
+    edges = {name: imports_of(name) for name in MODULES}
+    assert len(edges["lshkit.buckets"]) >= 4 and "lshkit.torch_ops" in edges["lshkit.buckets.sum"]
+    assert circle_in(edges) == []
+
+    def part(module):
+        return ".".join(module.split(".")[:2])
+
+    parts = {part(name): set() for name in MODULES}
+    for name, others in edges.items():
+        parts[part(name)] |= {part(other) for other in others} - {part(name)}
+    assert circle_in(parts) == []
+
+
+def test_a_circle_is_found():
+    edges = {"a": {"b"}, "b": {"c", "d"}, "c": set(), "d": {"e"}, "e": {"b"}}
+    assert circle_in(edges) == ["b", "d", "e"]
+
+
+def run_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_import_loads_neither_torch_nor_sklearn():
+    heavy = "sorted({'torch', 'sklearn', 'scipy', 'transformers'} & set(sys.modules))"
+    run = run_python(f"import sys, lshkit; print(dir(lshkit), {heavy})")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"{dir(lshkit)} []"
+    run = run_python(f"import sys; from lshkit import bucket_sum, FastHadamard; print({heavy})")
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+def test_main_names_are_those_of_their_modules():
+    for name, module in lshkit._NAMES.items():
+        assert getattr(lshkit, name) is getattr(sys.modules[f"lshkit.{module}"], name)
+        assert name in dir(lshkit)
+    with pytest.raises(AttributeError, match="no attribute 'yoso'"):
+        lshkit.yoso  # noqa: B018
+
+
+def test_hashing_shows_its_families_only():
+    families = {"EuclideanLSH", "FastHadamard", "Hyperplane", "RandomBinning"}
+    assert set(dir(lshkit.hashing)) == set(lshkit.hashing.__all__) == families | {"from_arrays"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from lshkit import yoso_attention",
+        "import lshkit.attention",
+        "import lshkit; lshkit.torch_ops",
+        "from lshkit.attention.huggingface import register",
+        "from lshkit.sampling import SampledSoftmaxLoss",
+    ],
+)
+def test_missing_torch_says_how_to_install_it(statement):
+    run = run_python(f"import sys; sys.modules['torch'] = None; {statement}")
+    assert run.returncode == 1
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith("ImportError: ") and "pip install 'lshkit[torch]'" in message
