@@ -38,16 +38,16 @@ def load(state, saved: dict[str, Tensor]) -> None:
     if version != VERSION:
         raise ValueError(f"state_dict must have version {VERSION}, got {version}")
     mine, theirs = _config(state), _decoded(saved.get("config"))
-    for name in (*mine, *theirs):
-        if mine.get(name) != theirs.get(name):
+    for name in mine:
+        if name in theirs and mine[name] != theirs[name]:
             raise ValueError(
-                f"state_dict is of a state with {name}={theirs.get(name)!r}, this one has "
-                f"{mine.get(name)!r}"
+                f"state_dict is of a state with {name}={theirs[name]!r}, this one has "
+                f"{mine[name]!r}"
             )
     tensors, given = state._tensors(), state._given
     wanted = {"version", "config", "positions", *given, *tensors}
-    if saved.keys() != wanted:
-        wrong = sorted(map(str, wanted ^ saved.keys()))
+    if saved.keys() != wanted or mine.keys() != theirs.keys():
+        wrong = sorted(map(str, wanted ^ saved.keys())) or ["config"]
         raise ValueError(f"state_dict must have {sorted(wanted)}, differs in {wrong}")
     if "sharpness" in given:
         _check_sharpness(state, saved["sharpness"])

@@ -3,8 +3,8 @@
 import numpy as np
 
 from lshkit import archive, checks
-from lshkit.hashing import code_dtype
-from lshkit.sampling.rows import check_rows, is_angular
+from lshkit.hash_functions import code_dtype
+from lshkit.sampling.rows import check_rows
 
 KIND, VERSION = "LSHSampler", 1
 
@@ -45,7 +45,7 @@ def _checked(stored):
     ends = np.concatenate([[-1], data["indices"], [following]])
     if not (ends[1:] > ends[:-1]).all():
         raise ValueError("indices must increase from 0 on and be below next")
-    check_rows("rows", data["rows"], direction=is_angular(hasher))
+    check_rows("rows", data["rows"], direction=hasher.directional)
     weights = data["weights"]
     if weights is not None and not (np.isfinite(weights) & (weights >= 0)).all():
         raise ValueError("weights must be finite and >= 0")

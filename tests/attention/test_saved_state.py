@@ -6,6 +6,8 @@ torch = pytest.importorskip("torch")
 
 from cases.decoding import qkv, state_for  # noqa: E402
 
+from lshkit.attention import Soft  # noqa: E402
+
 REFUSED = {
     "meta": lambda x: x.to("meta"),
     "another dtype": lambda x: x.to(torch.float64),
@@ -17,16 +19,19 @@ REFUSED = {
     "nested": lambda x: torch.nested.nested_tensor([x.reshape(-1)]),
     "none": lambda x: None,
 }
-FILLED = {"estimator": "soft", "hasher": "hyperplane", "normalize": "sum", "conv_window": 3}
+FILLED = {
+    "estimator": Soft(n_bits=8, n_hashes=12, hasher="hyperplane"),
+    "normalize": "sum",
+    "conv_window": 3,
+}
 
 
 def filled_state(seed=0):
     """A state with all there can be in one, and its contents."""
     tensors = qkv(seed=seed)
     planes = torch.randn(3, 12 * 8, 20, generator=torch.Generator().manual_seed(2))
-    state = state_for(
-        *tensors, sharpness=torch.tensor([1.0, 2.0, 3.0]), projections=planes, **FILLED
-    )
+    parameters = {"sharpness": torch.tensor([1.0, 2.0, 3.0]), "planes": planes}
+    state = state_for(*tensors, parameters=parameters, **FILLED)
     state.prefill(*tensors)
     state._tail.copy_(torch.ones(()))
     return state, state.state_dict()

@@ -6,7 +6,7 @@ from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
 from lshkit.attention.arguments import check_word
 from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Estimator, Sampled
-from lshkit.hashing import MAX_HASHES
+from lshkit.hash_functions import MAX_HASHES
 
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
 BERT_LSH = ("n_bits", "table_size", "n_hashes", "faithful")
