@@ -1,4 +1,4 @@
-"""What the options of attention cost: soft codes, precision, gradients, causal, GQA, window."""
+"""What the options of attention cost: soft codes, gradients, causal, GQA, window."""
 
 from functools import partial
 
@@ -25,11 +25,10 @@ from lshkit.attention import yoso_attention
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16384), (128, 256)
 SOFT_BITS, PROBES = 12, (4, 2)
-PRECISIONS = ("full", "fast")
 KEY_HEADS = 2
 GROUPED_OTHERS = ("softmax", "repeated")
 WINDOWS = (16, 64, 256)
-QUADRATIC_UP_TO = 4096  # for two that are shown beside the others, and are slow beyond it
+QUADRATIC_UP_TO = 4096  # softmax in bf16 is slow beyond
 
 sampled = partial(yoso_attention, n_bits=N_BITS, n_hashes=N_HASHES, estimator="sampled")
 soft = partial(yoso_attention, n_bits=SOFT_BITS, n_hashes=N_HASHES, estimator="soft")
@@ -38,7 +37,6 @@ SOFT_GOALS = {  # forward + backward, by probes
     4: {"4096": 8, "16384": 30, "65536": 100},
     2: {"4096": 14, "16384": 50, "65536": 180},
 }
-FAST_GOALS = {"512": 6.5, "1024": 13, "4096": 48, "16384": 180}
 BF16_GOALS = {"lower_bound, bf16": 22, "lower_bound, rank 8, bf16": 40}  # at 16384
 PAIR_GOAL, CAUSAL_GOAL = 1.6, 1.3  # most times the lower bound (to 1024), the non-causal pass
 
@@ -47,7 +45,7 @@ def ratio(times, over, under):
     return times[over] / times[under]
 
 
-# --- Soft codes and precision -------------------------------------------------------------------
+# --- Soft codes ---------------------------------------------------------------------------------
 
 
 def soft_codes(lengths, stopwatch):
@@ -83,27 +81,6 @@ def soft_goals(results):
                 yield f"soft codes, {t} probes, {BACKWARD} at {n}", reached, "at least", goals[n]
 
 
-def precision(lengths, stopwatch):
-    results = {}
-    for n in lengths:
-        tensors = inputs(n)
-        calls = {p: of_pass(partial(sampled, precision=p), FORWARD, tensors) for p in PRECISIONS}
-        results[n] = {FORWARD: stopwatch.against_softmax(n, FORWARD, calls)}
-    return results
-
-
-def precision_tables(results):
-    title = "Softmax attention's time / ours, forward, by precision"
-    yield ratio_table(title, results, (FORWARD,))
-
-
-def precision_goals(results):
-    for n, goal in FAST_GOALS.items():
-        if n in results:
-            reached = ratio(results[n][FORWARD], "softmax", "fast")
-            yield f"fast precision, forward at {n}", reached, "at least", goal
-
-
 # --- Gradients ----------------------------------------------------------------------------------
 
 
@@ -122,7 +99,6 @@ def gradients(lengths, stopwatch):
             "unbiased": (partial(sampled, gradient="unbiased"), floats),
         }
         if n <= QUADRATIC_UP_TO:
-            sides["expected"] = (partial(sampled, gradient="expected"), floats)
             sides["softmax, bf16"] = (scaled_dot_product_attention, shorts)
         calls = {side: of_pass(call, BACKWARD, tensors) for side, (call, tensors) in sides.items()}
         results[n] = {BACKWARD: stopwatch.against_softmax(n, BACKWARD, calls)}
@@ -305,7 +281,6 @@ SECTIONS = {
         options=SOFT_OPTIONS,
         goals=soft_goals,
     ),
-    "fast": Section(precision, precision_tables, LENGTHS, QUICK_LENGTHS, goals=precision_goals),
     "gradients": Section(gradients, gradient_tables, LENGTHS, QUICK_LENGTHS, goals=gradient_goals),
     "causal": Section(
         causal,

@@ -59,7 +59,7 @@ def yoso(q, k, v, layer, n_hashes=N_HASHES, **options):
 
 
 YOSO = {
-    "YOSO-E": dict(n_bits=8, estimator="expected", gradient="expected"),
+    "YOSO-E": dict(n_bits=8, estimator="expected", gradient="exact"),
     "lower_bound": dict(n_bits=8, estimator="sampled", gradient="lower_bound"),
     "collided": dict(n_bits=8, estimator="sampled", gradient="collided"),
     "unbiased": dict(n_bits=8, estimator="sampled", gradient="unbiased"),

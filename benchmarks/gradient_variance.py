@@ -77,7 +77,7 @@ def measure(rows, n, n_bits, rows_of_table, sets):
     value, grad_out = torch.randn(2, n, D, generator=generator)
     one = [x[None, None] for x in (query, key, value, grad_out)]
     exact = gradients(
-        *(x.double() for x in one), n_bits=n_bits, estimator="expected", gradient="expected"
+        *(x.double() for x in one), n_bits=n_bits, estimator="expected", gradient="exact"
     )
     heads = 16  # a set of hash functions each
     many = [x.expand(1, heads, -1, -1) for x in one]

@@ -362,7 +362,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batch-size", type=positive, default=1, help="sequences in a step")
     add("--n-bits", type=positive, default=16, help="bits of a code, 1 to 16: YOSO's sharpness")
     add("--n-hashes", type=positive, default=32, help="codes per token: more make less noise")
-    add("--gradient", default="lower_bound", help="'lower_bound', or 'expected' in quadratic time")
+    add("--gradient", default="lower_bound", help="'lower_bound', or 'unbiased' in quadratic time")
     add("--conv-window", type=positive, help="odd width of YOSO-C's convolution, for both models")
     add("--layers", type=positive, default=2, help="transformer blocks")
     add("--embed-dim", type=positive, default=64, help="size of the model")

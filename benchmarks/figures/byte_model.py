@@ -47,7 +47,7 @@ QUICK = Training(
 def yoso(q, k, v, layer, n_hashes=None, seed=None):
     """YOSO-m, or YOSO-E without a number of hashes. Trained as the paper's YOSO: equation 4."""
     if n_hashes is None:
-        options = dict(estimator="expected", gradient="expected")
+        options = dict(estimator="expected", gradient="exact")
     else:
         options = dict(estimator="sampled", gradient="lower_bound", n_hashes=n_hashes, seed=seed)
     return yoso_attention(q, k, v, n_bits=N_BITS, **options)

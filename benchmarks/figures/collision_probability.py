@@ -62,9 +62,7 @@ def measure(settings):
     cosines = [-0.8, -0.4, 0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97]
     n_hashes, copies = (64, 2) if settings.quick else (1024, 32)
     repeated = [c for c in cosines for _ in range(copies)]
-    expected, exact_slope = weights_and_slopes(
-        repeated, 1, estimator="expected", gradient="expected"
-    )
+    expected, exact_slope = weights_and_slopes(repeated, 1, estimator="expected", gradient="exact")
     sampled, bound = weights_and_slopes(
         repeated, n_hashes, estimator="sampled", gradient="lower_bound"
     )
@@ -123,7 +121,7 @@ def draw(results, arrays):
     right.plot(x, curves["lower bound"], "--", color="#D55E00",
                label="its lower bound τ / 2 (1 − arccos(x) / π)^τ")  # fmt: skip
     right.plot(cosines, measured["derivative of collision"], "s", color="#009E73",
-               label='lshkit, gradient="expected"')  # fmt: skip
+               label='lshkit, gradient="exact"')  # fmt: skip
     right.plot(cosines, measured["lower bound"], "o", color="#0072B2",
                label='lshkit, gradient="lower_bound", sampled')  # fmt: skip
     right.set_ylim(-0.3, 9)

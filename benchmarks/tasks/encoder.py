@@ -69,7 +69,7 @@ class Method(NamedTuple):
     any_length: bool = True  # also above the length of the training
 
 
-EXPECTED = {"n_bits": 8, "estimator": "expected", "gradient": "expected"}
+EXPECTED = {"n_bits": 8, "estimator": "expected", "gradient": "exact"}
 LOWER_BOUND = {"n_bits": 8, "estimator": "sampled", "gradient": "lower_bound"}
 COLLIDED = {"n_bits": 8, "estimator": "sampled", "gradient": "collided"}
 UNBIASED = {"n_bits": 8, "estimator": "sampled", "gradient": "unbiased"}

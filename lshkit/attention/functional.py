@@ -157,12 +157,6 @@ def yoso_attention(
     """
     n_bits, n_hashes = check_options(n_bits, n_hashes, hasher, estimator, gradient, normalize)
     is_causal = checks.boolean("is_causal", is_causal)
-    check_word("precision", precision, torch_ops.PRECISION)
-    if precision != "full" and estimator in ("expected", "soft"):
-        raise ValueError(
-            f'precision must be "full" with estimator={estimator!r}, got {precision!r}: only '
-            f"sampling has another"
-        )
     probes = check_probes(n_probes, n_bits if estimator == "soft" else 16)
     # Numbers that this call does not use: a compiled graph would be guarded on them.
     unused_too = not torch.compiler.is_compiling()
@@ -216,7 +210,7 @@ def yoso_attention(
         )
     ):
         # Every pair has a weight, as if all collided: what is left of the others is the derivative.
-        code = torch_ops.GRADIENT["lower_bound" if gradient == "lower_bound" else "expected"]
+        code = torch_ops.GRADIENT["lower_bound" if gradient == "lower_bound" else "exact"]
         out = torch_ops.expected_attention(
             query, key, value, key_mask, *starts, n_bits, *options, code
         )
@@ -241,6 +235,6 @@ def yoso_attention(
             out, _, _ = torch_ops.yoso_attention(
                 *(query, key, value, key_mask, *starts, parameters, *hash_options, *options),
                 *(torch_ops.GRADIENT[gradient], window, 0 if rotation is None else rank),
-                *(rotation, torch_ops.PRECISION[precision]),
+                rotation,
             )
     return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])

@@ -11,7 +11,6 @@ The public doors with the checks of shapes and words are lshkit.attention and ls
 from lshkit.torch_ops.attention import (
     GRADIENT,
     NORMALIZE,
-    PRECISION,
     expected_attention,
     expected_attention_backward,
     yoso_attention,
@@ -29,7 +28,6 @@ __all__ = [
     "FAMILY",
     "GRADIENT",
     "NORMALIZE",
-    "PRECISION",
     "WEIGHTING",
     "bucket_sum",
     "code_dtype",

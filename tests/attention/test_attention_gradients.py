@@ -19,12 +19,16 @@ from cases.attention import (  # noqa: E402, F401
     reference_options,
 )
 
-from lshkit import reference  # noqa: E402
+from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-GRADIENTS = ["lower_bound", "expected"]
+# Of both estimators: the exact derivative is of the pairs that collide where codes are compared.
+GRADIENTS = [
+    *(("sampled", "lower_bound"), ("sampled", "unbiased")),
+    *(("expected", "lower_bound"), ("expected", "exact")),
+]
 
 
 def gradients(case, *args, grad_out=None, **options):
@@ -63,12 +67,12 @@ def test_sampled_gradients_equal_reference(shape, n_bits, is_causal):
     for mask, normalize, gradient in (
         (None, "l2", "lower_bound"),
         (padding_mask(2, shape[1]), "sum", "lower_bound"),
-        (padding_mask(2, shape[1]), "l2", "expected"),
+        (padding_mask(2, shape[1]), "l2", "unbiased"),
         (None, None, "lower_bound"),
-        (None, "sum", "expected"),
+        (None, "sum", "collided"),
     ):
         # The weight dp/dx has a pole at x = 1: d = 1 knows no other angles, and rounding decides.
-        if gradient == "expected" and shape[2] == 1:
+        if gradient != "lower_bound" and shape[2] == 1:
             continue
         actual = gradients(
             case,
@@ -102,9 +106,9 @@ def test_expected_gradients_equal_reference(shape, n_bits, is_causal):
     for mask, normalize, gradient in (
         (None, "l2", "lower_bound"),
         (padding_mask(2, shape[1]), "sum", "lower_bound"),
-        (padding_mask(2, shape[1]), "l2", "expected"),
-        (None, None, "expected"),
-        (None, "sum", "expected"),
+        (padding_mask(2, shape[1]), "l2", "exact"),
+        (None, None, "exact"),
+        (None, "sum", "exact"),
     ):
         options = {"estimator": "expected", "normalize": normalize, "gradient": gradient}
         actual = gradients(case, mask, is_causal, n_bits=n_bits, **options)
@@ -121,7 +125,7 @@ def test_expected_gradients_equal_reference(shape, n_bits, is_causal):
 
 def test_expected_gradients_in_float32():
     case = attention_inputs(65, 130, 64, 33)
-    options = {"estimator": "expected", "gradient": "expected"}
+    options = {"estimator": "expected", "gradient": "exact"}
     in_float64 = gradients(
         attention_inputs_as(case, torch.float64), **options, grad_out=case.grad_out.double()
     )
@@ -159,7 +163,7 @@ def test_expected_gradient_is_the_derivative(normalize, is_causal):
             is_causal,
             n_bits=n_bits,
             estimator="expected",
-            gradient="expected",
+            gradient="exact",
             normalize=normalize,
         )
         inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
@@ -174,9 +178,7 @@ def test_gradcheck(normalize):
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
 
     def attend(*inputs):
-        return yoso_attention(
-            *inputs, estimator="expected", gradient="expected", normalize=normalize
-        )
+        return yoso_attention(*inputs, estimator="expected", gradient="exact", normalize=normalize)
 
     torch.autograd.gradcheck(attend, inputs)
 
@@ -198,8 +200,7 @@ def test_sampled_gradients_are_unbiased(hasher):
         assert ((mean - e[:, 0]).abs() < 4 * error).all()
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize("estimator, gradient", GRADIENTS)
 def test_broadcast_and_strided_gradients(estimator, gradient):
     """sum().backward() hands down a gradient whose strides are all zero."""
     case = attention_inputs(17)
@@ -220,7 +221,16 @@ def test_broadcast_and_strided_gradients(estimator, gradient):
 def test_dtypes(dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
     actual = gradients(case, estimator="sampled", seed=2)
-    in_float32 = gradients(attention_inputs_as(case, torch.float32), estimator="sampled", seed=2)
+    # Rows of 16 bits have codes of their own.
+    parameters = torch_ops.hash_parameters(torch.tensor(2), 3, 20, 8, 32, 1)
+    inputs = case.query, case.key, case.value
+    _, *codes = torch_ops.yoso_attention(
+        *(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
+    )
+    in_float32 = torch_ops.yoso_attention_backward(
+        *(x.float() for x in (case.grad_out, *inputs)),
+        *(None, None, None, *codes, 8, False, 2, 0),
+    )
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
@@ -242,9 +252,8 @@ def test_same_bits_at_any_number_of_threads(estimator, is_causal):
         assert torch.equal(one, two) and torch.equal(one, three)
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("estimator, gradient", GRADIENTS)
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
 def test_nan_rows(estimator, is_causal, gradient):
     case = attention_inputs(21)
     mask = torch.ones(2, 21, dtype=torch.bool)
@@ -302,9 +311,8 @@ def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, n_bits):
     assert grad_value[..., bad + 1 :, :].isfinite().all()
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("estimator, gradient", GRADIENTS)
 @pytest.mark.parametrize("normalize", NORMALIZE)
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
 def test_nothing_to_attend_to(estimator, normalize, gradient):
     """Masked keys, rows of zeros and empty sequences have finite gradients."""
     case = attention_inputs(6, 9)

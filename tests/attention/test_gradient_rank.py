@@ -231,7 +231,7 @@ def test_half_precision_and_auto():
         ({"gradient_rank": 0}, ValueError, "gradient_rank must be an integer from 1 to 32, got 0"),
         ({"gradient_rank": 33}, ValueError, "gradient_rank must be an integer from 1 to 32"),
         ({"gradient_rank": 2.0}, TypeError, "gradient_rank must be an integer from 1 to 32"),
-        ({"gradient_rank": 4, "gradient": "expected"}, ValueError, 'gradient="lower_bound", got'),
+        ({"gradient_rank": 4, "gradient": "unbiased"}, ValueError, 'gradient="lower_bound", got'),
         ({"gradient_rank": 4, "estimator": "expected"}, ValueError, "got 'expected'"),
     ],
 )

@@ -38,12 +38,13 @@ def test_very_unequal_probes_end(probes):
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("heads", [2, 3])
 @pytest.mark.parametrize(("d_v", "n_hashes"), [(20, 17), (40, 37), (64, 32), (72, 17)])
-@pytest.mark.parametrize("estimator", ["soft", "sampled", "fast"])
+@pytest.mark.parametrize("estimator", ["soft", "sampled", "16 bits"])
 def test_same_bits_at_any_number_of_threads(estimator, d_v, n_hashes, heads, threads):
     case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads)
     options = {"n_bits": 7, "n_hashes": n_hashes, "seed": 0, "estimator": estimator}
-    if estimator == "fast":
-        options |= {"estimator": "sampled", "precision": "fast"}
+    if estimator == "16 bits":
+        case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads, dtype=torch.bfloat16)
+        options |= {"estimator": "sampled"}
     before = torch.get_num_threads()
     try:
         results = []
@@ -129,7 +130,6 @@ def test_no_heads():
     ("options", "match"),
     [
         ({"gradient_rank": 4}, 'gradient_rank needs estimator "sampled" or "auto", got \'soft\''),
-        ({"precision": "fast"}, "precision must be \"full\" with estimator='soft'"),
         ({"sharpness": float("nan")}, "sharpness must be a finite number > 0, got nan"),
         ({"sharpness": 1e60}, "sharpness must be a finite number > 0, got 1e"),
         ({"sharpness": torch.tensor(1e60, dtype=torch.float64)}, "sharpness must be a finite"),

@@ -27,7 +27,7 @@ CASES = {
     "sampled": SAMPLED,
     "causal": SAMPLED | dict(is_causal=True, normalize="sum"),
     "expected": dict(estimator="expected", n_bits=4),
-    "exact gradient": SAMPLED | dict(gradient="expected"),
+    "unbiased gradient": SAMPLED | dict(gradient="unbiased"),
     "collided gradient": SAMPLED | dict(gradient="collided", normalize=None),
     "fewer columns": SAMPLED | dict(gradient_rank=2),
     "lift": SAMPLED | dict(unit_norm="lift", lift_scale=100.0),

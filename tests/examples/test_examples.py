@@ -46,7 +46,7 @@ def needs_example_packages():
     pytest.importorskip("tqdm")
 
 
-@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "expected")])
+@pytest.mark.parametrize("options", [(), ("--conv-window", 3, "--gradient", "unbiased")])
 def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text, options):
     needs_example_packages()
     picture = tmp_path / "curves.png"
