@@ -122,8 +122,13 @@ def test_auto_takes_the_expectation_at_short_lengths_only():
         assert not torch.equal(expected, sampled)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("estimator", ["sampled", "expected"])
+@pytest.mark.parametrize(
+    "estimator, dtype",
+    [
+        *[("expected", dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)],
+        ("sampled", torch.float64),  # 16 bits: test_16_bit_inputs.py
+    ],
+)
 def test_dtypes_are_computed_in_float32(estimator, dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
     inputs = case.query, case.key, case.value

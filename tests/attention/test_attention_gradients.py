@@ -14,12 +14,13 @@ from cases.attention import (  # noqa: E402, F401
     arrays,
     attention_inputs,
     codes_of,
+    float32_gradients,
     one_thread,
     padding_mask,
     reference_options,
 )
 
-from lshkit import reference, torch_ops  # noqa: E402
+from lshkit import reference  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -221,16 +222,8 @@ def test_broadcast_and_strided_gradients(estimator, gradient):
 def test_dtypes(dtype):
     case = attention_inputs(33, d=20, dtype=dtype)
     actual = gradients(case, estimator="sampled", seed=2)
-    # Rows of 16 bits have codes of their own.
-    parameters = torch_ops.hash_parameters(torch.tensor(2), 3, 20, 8, 32, 1)
     inputs = case.query, case.key, case.value
-    _, *codes = torch_ops.yoso_attention(
-        *(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
-    )
-    in_float32 = torch_ops.yoso_attention_backward(
-        *(x.float() for x in (case.grad_out, *inputs)),
-        *(None, None, None, *codes, 8, False, 2, 0),
-    )
+    in_float32 = float32_gradients(inputs, case.grad_out, seed=2)
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
