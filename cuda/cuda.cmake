@@ -1,21 +1,10 @@
-# CUDA kernels: lshkit_cuda where there is a compiler for them; their own source on the host for the
-# tests, which need none.
-set(LSHKIT_CUDA_SOURCES
-  ${PROJECT_SOURCE_DIR}/cuda/src/attention.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/bucket_sum.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/bucket_table.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/collisions.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/decoding.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/parameters.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/runtime.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/soft_attention.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/soft_hash.cu
-  ${PROJECT_SOURCE_DIR}/cuda/src/weighted_bucket_sum.cu)
+# CUDA kernels: lshkit_cuda where they are asked for; their own source on the host for the tests,
+# which need no compiler for them.
+file(GLOB LSHKIT_CUDA_SOURCES CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/cuda/src/*.cu)
 
 find_program(LSHKIT_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin)
 set(LSHKIT_HAS_CUDA OFF)
-# The C++ tests run the kernels on the host and have no use for a GPU's.
-if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED|PTX)$" AND (LSHKIT_PYTHON OR LSHKIT_CUDA STREQUAL "ON"))
+if(LSHKIT_CUDA STREQUAL "ON")
   # Often installed without being on PATH. Handed over as $CUDACXX and not as CMAKE_CUDA_COMPILER,
   # with which check_language would skip its check.
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
@@ -29,16 +18,12 @@ if(NOT LSHKIT_CUDA MATCHES "^(OFF|EMULATED|PTX)$" AND (LSHKIT_PYTHON OR LSHKIT_C
   endif()
   include(CheckLanguage)
   check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    set(LSHKIT_HAS_CUDA ON)
-  elseif(LSHKIT_CUDA STREQUAL "ON")
+  if(NOT CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR
       "LSHKIT_CUDA=ON, but no working nvcc was found: put it on PATH, or set CUDACXX or CUDA_HOME")
   endif()
-endif()
-
-if(LSHKIT_HAS_CUDA)
+  enable_language(CUDA)
+  set(LSHKIT_HAS_CUDA ON)
   find_package(CUDAToolkit REQUIRED)
   add_library(lshkit_cuda STATIC ${LSHKIT_CUDA_SOURCES})
   target_include_directories(lshkit_cuda PRIVATE cuda/include cpp/include)
@@ -125,15 +110,8 @@ endfunction()
 # The kernels as C++, in a program of their own tests.
 function(lshkit_cuda_test name)
   add_library(${name}_emulation OBJECT cuda/tests/emulation/emulation.cpp)
-  add_executable(${name} cuda/tests/emulation/kernels.cpp
-    cuda/tests/test_bucket_gradient.cpp
-    cuda/tests/test_bucket_sums.cpp
-    cuda/tests/test_hash.cpp
-    cuda/tests/test_kernels.cpp
-    cuda/tests/test_parameters.cpp
-    cuda/tests/test_rows.cpp
-    cuda/tests/test_soft_kernels.cpp
-    cuda/tests/test_table_kernels.cpp)
+  file(GLOB tests CONFIGURE_DEPENDS cuda/tests/test_*.cpp)
+  add_executable(${name} cuda/tests/emulation/kernels.cpp ${tests})
   target_include_directories(${name} PRIVATE
     cuda/include cuda/tests/emulation cpp/include cpp/tests)
   target_link_libraries(${name} PRIVATE lshkit_core ${name}_emulation)

@@ -21,12 +21,13 @@ import pytest
 SUITES = {
     *("test_attention", "test_attention_gradients", "test_attention_module", "test_bf16_gradient"),
     *("test_bucket_table", "test_buckets", "test_collision_probability", "test_collisions"),
-    *("test_decoding", "test_decoding_module", "test_decoding_state", "test_dense_soft_attention"),
-    *("test_fast_precision", "test_gradient_rank", "test_grouped_heads", "test_hash_families"),
+    *("test_decoding", "test_decoding_module", "test_decoding_state"),
+    *("test_16_bit_inputs", "test_gradient_rank", "test_grouped_heads", "test_hash_families"),
     *("test_hashing", "test_learned_projections", "test_learned_projections_module"),
     *("test_packed_sequences", "test_pair_gradients"),
     *("test_short_floats", "test_soft_attention", "test_soft_attention_edges", "test_soft_hash"),
-    *("test_soft_hash_torch", "test_torch_ops", "test_unit_norm_lift", "test_weighted_buckets"),
+    *("test_soft_hash_torch", "test_tiny_sums", "test_torch_ops", "test_unit_norm_lift"),
+    "test_weighted_buckets",
     "test_window",
 }
 
@@ -34,7 +35,7 @@ SUITES = {
 CPU_ONLY = {
     r"thread": "threads are the CPU's",
     r"compil": "torch.compile does not trace the mode that moves a test's tensors",
-    r"^test_(fast_precision|gradient_rank)": "CUDA takes the option and computes in full",
+    r"^test_(16_bit_inputs|gradient_rank)": "CUDA computes in full",
     r"^test_bucket_table": "a table is made on its device: test_cuda_tables.py",
     r"a_trace_holds": "torch.jit.trace would hold the moves too",
     r"autocast": "autocast of the CPU",
@@ -66,7 +67,7 @@ SLOW_IN_EMULATION = (
     r"every_query_sees|long_rows|inside_transformer_encoder_layer|dense_formula|unequal_probes",
     r"unneeded_gradients|nan_in_a_value|hashes_of_training|cross_attention_of_other_sizes",
     r"test_pair_gradients::test_equal_to_reference|inner_products_are_kept|padded_batch",
-    r"^test_dense_soft_attention|learning_planes|sequences_alone|gradient_of_grouped_heads",
+    r"learning_planes|sequences_alone|gradient_of_grouped_heads",
     r"given_planes|one_probe_is|module_learns|module_uses_what|operators_keep_torch|rounds_to_nearest",
     r"test_window::test_(transforms|nothing_to_attend|nan_rows|opcheck)|collided_is_short",
     r"gradients_per_sample|once_differentiable|rows_that_take_no_part",

@@ -9,13 +9,12 @@ namespace lshkit {
 namespace {
 
 AttentionOptions check_options(bool causal, int normalize, int gradient, Gradient last_gradient,
-                               index_t window, int precision) {
+                               index_t window = 0) {
   AttentionOptions options;
   options.causal = causal;
   options.normalize = check_option("normalize", normalize, Normalize::l2);
   options.gradient = check_option("gradient", gradient, last_gradient);
   options.window = check_range("window", window, 0, std::numeric_limits<std::int32_t>::max());
-  options.precision = check_option("precision", precision, Precision::fast);
   return options;
 }
 
@@ -49,7 +48,7 @@ GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionSh
 void sampled_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                      py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
                      bool causal, int normalize, py::handle out, py::handle query_codes_object,
-                     py::handle key_codes_object, int threads, index_t window, int precision,
+                     py::handle key_codes_object, int threads, index_t window,
                      py::handle query_starts, py::handle key_starts) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
                           key_starts);
@@ -59,8 +58,7 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   const TensorView key_codes("key_codes", key_codes_object, any);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads, in.shape.n_features);
-  const AttentionOptions options =
-      check_options(causal, normalize, 0, Gradient::unbiased, window, precision);
+  const AttentionOptions options = check_options(causal, normalize, 0, Gradient::unbiased, window);
   in.out.require_output();
   check_attention_codes(query_codes.require_output(), in.query, n_bits, n_hashes);
   check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
@@ -95,8 +93,9 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const index_t n_hashes = query_codes.shape(3);
   check_attention_codes(query_codes, in.query, n_bits, n_hashes);
   check_attention_codes(key_codes, in.key, n_bits, n_hashes);
-  AttentionOptions options =
-      check_options(causal, normalize, gradient, Gradient::unbiased, window, 0);
+  AttentionOptions options = check_options(causal, normalize, gradient, Gradient::unbiased, window);
+  if (options.gradient == Gradient::exact)
+    throw py::value_error("gradient: 1 (exact) is the expectation's alone, wanted 0, 2 or 3");
   std::optional<TensorView> rotation;
   options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
   options.bfloat16_products = bfloat16_products;
@@ -121,7 +120,7 @@ void expectation_forward(py::handle query, py::handle key, py::handle value, py:
   const AttentionViews in(query, key, value, key_mask, "out", out, kExpectedTypes, query_starts,
                           key_starts);
   check_range("n_bits", n_bits, 1, kMaxBits);
-  const AttentionOptions options = check_options(causal, normalize, 0, Gradient::expected, 0, 0);
+  const AttentionOptions options = check_options(causal, normalize, 0, Gradient::exact);
   in.out.require_output();
   if (in.out.size() == 0) return;
   const CudaCall gpu(in.views({}));
@@ -149,8 +148,7 @@ void expectation_backward(py::handle query, py::handle key, py::handle value, py
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   check_range("n_bits", n_bits, 1, kMaxBits);
-  const AttentionOptions options =
-      check_options(causal, normalize, gradient, Gradient::expected, 0, 0);
+  const AttentionOptions options = check_options(causal, normalize, gradient, Gradient::exact);
   if (gradients.empty()) return;
   const CudaCall gpu(in.views({&gradients.query, &gradients.key, &gradients.value}));
   if (gpu.run([&](const auto& queue, void* scratch) {
@@ -174,8 +172,7 @@ void bind_attention(py::module_& module) {
   module.def("yoso_forward", &sampled_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "causal"_a, "normalize"_a,
              "out"_a, "query_codes"_a, "key_codes"_a, "threads"_a = 0, py::kw_only(),
-             "window"_a = 0, "precision"_a = 0, "query_starts"_a = py::none(),
-             "key_starts"_a = py::none());
+             "window"_a = 0, "query_starts"_a = py::none(), "key_starts"_a = py::none());
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,

@@ -17,7 +17,7 @@ void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
 void bind_decoding(py::module_& module);
-void bind_near_far(py::module_& module);
+void bind_partition_sums(py::module_& module);
 void bind_draw(py::module_& module);
 void bind_near_kernel_sums(py::module_& module);
 void bind_pair_products(py::module_& module);

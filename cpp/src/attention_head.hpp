@@ -51,6 +51,19 @@ inline HeadRange head_range(const AttentionShape& shape, index_t index) {
   return r;
 }
 
+// run(head, first, last, finish) for slices [first, last) of a head's columns, and with `finish`
+// once these are done. A few heads are cut into slices, unless rows must be converted as a whole.
+template <class Run>
+void for_each_slice(index_t heads, index_t slices, bool converted, int threads, const Run& run) {
+  if (heads >= 2 * thread_count(threads) || converted) {
+    parallel_for(heads, threads, [&](index_t head) { run(head, 0, slices, true); });
+    return;
+  }
+  parallel_for(heads * slices, threads,
+               [&](index_t task) { run(task / slices, task % slices, task % slices + 1, false); });
+  parallel_for(heads, threads, [&](index_t head) { run(head, 0, 0, true); });
+}
+
 template <class T>
 struct AttentionHead {
   Matrix<const T> query, key, value;

@@ -1,8 +1,8 @@
 #include "bucket_sum.hpp"
 
 #include <algorithm>
-#include <cstring>
 
+#include "bucket_slots.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -12,49 +12,44 @@ namespace {
 // through it, at twice the width too.
 constexpr index_t kTableBytes = index_t(256) << 10;
 
-// Where most buckets must be empty, codes are replaced by slots in order of appearance among the
-// keys, so that a table has a row for each distinct key code and not for each bucket. Slot 0 is for
-// codes that no key has: always zero.
-struct Slots {
-  std::uint16_t *slot_of, *query, *key;
+// The codes of a group of hashes as slots, (rows, group).
+struct SlotCodes {
+  BucketSlots slots;
+  std::uint16_t *query, *key;
 
-  Slots(Arena& arena, index_t n_queries, index_t n_keys, index_t n_buckets, index_t group)
-      : slot_of(arena.take<std::uint16_t>(n_buckets)),
+  SlotCodes(Arena& arena, index_t n_queries, index_t n_keys, index_t n_buckets, index_t group)
+      : slots(arena, n_keys, n_buckets),
         query(arena.take<std::uint16_t>(n_queries * group)),
         key(arena.take<std::uint16_t>(n_keys * group)) {}
 
-  // Fills query and key, (rows, group), for the hashes [first, first + group); returns the rows.
+  // Of the hashes [first, first + group); returns the rows of the largest table.
   template <class T, class Code>
   index_t assign(const HeadSum<T>& s, index_t first, index_t group) {
     const Code* query_codes = static_cast<const Code*>(s.query_codes) + first;
     const Code* key_codes = static_cast<const Code*>(s.key_codes) + first;
     index_t most = 0;
     for (index_t h = 0; h < group; ++h) {
-      std::uint16_t used = 0;
-      for (index_t j = 0; j < s.n_keys; ++j) {
-        std::uint16_t& slot = slot_of[key_codes[j * s.n_hashes + h]];
-        if (slot == 0) slot = ++used;
-        key[j * group + h] = slot;
-      }
+      for (index_t j = 0; j < s.n_keys; ++j)
+        key[j * group + h] = slots.add(key_codes[j * s.n_hashes + h]);
       for (index_t i = 0; i < s.n_queries; ++i)
-        query[i * group + h] = slot_of[query_codes[i * s.n_hashes + h]];
-      for (index_t j = 0; j < s.n_keys; ++j) slot_of[key_codes[j * s.n_hashes + h]] = 0;
-      most = std::max<index_t>(most, used);
+        query[i * group + h] = slots.of(query_codes[i * s.n_hashes + h]);
+      most = std::max(most, slots.table_rows());
+      slots.clear();
     }
-    return most + 1;
+    return most;
   }
 };
 
 template <class T>
 struct PassScratch {
   T* table;
-  Slots slots;
+  SlotCodes codes;
   std::size_t bytes;
 
   PassScratch(Arena arena, const HeadSum<T>& s, index_t group, index_t table_rows, int slices,
               bool compact)
       : table(arena.take<T>(group * table_rows * slices * kSliceBytes / sizeof(T))),
-        slots(arena, compact ? s.n_queries : 0, compact ? s.n_keys : 0, compact ? s.n_buckets : 0,
+        codes(arena, compact ? s.n_queries : 0, compact ? s.n_keys : 0, compact ? s.n_buckets : 0,
               group),
         bytes(arena.used()) {}
 };
@@ -64,7 +59,7 @@ struct PassScratch {
 template <class T>
 void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
   constexpr index_t columns = kSliceBytes / sizeof(T);
-  const bool compact = s.n_keys < s.n_buckets / 2;
+  const bool compact = BucketSlots::pay(s.n_keys, s.n_buckets);
   index_t table_rows = compact ? s.n_keys + 1 : s.n_buckets;
   const index_t group_size = std::clamp<index_t>(kTableBytes / (table_rows * kSliceBytes), 1,
                                                  std::min<index_t>(kMaxGroup, s.n_hashes));
@@ -73,17 +68,17 @@ void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
   const PassScratch<T> size(Arena(), s, group_size, table_rows, at_once, compact);
   PassScratch<T> scratch(Arena(thread_scratch(size.bytes)), s, group_size, table_rows, at_once,
                          compact);
-  Slots& slots = scratch.slots;
-  if (compact) std::memset(slots.slot_of, 0, sizeof(std::uint16_t) * s.n_buckets);
+  SlotCodes& codes = scratch.codes;
+  if (compact) codes.slots.start(s.n_buckets);
 
   for (index_t hash = 0; hash < s.n_hashes; hash += group_size) {
     const index_t group = std::min(group_size, s.n_hashes - hash);
     BucketSumPass<T> pass;
     if (compact) {
-      table_rows = s.code_bytes == 1 ? slots.template assign<T, std::uint8_t>(s, hash, group)
-                                     : slots.template assign<T, std::uint16_t>(s, hash, group);
-      pass.query_codes = slots.query;
-      pass.key_codes = slots.key;
+      table_rows = s.code_bytes == 1 ? codes.template assign<T, std::uint8_t>(s, hash, group)
+                                     : codes.template assign<T, std::uint16_t>(s, hash, group);
+      pass.query_codes = codes.query;
+      pass.key_codes = codes.key;
       pass.query_code_stride = pass.key_code_stride = group;
       pass.code_bytes = 2;
     } else {

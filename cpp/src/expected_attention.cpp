@@ -20,8 +20,7 @@ ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms
   p.n_bits = n_bits;
   p.out = out;
   p.row_sum = row_sum;
-  p.scratch =
-      thread_scratch(kernels().typed<T>().expected_scratch(head.query.columns, head.value.columns));
+  p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(head.query, head.value));
   return p;
 }
 
@@ -87,8 +86,7 @@ void expected_backward(const AttentionShape& shape, const AttentionOptions& opti
     p.n_bits = n_bits;
     p.weight = options.gradient;
     p.value_grad = b.value_grad;
-    p.scratch =
-        thread_scratch(kernels().typed<T>().expected_scratch(shape.n_features, shape.n_values));
+    p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(b.head.query, b.head.value));
     kernels().typed<T>().expected_gradient(p);
     unit_norms_backward(p);
   });

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "bucket_slots.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -154,7 +155,7 @@ class FastSum {
 void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
   std::vector<index_t> full;
   // With most buckets empty, or tables larger than the cache, halving them gains nothing.
-  if (s.n_keys < s.n_buckets / 2 || 2 * row_bytes(s) > kTableBytes) {
+  if (BucketSlots::pay(s.n_keys, s.n_buckets) || 2 * row_bytes(s) > kTableBytes) {
     for (index_t slice = first; slice < last; ++slice) full.push_back(slice);
   } else {
     FastSum sum(s, last - first);

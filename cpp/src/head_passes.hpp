@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "bucket_slots.hpp"
 #include "bucket_sum.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
 #include "parallel.hpp"
@@ -80,9 +81,7 @@ class HeadPasses {
     const index_t rows = std::max(head.query.rows, head.key.rows);
     const index_t row_bytes =
         std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
-    // Where most buckets must be empty, codes are replaced by slots in order of appearance among
-    // the keys. Slot 0 is for codes that no key has.
-    compact_ = most < head.n_buckets / 2 && rows * row_bytes <= kProbeBytes;
+    compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     at_once_ = table_rows_ * 2 * kSliceBytes <= kPassBytes ? 2 : 1;
     group_ = compact_ ? 1
@@ -102,7 +101,7 @@ class HeadPasses {
     blocks_ = !together && rows * at_once_ * kSliceBytes >= kBlockBytes;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
-    if (compact_) std::memset(slot_of_, 0, sizeof(*slot_of_) * head.n_buckets);
+    if (compact_) slots_.start(head.n_buckets);
   }
 
   index_t group() const { return group_; }
@@ -201,15 +200,9 @@ class HeadPasses {
   void begin(index_t hash, index_t group) {
     clear();
     if (!compact_) return;
-    for (index_t k = 0; k < used_; ++k) slot_of_[code_of_[k]] = 0;
-    used_ = 0;
+    slots_.clear();
     view(keys_, {0, s_.key.rows, hash, group});
-    for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) {
-      std::uint16_t& slot = slot_of_[keys_.slots[k]];
-      if (slot) continue;
-      code_of_[used_++] = keys_.slots[k];
-      slot = std::uint16_t(used_);
-    }
+    for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) slots_.add(keys_.slots[k]);
   }
   void cut(Arena arena) {
     table_ = arena.take<T>(group_ * table_rows_ * chunk_ * kSliceBytes / index_t(sizeof(T)));
@@ -225,8 +218,7 @@ class HeadPasses {
     keys_ = take(s_.key);
     const index_t rows = std::max(s_.query.rows, s_.key.rows);
     for (T*& memory : block_memory_) memory = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
-    slot_of_ = arena.take<std::uint16_t>(compact_ ? s_.n_buckets : 0);
-    code_of_ = arena.take<std::uint16_t>(compact_ ? table_rows_ : 0);
+    slots_ = compact_ ? BucketSlots(arena, table_rows_ - 1, s_.n_buckets) : BucketSlots();
     bytes_ = arena.used();
   }
 
@@ -259,7 +251,7 @@ class HeadPasses {
     view(e, run);
     e.run = run;
     const index_t count = run.rows * e.probes();
-    for (index_t k = 0; k < count && compact_; ++k) e.slots[k] = slot_of_[e.slots[k]];
+    for (index_t k = 0; k < count && compact_; ++k) e.slots[k] = slots_.of(e.slots[k]);
   }
 
   const WeightedHead<T>& s_;
@@ -270,8 +262,7 @@ class HeadPasses {
   T* block_memory_[3];
   T *table_, *column_table_;
   Expanded<T> queries_, keys_;
-  std::uint16_t *slot_of_, *code_of_;
-  index_t used_ = 0;
+  BucketSlots slots_;
   std::size_t bytes_;
 };
 

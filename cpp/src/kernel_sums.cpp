@@ -17,25 +17,6 @@ namespace {
 constexpr index_t kQueryRun = 512, kKeyRun = 4096;
 static_assert(kKeyRun % kKeyBlock == 0);
 
-const KernelSumTable& table() {
-  static const KernelSumTable chosen = [] {
-#ifdef LSHKIT_X86
-    if (!std::strcmp(kernels().name, "avx512")) return avx512::kernel_sum_table();
-    if (!std::strcmp(kernels().name, "avx2")) return avx2::kernel_sum_table();
-#endif
-    return base::kernel_sum_table();
-  }();
-  return chosen;
-}
-
-template <class T>
-void run(const KernelSumPass<T>& pass) {
-  if constexpr (sizeof(T) == sizeof(float))
-    table().f32(pass);
-  else
-    table().f64(pass);
-}
-
 void add(KernelSum& sum, const KernelSum& more) {
   if (more.total == 0 && more.squares == 0) {
     sum.shift = std::max(sum.shift, more.shift);
@@ -71,8 +52,6 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
     norms[i] = sum / 2;
   }
   std::vector<KernelSum> parts(key_runs * shape.n_queries, KernelSum{lowest, 0, 0});
-  const index_t bytes = sizeof(T) == sizeof(float) ? table().scratch_f32(shape.n_features)
-                                                   : table().scratch_f64(shape.n_features);
   parallel_for(query_runs * key_runs, threads, [&](index_t task) {
     const index_t query = task % query_runs * kQueryRun, key = task / query_runs * kKeyRun;
     KernelSumPass<T> pass;
@@ -87,8 +66,8 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
     if (keys.weights) pass.keys.weights = keys.weights + key;
     pass.radial = radial;
     pass.sums = parts.data() + task / query_runs * shape.n_queries + query;
-    pass.scratch = thread_scratch(bytes);
-    run(pass);
+    pass.scratch = thread_scratch(kernels().typed<T>().kernel_sums_scratch(pass));
+    kernels().typed<T>().kernel_sums(pass);
   });
   for (index_t i = 0; i < shape.n_queries; ++i) {
     sums[i] = parts[i];

@@ -11,17 +11,6 @@
 namespace lshkit {
 namespace {
 
-const SoftmaxTable& table() {
-  static const SoftmaxTable chosen = [] {
-#ifdef LSHKIT_X86
-    if (!std::strcmp(kernels().name, "avx512")) return avx512::softmax_table();
-    if (!std::strcmp(kernels().name, "avx2")) return avx2::softmax_table();
-#endif
-    return base::softmax_table();
-  }();
-  return chosen;
-}
-
 Matrix<const float> rows_of(const Tensor<const float>& x, index_t batch, index_t head, index_t rows,
                             index_t columns) {
   return {x.matrix(batch, head), x.row_stride, rows, columns};
@@ -125,8 +114,8 @@ void lsh_attention_forward(const AttentionShape& shape, const LshAttentionOption
     pass.out = {pass.out.row(first), pass.out.stride, rows, shape.n_values};
     pass.log_sum = log_sum + matrix * shape.n_queries + first;
     pass.pairs = pairs + matrix * shape.n_queries + first;
-    pass.scratch = thread_scratch(table().forward_scratch(pass));
-    table().forward(pass);
+    pass.scratch = thread_scratch(kernels().softmax_forward_scratch(pass));
+    kernels().softmax_forward(pass);
   });
 }
 
@@ -163,8 +152,8 @@ void lsh_attention_backward(const AttentionShape& shape, const LshAttentionOptio
     pass.n_heads = group;
     pass.grad_key = rows_of(gradients.key, batch, key_head, shape.n_keys, shape.n_features);
     pass.grad_value = rows_of(gradients.value, batch, key_head, shape.n_keys, shape.n_values);
-    pass.scratch = thread_scratch(table().backward_scratch(pass));
-    table().backward(pass);
+    pass.scratch = thread_scratch(kernels().softmax_backward_scratch(pass));
+    kernels().softmax_backward(pass);
     // What has a NaN or infinity has no gradient.
     for (const SoftmaxQueryGradient& q : heads)
       for (index_t i = 0; i < n; ++i)

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bucket_finder.hpp"
-#include "kernels/kernels.hpp"
+#include "near_rows.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -39,26 +39,28 @@ void ask_for(const T* row, index_t n_features) {
     __builtin_prefetch(bytes + at);
 }
 
-// The rows that are in min_count of the buckets, each once, into near; returns their number.
+// Of the buckets in which each row was met, up to 255.
+struct Counts {
+  std::uint8_t* bytes;
+
+  int add(std::int32_t row) const {
+    const int before = bytes[row];
+    bytes[row] = std::uint8_t(before + (before < 255));
+    return before + 1;
+  }
+};
+
+// The rows that are in min_count of the buckets, each once, into s.near; returns their number.
 template <class T>
-index_t find_near(const NearKernelProblem<T>& p, const std::vector<Bucket>& buckets,
+index_t find_near(const NearKernelProblem<T>& p, const std::vector<BucketRows>& buckets,
                   const RunScratch<T>& s) {
-  index_t n = 0;
-  for (const Bucket& b : buckets) {
-    const std::int32_t* row = p.tables.order + b.table + b.begin;
-    for (const std::int32_t* end = row + b.size(); row < end; ++row) {
-      s.near[n] = *row;
-      const index_t before = s.counts[*row];
-      s.counts[*row] = std::uint8_t(before + (before < 255));
-      if (before + 1 != p.min_count) continue;
-      if (n < kAskAtOnce) ask_for(p.rows + index_t(*row) * p.n_features, p.n_features);
-      ++n;
-    }
-  }
-  for (const Bucket& b : buckets) {
-    const std::int32_t* row = p.tables.order + b.table + b.begin;
-    for (const std::int32_t* end = row + b.size(); row < end; ++row) s.counts[*row] = 0;
-  }
+  const index_t n = find_near(buckets.data(), buckets.data() + buckets.size(), int(p.min_count),
+                              Counts{s.counts}, s.near, [&](std::int32_t row, index_t near) {
+                                if (near < kAskAtOnce)
+                                  ask_for(p.rows + index_t(row) * p.n_features, p.n_features);
+                              });
+  for (const BucketRows& b : buckets)
+    for (const std::int32_t* row = b.begin; row < b.end; ++row) s.counts[*row] = 0;
   return n;
 }
 
@@ -125,7 +127,7 @@ void sum_segment(const NearKernelProblem<T>& p, const RunScratch<T>& s, index_t 
 
 template <class T, class Code>
 void sums_of_query(const NearKernelProblem<T>& p, index_t query, const Finder<Code>& finder,
-                   std::vector<Bucket>& buckets, const RunScratch<T>& s, NearKernelSum* sums) {
+                   std::vector<BucketRows>& buckets, const RunScratch<T>& s, NearKernelSum* sums) {
   const HashTables& t = p.tables;
   const Code* codes = static_cast<const Code*>(p.query_codes.data) + query * t.n_hashes;
   buckets.clear();
@@ -137,26 +139,15 @@ void sums_of_query(const NearKernelProblem<T>& p, index_t query, const Finder<Co
     finder.find(codes + first, h, n, found);
     for (index_t k = 0; k < n; ++k) {
       if (found[k].size() == 0 || found[k].size() > p.max_bucket_size) continue;
-      const std::int32_t* rows = t.order + found[k].table + found[k].begin;
-      for (index_t i = 0; i < std::min<index_t>(found[k].size(), 128); i += 16)
-        __builtin_prefetch(rows + i);
-      buckets.push_back(found[k]);
+      const std::int32_t* rows = t.order + found[k].table;
+      buckets.push_back({rows + found[k].begin, rows + found[k].end});
     }
   }
   const index_t n_near = find_near(p, buckets, s);
   if (n_near) {
-    const std::int64_t indptr[] = {0, n_near};
-    PairProducts<T> pairs;
-    pairs.queries = p.queries + query * p.n_features;
-    pairs.keys = p.rows;
-    pairs.query_stride = pairs.key_stride = pairs.n_features = p.n_features;
-    pairs.n_queries = 1;
-    pairs.indptr = indptr;
-    pairs.indices = s.near;
-    pairs.measure = p.kernel == DensityKernel::laplacian ? PairMeasure::l1_distance
-                                                         : PairMeasure::squared_distance;
-    pairs.out = s.logs;
-    kernels().typed<T>().pair_products(pairs, 0, 0, n_near);
+    measure_rows(p.kernel == DensityKernel::laplacian ? PairMeasure::l1_distance
+                                                      : PairMeasure::squared_distance,
+                 p.queries + query * p.n_features, p.rows, p.n_features, s.near, n_near, s.logs);
     to_log_kernels(p.kernel, p.n_bits, s.logs, n_near);
   }
   for (index_t k = 0; k < p.n_stops; ++k)
@@ -173,7 +164,7 @@ void near_kernel_sums(const NearKernelProblem<T>& p, NearKernelSum* sums, int th
       const RunScratch<T> size(Arena(), p.tables.n_rows);
       const RunScratch<T> s(Arena(thread_scratch(size.bytes)), p.tables.n_rows);
       std::memset(s.counts, 0, p.tables.n_rows);
-      std::vector<Bucket> buckets;
+      std::vector<BucketRows> buckets;
       buckets.reserve(p.tables.n_hashes);
       for (index_t i = task * kRun; i < std::min(p.n_queries, (task + 1) * kRun); ++i)
         sums_of_query(p, i, finder, buckets, s, sums + i * p.n_stops);

@@ -7,7 +7,6 @@
 
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
-#include "dense_bucket_sum.hpp"
 #include "soft_hash.hpp"
 #include "weighted_bucket_sum.hpp"
 
@@ -25,11 +24,8 @@ struct SoftSide {
     return probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
                       run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
   }
-  WeightedSide<float> weighted(const std::uint8_t* valid, index_t n_buckets) const {
+  WeightedSide<float> weighted(const std::uint8_t* valid) const {
     WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
-    side.dense = [=](const ProbeRun& run, float* weights, index_t stride) {
-      dense_weights(run, valid, n_buckets, weights, stride);
-    };
     side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
       expand(run, group, codes, weights);
     };
@@ -67,48 +63,8 @@ struct SoftSide {
     }
     return sharpness_grad;
   }
-  // The same of the weights of all buckets.
-  double reduce_dense(const ProbeRun& run, const std::uint8_t* valid, index_t n_buckets,
-                      const float* weights, const float* weight_grads, index_t weight_stride,
-                      float* margin_grads) const {
-    const index_t stride = n_hashes * n_selected;
-    float* to = margin_grads + run.first * stride + run.hash * n_selected;
-    const ProbeRows p = probe_rows_of(run, valid);
-    if (n_probes == n_buckets)
-      return kernels().dense_probes_gradient(p, weights, weight_grads, weight_stride, to, stride);
-    const index_t probes = run.group * n_probes;
-    std::vector<std::uint16_t> codes(run.rows * probes);
-    std::vector<float> probe_weights(run.rows * probes), grads(run.rows * probes);
-    kernels().expand_probes(p, 2, codes.data(), probe_weights.data());
-    for_each_probe(run, n_buckets, weight_stride, codes.data(),
-                   [&](index_t probe, index_t at) { grads[probe] = weight_grads[at]; });
-    return kernels().reduce_probes(p, probe_weights.data(), grads.data(), to, stride);
-  }
 
  private:
-  void dense_weights(const ProbeRun& run, const std::uint8_t* valid, index_t n_buckets,
-                     float* weights, index_t stride) const {
-    const ProbeRows p = probe_rows_of(run, valid);
-    if (n_probes == n_buckets) return kernels().dense_probes(p, weights, stride);
-    const index_t probes = run.group * n_probes;
-    std::vector<std::uint16_t> codes(run.rows * probes);
-    std::vector<float> probe_weights(run.rows * probes);
-    kernels().expand_probes(p, 2, codes.data(), probe_weights.data());
-    std::fill_n(weights, run.group * n_buckets * stride, 0.0f);
-    for_each_probe(run, n_buckets, stride, codes.data(),
-                   [&](index_t probe, index_t at) { weights[at] = probe_weights[probe]; });
-  }
-  // body(probe, where its weight is among those of all buckets)
-  template <class Body>
-  void for_each_probe(const ProbeRun& run, index_t n_buckets, index_t stride,
-                      const std::uint16_t* codes, const Body& body) const {
-    index_t probe = 0;
-    for (index_t i = 0; i < run.rows; ++i)
-      for (index_t h = 0; h < run.group; ++h)
-        for (index_t a = 0; a < n_probes; ++a, ++probe)
-          body(probe, (h * n_buckets + codes[probe]) * stride + i);
-  }
-
   // The exponentials of 8 or 16 hashes fill a register, those of one do not; so a tile of rows is
   // expanded for all hashes of a run and then parted into groups.
   static constexpr index_t kTileProbes = 2048;
@@ -163,19 +119,13 @@ WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSi
                                   const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
                                   bool causal) {
   const index_t n_buckets = index_t(1) << n_bits;
-  return {query.weighted(query_valid, n_buckets),
-          key.weighted(head.key_mask, n_buckets),
+  return {query.weighted(query_valid),
+          key.weighted(head.key_mask),
           query.n_hashes,
           n_buckets,
           head.value,
           causal ? Order::causal : Order::all,
           1.0f / float(query.n_hashes)};
-}
-
-void sum_of(const WeightedHead<float>& head, Matrix<float> out, float* weight_sums, index_t first,
-            index_t last) {
-  if (!dense_sum_pays(head) || !dense_sum(head, out, weight_sums, first, last))
-    weighted_sum(head, out, weight_sums, first, last);
 }
 
 struct Sides {
@@ -253,23 +203,16 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     float* divisor = divisors ? divisors + r.query_row : nullptr;
     const Sides sides(options, query_codes, key_codes, n_hashes, r);
     if (last > first)
-      sum_of(weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
-             to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
+      weighted_sum(
+          weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
+          to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
     if (!finish) return;
     if (options.normalize == Normalize::l2) kernels().f32.normalize_l2(to, divisor);
     if (sums_wanted) kernels().f32.normalize_sum(to, divisor);
     if (valid) fill_invalid_rows(to, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, to);
   };
-  // A few heads are cut into slices of columns, unless these must be converted.
-  if (heads >= 2 * thread_count(threads) || in.value.converted() || out.converted()) {
-    parallel_for(heads, threads, [&](index_t index) { run(index, 0, slices, true); });
-  } else {
-    parallel_for(heads * slices, threads, [&](index_t task) {
-      run(task / slices, task % slices, task % slices + 1, false);
-    });
-    parallel_for(heads, threads, [&](index_t index) { run(index, 0, 0, true); });
-  }
+  for_each_slice(heads, slices, in.value.converted() || out.converted(), threads, run);
 }
 
 void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,
@@ -312,25 +255,18 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
         });
 
     double sharpness = 0;
-    const auto take_grads = [&sharpness, &weighted](WeightedSide<float>& to, const SoftSide& side,
-                                                    float* margin_grads) {
+    const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
+                                         float* margin_grads) {
       if (side.n_probes == 1) return;  // a weight of 1, whatever the row
       to.take_grads = [&sharpness, &side, &to, margin_grads](const ProbeRun& run, index_t group,
                                                              const float* weights,
                                                              const float* weight_grads) {
         sharpness += side.reduce(run, to.valid, group, weights, weight_grads, margin_grads);
       };
-      to.take_dense_grads = [&sharpness, &side, &to, margin_grads, n_buckets = weighted.n_buckets](
-                                const ProbeRun& run, const float* weights,
-                                const float* weight_grads, index_t stride) {
-        sharpness += side.reduce_dense(run, to.valid, n_buckets, weights, weight_grads, stride,
-                                       margin_grads);
-      };
     };
     take_grads(weighted.query, sides.query, query_margins);
     take_grads(weighted.key, sides.key, key_margins);
-    if (!dense_sum_pays(weighted) || !dense_sum_backward(weighted, grad, bias, b.value_grad))
-      weighted_sum_backward(weighted, grad, bias, b.value_grad);
+    weighted_sum_backward(weighted, grad, bias, b.value_grad);
     for (index_t j = 0; j < b.range.n_keys; ++j)
       if (!s.norms.key_valid[j])
         std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);

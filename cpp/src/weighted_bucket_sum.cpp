@@ -9,14 +9,6 @@
 #include "parallel.hpp"
 
 namespace lshkit {
-namespace {
-
-constexpr Order transposed(Order order) {
-  return order == Order::all ? order : order == Order::causal ? Order::reversed : Order::causal;
-}
-
-}  // namespace
-
 template <class T>
 void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index_t first,
                   index_t last) {
@@ -57,7 +49,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                            Matrix<T> value_grad) {
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
-  const Order back = transposed(s.order);
+  const Order back = transposed_order(s.order);
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0), grads = passes.blocks(grad, 1);
   const ColumnBlocks<T> value_grads = passes.blocks(value_grad, 2);
   values.load();

@@ -23,12 +23,6 @@ struct WeightedSide {
   std::function<void(const ProbeRun& run, index_t group, const T* weights, const T* weight_grads)>
       take_grads;
   index_t batch = 1;  // hashes whose probes are best made together
-  // The weights of all buckets, (run.group * n_buckets, run.rows) at a row stride, zeros beyond up
-  // to a multiple of 16. Null: the client does not want the dense path.
-  std::function<void(const ProbeRun& run, T* weights, index_t stride)> dense = nullptr;
-  // As take_grads, of dense weights.
-  std::function<void(const ProbeRun& run, const T* weights, const T* weight_grads, index_t stride)>
-      take_dense_grads = nullptr;
 };
 
 template <class T>

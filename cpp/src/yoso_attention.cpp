@@ -82,18 +82,20 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const index_t heads = head_count(shape);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
+  // Of inputs of 16 bits; their values may have tables of 16 bits too.
+  const bool fast = in.query.converted();
+  const Precision precision = fast ? Precision::fast : Precision::full;
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
   const bool finite_queries =
       hash(query_functions, in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features,
-           query_codes, threads, options.precision);
+           query_codes, threads, precision);
   const bool finite_keys = hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys,
-                                shape.n_features, key_codes, threads, options.precision);
+                                shape.n_features, key_codes, threads, precision);
   // Rows that are not finite are looked for only when there is a sign of them.
   std::optional<ValidRows> valid;
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
 
-  const bool fast = options.precision == Precision::fast;
   const auto sum = fast ? fast_sum_slices : sum_slices<float>;
   const index_t slices =
       fast ? fast_slice_count(shape.n_values) : slice_count<float>(shape.n_values);
@@ -124,15 +126,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     store_rows(out, r.queries, s.out);
   };
 
-  // A few heads are cut into slices of columns, unless these must be converted.
-  if (heads >= 2 * thread_count(threads) || in.value.converted() || out.converted()) {
-    parallel_for(heads, threads, [&](index_t index) { run(index, 0, slices, true); });
-  } else {
-    parallel_for(heads * slices, threads, [&](index_t task) {
-      run(task / slices, task % slices, task % slices + 1, false);
-    });
-    parallel_for(heads, threads, [&](index_t index) { run(index, 0, 0, true); });
-  }
+  for_each_slice(heads, slices, in.value.converted() || out.converted(), threads, run);
 }
 
 void yoso_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
@@ -165,7 +159,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     std::swap(transposed.query_codes, transposed.key_codes);
     transposed.values = grad;
     transposed.key_mask = s.norms.query_valid;
-    transposed.order = options.causal ? Order::reversed : Order::all;
+    transposed.order = transposed_order(forward.order);
     transposed.out = b.value_grad;
     sum_slices(transposed, 0, slices);
     for (index_t j = 0; j < b.range.n_keys; ++j)
@@ -177,13 +171,16 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
         add_window_gradient(p, s.norms, forward, options, n_bits, b.value_grad);
       unit_norms_backward(p);
     };
-    if (options.gradient == Gradient::lower_bound) {
-      LowerBoundGradient p;
+    const auto fill = [&](SampledGradient& p) {
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.query_codes = forward.query_codes;
       p.key_codes = forward.key_codes;
       p.code_bytes = query_codes.bytes;
       p.n_hashes = n_hashes;
+    };
+    if (options.gradient == Gradient::lower_bound) {
+      LowerBoundGradient p;
+      fill(p);
       p.n_buckets = forward.n_buckets;
       p.scale = 0.5f * float(n_bits) / float(n_hashes);
       p.bfloat16_products = options.bfloat16_products;
@@ -195,26 +192,13 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
       finish(p);
-    } else if (options.gradient == Gradient::collided || options.gradient == Gradient::unbiased) {
+    } else {
       CollidedGradient p;
-      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
-      p.query_codes = forward.query_codes;
-      p.key_codes = forward.key_codes;
-      p.code_bytes = query_codes.bytes;
-      p.n_hashes = n_hashes;
+      fill(p);
       p.n_bits = n_bits;
       p.weight = options.gradient;
       p.scratch = thread_scratch(kernels().collided_scratch(p));
       kernels().collided_gradient(p);
-      finish(p);
-    } else {
-      ExpectedGradient<float> p;
-      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
-      p.n_bits = n_bits;
-      p.weight = Gradient::expected;
-      p.value_grad = {};
-      p.scratch = thread_scratch(kernels().f32.expected_scratch(shape.n_features, shape.n_values));
-      kernels().f32.expected_gradient(p);
       finish(p);
     }
   });

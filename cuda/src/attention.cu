@@ -96,7 +96,7 @@ BucketSum<float> transposed(const Problem& p, BucketSum<float> a, const UnitVect
   a.key_valid = query.valid;
   a.valid_batch = p.s.heads * p.s.n_queries;
   a.valid_head = p.s.n_queries;
-  a.order = p.options.causal ? Order::reversed : Order::all;
+  a.order = transposed_order(a.order);
   a.out = value_grad;
   return a;
 }
@@ -451,8 +451,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   finish_values(p, b, gradients.value);
   const PairWeight weight = by_buckets || matrices                   ? PairWeight::lower_bound
                             : options.gradient == Gradient::collided ? PairWeight::collided
-                            : options.gradient == Gradient::unbiased ? PairWeight::unbiased
-                                                                     : PairWeight::expected;
+                                                                     : PairWeight::unbiased;
   if (matrices) {
     bucket_gradient(queue, matrix, matrix_scratch);
   } else if (by_buckets) {
@@ -503,7 +502,7 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
   sum_pairs(queue, values, p.sequences());
   finish_values(p, b, gradients.value);
   const bool exact = options.gradient != Gradient::lower_bound;
-  pair_gradients(p, b, exact ? PairWeight::expected : PairWeight::lower_bound, n_bits, {}, {}, 1);
+  pair_gradients(p, b, exact ? PairWeight::exact : PairWeight::lower_bound, n_bits, {}, {}, 1);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }

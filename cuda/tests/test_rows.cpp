@@ -140,7 +140,10 @@ TEST(normalisation_and_its_gradient) {
       Rows sums(c.batch, c.heads, c.n_rows, d + counts, Element::float32, 0, 0, 2);
       for (index_t k = 0; k < d; ++k) {
         if (n > 1) sums.set(1, k, 0);
-        if (n > 2 && normalize == Normalize::l2) sums.set(2, k, float(sums.at(2, k)) * 1e20f);
+        if (normalize != Normalize::l2) continue;
+        if (n > 2) sums.set(2, k, float(sums.at(2, k)) * 1e20f);
+        if (n > 3) sums.set(3, k, float(sums.at(3, k)) * 1e-20f);
+        if (n > 4) sums.set(4, k, float(sums.at(4, k)) * 1e-28f);
       }
       for (index_t row = 0; counts && row < n; ++row)
         sums.set(row, d, row == 1 ? 0 : 0.5f + float(row % 3));

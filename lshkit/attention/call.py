@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
 
 def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
-    code = torch_ops.GRADIENT["expected" if gradient == "exact" else gradient]
+    code = torch_ops.GRADIENT[gradient]
 
     def of_pairs(call: Call) -> Tensor:
         return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)

@@ -46,7 +46,7 @@ from lshkit.reference.hashing import (
     unit_projections,
     walsh_hadamard,
 )
-from lshkit.reference.kernel_sums import kernel_sums, log_kernel, near_far_sums
+from lshkit.reference.kernel_sums import kernel_sums, log_kernel, partition_sums
 from lshkit.reference.lsh_attention import (
     bert_lsh_forward,
     exact_pairs,
@@ -89,7 +89,7 @@ __all__ = [
     "lsh_attention_backward",
     "lsh_attention_forward",
     "lsh_attention_sums",
-    "near_far_sums",
+    "partition_sums",
     "near_pairs",
     "probe_weights",
     "projection_bins",

@@ -19,7 +19,7 @@ from lshkit.reference.hashing import (
 def attention_forward(weights, value, normalize):
     """Raw sums normalised by "l2" (to unit rows), "sum" (of the weights) or None.
 
-    A query whose raw sum is 0 (l2: of norm <= 1e-12) or that has no weight gives 0.
+    A query whose raw sum is 0 or that has no weight gives 0.
     """
     return weighted_sum(weights, value) * _inverse_scale(weights, value, normalize)
 
@@ -31,8 +31,11 @@ def _inverse_scale(weights, value, normalize):
         scale = weights.sum(-1, keepdims=True)
         keep = scale > 0
     else:
-        scale = np.linalg.norm(weighted_sum(weights, value), axis=-1, keepdims=True)
-        keep = ~(scale <= 1e-12)  # NaN stays
+        out = weighted_sum(weights, value)
+        largest = np.abs(out).max(-1, keepdims=True, initial=0)  # squares of the rest stay in range
+        largest = np.where(np.isfinite(largest) & (largest > 0), largest, 1)
+        scale = largest * np.linalg.norm(out / largest, axis=-1, keepdims=True)
+        keep = scale != 0  # NaN stays
     return np.divide(1.0, scale, out=np.zeros_like(scale), where=keep)
 
 
@@ -191,19 +194,19 @@ def yoso_backward(
 
     A code is a step function of its input, so the queries and keys get the gradient of the
     expectation: "lower_bound", n_bits/2 times the observed collision frequency (eq. 4);
-    "expected", the exact slope of the probability (eq. 3) on every visible pair; "collided", that
-    slope on the pairs that collide in some hash (*YOSO, appendix 1.4); or "unbiased", those over
-    the probability 1 - (1 - p)^m that such a pair does (Horvitz and Thompson 1952).
+    "collided", the exact slope of the probability (eq. 3) on the pairs that collide in some hash
+    (*YOSO, appendix 1.4); or "unbiased", those over the probability 1 - (1 - p)^m that such a pair
+    does (Horvitz and Thompson 1952).
     Pairs in the window have the slope that the word has in `expected_backward`.
     """
     weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
     exact, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
-    if gradient in ("collided", "unbiased"):
+    if gradient != "lower_bound":
         n_hashes = query_codes.shape[-1]
         slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
     if window:
-        kernel = "lower_bound" if gradient == "lower_bound" else "expected"
+        kernel = "lower_bound" if gradient == "lower_bound" else "exact"
         in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
         slopes = np.where(near_pairs(query, key, window, causal), in_window, slopes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
@@ -230,7 +233,7 @@ def expected_backward(
 ):
     """(grad_query, grad_key, grad_value) of `expected_forward`.
 
-    Every gradient but "lower_bound" is the exact one: all pairs count, with their own weights.
+    gradient: "lower_bound" or "exact": all pairs count, with their own weights.
     """
     weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)

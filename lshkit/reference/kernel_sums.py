@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def near_far_sums(queries, rows, bias, row_codes, probes, min_count, sample):
+def partition_sums(queries, rows, bias, row_codes, probes, min_count, sample):
     """Sums of exp(query . row + bias) over near rows, and over sampled rows that are not near.
 
     A row is near when its codes `(n, n_hashes)` are among the query's probes

@@ -181,7 +181,7 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
     order, bins = sampler.tables._tables[:2]
     sums = np.empty((len(queries), 6))
     if len(queries):
-        _C.near_far_sums(
+        _C.partition_sums(
             *(queries, weights, bias, order, bins, sampler.probes(queries), sampler.min_count),
             *(sample, sums, 0 if torch is None else torch.get_num_threads()),
         )
@@ -196,7 +196,7 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
 
 
 def _of_sums(sums, n, s):
-    """log Z and its standard error, from the columns of NearFarSums (near_far.hpp)."""
+    """log Z and its standard error, from the columns of PartitionSums (partition_sums.hpp)."""
     largest, near, far, squares = sums.T[:4]
     scale = n / s
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -12,7 +12,6 @@ from lshkit import _torch  # noqa: F401
 from lshkit.torch_ops.attention import (
     GRADIENT,
     NORMALIZE,
-    PRECISION,
     expected_attention,
     expected_attention_backward,
     yoso_attention,
@@ -30,7 +29,6 @@ __all__ = [
     "FAMILY",
     "GRADIENT",
     "NORMALIZE",
-    "PRECISION",
     "WEIGHTING",
     "bucket_sum",
     "code_dtype",

@@ -1,7 +1,7 @@
 """Sampled and expected attention.
 
 query_starts and key_starts, int64, say where packed sequences start (batch 1). rotation, from
-`gradient_rotation`, goes with gradient_rank; window, precision, gradient_rank 0 are off.
+`gradient_rotation`, goes with gradient_rank; window and gradient_rank 0 are off.
 """
 
 import torch
@@ -26,8 +26,8 @@ from lshkit.torch_ops.library import (
 )
 
 NORMALIZE = {None: 0, "sum": 1, "l2": 2}
-GRADIENT = {"lower_bound": 0, "expected": 1, "collided": 2, "unbiased": 3}
-PRECISION = {"full": 0, "fast": 1}
+# "exact" is the expectation's alone, "collided" and "unbiased" are of sampling alone.
+GRADIENT = {"lower_bound": 0, "exact": 1, "collided": 2, "unbiased": 3}
 
 _QKV = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
@@ -38,7 +38,7 @@ _SKETCH = "int gradient_rank=0, Tensor? rotation=None"
 _THREE = "(Tensor, Tensor, Tensor)"
 define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
-    f"int window=0, {_SKETCH}, int precision=0) -> {_THREE}",
+    f"int window=0, {_SKETCH}) -> {_THREE}",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
     f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}) -> {_THREE}",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
@@ -68,7 +68,6 @@ def _yoso_attention(
     window=0,
     gradient_rank=0,
     rotation=None,
-    precision=0,
 ):
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
@@ -81,7 +80,6 @@ def _yoso_attention(
         *(parameters.contiguous(), family, n_bits, n_hashes, is_causal, normalize),
         *(out, *codes, torch.get_num_threads()),
         window=window,
-        precision=precision,
         query_starts=query_starts,
         key_starts=key_starts,
     )
@@ -193,7 +191,7 @@ def _(grad_out, query, key, value, *options):
 
 
 def _setup_yoso(ctx, inputs, output):
-    *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation, _ = inputs
+    *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation = inputs
     _, query_codes, key_codes = output
     ctx.mark_non_differentiable(query_codes, key_codes)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
@@ -203,10 +201,10 @@ def _setup_yoso(ctx, inputs, output):
 
 def _yoso_backward(ctx, grad_out, *_):
     if grad_out is None:
-        return (None,) * 17
+        return (None,) * 16
     *tensors, rotation = ctx.saved_tensors
     gradients = yoso_attention_backward(grad_out, *tensors, *ctx.options, rotation)
-    return *gradients, *(None,) * 14
+    return *gradients, *(None,) * 13
 
 
 def _setup_expected(ctx, inputs, output):

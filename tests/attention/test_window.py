@@ -15,6 +15,7 @@ from cases.attention import (  # noqa: E402, F401
     arrays,
     attention_inputs,
     codes_of,
+    float32_gradients,
     one_thread,
     padding_mask,
     reference_options,

@@ -38,12 +38,12 @@ def test_sums_equal_to_reference(n, d, n_queries, n_sample, min_count, biased):
     codes = sampler.hasher.hash(weights - weights.mean(0, dtype=np.float64).astype(np.float32))
     sample = np.random.default_rng(0).choice(n, n_sample, replace=False).astype(np.int32)
     probes = sampler.probes(queries)
-    expected = reference.near_far_sums(queries, weights, bias, codes, probes, min_count, sample)
+    expected = reference.partition_sums(queries, weights, bias, codes, probes, min_count, sample)
     order, bins = sampler.tables._tables[:2]
     results = []
     for threads in (1, 2):
         out = np.empty((n_queries, 6))
-        _C.near_far_sums(
+        _C.partition_sums(
             *(queries, weights, bias, order, bins, probes, min_count, sample, out, threads)
         )
         results.append(out)
@@ -240,7 +240,7 @@ def test_bad_arguments_of_the_core():
         sample=np.zeros(1, np.int32),
         out=np.empty((8, 6)),
     )
-    _C.near_far_sums(**good)
+    _C.partition_sums(**good)
     for name, value in {
         "queries": QUERIES.astype(np.float64),
         "rows": WEIGHTS[:, :3],
@@ -253,4 +253,4 @@ def test_bad_arguments_of_the_core():
         "out": np.empty((8, 5)),
     }.items():
         with pytest.raises((TypeError, ValueError), match=name):
-            _C.near_far_sums(**(good | {name: value}))
+            _C.partition_sums(**(good | {name: value}))

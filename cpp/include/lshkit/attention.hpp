@@ -11,10 +11,10 @@ enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
 // acos(x)/pi)^n_bits its collision probability and p'(x) the derivative of p (eq. 3), whose 1 - x^2
 // is floored at 1e-6 (float) or 1e-12 (double): x = 1 has no direction to move in.
 //   lower_bound  n_bits/2 * p (eq. 4); from the collisions themselves where there are codes
-//   expected     p'(x), of all pairs
+//   exact        p'(x) of all pairs: the expectation's
 //   collided     p'(x) of the pairs that collide in some hash (*YOSO, appendix 1.4)
 //   unbiased     p'(x) / (1 - (1 - p)^n_hashes) of the pairs that collide in some hash
-enum class Gradient : int { lower_bound = 0, expected = 1, collided = 2, unbiased = 3 };
+enum class Gradient : int { lower_bound = 0, exact = 1, collided = 2, unbiased = 3 };
 
 // An unbiased estimate of the sampled lower bound's gradient, for long sequences: a hash takes
 // `rank` coordinates of g_i . v_j, the product of output gradient and value, after a random
@@ -45,7 +45,6 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
-  Precision precision = Precision::full;  // of the forward; "fast" has tables of 16 bits too
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
   GradientSketch sketch = {};
   // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has

@@ -6,6 +6,11 @@
 
 namespace lshkit {
 
+// Of the sums' gradient: what a key gave to a query, the query's gradient gives to the key.
+constexpr Order transposed_order(Order order) {
+  return order == Order::all ? order : order == Order::causal ? Order::reversed : Order::causal;
+}
+
 struct BucketSumShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_hashes = 0, n_values = 0;
   index_t n_buckets = 0;  // every code is below it

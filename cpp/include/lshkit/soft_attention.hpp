@@ -2,8 +2,7 @@
 // Attention with soft codes: the weight of a pair is the mean over the hashes of the product of the
 // weights of the query and of the key in the buckets that they share (soft_hash.hpp). A sparse,
 // positive feature map of queries and keys: the output is a weighted bucket sum, and its exact
-// gradient, given the selected bits, is linear in the lengths too. n_probes = 2^n_bits on both
-// sides is the dense feature map of RACE attention.
+// gradient, given the selected bits, is linear in the lengths too.
 #include "lshkit/attention.hpp"
 #include "lshkit/soft_hash.hpp"
 

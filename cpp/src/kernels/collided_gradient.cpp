@@ -12,10 +12,6 @@ namespace {
 
 using Problem = CollidedGradient;
 
-PairCodes codes_of(const Problem& p) {
-  return pair_codes(p, p.query_codes, p.key_codes, p.code_bytes, p.n_hashes);
-}
-
 // Pairs of several queries, listed: their weights are computed a register at a time, and pairs by
 // the hundred hide how long that takes.
 struct PairList {
@@ -38,7 +34,7 @@ LSHKIT_INLINE void weigh(const Problem& p, PairList& list) {
     for (int t = 0; t < list.n; t += W) {
       Vec<float> probability;
       store(list.b + t, load(list.b + t) * weight<float>(load(list.x + t), p.n_bits,
-                                                         Gradient::expected, &probability));
+                                                         Gradient::exact, &probability));
     }
 }
 

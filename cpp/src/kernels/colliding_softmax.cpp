@@ -122,19 +122,6 @@ void forward_rows(const SoftmaxForward& p) {
   }
 }
 
-void forward(const SoftmaxForward& p) {
-  switch (row_registers(p.keys)) {
-    case 2:
-      return forward_rows<2>(p);
-    case 4:
-      return forward_rows<4>(p);
-    case 8:
-      return forward_rows<8>(p);
-    default:
-      return forward_rows<0>(p);
-  }
-}
-
 // ---- backward: with P = w / sum w, ds = P (g . v - g . out) ----
 struct BackwardScratch {
   KeyBlock block;
@@ -226,7 +213,34 @@ void backward_rows(const SoftmaxBackward& p) {
   }
 }
 
-void backward(const SoftmaxBackward& p) {
+}  // namespace
+
+index_t softmax_forward_scratch(const SoftmaxForward& p) {
+  Cut cut{nullptr};
+  ForwardScratch scratch(p, cut);
+  return cut.used;
+}
+
+void softmax_forward(const SoftmaxForward& p) {
+  switch (row_registers(p.keys)) {
+    case 2:
+      return forward_rows<2>(p);
+    case 4:
+      return forward_rows<4>(p);
+    case 8:
+      return forward_rows<8>(p);
+    default:
+      return forward_rows<0>(p);
+  }
+}
+
+index_t softmax_backward_scratch(const SoftmaxBackward& p) {
+  Cut cut{nullptr};
+  BackwardScratch scratch(p, cut);
+  return cut.used;
+}
+
+void softmax_backward(const SoftmaxBackward& p) {
   switch (row_registers(p.keys)) {
     case 2:
       return backward_rows<2>(p);
@@ -238,21 +252,6 @@ void backward(const SoftmaxBackward& p) {
       return backward_rows<0>(p);
   }
 }
-
-index_t forward_scratch(const SoftmaxForward& p) {
-  Cut cut{nullptr};
-  ForwardScratch scratch(p, cut);
-  return cut.used;
-}
-index_t backward_scratch(const SoftmaxBackward& p) {
-  Cut cut{nullptr};
-  BackwardScratch scratch(p, cut);
-  return cut.used;
-}
-
-}  // namespace
-
-SoftmaxTable softmax_table() { return {forward_scratch, forward, backward_scratch, backward}; }
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

@@ -46,21 +46,4 @@ struct SoftmaxBackward {
   void* scratch;
 };
 
-struct SoftmaxTable {
-  index_t (*forward_scratch)(const SoftmaxForward&);  // bytes
-  void (*forward)(const SoftmaxForward&);
-  index_t (*backward_scratch)(const SoftmaxBackward&);
-  void (*backward)(const SoftmaxBackward&);
-};
-
-namespace base {
-SoftmaxTable softmax_table();
-}
-namespace avx2 {
-SoftmaxTable softmax_table();
-}
-namespace avx512 {
-SoftmaxTable softmax_table();
-}
-
 }  // namespace lshkit

@@ -130,7 +130,7 @@ void gradient(const ExpectedGradient<T>& p) {
   const index_t d = p.query.columns, dv = p.value.columns;
   clear(p.query_grad);
   clear(p.key_grad);
-  if (p.value_grad.data) clear(p.value_grad);
+  clear(p.value_grad);
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
     const index_t padded = round_up(n_keys, kLanes<T>);
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
@@ -164,15 +164,14 @@ void gradient(const ExpectedGradient<T>& p) {
       matmul<T>(nq, d, nk, {s.s, padded}, 1, s.key, s.d, {p.query_grad.row(i), p.query_grad.stride},
                 true);
       pack<T>(nq, d, s.d, queries, 1, p.query_inverse_norm + i, s.query);
-      if (p.value_grad.data) pack<T>(nq, dv, s.dv, grads, 1, nullptr, s.value);
+      pack<T>(nq, dv, s.dv, grads, 1, nullptr, s.value);
       for (index_t r = 0; r < nq; ++r)
         if (!p.query_valid[i + r]) {  // zero weights do not stop a NaN
           std::memset(s.query + r * s.d, 0, sizeof(T) * s.d);
           std::memset(s.value + r * s.dv, 0, sizeof(T) * s.dv);
         }
       matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
-      if (p.value_grad.data)
-        matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
+      matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
     };
     const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
     for_query_chunks(
@@ -181,31 +180,24 @@ void gradient(const ExpectedGradient<T>& p) {
         block);
     for (index_t r = 0; r < n_keys; ++r) {
       std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
-      if (p.value_grad.data)
-        std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
+      std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
     }
   });
 }
 
-template <class T>
-index_t scratch_bytes(index_t n_features, index_t n_values) {
-  Cut cut{nullptr};
-  Scratch<T> scratch(n_features, n_values, cut);
-  return cut.used;
-}
-
 }  // namespace
 
-index_t expected_scratch_f32(index_t n_features, index_t n_values) {
-  return scratch_bytes<float>(n_features, n_values);
-}
-index_t expected_scratch_f64(index_t n_features, index_t n_values) {
-  return scratch_bytes<double>(n_features, n_values);
-}
-void expected_sum(const ExpectedSum<float>& p) { sum(p); }
-void expected_sum(const ExpectedSum<double>& p) { sum(p); }
-void expected_gradient(const ExpectedGradient<float>& p) { gradient(p); }
-void expected_gradient(const ExpectedGradient<double>& p) { gradient(p); }
+#define LSHKIT_DEFINE(T)                                                   \
+  index_t expected_scratch(Matrix<const T> query, Matrix<const T> value) { \
+    Cut cut{nullptr};                                                      \
+    Scratch<T> scratch(query.columns, value.columns, cut);                 \
+    return cut.used;                                                       \
+  }                                                                        \
+  void expected_sum(const ExpectedSum<T>& p) { sum(p); }                   \
+  void expected_gradient(const ExpectedGradient<T>& p) { gradient(p); }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

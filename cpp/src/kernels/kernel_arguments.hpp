@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of kernels.hpp are given: rows, codes and scratch of one head.
+// What the kernels of kernel_list.hpp are given: rows, codes and scratch of one head.
 #include "lshkit/attention.hpp"
 #include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
@@ -166,15 +166,15 @@ struct CollisionPass {
   void* scratch;  // 64-byte aligned
 };
 
-// ---- weighted_bucket_sum: see its header ----
+// ---- see weighted_bucket_sum.hpp, colliding_softmax.hpp and kernel_sums.hpp ----
 template <class T>
 struct WeightedPass;
 template <class T>
 struct WeightedColumn;
-
-// ---- dense_bucket_sum: see its header ----
-struct DenseTable;
-struct DenseWeights;
+struct SoftmaxForward;
+struct SoftmaxBackward;
+template <class T>
+struct KernelSumPass;
 
 // ---- decoding ----
 // Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with
@@ -215,11 +215,14 @@ struct PairGradient {
   Matrix<T> query_grad, key_grad;
   void* scratch;  // 64-byte aligned
 };
-// w = scale * the number of hashes in which query and key collide.
-struct LowerBoundGradient : PairGradient<float> {
+struct SampledGradient : PairGradient<float> {
   const void *query_codes, *key_codes;  // (rows, n_hashes)
   int code_bytes;
-  index_t n_hashes, n_buckets;
+  index_t n_hashes;
+};
+// w = scale * the number of hashes in which query and key collide.
+struct LowerBoundGradient : SampledGradient {
+  index_t n_buckets;
   float scale;
   // Coordinates of grad . value that a hash takes (lower_bound_sketch.hpp), 0 for all: exact.
   index_t rank = 0;
@@ -229,10 +232,7 @@ struct LowerBoundGradient : PairGradient<float> {
 };
 // Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.
 // n_hashes <= 65535.
-struct CollidedGradient : PairGradient<float> {
-  const void *query_codes, *key_codes;  // (rows, n_hashes)
-  int code_bytes;
-  index_t n_hashes;
+struct CollidedGradient : SampledGradient {
   int n_bits;
   Gradient weight;
 };
@@ -241,7 +241,7 @@ template <class T>
 struct ExpectedGradient : PairGradient<T> {
   int n_bits;
   Gradient weight;
-  Matrix<T> value_grad;  // sum_i p_ij grad_i; no data: not wanted
+  Matrix<T> value_grad;  // sum_i p_ij grad_i
 };
 // out_i = sum_j p_ij value_j and, where not null, row_sum_i = sum_j p_ij.
 template <class T>
@@ -278,7 +278,7 @@ struct WindowGradient : WindowPairs {
   Matrix<float> value_grad;
 };
 
-// ---- near_far ----
+// ---- partition_sums ----
 constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
 struct ExponentialSums {
   double sum, squares;

@@ -347,16 +347,16 @@ void run(const KernelSumPass<T>& p) {
   }
 }
 
-template <class T>
-index_t scratch(index_t n_features) {
-  return Panel<T>(nullptr, n_features).bytes;
-}
-
 }  // namespace
 
-KernelSumTable kernel_sum_table() {
-  return {scratch<float>, scratch<double>, run<float>, run<double>};
-}
+#define LSHKIT_DEFINE(T)                                   \
+  index_t kernel_sums_scratch(const KernelSumPass<T>& p) { \
+    return Panel<T>(nullptr, p.shape.n_features).bytes;    \
+  }                                                        \
+  void kernel_sums(const KernelSumPass<T>& p) { run(p); }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

@@ -15,21 +15,4 @@ struct KernelSumPass {
   void* scratch;    // 64-byte aligned
 };
 
-struct KernelSumTable {
-  index_t (*scratch_f32)(index_t n_features);  // bytes
-  index_t (*scratch_f64)(index_t n_features);
-  void (*f32)(const KernelSumPass<float>&);
-  void (*f64)(const KernelSumPass<double>&);
-};
-
-namespace base {
-KernelSumTable kernel_sum_table();
-}
-namespace avx2 {
-KernelSumTable kernel_sum_table();
-}
-namespace avx512 {
-KernelSumTable kernel_sum_table();
-}
-
 }  // namespace lshkit

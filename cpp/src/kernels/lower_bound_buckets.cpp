@@ -6,8 +6,8 @@
 //
 // Bound: flops. The linear form takes 32,768 a token and hash at d = d_v = 64.
 #include "bucket_sort.hpp"
-#include "kernels.hpp"
 #include "lower_bound_bfloat16.hpp"
+#include "lower_bound_gradient.hpp"
 #include "lower_bound_sketch.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"

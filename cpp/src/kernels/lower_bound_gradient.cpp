@@ -1,6 +1,6 @@
 // Gradient of queries and keys with the lower bound of the derivative (YOSO, ICML 2021, eq. 4). Two
 // ways to the same sum: lower_bound_pairs for short sequences, lower_bound_buckets for long ones.
-#include "kernels.hpp"
+#include "lower_bound_gradient.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {

@@ -1,7 +1,7 @@
 // The lower bound's gradient pair by pair. Every pair that collides is visited once, with its
 // count.
 #include "collisions.hpp"
-#include "kernels.hpp"
+#include "lower_bound_gradient.hpp"
 #include "pair_gradient.hpp"
 
 namespace lshkit {
@@ -9,10 +9,6 @@ namespace LSHKIT_ISA {
 namespace {
 
 using Problem = LowerBoundGradient;
-
-PairCodes codes_of(const Problem& p) {
-  return pair_codes(p, p.query_codes, p.key_codes, p.code_bytes, p.n_hashes);
-}
 
 struct Scratch : PairScratch {
   float* weight;  // of a count

@@ -10,10 +10,9 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-LSHKIT_INLINE PairCodes pair_codes(const PairGradient<float>& p, const void* query_codes,
-                                   const void* key_codes, int code_bytes, index_t n_hashes) {
-  return {query_codes, key_codes,     code_bytes,  n_hashes, p.query.rows,
-          p.key.rows,  p.query_valid, p.key_valid, p.causal, 0};
+LSHKIT_INLINE PairCodes codes_of(const SampledGradient& p) {
+  return {p.query_codes, p.key_codes,   p.code_bytes, p.n_hashes, p.query.rows,
+          p.key.rows,    p.query_valid, p.key_valid,  p.causal,   0};
 }
 
 struct PairScratch {

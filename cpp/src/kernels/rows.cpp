@@ -6,9 +6,6 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-// Below this the output has no direction: it becomes zero and passes no gradient.
-constexpr double kSmallestNorm = 1e-12;
-
 template <class T>
 LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
   Vec<T> s0 = {}, s1 = {};
@@ -38,37 +35,24 @@ LSHKIT_INLINE void clear(T* x, index_t n) {
   for (index_t i = 0; i < n; ++i) x[i] = 0;
 }
 
-// The norm of a row as a product of two numbers, of which the first is its largest entry where the
-// square may leave T's range: so the norm of a finite row may.
+// The norm of a row times `factor`, a power of two: 1, or what brings the square of a norm that
+// may leave T's range, subnormal numbers too, back into it.
 template <class T>
-struct Norm {
-  T scale = 1, ratio = 1;
+struct ScaledNorm {
+  T factor, norm;
 
-  Norm(const T* x, index_t n) {
-    const T square = dot(x, x, n);
-    if (square > T(1e-30) && square < T(1e30)) {
-      ratio = root(square);
-      return;
-    }
-    scale = 0;
-    for (index_t i = 0; i < n; ++i) {
-      const T a = x[i] < 0 ? -x[i] : x[i];
-      if (!(a <= scale)) scale = a;  // NaN stays
-      if (scale != scale) return;
-    }
-    if (scale == 0 || !finite()) return;
-    T sum = 0;
-    for (index_t i = 0; i < n; ++i) sum += (x[i] / scale) * (x[i] / scale);
-    ratio = root(sum);
-  }
-
-  bool finite() const { return scale - scale == 0; }
+  T of_row() const { return norm / factor; }
 };
-
 template <class T>
-T norm(const T* x, index_t n) {
-  const Norm<T> of(x, n);
-  return of.scale * of.ratio;
+LSHKIT_INLINE ScaledNorm<T> scaled_norm(const T* x, index_t n) {
+  constexpr T kLeast = sizeof(T) == 4 ? T(1e-30) : T(1e-280);
+  constexpr T kFactor = sizeof(T) == 4 ? T(0x1p100) : T(0x1p600);
+  const T square = dot(x, x, n);
+  if (!(square <= kLeast || square >= 1 / kLeast)) return {1, root(square)};
+  const T factor = square <= kLeast ? kFactor : 1 / kFactor;
+  T sum = 0;
+  for (index_t i = 0; i < n; ++i) sum += (x[i] * factor) * (x[i] * factor);
+  return {factor, root(sum)};
 }
 
 template <class T>
@@ -78,10 +62,9 @@ void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
     inverse[i] = 0;
     valid[i] = 0;
     if (mask && !mask[i]) continue;
-    const Norm<T> length(x.row(i), x.columns);
-    const T product = length.scale * length.ratio;
-    const T reciprocal = product - product == 0 ? 1 / product : 1 / length.scale / length.ratio;
-    valid[i] = length.finite();
+    const ScaledNorm<T> length = scaled_norm(x.row(i), x.columns);  // of a finite row finite
+    const T reciprocal = length.factor / length.norm;
+    valid[i] = length.norm - length.norm == 0;
     if (!valid[i])
       inverse[i] = T(__builtin_nan(""));
     else if (reciprocal - reciprocal == 0)  // zero and subnormal lengths have none
@@ -89,15 +72,24 @@ void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
   }
 }
 
+// The row as a unit vector, zeros where it is zero: its norm.
 template <class T>
-void l2(Matrix<T> y, T* lengths) {
+LSHKIT_INLINE ScaledNorm<T> to_unit(T* row, index_t n) {
+  const ScaledNorm<T> length = scaled_norm<T>(row, n);
+  if (length.norm == 0) {
+    clear(row, n);
+    return length;
+  }
+  if (length.factor != 1) scale(length.factor, row, n);
+  scale(1 / length.norm, row, n);
+  return length;
+}
+
+template <class T>
+void l2(Matrix<T> y, T* norms) {
   for (index_t i = 0; i < y.rows; ++i) {
-    const T length = norm(y.row(i), y.columns);
-    if (lengths) lengths[i] = length;
-    if (length <= T(kSmallestNorm))
-      clear(y.row(i), y.columns);
-    else
-      scale(1 / length, y.row(i), y.columns);
+    const T norm = to_unit(y.row(i), y.columns).of_row();
+    if (norms) norms[i] = norm;
   }
 }
 
@@ -116,18 +108,17 @@ void by_sum(Matrix<T> y, const T* sums) {
       scale(1 / sums[i], y.row(i), y.columns);
 }
 
-// d(y / |y|): (g - (g . u) u) / |y|
+// d(y / |y|): (g - (g . u) u) / |y|. Sums of many of these must not overflow, so that |y| counts as
+// 2^-100 (float) or 2^-1000 (double) where it is smaller.
 template <class T>
 void l2_backward(Matrix<const T> grad, Matrix<T> y) {
+  constexpr T kLargest = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
   for (index_t i = 0; i < y.rows; ++i) {
     T* row = y.row(i);
-    const T length = norm(row, y.columns);
-    if (length <= T(kSmallestNorm)) {
-      clear(row, y.columns);
-      continue;
-    }
-    const T inverse = 1 / length;
-    scale(inverse, row, y.columns);
+    const ScaledNorm<T> length = to_unit(row, y.columns);
+    if (length.norm == 0) continue;
+    const T reciprocal = 1 / length.norm * length.factor;
+    const T inverse = reciprocal > kLargest ? kLargest : reciprocal;
     const T along = dot(grad.row(i), static_cast<const T*>(row), y.columns);
     combine(-along * inverse, row, inverse, grad.row(i), y.columns);
   }
@@ -172,7 +163,7 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
                      std::uint8_t* valid) {                                                \
     inverse_norms_of(x, mask, inverse, valid);                                             \
   }                                                                                        \
-  void normalize_l2(Matrix<T> y, T* lengths) { l2(y, lengths); }                           \
+  void normalize_l2(Matrix<T> y, T* norms) { l2(y, norms); }                               \
   void normalize_sum(Matrix<T> y, const T* sums) { by_sum(y, sums); }                      \
   void normalize_l2_backward(Matrix<const T> grad, Matrix<T> y) { l2_backward(grad, y); }  \
   void normalize_sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) { \

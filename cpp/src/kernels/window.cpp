@@ -76,11 +76,9 @@ LSHKIT_INLINE F weight_excess(const WindowGradient& p, F x, F share, F* excess) 
       return *excess * (0.5f * float(p.n_bits));
     case Gradient::collided:
       return select(share > zero, zero, exact);
-    case Gradient::unbiased:
+    default:
       return exact -
              select(share > zero, unbiased_weight(x, p.n_bits, float(p.codes.n_hashes)), zero);
-    default:
-      return zero;  // all pairs have their exact weight already
   }
 }
 
@@ -222,7 +220,6 @@ void gradient(const WindowGradient& p) {
           clear_invalid(p.query_valid + i, nq, s.grad, s.dv);
           matmul<float>(keys, dv, nq, {s.x + c.first, 1}, kKeys, s.grad, s.dv,
                         {p.value_grad.row(j0 + c.first), p.value_grad.stride}, true);
-          if (p.weight == Gradient::expected) return;
           matmul<float>(nq, d, keys, {s.s + c.first, kKeys}, 1, s.key + c.first * s.d, s.d,
                         {p.query_grad.row(i), p.query_grad.stride}, true);
           matmul<float>(keys, d, nq, {s.s + c.first, 1}, kKeys, s.query, s.d,

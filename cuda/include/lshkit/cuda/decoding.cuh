@@ -61,31 +61,17 @@ struct Decoding {
   }
 };
 
-// The norm of the numbers at(c), c < columns, by a warp: where its square leaves the range of
-// floats, once more, scaled by the largest.
+// The norm of the numbers at(c), c < columns, by a warp.
 template <class At>
-__device__ inline float norm_of_warp(index_t columns, const At& at) {
-  float square = 0;
-  for (index_t c = lane_index(); c < columns; c += kWarp) square += at(c) * at(c);
-  square = warp_sum(square);
-  if (square > 1e-30f && square < 1e30f) return sqrtf(square);
-  std::uint32_t bits = 0;  // of the largest size: infinity is above all numbers, NaN above that
-  for (index_t c = lane_index(); c < columns; c += kWarp) {
-    const std::uint32_t size = bits_of_float(at(c)) & 0x7fffffffu;
-    if (size > bits) bits = size;
-  }
-  for (int step = kWarp / 2; step > 0; step /= 2) {
-    const std::uint32_t size = __shfl_xor_sync(kAllLanes, bits, step);
-    if (size > bits) bits = size;
-  }
-  const float largest = float_of_bits(bits);
-  if (largest == 0 || !is_finite(largest)) return largest;
-  square = 0;
-  for (index_t c = lane_index(); c < columns; c += kWarp) {
-    const float a = at(c) / largest;
-    square += a * a;
-  }
-  return fminf(largest * sqrtf(warp_sum(square)), kLargestFloat);
+__device__ inline ScaledNorm norm_of_warp(index_t columns, const At& at) {
+  const auto square_of = [&](float factor) {
+    float square = 0;
+    for (index_t c = lane_index(); c < columns; c += kWarp)
+      square += at(c) * factor * (at(c) * factor);
+    return warp_sum(square);
+  };
+  const float square = square_of(1), factor = factor_of_square(square);
+  return {factor, sqrtf(factor == 1 ? square : square_of(factor))};
 }
 
 __device__ inline float load_sum(const float* p) { return *p; }
@@ -162,14 +148,15 @@ __device__ __forceinline__ void finish_row(const Decoding& d, float* sums, index
     return;
   }
   // As normalize_kernel.
-  float scale = 1;
+  float factor = 1, scale = 1;
   bool none = false;
   if (d.normalize == Normalize::l2) {
     LSHKIT_UNROLL
     for (int c = 0; c < Columns; ++c) sums[c * kWarp + lane] = total[c];  // read by this lane alone
-    const float length = norm_of_warp(d.n_values, [&](index_t c) { return sums[c]; });
-    none = length <= kSmallestNorm;
-    scale = 1 / length;
+    const ScaledNorm length = norm_of_warp(d.n_values, [&](index_t c) { return sums[c]; });
+    none = length.norm == 0;
+    factor = length.factor;
+    scale = 1 / length.norm;
   } else if (d.normalize == Normalize::sum) {
     none = vanishes(count);
     scale = 1 / count;
@@ -182,7 +169,7 @@ __device__ __forceinline__ void finish_row(const Decoding& d, float* sums, index
       store_element<float>(d.data, to + c * kWarp + lane, d.out.element,
                            !valid ? not_a_number()
                            : none ? 0
-                                  : total[c] * scale);
+                                  : total[c] * factor * scale);
 }
 
 template <class Sum, int Columns>
@@ -237,8 +224,8 @@ __global__ void __launch_bounds__(kDecodingThreads, 1) decode_kernel(Decoding d)
         bool takes_part = !of_key || !d.key_mask || d.key_mask[batch * d.mask_stride + row];
         if (takes_part)
           takes_part = is_finite(norm_of_warp(d.n_features, [&](index_t c) {
-            return load_element<float>(x.data, from + c, x.element);
-          }));
+                                   return load_element<float>(x.data, from + c, x.element);
+                                 }).norm);
         if (lane == 0) tile_valid[of] = takes_part;
       }
       __syncthreads();

@@ -19,7 +19,7 @@ constexpr float kSlopeFloor = 1e-6f;  // as the CPU: 1 - x^2 is rounding noise b
 enum class PairWeight : int {
   probability,  // p
   lower_bound,  // n_bits/2 p (g . v + bias)
-  expected,     // p' (g . v + bias)
+  exact,        // p' (g . v + bias)
   collided,     // p' (g . v + bias) where c > 0
   unbiased      // that over 1 - (1 - p)^n_hashes
 };
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kPairThreads) pairs_kernel(Pairs p) {
         if (Weight == PairWeight::probability) w = power(agreement(x), p.n_bits);
         if (Weight == PairWeight::lower_bound)
           w = power(agreement(x), p.n_bits) * (0.5f * float(p.n_bits)) * s;
-        if (Weight == PairWeight::expected || Weight == PairWeight::collided)
+        if (Weight == PairWeight::exact || Weight == PairWeight::collided)
           w = power(agreement(x), p.n_bits - 1) * (float(p.n_bits) / kPi) / sine_of(x) * s;
         if (Weight == PairWeight::unbiased) w = unbiased_slope(x, p.n_bits, float(p.n_hashes)) * s;
       }
@@ -280,8 +280,8 @@ inline void sum_pairs(const Queue& queue, const Pairs& p, index_t sequences) {
       return run(pairs_kernel<PairWeight::probability>);
     case PairWeight::lower_bound:
       return run(pairs_kernel<PairWeight::lower_bound>);
-    case PairWeight::expected:
-      return run(pairs_kernel<PairWeight::expected>);
+    case PairWeight::exact:
+      return run(pairs_kernel<PairWeight::exact>);
     case PairWeight::collided:
       return run(pairs_kernel<PairWeight::collided>);
     case PairWeight::unbiased:

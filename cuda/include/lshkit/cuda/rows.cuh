@@ -10,8 +10,24 @@
 namespace lshkit::cuda {
 
 constexpr int kRowThreads = 256, kRowPasses = 4;
-constexpr int kHeld = 8;                 // numbers of a row in a lane at a time
-constexpr float kSmallestNorm = 1e-12f;  // below it the output has no direction
+constexpr int kHeld = 8;  // numbers of a row in a lane at a time
+
+// The norm of a row times `factor`, a power of two: 1, or what brings the square of a norm that may
+// leave the range of floats, subnormal numbers too, back into it.
+struct ScaledNorm {
+  float factor, norm;
+
+  __device__ float of_row() const { return norm / factor; }
+};
+__device__ inline float factor_of_square(float square) {
+  return square <= 1e-30f ? 0x1p100f : square >= 1e30f ? 0x1p-100f : 1;
+}
+// 1 / |y| in the gradient of y / |y|. Sums of many of these must not overflow, so that |y| counts
+// as 2^-100 where it is smaller.
+__device__ inline float inverse_of(const ScaledNorm& length) {
+  const float inverse = 1 / length.norm * length.factor;
+  return inverse > 0x1p100f ? 0x1p100f : inverse;
+}
 
 // Rows (batch, heads, n_rows, columns) and how they are dealt out.
 struct RowGrid {
@@ -87,39 +103,22 @@ struct RowLane {
     for (int step = grid.lanes() / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
     return x;
   }
-  // The root of the sum of squares, which may leave the range of floats: once more, scaled by the
-  // largest number. load(first, x) gives the row's numbers again.
+  // From the sum of squares of the lane's numbers; load(first, x) gives the row's numbers again.
   template <class Load>
-  __device__ float norm(float square, const Load& load) const {
+  __device__ ScaledNorm norm(float square, const Load& load) const {
     square = sum(square);
-    const bool fits = !exists() || (square > 1e-30f && square < 1e30f);
-    const float root = sqrtf(square);
-    if (!__ballot_sync(kAllLanes, !fits)) return root;
-    float x[kHeld];
-    std::uint32_t largest_bits = 0;  // of sizes: infinity is above all numbers, NaN above infinity
-    for (index_t first = 0; first < grid.columns; first += step()) {
-      load(first, x);
-      LSHKIT_UNROLL
-      for (int k = 0; k < kHeld; ++k) {
-        const std::uint32_t size = bits_of_float(x[k]) & 0x7fffffffu;
-        if (size > largest_bits) largest_bits = size;
+    const float factor = exists() ? factor_of_square(square) : 1;
+    if (__ballot_sync(kAllLanes, factor != 1)) {
+      float x[kHeld], scaled = 0;
+      for (index_t first = 0; first < grid.columns; first += step()) {
+        load(first, x);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kHeld; ++k) scaled += x[k] * factor * (x[k] * factor);
       }
+      scaled = sum(scaled);
+      if (factor != 1) square = scaled;
     }
-    for (int other = grid.lanes() / 2; other > 0; other /= 2) {
-      const std::uint32_t size = __shfl_xor_sync(kAllLanes, largest_bits, other);
-      if (size > largest_bits) largest_bits = size;
-    }
-    const float largest = float_of_bits(largest_bits);
-    float scaled = 0;
-    for (index_t first = 0; first < grid.columns; first += step()) {
-      load(first, x);
-      LSHKIT_UNROLL
-      for (int k = 0; k < kHeld; ++k) scaled += x[k] / largest * (x[k] / largest);
-    }
-    scaled = largest * sqrtf(sum(scaled));
-    if (fits) return root;
-    // Finite rows have a finite norm here, if need be the largest number.
-    return largest == 0 || !is_finite(largest) ? largest : fminf(scaled, kLargestFloat);
+    return {factor, sqrtf(square)};
   }
 };
 
@@ -148,9 +147,10 @@ __global__ void __launch_bounds__(kRowThreads) unit_rows_kernel(UnitRows a) {
       LSHKIT_UNROLL
       for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
     }
-    const float length = r.norm(square, load), reciprocal = 1 / length;
+    const ScaledNorm length = r.norm(square, load);  // of a finite row finite
+    const float reciprocal = length.factor / length.norm;
     const bool masked = a.mask && r.exists() && !a.mask[r.batch * a.mask_stride + r.i];
-    const bool valid = !masked && is_finite(length);
+    const bool valid = !masked && is_finite(length.norm);
     const float inverse = masked                  ? 0
                           : !valid                ? not_a_number()
                           : is_finite(reciprocal) ? reciprocal
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
     const auto load = [&](index_t first, float* x) {
       r.load(a.sums, Element::float32, from, first, x);
     };
-    float x[kHeld], divisor = 1, square = 0;
+    float x[kHeld], divisor = 1, factor = 1, scale = 1, square = 0;
     bool none = false;
     for (index_t first = 0; first < a.columns; first += r.step()) {
       load(first, x);
@@ -199,19 +199,23 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
       for (int k = 0; k < kHeld; ++k) square += x[k] * x[k];
     }
     if (a.normalize == Normalize::l2) {
-      divisor = r.norm(square, load);
-      none = divisor <= kSmallestNorm;
+      const ScaledNorm length = r.norm(square, load);
+      divisor = length.of_row();
+      factor = length.factor;
+      scale = 1 / length.norm;
+      none = length.norm == 0;
     } else if (a.normalize == Normalize::sum && r.exists()) {
       divisor = a.sums[from + a.columns];
       none = vanishes(divisor);
+      scale = 1 / divisor;
     }
-    const float scale = 1 / divisor;
     if (a.divisors && r.exists() && r.lane == 0) a.divisors[r.row()] = divisor;
     const bool valid = !a.valid || !r.exists() || a.valid[r.row()];
     for (index_t first = 0; first < a.columns; first += r.step()) {
       if (!r.in_registers()) load(first, x);
       LSHKIT_UNROLL
-      for (int k = 0; k < kHeld; ++k) x[k] = !valid ? not_a_number() : none ? 0 : x[k] * scale;
+      for (int k = 0; k < kHeld; ++k)
+        x[k] = !valid ? not_a_number() : none ? 0 : x[k] * factor * scale;
       r.store(a.data, a.out.element, to, first, x);
     }
   }
@@ -251,12 +255,14 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
         product += g[k] * y[k];
       }
     }
-    float inverse = 1, along = 0, bias = 0;
+    float factor = 1, unit = 1, inverse = 1, along = 0, bias = 0;
     bool none = !valid;
     if (a.normalize == Normalize::l2) {
-      const float length = r.norm(square, load);
-      none = none || length <= kSmallestNorm;
-      inverse = 1 / length;
+      const ScaledNorm length = r.norm(square, load);
+      none = none || length.norm == 0;
+      factor = length.factor;
+      unit = 1 / length.norm;
+      inverse = inverse_of(length);
       product = 0;  // of the unit vector: the other may have left the range of floats
       for (index_t first = 0; first < a.columns; first += r.step()) {
         if (!r.in_registers()) {
@@ -264,7 +270,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
           load_grad(first, g);
         }
         LSHKIT_UNROLL
-        for (int k = 0; k < kHeld; ++k) product += g[k] * (y[k] * inverse);
+        for (int k = 0; k < kHeld; ++k) product += g[k] * (y[k] * factor * unit);
       }
       along = r.sum(product);
     } else if (a.normalize == Normalize::sum) {
@@ -292,7 +298,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
       }
       LSHKIT_UNROLL
       for (int k = 0; k < kHeld; ++k) {
-        const float u = a.normalize == Normalize::l2 ? y[k] * inverse : 0;
+        const float u = a.normalize == Normalize::l2 ? y[k] * factor * unit : 0;
         g[k] = none ? 0 : rounded((g[k] - along * u) * inverse, a.significand);
       }
       r.store(a.sums, Element::float32, sums, first, g);

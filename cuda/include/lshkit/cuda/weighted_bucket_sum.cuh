@@ -65,9 +65,6 @@ constexpr index_t kGatherBlocks = 4096;  // that a launch has at least, if there
 constexpr int kLaneColumns = 3;          // of a lane at most
 constexpr std::uint32_t kReads = 0x80000000u, kNoRow = 0xffffffffu;
 
-constexpr Order transposed_order(Order order) {
-  return order == Order::all ? order : order == Order::causal ? Order::reversed : Order::causal;
-}
 inline int log2_or_none(index_t x) {
   int bits = 0;
   while ((index_t(1) << bits) < x) ++bits;

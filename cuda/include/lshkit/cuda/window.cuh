@@ -176,8 +176,8 @@ inline void add_window(const Queue& queue, const Window& w, index_t sequences) {
       return run(window_kernel<PairWeight::collided>);
     case PairWeight::unbiased:
       return run(window_kernel<PairWeight::unbiased>);
-    case PairWeight::expected:
-      return;  // every pair has its exact weight already
+    case PairWeight::exact:
+      return;  // the expectation has no window
   }
 }
 

@@ -12,7 +12,7 @@ struct BucketLists {
   index_t n_hashes = 0, n_buckets = 0, n_rows = 0;
 };
 
-struct NearFarProblem {
+struct PartitionProblem {
   const float* queries = nullptr;  // (n_queries, n_features)
   index_t n_queries = 0, n_features = 0;
   const float* rows = nullptr;  // (lists.n_rows, n_features)
@@ -28,11 +28,11 @@ struct NearFarProblem {
 // With l_j the exponents: largest is their maximum over near and sampled rows, the sums are of
 // exp(l_j - largest): over all near rows, and over the sampled rows that are not near, with the sum
 // of the squares. 0 and -infinity where there is nothing.
-struct NearFarSums {
+struct PartitionSums {
   double largest, near, far, far_squares, near_rows, far_rows;
 };
 
 // out (n_queries). Memory: the sample, and for each thread 9 bytes a row.
-void near_far_sums(const NearFarProblem& problem, NearFarSums* out, int threads);
+void partition_sums(const PartitionProblem& problem, PartitionSums* out, int threads);
 
 }  // namespace lshkit

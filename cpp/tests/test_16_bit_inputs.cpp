@@ -1,5 +1,5 @@
-// The 16-bit forward against the full one: few bits of the codes differ, and the sum of the codes
-// that it gives is close to bucket_sum's.
+// The forward of bfloat16 rows against that of the same rows in float32: few bits of the codes
+// differ, and the sum of the codes that it gives is close to bucket_sum's.
 #include "check.hpp"
 #include "lshkit/attention.hpp"
 #include "lshkit/bucket_sum.hpp"
@@ -16,6 +16,28 @@ struct Case {
 };
 
 // Buffers of their exact size, so that AddressSanitizer sees a step beyond.
+std::uint16_t to_bfloat16(float x) {  // x must be one
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return std::uint16_t(bits >> 16);
+}
+std::vector<std::uint16_t> to_bfloat16(const std::vector<float>& x) {
+  std::vector<std::uint16_t> shorts(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) shorts[i] = to_bfloat16(x[i]);
+  return shorts;
+}
+float from_bfloat16(std::uint16_t x) {
+  const std::uint32_t bits = std::uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+std::vector<float> short_normal(std::size_t count, unsigned seed) {
+  std::vector<float> x = normal(count, seed);
+  for (float& value : x) value = from_bfloat16(to_bfloat16(value));
+  return x;
+}
+
 struct Forward {
   Case c;
   bool causal;
@@ -25,9 +47,9 @@ struct Forward {
   Forward(const Case& problem, bool is_causal)
       : c(problem),
         causal(is_causal),
-        q(normal(c.nq * c.d, 1)),
-        k(normal(c.nk * c.d, 2)),
-        v(normal(c.nk * c.dv, 3)),
+        q(short_normal(c.nq * c.d, 1)),
+        k(short_normal(c.nk * c.d, 2)),
+        v(short_normal(c.nk * c.dv, 3)),
         out(unwritten<float>(c.nq * c.dv)),
         query_codes(c.nq * c.n_hashes * code_bytes()),
         key_codes(c.nk * c.n_hashes * code_bytes()),
@@ -48,7 +70,7 @@ struct Forward {
   index_t columns() const { return c.d > 64 ? 128 : 64; }
   int code_bytes() const { return c.n_bits <= 8 ? 1 : 2; }
 
-  void run(Precision precision, int threads) {
+  void run(bool in_16_bits, int threads) {
     HashFunctions f;
     f.parameters = parameters.data();
     f.columns = columns();
@@ -57,13 +79,22 @@ struct Forward {
     AttentionOptions options;
     options.causal = causal;
     options.normalize = Normalize::none;
-    options.precision = precision;
-    const AttentionInputs<float> in{view<const float>(q, c.nq, c.d),
-                                    view<const float>(k, c.nk, c.d),
-                                    view<const float>(v, c.nk, c.dv),
+    const std::vector<std::uint16_t> shorts[] = {to_bfloat16(q), to_bfloat16(k), to_bfloat16(v)};
+    std::vector<std::uint16_t> short_out(out.size());
+    const auto input = [&](const std::vector<float>& x, const std::vector<std::uint16_t>& bits,
+                           index_t rows, index_t width) -> Input<float> {
+      if (!in_16_bits) return view<const float>(x, rows, width);
+      return {bits.data(), 0, rows * width, width, Element::bfloat16};
+    };
+    const AttentionInputs<float> in{input(q, shorts[0], c.nq, c.d),
+                                    input(k, shorts[1], c.nk, c.d),
+                                    input(v, shorts[2], c.nk, c.dv),
                                     {mask.data(), 0}};
-    yoso_forward({1, 1, c.nq, c.nk, c.d, c.dv}, options, f, in, view<float>(out, c.nq, c.dv),
-                 query_codes.data(), key_codes.data(), threads);
+    Output<float> to = view<float>(out, c.nq, c.dv);
+    if (in_16_bits) to = {short_out.data(), 0, c.nq * c.dv, c.dv, Element::bfloat16};
+    yoso_forward({1, 1, c.nq, c.nk, c.d, c.dv}, options, f, in, to, query_codes.data(),
+                 key_codes.data(), threads);
+    for (std::size_t i = 0; in_16_bits && i < out.size(); ++i) out[i] = from_bfloat16(short_out[i]);
   }
   std::vector<float> sum_of_codes() const {
     auto sum = unwritten<float>(c.nq * c.dv);
@@ -96,9 +127,9 @@ TEST(sums_are_close_and_codes_nearly_equal) {
   for (const Case& c : kCases)
     for (const bool causal : {false, true}) {
       Forward full(c, causal), fast(c, causal);
-      full.run(Precision::full, 1);
-      fast.run(Precision::fast, 1);
-      CHECK(relative_error(fast.out, fast.sum_of_codes()) < 2e-3);
+      full.run(false, 1);
+      fast.run(true, 1);
+      CHECK(relative_error(fast.out, fast.sum_of_codes()) < 2e-3 + 1.0 / 256);
       index_t changed = 0;
       for (std::size_t i = 0; i < full.key_codes.size(); ++i)
         changed += full.key_codes[i] != fast.key_codes[i];
@@ -108,8 +139,8 @@ TEST(sums_are_close_and_codes_nearly_equal) {
 
 TEST(threads_do_not_change_a_bit) {
   Forward one({700, 700, 64, 80, 8, 32}, false), two = one;
-  one.run(Precision::fast, 1);
-  two.run(Precision::fast, 2);
+  one.run(true, 1);
+  two.run(true, 2);
   CHECK(one.out == two.out && one.key_codes == two.key_codes);
 }
 
@@ -119,18 +150,19 @@ TEST(buckets_that_overflow_are_summed_again) {
     for (std::size_t i = 0; i < f.k.size(); ++i) f.k[i] = f.q[i] = 1;
     // Each half's sum is far from what values of this mean and size would have in one bucket.
     for (index_t i = 0; i < 3000 * 40; ++i) f.v[i] = i < 1500 * 40 ? 1.0f : -1.0f;
-    f.run(Precision::fast, 1);
+    f.run(true, 1);
     const std::vector<float> wanted = f.sum_of_codes();
-    for (std::size_t i = 0; i < wanted.size(); ++i) CHECK_CLOSE(f.out[i], wanted[i], 1e-3, 2);
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      CHECK_CLOSE(f.out[i], wanted[i], 1e-3 + 1.0 / 256, 2);
   }
 }
 
 TEST(values_of_any_size) {
   for (const float size : {1e30f, 1e-30f, INFINITY, NAN}) {
     Forward f({600, 600, 64, 64, 8, 8}, false);
-    for (index_t j = 0; j < 600; ++j) f.v[j * 64 + 50] *= j == 7 ? size : 1;
+    f.v[7 * 64 + 50] = from_bfloat16(to_bfloat16(f.v[7 * 64 + 50] * size));
     f.mask[7] = 1;
-    f.run(Precision::fast, 1);
+    f.run(true, 1);
     const std::vector<float> wanted = f.sum_of_codes();
     index_t unequal = 0;  // NaN where bucket_sum has NaN, and no other infinities
     for (std::size_t i = 0; i < wanted.size(); ++i)

@@ -1,5 +1,5 @@
 // lshkit._C: sums of exponentials over near rows and a sample of the others.
-#include "lshkit/near_far.hpp"
+#include "lshkit/partition_sums.hpp"
 
 #include "bindings.hpp"
 #include "checks.hpp"
@@ -7,7 +7,7 @@
 namespace lshkit {
 namespace {
 
-static_assert(sizeof(NearFarSums) == 6 * sizeof(double), "out is an array of them");
+static_assert(sizeof(PartitionSums) == 6 * sizeof(double), "out is an array of them");
 
 void find_sums(py::handle queries_object, py::handle rows_object, py::handle bias_object,
                py::handle order_object, py::handle start_object, py::handle probes_object,
@@ -15,7 +15,7 @@ void find_sums(py::handle queries_object, py::handle rows_object, py::handle bia
   const TensorView queries("queries", queries_object), rows("rows", rows_object),
       order("order", order_object), start("start", start_object), probes("probes", probes_object),
       sample("sample", sample_object), out("out", out_object);
-  NearFarProblem p;
+  PartitionProblem p;
   queries.require_type({kFloat32}).require_dims(2, "(rows, columns)").require_contiguous();
   p.n_queries = queries.shape(0);
   p.n_features = queries.shape(1);
@@ -50,14 +50,14 @@ void find_sums(py::handle queries_object, py::handle rows_object, py::handle bia
   p.probes = codes_of(probes);
   p.sample = sample.data<const std::int32_t>();
   py::gil_scoped_release without_gil;
-  near_far_sums(p, reinterpret_cast<NearFarSums*>(out.data<double>()), threads);
+  partition_sums(p, reinterpret_cast<PartitionSums*>(out.data<double>()), threads);
 }
 
 }  // namespace
 
-void bind_near_far(py::module_& module) {
+void bind_partition_sums(py::module_& module) {
   using namespace pybind11::literals;
-  module.def("near_far_sums", &find_sums, "queries"_a, "rows"_a, "bias"_a, "order"_a, "start"_a,
+  module.def("partition_sums", &find_sums, "queries"_a, "rows"_a, "bias"_a, "order"_a, "start"_a,
              "probes"_a, "min_count"_a, "sample"_a, "out"_a, "threads"_a = 0);
 }
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "check.hpp"
-#include "lshkit/near_far.hpp"
+#include "lshkit/partition_sums.hpp"
 #include "problem.hpp"
 
 using namespace lshkit;
@@ -56,8 +56,8 @@ struct Problem {
     }
   }
 
-  NearFarProblem arguments(index_t min_count) const {
-    NearFarProblem p;
+  PartitionProblem arguments(index_t min_count) const {
+    PartitionProblem p;
     p.queries = queries.data();
     p.n_queries = n_queries;
     p.n_features = n_features;
@@ -72,7 +72,7 @@ struct Problem {
     return p;
   }
 
-  NearFarSums expected(index_t i, index_t min_count) const {
+  PartitionSums expected(index_t i, index_t min_count) const {
     std::vector<double> near, far;
     for (index_t j = 0; j < n_rows; ++j) {
       index_t count = 0;
@@ -88,7 +88,7 @@ struct Problem {
       else if (std::find(sample.begin(), sample.end(), std::int32_t(j)) != sample.end())
         far.push_back(logit);
     }
-    NearFarSums sums{-HUGE_VAL, 0, 0, 0, double(near.size()), double(far.size())};
+    PartitionSums sums{-HUGE_VAL, 0, 0, 0, double(near.size()), double(far.size())};
     for (const double x : near) sums.largest = std::max(sums.largest, x);
     for (const double x : far) sums.largest = std::max(sums.largest, x);
     for (const double x : near) sums.near += std::exp(x - sums.largest);
@@ -100,12 +100,12 @@ struct Problem {
 
 template <class Code>
 void check_problem(const Problem<Code>& p, index_t min_count) {
-  std::vector<NearFarSums> got(p.n_queries), again(p.n_queries);
-  near_far_sums(p.arguments(min_count), got.data(), 1);
-  near_far_sums(p.arguments(min_count), again.data(), 3);
-  CHECK(std::memcmp(got.data(), again.data(), sizeof(NearFarSums) * got.size()) == 0);
+  std::vector<PartitionSums> got(p.n_queries), again(p.n_queries);
+  partition_sums(p.arguments(min_count), got.data(), 1);
+  partition_sums(p.arguments(min_count), again.data(), 3);
+  CHECK(std::memcmp(got.data(), again.data(), sizeof(PartitionSums) * got.size()) == 0);
   for (index_t i = 0; i < p.n_queries; ++i) {
-    const NearFarSums e = p.expected(i, min_count);
+    const PartitionSums e = p.expected(i, min_count);
     CHECK_CLOSE(got[i].largest, e.largest, 1e-5, 1e-5);
     CHECK_CLOSE(got[i].near, e.near, 1e-4, 1e-6);
     CHECK_CLOSE(got[i].far, e.far, 1e-4, 1e-6);

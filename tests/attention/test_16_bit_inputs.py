@@ -1,4 +1,7 @@
-"""precision="fast": codes from 16-bit rotations, sums in tables of 16-bit integers."""
+"""bfloat16 and float16 inputs on the CPU: codes from 16-bit rotations, sums in tables of integers.
+
+float32 inputs of the same rows are hashed and summed in full.
+"""
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ torch = pytest.importorskip("torch")
 from cases.attention import (  # noqa: E402, F401
     FAMILIES,
     NORMALIZE,
+    SAMPLED,
     SHAPES,
     attention_inputs,
     one_thread,
@@ -23,9 +27,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # mean magnitude (0.8 of the root mean square, of normal values). 1 / sqrt(3) of it is left in a sum
 # of independent errors.
 LARGEST_ERROR = 2e-3
+SHORT = (torch.bfloat16, torch.float16)
 
 
-def run(query, key, value, precision, mask=None, *, family="hadamard", n_bits=8, n_hashes=32,
+def rounding(dtype=torch.bfloat16):
+    """What storing the output in 16 bits adds."""
+    return torch.finfo(dtype).eps / 2
+
+
+def run(query, key, value, mask=None, *, family="hadamard", n_bits=8, n_hashes=32,
         is_causal=False, normalize=None, seed=1):  # fmt: skip
     """(out, query codes, key codes) of the operator."""
     family = torch_ops.FAMILY[family]
@@ -34,8 +44,7 @@ def run(query, key, value, precision, mask=None, *, family="hadamard", n_bits=8,
     )
     options = is_causal, torch_ops.NORMALIZE[normalize], 0, 0, 0, None
     return torch_ops.yoso_attention(
-        *(query, key, value, mask, None, None, parameters, family, n_bits, n_hashes),
-        *(*options, torch_ops.PRECISION[precision]),
+        *(query, key, value, mask, None, None, parameters, family, n_bits, n_hashes, *options)
     )
 
 
@@ -48,25 +57,32 @@ def exact(query_codes, key_codes, value, mask=None, *, n_bits=8, is_causal=False
 
 def relative_error(out, wanted):
     wanted = wanted.double()
-    return float((out - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+    return float((out.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
 
 
-def unit_rows(rows, n_features, seed=0):
+def unit_rows(rows, n_features, seed=0, dtype=torch.bfloat16):
     x = torch.randn(1, 1, rows, n_features, generator=torch.Generator().manual_seed(seed))
-    return x / x.norm(dim=-1, keepdim=True)
+    return (x / x.norm(dim=-1, keepdim=True)).to(dtype)
+
+
+def short_inputs(*sizes, dtype=torch.bfloat16, **shape):
+    case = attention_inputs(*sizes, **shape)
+    for name in ("query", "key", "value", "grad_out"):
+        setattr(case, name, getattr(case, name).to(dtype))
+    return case
 
 
 # ---------------------------------------------------------------- codes
 
 
+@pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize("n_features", [7, 64, 100, 128, 200])
 @pytest.mark.parametrize("n_bits, n_hashes", [(1, 40), (8, 32), (8, 130), (12, 17), (16, 64)])
-def test_few_codes_change(n_features, n_bits, n_hashes):
-    x = unit_rows(1501, n_features)
+def test_few_codes_change(n_features, n_bits, n_hashes, dtype):
+    x = unit_rows(1501, n_features, dtype=dtype)
     options = {"n_bits": n_bits, "n_hashes": n_hashes}
-    value = torch.ones(1, 1, 1501, 1)
-    _, full, _ = run(x, x, value, "full", **options)
-    _, fast, again = run(x, x, value, "fast", **options)
+    _, full, _ = run(x.float(), x.float(), x[..., :1].float(), **options)
+    _, fast, again = run(x, x, x[..., :1], **options)
     assert torch.equal(fast, again)
     full, fast = full.numpy().astype(np.int64), fast.numpy().astype(np.int64)
     changed = np.unpackbits((full ^ fast).astype(np.uint16).view(np.uint8)).sum()
@@ -78,8 +94,8 @@ def test_few_codes_change(n_features, n_bits, n_hashes):
 @pytest.mark.parametrize("n_features, n_hashes", [(64, 64), (128, 128), (100, 130)])
 def test_changed_bits_have_projections_near_zero(n_features, n_hashes):
     x = unit_rows(1501, n_features)
-    _, full, _ = run(x, x, x, "full", n_hashes=n_hashes)
-    _, fast, _ = run(x, x, x, "fast", n_hashes=n_hashes)
+    _, full, _ = run(*[x.float()] * 3, n_hashes=n_hashes)
+    _, fast, _ = run(x, x, x, n_hashes=n_hashes)
     parameters = torch_ops.hash_parameters(torch.tensor(1), 1, n_features, 8, n_hashes, 1)[0]
     rows = x[0, 0].double().numpy()
     projections = reference.hadamard_projections(rows, parameters.numpy(), 8, n_hashes)
@@ -94,34 +110,30 @@ def test_changed_bits_have_projections_near_zero(n_features, n_hashes):
 def test_collision_probability_is_that_of_the_formula(cosine):
     # 400 pairs at one angle times 64 hashes, over 40 draws of the functions.
     generator = torch.Generator().manual_seed(3)
-    x = unit_rows(400, 64, 1)
+    x = unit_rows(400, 64, 1, torch.float32)
     across = torch.randn(x.shape, generator=generator)
     across -= (across * x).sum(-1, keepdim=True) * x
     across /= across.norm(dim=-1, keepdim=True)
-    y = cosine * x + (1 - cosine**2) ** 0.5 * across
-    value = torch.zeros(1, 1, 400, 1)
-    rates = []
-    for seed in range(40):
-        _, a, b = run(x, y, value, "fast", n_bits=4, n_hashes=64, seed=seed)
-        rates.append((a == b).double().mean().item())
+    x, y = x.half(), (cosine * x + (1 - cosine**2) ** 0.5 * across).half()
+
+    def rate(seed, *rows):
+        _, a, b = run(*rows, rows[0][..., :1], n_bits=4, n_hashes=64, seed=seed)
+        return (a == b).double().mean().item()
+
+    rates = [rate(seed, x, y) for seed in range(40)]
     probability = (1 - np.arccos(cosine) / np.pi) ** 4
     error = np.std(rates, ddof=1) / len(rates) ** 0.5
     assert abs(np.mean(rates) - probability) < max(4 * error, 0.005 * probability)
     # The same functions in full precision have the same noise, so this is 0.5 % and no less.
-    full = [
-        (a == b).double().mean().item()
-        for _, a, b in (
-            run(x, y, value, "full", n_bits=4, n_hashes=64, seed=seed) for seed in range(40)
-        )
-    ]
+    full = [rate(seed, x.float(), y.float()) for seed in range(40)]
     assert abs(np.mean(rates) - np.mean(full)) < 0.005 * probability
 
 
-@pytest.mark.parametrize("scale", [1e-28, 1e-10, 1.0, 1e10, 1e32])
+@pytest.mark.parametrize("scale", [2.0**-93, 2.0**-33, 1.0, 2.0**33, 2.0**106])
 def test_only_the_direction_of_a_row_is_hashed(scale):
     x = unit_rows(100, 64)
-    _, codes, _ = run(x, x, x, "fast")
-    _, scaled, _ = run(scale * x, x, x, "fast")
+    _, codes, _ = run(x, x, x)
+    _, scaled, _ = run(scale * x, x, x)
     assert (codes != scaled).double().mean() < 2e-3  # the factor rounds, too
 
 
@@ -129,7 +141,7 @@ def test_rows_of_zeros_have_the_code_zero():
     x = unit_rows(77, 64)
     x[..., 5, :] = 0
     x[..., 76, :] = -0.0
-    _, codes, _ = run(x, x, x, "fast")
+    _, codes, _ = run(x, x, x)
     assert (codes[..., [5, 76], :] == 0).all()
     assert (codes[..., 6, :] != 0).any()
 
@@ -137,43 +149,44 @@ def test_rows_of_zeros_have_the_code_zero():
 @pytest.mark.parametrize("n_hashes", [1, 9, 33, 64, 65])
 def test_a_row_hashes_the_same_in_any_company(n_hashes):
     x = unit_rows(75, 60)
-    _, codes, _ = run(x, x, x, "fast", n_hashes=n_hashes)
+    _, codes, _ = run(x, x, x, n_hashes=n_hashes)
     for rows in (1, 2, 31, 33):
         part = x[..., :rows, :]
-        _, few, _ = run(part, part, part, "fast", n_hashes=n_hashes)
+        _, few, _ = run(part, part, part, n_hashes=n_hashes)
         assert torch.equal(few, codes[..., :rows, :])
 
 
 # ---------------------------------------------------------------- sums
 
 
+@pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("n_bits", [1, 8, 12])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("n_q, n_k, d, d_v", [*SHAPES, (700, 900, 64, 64), (900, 700, 40, 80)])
-def test_sum_of_the_codes(n_q, n_k, d, d_v, family, n_bits, masked, is_causal):
-    case = attention_inputs(n_q, n_k, d, d_v)
+def test_sum_of_the_codes(n_q, n_k, d, d_v, family, n_bits, masked, is_causal, dtype):
+    case = short_inputs(n_q, n_k, d, d_v, dtype=dtype)
     mask = padding_mask(2, n_k) if masked else None
     inputs = case.query, case.key, case.value
     options = {"family": family, "n_bits": n_bits, "n_hashes": 37, "is_causal": is_causal}
-    out, *codes = run(*inputs, "fast", mask, **options)
+    out, *codes = run(*inputs, mask, **options)
     wanted = exact(*codes, case.value, mask, n_bits=n_bits, is_causal=is_causal)
     assert torch.isfinite(out).all()
     if masked:
         assert (out[-1] == 0).all()
     if wanted.any():
-        assert relative_error(out, wanted) < LARGEST_ERROR
+        assert relative_error(out, wanted) < LARGEST_ERROR + rounding(dtype)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("n, d_v", [(2048, 64), (20000, 33)])
 def test_rounding_has_no_bias(n, d_v, is_causal):
-    case = attention_inputs(n, d=64, d_v=d_v, batch=1, heads=1)
-    out, *codes = run(case.query, case.key, case.value, "fast", is_causal=is_causal)
+    case = short_inputs(n, d=64, d_v=d_v, batch=1, heads=1, dtype=torch.float16)
+    out, *codes = run(case.query, case.key, case.value, is_causal=is_causal)
     wanted = exact(*codes, case.value, is_causal=is_causal)
     error = out - wanted
-    assert not torch.equal(out, wanted.float())  # 16 bits were in use
+    assert not torch.equal(out, wanted.half())  # 16 bits were in use
     assert relative_error(out, wanted) < LARGEST_ERROR
     # Truncation instead of rounding would shift the mean by as much as the errors are large.
     assert abs(error.mean()) < 0.2 * error.square().mean().sqrt()
@@ -181,9 +194,9 @@ def test_rounding_has_no_bias(n, d_v, is_causal):
 
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_normalized_output(normalize):
-    case = attention_inputs(600, d=64)
+    case = short_inputs(600, d=64)
     inputs = case.query, case.key, case.value
-    out, *codes = run(*inputs, "fast", normalize=normalize)
+    out, *codes = run(*inputs, normalize=normalize)
     raw = exact(*codes, case.value)
     if normalize == "l2":
         raw = torch.nn.functional.normalize(raw, dim=-1)
@@ -194,8 +207,8 @@ def test_normalized_output(normalize):
 
 def same_codes(n, d_v):
     """Queries and keys of one direction: every key is in every query's bucket."""
-    x = torch.ones(1, 1, n, 64)
-    return x, x, torch.empty(1, 1, n, d_v)
+    x = torch.ones(1, 1, n, 64, dtype=torch.bfloat16)
+    return x, x, torch.empty(1, 1, n, d_v, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("value", [1.0, -3.0, 1e30, 1e-30, 3e-20])
@@ -203,12 +216,13 @@ def same_codes(n, d_v):
 def test_one_bucket_of_equal_values(n, value):
     query, key, values = same_codes(n, 33)
     values.fill_(value)
-    few = query[..., :40, :]
-    out, *codes = run(few, key, values, "fast", n_hashes=4)
-    torch.testing.assert_close(out, torch.full_like(out, n * value), rtol=2e-3, atol=0)
-    causal, *_ = run(key, key, values, "fast", n_hashes=4, is_causal=True)
+    few, value = query[..., :40, :], float(values[0, 0, 0, 0])
+    bound = {"rtol": 2e-3 + rounding(), "atol": 0}
+    out, *codes = run(few, key, values, n_hashes=4)
+    torch.testing.assert_close(out.double(), torch.full_like(out, n * value).double(), **bound)
+    causal, *_ = run(key, key, values, n_hashes=4, is_causal=True)
     wanted = torch.arange(1, n + 1).double()[:, None] * value
-    torch.testing.assert_close(causal[0, 0].double(), wanted.expand(-1, 33), rtol=2e-3, atol=0)
+    torch.testing.assert_close(causal[0, 0].double(), wanted.expand(-1, 33), **bound)
 
 
 def test_a_bucket_that_overflows_and_comes_back():
@@ -218,9 +232,9 @@ def test_a_bucket_that_overflows_and_comes_back():
     values[..., : n // 2, :] = 1.0
     values[..., n // 2 :, :] = -1.0
     for is_causal in (False, True):
-        out, *codes = run(query, key, values, "fast", is_causal=is_causal)
+        out, *codes = run(query, key, values, is_causal=is_causal)
         wanted = exact(*codes, values, is_causal=is_causal)
-        torch.testing.assert_close(out, wanted.float(), rtol=1e-3, atol=1.0)
+        torch.testing.assert_close(out.double(), wanted, rtol=1e-3 + rounding(), atol=1.0)
 
 
 def test_buckets_beyond_the_expected_size():
@@ -231,24 +245,25 @@ def test_buckets_beyond_the_expected_size():
     which = torch.randint(16, (n,), generator=generator)
     x = (centre[which] + 0.1 * torch.randn(n, 64, generator=generator))[None, None]
     value = (10 * torch.randn(16, 64, generator=generator))[which][None, None]
-    out, *codes = run(x, x, value, "fast")
+    x, value = x.bfloat16(), value.bfloat16()
+    out, *codes = run(x, x, value)
     assert relative_error(out, exact(*codes, value)) < LARGEST_ERROR
 
 
 def test_a_value_far_above_the_rest_keeps_the_others():
-    case = attention_inputs(1000, d=64, batch=1, heads=1)
+    case = short_inputs(1000, d=64, batch=1, heads=1)
     case.value[..., 10, 3] = 1e30
     case.value[..., 20, 40] = 1e6
-    out, *codes = run(case.query, case.key, case.value, "fast")
+    out, *codes = run(case.query, case.key, case.value)
     seen = exact(*codes, case.value)
-    torch.testing.assert_close(out.double(), seen, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(out.double(), seen, rtol=1e-4 + rounding(), atol=1e-2)
 
 
 def test_columns_of_any_size_keep_their_accuracy():
-    case = attention_inputs(1000, d=64, batch=1, heads=1)
-    value = case.value * torch.logspace(-8, 8, 64)
+    case = short_inputs(1000, d=64, batch=1, heads=1)
+    value = case.value * torch.logspace(-8, 8, 64).bfloat16()
     value[..., 7] = 0
-    out, *codes = run(case.query, case.key, value, "fast")
+    out, *codes = run(case.query, case.key, value)
     wanted = exact(*codes, value)
     error = (out - wanted).square().mean((0, 1, 2)).sqrt()
     assert (error <= LARGEST_ERROR * wanted.square().mean((0, 1, 2)).sqrt()).all()
@@ -256,10 +271,10 @@ def test_columns_of_any_size_keep_their_accuracy():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_values_that_are_not_finite(bad):
-    case = attention_inputs(600, d=64, batch=1, heads=2)
+    case = short_inputs(600, d=64, batch=1, heads=2)
     case.value[0, 0, 3, 50] = bad
     inputs = case.query, case.key, case.value
-    out, *codes = run(*inputs, "fast")
+    out, *codes = run(*inputs)
     clean = case.value.clone()
     clean[0, 0, 3, 50] = 0
     wanted = exact(*codes, clean)
@@ -270,19 +285,19 @@ def test_values_that_are_not_finite(bad):
     assert relative_error(out[good], wanted[good]) < LARGEST_ERROR
     mask = torch.ones(1, 600, dtype=torch.bool)
     mask[0, 3] = False
-    out, *codes = run(*inputs, "fast", mask)
+    out, *codes = run(*inputs, mask)
     assert relative_error(out, exact(*codes, clean, mask)) < LARGEST_ERROR
 
 
 @pytest.mark.parametrize("where", ["query", "key"])
 def test_rows_that_are_not_finite_stay_alone(where):
-    case = attention_inputs(600, d=64, batch=1, heads=2)
+    case = short_inputs(600, d=64, batch=1, heads=2)
     mask = torch.ones(1, 600, dtype=torch.bool)
     if where == "key":
         mask[0, 7] = False
-    clean, *_ = run(case.query, case.key, case.value, "fast", mask)
+    clean, *_ = run(case.query, case.key, case.value, mask)
     getattr(case, where)[0, :, 7, 3] = float("nan")
-    out, *_ = run(case.query, case.key, case.value, "fast")
+    out, *_ = run(case.query, case.key, case.value)
     if where == "query":
         assert out[..., 7, :].isnan().all()
         out[..., 7, :] = clean[..., 7, :]
@@ -293,14 +308,14 @@ def test_rows_that_are_not_finite_stay_alone(where):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("heads, d_v", [(1, 80), (8, 64), (3, 7)])
 def test_threads_do_not_change_a_bit(heads, d_v, is_causal):
-    case = attention_inputs(1100, d=64, d_v=d_v, batch=1, heads=heads)
+    case = short_inputs(1100, d=64, d_v=d_v, batch=1, heads=heads)
     case.value[0, 0, :, 0] *= 1000
     case.value[0, 0, 5, 0] = 1e9  # a slice that is summed in full
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
         inputs = case.query, case.key, case.value
-        results.append(run(*inputs, "fast", is_causal=is_causal, normalize="l2"))
+        results.append(run(*inputs, is_causal=is_causal, normalize="l2"))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -308,10 +323,10 @@ def test_threads_do_not_change_a_bit(heads, d_v, is_causal):
 # ---------------------------------------------------------------- the public door
 
 
-def test_gradients_are_those_of_the_fast_codes():
-    case = attention_inputs(600, d=64, batch=1)
+def test_gradients_are_those_of_the_same_codes():
+    case = short_inputs(600, d=64, batch=1)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    out, *codes = run(*inputs, "fast", normalize="l2")
+    out, *codes = run(*inputs, normalize="l2")
     gradients = torch.autograd.grad(out, inputs, case.grad_out)
     wanted = torch_ops.yoso_attention_backward(
         case.grad_out, *(x.detach() for x in inputs), None, None, None, *codes, 8, False, 2, 0
@@ -320,20 +335,18 @@ def test_gradients_are_those_of_the_fast_codes():
 
 
 def test_operator_passes_opcheck():
-    case = attention_inputs(40, d=32)
+    case = short_inputs(40, d=32)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
     parameters = torch_ops.hash_parameters(torch.tensor(0), 3, 32, 4, 5, 1)
-    for precision in ((), (0, 0, None, 1)):
-        arguments = (*inputs, None, None, None, parameters, 1, 4, 5, False, 2, 0, *precision)
-        torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
+    arguments = (*inputs, None, None, None, parameters, 1, 4, 5, False, 2, 0)
+    torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
 
 
 def test_vmap_and_func_grad():
-    case = attention_inputs(300, d=64)
-    options = {"estimator": "sampled", "precision": "fast", "seed": 3}
+    case = short_inputs(300, d=64)
 
     def attend(query, key, value):
-        return yoso_attention(query, key, value, **options)
+        return yoso_attention(query, key, value, estimator=SAMPLED, seed=3)
 
     inputs = case.query, case.key, case.value
     stacked = torch.func.vmap(attend)(*(x[:, None] for x in inputs))
@@ -345,19 +358,10 @@ def test_vmap_and_func_grad():
 
 
 def test_public_function():
-    case = attention_inputs(600, d=64)
+    case = short_inputs(600, d=64)
     inputs = case.query, case.key, case.value
-    options = {"estimator": "sampled", "seed": 1}
-    full = yoso_attention(*inputs, **options)
-    assert torch.equal(full, yoso_attention(*inputs, precision="full", **options))
-    fast = yoso_attention(*inputs, precision="fast", **options)
-    assert not torch.equal(full, fast)
-    assert torch.equal(fast, run(*inputs, "fast", normalize="l2")[0])
-    assert torch.nn.functional.cosine_similarity(full, fast, dim=-1).mean() > 0.999
-
-
-@pytest.mark.parametrize("precision", ["half", None, 1, ["fast"]])
-def test_other_words_for_precision(precision):
-    case = attention_inputs(20)
-    with pytest.raises(ValueError, match="precision must be one of 'full', 'fast', got"):
-        yoso_attention(case.query, case.key, case.value, precision=precision)
+    options = {"estimator": SAMPLED, "seed": 1}
+    full = yoso_attention(*(x.float() for x in inputs), **options)
+    short = yoso_attention(*inputs, **options)
+    assert torch.equal(short, run(*inputs, normalize="l2")[0])
+    assert torch.nn.functional.cosine_similarity(full, short.float(), dim=-1).mean() > 0.999

@@ -1,4 +1,4 @@
-// The arithmetic of near_far.hpp: products of a run of queries with the sample, and sums of
+// The arithmetic of partition_sums.hpp: products of a run of queries with the sample, and sums of
 // exponentials.
 #include "exponential.hpp"
 #include "kernels.hpp"

@@ -1,4 +1,4 @@
-#include "lshkit/near_far.hpp"
+#include "lshkit/partition_sums.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "near_rows.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -44,7 +44,7 @@ struct RunScratch {
   float* kept;         // of a query's sample, the rows that are not near
   std::size_t bytes;
 
-  RunScratch(Arena arena, const NearFarProblem& p)
+  RunScratch(Arena arena, const PartitionProblem& p)
       : counts(arena.take<std::uint8_t>(Counts::size(p.lists.n_rows))),
         near(arena.take<std::int32_t>(p.lists.n_rows + 1)),
         logits(arena.take<float>(p.lists.n_rows)),
@@ -53,17 +53,13 @@ struct RunScratch {
         bytes(arena.used()) {}
 };
 
-struct Bucket {
-  const std::int32_t *begin, *end;
-};
-
 index_t code_of(Codes codes, index_t at) {
   return codes.bytes == 1 ? static_cast<const std::uint8_t*>(codes.data)[at]
                           : static_cast<const std::uint16_t*>(codes.data)[at];
 }
 
 // The buckets of one query that have rows. Codes that no row has may lie beyond the tables.
-void find_buckets(const NearFarProblem& p, index_t query, std::vector<Bucket>& buckets) {
+void find_buckets(const PartitionProblem& p, index_t query, std::vector<BucketRows>& buckets) {
   const BucketLists& lists = p.lists;
   const index_t first = query * lists.n_hashes * p.n_probes;
   const auto bucket_of = [&](index_t h, index_t t) -> const std::int32_t* {
@@ -82,43 +78,13 @@ void find_buckets(const NearFarProblem& p, index_t query, std::vector<Bucket>& b
     }
 }
 
-void prefetch_bucket(Bucket bucket) {
-  constexpr index_t kLine = 64 / sizeof(std::int32_t), kMost = 32 * kLine;  // the rest streams in
-  const std::int32_t* end = bucket.begin + std::min(bucket.end - bucket.begin, kMost);
-  for (const std::int32_t* row = bucket.begin; row < end; row += kLine) __builtin_prefetch(row);
-}
-
-// The rows that are in min_count buckets, each once, into near; returns their number. Everything
-// by value: a store of a count might change whatever is not in a register.
-index_t count_near(const Bucket* bucket, const Bucket* end, const int min_count, Counts counts,
-                   std::int32_t* const near) {
-  constexpr index_t kBucketsAhead = 6;
-  index_t n = 0;
-  for (; bucket < end; ++bucket) {
-    if (bucket + kBucketsAhead < end) prefetch_bucket(bucket[kBucketsAhead]);
-    const std::int32_t* const last = bucket->end;
-    for (const std::int32_t* row = bucket->begin; row < last; ++row) {
-      near[n] = *row;
-      n += counts.add(*row) == min_count;
-    }
-  }
-  return n;
-}
-
-NearFarSums sums_of_query(const NearFarProblem& p, index_t query, float* far,
-                          const std::vector<Bucket>& buckets, const RunScratch& s, Counts& counts) {
-  const index_t n_near =
-      count_near(buckets.data(), buckets.data() + buckets.size(), int(p.min_count), counts, s.near);
-  const std::int64_t indptr[] = {0, n_near};
-  PairProducts<float> pairs;
-  pairs.queries = p.queries + query * p.n_features;
-  pairs.keys = p.rows;
-  pairs.query_stride = pairs.key_stride = pairs.n_features = p.n_features;
-  pairs.n_queries = 1;
-  pairs.indptr = indptr;
-  pairs.indices = s.near;
-  pairs.out = s.logits;
-  kernels().f32.pair_products(pairs, 0, 0, n_near);
+PartitionSums sums_of_query(const PartitionProblem& p, index_t query, float* far,
+                            const std::vector<BucketRows>& buckets, const RunScratch& s,
+                            Counts& counts) {
+  const index_t n_near = find_near(buckets.data(), buckets.data() + buckets.size(),
+                                   int(p.min_count), counts, s.near, [](std::int32_t, index_t) {});
+  measure_rows(PairMeasure::product, p.queries + query * p.n_features, p.rows, p.n_features, s.near,
+               n_near, s.logits);
   if (p.bias)
     for (index_t i = 0; i < n_near; ++i) s.logits[i] += p.bias[s.near[i]];
   index_t n_far = 0;
@@ -136,8 +102,8 @@ NearFarSums sums_of_query(const NearFarProblem& p, index_t query, float* far,
   return {double(largest), near.sum, rest.sum, rest.squares, double(n_near), double(n_far)};
 }
 
-void sums(const NearFarProblem& p, const std::vector<float>& packed,
-          const std::vector<float>& sample_bias, NearFarSums* out, int threads) {
+void sums(const PartitionProblem& p, const std::vector<float>& packed,
+          const std::vector<float>& sample_bias, PartitionSums* out, int threads) {
   parallel_for((p.n_queries + kRun - 1) / kRun, threads, [&](index_t task) {
     const RunScratch size(Arena(), p);
     const RunScratch s(Arena(thread_scratch(size.bytes)), p);
@@ -146,7 +112,7 @@ void sums(const NearFarProblem& p, const std::vector<float>& packed,
     const index_t first = task * kRun, run = std::min(kRun, p.n_queries - first);
     kernels().packed_products({p.queries + first * p.n_features, p.n_features, run, p.n_features},
                               packed.data(), p.n_sample, s.far, p.n_sample);
-    std::vector<Bucket> buckets;
+    std::vector<BucketRows> buckets;
     for (index_t i = 0; i < run; ++i) {
       float* far = s.far + i * p.n_sample;
       for (index_t k = 0; k < index_t(sample_bias.size()); ++k) far[k] += sample_bias[k];
@@ -158,7 +124,7 @@ void sums(const NearFarProblem& p, const std::vector<float>& packed,
 
 }  // namespace
 
-void near_far_sums(const NearFarProblem& p, NearFarSums* out, int threads) {
+void partition_sums(const PartitionProblem& p, PartitionSums* out, int threads) {
   const Matrix<const float> rows{p.rows, p.n_features, p.lists.n_rows, p.n_features};
   const index_t panels = (p.n_sample + kListPanel - 1) / kListPanel;
   std::vector<float> packed(panels * kListPanel * p.n_features), bias;

@@ -1,0 +1,114 @@
+// The kernels, each declared here and nowhere else: result, name, arguments. kernels.hpp makes of
+// this list the tables of function pointers and the declarations of one instruction set, so there
+// is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
+// the T among its arguments.
+#ifndef LSHKIT_KERNEL
+#define LSHKIT_KERNEL(result, name, ...)
+#endif
+#ifndef LSHKIT_TYPED_KERNEL
+#define LSHKIT_TYPED_KERNEL(result, name, ...)
+#endif
+
+// ---- rows ----
+// count floats from bfloat16 or float16 and back, rounded to nearest even; NaN stays NaN.
+LSHKIT_KERNEL(void, widen, const void* from, Element element, index_t count, float* to)
+LSHKIT_KERNEL(void, narrow, const float* from, index_t count, Element element, void* to)
+// inverse_i = 1 / |x_i|: 0 for a row of zeros or masked out (null mask: none is), NaN for a row
+// with a NaN or infinity. valid_i: not masked, and finite.
+LSHKIT_TYPED_KERNEL(void, inverse_norms, Matrix<const T> x, const std::uint8_t* mask, T* inverse,
+                    std::uint8_t* valid)
+// y = y / |y|, or y_i / sums_i; 0 where the divisor is zero. norms: null, or gets those before.
+LSHKIT_TYPED_KERNEL(void, normalize_l2, Matrix<T> y, T* norms)
+LSHKIT_TYPED_KERNEL(void, normalize_sum, Matrix<T> y, const T* sums)
+// From the output's gradient and the unnormalised output to the latter's gradient, in its place
+// (y: unnormalised in, gradient out). bias_i is what every s_ij of the row gains.
+LSHKIT_TYPED_KERNEL(void, normalize_l2_backward, Matrix<const T> grad, Matrix<T> y)
+LSHKIT_TYPED_KERNEL(void, normalize_sum_backward, Matrix<const T> grad, Matrix<T> y, const T* sums,
+                    T* bias)
+// grad: in the unit vectors in, in x out: (g - (g . u) u) / |x|; 0 where inverse is 0.
+LSHKIT_TYPED_KERNEL(void, unit_norm_backward, Matrix<const T> x, const T* inverse, Matrix<T> grad)
+
+// ---- codes ----
+// False where a row may not be finite.
+LSHKIT_KERNEL(bool, hash_hadamard, const HashRows& rows)
+LSHKIT_KERNEL(bool, hash_hyperplane, const HashRows& rows)
+LSHKIT_KERNEL(bool, fast_hash_hadamard, const HashRows& rows)  // columns <= kMaxFastColumns
+LSHKIT_TYPED_KERNEL(void, binned_hash, const BinnedRows<T>& rows)
+
+// ---- soft codes ----
+LSHKIT_KERNEL(index_t, soft_hash_scratch, const SoftHashRows& rows)  // bytes
+LSHKIT_KERNEL(void, soft_hash, const SoftHashRows& rows)
+LSHKIT_KERNEL(index_t, soft_hash_gradient_scratch, const SoftHashGradient& gradient)  // bytes
+LSHKIT_KERNEL(void, soft_hash_gradient, const SoftHashGradient& gradient)
+LSHKIT_KERNEL(void, plane_gradient, const PlaneGradient& gradient, index_t first, index_t last)
+// probe_codes and weights: (rows, group, n_probes) at probe_stride. probe_code_bytes: 2, or 1 for
+// codes of one byte.
+LSHKIT_KERNEL(void, expand_probes, const ProbeRows& rows, int probe_code_bytes, void* probe_codes,
+              float* weights)
+// weights, as expand_probes gave them (0: the row passes no gradient), and weight_grads. Writes
+// margin_grads (rows, group, n_selected) at a row stride and returns the gradient of sharpness.
+LSHKIT_KERNEL(double, reduce_probes, const ProbeRows& rows, const float* weights,
+              const float* weight_grads, float* margin_grads, index_t margin_grad_stride)
+
+// ---- bucket sums ----
+LSHKIT_TYPED_KERNEL(void, bucket_sum, const BucketSumPass<T>& pass)
+// value_j * scale to the nearest integer, columns in the order of fast_bucket_sum's lanes
+LSHKIT_KERNEL(void, fast_values, Matrix<const float> values, const float* scale, std::int16_t* out,
+              index_t out_stride)
+LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uint8_t* mask,
+              FastColumnSums* sums)
+// False if a bucket left 16 bits at some time: the output may be anything.
+LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
+LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
+LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
+// To one hash's table.
+LSHKIT_TYPED_KERNEL(void, table_add, const BucketTableRows<T>& rows, index_t hash, const T* values,
+                    index_t value_stride, T sign)
+LSHKIT_TYPED_KERNEL(void, table_query, const BucketTableRows<T>& rows, T scale, T* out)
+// Raw sums: out = sum over hashes and probes of weight * row. Heads in turn, each one's rows are
+// fetched while the one before is worked on.
+LSHKIT_KERNEL(void, decode_heads, const DecodingHead* heads, index_t count)
+
+// ---- pairs ----
+LSHKIT_KERNEL(index_t, collisions_scratch, const PairCodes& codes)  // bytes
+LSHKIT_KERNEL(void, collisions, const CollisionPass& pass)
+LSHKIT_TYPED_KERNEL(void, pair_products, const PairProducts<T>& pairs, index_t query, index_t begin,
+                    index_t end)
+
+// ---- gradients of sampled attention ----
+LSHKIT_KERNEL(index_t, lower_bound_scratch, const LowerBoundGradient& gradient)  // bytes
+LSHKIT_KERNEL(void, lower_bound_gradient, const LowerBoundGradient& gradient)
+LSHKIT_KERNEL(index_t, collided_scratch, const CollidedGradient& gradient)  // bytes
+LSHKIT_KERNEL(void, collided_gradient, const CollidedGradient& gradient)
+LSHKIT_KERNEL(index_t, window_scratch, const WindowPairs& pairs)  // bytes
+LSHKIT_KERNEL(void, window_sum, const WindowSum& sum)
+LSHKIT_KERNEL(void, window_gradient, const WindowGradient& gradient)
+
+// ---- the expectation ----
+LSHKIT_TYPED_KERNEL(index_t, expected_scratch, Matrix<const T> query,
+                    Matrix<const T> value)  // bytes
+LSHKIT_TYPED_KERNEL(void, expected_sum, const ExpectedSum<T>& sum)
+LSHKIT_TYPED_KERNEL(void, expected_gradient, const ExpectedGradient<T>& gradient)
+
+// ---- softmax over the pairs that collide ----
+LSHKIT_KERNEL(index_t, softmax_forward_scratch, const SoftmaxForward& pass)  // bytes
+LSHKIT_KERNEL(void, softmax_forward, const SoftmaxForward& pass)
+LSHKIT_KERNEL(index_t, softmax_backward_scratch, const SoftmaxBackward& pass)  // bytes
+LSHKIT_KERNEL(void, softmax_backward, const SoftmaxBackward& pass)
+
+// ---- sums of kernels and of exponentials ----
+LSHKIT_TYPED_KERNEL(index_t, kernel_sums_scratch, const KernelSumPass<T>& pass)  // bytes
+LSHKIT_TYPED_KERNEL(void, kernel_sums, const KernelSumPass<T>& pass)
+// The listed rows, transposed, for packed_products: whole panels of kListPanel of them.
+LSHKIT_KERNEL(void, pack_listed, Matrix<const float> rows, const std::int32_t* list, index_t count,
+              float* to)
+// out (queries, count) = products of all queries with all packed rows
+LSHKIT_KERNEL(void, packed_products, Matrix<const float> queries, const float* packed,
+              index_t count, float* out, index_t out_stride)
+// Of these and `largest`.
+LSHKIT_KERNEL(float, largest_of, const float* x, index_t count, float largest)
+// Of exp(x - largest), for x <= largest. Below 2^-125 a term is 2^-125.
+LSHKIT_KERNEL(ExponentialSums, exponential_sums, const float* x, index_t count, float largest)
+
+#undef LSHKIT_KERNEL
+#undef LSHKIT_TYPED_KERNEL

@@ -1,0 +1,14 @@
+#pragma once
+// The two ways of lower_bound_gradient.cpp.
+#include "kernels.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+
+index_t lower_bound_pairs_scratch(const LowerBoundGradient&);  // bytes
+void lower_bound_pairs(const LowerBoundGradient&);
+index_t lower_bound_buckets_scratch(const LowerBoundGradient&);  // bytes
+void lower_bound_buckets(const LowerBoundGradient&);
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit
