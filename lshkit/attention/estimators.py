@@ -193,6 +193,7 @@ class Expected(Estimator):
 
     @property
     def mean(self) -> "Expected":
+        """Itself."""
         return self
 
     def for_decoding(self) -> Estimator:
