@@ -307,6 +307,7 @@ class Sampled(Hashed):
 
     @property
     def goes_by_position(self) -> bool:
+        """With a local window."""
         return self.window is not None
 
     def without_position(self) -> "Sampled":
@@ -406,6 +407,7 @@ class Soft(Hashed):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
+        """The tensors that `parameters` may hold: planes are of hasher="hyperplane"."""
         lifted = ("lift_scale",) if self.unit_norm == "lift" else ()
         return (*lifted, "sharpness", *(("planes",) if self.hasher == "hyperplane" else ()))
 
