@@ -40,6 +40,7 @@ autodoc_typehints = "none"  # the docstrings say what is wanted, shapes and dtyp
 autodoc_docstring_signature = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
+napoleon_custom_sections = [(f"{kind} arguments", "params_style") for kind in ("Basic", "Advanced")]
 python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False

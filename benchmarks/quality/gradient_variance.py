@@ -74,7 +74,7 @@ def gradients(query, key, value, grad_out, estimator, seed=None):
 
 
 def measure(rows, n, n_bits, rows_of_table, sets):
-    """Relative to the length of the exact gradient: the error of the mean and the spread."""
+    """Relative to the norm of the exact gradient: the error of the mean and the spread."""
     generator = torch.Generator().manual_seed(0)
     query, key = rows(n, generator)
     value, grad_out = torch.randn(2, n, D, generator=generator)
@@ -109,7 +109,7 @@ def measure(rows, n, n_bits, rows_of_table, sets):
 
 def markdown(results):
     lines = [
-        "| gradient | " + " | ".join(f"{d}: bias | deviation | length" for d in results) + " |",
+        "| gradient | " + " | ".join(f"{d}: bias | deviation | along" for d in results) + " |",
         "|---|" + "---|" * 3 * len(results),
     ]
     for name in next(iter(results.values())):

@@ -193,6 +193,7 @@ class Expected(Estimator):
 
     @property
     def mean(self) -> "Expected":
+        """Itself."""
         return self
 
     def for_decoding(self) -> Estimator:
@@ -306,6 +307,7 @@ class Sampled(Hashed):
 
     @property
     def goes_by_position(self) -> bool:
+        """With a local window."""
         return self.window is not None
 
     def without_position(self) -> "Sampled":
@@ -408,6 +410,7 @@ class Soft(Hashed):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
+        """The tensors that `parameters` may hold: planes are of hasher="hyperplane"."""
         lifted = ("lift_scale",) if self.unit_norm == "lift" else ()
         return (*lifted, "sharpness", *(("planes",) if self.hasher == "hyperplane" else ()))
 

@@ -231,7 +231,7 @@ class YosoAttention(nn.Module):
             attn_mask: None. Beside is_causal=True it may be the causal mask that
                 `MultiheadAttention` wants there; its elements are not read.
             average_attn_weights: ignored, as there are no weights.
-            is_causal: query i sees the keys j <= i.
+            is_causal: query i sees the keys j <= i + N_k - N_q.
             state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
                 those that it holds, and are added to it. A state samples, where the
                 forward without one computes the expectation at short lengths.
