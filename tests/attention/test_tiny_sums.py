@@ -6,9 +6,14 @@ import torch
 from cases.attention import attention_inputs
 
 from lshkit import reference
-from lshkit.attention import YosoState, yoso_attention
+from lshkit.attention import Expected, Sampled, Soft, YosoState, yoso_attention
 
-ESTIMATORS = ["sampled", "expected", "soft"]
+SIZES = {"n_bits": 4, "n_hashes": 16}
+ESTIMATORS = [
+    Sampled(**SIZES, expectation="never"),
+    Expected(n_bits=4, gradient="lower_bound"),
+    Soft(**SIZES),
+]
 
 
 def bound_of(exponent):
@@ -16,19 +21,16 @@ def bound_of(exponent):
     return 1e-2 if exponent < -126 else 1e-4 if exponent == -126 else 1e-5
 
 
-OPTIONS = {"n_bits": 4, "n_hashes": 16, "seed": 0}
-
-
 def attend(case, factor, estimator, **options):
     inputs = [x.clone().requires_grad_() for x in (case.query, case.key, case.value * factor)]
-    out = yoso_attention(*inputs, estimator=estimator, **OPTIONS, **options)
+    out = yoso_attention(*inputs, estimator=estimator, seed=0, **options)
     return out.detach(), *torch.autograd.grad(out, inputs, case.grad_out)
 
 
 # Powers of two, about 1e-20 to 1e-38, a subnormal size and a large one.
 @pytest.mark.parametrize("exponent", [-66, -126, -140, 66])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_the_size_of_values_does_not_change_the_output(estimator, is_causal, exponent):
     case = attention_inputs(70, d=16)
     wanted, *_ = attend(case, 1.0, estimator, is_causal=is_causal)
@@ -42,7 +44,7 @@ def test_the_size_of_values_does_not_change_the_output(estimator, is_causal, exp
 
 @pytest.mark.parametrize("exponent", [-66, -90, 66])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_gradients_of_tiny_values(estimator, is_causal, exponent):
     case = attention_inputs(70, d=16)
     _, *wanted = attend(case, 1.0, estimator, is_causal=is_causal)
@@ -57,8 +59,8 @@ def test_the_expectation_in_float64(exponent):
     case = attention_inputs(40, d=16)
     for name in ("query", "key", "value", "grad_out"):
         setattr(case, name, getattr(case, name).double())
-    wanted = attend(case, 1.0, "expected")
-    out, *gradients = attend(case, 2.0**exponent, "expected")
+    wanted = attend(case, 1.0, ESTIMATORS[1])
+    out, *gradients = attend(case, 2.0**exponent, ESTIMATORS[1])
     bound = 1e-9 if exponent < -1000 else 1e-12
     torch.testing.assert_close(out, wanted[0], rtol=bound, atol=bound)
     assert all(g.isfinite().all() for g in gradients)
@@ -69,17 +71,17 @@ def test_the_expectation_in_float64(exponent):
     if exponent < -1000:
         return  # the reference divides by norms as they are
     tensors = (case.query, case.key, case.value * 2.0**exponent)
-    same = reference.expected_forward(*(x.numpy() for x in tensors), OPTIONS["n_bits"])
+    same = reference.expected_forward(*(x.numpy() for x in tensors), 4)
     np.testing.assert_allclose(out, same, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("exponent", [-66, -126, -140])
-@pytest.mark.parametrize("estimator", ["sampled", "soft"])
+@pytest.mark.parametrize("estimator", ESTIMATORS[::2], ids=str)
 def test_decoding(estimator, exponent):
     case = attention_inputs(30, d=16)
     outs = []
     for factor in (1.0, 2.0**exponent):
-        state = YosoState(*case.query.shape[:2], 16, estimator=estimator, **OPTIONS)
+        state = YosoState(*case.query.shape[:2], 16, estimator=estimator, seed=0)
         rows = case.query, case.key, case.value * factor
         first = state.prefill(*(x[..., :20, :] for x in rows))
         rest = [state.step(*(x[..., i : i + 1, :] for x in rows)) for i in range(20, 30)]
@@ -88,7 +90,7 @@ def test_decoding(estimator, exponent):
     torch.testing.assert_close(outs[1], outs[0], rtol=bound, atol=bound)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_sums_of_zero_stay_zero(estimator):
     case = attention_inputs(20, d=16)
     out, *gradients = attend(case, 0.0, estimator)
