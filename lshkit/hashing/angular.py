@@ -121,10 +121,13 @@ class _AngularFamily(HashFamily):
         if torch is not None:
             from lshkit import torch_ops
 
-            if check_finite:
-                self._refuse_non_finite(x, torch)
-            x = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
-            return torch_ops.hash(x, self._parameters_beside(x), *options).reshape(shape)
+            rows = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
+            try:
+                codes = torch_ops.hash(rows, self._parameters_beside(rows), *options, check_finite)
+            except ValueError:
+                self._refuse_non_finite(x, torch)  # names the row
+                raise
+            return codes.reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
             rows = self._float32_rows(x)

@@ -29,7 +29,8 @@ define(
     "hash_parameters(Tensor seed, int n_sets, SymInt n_features, int n_bits, int n_hashes, "
     "int family) -> Tensor",
     "gradient_rotation(Tensor seed, int n_sets, SymInt n_values) -> Tensor",
-    "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes) -> Tensor",
+    "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes, "
+    "bool check_finite=False) -> Tensor",
 )
 
 
@@ -69,12 +70,14 @@ def _seed_of(tensor):
     return seed
 
 
-def _hash(x, parameters, family, n_bits, n_hashes):
+def _hash(x, parameters, family, n_bits, n_hashes, check_finite=False):
     codes = new_codes(x, n_bits, n_hashes)
     if x.numel() == 0:
         return codes.zero_()
     x, parameters = rows(x, torch.float32), parameters.contiguous()
-    _C.hash(x, parameters, family, n_bits, n_hashes, codes, torch.get_num_threads())
+    finite = _C.hash(x, parameters, family, n_bits, n_hashes, codes, torch.get_num_threads())
+    if check_finite and not finite:  # the core saw every number; on CUDA none is looked at
+        raise ValueError("x must be finite, a row has a NaN or infinity")
     return codes
 
 
@@ -98,7 +101,7 @@ def _(seed, n_sets, n_values):
 
 
 @fake("hash")
-def _(x, parameters, family, n_bits, n_hashes):
+def _(x, parameters, family, n_bits, n_hashes, check_finite=False):
     return new_codes(x, n_bits, n_hashes)
 
 
