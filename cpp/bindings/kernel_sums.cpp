@@ -16,8 +16,7 @@ void read_vector(std::optional<TensorView>& view, const char* name, py::handle o
 
 void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle keys_object,
                       py::handle centre_object, py::handle scale_object, py::handle weights_object,
-                      py::handle radial_object, double inverse_step, py::handle out_object,
-                      int threads, index_t n_keys) {
+                      py::handle out_object, int threads, index_t n_keys) {
   const TensorView queries("queries", queries_object), keys("keys", keys_object);
   const TensorView out("out", out_object);
   queries.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
@@ -35,20 +34,14 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   shape.n_features = check_range("n_features", queries.shape(1), 1, index_t{1} << 32);
   shape.kernel = check_option("kernel", kernel, DensityKernel::cosine);
   shape.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, 64));
-  std::optional<TensorView> centre, scale, weights, radial;
+  std::optional<TensorView> centre, scale, weights;
   read_vector(centre, "centre", centre_object, kFloat64, shape.n_features);
   read_vector(scale, "inverse_scale", scale_object, kFloat64, shape.n_features);
   read_vector(weights, "weights", weights_object, kFloat64, shape.n_keys);
-  read_vector(radial, "radial", radial_object, kFloat32, TensorView::kAny);
   if (centre.has_value() != scale.has_value())
     throw py::value_error("inverse_scale: centre and inverse_scale are wanted both or neither");
   out.require_type({kFloat64}).require_shape({shape.n_queries, 3}).require_contiguous();
   out.require_output();
-  RadialWeight radial_weight;
-  if (radial) {
-    check_range("radial", radial->shape(0), 2, index_t{1} << 24);
-    radial_weight = {radial->data<const float>(), radial->shape(0), inverse_step};
-  }
   DensityKeys rows;
   rows.rows = keys.data<const void>();
   rows.blocked = blocked;
@@ -61,7 +54,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   py::gil_scoped_release without_gil;
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
-    kernel_sums<T>(shape, queries.data<const T>(), rows, radial_weight,
+    kernel_sums<T>(shape, queries.data<const T>(), rows,
                    reinterpret_cast<KernelSum*>(out.data<double>()), threads);
   });
 }
@@ -71,8 +64,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
 void bind_kernel_sums(py::module_& module) {
   using namespace pybind11::literals;
   module.def("kernel_sums", &find_kernel_sums, "kernel"_a, "n_bits"_a, "queries"_a, "keys"_a,
-             "centre"_a, "inverse_scale"_a, "weights"_a, "radial"_a, "inverse_step"_a, "out"_a,
-             "threads"_a = 0, "n_keys"_a = -1);
+             "centre"_a, "inverse_scale"_a, "weights"_a, "out"_a, "threads"_a = 0, "n_keys"_a = -1);
 }
 
 }  // namespace lshkit

@@ -35,7 +35,7 @@ void add(KernelSum& sum, const KernelSum& more) {
 
 template <class T>
 void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
-                 RadialWeight radial, KernelSum* sums, int threads) {
+                 KernelSum* sums, int threads) {
   const double lowest =
       shape.kernel <= DensityKernel::laplacian ? -std::numeric_limits<double>::infinity() : 0;
   const index_t query_runs = (shape.n_queries + kQueryRun - 1) / kQueryRun;
@@ -64,7 +64,6 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
     pass.keys.rows =
         static_cast<const char*>(keys.rows) + key * shape.n_features * element_bytes(keys.element);
     if (keys.weights) pass.keys.weights = keys.weights + key;
-    pass.radial = radial;
     pass.sums = parts.data() + task / query_runs * shape.n_queries + query;
     pass.scratch = thread_scratch(kernels().typed<T>().kernel_sums_scratch(pass));
     kernels().typed<T>().kernel_sums(pass);
@@ -75,9 +74,8 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
   }
 }
 
-#define LSHKIT_INSTANTIATE(T)                                                                  \
-  template void kernel_sums(const KernelSumShape&, const T*, const DensityKeys&, RadialWeight, \
-                            KernelSum*, int);
+#define LSHKIT_INSTANTIATE(T) \
+  template void kernel_sums(const KernelSumShape&, const T*, const DensityKeys&, KernelSum*, int);
 LSHKIT_INSTANTIATE(float)
 LSHKIT_INSTANTIATE(double)
 

@@ -89,8 +89,8 @@ TEST(every_kernel_equals_plain_loops) {
                                angular ? nullptr : scale.data(),
                                weights.data()};
         std::vector<KernelSum> sums(n_queries), again(n_queries);
-        kernel_sums<double>(shape, queries.data(), rows, {}, sums.data(), 1);
-        kernel_sums<double>(shape, queries.data(), rows, {}, again.data(), 3);
+        kernel_sums<double>(shape, queries.data(), rows, sums.data(), 1);
+        kernel_sums<double>(shape, queries.data(), rows, again.data(), 3);
         for (index_t i = 0; i < n_queries; ++i) {
           double total = 0, squares = 0;
           for (index_t j = 0; j < n_keys; ++j) {
@@ -108,14 +108,14 @@ TEST(every_kernel_equals_plain_loops) {
           for (index_t c = 0; c < d; ++c) blocks[(j / 64 * d + c) * 64 + j % 64] = keys[j * d + c];
         DensityKeys blocked = rows;
         blocked.rows = blocks.data(), blocked.blocked = true;
-        kernel_sums<double>(shape, queries.data(), blocked, {}, again.data(), 2);
+        kernel_sums<double>(shape, queries.data(), blocked, again.data(), 2);
         for (index_t i = 0; i < n_queries; ++i)
           CHECK(sums[i].total == again[i].total && sums[i].squares == again[i].squares);
         // A query alone has the bits that it has among others.
         KernelSum alone;
         KernelSumShape one = shape;
         one.n_queries = 1;
-        kernel_sums<double>(one, &queries[7 * d], rows, {}, &alone, 1);
+        kernel_sums<double>(one, &queries[7 * d], rows, &alone, 1);
         CHECK(alone.total == sums[7].total && alone.squares == sums[7].squares);
       }
 }
@@ -125,26 +125,13 @@ TEST(nothing_underflows) {
   const float keys[4] = {100, 0, 101, 0};
   const KernelSumShape shape{1, 2, 2, DensityKernel::gaussian, 1};
   KernelSum sum;
-  kernel_sums<float>(shape, query, {keys}, {}, &sum, 1);
+  kernel_sums<float>(shape, query, {keys}, &sum, 1);
   CHECK_CLOSE(sum.shift, -5000, 0, 0);
   CHECK_CLOSE(sum.total, 1, 1e-6, 0);
   KernelSumShape none = shape;
   none.n_keys = 0;
-  kernel_sums<float>(none, query, {keys}, {}, &sum, 1);
+  kernel_sums<float>(none, query, {keys}, &sum, 1);
   CHECK(sum.shift == -std::numeric_limits<double>::infinity() && sum.total == 0);
-}
-
-TEST(radial_weights_are_lines_between_points) {
-  const float table[3] = {1, 0.5, 0.25};
-  const float query[1] = {0}, keys[4] = {0, 1, 1.5, 9};
-  const double wanted[4] = {1, 0.5, 0.375, 0.25};  // points at the distances 0, 1 and 2
-  for (int j = 0; j < 4; ++j)
-    for (DensityKernel kernel : {DensityKernel::gaussian, DensityKernel::exponential}) {
-      const KernelSumShape shape{1, 1, 1, kernel, 1};
-      KernelSum sum;
-      kernel_sums<float>(shape, query, {keys + j}, {table, 3, 1.0}, &sum, 1);
-      CHECK_CLOSE(sum.total, wanted[j], 1e-6, 0);
-    }
 }
 
 LSHKIT_TEST_MAIN

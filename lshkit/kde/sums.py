@@ -117,8 +117,6 @@ class Geometry:
             None if keep else self.centre,
             None if keep else 1 / self.bandwidth,
             weights,
-            None,
-            0.0,
         )
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
 
@@ -205,8 +203,6 @@ class Geometry:
             np.ascontiguousarray(centre),
             np.ones(len(cell)) if scaled else 1 / self.bandwidth,
             weights,
-            None,
-            0.0,
             out,
             threads,
         )

@@ -6,7 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import EXPECTED, SAMPLED, attention_inputs, float32_gradients, padding_mask  # noqa: E402
+from cases.attention import (  # noqa: E402
+    EXPECTED,
+    SAMPLED,
+    attention_inputs,
+    float32_gradients,
+    padding_mask,
+)
 
 from lshkit.attention import yoso_attention  # noqa: E402
 
@@ -24,7 +30,7 @@ def test_equals_float32_rounded_once(estimator, causal, dtype):
         inputs = [convert(x).detach().requires_grad_() for x in (case.query, case.key, case.value)]
         out = yoso_attention(*inputs, mask, estimator=estimator, is_causal=causal, seed=1)
         results.append((out, *torch.autograd.grad(out, inputs, convert(case.grad_out))))
-    if estimator == "sampled":  # outputs: test_16_bit_inputs.py
+    if estimator is SAMPLED:  # outputs: test_16_bit_inputs.py
         inputs = case.query, case.key, case.value
         results[0] = results[0][1:]
         results[1] = float32_gradients(inputs, case.grad_out, mask, causal, seed=1)

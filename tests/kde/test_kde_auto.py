@@ -135,11 +135,11 @@ def test_blocks_give_the_bits_of_rows():
         centre, scale = rng.normal(size=7), rng.uniform(0.5, 2, 7)
         for code in range(8):
             for of, n in ((rows, -1), (blocks, 777)):
-                args = queries, of, centre, scale, None, None, 0.0, out[int(n > 0)], 1, n
+                args = queries, of, centre, scale, None, out[int(n > 0)], 1, n
                 _C.kernel_sums(code, 3, *args)
             assert np.array_equal(out[0], out[1])
     with pytest.raises(ValueError, match="n_keys"):
-        _C.kernel_sums(0, 1, queries, blocks, None, None, None, None, 0.0, out[0], 1, 13 * 64 + 1)
+        _C.kernel_sums(0, 1, queries, blocks, None, None, None, out[0], 1, 13 * 64 + 1)
 
 
 def test_one_query_has_the_bits_that_it_has_among_others():

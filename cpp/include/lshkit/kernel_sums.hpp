@@ -17,13 +17,6 @@ enum class DensityKernel : int {
   cosine = 7         // cos(pi r / 2)
 };
 
-// A weight that depends on the distance alone, tabulated: linear in between, constant beyond.
-struct RadialWeight {
-  const float* table = nullptr;  // no table: 1
-  index_t points = 0;            // >= 2
-  double inverse_step = 0;       // points a unit of the distance (of the angle for angular)
-};
-
 // A sum as exp(shift) * total, so that nothing underflows: shift is the largest log kernel met.
 struct KernelSum {
   double shift, total, squares;  // squares: exp(2 shift) * squares is the sum of the squared terms
@@ -49,12 +42,12 @@ struct DensityKeys {
   const double* weights = nullptr;        // (n_keys) >= 0, or null: 1
 };
 
-// sums[i] = sum over j of weight_j radial(r_ij) k(r_ij), for queries that are scaled already (for
+// sums[i] = sum over j of weight_j k(r_ij), for queries that are scaled already (for
 // angular: of norm 1) and contiguous. T: what distances are computed in, float or double; what is
 // summed has the precision of float, the sums themselves are double. Same bits at any number of
 // threads, and a query's do not depend on the others. No keys: shift -inf, sums 0.
 template <class T>
 void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
-                 RadialWeight radial, KernelSum* sums, int threads);
+                 KernelSum* sums, int threads);
 
 }  // namespace lshkit

@@ -178,25 +178,6 @@ LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
 LSHKIT_INLINE Vec<float> at_least_zero(Vec<float> v) { return select(v > 0.0f, v, Vec<float>{}); }
 LSHKIT_INLINE Vec<double> at_least_zero(Vec<double> v) { return select(v > 0.0, v, Vec<double>{}); }
 
-// weights * radial(distance)
-LSHKIT_INLINE Vec<float> radial_weight(RadialWeight radial, Vec<float> distance) {
-  constexpr int n = kLanes<float>;
-  const float last = float(radial.points - 1);
-  Vec<float> at = distance * float(radial.inverse_step);
-  at = select(at < last, at, broadcast(last));
-  const Vec<float> below = broadcast(float(radial.points - 2));
-  // Of a number that is no distance (NaN), the last.
-  const Vec<float> whole = select(at < below, at, below);
-  const Int<float> k = __builtin_convertvector(whole, Int<float>);
-  std::int32_t index[n];
-  std::memcpy(index, &k, sizeof(index));
-  float left[n], right[n];
-  for (int i = 0; i < n; ++i) left[i] = radial.table[index[i]];
-  for (int i = 0; i < n; ++i) right[i] = radial.table[index[i] + 1];
-  const Vec<float> a = load(left), b = load(right);
-  return a + (at - __builtin_convertvector(k, Vec<float>)) * (b - a);
-}
-
 template <class T>
 struct Row {  // one query against the panel
   const KernelSumPass<T>& p;
@@ -243,14 +224,7 @@ struct Row {  // one query against the panel
       Vec<T> above[kPerFloats<T>];
       LSHKIT_UNROLL
       for (int k = 0; k < kPerFloats<T>; ++k) above[k] = u[i + k] - shift;
-      Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m);
-      if (p.radial.table) {
-        Vec<T> distance[kPerFloats<T>];
-        LSHKIT_UNROLL
-        for (int k = 0; k < kPerFloats<T>; ++k)
-          distance[k] = kernel == DensityKernel::gaussian ? root(u[i + k] + u[i + k]) : u[i + k];
-        weight *= radial_weight(p.radial, to_floats(distance));
-      }
+      const Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m);
       const Vec<float> term = exp_minus(to_floats(above)) * weight;
       total += term;
       squares += term * term;
@@ -302,12 +276,12 @@ struct Row {  // one query against the panel
     Vec<float> total{}, squares{};
     const bool angular = p.shape.kernel == DensityKernel::angular;
     for (int i = 0; i < kVectors; i += kPerFloats<T>) {
-      Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m), v;
+      const Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m);
+      Vec<float> v;
       if (angular) {
         Vec<float> agreement;
         angles(tile, i, &agreement);
         v = power<float>(agreement, p.shape.n_bits);
-        if (p.radial.table) weight *= radial_weight(p.radial, (1.0f - agreement) * float(kPi));
       } else {
         Vec<T> values[kPerFloats<T>];
         for (int k = 0; k < kPerFloats<T>; ++k) values[k] = value(tile, i + k);
