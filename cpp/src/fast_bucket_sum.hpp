@@ -1,5 +1,5 @@
 #pragma once
-// The sum verb in 16-bit integers, for attention's fast precision.
+// The sum verb in 16-bit integers, for attention of 16-bit inputs.
 #include "bucket_sum.hpp"
 
 namespace lshkit {

@@ -13,7 +13,8 @@ from lshkit.attention.arguments import (
     packed_starts,
     resolve_causal_offset,
 )
-from lshkit.attention.estimators import Call, Estimator, Sampled, estimator_of
+from lshkit.attention.call import Call
+from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.parameters import check_parameters
 
 

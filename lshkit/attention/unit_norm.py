@@ -12,6 +12,9 @@ AUTO = "auto"
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows divided by their norm. A row of zeros stays, and its gradient is zero; NaN stays NaN."""
+    if x.shape[-1]:  # the squares of numbers of about 1 leave no type
+        largest = x.detach().abs().amax(-1, keepdim=True)
+        x = x / torch.where(largest > 0, largest, 1)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(norm == 0, 0, x / torch.where(norm == 0, 1, norm))
 

@@ -92,14 +92,14 @@ class HashTables:
         ----------
         query_codes : integer array or tensor `(n_q, n_hashes)`
         max_bucket_size : int >= 0, optional
-            Leaves larger buckets out, as if the row had not met the query there.
+            Leaves larger buckets out, as if the row did not collide with the query there.
 
         Returns
         -------
         indptr, indices, counts : `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
-            In CSR form: query i meets the rows `indices[indptr[i]:indptr[i + 1]]`, ascending, in
-            `counts[...]` of the tables. What `lshkit.buckets.collisions` gives, from tables that
-            are kept. A row whose collision probability is p is in with probability
+            In CSR form: query i collides with the rows `indices[indptr[i]:indptr[i + 1]]`,
+            ascending, in `counts[...]` of the tables. What `lshkit.buckets.collisions` gives, from
+            tables that are kept. A row whose collision probability is p is in with probability
             1 - (1 - p)^n_hashes.
         """
         query_codes, torch = self._queries(query_codes)

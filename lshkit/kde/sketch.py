@@ -13,7 +13,7 @@ from lshkit.buckets import BucketTable
 from lshkit.kde import kernels
 from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Method, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, sample_size, spread_of_trials
-from lshkit.kde.sums import Geometry, PermutedRows, in_range_of_hashing, unit_rows
+from lshkit.kde.sums import Geometry, PermutedRows
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.
@@ -51,8 +51,6 @@ class Sketch:
 
     def codes(self, X):
         if self.geometry.kernel == "angular":
-            if not in_range_of_hashing(X):
-                X = unit_rows(np.asarray(X, np.float64))
             return self.hasher.hash(X)
         codes = self.hasher.hash(self.geometry.scale(X)).astype(np.uint64)
         return ((self.fold[0] * codes + self.fold[1]) >> np.uint64(64 - self.n_bits)).astype(

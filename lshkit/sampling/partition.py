@@ -172,11 +172,7 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
         sampler = PartitionSampler(weights, seed=random)
     elif not isinstance(sampler, PartitionSampler):
         raise TypeError(f"sampler must be a PartitionSampler, got {type(sampler).__name__}")
-    elif (sampler.n_classes, sampler.hasher.n_features) != weights.shape:
-        wanted = sampler.n_classes, sampler.hasher.n_features
-        raise ValueError(
-            f"weight_matrix must have the sampler's shape {wanted}, got {weights.shape}"
-        )
+    sampler.check_shape(weights)
     sample = np.sort(random.choice(n, n_samples, replace=False, shuffle=False)).astype(np.int32)
     order, bins = sampler.tables._tables[:2]
     sums = np.empty((len(queries), 6))

@@ -54,6 +54,16 @@ def test_gradients_of_tiny_values(estimator, is_causal, exponent):
         torch.testing.assert_close(gradient, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("exponent", [-66, -126, -140, 66])
+def test_queries_that_follow_a_cache(exponent):
+    case = attention_inputs(20, 50, d=16)
+    options = {"estimator": Expected(n_bits=4), "is_causal": True}  # all queries see 30 keys
+    wanted = yoso_attention(case.query, case.key, case.value, **options)
+    out = yoso_attention(case.query, case.key, case.value * 2.0**exponent, **options)
+    bound = bound_of(exponent)
+    torch.testing.assert_close(out, wanted, rtol=bound, atol=bound)
+
+
 @pytest.mark.parametrize("exponent", [-66, -664, -1030, 600])  # 1e-20, 1e-200, subnormal, 1e180
 def test_the_expectation_in_float64(exponent):
     case = attention_inputs(40, d=16)
