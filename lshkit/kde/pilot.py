@@ -95,7 +95,7 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
     asked = able if auto else [exact, METHODS[algorithm]]
     why = None
     if all(m.exact for m in asked):
-        why = "the only one for a kernel that ends" if auto else "asked for"
+        why = "the only method for this kernel" if auto else "asked for"
     elif auto and rtol == 0:
         why = "rtol is 0"
     elif n < (4 * N_PILOT if auto else 4):
@@ -124,7 +124,7 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
         if error > REACHED * rtol:
             warnings.warn(
                 f"algorithm={algorithm!r} has an expected mean relative error of {error:.2g} on "
-                f"this data, more than rtol={rtol:g}: 'auto' would take another",
+                f"this data, more than rtol={rtol:g}: 'auto' would choose another",
                 stacklevel=5,
             )
     report |= {"algorithm": name, "reason": why}

@@ -167,7 +167,7 @@ def checked_sample(settings):
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
     least = float(settings["least"])
     if not np.isfinite(least):
-        raise ValueError(f"least must be a finite number, is {least}")
+        raise ValueError(f"least must be a finite number, got {least}")
     limit = checks.positive("limit", settings["limit"])
     return {"n_samples": n_samples, "limit": limit, "least": least}
 
