@@ -233,7 +233,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if self._kde_sketch is not None:
-            raise ValueError("tune needs the rows, which algorithm='bucket_sum' does not store")
+            raise ValueError("tune needs the rows, which algorithm='bucket_sum' does not keep")
         with self._kde_lock:
             kernel = self.kernel if self._kde_picked is None else self._kde_fitted[0]
             self._make_method(as_queries(self, queries, kernel))
