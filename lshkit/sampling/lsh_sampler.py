@@ -38,7 +38,7 @@ class LSHSampler:
     Attributes
     ----------
     n_rows : int
-        Rows that are there now.
+        Number of rows.
     indices_ : int64 array `(n_rows,)`
         Their indices: a row keeps the number that it got when it was added, counted from 0.
 
@@ -128,7 +128,7 @@ class LSHSampler:
 
     @property
     def n_rows(self):
-        """Rows that are there now."""
+        """Number of rows."""
         return sum(len(part["indices"]) for part in self._parts)
 
     @property
