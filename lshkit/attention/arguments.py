@@ -1,4 +1,4 @@
-"""What comes in from outside to the functions and classes of attention: checks and conversions."""
+"""Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
 
@@ -148,7 +148,7 @@ def check_cpu(name: str, query: Tensor) -> None:
     """For functions without CUDA kernels."""
     if query.device.type not in ("cpu", "meta"):
         raise NotImplementedError(
-            f"{name} runs on the CPU alone, got query on {query.device}: move its inputs there "
+            f"{name} runs on the CPU only, got query on {query.device}: move its inputs there "
             f"with .cpu() (yoso_attention runs on CUDA)"
         )
 

@@ -113,11 +113,11 @@ def test_tables_of_all_buckets_refuse_long_codes():
         buckets.BucketTable(5, hasher.n_buckets, 7)
     with pytest.raises(ValueError, match="soft_hash needs a family with n_bits <= 16, got 20"):
         hasher.soft_hash(x, 2, 2.0)
-    torch = pytest.importorskip("torch")
-    from lshkit.attention import yoso_attention
+    pytest.importorskip("torch")
+    from lshkit.attention import Sampled
 
     with pytest.raises(ValueError, match="n_bits must be an integer from 1 to 16, got 17"):
-        yoso_attention(*torch.ones(3, 1, 4, 8), n_bits=17)
+        Sampled(n_bits=17)
 
 
 # ---------------------------------------------------------------- one number

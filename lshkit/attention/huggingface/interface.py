@@ -150,8 +150,8 @@ def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     options.pop("table_size")
     if options.pop("faithful"):
         raise NotImplementedError(
-            "lshkit_bert_lsh with faithful=True takes padding masks only: scores are copied across "
-            "the diagonal"
+            "lshkit_bert_lsh with faithful=True supports only padding masks: scores are copied "
+            "across the diagonal"
         )
     options |= {"weighting": "none", "hasher": "hyperplane"}
     options |= {"window": None, "n_sinks": 0, "center": False}
