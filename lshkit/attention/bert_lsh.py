@@ -38,9 +38,9 @@ def bert_lsh_attention(
         query, key, value, attn_mask, enable_gqa, seed: as of `lsh_attention`.
         scale: of the scores; None: 1 / sqrt(D).
         n_bits: bits of a code, 1 to 16.
-        table_size: with faithful, buckets of the table, 1 to 2^31 - 1; otherwise ignored. n_hashes:
-        number of codes, 1 to 65535. faithful: reproduce the paper's code, in quadratic time and
-        memory. Its buckets are random
+        table_size: with faithful, buckets of the table, 1 to 2^31 - 1; otherwise ignored.
+        n_hashes: number of codes, 1 to 65535.
+        faithful: reproduce the paper's code, in quadratic time and memory. Its buckets are random
             subset sums of the bits modulo table_size, so that unequal codes collide too; pairs
             i <= j are scored and their scores copied to (j, i), so N_q = N_k; a pair without
             collision has the score 0 and takes part in the softmax. A NaN or infinity propagates to

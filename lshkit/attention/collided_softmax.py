@@ -54,18 +54,20 @@ def lsh_attention(
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
             N_k)`), True for a key that takes part. No other mask.
-        dropout_p: 0: no weights are stored that could be dropped. is_causal: query i sees the keys
-        j <= i + causal_offset. scale: of the scores; None: 1 / sqrt(D). enable_gqa: key and value
-        may have fewer heads than query, a divisor of H: head h reads
+        dropout_p: 0: no weights are stored that could be dropped.
+        is_causal: query i sees the keys j <= i + causal_offset.
+        scale: of the scores; None: 1 / sqrt(D).
+        enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions.
         weighting: of a sampled pair. "horvitz_thompson"; "none", plain softmax over the colliding
             pairs, which is biased towards them; or "magicpig", which uses pairs that collide in at
             least two hashes and divides by the probability of that (Chen et al. 2024).
         n_bits: bits of a code, 1 to 16. Each bit roughly halves the pairs of unrelated rows.
-        n_hashes: number of codes, 1 to 65535. More find more pairs and reduce the noise. hasher:
-        "hadamard" (fast rotations) or "hyperplane" (independent normals). window: pairs of
-        positions |i + causal_offset - j| < window (causal: only those that query i sees) are always
-        used, with probability 1. None or 0: no window; a query without any pair then gives zeros.
+        n_hashes: number of codes, 1 to 65535. More find more pairs and reduce the noise.
+        hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
+        window: pairs of positions |i + causal_offset - j| < window (causal: only those that query i
+            sees) are always used, with probability 1. None or 0: no window; a query without any
+            pair then gives zeros.
         n_sinks: the first n_sinks keys that attn_mask lets take part are used by every query that
             sees them.
         center: subtract the mean of the keys before hashing. It adds the same to all scores of a

@@ -305,8 +305,7 @@ class YosoState:
         return self
 
     def to(self, dtype: torch.dtype | torch.device | str) -> "YosoState":
-        """Changes the dtype of arguments and results (not of the tables), or moves to another
-        device.
+        """Changes the dtype of arguments and results, not of the tables, or the device.
 
         Returns self.
         """

@@ -43,8 +43,8 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        batch_first: must be True. estimator: `Sampled(...)`, `Expected(...)` or `Soft(...)`, or
-        "sampled", "expected", "soft"
+        batch_first: must be True.
+        estimator: `Sampled(...)`, `Expected(...)` or `Soft(...)`, or "sampled", "expected", "soft"
             for their defaults: see `yoso_attention`. A plain attribute, as are `eval_estimator`,
             `normalize` and `fresh_hashes`: they may be changed later.
         normalize: see `yoso_attention`.

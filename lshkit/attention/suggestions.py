@@ -139,9 +139,10 @@ def suggest(
             and its options, without those of packed sequences, groups of heads, seeds and results.
             None: a choice.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
-        n_samples: total number of queries used. n_trials: sets of hash functions, 2 or more. timed:
-        measure times, which takes seconds at thousands of keys; else costs are None. seed: of the
-        choice of queries and of the hash functions.
+        n_samples: total number of queries used.
+        n_trials: sets of hash functions, 2 or more.
+        timed: measure times, which takes seconds at thousands of keys; else costs are None.
+        seed: of the choice of queries and of the hash functions.
 
     Returns:
         `Suggestions`: `rows`, `cheapest(error)`, a table by `str`.
