@@ -75,9 +75,9 @@ def resolve_causal_offset(
     return key.shape[-2] - query.shape[-2] if is_causal else 0
 
 
-def check_word(name, word, words) -> None:
-    if not (word is None or isinstance(word, str)) or word not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
+def check_choice(name, value, choices) -> None:
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_dense(name: str, x: Tensor) -> None:

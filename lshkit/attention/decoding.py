@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import CPU, DTYPES, check_dense, check_word, seed_tensor
+from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_dense, seed_tensor
 from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
@@ -87,7 +87,7 @@ class YosoState:
         self.estimator = estimator.for_decoding()
         parameters = {} if parameters is None else parameters
         check_parameters(parameters, estimator)
-        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        check_choice("normalize", normalize, torch_ops.NORMALIZE)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:

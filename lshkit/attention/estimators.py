@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_word, seed_tensor
+from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call, aligned, expected_attention
 from lshkit.attention.parameters import one_or_each_head, plane_rows
 from lshkit.attention.unit_norm import AUTO, lift
@@ -26,7 +26,7 @@ from lshkit.hash_functions import MAX_HASHES
 
 # The expectation costs products of every query with every key, a sample codes and tables of every
 # row. They cost the same at 6 keys a hash where queries are as many as keys. Measured at 32 hashes,
-# 8 heads, d = 64, fp32, one AVX-512 thread: forward meets at 210 keys, causal forward at 290,
+# 8 heads, d = 64, fp32, one AVX-512 thread: forward is equal at 210 keys, causal forward at 290,
 # forward and backward at 190.
 EXPECTED_KEYS_PER_HASH = 6
 
@@ -56,7 +56,7 @@ class Estimator:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_word("unit_norm", self.unit_norm, UNIT_NORMS)
+        check_choice("unit_norm", self.unit_norm, UNIT_NORMS)
         scale, wanted = self.lift_scale, "a number > 0 or 'auto' (a tensor goes into parameters)"
         if isinstance(scale, str):
             if scale != AUTO:
@@ -98,7 +98,7 @@ class Estimator:
             raise TypeError(f"options must be a dict, got {type(options).__name__}")
         options = dict(options)
         name = options.pop("estimator", Sampled.name)
-        check_word("estimator", name, ESTIMATORS)
+        check_choice("estimator", name, ESTIMATORS)
         kind = ESTIMATORS[name]
         for option in options:
             if option not in OPTIONS[name]:
@@ -118,7 +118,7 @@ class Estimator:
         return None
 
     @property
-    def goes_by_position(self) -> bool:
+    def depends_on_position(self) -> bool:
         """Whether weights depend on the positions of queries and keys."""
         return False
 
@@ -186,7 +186,7 @@ class Expected(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("gradient", self.gradient, ("exact", "lower_bound"))
+        check_choice("gradient", self.gradient, ("exact", "lower_bound"))
         self._set(n_bits=checks.integer("n_bits", self.n_bits, 1, 16))
 
     @property
@@ -214,7 +214,7 @@ class Hashed(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("hasher", self.hasher, torch_ops.FAMILY)
+        check_choice("hasher", self.hasher, torch_ops.FAMILY)
         self._set(
             n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
             n_hashes=checks.integer("n_hashes", self.n_hashes, 1, MAX_HASHES),
@@ -283,8 +283,8 @@ class Sampled(Hashed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
-        check_word("expectation", self.expectation, EXPECTATION)
+        check_choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
+        check_choice("expectation", self.expectation, EXPECTATION)
         if self.window is not None:
             self._set(window=checks.integer("window", self.window, 1, 2**31 - 1))
         if self.gradient_rank is not None:
@@ -305,7 +305,7 @@ class Sampled(Hashed):
         return Sampled(**sizes, hasher=self.hasher, expectation="never")
 
     @property
-    def goes_by_position(self) -> bool:
+    def depends_on_position(self) -> bool:
         """With a local window."""
         return self.window is not None
 

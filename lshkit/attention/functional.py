@@ -4,11 +4,11 @@ from torch import Tensor
 
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import (
+    check_choice,
     check_device,
     check_seed,
     check_softmax_arguments,
     check_tensors,
-    check_word,
     key_padding_mask,
     packed_starts,
     resolve_causal_offset,
@@ -89,7 +89,7 @@ def yoso_attention(
         NotImplementedError: tensors on a device that has no kernels.
     """
     estimator = estimator_of(estimator)
-    check_word("normalize", normalize, torch_ops.NORMALIZE)
+    check_choice("normalize", normalize, torch_ops.NORMALIZE)
     is_causal = checks.boolean("is_causal", is_causal)
     check_softmax_arguments("yoso_attention", dropout_p, scale)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)

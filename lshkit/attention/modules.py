@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_dense, check_word, seed_tensor
+from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
@@ -106,7 +106,7 @@ class YosoAttention(nn.Module):
         elif n_hashes_eval is not None:
             checks.integer("n_hashes_eval", n_hashes_eval, 1, MAX_HASHES)
         self.eval_estimator = self.estimator.for_inference(n_hashes_eval)
-        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        check_choice("normalize", normalize, torch_ops.NORMALIZE)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 

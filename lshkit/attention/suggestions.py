@@ -71,7 +71,7 @@ class Suggestions:
 
     rows: tuple[Suggestion, ...]
     n_keys: int
-    n_samples: int = field(default=0)  # queries looked at
+    n_samples: int = field(default=0)  # queries used
 
     def cheapest(self, error: float, of: str = "softmax_error") -> Suggestion | None:
         """The setting of lowest cost (if not measured: fewest hashes) within an error, or None."""
@@ -296,7 +296,7 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
     # A local window depends on the row of a query, the bound "auto" on all queries. (lsh_attention
     # takes the position of the first row.)
     whole = estimator is not None and (
-        estimator.goes_by_position or isinstance(estimator.lift_scale, str)
+        estimator.depends_on_position or isinstance(estimator.lift_scale, str)
     )
     sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)

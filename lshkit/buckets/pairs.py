@@ -37,7 +37,7 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     the sum of the counts, and a few lookups for each query and hash. Each is done twice, once for
     the size of the result. Wider codes use `HashTables` of the keys: the time is that of sorting
     the keys by their codes, and the sum of the counts. The memory is the result's and, for buckets
-    and tables, up to 20 bytes a key and hash.
+    and tables, up to 20 bytes per key and hash.
 
     CUDA tensors, in a build with CUDA kernels, must have codes below 65536 and are compared pair by
     pair; results are on the same device. The call synchronises with the GPU once, for the number of

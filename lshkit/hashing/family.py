@@ -87,7 +87,7 @@ class HashFamily:
         where = f"row {row[0] if len(row) == 1 else tuple(row)}" if row else "it"
         raise ValueError(
             f"x must be finite, {where} has a NaN or infinity: take it out, or give "
-            "check_finite=False for a code without a meaning"
+            "check_finite=False for an undefined code"
         )
 
     def _pairs(self, x, y):

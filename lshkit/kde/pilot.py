@@ -1,4 +1,4 @@
-"""Which method: what each would cost at the wanted error, from a few queries."""
+"""Choice of the method: what each would cost at the requested error, from a few queries."""
 
 import functools
 import logging
@@ -59,7 +59,7 @@ class Pilot:
         return relative_spread(self.sums, self.population)
 
     def history(self, count):
-        """Sums over the first rows after the pilot's own: what a method would know of a query."""
+        """Sums over the first rows after the pilot's own: what a method would know of it."""
         if count not in self._histories:
             self._histories[count] = self._sums(self.n_pilot, self.n_pilot + count)
         return self._histories[count]
