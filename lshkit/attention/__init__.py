@@ -1,4 +1,4 @@
-"""Attention from hash codes: YOSO in linear time, and softmax from the pairs that collide."""
+"""Attention from hash codes: YOSO in linear time, and softmax from the colliding pairs."""
 
 from lshkit import _torch  # noqa: F401
 from lshkit.attention.bert_lsh import bert_lsh_attention

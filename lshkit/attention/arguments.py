@@ -1,4 +1,4 @@
-"""What comes in from outside to the functions and classes of attention: checks and conversions."""
+"""Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
 
@@ -75,9 +75,9 @@ def resolve_causal_offset(
     return key.shape[-2] - query.shape[-2] if is_causal else 0
 
 
-def check_word(name, word, words) -> None:
-    if not (word is None or isinstance(word, str)) or word not in words:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, got {word!r}")
+def check_choice(name, value, choices) -> None:
+    if not (value is None or isinstance(value, str)) or value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_dense(name: str, x: Tensor) -> None:
@@ -148,7 +148,7 @@ def check_cpu(name: str, query: Tensor) -> None:
     """For functions without CUDA kernels."""
     if query.device.type not in ("cpu", "meta"):
         raise NotImplementedError(
-            f"{name} runs on the CPU alone, got query on {query.device}: move its inputs there "
+            f"{name} runs on the CPU only, got query on {query.device}: move its inputs there "
             f"with .cpu() (yoso_attention runs on CUDA)"
         )
 

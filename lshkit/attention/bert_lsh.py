@@ -31,29 +31,29 @@ def bert_lsh_attention(
     Attention", section 2).
 
     A hash joins the signs of n_bits random projections ("bands"); a pair is scored if its query and
-    key agree in all of them for some of n_hashes hashes. No weights: biased to the pairs that
-    collide (`lsh_attention` corrects for that).
+    key agree in all of them for some of n_hashes hashes. No weights: the result is biased towards
+    colliding pairs (`lsh_attention` corrects for that).
 
     Args:
         query, key, value, attn_mask, enable_gqa, seed: as of `lsh_attention`.
         scale: of the scores; None: 1 / sqrt(D).
         n_bits: bits of a code, 1 to 16.
-        table_size: with faithful, buckets of the table, 1 to 2^31 - 1. Else it does not apply.
+        table_size: with faithful, buckets of the table, 1 to 2^31 - 1; otherwise ignored.
         n_hashes: number of codes, 1 to 65535.
-        faithful: do as the paper's code does, in quadratic time and memory. Its buckets are random
+        faithful: reproduce the paper's code, in quadratic time and memory. Its buckets are random
             subset sums of the bits modulo table_size, so that unequal codes collide too; pairs
             i <= j are scored and their scores copied to (j, i), so N_q = N_k; a pair without
-            collision has the score 0 and takes part in the softmax. By default only colliding pairs
-            do, in both triangles, no others are looked at after the comparison of codes, and a
-            query without any gets zeros. A NaN or infinity, too, then goes where a score with it is
-            copied; by default as in `lsh_attention`.
-        return_counts: return the numbers of dot products of queries and keys, too.
+            collision has the score 0 and takes part in the softmax. A NaN or infinity propagates to
+            where its scores are copied. By default only colliding pairs take part, in both
+            triangles; no others are visited after the comparison of codes, a query without any
+            gives zeros, and NaN and infinity are handled as in `lsh_attention`.
+        return_counts: also return the numbers of dot products of queries and keys.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query, and with return_counts int64 `(..., H)`.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value.
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits = checks.integer("n_bits", n_bits, 1, 16)

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import (
+    check_choice,
     check_cpu,
     check_softmax_arguments,
     check_tensors,
-    check_word,
     key_padding_mask,
     resolve_causal_offset,
     seed_tensor,
@@ -42,8 +42,8 @@ def lsh_attention(
     Only the keys that share a code with a query in some of n_hashes hashes have their score
     exp(scale q . k) computed, each divided by the probability 1 - (1 - p)^n_hashes that this
     happens (Horvitz and Thompson 1952), p = (1 - acos(cosine) / pi)^n_bits: the sums of numerator
-    and denominator are unbiased for softmax attention's (with hasher "hyperplane"; "hadamard"
-    meets pairs with this probability to within 1 % or so). Pairs in a near window and with the
+    and denominator are unbiased for softmax attention's (with hasher "hyperplane"; with "hadamard"
+    pairs collide with this probability to within about 1 %). Pairs in a local window and with the
     first keys are always used. For models trained with softmax, without training.
 
     Args:
@@ -54,49 +54,49 @@ def lsh_attention(
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
             N_k)`), True for a key that takes part. No other mask.
-        dropout_p: 0: weights are not kept to be dropped.
+        dropout_p: 0: no weights are stored that could be dropped.
         is_causal: query i sees the keys j <= i + causal_offset.
         scale: of the scores; None: 1 / sqrt(D).
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions.
         weighting: of a sampled pair. "horvitz_thompson"; "none", plain softmax over the colliding
-            pairs, which is biased to them; or "magicpig", which uses pairs that collide in two
-            hashes at least and divides by the probability of that (Chen et al. 2024).
-        n_bits: bits of a code, 1 to 16. One more halves the pairs of unrelated rows or so.
-        n_hashes: number of codes, 1 to 65535. More find more pairs and make less noise.
+            pairs, which is biased towards them; or "magicpig", which uses pairs that collide in at
+            least two hashes and divides by the probability of that (Chen et al. 2024).
+        n_bits: bits of a code, 1 to 16. Each bit roughly halves the pairs of unrelated rows.
+        n_hashes: number of codes, 1 to 65535. More find more pairs and reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
-        window: pairs of positions |i + causal_offset - j| < window (causal: those of them that it
-            sees) are always used, with probability 1. None or 0: no pair is. Then a query may
-            have no pair at all, and gets zeros.
+        window: pairs of positions |i + causal_offset - j| < window (causal: only those that query i
+            sees) are always used, with probability 1. None or 0: no window; a query without any
+            pair then gives zeros.
         n_sinks: the first n_sinks keys that attn_mask lets take part are used by every query that
             sees them.
-        center: hash the keys without their mean, which adds the same to all scores of a query and
-            so nothing to softmax. Causal: the mean of the first `window` keys (without a window
-            nothing is taken), so that no query depends on keys that it does not see, but for the
-            rounding of this mean.
+        center: subtract the mean of the keys before hashing. It adds the same to all scores of a
+            query and so does not change softmax. Causal: the mean of the first `window` keys
+            (without a window nothing is subtracted), so that no query depends on keys that it does
+            not see, except through the rounding of this mean.
         causal_offset: position of query 0 among the keys, for causality and window. None: N_k - N_q
             when causal (the last query sees all keys: decoding with a cache), else 0.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
             a fresh seed from torch's generator, an int >= 0 or an int64 CPU tensor of one element
             fixes it.
-        return_pairs: return the number of keys that each query used, too.
+        return_pairs: also return the number of keys that each query used.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query, and with return_pairs int32 `(..., H, N_q)`.
-        A query with a NaN or infinity gives a NaN row, such a key takes no part.
+        A query with a NaN or infinity gives a NaN row, such a key is ignored.
 
     Gradients are those of the estimate with its inclusion probabilities held constant (they belong
     to the sample, not to the estimate): those of numerator and denominator are unbiased too. The
     same pairs are found again from the codes; memory is linear in the lengths.
 
     Raises:
-        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or word.
+        TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value.
         NotImplementedError: tensors that are not on the CPU.
     """
     n_bits = checks.integer("n_bits", n_bits, 1, 16)
     n_hashes = checks.integer("n_hashes", n_hashes, 1, hash_functions.MAX_HASHES)
-    check_word("hasher", hasher, torch_ops.FAMILY)
-    check_word("weighting", weighting, torch_ops.WEIGHTING)
+    check_choice("hasher", hasher, torch_ops.FAMILY)
+    check_choice("weighting", weighting, torch_ops.WEIGHTING)
     is_causal = checks.boolean("is_causal", is_causal)
     check_softmax_arguments("lsh_attention", dropout_p)
     center = checks.boolean("center", center)

@@ -14,8 +14,8 @@ BLOCK = 32
 def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
     """One kernel a head along the positions: out[i] = sum_t weight[t] value[i + t - before].
 
-    What `F.conv2d` gives with groups = heads, in a half to a third of its time on a CPU; for the
-    gradient it keeps the values alone, which attention keeps too.
+    Equals `F.conv2d` with groups = heads, in a half to a third of its time on a CPU; for the
+    gradient it saves only the values, which attention saves anyway.
 
     Args:
         value: `(B, H, N, D)`, N > 0; zeros stand before and after it.

@@ -1,11 +1,11 @@
-"""Attention step by step: a state of constant size in the place of the keys and values so far."""
+"""Attention step by step: a state of constant size instead of the keys and values so far."""
 
 import torch
 from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import CPU, DTYPES, check_dense, check_word, seed_tensor
+from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_dense, seed_tensor
 from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
@@ -13,13 +13,13 @@ from lshkit.torch_ops.library import rows
 
 
 class YosoState:
-    """What causal YOSO attention needs of the past: sums of the values by hash bucket.
+    """The state of causal YOSO attention: sums of the values by hash bucket.
 
     Memory, and the time of a token, do not depend on the number of tokens: a key head has n_hashes
     tables of 2^n_bits rows. A new token adds its value to one row of each table; a query reads one
-    of each (YOSO, ICML 2021, section 3.2, as a stream); with soft codes it is n_probes rows.
-    Outputs are those of `yoso_attention(..., is_causal=True)` with the same seed: to the last bit
-    the same however the tokens are divided among calls, to rounding the same as in one call of it.
+    of each (YOSO, ICML 2021, section 3.2, as a stream); with soft codes n_probes rows. Outputs are
+    those of `yoso_attention(..., is_causal=True)` with the same seed: bit-for-bit the same however
+    the tokens are divided among calls, and to rounding the same as in one call of it.
 
     Args:
         batch_size: number of sequences.
@@ -28,23 +28,23 @@ class YosoState:
         value_dim: features of values, D_v; head_dim if None.
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads the
             tables of key head h // (H / H_k), with its hash functions. H if None.
-        estimator: `Sampled(...)`, which samples at all lengths here, or `Soft(...)`, or "sampled"
-            or "soft" for their defaults. Without window and unit_norm="lift", whose results depend
-            on all keys. The attribute `estimator` is what the state depends on.
+        estimator: `Sampled(...)`, which always samples here, or `Soft(...)`, or "sampled" or "soft"
+            for their defaults. Without window and unit_norm="lift", whose results depend on all
+            keys. The attribute `estimator` is what the state depends on.
         parameters: see `yoso_attention`. They are copied.
         normalize: see `yoso_attention`.
         seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of
-            one element. None draws it from torch's generator; the attribute `seed` tells it.
+            one element. None draws it from torch's generator; see the attribute `seed`.
         dtype: of queries, keys, values and outputs: float32, bfloat16, float16 or float64. All is
             computed in float32.
         table_dtype: of the sums. float32, or float16 for half the memory: every addition then
-            rounds to 11 bits. A row that has grown to 2048 times a value no longer takes it in, and
-            a sum beyond 65504 overflows: see docs/attention.md for the error measured.
+            rounds to 11 bits. A value is lost if the sum is 2048 times larger, and a sum beyond
+            65504 overflows: see docs/attention.md for the error measured.
         conv_window: None, or the positions of a `YosoAttention` module's convolution: the state
-            then keeps the values of the last conv_window - 1 positions.
-        device: of the tables and of all that is given and taken: the CPU, or CUDA in a build with
-            its kernels. `step`, `append`, `attend` and `prefill` wait for nothing there and can
-            be captured in a CUDA graph (after a first call); each replay then is a step.
+            then stores the values of the last conv_window - 1 positions.
+        device: of the tables, arguments and results: the CPU, or CUDA in a build with CUDA kernels.
+            `step`, `append`, `attend` and `prefill` do not synchronise with the GPU and can be
+            captured in a CUDA graph (after a first call); each replay then is a step.
 
     There is no autograd through a state: RuntimeError where grad mode is on and an input requires
     grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
@@ -87,7 +87,7 @@ class YosoState:
         self.estimator = estimator.for_decoding()
         parameters = {} if parameters is None else parameters
         check_parameters(parameters, estimator)
-        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        check_choice("normalize", normalize, torch_ops.NORMALIZE)
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         if table_dtype not in TABLE_DTYPES:
@@ -133,15 +133,15 @@ class YosoState:
         """Adds keys `(B, H_k, n, D)` and values `(B, H_k, n, D_v)` to the tables.
 
         attn_mask: boolean `(B, n)` or `(B, 1, 1, n)`, True for a position that takes part; others
-        are not added. A key with a NaN or infinity takes no part either, but counts in `length`.
+        are not added. A key with a NaN or infinity is ignored too, but counts in `length`.
         """
         self._check(key=key, value=value)
         self._decode(None, key, value, self._mask(attn_mask, key), False)
 
     def attend(self, query: Tensor) -> Tensor:
-        """Attention `(B, H, n, D_v)` of queries `(B, H, n, D)`, which all see all that was added.
+        """Attention `(B, H, n, D_v)` of queries `(B, H, n, D)`, each of which sees all positions.
 
-        A query that collides with nothing gives zeros, one with a NaN or infinity a NaN row.
+        A query that collides with no key gives zeros, one with a NaN or infinity a NaN row.
         """
         self._check(query=query)
         return self._decode(query, None, None, None, False)
@@ -162,8 +162,8 @@ class YosoState:
     ) -> Tensor:
         """Causal attention of n positions at once: query i sees the past and the keys j <= i.
 
-        The prompt, or a piece of it: pieces in turn give what the whole gives. Shapes are those of
-        `step`, with as many queries as keys.
+        For the prompt, or pieces of it, which give the same result. Shapes are those of `step`,
+        with as many queries as keys.
         """
         self._check(query=query, key=key, value=value)
         if query.shape[-2] != key.shape[-2]:
@@ -269,7 +269,7 @@ class YosoState:
         return sum(x.nbytes for x in (self._parameters, *self._tensors().values()))
 
     def reset(self) -> "YosoState":
-        """Forgets everything that was added; returns self."""
+        """Removes everything that was added; returns self."""
         self._positions = 0
         for x in self._tensors().values():
             x.zero_()
@@ -280,7 +280,7 @@ class YosoState:
         return self._like(range(self.batch_size))
 
     def reorder(self, indices: Tensor) -> "YosoState":
-        """Makes sequence i what sequence indices[i] was, for beam search; returns self.
+        """Replaces sequence i by sequence indices[i], for beam search; returns self.
 
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         """
@@ -305,7 +305,7 @@ class YosoState:
         return self
 
     def to(self, dtype: torch.dtype | torch.device | str) -> "YosoState":
-        """Takes and gives another dtype from now on, the tables stay; or goes to another device.
+        """Changes the dtype of arguments and results, not of the tables, or the device.
 
         Returns self.
         """
@@ -328,10 +328,10 @@ class YosoState:
         return saved_state.save(self)
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
-        """Takes the contents of a state that was made with the same arguments, from any device.
+        """Loads the contents of a state that was made with the same arguments, on any device.
 
-        TypeError or ValueError, with this state as it was, name the argument that differs, and the
-        entry that is missing, unknown or of another type or shape.
+        TypeError or ValueError, which leave this state unchanged, name the argument that differs,
+        or the entry that is missing, unknown or of another type or shape.
         """
         saved_state.load(self, state_dict)
 

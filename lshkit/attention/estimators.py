@@ -1,11 +1,10 @@
 """Estimators: values that own the options of one kind of attention and compute it.
 
-An estimator says what stands in the place of softmax attention's weights. It is frozen, holds only
-what JSON can hold, compares and hashes by its fields, and checks them when it is made; so it can be
-an attribute of a module, a key of a dict, a line of a config file, and a constant of a compiled
-graph. `Sampled` (YOSO-m) and `Expected` (YOSO-E) are the two of YOSO (ICML 2021), `Soft` is
-multi-probe hashing with weights. Tensors that may carry a gradient are no part of it: they come
-with the call, as `parameters`.
+An estimator specifies the attention weights that replace softmax's. It is frozen, contains only
+JSON values, compares and hashes by its fields, and validates them when it is made, so it can be an
+attribute of a module, a key of a dict, an entry of a config file, and a constant of a compiled
+graph. `Sampled` (YOSO-m) and `Expected` (YOSO-E) are from YOSO (ICML 2021), `Soft` is multi-probe
+soft hashing. Tensors that may require a gradient are passed to the call instead, as `parameters`.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_word, seed_tensor
+from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call, aligned, expected_attention
 from lshkit.attention.parameters import one_or_each_head, plane_rows
 from lshkit.attention.unit_norm import AUTO, lift
@@ -27,7 +26,7 @@ from lshkit.hash_functions import MAX_HASHES
 
 # The expectation costs products of every query with every key, a sample codes and tables of every
 # row. They cost the same at 6 keys a hash where queries are as many as keys. Measured at 32 hashes,
-# 8 heads, d = 64, fp32, one AVX-512 thread: forward meets at 210 keys, causal forward at 290,
+# 8 heads, d = 64, fp32, one AVX-512 thread: forward is equal at 210 keys, causal forward at 290,
 # forward and backward at 190.
 EXPECTED_KEYS_PER_HASH = 6
 
@@ -46,9 +45,9 @@ class Estimator:
             a D of 62 costs half of what a D of 64 does.
         lift_scale: of "lift", the bound on the squared norms of queries and keys, also called tau
             in the paper: a number > 0, or "auto", the largest squared norm of each sequence and
-            head. "auto" would show the future to a causal query, and is refused there. Masked keys
-            and rows with a NaN or infinity do not count. A tensor, of one number or one for each
-            key head, goes into `parameters`.
+            head. "auto" would leak future rows to a causal query, and is an error there. Masked
+            keys and rows with a NaN or infinity are ignored. A tensor, of one number or one for
+            each key head, goes into `parameters`.
     """
 
     unit_norm: str = "l2"
@@ -57,7 +56,7 @@ class Estimator:
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
-        check_word("unit_norm", self.unit_norm, UNIT_NORMS)
+        check_choice("unit_norm", self.unit_norm, UNIT_NORMS)
         scale, wanted = self.lift_scale, "a number > 0 or 'auto' (a tensor goes into parameters)"
         if isinstance(scale, str):
             if scale != AUTO:
@@ -90,7 +89,7 @@ class Estimator:
 
     @staticmethod
     def from_dict(options: Mapping) -> "Estimator":
-        """The estimator of `to_dict`'s dict; fields that are missing have their defaults.
+        """The estimator from `to_dict`'s dict; missing fields have their defaults.
 
         Raises:
             TypeError, ValueError: "estimator" names none, or a field is unknown or wrong.
@@ -99,7 +98,7 @@ class Estimator:
             raise TypeError(f"options must be a dict, got {type(options).__name__}")
         options = dict(options)
         name = options.pop("estimator", Sampled.name)
-        check_word("estimator", name, ESTIMATORS)
+        check_choice("estimator", name, ESTIMATORS)
         kind = ESTIMATORS[name]
         for option in options:
             if option not in OPTIONS[name]:
@@ -119,12 +118,12 @@ class Estimator:
         return None
 
     @property
-    def goes_by_position(self) -> bool:
-        """Whether weights depend on the places of queries and keys."""
+    def depends_on_position(self) -> bool:
+        """Whether weights depend on the positions of queries and keys."""
         return False
 
     def without_position(self) -> "Estimator":
-        """For queries and keys whose places have nothing in common, as in cross-attention."""
+        """For queries and keys with unrelated positions, as in cross-attention."""
         return self
 
     def for_inference(self, n_hashes: int | None) -> "Estimator":
@@ -135,8 +134,8 @@ class Estimator:
         """What a `YosoState` of this estimator depends on. ValueError where there is none."""
         if self.unit_norm == "lift":
             raise ValueError(
-                "unit_norm must be 'l2' to decode step by step, is 'lift': its bound is not known "
-                "before the last key"
+                "unit_norm must be 'l2' to decode step by step, got 'lift': its bound is "
+                "unknown before the last key"
             )
         return self
 
@@ -151,12 +150,12 @@ class Estimator:
                 if call.is_causal:
                     raise ValueError(
                         "lift_scale must be a number or tensor with is_causal=True, got 'auto': "
-                        "the largest norm of all rows would tell early queries of later ones"
+                        "the largest norm of all rows would leak later rows to earlier queries"
                     )
                 if call.query_starts is not None:
                     raise ValueError(
                         "lift_scale must be a number or tensor with cu_seqlens, got 'auto': the "
-                        "largest norm of all rows would be shared by sequences that are apart"
+                        "largest norm of all rows would be shared by separate sequences"
                     )
             query, key = lift(call.query, call.key, call.key_mask, scale)
             call = call._replace(query=query, key=key)
@@ -168,14 +167,13 @@ class Estimator:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Expected(Estimator):
-    """YOSO-E: the probability of a collision itself as weight (YOSO, ICML 2021, eq. 1 and 3).
+    """YOSO-E: exact collision probabilities as weights (YOSO, ICML 2021, eq. 1 and 3).
 
     (1 - acos(cosine) / pi)^n_bits for every pair, in quadratic time and linear memory, without
     noise. Computed in float32, for float64 inputs in float64.
 
     Args:
-        n_bits: bits of the codes whose collisions are expected, tau in the paper, 1 to 16. More
-            make the weights sharper.
+        n_bits: bits of the codes, tau in the paper, 1 to 16. More make the weights sharper.
         gradient: of queries and keys. "exact": the derivative (eq. 3), which is infinite for
             cosines of 1 and bounded there. "lower_bound": n_bits/2 times the weight (eq. 4).
         unit_norm, lift_scale: see `Estimator`.
@@ -188,7 +186,7 @@ class Expected(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("gradient", self.gradient, ("exact", "lower_bound"))
+        check_choice("gradient", self.gradient, ("exact", "lower_bound"))
         self._set(n_bits=checks.integer("n_bits", self.n_bits, 1, 16))
 
     @property
@@ -198,8 +196,8 @@ class Expected(Estimator):
 
     def for_decoding(self) -> Estimator:
         raise ValueError(
-            "estimator must be Sampled or Soft to decode step by step, is Expected: no table holds "
-            "the expectation"
+            "estimator must be Sampled or Soft to decode step by step, got Expected: its "
+            "keys cannot be summed in tables"
         )
 
     def _attend(self, call: Call) -> Tensor:
@@ -208,7 +206,7 @@ class Expected(Estimator):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Hashed(Estimator):
-    """What the estimators by hash codes share: the family of hash functions and its sizes."""
+    """Base of the estimators that hash: the family of hash functions and its sizes."""
 
     n_bits: int = 8
     n_hashes: int = 32
@@ -216,7 +214,7 @@ class Hashed(Estimator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("hasher", self.hasher, torch_ops.FAMILY)
+        check_choice("hasher", self.hasher, torch_ops.FAMILY)
         self._set(
             n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
             n_hashes=checks.integer("n_hashes", self.n_hashes, 1, MAX_HASHES),
@@ -245,33 +243,34 @@ class Hashed(Estimator):
 class Sampled(Hashed):
     """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, eq. 2).
 
-    The mean over the hash functions is `Expected`. In time and memory linear in the lengths;
-    queries and keys are only hashed, so their gradient is an estimate of the expectation's, while
-    values get the exact gradient of the sum that was computed. Computed in float32.
+    The mean over the hash functions is `Expected`. Time and memory are linear in the lengths.
+    Queries and keys are only hashed, so their gradient is an estimate of the expectation's; values
+    get the exact gradient of the computed sum. Computed in float32.
 
     Args:
         n_bits: bits of a code, tau in the paper, 1 to 16. More make the weights sharper.
-        n_hashes: number of codes, m in the paper, 1 to 65535. More make less noise.
+        n_hashes: number of codes, m in the paper, 1 to 65535. More reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
             (eq. 4). "collided" (`*YOSO`) takes the derivative of the probability (eq. 3) on the
-            pairs that collide in some hash, "unbiased" divides it by the probability
-            1 - (1 - p)^n_hashes that such a pair does, so that its mean is the exact gradient; both
-            compare all pairs of codes, in quadratic time and linear memory. Where the expectation
-            is computed instead, both are its exact derivative.
+            pairs that collide in some hash, "unbiased" divides it by the inclusion probability 1 -
+            (1 - p)^n_hashes, so that its mean is the exact gradient; both compare all pairs of
+            codes, in quadratic time and linear memory. Where the expectation is computed instead,
+            both are its exact derivative.
         expectation: "auto" computes the expectation, which has no noise, wherever it costs less:
             for N_q queries and N_k keys where 2 N_q N_k <= 6 n_hashes (N_q + N_k), so for up to 6
             n_hashes positions (of packed sequences their mean lengths count), and for one query
             over a cache. "never" samples at all lengths. `torch.export` samples, since a graph for
             all lengths can hold only one of the two; so does `YosoState`.
         window: None, or the local window: pairs of positions `|i - j| < window` (causal:
-            0 <= i - j < window) get the probability itself in the place of the collisions that
-            estimate it, in the output and in all gradients (weighted as `gradient` specifies). The
-            mean stays, these pairs add no noise; the cost is n_q window d.
+            0 <= i - j < window) get the exact probability instead of its estimate, in the output
+            and in all gradients (weighted as `gradient` specifies). The mean is unchanged and these
+            pairs add no noise; the cost is n_q window d.
         gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
-            cheaper: each hash takes R coordinates of a pair's product of output gradient and value,
+            cheaper: each hash uses R coordinates of a pair's product of output gradient and value,
             after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
-            few tokens or the sequence 1024 or less. None: exact. On CUDA all is computed in full.
+            few tokens or the sequence 1024 or less. None: exact. On CUDA the gradient is always
+            exact.
         unit_norm, lift_scale: see `Estimator`.
     """
 
@@ -284,8 +283,8 @@ class Sampled(Hashed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_word("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
-        check_word("expectation", self.expectation, EXPECTATION)
+        check_choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
+        check_choice("expectation", self.expectation, EXPECTATION)
         if self.window is not None:
             self._set(window=checks.integer("window", self.window, 1, 2**31 - 1))
         if self.gradient_rank is not None:
@@ -299,14 +298,14 @@ class Sampled(Hashed):
         super().for_decoding()
         if self.window is not None:
             raise ValueError(
-                f"window must be None to decode step by step, is {self.window}: a state keeps no "
-                f"keys to compare with"
+                f"window must be None to decode step by step, got {self.window}: a state "
+                "stores no keys"
             )
         sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes}
         return Sampled(**sizes, hasher=self.hasher, expectation="never")
 
     @property
-    def goes_by_position(self) -> bool:
+    def depends_on_position(self) -> bool:
         """With a local window."""
         return self.window is not None
 
@@ -364,16 +363,16 @@ class Sampled(Hashed):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Soft(Hashed):
-    """Soft codes: multi-probe hashing with weights. A row belongs to its likeliest buckets.
+    """Soft codes: multi-probe soft hashing. A row belongs to its likeliest buckets, with weights.
 
     In each hash a row has its own code and those with its least certain bits flipped, weighted by
     the softmax of `-2 sharpness sum |z|` over the projections z that the flipped bits cross.
-    Linear in the lengths; the gradient is the exact one of what was computed, given which buckets
-    these are. Computed in float32.
+    Time and memory are linear in the lengths; the gradient is exact given the selected buckets.
+    Computed in float32.
 
     Args:
         n_bits: bits of a code, 1 to 16.
-        n_hashes: number of codes, 1 to 65535. More make less noise.
+        n_hashes: number of codes, 1 to 65535. More reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals, or those in
             `parameters`).
         n_probes: buckets a row belongs to in each hash, of queries and keys or `(queries, keys)`, 1
@@ -383,8 +382,8 @@ class Soft(Hashed):
         unit_norm, lift_scale: see `Estimator`.
 
     parameters: "sharpness", `()` or `(H_k,)`; with hasher="hyperplane" "planes", `(H_k, n_hashes,
-    n_bits, D)` or `(H_k, n_hashes * n_bits, D)` ("lift": D + 2). Weights compare the projections z
-    with sharpness: normals drawn from N(0, 1) give them unit variance, longer ones are sharper.
+    n_bits, D)` or `(H_k, n_hashes * n_bits, D)` ("lift": D + 2). Normals drawn from N(0, 1) give
+    the projections z unit variance; larger norms are sharper.
     """
 
     n_bits: int = 12
@@ -410,7 +409,7 @@ class Soft(Hashed):
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The tensors that `parameters` may hold: planes are of hasher="hyperplane"."""
+        """The tensors that `parameters` may hold: planes only with hasher="hyperplane"."""
         lifted = ("lift_scale",) if self.unit_norm == "lift" else ()
         return (*lifted, "sharpness", *(("planes",) if self.hasher == "hyperplane" else ()))
 
@@ -443,7 +442,7 @@ OPTIONS = {
 
 
 def estimator_of(given: Estimator | str, name: str = "estimator") -> Estimator:
-    """The estimator itself, or the one of default options that a word stands for."""
+    """The estimator itself, or the one with default options that a name stands for."""
     if isinstance(given, Estimator):
         return given
     if isinstance(given, str) and given in ESTIMATORS:

@@ -4,11 +4,11 @@ from torch import Tensor
 
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import (
+    check_choice,
     check_device,
     check_seed,
     check_softmax_arguments,
     check_tensors,
-    check_word,
     key_padding_mask,
     packed_starts,
     resolve_causal_offset,
@@ -39,14 +39,13 @@ def yoso_attention(
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, equations 1 to 4).
 
     The weight of a pair is the probability (1 - acos(cosine)/pi)^n_bits that its query and key
-    share a code of n_bits random signs, or an estimate of it: the estimator says which, and owns
-    its options. Queries and keys are scaled to unit norm; a row of zeros gets the code 0. The
-    arguments up to `enable_gqa` are those of `torch.nn.functional.scaled_dot_product_attention`, in
-    its order, so that a call is swapped by its name.
+    share a code of n_bits random signs, or an estimate of it, as the estimator specifies. Queries
+    and keys are scaled to unit norm; a row of zeros gets the code 0. The arguments up to
+    `enable_gqa` are those of `torch.nn.functional.scaled_dot_product_attention`, in the same order.
 
     Basic arguments:
         query: `(..., H, N_q, D)`, or `(B, N_q, D)` for one head. float32, bfloat16, float16 or
-            float64; what each estimator computes in is said there.
+            float64; see each estimator for the precision of the computation.
         key: `(..., H, N_k, D)`, same leading sizes and dtype as query.
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,
@@ -63,7 +62,7 @@ def yoso_attention(
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
             a fresh seed from torch's generator of the device, so that a CUDA graph draws anew at
             each replay; an int >= 0 or an int64 tensor of one element fixes it. A tensor on CUDA is
-            not read: it is taken as its 64 bits.
+            not read: its 64 bits are the seed.
 
     Advanced arguments:
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
@@ -71,7 +70,7 @@ def yoso_attention(
         parameters: tensors of the estimator that may require a gradient, by name: "sharpness" and
             "planes" of `Soft`, "lift_scale" of unit_norm="lift" (`()` or `(H_k,)`). Their values
             are not validated on CUDA.
-        cu_seqlens: packed sequences, of which each sees itself alone: int32 or int64 tensor
+        cu_seqlens: packed sequences, each of which attends only to itself: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone, and
             query i of a sequence sees its keys j <= i. Equal numbers are an empty sequence. On CUDA
@@ -83,15 +82,15 @@ def yoso_attention(
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
-        such a key takes no part. A query that sees no key gives zeros.
+        such a key is ignored. A query that sees no key gives zeros.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type, dtype, shape, device or value, or a
-            row is longer than sqrt(lift_scale) (on CUDA: an assertion of the device).
+            row has a norm above sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels.
     """
     estimator = estimator_of(estimator)
-    check_word("normalize", normalize, torch_ops.NORMALIZE)
+    check_choice("normalize", normalize, torch_ops.NORMALIZE)
     is_causal = checks.boolean("is_causal", is_causal)
     check_softmax_arguments("yoso_attention", dropout_p, scale)
     enable_gqa = checks.boolean("enable_gqa", enable_gqa)

@@ -1,4 +1,4 @@
-"""How a module's causal forward goes on step by step: the options of its state, and its output."""
+"""Step-by-step decoding of a module: the options of its state, and its output."""
 
 import torch
 from torch import Tensor

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_dense, check_word, seed_tensor
+from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
@@ -38,33 +38,34 @@ class YosoAttention(nn.Module):
     Args:
         embed_dim: size of the model, divided among the heads.
         num_heads: number of heads, each with its own hash functions.
-        dropout: probability of zeroing an element of the heads' output while training.
-            (MultiheadAttention drops weights; here no weight is ever formed.)
+        dropout: probability of zeroing an element of the heads' output while training
+            (MultiheadAttention drops weights, which are never formed here).
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        batch_first: True: a batch comes first, as nothing else is supported.
+        batch_first: must be True.
         estimator: `Sampled(...)`, `Expected(...)` or `Soft(...)`, or "sampled", "expected", "soft"
             for their defaults: see `yoso_attention`. A plain attribute, as are `eval_estimator`,
             `normalize` and `fresh_hashes`: they may be changed later.
         normalize: see `yoso_attention`.
-        n_hashes_eval: number of hashes in eval mode, where less noise is worth more: 32 train well,
-            and a step costs in proportion. None: those of the estimator. The attribute
-            `eval_estimator` is the estimator of eval mode, which may be replaced by any other.
-        fresh_hashes: True: every training call draws its own hash functions, whose noise averages
-            out over the steps. False: all calls use those of `hash_seed`.
-        learn: what is a parameter of the module, one of each head, and starts from the estimator's
-            values: "sharpness" (its logarithm `log_sharpness`, (num_heads,)), "lift_scale" (its
-            logarithm `log_lift_scale`), "planes" (`planes`, (num_heads, n_hashes, n_bits,
-            head_dim), "lift": head_dim + 2, drawn from N(0, 1); all calls use them, in eval mode
-            too, and n_hashes_eval is ignored). See `parameters` of `yoso_attention`.
+        n_hashes_eval: number of hashes in eval mode, where less noise matters more: 32 train well,
+            and the cost of a step is proportional to the number. None: those of the estimator. The
+            attribute `eval_estimator` is the estimator of eval mode, which may be replaced by any
+            other.
+        fresh_hashes: True: every training call draws new hash functions, so that their noise
+            averages out over the steps. False: all calls use those of `hash_seed`.
+        learn: names of what is learnt per head, initialised with the estimator's values:
+            "sharpness" (its logarithm `log_sharpness`, (num_heads,)), "lift_scale" (its logarithm
+            `log_lift_scale`), "planes" (`planes`, (num_heads, n_hashes, n_bits, head_dim), "lift":
+            head_dim + 2, drawn from N(0, 1); all calls use them, in eval mode too, and
+            n_hashes_eval is ignored). See `parameters` of `yoso_attention`.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
-            kernel a head over the values, added to the normalised attention (YOSO, ICML 2021,
-            section 4.2). When the call is causal the window ends at the position itself.
+            kernel per head over the values, added to the normalised attention (YOSO, ICML 2021,
+            section 4.2). In a causal call the kernel ends at the position itself.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
 
     A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:
-    until then its weights and its seed are memory without a meaning.
+    until then its weights and its seed are undefined.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class YosoAttention(nn.Module):
         elif n_hashes_eval is not None:
             checks.integer("n_hashes_eval", n_hashes_eval, 1, MAX_HASHES)
         self.eval_estimator = self.estimator.for_inference(n_hashes_eval)
-        check_word("normalize", normalize, torch_ops.NORMALIZE)
+        check_choice("normalize", normalize, torch_ops.NORMALIZE)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
 
@@ -224,19 +225,19 @@ class YosoAttention(nn.Module):
             key: `(B, N_k, kdim)`.
             value: `(B, N_k, vdim)`.
             key_padding_mask: `(B, N_k)`, True for a key that is IGNORED, as in
-                `MultiheadAttention` (the opposite of `yoso_attention`'s attn_mask). Floats are
-                taken too, as `TransformerEncoderLayer` makes them of it: 0 takes part, -inf or
-                any number <= -1e4 is ignored; others are an error.
+                `MultiheadAttention` (the opposite of `yoso_attention`'s attn_mask). Floats are also
+                accepted, as `TransformerEncoderLayer` passes them: 0 takes part, -inf or any number
+                <= -1e4 is ignored; others are an error.
             need_weights: must be False: the weights are never formed.
-            attn_mask: None. Beside is_causal=True it may be the causal mask that
-                `MultiheadAttention` wants there; its elements are not read.
+            attn_mask: None. With is_causal=True it may be the causal mask that `MultiheadAttention`
+                requires; its elements are not read.
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i + N_k - N_q.
             state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
-                those that it holds, and are added to it. A state samples, where the
-                forward without one computes the expectation at short lengths.
+                those that it holds, and are added to it. A state always samples; the forward
+                without one computes the expectation at short lengths.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
-                with a convolution, which would reach from one sequence into the next.
+                with a convolution, which would mix neighbouring sequences.
 
         Returns:
             `(B, N_q, embed_dim)` and None.
@@ -291,10 +292,10 @@ class YosoAttention(nn.Module):
         )
 
     def multihead_state_dict(self) -> dict[str, Tensor]:
-        """What `torch.nn.MultiheadAttention.load_state_dict` takes: the projections alone.
+        """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.
 
-        The seed, the convolution and what was learnt beside them have no place there. The other
-        way, `load_state_dict` of this module takes a MultiheadAttention's state_dict as it is.
+        It omits the seed, the convolution and what `learn` adds. `load_state_dict` of this module
+        accepts a MultiheadAttention's state_dict.
         """
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
@@ -361,7 +362,7 @@ def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...
             known = ", ".join(map(repr, names)) or "nothing"
             raise ValueError(f"learn may hold {known} with {estimator!r}, got {name!r}")
     if "lift_scale" in learn and isinstance(estimator.lift_scale, str):
-        raise ValueError("lift_scale must be a number to start from, is 'auto'")
+        raise ValueError("lift_scale must be a number to learn it, got 'auto'")
     return tuple(learn)
 
 
@@ -381,7 +382,7 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
     if not key_padding_mask.is_floating_point():
         raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
     ignored = key_padding_mask <= IGNORED_FROM
-    message = f"{name} of dtype {key_padding_mask.dtype} must hold 0 and -inf alone"
+    message = f"{name} of dtype {key_padding_mask.dtype} must hold only 0 and -inf"
     require(ignored | (key_padding_mask == 0), message)
     return ~ignored
 

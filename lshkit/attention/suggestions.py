@@ -1,4 +1,4 @@
-"""What error and cost a few settings of attention have on a user's own queries and keys."""
+"""Error and cost of several settings of attention on a user's queries and keys."""
 
 import math
 import time
@@ -71,10 +71,10 @@ class Suggestions:
 
     rows: tuple[Suggestion, ...]
     n_keys: int
-    n_samples: int = field(default=0)  # queries looked at
+    n_samples: int = field(default=0)  # queries used
 
     def cheapest(self, error: float, of: str = "softmax_error") -> Suggestion | None:
-        """The setting of least cost (unmeasured: of fewest hashes) within an error, or None."""
+        """The setting of lowest cost (if not measured: fewest hashes) within an error, or None."""
         if of not in ("error", "softmax_error"):
             raise ValueError(f"of must be 'error' or 'softmax_error', got {of!r}")
         error = checks.positive("error", error)
@@ -122,26 +122,26 @@ def suggest(
     timed: bool = True,
     seed: int = 0,
 ) -> Suggestions:
-    """The expected error and cost of some settings of attention on these queries and keys.
+    """Measures the expected error and cost of settings of attention on queries and keys.
 
-    A few runs of neighbouring queries of up to four heads meet all keys, with each of n_trials sets
-    of hash functions; errors are means over them. (All queries do in settings of yoso_attention
-    whose output depends on them: a window, lift_scale="auto".) Times are those of one head in full,
-    without gradients, over softmax attention's, in turns. Nothing is causal here: give the keys
-    that a typical query sees.
+    A few runs of neighbouring queries of up to four heads attend to all keys, with each of n_trials
+    sets of hash functions; errors are means over them. (Settings of yoso_attention whose output
+    depends on all queries, a window or lift_scale="auto", use all.) Times are those of one full
+    head, without gradients, relative to softmax attention's, interleaved. Attention is not causal
+    here: pass the keys that a typical query sees.
 
     Args:
         query: `(..., N_q, D)`, numpy array or torch tensor; leading sizes are heads.
         key: `(..., N_k, D)`, the same leading sizes.
         value: `(..., N_k, D_v)`. None: standard normal, of D columns, whose mean over many keys is
-            small: errors are then larger than those of values with a direction in common.
+            small: errors are then larger than those of values with a common mean.
         settings: estimators of `yoso_attention`, or pairs of "yoso_attention" or "lsh_attention"
             and its options, without those of packed sequences, groups of heads, seeds and results.
             None: a choice.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
-        n_samples: queries to look at, in all.
+        n_samples: total number of queries used.
         n_trials: sets of hash functions, 2 or more.
-        timed: measure times, in some seconds at thousands of keys; else costs are None.
+        timed: measure times, which takes seconds at thousands of keys; else costs are None.
         seed: of the choice of queries and of the hash functions.
 
     Returns:
@@ -296,7 +296,7 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
     # A local window depends on the row of a query, the bound "auto" on all queries. (lsh_attention
     # takes the position of the first row.)
     whole = estimator is not None and (
-        estimator.goes_by_position or isinstance(estimator.lift_scale, str)
+        estimator.depends_on_position or isinstance(estimator.lift_scale, str)
     )
     sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)

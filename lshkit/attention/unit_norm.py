@@ -38,16 +38,16 @@ def lift(
         key_mask: `(B, N_k)`, True takes part, or None.
         lift_scale: tau, of shape () or (H_k,) if a tensor, or "auto": the largest squared norm of
             the finite rows that take part, for each sequence and key head, so that a sequence does
-            not depend on its batch mates. It is differentiated like everything else: without that
-            part the gradient would ask for ever larger norms, which scale nothing.
+            not depend on its batch mates. It is differentiated too: otherwise the gradient would
+            increase the norms without bound, which has no effect on the output.
 
     Returns:
         `(B, H, N_q, D + 2)` and `(B, H_k, N_k, D + 2)`.
 
     Raises:
-        ValueError: a finite row of a query or of a key that takes part is outside the bound, by
-            more than rounding makes of it, or lift_scale is not positive. In a compiled graph and
-            on CUDA that is an assertion, raised when the work is done.
+        ValueError: a finite row of a query or of a key that takes part exceeds the bound by more
+            than rounding, or lift_scale is not positive. In a compiled graph and on CUDA this is an
+            assertion, raised at run time.
     """
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     if key_mask is not None:  # whatever they hold, NaN included, it reaches no gradient

@@ -1,4 +1,4 @@
-"""The verbs on codes, for numpy arrays and torch tensors alike. They know nothing of hashing."""
+"""The verbs on codes, for numpy arrays and torch tensors. They do not depend on hash families."""
 
 from lshkit.buckets.codes import fold
 from lshkit.buckets.draw import HashTables, draw

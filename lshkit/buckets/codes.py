@@ -1,4 +1,4 @@
-"""Codes as the verbs take them. Sums keep tables of all buckets; pairs and draws take any width."""
+"""Codes as arguments. Sums have tables of all buckets; pairs and draws accept any width."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from lshkit.hash_functions import MAX_HASHES, code_dtype
 
 MAX_BUCKETS = 2**16
 MAX_ROWS = 2**31 - 1
-_TO_FOLD = "lshkit.buckets.fold brings wider codes to fewer buckets"
+_TO_FOLD = "lshkit.buckets.fold maps wider codes to fewer buckets"
 
 
 def fold(codes, n_buckets):
-    """Codes of any width as codes from 0 to n_buckets - 1: equal codes stay equal.
+    """Maps codes of any width to 0 to n_buckets - 1; equal codes stay equal.
 
-    For verbs that keep a table of all buckets, `bucket_sum` and `BucketTable`. Different codes fall
-    together with a probability of about 1 / n_buckets, as if drawn at random: a pair of rows that
+    For `bucket_sum` and `BucketTable`, which need a table of all buckets. Different codes share a
+    bucket with a probability of about 1 / n_buckets, as if drawn at random: a pair of rows that
     shares a code with probability p shares a folded one with about p + (1 - p) / n_buckets.
 
     Parameters

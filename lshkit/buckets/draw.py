@@ -7,16 +7,16 @@ from lshkit.buckets.codes import MAX_ROWS, like, threads_of, wide_codes
 
 
 class HashTables:
-    """The rows of a data set by their buckets, one table for each hash: kept for draws and unions.
+    """The rows of a data set by bucket, one table per hash, for draws and unions.
 
-    Knows codes only: equal codes are one bucket. Memory O(n m).
+    Depends only on codes: equal codes are one bucket. Memory O(n n_hashes).
 
     Parameters
     ----------
     codes : integer array or tensor `(n, n_hashes)`, n_hashes 1 to 65535
-        Codes >= 0 of any width. An unsigned type is kept as it is.
+        Codes >= 0 of any width. An unsigned type is kept.
     weights : array or tensor of real numbers `(n,)`, optional
-        Finite and >= 0: a member of a bucket is drawn in proportion to them. Without, uniformly.
+        Finite and >= 0: members of a bucket are drawn in proportion to them. None: uniformly.
 
     Attributes
     ----------
@@ -56,8 +56,8 @@ class HashTables:
         query_codes : integer array or tensor `(n_q, n_hashes)`
         n_samples : int >= 1, optional
             Sample t of a query comes from table (offset + t) mod n_hashes, with an offset drawn
-            uniformly for each query: every table is as likely as every other. Without it, one
-            sample from each table in order.
+            uniformly for each query: every table is equally likely. None: one sample from each
+            table in order.
         seed : None, int >= 0 or numpy.random.Generator
             The same integer always gives the same draws, at any number of threads.
 
@@ -66,9 +66,9 @@ class HashTables:
         indices : int64 array or tensor `(n_q, n_samples)`
             Rows; -1 where the bucket is empty, or its weights are all 0.
         probabilities : float64 `(n_q, n_samples)`
-            With which the row was drawn, given the table: 1 / bucket size, or the row's weight over
-            the bucket's. 0 where nothing could be drawn. Such a draw counts as a zero of the
-            estimate; leaving it out would bias it.
+            Of the draw, given the table: 1 / bucket size, or the row's weight over the bucket's. 0
+            where nothing could be drawn. Such a draw counts as a zero of the estimate; leaving it
+            out would bias it.
         tables : int32 `(n_q, n_samples)`
             The table of each draw.
 
@@ -86,21 +86,21 @@ class HashTables:
         return like(torch, *draws)
 
     def union(self, query_codes, *, max_bucket_size=None):
-        """Every row that shares a bucket with the query, once, and in how many tables it does.
+        """Every row that shares a bucket with the query, once, and in how many tables it collides.
 
         Parameters
         ----------
         query_codes : integer array or tensor `(n_q, n_hashes)`
         max_bucket_size : int >= 0, optional
-            Leaves larger buckets out, as if the row did not collide with the query there.
+            Skips larger buckets, as if the rows did not collide with the query there.
 
         Returns
         -------
         indptr, indices, counts : `(n_q + 1,)` int64, `(nnz,)` int32, `(nnz,)` int32
             In CSR form: query i collides with the rows `indices[indptr[i]:indptr[i + 1]]`,
-            ascending, in `counts[...]` of the tables. What `lshkit.buckets.collisions` gives, from
-            tables that are kept. A row whose collision probability is p is in with probability
-            1 - (1 - p)^n_hashes.
+            ascending, in `counts[...]` of the tables. The same as `lshkit.buckets.collisions`, from
+            stored tables. A row whose collision probability is p is included with probability 1 -
+            (1 - p)^n_hashes.
         """
         query_codes, torch = self._queries(query_codes)
         most = MAX_ROWS

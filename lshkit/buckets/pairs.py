@@ -9,7 +9,7 @@ from lshkit.hash_functions import MAX_HASHES
 
 
 def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
-    """Every pair of a query and a key that share a code in some hash, with the number of hashes.
+    """Every pair of a query and a key that collide in at least one hash, with the number of hashes.
 
     All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
 
@@ -21,7 +21,7 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     causal : bool
         Query i sees the keys j <= i only.
     key_mask : boolean array or tensor `(n_k,)`, optional
-        False (or 0) takes a key out.
+        False (or 0) excludes a key.
 
     Returns
     -------
@@ -33,14 +33,14 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     Notes
     -----
     For codes below 65536 the time is that of comparing all codes, n_q n_k n_hashes bytes (twice
-    that for uint16) through the vector unit, or, where it costs less, that of going through the
-    buckets: the sum of the counts, and a few lookups for each query and hash. Each is done twice,
-    once for the size of the result. Wider codes go through `HashTables` of the keys: the time is
-    that of sorting the keys by their codes, and the sum of the counts. The memory is the result's
-    and, for buckets and tables, up to 20 bytes a key and hash.
+    that for uint16) through the vector unit, or, where that costs less, of traversing the buckets:
+    the sum of the counts, and a few lookups for each query and hash. Each is done twice, once for
+    the size of the result. Wider codes use `HashTables` of the keys: the time is that of sorting
+    the keys by their codes, and the sum of the counts. The memory is the result's and, for buckets
+    and tables, up to 20 bytes per key and hash.
 
-    CUDA tensors, in a build with CUDA kernels, have codes below 65536 and are compared pair by
-    pair; their results are on the same device. The call waits for the GPU once, for the number of
+    CUDA tensors, in a build with CUDA kernels, must have codes below 65536 and are compared pair by
+    pair; results are on the same device. The call synchronises with the GPU once, for the number of
     pairs.
 
     Examples
@@ -163,7 +163,7 @@ def _pairs(queries, keys, indptr, indices, measure):
     queries, keys = (_as_rows(x, torch) for x in rows.values())
     if queries.shape[1] != keys.shape[1]:
         shapes = f"queries {queries.shape} and keys {keys.shape}"
-        raise ValueError(f"queries and keys must have as many columns, got {shapes}")
+        raise ValueError(f"queries and keys must have equal numbers of columns, got {shapes}")
     dtype = np.float64 if queries.dtype == keys.dtype == np.float64 else np.float32
     with np.errstate(over="ignore"):  # beyond float32 is infinity
         queries, keys = (_contiguous_rows(x, dtype) for x in (queries, keys))

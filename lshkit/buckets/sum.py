@@ -21,34 +21,35 @@ def bucket_sum(
 ):
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
-    When the codes come from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p
-    the collision probability (YOSO, ICML 2021, section 3.2). No pair is visited: the cost is
-    linear in n_q + n_k. Leading dimensions are broadcast; all arrays or all tensors.
+    For codes from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p the collision
+    probability (YOSO, ICML 2021, section 3.2). No pair is visited: the cost is linear in n_q + n_k.
+    Leading dimensions are broadcast; all arrays or all tensors.
 
     Parameters
     ----------
     query_codes : integer array or tensor `(..., n_q, n_hashes)`
     key_codes : integer array or tensor `(..., n_k, n_hashes)`
-        Codes from 0 to n_buckets - 1. uint8 (n_buckets <= 256) and uint16 are used as they are.
+        Codes from 0 to n_buckets - 1. uint8 (n_buckets <= 256) and uint16 are used without
+        conversion.
     values : array or tensor `(..., n_k, d_v)`
-        float32 and float64 are summed in their own type, shorter floats in float32 and rounded
-        to their type at the end, everything else in float64. Differentiable in torch.
+        float32 and float64 are summed in their own type, 16-bit floats in float32 and then rounded
+        to their type, everything else in float64. Differentiable in torch.
     n_buckets : int, 1 to 65536
     causal : bool
         Query i sees the keys j <= i only.
     key_mask : boolean array or tensor `(..., n_k)`, optional
-        False (or 0) takes a key out, whatever its value holds.
+        False (or 0) excludes a key, whatever its value contains.
     query_weights, key_weights : arrays or tensors like their codes, optional
         With either, a row belongs to several buckets of a hash: codes and weights of that side are
         `(..., n, n_hashes, n_probes)`, and a pair counts with the sum over its shared buckets of
         query weight times key weight. The numbers of probes of the two sides may differ; a side
-        without weights keeps its one code a hash. Differentiable in torch, once.
+        without weights has one code per hash. Once differentiable in torch.
 
     Returns
     -------
     sums : array or tensor `(..., n_q, d_v)`
-        0 for a query that collides with no key. A NaN in a value reaches the queries whose sum
-        contains it and no other.
+        0 for a query that collides with no key. A NaN in a value affects only the queries whose sum
+        contains it.
 
     Raises
     ------

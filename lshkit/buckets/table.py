@@ -7,23 +7,23 @@ from lshkit.buckets.codes import as_codes, as_n_buckets
 
 
 class BucketTable:
-    """Sums of values by bucket, kept: a stream's sketch that is added to, removed from and merged.
+    """Sums of values by bucket: a sketch of a stream that supports adding, removing and merging.
 
-    Its size does not depend on the number of rows. `query` after `add` gives what `bucket_sum`
-    gives for the same rows.
+    Its size does not depend on the number of rows. `query` after `add` returns the same as
+    `bucket_sum` of the same rows.
 
     Parameters
     ----------
     n_hashes : int >= 1
     n_buckets : int, 1 to 65536
     n_values : int >= 1
-        Length of a value.
+        Columns of a value.
     dtype : float32 or float64
         Of the sums. Removing what was added leaves rounding of this type, not exact zeros.
     device : torch device or str, optional
-        A CUDA device, in a build with its kernels: the table lives there, and takes and gives
-        tensors there. No method waits for the GPU: codes of the table's own type, uint8 or uint16,
-        are not looked at, and one that is out of range is in no bucket.
+        A CUDA device, in a build with CUDA kernels: the table, its arguments and results are there.
+        No method synchronises with the GPU: codes of the table's own type, uint8 or uint16, are not
+        validated, and a code that is out of range is in no bucket.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class BucketTable:
 
     Notes
     -----
-    Methods take numpy arrays or torch CPU tensors, or those of the table's CUDA device; `query`
-    returns what it was given. Gradients do not pass through a table.
+    Methods accept numpy arrays or torch CPU tensors, or tensors on the table's CUDA device; `query`
+    returns the same kind. A table is not differentiable.
 
     A table must not be changed (`add`, `remove`, `merge`) by several Python threads at once, nor
-    read while it is changed: updates would be lost. Any number of threads may `query` at once.
+    read while it is changed. Any number of threads may `query` at once.
     """
 
     def __init__(self, n_hashes, n_buckets, n_values, *, dtype=np.float32, device=None):
@@ -60,7 +60,7 @@ class BucketTable:
 
     @property
     def dtype(self):
-        """That of the sums, float32 or float64."""
+        """Of the sums, float32 or float64."""
         return np.dtype(str(self.table.dtype).removeprefix("torch."))
 
     @property
@@ -73,7 +73,7 @@ class BucketTable:
         return self._add(codes, values, 1)
 
     def remove(self, codes, values):
-        """Undoes `add` of the same rows; ValueError when more rows would go than there are."""
+        """Reverts `add` of the same rows; ValueError for more rows than the table holds."""
         return self._add(codes, values, -1)
 
     def _add(self, codes, values, sign):

@@ -1,9 +1,8 @@
 """Locality-sensitive hash families: codes = hasher.hash(x).
 
-Two vectors share a code with a probability that depends on one number of the pair only: their angle
-(`Hyperplane`, `FastHadamard`) or their distance (`EuclideanLSH`, `RandomBinning`). A family knows
-that number and that probability; what is done with codes is the business of the verbs in
-`lshkit.buckets`.
+Two vectors share a code with a probability that depends only on their angle (`Hyperplane`,
+`FastHadamard`) or on their distance (`EuclideanLSH`, `RandomBinning`). A family computes codes,
+distances and collision probabilities; the functions in `lshkit.buckets` operate on codes.
 """
 
 from lshkit.hashing.angular import FastHadamard, Hyperplane

@@ -92,8 +92,8 @@ class _AngularFamily(HashFamily):
             Real numbers of any type, hashed in float32. Only a row's direction matters: a row and
             its multiples by powers of two have the same codes.
         check_finite : bool
-            False lets rows with a NaN or infinity pass. Tensors on CUDA and in compiled graphs are
-            never looked at, which would be to wait for the device.
+            False accepts rows with a NaN or infinity. Tensors on CUDA and in compiled graphs are
+            never validated, because that would synchronise with the device.
 
         Returns
         -------
@@ -101,7 +101,8 @@ class _AngularFamily(HashFamily):
             The smallest of uint8, uint16, uint32 and uint64 that holds n_bits. Bit b of a code (of
             weight 2^b) is 1 where its projection is > 0. A row of zeros, which has no direction,
             has code 0 in every hash, so that all such rows collide in all hashes. Without the
-            check, a row with a NaN or infinity has codes without a meaning; others keep theirs.
+            check, the codes of a row with a NaN or infinity are undefined; other rows are not
+            affected.
 
         Raises
         ------
@@ -162,8 +163,8 @@ class _AngularFamily(HashFamily):
         sharpness : float > 0, or in torch a tensor of one such number
             How fast the weight of a bucket falls with the margins `|z|`; 2 and more for few probes.
         check_finite : bool
-            False lets rows with a NaN or infinity pass. Tensors on CUDA and in compiled graphs are
-            never looked at, which would be to wait for the device.
+            False accepts rows with a NaN or infinity. Tensors on CUDA and in compiled graphs are
+            never validated, because that would synchronise with the device.
 
         Returns
         -------
@@ -172,7 +173,7 @@ class _AngularFamily(HashFamily):
         weights : float32 array or tensor `(..., n_hashes, n_probes)`
             The softmax of the log-likelihoods over the probes; exactly 1 for n_probes=1. In torch
             differentiable in x and sharpness, exactly but for the choice of bits, which is
-            piecewise constant. A row of zeros weighs all its probes alike and has no gradient.
+            piecewise constant. A row of zeros weights all its probes equally and has no gradient.
             Without the check, for n_probes > 1, a row with a NaN or infinity has weights and a
             gradient of NaN.
 
@@ -185,7 +186,7 @@ class _AngularFamily(HashFamily):
         x = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
-                f"soft_hash takes families of n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
+                f"soft_hash needs a family with n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
             )
         n_probes = checks.integer("n_probes", n_probes, 1, self.n_buckets)
         options = FAMILY[self.family], self.n_bits, self.n_hashes, n_probes
@@ -229,7 +230,7 @@ class _AngularFamily(HashFamily):
         Parameters
         ----------
         cosine : array or tensor
-            Real numbers from -1 to 1; what rounding has put beyond is taken for -1 or 1.
+            Real numbers from -1 to 1; values beyond, from rounding, are clipped.
 
         Returns
         -------
@@ -272,17 +273,17 @@ class _AngularFamily(HashFamily):
 class Hyperplane(_AngularFamily):
     """Signs of projections on random Gaussian directions (Charikar 2002).
 
-    Exact for any vectors, at O(n_features n_bits n_hashes) a row; `FastHadamard` is faster.
+    Exact for any vectors, in O(n_features n_bits n_hashes) per row; `FastHadamard` is faster.
 
     Parameters
     ----------
     n_features : int >= 1
-        Length of the vectors.
+        Dimension of the vectors.
     n_bits : int, 1 to 64
         Bits of a code (tau in the YOSO paper): more make a sharper kernel. Attention and bucket
         sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
-        Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
+        Number of independent codes of a vector (m in the YOSO paper): more reduce the noise.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
@@ -291,7 +292,7 @@ class Hyperplane(_AngularFamily):
     n_buckets : int
         2^n_bits.
     parameters : float32 array `(1, n_hashes * n_bits, n_features)`
-        All the random numbers, as the core takes them.
+        All random numbers, in the layout of the core.
     """
 
     family = "hyperplane"
@@ -303,23 +304,23 @@ class Hyperplane(_AngularFamily):
 
 
 class FastHadamard(_AngularFamily):
-    """Signs of coordinates after pseudo-random rotations (Andoni et al. 2015): O(log D) a bit.
+    """Signs of coordinates after pseudo-random rotations (Andoni et al. 2015): O(log D) per bit.
 
     Vectors are padded with zeros to D, a power of two >= 64, and rotated by H S G2 H G1 H G0: H
     is the Hadamard matrix, S random signs and G rotations of coordinate pairs by random
-    angles, without which sparse vectors would collide too often. Each of the n_bits bits of a
-    code has its own S: rows of one rotation are orthogonal, and codes made of them would collide
-    too rarely.
+    angles, without which sparse vectors would collide too often. Each of the n_bits bits of a code
+    has its own S: rows of one rotation are orthogonal, and codes from them would collide too
+    rarely.
 
     Parameters
     ----------
     n_features : int >= 1
-        Length of the vectors.
+        Dimension of the vectors.
     n_bits : int, 1 to 64
         Bits of a code (tau in the YOSO paper): more make a sharper kernel. Attention and bucket
         sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
-        Number of independent codes a vector gets (m in the YOSO paper): more give less noise.
+        Number of independent codes of a vector (m in the YOSO paper): more reduce the noise.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
@@ -328,7 +329,7 @@ class FastHadamard(_AngularFamily):
     n_buckets : int
         2^n_bits.
     parameters : float32 array `(1, 3 + n_bits * ceil(n_hashes / D), D)`
-        All the random numbers, as the core takes them.
+        All random numbers, in the layout of the core.
     """
 
     family = "hadamard"

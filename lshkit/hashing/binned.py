@@ -30,14 +30,14 @@ class _BinnedFamily(HashFamily):
         x : array or tensor `(..., n_features)`
             Real numbers of any type; bins are computed in float64.
         check_finite : bool
-            False lets rows with a NaN or infinity pass.
+            False accepts rows with a NaN or infinity.
 
         Returns
         -------
         codes : uint32 array or tensor `(..., n_hashes)`, like x
-            Bins are exact to the rounding of float64 and numbered up to 2^51 in size, from there on
-            neighbouring bins may be one. Without the check, a row with a NaN or infinity has codes
-            without a meaning; others keep theirs.
+            Bins are exact to the rounding of float64 up to 2^51 in size; beyond that neighbouring
+            bins may coincide. Without the check, the codes of a row with a NaN or infinity are
+            undefined; other rows are not affected.
 
         Raises
         ------
@@ -92,15 +92,15 @@ class EuclideanLSH(_BinnedFamily):
     Parameters
     ----------
     n_features : int >= 1
-        Length of the vectors.
+        Dimension of the vectors.
     n_bits : int, 1 to 65536
-        Projections of a code: more make a sharper kernel.
+        Projections per code: more make the kernel sharper.
     n_hashes : int, 1 to 65535
-        Number of independent codes a vector gets: more give less noise.
+        Number of independent codes of a vector: more reduce the noise.
     width : float > 0
         Of a bin, in the unit of the data.
     p : 2 or 1
-        The distance is the L2 or the L1 one; `probability_of_distance` takes that.
+        The distance is L2 or L1, also in `probability_of_distance`.
     seed : None, int >= 0 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
@@ -178,18 +178,18 @@ class EuclideanLSH(_BinnedFamily):
 class RandomBinning(_BinnedFamily):
     """Random grids (Rahimi and Recht 2007): the collision probability is the Laplacian kernel.
 
-    A hash cuts feature i at shift + k pitch, the pitch from a Gamma distribution of shape 2 and
-    scale h_i, the shift uniform; a code names the cell. Two rows share one with probability
-    `exp(-sum_i |x_i - y_i| / h_i)`, exactly. `probability_of_distance` takes the L1 distance
-    `|x - y|_1` when the bandwidth is one number, and `sum_i |x_i - y_i| / h_i` when there is one
-    for each feature.
+    A hash cuts feature i at shift + k pitch, with the pitch from a Gamma distribution of shape 2
+    and scale h_i and a uniform shift; a code identifies the cell. Two rows share one with
+    probability `exp(-sum_i |x_i - y_i| / h_i)`, exactly. `probability_of_distance` takes the L1
+    distance `|x - y|_1` when the bandwidth is one number, and `sum_i |x_i - y_i| / h_i` when there
+    is one for each feature.
 
     Parameters
     ----------
     n_features : int >= 1
-        Length of the vectors.
+        Dimension of the vectors.
     n_hashes : int, 1 to 65535
-        Number of independent codes a vector gets: more give less noise.
+        Number of independent codes of a vector: more reduce the noise.
     bandwidth : float > 0 or array `(n_features,)` of such
         h, one for all features or one for each.
     seed : None, int >= 0 or numpy.random.Generator

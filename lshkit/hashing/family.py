@@ -1,4 +1,4 @@
-"""What all hash families share: checks, identity, and their way to arrays and back."""
+"""What all hash families share: checks, equality, and conversion to arrays and back."""
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class HashFamily:
         where = f"row {row[0] if len(row) == 1 else tuple(row)}" if row else "it"
         raise ValueError(
             f"x must be finite, {where} has a NaN or infinity: take it out, or give "
-            "check_finite=False for a code without a meaning"
+            "check_finite=False for an undefined code"
         )
 
     def _pairs(self, x, y):
@@ -106,7 +106,7 @@ class HashFamily:
     # ---------------------------------------------------------------- probabilities
 
     def distance(self, x, y):
-        """What the collision probability of two rows depends on, as the class says.
+        """The angle or distance that determines the collision probability of two rows.
 
         Parameters
         ----------
@@ -152,8 +152,8 @@ class HashFamily:
     def collision_probability(self, x, y):
         """Probability that rows of x and y share a code, over the choice of the hash functions.
 
-        `probability_of_distance` of their `distance`, which see for x, y and what is raised: a
-        float64 array or tensor `(...)`, NaN where the distance is.
+        `probability_of_distance` of their `distance` (see there for x, y and errors): a float64
+        array or tensor `(...)`, NaN where the distance is.
         """
         x, y, torch = self._pairs(x, y)
         probability = self._probability(self._distance_of_finite(x, y))
@@ -165,12 +165,12 @@ class HashFamily:
         Parameters
         ----------
         x, y : arrays or tensors `(n, n_features)`
-            Computed in float64 where both are float64; in float32 otherwise, but for the pairs
-            whose probability that would lose.
+            Computed in float64 if both are float64, otherwise in float32, except for pairs whose
+            probability would lose its precision.
         indptr : integer array or tensor `(len(x) + 1,)`
         indices : integer array or tensor `(nnz,)`, each from 0 to len(y) - 1
         y_norms : `row_norms(y)`, optional
-            To save their computation where y stays the same.
+            Saves computing them again for the same y.
 
         Returns
         -------
@@ -240,9 +240,9 @@ class HashFamily:
     # ---------------------------------------------------------------- persistence
 
     def to_arrays(self):
-        """The family as a dict of numpy arrays, which `from_arrays` turns back into an equal one.
+        """The family as a dict of numpy arrays, from which `from_arrays` makes an equal one.
 
-        For `numpy.savez` and the like: numbers and short strings, nothing that needs pickle.
+        Numbers and short strings, so that `numpy.savez` needs no pickle.
         """
         seed = "" if self.seed is None or isinstance(self.seed, np.random.Generator) else self.seed
         arrays = {
@@ -258,9 +258,10 @@ class HashFamily:
 
     @classmethod
     def from_arrays(cls, arrays):
-        """The family that `to_arrays` gave these for; ValueError where they make none.
+        """The family from the arrays of `to_arrays`; ValueError if they are not valid.
 
-        Called on a subclass, the family must be of it. `lshkit.hashing.from_arrays` takes any.
+        Called on a subclass, the family must be of that class. `lshkit.hashing.from_arrays` accepts
+        any.
         """
         name = str(entry(arrays, "family"))
         family = FAMILIES.get(name)
@@ -298,7 +299,7 @@ class HashFamily:
 
 
 def from_arrays(arrays):
-    """The hash family of any class that `to_arrays` gave these arrays for.
+    """The hash family, of any class, from the arrays of `to_arrays`.
 
     >>> from_arrays(FastHadamard(64, 8, 32, seed=0).to_arrays())  # doctest: +SKIP
     FastHadamard(64, 8, 32, seed=0)

@@ -1,4 +1,4 @@
-"""Kernel density estimation: a scikit-learn estimator that picks its method, and its sketches."""
+"""Kernel density estimation: a scikit-learn estimator that selects its method, and sketches."""
 
 from lshkit.kde.estimator import LSHKernelDensity
 

@@ -34,7 +34,7 @@ def check_parameters(estimator):
     if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(
             f"kernel must be one of {list(method.kernels)} for algorithm={method.name!r}, got "
-            f"{estimator.kernel!r} ('auto' takes every kernel)"
+            f"{estimator.kernel!r} ('auto' supports every kernel)"
         )
     if method is not None and method.uses_rtol and estimator.rtol == 0:
         raise ValueError(f"rtol must be > 0 for algorithm={method.name!r}, got 0")
@@ -46,7 +46,7 @@ def check_parameters(estimator):
         or not isinstance(n_jobs, numbers.Integral)
         or not 0 < abs(n_jobs) < 2**31
     ):
-        wanted = "None or an integer of 32 bits that is not 0"
+        wanted = "None or a nonzero 32-bit integer"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     if estimator.window is not None:
@@ -112,7 +112,7 @@ def check_mergeable(mine, other):
     sketches = [x._kde_sketch is not None for x in (mine, other)]
     if sketches[0] != sketches[1]:
         kinds = f"{mine.algorithm!r} and {other.algorithm!r}"
-        raise ValueError(f"a sketch merges with sketches only, got algorithms {kinds}")
+        raise ValueError(f"sketches can only be merged with sketches, got algorithms {kinds}")
     names = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
     if all(x is not None for x in names) and not np.array_equal(*names):
         raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")

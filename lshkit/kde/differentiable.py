@@ -21,8 +21,8 @@ def log_mean(estimator, X):
     as_rows(estimator, X, False, method.geometry.kernel)
     if not method.exact:
         raise ValueError(
-            f"a gradient needs algorithm='brute' or rtol=0, this is {method.name!r}: fit "
-            "so, or give X.detach()"
+            f"a gradient needs algorithm='brute' or rtol=0, got {method.name!r}: fit again, "
+            "or pass X.detach()"
         )
     training = method.training
     geometry = training.geometry

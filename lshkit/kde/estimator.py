@@ -30,44 +30,45 @@ from lshkit.kde.sums import Geometry, training_of
 class LSHKernelDensity(DensityMixin, BaseEstimator):
     """Kernel density estimation in many dimensions, exact or to a stated error.
 
-    Takes the place of `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm
-    does and when it pays.
+    Replaces `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm does and
+    when to use it.
 
     Parameters
     ----------
     kernel : str
         With r the distance over the bandwidth: "gaussian" exp(-r^2 / 2), "exponential" exp(-r),
         "laplacian" exp(-r) with the L1 distance, "angular" (1 - angle / pi)^n_bits, and those that
-        end at r = 1: "tophat", "epanechnikov", "linear", "cosine".
+        are 0 from r = 1 on: "tophat", "epanechnikov", "linear", "cosine".
     bandwidth : float, array `(n_features,)`, "scott" or "silverman"
         The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
         kernel.
     algorithm : str
-        "brute": every row, exactly (always so for kernels that end). "random": a random sample, as
-        large as rtol asks for. "near_far": rows that collide with the query exactly, a sample of
-        the others. "hbe": rows drawn from hash buckets. "bucket_sum": a sketch of constant size
-        that keeps no rows, for the kernels "angular" and "laplacian"; n_hashes sets its error, not
-        rtol. "auto": the cheapest of all, by a pilot; rows are kept, and a sketch has as many
-        hashes as rtol asks for.
+        "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
+        random sample, as large as rtol requires. "near_far": rows that collide with the query
+        exactly, a sample of the others. "hbe": rows drawn from hash buckets. "bucket_sum": a sketch
+        of constant size that keeps no rows, for the kernels "angular" and "laplacian"; n_hashes
+        sets its error, not rtol. "auto": the cheapest of all, chosen by a pilot; rows are kept, and
+        a sketch has as many hashes as rtol requires.
     rtol : float >= 0
-        Wanted mean, over queries like the rows, of the relative error of a density: statistical, no
-        bound for each query. 0: exact.
+        Target for the relative error of a density, averaged over queries like the rows:
+        statistical, not a bound for each query. 0: exact.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
-        laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets a hash.
+        laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
     n_hashes : int
-        Hashes of a sketch: its standard error falls with the root.
+        Hashes of a sketch: its standard error is proportional to 1 / sqrt(n_hashes).
     normalize : bool
-        False: `score_samples` gives the log of `kernel_mean`, without the kernel's integral.
+        False: `score_samples` returns the log of `kernel_mean`, not divided by the kernel's
+        integral.
     window : int, optional
-        A sketch then describes the last `window` rows.
+        The sketch then contains only the last `window` rows.
     random_state : None, int or RandomState
-        An int makes results the same from run to run; sketches that are to be merged need one.
+        An int makes results reproducible; sketches to be merged require one.
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all.
     batch_size : int
-        Queries at a time; memory grows with it. Results do not depend on it, except that "hbe"
-        draws other rows for a query at another place in its batch.
+        Queries per batch; memory grows with it. Results do not depend on it, except that the rows
+        "hbe" draws for a query depend on its position in the batch.
 
     Attributes
     ----------
@@ -80,13 +81,13 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     extra_memory_ : int
         Bytes kept beside the rows, at most; of a sketch, all that is kept.
     report_ : dict
-        What the pilot found: for each method its cost (in rows that brute force would read) and
-        expected mean relative error, the reason of the pick, and under "queries" whether rows of
+        Results of the pilot: for each method its cost (in rows that brute force would read) and
+        expected mean relative error, the reason for the choice, and under "queries" whether rows of
         the data were the pilot's queries ("rows") or those of `tune` ("given").
 
     Notes
     -----
-    Queries change nothing: several threads may ask one fitted estimator and get the same numbers.
+    Queries do not change the estimator: several threads may query it and get the same results.
 
     Examples
     --------
@@ -128,7 +129,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     # ---- fitting ----
 
     def fit(self, X, y=None, sample_weight=None):
-        """Learns the rows X `(n_samples, n_features)`; float32 stays float32. Returns self.
+        """Fits the rows X `(n_samples, n_features)`; float32 stays float32. Returns self.
 
         sample_weight: `(n_samples,)`, >= 0 and not all 0. y is ignored.
         """
@@ -137,7 +138,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         return self.partial_fit(X, y, sample_weight)._prepare()
 
     def partial_fit(self, X, y=None, sample_weight=None):
-        """Adds rows to what has been learned, as `fit` of all of them would; returns self.
+        """Adds rows, as if all rows had been passed to `fit`; returns self.
 
         With a rule for the bandwidth, "bucket_sum" keeps the bandwidth of its first rows.
         """
@@ -147,8 +148,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if not first and (self._kde_sketch is not None) != streams:
             wanted = "be" if self._kde_sketch is not None else "not be"
             raise ValueError(
-                f"algorithm must {wanted} 'bucket_sum', as for the rows before (a sketch keeps "
-                f"none), got {self.algorithm!r}: use fit"
+                f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch "
+                f"stores none), got {self.algorithm!r}: use fit"
             )
         X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X))
@@ -187,17 +188,15 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.n_samples_seen_ = self._kde_sketch.table.count
 
     def partial_unfit(self, X, sample_weight=None):
-        """Takes out rows that were fitted, with the weights they had; "bucket_sum" only.
+        """Removes rows that were fitted, with their weights; "bucket_sum" only.
 
-        What is left is bit for bit what it would be had they never come. Returns self.
+        The result is bit for bit the same as if they had never been added. Returns self.
         """
         check_is_fitted(self)
         if self._kde_sketch is None:
-            raise ValueError(
-                f"partial_unfit needs algorithm='bucket_sum', this is {self.algorithm!r}"
-            )
+            raise ValueError(f"partial_unfit needs algorithm='bucket_sum', got {self.algorithm!r}")
         if self._kde_sketch.window is not None:
-            raise ValueError("partial_unfit needs window=None: a window forgets by itself")
+            raise ValueError("partial_unfit needs window=None: a window removes rows itself")
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
@@ -207,8 +206,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     def merge(self, other):
         """Adds other's rows to this estimator's, as if fitted after them; returns self.
 
-        Both with the same kernel, bandwidth and kind of algorithm; sketches also with the same
-        integer random_state, as their hash functions must be equal.
+        Both must have the same kernel, bandwidth and kind of algorithm; sketches also the same
+        integer random_state, because their hash functions must be equal.
         """
         check_is_fitted(self)
         check_mergeable(self, other)
@@ -223,18 +222,18 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         return self
 
     def tune(self, queries):
-        """Picks the method and its settings for queries like these, `(n_queries, n_features)`.
+        """Selects the method and its settings for queries like these, `(n_queries, n_features)`.
 
-        The pilot runs with 128 of them, spread over all, in place of rows of the data. Worthwhile
-        where queries are unlike the rows; some hundred are enough. The pick stays until rows come
-        or `tune` is called again. Nothing else is learnt from them. After `partial_fit` the pilot
-        runs once, for them, where `fit` would run it for rows first.
+        The pilot runs with 128 of them, evenly spaced, instead of rows of the data. Worthwhile if
+        queries differ from the rows; a few hundred are enough. The choice is kept until rows are
+        added or `tune` is called again. Nothing else is learnt from them. After `partial_fit` the
+        pilot runs only once, for the queries; `fit` would run it for rows first.
 
-        Returns self. ValueError for "bucket_sum", which keeps no rows to try anything on.
+        Returns self. ValueError for "bucket_sum", which stores no rows.
         """
         check_is_fitted(self)
         if self._kde_sketch is not None:
-            raise ValueError("tune needs the rows: algorithm='bucket_sum' does not keep them")
+            raise ValueError("tune needs the rows, which algorithm='bucket_sum' does not keep")
         with self._kde_lock:
             kernel = self.kernel if self._kde_picked is None else self._kde_fitted[0]
             self._make_method(as_queries(self, queries, kernel))
@@ -320,7 +319,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     @property
     def report_(self):
-        """What the pilot found, and the reason of the pick."""
+        """Results of the pilot, and the reason for the choice."""
         name = self.algorithm_
         return self._kde_picked or {"algorithm": name, "reason": "asked for", "methods": {}}
 
@@ -337,16 +336,16 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         Returns
         -------
         log_density : array or tensor `(n_samples,)`
-            In the type of X. -inf where the estimate is 0, or below.
+            In the type of X. -inf where the estimate is <= 0.
         std : array or tensor `(n_samples,)`, with return_std=True
-            Standard error of log_density, which is that of the density relative to it: 0 where it
-            is exact, inf where log_density is -inf by sampling.
+            Standard error of log_density (the relative standard error of the density): 0 where it
+            is exact, inf where a sampled log_density is -inf.
 
         Notes
         -----
-        ValueError for the angular kernel unless normalize=False: it has no density in R^d.
-        A torch tensor gives tensors. With exact algorithms ("brute", or rtol=0) the log-density is
-        differentiable in it.
+        ValueError for the angular kernel unless normalize=False: it has no density in R^d. For a
+        torch tensor the results are tensors. With exact algorithms ("brute", or rtol=0) the
+        log-density is differentiable in it.
         """
         log_norm = self._log_normalizer()
         torch = checks.torch_of(X=X)
@@ -433,20 +432,20 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     # ---- persistence ----
 
     def save(self, file):
-        """Writes all of it to an .npz file, without pickle.
+        """Writes the estimator to an .npz file, without pickle.
 
-        file: a path, which gets the ending .npz where it has another, or a binary file object. A
-        file of that name is replaced once the new one is complete.
+        file: a path, to which .npz is appended if it has another ending, or a binary file object.
+        An existing file is replaced only once the new one is complete.
         """
         check_is_fitted(self)
         persistence.save(self, file)
 
     @classmethod
     def load(cls, file):
-        """The estimator that `save` wrote, from the name that `save` was given, or a file object.
+        """Reads an estimator written by `save`, from the same path or a file object.
 
-        ValueError for a file that is cut short or damaged, of another kind, or of a newer version
-        of lshkit: its header is compared with its size before anything else is read.
+        ValueError for a file that is truncated, damaged, of another kind, or of a newer version of
+        lshkit: its header is compared with its size before anything else is read.
         """
         return persistence.load(cls, file)
 

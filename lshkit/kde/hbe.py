@@ -115,7 +115,7 @@ def typical_distance(pilot):
 
 
 def family(training, distance, n_hashes, sharpness):
-    """A family for the kernel's distance: rows at `distance` collide with probability 1/2 or so.
+    """A family for the kernel's distance: rows at `distance` collide with probability about 1/2.
 
     sharpness: how many projections a code joins; for angular, the number of bits.
     """

@@ -54,7 +54,7 @@ def log_normalizer(kernel, n_features):
             term *= -((math.pi / 2) ** 2) / ((d + 2 * k) * (d + 2 * k + 1))
         return log_sphere + math.log(total)
     raise ValueError(
-        "the angular kernel has no normaliser in R^d, its integral is infinite: use kernel_mean, "
+        "the angular kernel has no normaliser in R^d (its integral is infinite): use kernel_mean, "
         "or normalize=False"
     )
 

@@ -1,4 +1,4 @@
-"""What a density method is: the base class, what its tuning tells, and what it answers."""
+"""The base class of density methods, the result of tuning, and estimates."""
 
 import abc
 from collections.abc import Callable
@@ -38,8 +38,8 @@ class Tuned(NamedTuple):
 class Method(abc.ABC):
     """A way to estimate the kernel mean over rows: a subclass in its own file, listed in `METHODS`.
 
-    An instance answers queries and never changes by it. It keeps its `training` (rows, weights,
-    kernel, seed), from which and its settings it can be made again, equal bit for bit.
+    An instance answers queries and does not change. It keeps its `training` (rows, weights, kernel,
+    seed), from which and its settings it can be made again, equal bit for bit.
     """
 
     name: str  # as `algorithm`

@@ -71,7 +71,7 @@ class NearFar(Method):
         )
         unseen = float(settings["unseen"])
         if not 0 <= unseen < np.inf:
-            raise ValueError(f"unseen must be a finite number of 0 or more, is {unseen}")
+            raise ValueError(f"unseen must be a finite number >= 0, got {unseen}")
         sample = checked_sample(settings)
         if buckets is None:
             permuted = PermutedRows(training) if permuted is None else permuted

@@ -36,7 +36,7 @@ def save(estimator, file):
     if hasattr(estimator, "feature_names_in_"):
         names = "\0".join(str(x) for x in estimator.feature_names_in_)
         if names.count("\0") != header["n_features"] - 1:
-            raise ValueError("a name of a feature with the character 0 cannot be saved")
+            raise ValueError("a feature name with a NUL character cannot be saved")
         arrays["feature_names"] = np.frombuffer(names.encode(), np.uint8)
     if estimator._kde_sketch is None:
         _save_rows(estimator, header, arrays)
@@ -99,7 +99,7 @@ def _restore(cls, stored):
     if "feature_names" in arrays:
         names = arrays["feature_names"].tobytes()
         if names.count(b"\0") != d - 1:
-            raise ValueError(f"feature_names must be of {d} features")
+            raise ValueError(f"feature_names must have {d} names")
         estimator.feature_names_in_ = np.array(names.decode().split("\0"), object)
     if "sketch" in header:
         _restore_sketch(estimator, header, arrays)
@@ -121,7 +121,7 @@ def _row_arrays(header, n, d):
 def _restore_rows(estimator, header, arrays):
     X = arrays["X"]
     if len(X) == 0 or not np.isfinite(X).all():
-        raise ValueError("X must have a row or more, and finite numbers")
+        raise ValueError("X must have at least one row and finite numbers")
     weights = as_weights(arrays.get("weights"), len(X))
     estimator._kde_rows, estimator._kde_weights = [X], [weights]
     kernel = estimator.kernel
@@ -146,9 +146,9 @@ def _check_tables(name, settings, n, kernel, n_bits):
     most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "sharpness": MOST_BITS}
     sizes = {k: checks.integer(k, settings[k], 1, most[k]) for k in most if k in settings}
     if kernel != "angular" and math.prod(sizes.values()) > MOST_PROJECTIONS:
-        raise ValueError(f"{name} must have {MOST_PROJECTIONS} projections at most, got {sizes}")
+        raise ValueError(f"{name} must have at most {MOST_PROJECTIONS} projections, got {sizes}")
     if sizes and n < 4:
-        raise ValueError(f"{name} must have 4 rows or more, got {n}")
+        raise ValueError(f"{name} must have at least 4 rows, got {n}")
 
 
 def _sketch_arrays(header, d):

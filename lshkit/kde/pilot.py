@@ -1,4 +1,4 @@
-"""Which method: what each would cost at the wanted error, from a few queries."""
+"""Choice of the method: what each would cost at the requested error, from a few queries."""
 
 import functools
 import logging
@@ -59,7 +59,7 @@ class Pilot:
         return relative_spread(self.sums, self.population)
 
     def history(self, count):
-        """Sums over the first rows after the pilot's own: what a method would know of a query."""
+        """Sums over the first rows after the pilot's own: what a method would know of it."""
         if count not in self._histories:
             self._histories[count] = self._sums(self.n_pilot, self.n_pilot + count)
         return self._histories[count]
@@ -95,7 +95,7 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
     asked = able if auto else [exact, METHODS[algorithm]]
     why = None
     if all(m.exact for m in asked):
-        why = "the only one for a kernel that ends" if auto else "asked for"
+        why = "the only method for this kernel" if auto else "asked for"
     elif auto and rtol == 0:
         why = "rtol is 0"
     elif n < (4 * N_PILOT if auto else 4):
@@ -124,7 +124,7 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
         if error > REACHED * rtol:
             warnings.warn(
                 f"algorithm={algorithm!r} has an expected mean relative error of {error:.2g} on "
-                f"this data, more than rtol={rtol:g}: 'auto' would take another",
+                f"this data, more than rtol={rtol:g}: 'auto' would choose another",
                 stacklevel=5,
             )
     report |= {"algorithm": name, "reason": why}

@@ -19,7 +19,7 @@ N_PILOT_QUERIES = 128
 MEAN_ABSOLUTE = 0.7978845608
 SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
-MAX_LIMIT = 0.18  # of it: below what a history of 1/16 tells of a query that one row makes up
+MAX_LIMIT = 0.18  # of it: below what a history of 1/16 predicts for a query dominated by one row
 UNLIKELY = 4  # standard errors that a mean is off by
 CALL = 100.0  # cost of a query's share in what a call does once for a batch of 256
 
@@ -45,8 +45,8 @@ def relative_spread(sums, count):
 def spread_of_trials(terms, expected):
     """Standard deviation of independent estimates `(queries, estimates)` of a known number.
 
-    Where single huge terms make up the number, most trials see none of them: their spread is small,
-    but their mean is off by more than it explains, and tells.
+    Where single huge terms dominate the number, most trials miss them: their spread is small, but
+    the error of their mean is larger than it explains.
     """
     count = terms.shape[1]
     with np.errstate(invalid="ignore", over="ignore"):
@@ -82,7 +82,7 @@ def sample_size(spread, population, rtol, most=MOST):
 
 
 def history_of(n_samples):
-    """Rows that are summed exactly before a sample of this size, to tell whether it is enough."""
+    """Rows that are summed exactly before a sample, to predict whether it is enough."""
     size = N_PILOT
     while size < n_samples // 16:
         size *= 2
@@ -105,12 +105,12 @@ def stages(history, n_samples, population):
 def cheapest_sample(spread, known, population, other, rtol, coarse=False):
     """Size and limit of the cheapest sampling that keeps rtol on a pilot's queries, as a report.
 
-    Each size is tried with the rule that the methods have: what a history of the rows tells of a
-    query decides whether it gets more. The mean error is that of the queries for which not all rows
-    are read in the end, so that it holds for others that are not so many.
+    Each size is tried with the rule that the methods have: what a history of the rows predicts for
+    a query decides whether it gets more. The mean error is that of the queries for which not all
+    rows are read in the end, so that it holds for others that are not so many.
 
     spread: standard deviation of a term over the mean, for each query. known(count): what a history
-    of so many rows tells of it. other: cost of all else. coarse: for a comparison, in less time.
+    of so many rows predicts. other: cost of all else. coarse: for a comparison, in less time.
     """
     best = {
         "n_samples": population,
@@ -167,7 +167,7 @@ def checked_sample(settings):
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
     least = float(settings["least"])
     if not np.isfinite(least):
-        raise ValueError(f"least must be a finite number, is {least}")
+        raise ValueError(f"least must be a finite number, got {least}")
     limit = checks.positive("limit", settings["limit"])
     return {"n_samples": n_samples, "limit": limit, "least": least}
 

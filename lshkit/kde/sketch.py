@@ -30,7 +30,7 @@ class Sketch:
 
     angular: FastHadamard's codes are the buckets. laplacian: RandomBinning's codes (32 bits) are
     folded into 2^n_bits buckets by (a c + b) >> (64 - n_bits), a and b random 64-bit numbers:
-    different codes meet with probability 2^-n_bits exactly (Dietzfelbinger 1996), which
+    different codes collide with probability 2^-n_bits exactly (Dietzfelbinger 1996), which
     `estimate` takes out again.
     """
 
@@ -73,7 +73,7 @@ class Sketch:
         if total > MAX_WEIGHT:
             raise ValueError(f"the sum of sample_weight must stay below 2^29, would be {total}")
         if total < 0 or self.table.count + sign * len(X) < 0:
-            raise ValueError("more rows or weight to take out than the sketch holds")
+            raise ValueError("cannot remove more rows or weight than the sketch holds")
         for first in range(0, len(X), CHUNK):
             rows = slice(first, first + CHUNK)
             codes, values = self.codes(X[rows]), rounded[rows, None]
@@ -90,7 +90,9 @@ class Sketch:
 
     def merge(self, other):
         if self.window is not None or other.window is not None:
-            raise ValueError("sketches with a window cannot be merged: their rows have no order")
+            raise ValueError(
+                "sketches with a window cannot be merged: the order of their rows is unknown"
+            )
         if self.hasher != other.hasher or self.n_bits != other.n_bits:
             raise ValueError(
                 "sketches with different hash functions cannot be merged: fit both with the same "
@@ -102,7 +104,7 @@ class Sketch:
         self.total += other.total
 
     def estimate(self, X, threads=None, with_error=True):
-        """Of rows as given. with_error=False leaves the error 0, in less time.
+        """Of rows as given. with_error=False skips the error, which is then 0.
 
         threads are not read: the verb uses the core's.
         """

@@ -65,7 +65,7 @@ class Geometry:
             self.centre = np.zeros_like(centre)
 
     def scale(self, X):
-        """Rows at bandwidth 1, float64; of length 1 for the angular kernel (rows of 0 stay)."""
+        """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
         X = (np.asarray(X, np.float64) - self.centre) / self.bandwidth
         if self.kernel == "angular":
             X = unit_rows(X)
@@ -228,8 +228,8 @@ class Training:
                 self.reach = float(np.maximum(self.reach, np.sqrt(norms.max())))
         if not self.reach < FARTHEST:
             raise ValueError(
-                f"X must lie within {FARTHEST:g} bandwidths of its middle (the distances of rows "
-                f"farther off overflow), got {self.reach:.2g}"
+                f"X must lie within {FARTHEST:g} bandwidths of its centre (the distances of "
+                f"farther rows overflow), got {self.reach:.2g}"
             )
 
     def sums(self, queries, threads):
@@ -336,7 +336,7 @@ def bytes_of_blocks(rows, n):
 
 
 def unit_rows(X):
-    """Rows divided by their lengths; rows of 0 stay."""
+    """Rows divided by their norms; rows of 0 stay."""
     if in_range_of_hashing(X):
         return X / np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
     largest = np.abs(X).max(axis=1, keepdims=True, initial=0)

@@ -166,7 +166,7 @@ def yoso_forward(
 ):
     """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
 
-    A query with a NaN or infinity gives a NaN row, such a key takes no part. normalize: "l2",
+    A query with a NaN or infinity gives a NaN row, such a key is ignored. normalize: "l2",
     "sum" or None. key_mask: `(..., n_k)`, nonzero takes part. window: pairs of positions |i - j| <
     window have the collision probability of n_bits for their weight.
     """

@@ -118,7 +118,7 @@ def lsh_attention_sums(
 def lsh_attention_forward(query, key, value, query_codes, key_codes, n_bits, **options):
     """Attention for given codes, `(..., n_q, d_v)`. A query without any pair gives zeros.
 
-    A query with a NaN or infinity gives a NaN row, such a key takes no part. Options: see
+    A query with a NaN or infinity gives a NaN row, such a key is ignored. Options: see
     `lsh_attention_sums`.
     """
     numerator, denominator, *_ = lsh_attention_sums(

@@ -106,11 +106,11 @@ class _Block:
         return _sums(self.of_query, x, self.n_queries)
 
     def sum_by_table(self, x):
-        """x of the pairs, summed over those of a query that meet in each table: (n_q, m, k)."""
+        """x of the pairs, summed over those of a query that collide in each table: (n_q, m, k)."""
         return self._by_table(x, np.arange(len(x)), np.nonzero)
 
     def sum_of_once(self, x):
-        """The same of the pairs that meet in one table only."""
+        """The same of the pairs that collide in one table only."""
 
         def of_rows(meet):
             return np.arange(len(meet)), meet.argmax(1)

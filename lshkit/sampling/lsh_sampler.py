@@ -22,35 +22,34 @@ METHODS = {
 class LSHSampler:
     """Rows of a data set, drawn from a query's hash buckets with known probabilities.
 
-    With them a sum over all rows is estimated without bias from the few that collide with the
-    query (Spring and Shrivastava 2017; Charikar and Siminelakis 2017). Each of the hasher's
-    n_hashes functions gives one table; the tables are independent, and their spread is the
-    standard error. (Those of `FastHadamard` share rotations: the errors of many of them, more than
-    a quarter of the features, may be 0.75 to 1.4 times what they state.) The rows are kept (a
-    copy), with their codes and the tables: per row n_features floats, and n_hashes codes and 4-byte
-    indices.
+    They give an unbiased estimate of a sum over all rows from the few that collide with the query
+    (Spring and Shrivastava 2017; Charikar and Siminelakis 2017). Each of the hasher's n_hashes
+    functions gives one table; the tables are independent, and their spread is the standard error.
+    (Those of `FastHadamard` share rotations: with more tables than a quarter of the features,
+    errors may be 0.75 to 1.4 times the stated ones.) The rows are kept (a copy), with their codes
+    and the tables: per row n_features floats, and n_hashes codes and 4-byte indices.
 
     Parameters
     ----------
     hasher : a hash family of `lshkit.hashing`
     seed : None, int >= 0 or numpy.random.Generator
-        For the draws of calls that are given no seed of their own.
+        For the draws of calls without a seed.
 
     Attributes
     ----------
     n_rows : int
-        Rows that are there now.
+        Number of rows.
     indices_ : int64 array `(n_rows,)`
-        Their indices: a row keeps the number it got when it was added, from 0 on, for ever.
+        Their indices: a row keeps the number that it got when it was added, counted from 0.
 
     Notes
     -----
-    Rows are given as arrays or tensors `(n, n_features)`; what comes back is of the query's kind.
-    A query is `(n_q, n_features)`, or `(n_features,)` for results without the first dimension.
-    Rows and queries that are not finite are a ValueError that names the first of them; with the
-    families of the angle also rows of zeros. Tables are built when they are first needed after a
-    change, in time O(n_rows n_hashes). Any number of threads may query a sampler at once, if no one
-    changes it and `tables` has been asked for before.
+    Rows are given as arrays or tensors `(n, n_features)`; results are of the query's kind. A query
+    is `(n_q, n_features)`, or `(n_features,)` for results without the first dimension. Rows and
+    queries that are not finite, and for angular families rows of zeros, raise a ValueError that
+    names the first of them. Tables are built when they are first needed after a change, in time
+    O(n_rows n_hashes). Any number of threads may query a sampler at once, provided that none
+    changes it and `tables` was read before.
     """
 
     def __init__(self, hasher, *, seed=None):
@@ -68,11 +67,11 @@ class LSHSampler:
     # ---------------------------------------------------------------- data
 
     def fit(self, X, weights=None):
-        """Takes X `(n, n_features)`, n >= 1, for the data set, in the place of any before.
+        """Sets the data set to X `(n, n_features)`, n >= 1, replacing any earlier one.
 
-        weights: `(n,)`, finite and >= 0, optional. Draws are then in proportion to them within a
-        bucket, and rows of weight 0 are never drawn: f must be 0 there for `sample` and "hbe" to
-        be unbiased. Unions take no notice of weights. Returns self.
+        weights: `(n,)`, finite and >= 0, optional. Draws within a bucket are then proportional to
+        them, and rows of weight 0 are never drawn: f must be 0 there for `sample` and "hbe" to be
+        unbiased. Unions ignore weights. Returns self.
         """
         part = self._part(X, weights)
         self._parts, self._next, self._tables = [], 0, None
@@ -84,14 +83,14 @@ class LSHSampler:
         if self._next is None:
             self._next = 0
         elif (part["weights"] is None) == self._weighted:
-            wanted = "weights, as those of fit have" if self._weighted else "no weights, as in fit"
-            raise ValueError(f"these rows must have {wanted}")
+            wanted = "given" if self._weighted else "None"
+            raise ValueError(f"weights must be {wanted}, as in fit")
         return self._append(part)
 
     def remove(self, indices):
-        """Takes rows out: as if they had never been added. The others keep their indices.
+        """Removes rows, as if they had never been added. The others keep their indices.
 
-        indices: integers, each of a row that is there, no two alike. Returns self.
+        indices: distinct integers, each of a row in the sampler. Returns self.
         """
         data = self._data()
         torch = checks.torch_of(indices=indices)
@@ -103,8 +102,8 @@ class LSHSampler:
         if gone.sum() != len(indices):
             missing = np.setdiff1d(indices, data["indices"])
             if len(missing):
-                raise ValueError(f"indices must be of rows that are there, got {missing[0]}")
-            raise ValueError("indices must name each row once")
+                raise ValueError(f"indices must be of rows in the sampler, got {missing[0]}")
+            raise ValueError("indices must be distinct")
         self._parts = [{k: None if x is None else x[~gone] for k, x in data.items()}]
         self._tables = None
         return self
@@ -112,7 +111,7 @@ class LSHSampler:
     def merge(self, other):
         """Adds the rows of another sampler with equal hash functions. Returns self.
 
-        They get the next indices, in their order there.
+        They get the next indices, in their order in the other sampler.
         """
         if not isinstance(other, LSHSampler):
             raise TypeError(f"other must be an LSHSampler, got {type(other).__name__}")
@@ -123,23 +122,23 @@ class LSHSampler:
                 f"hashers with one seed; got {other.hasher!r} and {self.hasher!r}"
             )
         if (mine["weights"] is None) != (theirs["weights"] is None):
-            raise ValueError("other must have weights where this sampler has, and only then")
+            raise ValueError("other must have weights if and only if this sampler has")
         rows = self._as("the rows of other", theirs["rows"], mine["rows"].dtype)
         return self._append(dict(theirs, rows=rows))
 
     @property
     def n_rows(self):
-        """Rows that are there now."""
+        """Number of rows."""
         return sum(len(part["indices"]) for part in self._parts)
 
     @property
     def indices_(self):
-        """The rows' indices, int64 `(n_rows,)`, which they keep for ever."""
+        """The rows' indices, int64 `(n_rows,)`, which never change."""
         return self._data()["indices"]
 
     @property
     def tables(self):
-        """`lshkit.buckets.HashTables` of the rows that are there, in order of their indices."""
+        """`lshkit.buckets.HashTables` of the current rows, in order of their indices."""
         data = self._data()
         if self._tables is None:
             self._norms = self.hasher.row_norms(data["rows"])
@@ -157,13 +156,13 @@ class LSHSampler:
     def sample(self, query, n_samples=None, *, seed=None):
         """Rows drawn from the query's buckets, with replacement, and the draws' probabilities.
 
-        A draw takes the table after the last one's, from a random table on, and one row of the
-        query's bucket there: any alike, or in proportion to the weights. Its probability is
-        p(q, x_j) / size of the bucket, or p(q, x_j) w_j / weight of the bucket, with p the
-        collision probability: for any f, the mean of f(x_j) / probability over the draws has
-        the expectation sum_j f(x_j) over all rows (hashing-based estimator, Charikar and
-        Siminelakis 2017, section 3). Draws from different tables are independent; the expectation
-        is over the hash functions too.
+        The tables are used in turn, starting from a random one; each draw takes one row of the
+        query's bucket there, uniformly or in proportion to the weights. Its probability is p(q,
+        x_j) / size of the bucket, or p(q, x_j) w_j / weight of the bucket, with p the collision
+        probability: for any f, the mean of f(x_j) / probability over the draws has the expectation
+        sum_j f(x_j) over all rows (hashing-based estimator, Charikar and Siminelakis 2017, section
+        3). Draws from different tables are independent; the expectation is over the hash functions
+        too.
 
         Parameters
         ----------
@@ -176,8 +175,8 @@ class LSHSampler:
         Returns
         -------
         indices : int64 `(n_q, n_samples)`
-            -1 where the bucket was empty. Such a draw counts as a zero of the mean; to leave it
-            out would bias it.
+            -1 where the bucket was empty. Such a draw counts as a zero of the mean; leaving it out
+            would bias it.
         probabilities : float64 `(n_q, n_samples)`
             0 where the bucket was empty.
 
@@ -194,7 +193,7 @@ class LSHSampler:
         return _results(torch, single, indices, probabilities)
 
     def union(self, query):
-        """Every row that shares a bucket with the query, once, with the probability of that.
+        """Every row that shares a bucket with the query, once, with its inclusion probability.
 
         A row whose collision probability is p is in the union with probability 1 - (1 - p)^m, over
         the m = n_hashes tables.
@@ -227,9 +226,9 @@ class LSHSampler:
             `(n,)` or `(n, k)` of the rows' values, by index.
         method : {"horvitz_thompson", "hbe", "full_bucket"}
             "horvitz_thompson": the union of the query's buckets, f / (1 - (1 - p)^m) each. The
-            least noise. Standard error: the jackknife over the tables, which for independent ones
-            on average is no less than the true one (Efron and Stein 1981), and is more where rows
-            collide often.
+            least noise. Standard error: the jackknife over the tables, whose square is on average
+            at least the variance for independent tables (Efron and Stein 1981), and larger where
+            rows collide often.
             "full_bucket": mean over the tables of the sum of f / p over the query's bucket.
             "hbe": mean over the tables of one draw each, f / probability: m evaluations of f. For
             both, the standard error is that of a mean of m independent estimates.
@@ -240,8 +239,8 @@ class LSHSampler:
         -------
         value, standard_error : float64 `(n_q,)` or `(n_q, k)`
             The standard error is NaN for a single table. Where no table has a bucket both are 0.
-            It sees what the tables see: when large terms collide with small probability, a
-            query that missed them has a small value and a small standard error.
+            It does not account for terms outside the tables: if large terms collide with small
+            probability, a query that missed them has a small value and a small standard error.
         """
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -258,17 +257,17 @@ class LSHSampler:
     def save(self, file):
         """Writes rows, codes, weights and hash functions to an .npz file, without pickle.
 
-        file: a path, which gets the ending .npz where it has another, or a binary file object. A
-        file of that name is replaced once the new one is complete.
+        file: a path, to which .npz is appended if it has another ending, or a binary file object.
+        An existing file is replaced only once the new one is complete.
         """
         persistence.save(file, self.hasher, self._data(), self._next)
 
     @classmethod
     def load(cls, file, *, seed=None):
-        """The sampler that `save` wrote, with the same draws for the same seeds.
+        """Reads a sampler written by `save`, with the same draws for the same seeds.
 
-        ValueError for a file that is cut short or damaged, of another kind, or of a newer version
-        of lshkit: its header is compared with its size before anything else is read.
+        ValueError for a file that is truncated, damaged, of another kind, or of a newer version of
+        lshkit: its header is compared with its size before anything else is read.
         """
         hasher, data, following = persistence.load(file)
         sampler = cls(hasher, seed=seed)

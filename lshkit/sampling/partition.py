@@ -18,27 +18,27 @@ _SHARPNESS = 2.0  # of the probes; only their order matters here
 
 
 class PartitionSampler:
-    """Hash tables over the classes of an output layer, which tell the classes near a query.
+    """Hash tables over the classes of an output layer, which find the classes near a query.
 
-    A class is near when it shares at least `min_count` buckets with the query, which looks into its
-    `n_probes` likeliest buckets of every table (`FastHadamard.soft_hash`). Which classes are near
-    is all that is taken from here: `log_partition` is unbiased with any tables, so they may be
-    older than the weights. How much it gains depends on their age.
+    A class is near if it shares at least `min_count` buckets with the query, which has its
+    `n_probes` likeliest buckets in every table (`FastHadamard.soft_hash`). `log_partition` is
+    unbiased with any tables, so they may be older than the weights; their age only affects its
+    error.
 
     Parameters
     ----------
     weight_matrix : array or tensor `(n_classes, n_features)`
         Hashed in float32; not kept.
     n_bits : int, 1 to 16, optional
-        Buckets are 2^n_bits, at most twice the classes (or 1024). Default: about 60 classes each.
+        2^n_bits buckets, at most twice the classes (or 1024). Default: about 60 classes each.
     n_hashes : int
-        Tables: 4 bytes a class each.
+        Tables, of 4 bytes per class each.
     n_probes : int
     min_count : int, 1 to 3
-        2 takes unrelated classes out, which meet a query in one bucket by chance.
+        2 excludes unrelated classes that collide with a query once by chance.
     center : bool
-        Hashes the classes less their mean. It adds the same to all logits of a query, and would
-        make the classes' angles small.
+        Subtracts the mean of the classes before hashing. It adds the same to all logits of a query,
+        and would make the angles between classes small.
     seed : None, int >= 0 or numpy.random.Generator
 
     Attributes
@@ -62,7 +62,9 @@ class PartitionSampler:
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.n_classes, n_features = weights.shape
         if self.n_classes == 0:
-            raise ValueError(f"weight_matrix must have a class, got shape {weights.shape}")
+            raise ValueError(
+                f"weight_matrix must have at least one class, got shape {weights.shape}"
+            )
         check_rows("weight_matrix", weights)
         buckets = max(2 * self.n_classes, 1024)  # beyond, tables are not addressed by code
         most = min(MAX_PROBE_BITS, buckets.bit_length() - 1)
@@ -76,7 +78,7 @@ class PartitionSampler:
         self._build(weights)
 
     def refresh(self, weight_matrix):
-        """The tables anew, for weights that have changed. Same hash functions. Returns self."""
+        """Rebuilds the tables for changed weights, with the same hash functions. Returns self."""
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.check_shape(weights)
         check_rows("weight_matrix", weights)
@@ -84,7 +86,7 @@ class PartitionSampler:
         return self
 
     def check_shape(self, weight_matrix):
-        """ValueError if the weights are of another shape than those of the tables."""
+        """ValueError if the weights have another shape than those of the tables."""
         wanted = self.n_classes, self.hasher.n_features
         if tuple(weight_matrix.shape) != wanted:
             got = tuple(weight_matrix.shape)
@@ -101,7 +103,7 @@ class PartitionSampler:
         return self.tables.nbytes
 
     def probes(self, query):
-        """Codes of the buckets that a query looks into: `(n_q, n_hashes, n_probes)`."""
+        """Codes of the buckets that a query reads: `(n_q, n_hashes, n_probes)`."""
         codes, _ = self.hasher.soft_hash(query, self.n_probes, _SHARPNESS)
         return codes
 
@@ -124,12 +126,12 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
     ----------
     query : array or tensor `(n_q, n_features)` or `(n_features,)`
     weight_matrix : array or tensor `(n_classes, n_features)`
-        Used as it is when float32 and contiguous, otherwise converted in each call.
+        Used without a copy if float32 and contiguous, otherwise converted in each call.
     bias : array or tensor `(n_classes,)`, optional
         Near classes are found without it.
     sampler : PartitionSampler, optional
-        For weights of this shape, now or some time ago. Without one it is built in the call, which
-        takes as long as the exact normalisers of thousands of queries: build it once.
+        For weights of this shape, current or older. If None it is built in the call, which takes as
+        long as the exact normalisers of thousands of queries: build it once.
     n_samples : int >= 1
         s, at most the number of classes. All queries of a call share one sample: it is read
         once, and their errors are correlated.
@@ -143,13 +145,13 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
         Like the query arrays or tensors. Computed in float32, relative to the largest logit. No
         gradient. The error is that of the sample, sqrt(var Z) / Z, for the tables as they are;
         NaN for a sample of one class of several.
-        A sample that missed large terms, which are not near, has a small standard error too.
+        If the sample misses large terms that are not near, the standard error is too small.
 
     Raises
     ------
     TypeError, ValueError
-        Arguments of the wrong kind or shape; a query, class or bias that is not finite (the class
-        when it was met), or logits beyond float32.
+        Arguments of the wrong kind or shape; a query, class or bias that is not finite (classes
+        only if they were read), or logits that overflow float32.
     """
     query, torch = _float32("query", query, (1, 2), "(n_q, n_features) or (n_features,)")
     weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
@@ -212,7 +214,7 @@ def _explain(value, weights, bias):
     if bias is not None:
         check_rows("bias", bias[:, None])
     query = np.flatnonzero(~np.isfinite(value))[0]
-    raise ValueError(f"the logits of query {query} are beyond float32")
+    raise ValueError(f"the logits of query {query} overflow float32")
 
 
 def _float32(name, x, dims, wanted):

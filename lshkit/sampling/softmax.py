@@ -19,22 +19,23 @@ _CHUNK = 2**24  # logits of the exact loss at a time
 
 
 class SampledSoftmaxLoss(nn.Module):
-    """The output layer and cross entropy of a classifier, at a cost that hardly grows with classes.
+    """The output layer and cross entropy of a classifier, at a cost almost independent of classes.
 
     The normaliser of a row's softmax is estimated as
 
         Z = exp(o_target) + sum over near classes of exp(o) + sum over sampled classes of exp(o) / q
 
     with logits o = weight . hidden + bias. Near classes share a hash bucket with the row in at
-    least `min_count` tables; they and the target are counted exactly and left out of the sample,
-    which is shared by the batch and has every class with the inclusion probability
-    q = n_samples / n_classes. So Z is unbiased whatever the tables are: tables that are older than
-    the weights cost accuracy, not correctness. (Inverse-probability sampling over the rest of a
-    hash table's answer: Spring and Shrivastava 2017.)
+    least `min_count` tables; they and the target are exact and excluded from the sample, which is
+    shared by the batch and contains every class with the inclusion probability q = n_samples /
+    n_classes. So Z is unbiased whatever the tables are: tables that are older than the weights cost
+    accuracy, not correctness. (Inverse-probability sampling over the rest of a hash table's answer:
+    Spring and Shrivastava 2017.)
 
     The loss log Z - o_target and its gradient are then consistent, not unbiased: by Jensen's
     inequality the loss is too low by about var(Z) / (2 E[Z]^2) on average, and the gradient is off
-    in the same order. Both shrink like 1 / n_samples, and are 0 from n_samples = n_classes on.
+    in the same order. Both errors are proportional to 1 / n_samples, and 0 from n_samples =
+    n_classes on.
 
     Parameters
     ----------
@@ -42,34 +43,35 @@ class SampledSoftmaxLoss(nn.Module):
     bias : bool or Parameter `(n_classes,)`
         Whether the layer has a bias, or the one to use.
     weight : Parameter `(n_classes, n_features)`, optional
-        float32 or float64, to be used instead of a new one.
+        float32 or float64, used instead of a new one.
     n_samples : int >= 1
         Classes in the uniform sample of a step.
     n_bits : int, 1 to 16, optional
-        Of the hash codes. Default: for about 16 classes in a bucket.
+        Of the hash codes. Default: about 16 classes per bucket.
     n_hashes : int
-        Hash tables; 4 bytes a class each, or a little more.
+        Hash tables, of 4 bytes per class each, or a little more.
     min_count : int >= 1
     max_bucket_size : int
-        Larger buckets are left out; their classes are met by the sample.
+        Larger buckets are skipped; their classes are left to the sample.
     rehash_every : int
         Training steps after which the classes are hashed again, with fresh hash functions.
     sparse : bool
-        Gives the weight a sparse gradient, of the classes that took part. Needs an optimizer that
-        takes it: SGD, Adagrad, SparseAdam. A dense gradient costs as much as the classes are many.
+        Returns a sparse gradient of the weight, of the classes that took part. Needs an optimizer
+        that supports it: SGD, Adagrad, SparseAdam. The cost of a dense gradient is proportional to
+        n_classes.
     exact_eval : bool
-        In eval mode the exact loss over all classes; else the estimate there as well.
+        True: the exact loss over all classes in eval mode. False: the estimate there too.
     ignore_index : int
-        A target that does not count.
+        Targets with this value are ignored.
     reduction : "mean", "sum" or "none"
-        The mean is over the rows whose target counts: NaN if there is none.
+        The mean is over the rows whose target is not ignored: NaN if there is none.
 
     Attributes
     ----------
     n_bits_, n_hashes_ : int
         Of the tables.
     tables_ : HashTables or None
-        The classes by their codes. None until the first step, and after load_state_dict.
+        Hash tables of the classes. None until the first step, and after load_state_dict.
 
     Notes
     -----
@@ -135,7 +137,7 @@ class SampledSoftmaxLoss(nn.Module):
 
     @classmethod
     def from_linear(cls, linear, **options):
-        """The loss on top of an `nn.Linear`, with the very parameters of it."""
+        """The loss with the parameters of an `nn.Linear`, which are shared."""
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
         bias = False if linear.bias is None else linear.bias
@@ -148,7 +150,7 @@ class SampledSoftmaxLoss(nn.Module):
         Parameters
         ----------
         hidden : tensor of floats `(..., n_features)`
-            Computed with in the type of the weight.
+            Converted to the type of the weight.
         target : integer tensor `(...)`
             Classes from 0 to n_classes - 1, or `ignore_index`.
 
@@ -173,10 +175,10 @@ class SampledSoftmaxLoss(nn.Module):
         return losses.new_zeros(counted.shape).masked_scatter(counted, losses).reshape(shape)
 
     def rehash(self):
-        """Hashes the classes as their weights now are, with fresh hash functions. Returns self.
+        """Hashes the classes with their current weights and new hash functions. Returns self.
 
-        The weights less their mean, which would only make their angles small: it adds the same
-        to all logits of a row. A bias counts as a further feature.
+        The mean of the weights is subtracted, because it adds the same to all logits of a row and
+        would make the angles between classes small. A bias counts as an additional feature.
         """
         rows = self.weight.detach()
         if self.bias is not None:

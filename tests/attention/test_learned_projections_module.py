@@ -125,7 +125,7 @@ def test_module_decodes_what_its_causal_forward_gives():
             Sampled(unit_norm="lift", lift_scale="auto"),
             ["lift_scale"],
             ValueError,
-            "lift_scale must be a number to start from, is 'auto'",
+            "lift_scale must be a number to learn it, got 'auto'",
         ),
     ],
 )

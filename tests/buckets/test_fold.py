@@ -45,7 +45,7 @@ def test_bad_arguments():
 
 def test_verbs_that_take_no_wide_codes_say_how_to_fold_them():
     wide, values = np.full((2, 3), 2**33), np.ones((2, 4))
-    hint = re.escape("lshkit.buckets.fold brings wider codes to fewer buckets")
+    hint = re.escape("lshkit.buckets.fold maps wider codes to fewer buckets")
     with pytest.raises(ValueError, match=f"got {2**33}: {hint}"):
         bucket_sum(wide, wide, values, 65536)
     with pytest.raises(ValueError, match=f"from 1 to 65536, got {2**32}: {hint}"):

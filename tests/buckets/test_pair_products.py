@@ -66,7 +66,7 @@ X = np.ones((2, 3), np.float32)
     ("arguments", "error", "message"),
     [
         ((X[0], X, [0, 1], [0]), ValueError, "queries must have shape (n, d)"),
-        ((X, X[:, :2], [0, 0, 1], [0]), ValueError, "must have as many columns"),
+        ((X, X[:, :2], [0, 0, 1], [0]), ValueError, "must have equal numbers of columns"),
         ((X, X, [0, 1], [0]), ValueError, "indptr must have shape (3,)"),
         ((X, X, [0, 1, 2], [0]), ValueError, "end with the number of indices, 1"),
         ((X, X, [0, 2, 1], [0]), ValueError, "indptr: must not decrease"),

@@ -111,7 +111,7 @@ def test_tables_of_all_buckets_refuse_long_codes():
         buckets.bucket_sum(codes, codes, x, hasher.n_buckets)
     with pytest.raises(ValueError, match=message):
         buckets.BucketTable(5, hasher.n_buckets, 7)
-    with pytest.raises(ValueError, match="soft_hash takes families of n_bits <= 16, got 20"):
+    with pytest.raises(ValueError, match="soft_hash needs a family with n_bits <= 16, got 20"):
         hasher.soft_hash(x, 2, 2.0)
     pytest.importorskip("torch")
     from lshkit.attention import Sampled

@@ -143,10 +143,10 @@ def test_feature_names_come_back():
     assert loaded.feature_names_in_.tolist() == ["a", "", "größe", "d\n"]
     file.seek(0)
     bad = changed(file, edit(["feature_names"], np.frombuffer(b"a\0b", np.uint8)))
-    with pytest.raises(ValueError, match="feature_names must be of 4 features"):
+    with pytest.raises(ValueError, match="feature_names must have 4 names"):
         LSHKernelDensity.load(bad)
     density.feature_names_in_[0] = "a\0"
-    with pytest.raises(ValueError, match="with the character 0"):
+    with pytest.raises(ValueError, match="with a NUL character"):
         density.save(io.BytesIO())
 
 

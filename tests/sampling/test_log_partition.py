@@ -179,7 +179,7 @@ def with_value(x, value, row=2):
         (lambda s: log_partition(QUERIES[None], WEIGHTS), ValueError, "query must have shape"),
         (lambda s: log_partition(QUERIES, WEIGHTS[0]), ValueError, "weight_matrix must have shape"),
         (lambda s: log_partition(QUERIES, WEIGHTS * 1j), TypeError, "weight_matrix must hold real"),
-        (lambda s: log_partition(QUERIES, WEIGHTS[:0]), ValueError, "must have a class"),
+        (lambda s: log_partition(QUERIES, WEIGHTS[:0]), ValueError, "must have at least one class"),
         (
             lambda s: log_partition(with_value(QUERIES, np.nan), WEIGHTS),
             ValueError,
@@ -198,7 +198,7 @@ def with_value(x, value, row=2):
         (
             lambda s: log_partition(QUERIES * 1e20, WEIGHTS * 1e20, sampler=s),
             ValueError,
-            "the logits of query 0 are beyond float32",
+            "the logits of query 0 overflow float32",
         ),
         (lambda s: log_partition(QUERIES, WEIGHTS, bias=np.ones(3)), ValueError, "bias must have"),
         (lambda s: log_partition(QUERIES, WEIGHTS, n_samples=0), ValueError, "n_samples must be"),

@@ -1,9 +1,8 @@
-"""lshkit in models of the package transformers, version 5.
+"""Attention functions for models of transformers 5.
 
-`register()` gives its attention functions the names "lshkit_yoso", "lshkit_lsh" and
-"lshkit_bert_lsh", for `attn_implementation=...` of any model that uses the attention interface.
-`repair(model)` makes transformers' own `YosoModel` work. Nothing here imports transformers before
-one of them is called.
+`register()` registers the names "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for
+`attn_implementation=...` of any model that uses the attention interface. `repair(model)` fixes
+transformers' own `YosoModel`. transformers is imported only when one of them is called.
 """
 
 import inspect
@@ -18,12 +17,12 @@ __all__ = ["register", "repair"]
 def register(
     *, yoso: "Estimator | dict | None" = None, lsh: dict | None = None, bert_lsh: dict | None = None
 ) -> None:
-    """Makes `attn_implementation` take "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh".
+    """Registers "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for `attn_implementation`.
 
     Models choose one by `from_pretrained(..., attn_implementation="lshkit_yoso")`, in a config, or
-    later by `model.set_attn_implementation(...)`. Their masks then come from lshkit as well:
-    padding, left or right, causal masks with any cache, and packed sequences are exact; what a
-    function can't do is an error with the reason. Calling it again changes the options.
+    later by `model.set_attn_implementation(...)`. Their masks then also come from lshkit: padding,
+    left or right, causal masks with any cache, and packed sequences are exact; an unsupported mask
+    raises an error with the reason. Calling it again changes the options.
 
     Args:
         yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`), or a
@@ -31,16 +30,16 @@ def register(
             normalize ("l2") and n_hashes_eval (64), the number of hashes in eval mode.
         lsh: options of "lshkit_lsh", arguments of `lsh_attention`: weighting, n_bits, n_hashes,
             hasher, window, n_sinks, center; and exact_steps (True): the single query of a
-            generation step gets softmax attention itself, which is less work than hashing all keys
+            generation step gets exact softmax attention, which is less work than hashing all keys
             (not with weighting="none").
         bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
             table_size, n_hashes, faithful.
 
-        In each dict: seed (0), of the hash functions in eval mode, where every layer adds its
-        number to it. In training mode every call draws fresh ones from torch's generator.
+        In each dict: seed (0), of the hash functions in eval mode, to which every layer adds its
+        index. In training mode every call draws new ones from torch's generator.
 
-        A model's own options come before these: `model.config.lshkit = {"n_bits": 10}`. Another
-        estimator there has its own defaults for what is not given.
+        A model's own options override these: `model.config.lshkit = {"n_bits": 10}`. For another
+        estimator there, missing options have their own defaults.
 
     Raises:
         ImportError: transformers is missing, or older than 5.
@@ -53,12 +52,12 @@ def register(
 
 
 def repair(model, *, seed: int = 0):
-    """Makes a model of transformers' YOSO family compute what its config says, and returns it.
+    """Makes a model of transformers' YOSO family compute what its config specifies; returns it.
 
-    Changed are the attention layers of the model given, in place. Parameters keep their names, so
-    that checkpoints load before and after. What then works: the padding mask `(batch, n)` (1 for
-    a token, 0 for padding, whose attention is 0); `use_expectation=False` (hash tables instead of
-    the expectation) in training too, with `use_fast_hash`, `num_hash` and `lsh_backward`;
+    Replaces the attention layers of the model, in place. Parameters keep their names, so that
+    checkpoints load before and after. This fixes: the padding mask `(batch, n)` (1 for a token, 0
+    for padding, whose attention is 0); `use_expectation=False` (hash tables instead of the
+    expectation) in training too, with `use_fast_hash`, `num_hash` and `lsh_backward`;
     `conv_window`; queries equal to their keys; `torch.compile`. The gradient is the lower bound
     (eq. 4), as in the model's own code.
 

@@ -75,7 +75,7 @@ def _attention(name: str, kind: str, registered: dict):
             if mask.starts is not None:
                 raise NotImplementedError(f"{name} can't take position_bias of packed sequences")
             mask = mask._replace(bias=position_bias[..., : mask.n_keys])
-        if mask.is_step and own.goes_by_positions(options):
+        if mask.is_step and own.depends_on_positions(options):
             key, value, mask = align(key, value, mask)
         if not mask.is_causal and _is_cross(module, query, key):
             own.without_positions(options)
@@ -117,7 +117,7 @@ def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
 def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
-    if query.shape[2] == 1 and not KINDS["lsh"].goes_by_positions(options):
+    if query.shape[2] == 1 and not KINDS["lsh"].depends_on_positions(options):
         return _exact_step(query, key, value, mask, scaling)
     options = {**options, "scale": scaling}
     options.pop("exact_steps")
@@ -150,8 +150,8 @@ def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     options.pop("table_size")
     if options.pop("faithful"):
         raise NotImplementedError(
-            "lshkit_bert_lsh with faithful=True takes padding masks only: scores are copied across "
-            "the diagonal"
+            "lshkit_bert_lsh with faithful=True supports only padding masks: scores are copied "
+            "across the diagonal"
         )
     options |= {"weighting": "none", "hasher": "hyperplane"}
     options |= {"window": None, "n_sinks": 0, "center": False}

@@ -4,7 +4,7 @@ import torch
 
 from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
-from lshkit.attention.arguments import check_word
+from lshkit.attention.arguments import check_choice
 from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Estimator, Sampled
 from lshkit.hash_functions import MAX_HASHES
 
@@ -36,7 +36,7 @@ class Yoso:
             options |= given
         before = self.defaults() if registered is None else registered
         name = options.get("estimator", before["estimator"])
-        check_word(f"estimator of {where}", name, ESTIMATORS)
+        check_choice(f"estimator of {where}", name, ESTIMATORS)
         if name != before["estimator"]:
             before = {key: before[key] for key in self.own}
         known = ("estimator", *OPTIONS[name], *self.own)
@@ -47,7 +47,7 @@ class Yoso:
         """The options as `yoso_attention` takes them."""
         options = dict(options)
         call = {"seed": _seed(options), "normalize": options.pop("normalize")}
-        check_word("normalize", call["normalize"], torch_ops.NORMALIZE)
+        check_choice("normalize", call["normalize"], torch_ops.NORMALIZE)
         n_hashes = options.pop("n_hashes_eval")
         if n_hashes is not None:
             checks.integer("n_hashes_eval", n_hashes, 1, MAX_HASHES)
@@ -59,8 +59,8 @@ class Yoso:
         self.call(options, training=True)
         self.call(options, training=False)
 
-    def goes_by_positions(self, options: dict) -> bool:
-        return options["estimator"].goes_by_position
+    def depends_on_positions(self, options: dict) -> bool:
+        return options["estimator"].depends_on_position
 
     def without_positions(self, options: dict) -> None:
         options["estimator"] = options["estimator"].without_position()
@@ -93,7 +93,7 @@ class Lsh:
             nothing, nothing, nothing, **{name: given[name] for name in (*self.names, "seed")}
         )
 
-    def goes_by_positions(self, options: dict) -> bool:
+    def depends_on_positions(self, options: dict) -> bool:
         """ "none" is not an estimate of softmax attention, which could take its place."""
         return not (options["exact_steps"] and options["weighting"] != "none")
 
@@ -107,7 +107,7 @@ class BertLsh(Lsh):
     kind, function, names = "bert_lsh", staticmethod(bert_lsh_attention), BERT_LSH
     own = {"seed": 0}
 
-    def goes_by_positions(self, options: dict) -> bool:
+    def depends_on_positions(self, options: dict) -> bool:
         return False
 
     def without_positions(self, options: dict) -> None:

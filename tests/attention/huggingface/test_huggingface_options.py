@@ -217,7 +217,7 @@ def test_masks_of_pairs():
                 got = made(ids, attention_mask=given).logits
             assert (got - expected).abs().max() < 2e-5
     set_implementation(made, "lshkit_bert_lsh", {"faithful": True})
-    with pytest.raises(NotImplementedError, match="takes padding masks only"):
+    with pytest.raises(NotImplementedError, match="supports only padding masks"):
         made(ids, attention_mask=mask)
 
 
@@ -350,5 +350,5 @@ def test_refused_arguments():
     with pytest.raises(ValueError, match="with up to 3 keys for lshkit_lsh, got"):
         attend(torch.nn.Module(), x, x, x, torch.ones(1, 1, 1, 4, dtype=torch.bool))
     made = model("llama", "lshkit_bert_lsh", lshkit={"faithful": True})
-    with pytest.raises(NotImplementedError, match="faithful=True takes padding masks only"):
+    with pytest.raises(NotImplementedError, match="faithful=True supports only padding masks"):
         made(ids)
