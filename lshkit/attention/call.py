@@ -42,7 +42,7 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
 
     past = call.offset
     if not call.is_causal or past <= 0:
-        return of_pairs(aligned(call))
+        return of_pairs(aligned(call)[0])
     n_keys = call.key.shape[2]
     if past >= n_keys - 1:
         return of_pairs(call._replace(is_causal=False))
@@ -74,26 +74,27 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     return out.to(call.query.dtype)
 
 
-def aligned(call: Call, window: int = 0) -> Call:
+def aligned(call: Call, window: int = 0) -> tuple[Call, int]:
     """The call with rows for the positions before, so that query i sees the keys j <= i.
 
-    They cost what others do, which is linear too; the caller cuts them off the result. Not causal
-    where every query sees every key, and none of them is within the window.
+    They cost what others do, which is linear too. Also returns their number, which the caller cuts
+    off the result. Not causal where every query sees every key and none is within the window.
     """
     if not call.is_causal or call.offset == 0:
-        return call
+        return call, 0
     if call.offset > 0:
         if call.offset >= call.key.shape[2] - 1 + window:
-            return call._replace(is_causal=False, offset=0)
-        return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0)))
+            return call._replace(is_causal=False, offset=0), 0
+        return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0))), call.offset
     batch, _, n_keys, _ = call.key.shape
     before = min(-call.offset, call.query.shape[2])  # beyond it none sees a key
     mask = call.key_mask
     if mask is None:
         mask = call.key.new_ones((batch, n_keys), dtype=torch.bool)
-    return call._replace(
+    call = call._replace(
         key=F.pad(call.key, (0, 0, before, 0)),
         value=F.pad(call.value, (0, 0, before, 0)),
         key_mask=F.pad(mask, (before, 0), value=False),
         offset=0,
     )
+    return call, 0

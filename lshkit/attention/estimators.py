@@ -7,6 +7,7 @@ graph. `Sampled` (YOSO-m) and `Expected` (YOSO-E) are from YOSO (ICML 2021), `So
 soft hashing. Tensors that may require a gradient are passed to the call instead, as `parameters`.
 """
 
+import abc
 import dataclasses
 import math
 import numbers
@@ -35,7 +36,7 @@ EXPECTATION = ("auto", "never")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Estimator:
+class Estimator(abc.ABC):
     """What all estimators share: how queries and keys get unit norm, and their form as a dict.
 
     Args:
@@ -130,14 +131,12 @@ class Estimator:
         """Itself with another number of hashes, where it has any; itself for None."""
         return self
 
-    def for_decoding(self) -> "Estimator":
+    def for_decoding(self) -> "Hashed":
         """What a `YosoState` of this estimator depends on. ValueError where there is none."""
-        if self.unit_norm == "lift":
-            raise ValueError(
-                "unit_norm must be 'l2' to decode step by step, got 'lift': its bound is "
-                "unknown before the last key"
-            )
-        return self
+        raise ValueError(
+            f"estimator must be Sampled or Soft to decode step by step, got {self!r}: its keys "
+            f"cannot be summed in tables"
+        )
 
     def attend(self, call: Call) -> Tensor:
         """Attention `(B, H, N_q, D_v)`."""
@@ -161,8 +160,9 @@ class Estimator:
             call = call._replace(query=query, key=key)
         return self._attend(call)
 
+    @abc.abstractmethod
     def _attend(self, call: Call) -> Tensor:
-        raise NotImplementedError
+        """Attention of rows whose norms `unit_norm` has taken care of."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -194,12 +194,6 @@ class Expected(Estimator):
         """Itself."""
         return self
 
-    def for_decoding(self) -> Estimator:
-        raise ValueError(
-            "estimator must be Sampled or Soft to decode step by step, got Expected: its "
-            "keys cannot be summed in tables"
-        )
-
     def _attend(self, call: Call) -> Tensor:
         return expected_attention(call, self.n_bits, self.gradient)
 
@@ -222,6 +216,14 @@ class Hashed(Estimator):
 
     def for_inference(self, n_hashes: int | None) -> "Hashed":
         return self if n_hashes is None else dataclasses.replace(self, n_hashes=n_hashes)
+
+    def for_decoding(self) -> "Hashed":
+        if self.unit_norm == "lift":
+            raise ValueError(
+                "unit_norm must be 'l2' to decode step by step, got 'lift': its bound is "
+                "unknown before the last key"
+            )
+        return self
 
     def probes(self) -> tuple[int, int]:
         """Buckets of a hash that a query and a key belong to."""
@@ -342,7 +344,7 @@ class Sampled(Hashed):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
         window = self.window or 0
-        first, was_causal, call = call.offset, call.is_causal, aligned(call, window)
+        was_causal, (call, first) = call.is_causal, aligned(call, window)
         if was_causal and not call.is_causal:
             window = 0
         query, key = call.query, call.key
@@ -358,7 +360,7 @@ class Sampled(Hashed):
             *(*call.options, torch_ops.GRADIENT[self.gradient], window),
             *(0 if rotation is None else rank, rotation),
         )
-        return out[:, :, first:] if call.is_causal and first > 0 else out
+        return out[:, :, first:] if first else out
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -418,7 +420,7 @@ class Soft(Hashed):
         return n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
 
     def _attend(self, call: Call) -> Tensor:
-        first, call = call.offset, aligned(call)
+        call, first = aligned(call)
         query, key, parameters = call.query, call.key, call.parameters
         heads, device = key.shape[1], query.device
         sharpness = parameters.get("sharpness")
@@ -430,7 +432,7 @@ class Soft(Hashed):
         out, *_ = torch_ops.soft_attention(
             *(*call.tensors, planes, sharpness, *family, *self.probes(), *call.options)
         )
-        return out[:, :, first:] if call.is_causal and first > 0 else out
+        return out[:, :, first:] if first else out
 
 
 ESTIMATORS = {kind.name: kind for kind in (Sampled, Expected, Soft)}

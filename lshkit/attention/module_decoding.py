@@ -46,7 +46,7 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
     if "sharpness" in parameters or "sharpness" in state._given:
         if not as_before("sharpness"):
             heads = state.num_key_heads
-            given = parameters.get("sharpness", getattr(state.estimator, "sharpness", 1.0))
+            given = parameters.get("sharpness", state.estimator.sharpness)
             wanted = sharpness_values(given, heads).expand(heads).tolist()
             has = state._sharpness.expand(heads).tolist()
             if has != wanted:

@@ -99,6 +99,9 @@ class YosoAttention(nn.Module):
             raise ValueError(f"dropout must be from 0 to below 1, got {dropout}")
         if not checks.boolean("batch_first", batch_first):
             raise ValueError("batch_first must be True: inputs are (batch, length, embed_dim)")
+        bias = checks.boolean("bias", bias)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"dtype must be a floating type, got {dtype}")
         self.estimator = estimator_of(estimator)
         learn = _checked_learn(learn, self.estimator)
         if "planes" in learn:
@@ -197,12 +200,11 @@ class YosoAttention(nn.Module):
     def estimator_parameters(self) -> dict[str, Tensor]:
         """What is learnt, as `parameters` of `yoso_attention` and `YosoState`."""
         parameters = {}
-        if self.planes is not None:
-            parameters["planes"] = self.planes
-        if self.log_sharpness is not None:
-            parameters["sharpness"] = self.log_sharpness.float().exp()
-        if self.log_lift_scale is not None:
-            parameters["lift_scale"] = self.log_lift_scale.float().exp()
+        for name, own in LEARNT.items():
+            learnt = getattr(self, own)
+            if learnt is not None:
+                logarithm = own.startswith("log_")
+                parameters[name] = learnt.float().exp() if logarithm else learnt
         return parameters
 
     def forward(
@@ -355,8 +357,8 @@ class YosoAttention(nn.Module):
 
 def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]:
     names = estimator.parameter_names
-    if isinstance(learn, str) or not all(isinstance(name, str) for name in learn):
-        raise TypeError(f"learn must be a sequence of names, got {learn!r}")
+    if not isinstance(learn, (list, tuple)) or not all(isinstance(name, str) for name in learn):
+        raise TypeError(f"learn must be a list or tuple of names, got {learn!r}")
     for name in learn:
         if name not in names:
             known = ", ".join(map(repr, names)) or "nothing"

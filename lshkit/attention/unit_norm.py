@@ -53,8 +53,11 @@ def lift(
     if key_mask is not None:  # whatever they hold, NaN included, it reaches no gradient
         key = key.masked_fill(~key_mask[:, None, :, None], 0)
     rows = query.to(wide), key.to(wide)
-    if isinstance(lift_scale, str):
-        tau = _largest_square(*rows)
+    groups = query.shape[1] // max(1, key.shape[1])
+    if isinstance(lift_scale, str):  # cosines do not depend on the size, squares may leave the type
+        size = _largest_number(*_by_key_head(*rows))
+        rows = rows[0] / size.repeat_interleave(groups, 1), rows[1] / size
+        tau = _largest_square(*_by_key_head(*rows))
     elif isinstance(lift_scale, Tensor):
         tau = lift_scale.to(wide).reshape(-1, 1, 1)
         given = lift_scale.detach()
@@ -64,7 +67,7 @@ def lift(
         tau = float(lift_scale)
     query_tau = tau
     if isinstance(tau, Tensor) and tau.shape[-3] > 1:
-        query_tau = tau.repeat_interleave(query.shape[1] // key.shape[1], -3)
+        query_tau = tau.repeat_interleave(groups, -3)
     bounded = not isinstance(lift_scale, str)  # or else the bound comes from the rows
     if bounded:
         _require_inside("query", query, rows[0], query_tau)
@@ -77,18 +80,28 @@ def _finite(x: Tensor) -> Tensor:
     return x.detach().isfinite().all(-1, keepdim=True)
 
 
+def _by_key_head(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The queries of the heads that share a key head in a row, and the keys; finite rows alone."""
+    groups = query.shape[1] // max(1, key.shape[1])
+    query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3)
+    return tuple(torch.where(_finite(x), x, 0) for x in (query, key))
+
+
+def _largest_number(query: Tensor, key: Tensor) -> Tensor:
+    """(B, H_k, 1, 1), not differentiated; one where all rows are zero."""
+    both = torch.cat((query, key), -2).detach().abs()
+    if both.shape[-2] == 0:
+        return both.new_ones(()).expand(*both.shape[:2], 1, 1)
+    largest = both.amax((-2, -1), keepdim=True)
+    return torch.where(largest > 0, largest, 1)
+
+
 def _largest_square(query: Tensor, key: Tensor) -> Tensor:
     """(B, H_k, 1, 1); one where all rows are zero."""
-    groups = query.shape[1] // max(1, key.shape[1])
-    query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3)  # heads that share keys
     both = torch.cat((query, key), -2)
     if both.shape[-2] == 0:
         return both.new_ones(()).expand(*both.shape[:2], 1, 1)
-    both = torch.where(_finite(both), both, 0)
     largest = (both * both).sum(-1, keepdim=True).amax(-2, keepdim=True)
-    require(
-        largest.isfinite(), f"query and key must have squared norms below the limit of {both.dtype}"
-    )
     return torch.where(largest > 0, largest, 1)
 
 

@@ -22,7 +22,7 @@ def yoso_band(query, key, value, rows: Tensor, options: dict) -> Tensor:
     mean, normalize = options["estimator"].mean, options["normalize"]
     if mean is None:
         raise NotImplementedError(
-            "estimator must be sampled or expected in a sliding window: the mean of soft codes has "
+            "estimator must be Sampled or Expected in a sliding window: the mean of soft codes has "
             "no closed form"
         )
     if mean.unit_norm == "lift":
