@@ -1,13 +1,11 @@
 import functools
 import importlib.util
 import os
-import runpy
-import sys
-from unittest import mock
 
 import devices
 import numpy as np
 import pytest
+from cases.commands import run
 
 
 def _poison(array):
@@ -100,20 +98,13 @@ def on_its_device(request):
 
 
 @pytest.fixture
-def refusal(tmp_path, monkeypatch, capsys):
-    """refusal(command, *options): the last line of a script or module that does not take them.
-
-    In this process, in a folder of its own: a new one would import torch for seconds.
-    """
+def refusal(tmp_path):
+    """refusal(command, *options): the last line of a script or module that does not take them."""
 
     def last_line(command, *options):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(command), *map(str, options)])
-        execute = runpy.run_path if str(command).endswith(".py") else runpy.run_module
-        with pytest.raises(SystemExit) as stopped, mock.patch.dict(os.environ):
-            execute(str(command), run_name="__main__")
-        assert stopped.value.code == 2
-        return capsys.readouterr().err.splitlines()[-1]
+        done = run(command, *options, folder=tmp_path)
+        assert done.returncode == 2
+        return done.stderr.splitlines()[-1]
 
     return last_line
 
