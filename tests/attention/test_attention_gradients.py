@@ -18,6 +18,7 @@ from cases.attention import (  # noqa: E402, F401
     attention_inputs,
     codes_of,
     float32_gradients,
+    gradients,
     one_thread,
     padding_mask,
     reference_options,
@@ -29,14 +30,6 @@ from lshkit.attention import Expected, yoso_attention  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
-
-
-def gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
-    """Of query, key and value, through autograd."""
-    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options |= {"is_causal": is_causal, "causal_offset": 0}
-    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
-    return torch.autograd.grad(out, inputs, case.grad_out if grad_out is None else grad_out)
 
 
 def assert_gradients_close(actual, expected, rtol):
@@ -204,22 +197,6 @@ def test_dtypes(dtype):
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
-def test_same_bits_at_any_number_of_threads(estimator, is_causal):
-    case = attention_inputs(257, batch=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(gradients(case, estimator, None, is_causal, seed=0))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

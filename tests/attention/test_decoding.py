@@ -312,15 +312,4 @@ def test_memory_does_not_depend_on_the_length():
     assert tables <= before < 1.5 * tables
 
 
-def test_threads_do_not_change_a_bit():
-    tensors = qkv(batch=3, heads=8, n=300, d=64, d_v=64)
-    outs = []
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)  # set back by the fixture
-        state = state_for(*tensors)
-        outs.append((state.prefill(*tensors), state.step(*positions(tensors, 0, 1)), state._sums))
-    for other in outs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
-
-
 # --- The state as a thing -----------------------------------------------------------------------

@@ -328,15 +328,6 @@ def test_shapes_and_seeds():
     assert none.shape == out.shape and not none.any()
 
 
-def test_same_bits_at_two_threads():
-    case = inputs(n_q=1100, n_k=300)  # longer than what one thread takes at once
-    one = run(case, case.mask)
-    torch.set_num_threads(2)
-    two = run(case, case.mask)
-    assert torch.equal(one.out, two.out)
-    assert all(torch.equal(x, y) for x, y in zip(one.grads, two.grads, strict=True))
-
-
 @pytest.mark.parametrize("n_bits", [8, 9])
 @pytest.mark.parametrize("masked", [False, True])
 def test_opcheck(n_bits, masked):

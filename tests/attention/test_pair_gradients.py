@@ -139,21 +139,6 @@ def test_nothing_to_attend_to(normalize, gradient):
 
 
 @pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
-def test_same_bits_at_any_number_of_threads(gradient):
-    case = attention_inputs(257, batch=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(gradients(case, replace(SAMPLED, gradient=gradient), seed=0))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
-
-
-@pytest.mark.parametrize("gradient", PAIR_GRADIENTS)
 def test_for_the_expectation_every_pair_counts(gradient):
     case = attention_inputs(17)
     exact = gradients(case, Expected())

@@ -319,33 +319,6 @@ def test_zero_rows_and_no_collisions():
     assert all((x == 0).all() for x in (out, *grads))
 
 
-def test_threads_do_not_change_a_bit():
-    inputs = attention_inputs(200, 230, 32, 70, batch=1)
-    results = []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        leaves = [x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
-        leaves.append(torch.tensor(2.0, requires_grad=True))
-        results.append(
-            run(
-                lambda *x: yoso_attention(
-                    *x[:3],
-                    is_causal=True,
-                    causal_offset=0,
-                    estimator=Soft(n_bits=10),
-                    parameters={"sharpness": x[3]},
-                    seed=1,
-                ),
-                leaves,
-                inputs.grad_out,
-            )
-        )
-    torch.set_num_threads(before)
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
-
-
 def test_shapes_dtypes_and_strides():
     inputs = attention_inputs(20, 20, 16, 16)
     options = {"estimator": Soft(n_bits=6, n_hashes=8), "seed": 1}

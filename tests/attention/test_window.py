@@ -16,6 +16,7 @@ from cases.attention import (  # noqa: E402, F401
     attention_inputs,
     codes_of,
     float32_gradients,
+    forward_and_gradients,
     one_thread,
     padding_mask,
     reference_options,
@@ -44,13 +45,6 @@ WINDOWS = [1, 2, 31, 130, 10**6]
 # As in test_attention and test_attention_gradients. A weight that the window cancels leaves its
 # rounding.
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def forward_and_gradients(case, estimator, mask=None, is_causal=False, **options):
-    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options |= {"is_causal": is_causal, "causal_offset": 0}
-    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
-    return out.detach(), torch.autograd.grad(out, inputs, case.grad_out)
 
 
 def forward_and_gradients_reference(case, estimator, codes, mask, is_causal, normalize):
@@ -294,25 +288,6 @@ def test_nothing_to_attend_to(normalize):
 
 
 # ---------------------------------------------------------------- the rest of the contract
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("gradient", GRADIENTS)
-def test_same_bits_at_any_number_of_threads(gradient, is_causal):
-    case = attention_inputs(1700, d=16, batch=1)
-    before = torch.get_num_threads()
-    estimator = replace(SAMPLED, window=40, gradient=gradient)
-    options = {"seed": 0, "normalize": "sum"}
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            out, grads = forward_and_gradients(case, estimator, None, is_causal, **options)
-            results.append((out, *grads))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

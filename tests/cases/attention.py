@@ -7,7 +7,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from lshkit import reference, torch_ops
-from lshkit.attention import Expected, Sampled
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 # Samples at all lengths, and the expectation whose gradient is that of samples.
 SAMPLED = Sampled(expectation="never")
@@ -53,6 +53,19 @@ def attention_inputs(
     shared = min(n_q, n_k)  # so that some pairs are close and do collide at 16 bits
     key[..., :shared, :] += 2 * query[..., :shared, :]
     return SimpleNamespace(query=query, key=key, value=value, grad_out=grad_out)
+
+
+def forward_and_gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
+    """The output, and the gradients of query, key and value through autograd."""
+    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
+    options = {"is_causal": is_causal, "causal_offset": 0, "estimator": estimator} | options
+    out = yoso_attention(*inputs, mask, **options)
+    grad_out = case.grad_out if grad_out is None else grad_out
+    return out.detach(), torch.autograd.grad(out, inputs, grad_out)
+
+
+def gradients(*arguments, **options):
+    return forward_and_gradients(*arguments, **options)[1]
 
 
 def padding_mask(batch, n_k, seed=0):

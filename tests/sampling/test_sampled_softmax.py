@@ -240,21 +240,6 @@ def test_rehashing():
     assert copied.weight is not loss.weight
 
 
-def test_same_bits_at_one_and_two_threads():
-    hidden, target = batch(200, n_classes=5000, dtype=torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            loss = make(5000, dtype=torch.float32, n_bits=6)
-            indptr, indices = loss.rehash()._near(hidden.detach())
-            results.append((indptr, indices, *loss._sample(torch.float32)))
-    finally:
-        torch.set_num_threads(before)
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
-
-
 def test_shares_the_parameters_of_a_linear_layer():
     linear = torch.nn.Linear(8, 300)
     loss = SampledSoftmaxLoss.from_linear(linear, n_samples=300)
