@@ -6,6 +6,7 @@ import devices
 import numpy as np
 import pytest
 from cases.commands import run
+from threadpoolctl import threadpool_limits
 
 
 def _poison(array):
@@ -44,6 +45,17 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(True, warn_only=True)
         yield
         torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def pytest_generate_tests(metafunc):

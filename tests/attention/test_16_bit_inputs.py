@@ -8,20 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     FAMILIES,
     NORMALIZE,
     SAMPLED,
     SHAPES,
     attention_inputs,
-    one_thread,
     padding_mask,
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # A slice is summed in 16 bits only where rounding moves no value by more than 2e-3 of its column's
 # mean magnitude (0.8 of the root mean square, of normal values). 1 / sqrt(3) of it is left in a sum

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     EXPECTED,
     FAMILIES,
     NORMALIZE,
@@ -16,14 +16,11 @@ from cases.attention import (  # noqa: E402, F401
     attention_inputs,
     codes_of,
     expected_reference,
-    one_thread,
     padding_mask,
     sampled_reference,
 )
 
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # float32 sums of a few hundred terms of order 1: rounding of 1e-7 a term, and normalising a sum
 # that cancels (a sparse row of codes) loses a digit or two of it.

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     EXPECTED,
     FAMILIES,
     NORMALIZE,
@@ -17,17 +17,13 @@ from cases.attention import (  # noqa: E402, F401
     arrays,
     attention_inputs,
     codes_of,
-    float32_gradients,
     gradients,
-    one_thread,
     padding_mask,
     reference_options,
 )
 
 from lshkit import reference  # noqa: E402
 from lshkit.attention import Expected, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
 

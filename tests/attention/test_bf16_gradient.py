@@ -6,17 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     NORMALIZE,
     SAMPLED,
     attention_inputs,
-    one_thread,
     padding_mask,
 )
 
 from lshkit.attention import yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # n_q, n_k, d, d_v, n_bits: buckets of many rows. The last two have rows that stay in float32.
 CASES = [

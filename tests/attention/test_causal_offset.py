@@ -7,12 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     NORMALIZE,
     SAMPLED,
     attention_inputs,
     codes_of,
-    one_thread,
     padding_mask,
 )
 from test_soft_attention import parameters_of, probe_features, projections_of  # noqa: E402
@@ -20,8 +19,6 @@ from test_soft_attention import parameters_of, probe_features, projections_of  #
 from lshkit import torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.unit_norm import lift  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SEED = 5
 SIZES = {"n_bits": 4, "n_hashes": 6}

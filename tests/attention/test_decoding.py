@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
+from cases.attention import FAMILIES, NORMALIZE  # noqa: E402
 from cases.decoding import (  # noqa: E402
     SAMPLED,
     SEED,
@@ -23,8 +23,6 @@ from cases.decoding import (  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Sampled, Soft, YosoState, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("n_bits", [1, 4, 8, 11])

@@ -7,22 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     NORMALIZE,
     SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
     gradients,
-    one_thread,
     padding_mask,
     reference_options,
 )
 
 from lshkit import hash_functions, reference, torch_ops  # noqa: E402
 from lshkit.attention import Sampled, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # n_q, n_k, d, d_v, n_bits, gradient_rank: buckets of many rows, so that all products are sketched.
 CASES = [

@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.attention import NORMALIZE, attention_inputs, one_thread, padding_mask  # noqa: F401
+from cases.attention import NORMALIZE, attention_inputs, padding_mask
 from test_soft_attention import assert_close, attend, parameters_of, probe_features
 
 from lshkit import torch_ops
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 HYPERPLANE = torch_ops.FAMILY["hyperplane"]
 SOFT = Soft(hasher="hyperplane")

@@ -9,12 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from cases.attention import one_thread  # noqa: E402, F401
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import lsh_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 WEIGHTINGS = ["horvitz_thompson", "none", "magicpig"]
 

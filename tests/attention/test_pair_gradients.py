@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     FAMILIES,
     NORMALIZE,
     SAMPLED,
@@ -16,7 +16,6 @@ from cases.attention import (  # noqa: E402, F401
     arrays,
     attention_inputs,
     codes_of,
-    one_thread,
     padding_mask,
     reference_options,
 )
@@ -29,8 +28,6 @@ from test_attention_gradients import (  # noqa: E402
 
 from lshkit import _C, reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAIR_GRADIENTS = ["collided", "unbiased"]
 

@@ -5,18 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases.attention import (  # noqa: F401
+from cases.attention import (
     NORMALIZE,
     SAMPLED,
     attention_inputs,
-    one_thread,
     padding_mask,
 )
 
 from lshkit import reference, torch_ops
 from lshkit.attention import Soft, yoso_attention
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = [  # n_q, n_k, d, d_v, n_bits, n_hashes, n_probes
     (1, 1, 1, 1, 3, 2, (4, 4)),

@@ -8,14 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     EXPECTED,
     NORMALIZE,
     SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
-    one_thread,
     padding_mask,
     reference_options,
 )
@@ -24,8 +23,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from lshkit import reference  # noqa: E402
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.unit_norm import lift  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}  # as in test_attention
 

@@ -8,24 +8,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     FAMILIES,
     NORMALIZE,
     SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
-    float32_gradients,
     forward_and_gradients,
-    one_thread,
     padding_mask,
     reference_options,
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 GRADIENTS = ["lower_bound", "collided", "unbiased"]
 # Odd lengths, n_q != n_k, d_v != d; below, at and above a block of 128 keys, of 24 queries, and a

@@ -2,9 +2,7 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-from threadpoolctl import ThreadpoolController
 
 from lshkit import reference, torch_ops
 from lshkit.attention import Expected, Sampled, yoso_attention
@@ -26,18 +24,6 @@ SHAPES = [  # n_q, n_k, d, d_v
 ]
 NORMALIZE = ["l2", "sum", None]
 FAMILIES = ["hadamard", "hyperplane"]
-
-_LIBRARIES = ThreadpoolController()
-
-
-@pytest.fixture
-def one_thread():
-    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with _LIBRARIES.limit(limits=1, user_api="blas"):
-        yield
-    torch.set_num_threads(before)
 
 
 def attention_inputs(

@@ -14,15 +14,6 @@ from torch.nn import functional as F  # noqa: E402
 from lshkit.sampling import SampledSoftmaxLoss  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small calls: threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(n_classes=300, n_features=8, dtype=torch.float64, scale=1.0, **options):
     torch.manual_seed(0)
     weight = torch.nn.Parameter(scale * torch.randn(n_classes, n_features, dtype=dtype))
