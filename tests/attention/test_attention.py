@@ -198,28 +198,12 @@ def test_a_sequence_does_not_depend_on_its_batch_mates():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
-def test_nan_and_infinity_stay_in_their_rows(estimator, is_causal, bad):
+def test_a_value_that_is_not_finite_reaches_the_sums_that_contain_it(estimator, is_causal, bad):
     case = attention_inputs(21)
     options = {"is_causal": is_causal, "estimator": estimator, "seed": 0, "normalize": None}
-    query, key, value = case.query.clone(), case.key.clone(), case.value.clone()
-    query[0, 1, 4, 3] = bad
-    out = yoso_attention(query, case.key, case.value, **options)
     clean = yoso_attention(case.query, case.key, case.value, **options)
-    assert out[0, 1, 4].isnan().all()
-    clean[0, 1, 4] = out[0, 1, 4] = 0
-    assert torch.equal(out, clean)
-
-    key[0, 1, 4, 3] = bad  # a key that takes no part, like a masked one
-    out = yoso_attention(case.query, key, case.value, **options)
-    mask = torch.ones(2, 21, dtype=torch.bool)
-    mask[0, 4] = False
-    without = yoso_attention(case.query, case.key, case.value, mask, **options)
-    clean = yoso_attention(case.query, case.key, case.value, **options)
-    torch.testing.assert_close(out[0, 1], without[0, 1])
-    torch.testing.assert_close(out[0, [0, 2]], clean[0, [0, 2]])
-    torch.testing.assert_close(out[1], clean[1])
-
-    value[0, 1, 4, 3] = bad  # reaches the sums that contain it, in its column
+    value = case.value.clone()
+    value[0, 1, 4, 3] = bad
     out = yoso_attention(case.query, case.key, value, **options)
     if estimator is SAMPLED:
         codes = [codes_of(x, 0)[0, 1] for x in (case.query, case.key)]

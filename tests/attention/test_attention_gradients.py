@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -193,47 +192,6 @@ def test_dtypes(dtype):
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
-def test_nan_rows(estimator, is_causal):
-    case = attention_inputs(21)
-    mask = torch.ones(2, 21, dtype=torch.bool)
-    mask[:, -3:] = False
-    case.query[0, 1, 4, 3] = math.nan
-    case.query[1, 2, 0] = math.inf
-    case.key[0, 1, 6, 3] = -math.inf
-    case.key[1, 0, 9] = math.nan
-    case.key[:, :, -2] = math.nan  # padding may hold anything
-    case.value[:, :, -1] = math.nan
-    actual = gradients(case, estimator, mask, is_causal, seed=0)
-    grad_query, grad_key, grad_value = actual
-    bad_queries = ~case.query.isfinite().all(-1)
-    bad_keys = ~case.key.isfinite().all(-1)
-    takes_part = mask[:, None].expand_as(bad_keys)
-    assert torch.equal(grad_query.isnan().all(-1), bad_queries)
-    assert torch.equal(grad_query.isnan().any(-1), bad_queries)
-    assert torch.equal(grad_key.isnan().all(-1), bad_keys & takes_part)
-    assert torch.equal(grad_key.isnan().any(-1), bad_keys & takes_part)
-    assert not grad_key[~takes_part].any()
-    assert not grad_value[bad_keys | ~takes_part].any()
-    assert grad_value.isfinite().all()
-
-    common = reference_options(mask, is_causal, "l2")
-    inputs = *arrays(case), case.grad_out.double().numpy()
-    with np.errstate(invalid="ignore"):
-        if estimator is SAMPLED:
-            codes = (codes_of(x, 0).numpy() for x in (case.query, case.key))
-            expected = reference.yoso_backward(
-                *inputs[:3], *codes, inputs[3], 8, gradient="lower_bound", **common
-            )
-        else:
-            gradient = "lower_bound" if estimator is EXPECTED else "expected"
-            expected = reference.expected_backward(
-                *inputs, 8, gradient=gradient, floor=1e-6, **common
-            )
-    assert_gradients_close(actual, expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("n_bits", [8, 2])  # 2: the keys of a bucket are many

@@ -195,32 +195,6 @@ def test_where_the_expectation_is_computed_it_says_the_same():
 # ---------------------------------------------------------------- rows without a direction
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_nan_rows(is_causal, gradient):
-    case = attention_inputs(141)
-    mask = torch.ones(2, 141, dtype=torch.bool)
-    mask[:, -3:] = False
-    case.query[0, 1, 4, 3] = math.nan
-    case.query[1, 2, 0] = math.inf
-    case.key[0, 1, 6, 3] = -math.inf
-    case.key[1, 0, 9] = math.nan
-    case.key[:, :, -2] = math.nan  # padding may hold anything
-    case.value[:, :, -1] = math.nan
-    case.query[0, 0, 2] = case.key[0, 0, 3] = 0
-    codes = [codes_of(x, 0) for x in (case.query, case.key)]
-    estimator = replace(SAMPLED, gradient=gradient, window=7)
-    out, grads = forward_and_gradients(case, estimator, mask, is_causal, normalize="l2", seed=0)
-    with np.errstate(invalid="ignore"):
-        expected, expected_grads = forward_and_gradients_reference(
-            case, estimator, codes, mask, is_causal, normalize="l2"
-        )
-    torch.testing.assert_close(out.double(), expected, equal_nan=True, **FLOAT32)
-    assert_gradients_close(grads, expected_grads)
-    assert torch.equal(out.isnan().any(-1), ~case.query.isfinite().all(-1))
-    assert grads[2].isfinite().all()
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("d", [32, 64])
 def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, is_causal):
