@@ -1,13 +1,12 @@
 import functools
 import importlib.util
 import os
-import runpy
-import sys
-from unittest import mock
 
 import devices
 import numpy as np
 import pytest
+from cases.commands import run
+from threadpoolctl import threadpool_limits
 
 
 def _poison(array):
@@ -46,6 +45,17 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(True, warn_only=True)
         yield
         torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def pytest_generate_tests(metafunc):
@@ -100,20 +110,13 @@ def on_its_device(request):
 
 
 @pytest.fixture
-def refusal(tmp_path, monkeypatch, capsys):
-    """refusal(command, *options): the last line of a script or module that does not take them.
-
-    In this process, in a folder of its own: a new one would import torch for seconds.
-    """
+def refusal(tmp_path):
+    """refusal(command, *options): the last line of a script or module that does not take them."""
 
     def last_line(command, *options):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(command), *map(str, options)])
-        execute = runpy.run_path if str(command).endswith(".py") else runpy.run_module
-        with pytest.raises(SystemExit) as stopped, mock.patch.dict(os.environ):
-            execute(str(command), run_name="__main__")
-        assert stopped.value.code == 2
-        return capsys.readouterr().err.splitlines()[-1]
+        done = run(command, *options, folder=tmp_path)
+        assert done.returncode == 2
+        return done.stderr.splitlines()[-1]
 
     return last_line
 

@@ -3,12 +3,11 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     EXPECTED,
     FAMILIES,
     NORMALIZE,
@@ -17,8 +16,7 @@ from cases.attention import (  # noqa: E402, F401
     arrays,
     attention_inputs,
     codes_of,
-    float32_gradients,
-    one_thread,
+    gradients,
     padding_mask,
     reference_options,
 )
@@ -26,17 +24,7 @@ from cases.attention import (  # noqa: E402, F401
 from lshkit import reference  # noqa: E402
 from lshkit.attention import Expected, yoso_attention  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
-
-
-def gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
-    """Of query, key and value, through autograd."""
-    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options |= {"is_causal": is_causal, "causal_offset": 0}
-    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
-    return torch.autograd.grad(out, inputs, case.grad_out if grad_out is None else grad_out)
 
 
 def assert_gradients_close(actual, expected, rtol):
@@ -205,63 +193,6 @@ def test_dtypes(dtype):
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
         assert torch.equal(a, e.to(dtype))
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
-def test_same_bits_at_any_number_of_threads(estimator, is_causal):
-    case = attention_inputs(257, batch=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(gradients(case, estimator, None, is_causal, seed=0))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
-def test_nan_rows(estimator, is_causal):
-    case = attention_inputs(21)
-    mask = torch.ones(2, 21, dtype=torch.bool)
-    mask[:, -3:] = False
-    case.query[0, 1, 4, 3] = math.nan
-    case.query[1, 2, 0] = math.inf
-    case.key[0, 1, 6, 3] = -math.inf
-    case.key[1, 0, 9] = math.nan
-    case.key[:, :, -2] = math.nan  # padding may hold anything
-    case.value[:, :, -1] = math.nan
-    actual = gradients(case, estimator, mask, is_causal, seed=0)
-    grad_query, grad_key, grad_value = actual
-    bad_queries = ~case.query.isfinite().all(-1)
-    bad_keys = ~case.key.isfinite().all(-1)
-    takes_part = mask[:, None].expand_as(bad_keys)
-    assert torch.equal(grad_query.isnan().all(-1), bad_queries)
-    assert torch.equal(grad_query.isnan().any(-1), bad_queries)
-    assert torch.equal(grad_key.isnan().all(-1), bad_keys & takes_part)
-    assert torch.equal(grad_key.isnan().any(-1), bad_keys & takes_part)
-    assert not grad_key[~takes_part].any()
-    assert not grad_value[bad_keys | ~takes_part].any()
-    assert grad_value.isfinite().all()
-
-    common = reference_options(mask, is_causal, "l2")
-    inputs = *arrays(case), case.grad_out.double().numpy()
-    with np.errstate(invalid="ignore"):
-        if estimator is SAMPLED:
-            codes = (codes_of(x, 0).numpy() for x in (case.query, case.key))
-            expected = reference.yoso_backward(
-                *inputs[:3], *codes, inputs[3], 8, gradient="lower_bound", **common
-            )
-        else:
-            gradient = "lower_bound" if estimator is EXPECTED else "expected"
-            expected = reference.expected_backward(
-                *inputs, 8, gradient=gradient, floor=1e-6, **common
-            )
-    assert_gradients_close(actual, expected, rtol=2e-4)
 
 
 @pytest.mark.parametrize("n_bits", [8, 2])  # 2: the keys of a bucket are many

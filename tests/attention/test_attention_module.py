@@ -7,14 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import EXPECTED, one_thread, padding_mask  # noqa: E402, F401
 from cases.attention import SAMPLED as SAMPLES  # noqa: E402
+from cases.attention import padding_mask  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from lshkit.attention import Sampled, Soft, YosoAttention, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLED = {"estimator": SAMPLES}  # where the hash functions should make a difference
 NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)

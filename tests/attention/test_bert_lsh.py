@@ -7,13 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import attention_inputs, one_thread  # noqa: E402, F401
+from cases.attention import attention_inputs  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import bert_lsh_attention, lsh_attention  # noqa: E402
 from lshkit.attention.bert_lsh import subset_sums  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("masked", [False, True])

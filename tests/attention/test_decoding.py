@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import FAMILIES, NORMALIZE, one_thread  # noqa: E402, F401
+from cases.attention import FAMILIES, NORMALIZE  # noqa: E402
 from cases.decoding import (  # noqa: E402
     SAMPLED,
     SEED,
@@ -23,8 +23,6 @@ from cases.decoding import (  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Sampled, Soft, YosoState, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("n_bits", [1, 4, 8, 11])
@@ -310,17 +308,6 @@ def test_memory_does_not_depend_on_the_length():
     assert state.nbytes == before
     tables = 2 * 3 * 12 * 256 * 9 * 4
     assert tables <= before < 1.5 * tables
-
-
-def test_threads_do_not_change_a_bit():
-    tensors = qkv(batch=3, heads=8, n=300, d=64, d_v=64)
-    outs = []
-    for threads in (1, 2, 5):
-        torch.set_num_threads(threads)  # set back by the fixture
-        state = state_for(*tensors)
-        outs.append((state.prefill(*tensors), state.step(*positions(tensors, 0, 1)), state._sums))
-    for other in outs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(outs[0], other, strict=True))
 
 
 # --- The state as a thing -----------------------------------------------------------------------

@@ -4,11 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import EXPECTED, SAMPLED, one_thread  # noqa: E402, F401
+from cases.attention import EXPECTED, SAMPLED  # noqa: E402
 
 from lshkit.attention import Soft, YosoAttention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def tokens(n=40, size=24, batch=2):

@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import NORMALIZE, one_thread  # noqa: E402, F401
+from cases.attention import NORMALIZE  # noqa: E402
 from cases.decoding import (  # noqa: E402
     SEED,
     positions,
@@ -16,8 +16,6 @@ from cases.decoding import (  # noqa: E402
 
 from lshkit import _C  # noqa: E402
 from lshkit.attention import Sampled, Soft, YosoState  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("normalize", NORMALIZE)

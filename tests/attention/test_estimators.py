@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import SAMPLED, attention_inputs, one_thread  # noqa: E402, F401
+from cases.attention import attention_inputs  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
@@ -24,8 +24,6 @@ from lshkit.attention import (  # noqa: E402
     yoso_attention,
 )
 from lshkit.attention.estimators import EXPECTED_KEYS_PER_HASH, estimator_of  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 KINDS = [Sampled, Expected, Soft]
 OTHERS = {  # of every field a value that is not the default of any kind

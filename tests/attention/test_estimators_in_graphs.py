@@ -6,12 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import SAMPLED, attention_inputs, one_thread  # noqa: E402, F401
+from cases.attention import SAMPLED, attention_inputs  # noqa: E402
 from torch import nn  # noqa: E402
 
 from lshkit.attention import Expected, Sampled, Soft, YosoAttention, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ESTIMATORS = [
     Sampled(n_hashes=4),

@@ -83,39 +83,6 @@ def test_expected_equals_repeated_heads(causal, dtype):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_same_bits_at_any_number_of_threads():
-    query, key, value, grad = problem(300, 300)
-    results = []
-    threads = torch.get_num_threads()
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
-            inputs = [x.detach().requires_grad_() for x in (query, key, value)]
-            out = yoso_attention(*inputs, estimator=SAMPLED, enable_gqa=True, seed=0)
-            results.append((out, *gradients(out, grad, *inputs)))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(map(torch.equal, *results))
-
-
-def test_one_head_of_keys_and_not_finite_rows():
-    query, key, value, _ = problem()
-    key, value = key[:, :1].clone(), value[:, :1]
-    key[1, 0, 4, 2] = float("nan")
-    query[0, 5, 3, 0] = float("inf")
-    options = {"estimator": replace(SAMPLED, n_bits=N_BITS), "enable_gqa": True, "seed": 1}
-    out = yoso_attention(query, key, value, **options)
-    assert out[0, 5, 3].isnan().all()
-    assert out.isnan().sum() == D_V
-    without = torch.ones(2, key.shape[2], dtype=torch.bool)
-    without[1, 4] = False
-    clean = key.clone()
-    clean[1, 0, 4] = 0
-    torch.testing.assert_close(
-        yoso_attention(query, clean, value, without, **options), out, equal_nan=True
-    )
-
-
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.attention import one_thread  # noqa: F401
 
 from lshkit.attention import Sampled, Soft, YosoAttention, YosoState, yoso_attention
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SOFT = Soft(hasher="hyperplane", n_bits=4, n_hashes=6)
 LEARN = {"estimator": SOFT, "learn": ["planes", "sharpness"]}

@@ -4,7 +4,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import one_thread  # noqa: E402, F401
 from torch import nn  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
@@ -14,8 +13,6 @@ from lshkit.attention import (  # noqa: E402
     YosoAttention,
     yoso_attention,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 LIFT = {"unit_norm": "lift", "lift_scale": 60.0}
 LEARNERS = [

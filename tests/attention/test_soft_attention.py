@@ -5,18 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases.attention import (  # noqa: F401
+from cases.attention import (
     NORMALIZE,
     SAMPLED,
     attention_inputs,
-    one_thread,
     padding_mask,
 )
 
 from lshkit import reference, torch_ops
 from lshkit.attention import Soft, yoso_attention
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 CASES = [  # n_q, n_k, d, d_v, n_bits, n_hashes, n_probes
     (1, 1, 1, 1, 3, 2, (4, 4)),
@@ -317,33 +314,6 @@ def test_zero_rows_and_no_collisions():
     none = torch.zeros(2, 12, dtype=torch.bool)
     out, *grads = run(lambda *x: yoso_attention(*x, none, **options), leaves, inputs.grad_out)
     assert all((x == 0).all() for x in (out, *grads))
-
-
-def test_threads_do_not_change_a_bit():
-    inputs = attention_inputs(200, 230, 32, 70, batch=1)
-    results = []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        leaves = [x.clone().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
-        leaves.append(torch.tensor(2.0, requires_grad=True))
-        results.append(
-            run(
-                lambda *x: yoso_attention(
-                    *x[:3],
-                    is_causal=True,
-                    causal_offset=0,
-                    estimator=Soft(n_bits=10),
-                    parameters={"sharpness": x[3]},
-                    seed=1,
-                ),
-                leaves,
-                inputs.grad_out,
-            )
-        )
-    torch.set_num_threads(before)
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
 
 
 def test_shapes_dtypes_and_strides():

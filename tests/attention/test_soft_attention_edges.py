@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import SAMPLED, attention_inputs, padding_mask  # noqa: E402
+from cases.attention import attention_inputs, padding_mask  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
@@ -34,25 +34,6 @@ def test_very_unequal_probes_end(probes):
     assert all(x.isfinite().all() for x in results)
     wanted = [gradients(case, replace(estimator, n_probes=p))[0] for p in ((probes[0], 1), (1, 1))]
     assert not torch.equal(results[0], wanted[1])
-
-
-@pytest.mark.parametrize("threads", [2, 3, 8])
-@pytest.mark.parametrize("heads", [2, 3])
-@pytest.mark.parametrize(("d_v", "n_hashes"), [(20, 17), (40, 37), (64, 32), (72, 17)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("estimator", [SOFT, SAMPLED], ids=str)
-def test_same_bits_at_any_number_of_threads(estimator, dtype, d_v, n_hashes, heads, threads):
-    case = attention_inputs(300, 300, 32, d_v, batch=1, heads=heads, dtype=dtype)
-    options = {"estimator": replace(estimator, n_bits=7, n_hashes=n_hashes), "seed": 0}
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for n in (1, threads):
-            torch.set_num_threads(n)
-            results.append(yoso_attention(case.query, case.key, case.value, **options))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -7,13 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import SAMPLED, one_thread  # noqa: E402, F401
+from cases.attention import SAMPLED  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import lshkit.attention  # noqa: E402
 from lshkit.attention import Expected, Soft, suggest, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = (
     ("yoso_attention", {"estimator": Expected(n_bits=6)}),

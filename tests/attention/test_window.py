@@ -8,23 +8,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     FAMILIES,
     NORMALIZE,
     SAMPLED,
     arrays,
     attention_inputs,
     codes_of,
-    float32_gradients,
-    one_thread,
+    forward_and_gradients,
     padding_mask,
     reference_options,
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 GRADIENTS = ["lower_bound", "collided", "unbiased"]
 # Odd lengths, n_q != n_k, d_v != d; below, at and above a block of 128 keys, of 24 queries, and a
@@ -44,13 +41,6 @@ WINDOWS = [1, 2, 31, 130, 10**6]
 # As in test_attention and test_attention_gradients. A weight that the window cancels leaves its
 # rounding.
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def forward_and_gradients(case, estimator, mask=None, is_causal=False, **options):
-    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
-    options |= {"is_causal": is_causal, "causal_offset": 0}
-    out = yoso_attention(*inputs, mask, estimator=estimator, **options)
-    return out.detach(), torch.autograd.grad(out, inputs, case.grad_out)
 
 
 def forward_and_gradients_reference(case, estimator, codes, mask, is_causal, normalize):
@@ -205,32 +195,6 @@ def test_where_the_expectation_is_computed_it_says_the_same():
 # ---------------------------------------------------------------- rows without a direction
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_nan_rows(is_causal, gradient):
-    case = attention_inputs(141)
-    mask = torch.ones(2, 141, dtype=torch.bool)
-    mask[:, -3:] = False
-    case.query[0, 1, 4, 3] = math.nan
-    case.query[1, 2, 0] = math.inf
-    case.key[0, 1, 6, 3] = -math.inf
-    case.key[1, 0, 9] = math.nan
-    case.key[:, :, -2] = math.nan  # padding may hold anything
-    case.value[:, :, -1] = math.nan
-    case.query[0, 0, 2] = case.key[0, 0, 3] = 0
-    codes = [codes_of(x, 0) for x in (case.query, case.key)]
-    estimator = replace(SAMPLED, gradient=gradient, window=7)
-    out, grads = forward_and_gradients(case, estimator, mask, is_causal, normalize="l2", seed=0)
-    with np.errstate(invalid="ignore"):
-        expected, expected_grads = forward_and_gradients_reference(
-            case, estimator, codes, mask, is_causal, normalize="l2"
-        )
-    torch.testing.assert_close(out.double(), expected, equal_nan=True, **FLOAT32)
-    assert_gradients_close(grads, expected_grads)
-    assert torch.equal(out.isnan().any(-1), ~case.query.isfinite().all(-1))
-    assert grads[2].isfinite().all()
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("d", [32, 64])
 def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, is_causal):
@@ -294,25 +258,6 @@ def test_nothing_to_attend_to(normalize):
 
 
 # ---------------------------------------------------------------- the rest of the contract
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("gradient", GRADIENTS)
-def test_same_bits_at_any_number_of_threads(gradient, is_causal):
-    case = attention_inputs(1700, d=16, batch=1)
-    before = torch.get_num_threads()
-    estimator = replace(SAMPLED, window=40, gradient=gradient)
-    options = {"seed": 0, "normalize": "sum"}
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            out, grads = forward_and_gradients(case, estimator, None, is_causal, **options)
-            results.append((out, *grads))
-    finally:
-        torch.set_num_threads(before)
-    for one, two, three in zip(*results, strict=True):
-        assert torch.equal(one, two) and torch.equal(one, three)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from cases.buckets import assert_close, random_case
 
-from lshkit import _C, reference
+from lshkit import reference
 from lshkit.buckets import BucketTable
 
 CODES, VALUES = np.zeros((4, 5), np.uint8), np.ones((4, 2), np.float32)
@@ -75,19 +75,6 @@ def test_empty_table():
     np.testing.assert_array_equal(table.query(codes), np.zeros((3, 7)))
     assert table.query(codes[:0]).shape == (0, 7)
     assert table.add(codes[:0], np.zeros((0, 7))).count == 0
-
-
-def test_table_threads():
-    _, codes, values = random_case(1, 1000, 33, 256, 20)
-    results = []
-    for threads in (1, 2, 3):
-        table, out = np.zeros((33, 256, 20), np.float32), np.empty((1000, 20), np.float32)
-        _C.bucket_table_add(table, codes, values, 1, threads)
-        _C.bucket_table_query(table, codes, 1 / 33, out, threads)
-        results.append((table, out))
-    for table, out in results[1:]:
-        np.testing.assert_array_equal(table, results[0][0])
-        np.testing.assert_array_equal(out, results[0][1])
 
 
 TABLE_ROWS = np.ones((4, 7), np.float32)

@@ -4,17 +4,13 @@ import re
 
 import numpy as np
 import pytest
+from cases.buckets import random_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import _C, reference
 from lshkit.buckets import bucket_sum, collisions
 from lshkit.hashing import FastHadamard
-
-
-def random_codes(n_q, n_k, n_hashes, n_buckets, dtype, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, n_buckets, (n, n_hashes)).astype(dtype) for n in (n_q, n_k)]
 
 
 def assert_equal_to_reference(codes, **options):
@@ -74,21 +70,6 @@ def test_code_types_and_strides():
         (np.asfortranarray(query), np.repeat(key, 2, -1)[:, ::2]),
     ):
         for a, e in zip(collisions(*same), expected, strict=True):
-            np.testing.assert_array_equal(a, e)
-
-
-@pytest.mark.parametrize("n_k", [300, 17000])
-def test_threads_do_not_change_the_result(n_k):
-    codes = random_codes(1100, n_k, 2, 20000, np.uint16)
-    results = []
-    for threads in (1, 2, 3):
-        indptr = np.empty(1101, np.int64)
-        _C.collision_indptr(*codes, None, True, indptr, threads)
-        indices, counts = (np.empty(indptr[-1], np.int32) for _ in range(2))
-        _C.collisions(*codes, None, True, indptr, indices, counts, threads)
-        results.append((indptr, indices, counts))
-    for result in results[1:]:
-        for a, e in zip(result, results[0], strict=True):
             np.testing.assert_array_equal(a, e)
 
 

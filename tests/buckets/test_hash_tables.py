@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from cases.buckets import random_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
@@ -15,14 +16,6 @@ from lshkit.buckets import HashTables, bucket_sum, collisions, draw
 from lshkit.hashing import Hyperplane
 
 WIDTHS = [np.uint8, np.uint16, np.uint32, np.uint64]
-
-
-def random_codes(n_q, n_k, n_hashes, n_buckets, dtype, seed=0, spread=False):
-    """Codes below n_buckets, or with `spread` as many codes all over the type's range."""
-    rng = np.random.default_rng(seed)
-    codes = [rng.integers(0, n_buckets, (n, n_hashes)).astype(dtype) for n in (n_q, n_k)]
-    factor = np.array(0x9E3779B97F4A7C15, np.uint64).astype(dtype)
-    return [c * factor for c in codes] if spread else codes
 
 
 def same(got, expected):
@@ -159,23 +152,6 @@ def test_union_inclusion_frequencies():
         z.append((included / 2000 - expected) / np.sqrt(expected * (1 - expected) / 2000))
     # 8 times 256 pairs, whose functions are the same: the mean square of 256 varies by 0.12.
     assert np.abs(z).max() < 5 and abs(np.mean(np.square(z)) - 1) < 4 * 0.12 / np.sqrt(8)
-
-
-def test_same_bits_at_one_and_two_threads():
-    torch = pytest.importorskip("torch")
-    query, key = random_codes(600, 5000, 9, 700, np.uint16)
-    query, key = (torch.from_numpy(c.view(np.int16)) for c in (query, key))
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            tables = HashTables(key, weights=torch.arange(5000) % 3)
-            draws = [*tables.draw(query, seed=1), *tables.draw(query, 5, seed=1)]
-            results.append([*draws, *tables.union(query), tables.bucket_weights(query)])
-    finally:
-        torch.set_num_threads(before)
-    for a, b in zip(*results, strict=True):
-        assert isinstance(a, torch.Tensor) and torch.equal(a, b)
 
 
 def test_seeds():

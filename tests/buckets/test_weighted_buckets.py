@@ -2,29 +2,12 @@
 
 import numpy as np
 import pytest
-from cases.buckets import ROUNDING
+from cases.buckets import ROUNDING, weighted_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit import reference
 from lshkit.buckets import bucket_sum
-from lshkit.hash_functions import code_dtype
-
-
-def weighted_case(
-    n_q, n_k, n_hashes, n_buckets, d_v, n_probes=(4, 4), leading=(), seed=0, dtype=np.float32
-):
-    """query_codes, key_codes, values and the weights of both."""
-    rng = np.random.default_rng(seed)
-    sides = []
-    for n, t in ((n_q, n_probes[0]), (n_k, n_probes[1])):
-        shape = (*leading, n, n_hashes, t)
-        codes = rng.integers(0, n_buckets, shape).astype(code_dtype(n_buckets))
-        sides.append((codes, rng.standard_normal(shape).astype(dtype)))
-    values = rng.standard_normal((*leading, n_k, d_v)).astype(dtype)
-    (query_codes, query_weights), (key_codes, key_weights) = sides
-    weights = {"query_weights": query_weights, "key_weights": key_weights}
-    return (query_codes, key_codes, values), weights
 
 
 def assert_close(got, arrays, weights, **options):
@@ -277,20 +260,6 @@ def test_vmap_and_func_grad():
         expected = torch.autograd.grad(loss(*one, query[i], key[i]), one)
         for got, wanted in zip(grads, expected, strict=True):
             torch.testing.assert_close(got[i], wanted)
-
-
-def test_threads_do_not_change_a_bit():
-    arrays, weights = tensors(*weighted_case(300, 300, 5, 64, 70, (4, 3)), dtype=torch.float32)
-    results = []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        out = bucket_sum(*arrays, 64, causal=True, **weights)
-        grads = torch.autograd.grad(out.square().sum(), [arrays[2], *weights.values()])
-        results.append((out, *grads))
-    torch.set_num_threads(before)
-    for one, two in zip(*results, strict=True):
-        assert torch.equal(one, two)
 
 
 def test_no_rows_and_no_columns():

@@ -2,12 +2,10 @@
 
 from types import SimpleNamespace
 
-import pytest
 import torch
-from threadpoolctl import ThreadpoolController
 
 from lshkit import reference, torch_ops
-from lshkit.attention import Expected, Sampled
+from lshkit.attention import Expected, Sampled, yoso_attention
 
 # Samples at all lengths, and the expectation whose gradient is that of samples.
 SAMPLED = Sampled(expectation="never")
@@ -27,18 +25,6 @@ SHAPES = [  # n_q, n_k, d, d_v
 NORMALIZE = ["l2", "sum", None]
 FAMILIES = ["hadamard", "hyperplane"]
 
-_LIBRARIES = ThreadpoolController()
-
-
-@pytest.fixture
-def one_thread():
-    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with _LIBRARIES.limit(limits=1, user_api="blas"):
-        yield
-    torch.set_num_threads(before)
-
 
 def attention_inputs(
     n_q=17, n_k=None, d=32, d_v=None, *, batch=2, heads=3, dtype=torch.float32, seed=0
@@ -53,6 +39,19 @@ def attention_inputs(
     shared = min(n_q, n_k)  # so that some pairs are close and do collide at 16 bits
     key[..., :shared, :] += 2 * query[..., :shared, :]
     return SimpleNamespace(query=query, key=key, value=value, grad_out=grad_out)
+
+
+def forward_and_gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
+    """The output, and the gradients of query, key and value through autograd."""
+    inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]
+    options = {"is_causal": is_causal, "causal_offset": 0, "estimator": estimator} | options
+    out = yoso_attention(*inputs, mask, **options)
+    grad_out = case.grad_out if grad_out is None else grad_out
+    return out.detach(), torch.autograd.grad(out, inputs, grad_out)
+
+
+def gradients(*arguments, **options):
+    return forward_and_gradients(*arguments, **options)[1]
 
 
 def padding_mask(batch, n_k, seed=0):

@@ -1,9 +1,14 @@
 """Examples and benchmarks as commands, and what they leave."""
 
+import contextlib
+import io
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -12,7 +17,36 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def run(command, *options, folder=ROOT):
-    """The finished process of a script, a path, or of a module, a name as `python -m` takes it."""
+    """What a script, a path, or a module, a name as `python -m` takes it, returns and prints.
+
+    In this process, which is left as it was: a new one would import torch for seconds.
+    """
+    execute = runpy.run_path if str(command).endswith(".py") else runpy.run_module
+    torch = sys.modules.get("torch")
+    threads = torch and torch.get_num_threads()
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [str(command), *map(str, options)])
+        try:
+            execute(str(command), run_name="__main__")
+        except SystemExit as stopped:
+            status = stopped.code or 0
+            if isinstance(status, str):
+                status = print(status, file=err) or 1
+        finally:
+            if torch:
+                torch.set_num_threads(threads)
+    return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def run_alone(command, *options, folder=ROOT):
+    """The same in a process of its own, as users start it; one command of a kind is enough."""
     module = [] if isinstance(command, pathlib.Path) else ["-m"]
     # Beside other work, threads that spin while they wait would take minutes.
     return subprocess.run(

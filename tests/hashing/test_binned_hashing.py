@@ -127,17 +127,6 @@ def test_non_finite_rows_leave_the_others_alone(make, bad):
     np.testing.assert_array_equal(hasher.hash(x, check_finite=False)[~rows], clean[~rows])
 
 
-@every_family
-def test_threads_do_not_change_codes(make):
-    hasher = make(20, 9)
-    x = np.random.default_rng(0).standard_normal((1030, 20))
-    numbers = [getattr(hasher, name) for name in hasher._numbers]
-    for threads in (1, 2, 3):
-        codes = np.zeros((1030, 9), np.uint32)
-        hasher._core(x, *numbers, codes, threads)
-        np.testing.assert_array_equal(codes, hasher.hash(x))
-
-
 # ---------------------------------------------------------------- collisions
 
 DISTANCES = np.array([0.0, 0.2, 0.7, 2.0, 6.0])

@@ -77,18 +77,16 @@ def test_long_codes_collide_as_they_should(family, n_bits):
 
 
 @angular_families
-def test_long_codes_of_bad_rows_and_threads(family):
+def test_long_codes_of_bad_rows(family):
     hasher = ANGULAR[family](20, 40, 9, seed=0)
     x = np.random.default_rng(0).standard_normal((1030, 20)).astype(np.float32)
     clean = hasher.hash(x)
     x[5] = 0
     x[6, 3] = np.nan
     codes = np.zeros((1, 1, 1030, 9), np.uint64)
-    for threads in (1, 2, 3):
-        finite = _C.hash(x[None, None], hasher.parameters, FAMILY[family], 40, 9, codes, threads)
-        assert not finite
-        np.testing.assert_array_equal(codes[0, 0, 7:], clean[7:])
-        assert not codes[0, 0, 5].any()
+    assert not _C.hash(x[None, None], hasher.parameters, FAMILY[family], 40, 9, codes, 1)
+    np.testing.assert_array_equal(codes[0, 0, 7:], clean[7:])
+    assert not codes[0, 0, 5].any()
 
 
 @angular_families

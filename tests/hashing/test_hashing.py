@@ -154,18 +154,6 @@ def test_the_core_says_whether_all_was_finite(family):
                 assert finite == np.isfinite(bad)
 
 
-@both_families
-def test_threads_do_not_change_codes(family):
-    parameters = make_parameters(family, 60, 9, 33, n_sets=3, seed=0)
-    x = np.random.default_rng(0).standard_normal((2, 3, 257, 60)).astype(np.float32)
-    codes = []
-    for threads in (1, 2, 3):
-        codes.append(np.zeros((2, 3, 257, 33), np.uint16))
-        _C.hash(x, parameters, FAMILY[family], 9, 33, codes[-1], threads)
-    np.testing.assert_array_equal(codes[0], codes[1])
-    np.testing.assert_array_equal(codes[0], codes[2])
-
-
 # ---------------------------------------------------------------- the random numbers
 
 

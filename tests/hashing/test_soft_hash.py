@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from cases.hashing import soft_codes_of_core
 
-from lshkit import _C, reference
-from lshkit.hash_functions import FAMILY, code_dtype, make_parameters
+from lshkit import reference
+from lshkit.hash_functions import code_dtype, make_parameters
 from lshkit.hashing import FastHadamard, Hyperplane
 
 FAMILIES = {"hyperplane": Hyperplane, "hadamard": FastHadamard}
@@ -195,40 +196,6 @@ def test_leading_dimensions(family, shape):
     np.testing.assert_array_equal(weights, flat_weights.reshape(weights.shape))
 
 
-def run_core(x, parameters, family, n_bits, n_hashes, n_probes, sharpness, grad, threads):
-    """Every array that the core makes of soft codes and of the gradient of their weights."""
-    rows, r = x.shape[:3], (n_probes - 1).bit_length()
-    codes = np.empty((*rows, n_hashes), code_dtype(2**n_bits))
-    bits = np.empty((*rows, n_hashes * r), np.uint8)
-    margins = np.empty((*rows, n_hashes * r), np.float32)
-    probes = np.empty((*rows, n_hashes * n_probes), codes.dtype)
-    weights = np.empty(probes.shape, np.float32)
-    options = x, parameters, sharpness, FAMILY[family], n_bits, n_hashes, n_probes
-    finite = _C.soft_hash(*options, codes, bits, margins, probes, weights, threads)
-    grad_x, grad_sharpness = np.empty_like(x), np.empty(rows[:2], np.float32)
-    planes = np.empty_like(parameters) if family == "hyperplane" else None
-    saved = codes, bits, margins, weights
-    _C.soft_hash_backward(*options, *saved, grad, grad_x, grad_sharpness, planes, threads)
-    out = [codes, bits, margins, probes, weights, grad_x, grad_sharpness, np.array(finite)]
-    return out if planes is None else [*out, planes]
-
-
-@both_families
-@pytest.mark.parametrize("n_sets", [1, 3])
-def test_threads_do_not_change_anything(family, n_sets):
-    parameters = make_parameters(family, 60, 9, 33, n_sets=n_sets, seed=0)
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 3, 530, 60)).astype(np.float32)
-    grad = rng.standard_normal((2, 3, 530, 33 * 4)).astype(np.float32)
-    sharpness = np.float32([2.0]) if n_sets == 1 else np.float32([1, 2, 3])
-    one, *others = (
-        run_core(x, parameters, family, 9, 33, 4, sharpness, grad, threads) for threads in (1, 2, 3)
-    )
-    for other in others:
-        for a, b in zip(one, other, strict=True):
-            np.testing.assert_array_equal(a, b)
-
-
 @both_families
 def test_the_core_says_whether_all_was_finite(family):
     parameters = make_parameters(family, 20, 5, 3, seed=0)
@@ -236,7 +203,9 @@ def test_the_core_says_whether_all_was_finite(family):
     grad = np.ones((1, 1, 37, 3 * 4), np.float32)
     for bad in (0.0, np.nan, np.inf):
         x[0, 0, 20, 3] = bad
-        *_, finite = run_core(x, parameters, family, 5, 3, 4, np.ones(1, np.float32), grad, 1)[:8]
+        *_, finite = soft_codes_of_core(
+            x, parameters, family, 5, 3, 4, np.ones(1, np.float32), grad, 1
+        )[:8]
         assert finite == np.isfinite(bad)
 
 

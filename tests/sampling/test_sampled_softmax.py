@@ -14,15 +14,6 @@ from torch.nn import functional as F  # noqa: E402
 from lshkit.sampling import SampledSoftmaxLoss  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Many small calls: threads would spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(n_classes=300, n_features=8, dtype=torch.float64, scale=1.0, **options):
     torch.manual_seed(0)
     weight = torch.nn.Parameter(scale * torch.randn(n_classes, n_features, dtype=dtype))
@@ -238,21 +229,6 @@ def test_rehashing():
     torch.manual_seed(1)
     assert torch.equal(first, copied(hidden, target))
     assert copied.weight is not loss.weight
-
-
-def test_same_bits_at_one_and_two_threads():
-    hidden, target = batch(200, n_classes=5000, dtype=torch.float32)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            loss = make(5000, dtype=torch.float32, n_bits=6)
-            indptr, indices = loss.rehash()._near(hidden.detach())
-            results.append((indptr, indices, *loss._sample(torch.float32)))
-    finally:
-        torch.set_num_threads(before)
-    for a, b in zip(*results, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_shares_the_parameters_of_a_linear_layer():

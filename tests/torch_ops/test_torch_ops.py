@@ -6,13 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import (  # noqa: E402, F401
+from cases.attention import (  # noqa: E402
     EXPECTED,
     FAMILIES,
     SAMPLED,
     attention_inputs,
     codes_of,
-    one_thread,
     padding_mask,
 )
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
@@ -20,8 +19,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from lshkit import hash_functions, reference, torch_ops  # noqa: E402
 from lshkit.attention import Soft, yoso_attention  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 OPS = torch.ops.lshkit
 SAMPLED_9 = dataclasses.replace(SAMPLED, n_bits=9)

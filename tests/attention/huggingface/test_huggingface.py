@@ -7,7 +7,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from cases.attention import one_thread  # noqa: E402, F401
 from cases.huggingface import (  # noqa: E402
     EXACT,
     IMPLEMENTATIONS,
@@ -26,8 +25,6 @@ from transformers.masking_utils import sdpa_mask  # noqa: E402
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.attention.huggingface import register  # noqa: E402
 from lshkit.attention.huggingface.band import yoso_band  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FAMILIES = ("bert", "llama", "bart", "t5", "t5gemma")
 SAMPLES = {"estimator": "sampled", "expectation": "never"}

@@ -5,14 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from cases.attention import one_thread  # noqa: E402, F401
 from cases.huggingface import IMPLEMENTATIONS, combinations, model, tokens  # noqa: E402
 from transformers import StaticCache, YosoConfig, YosoForMaskedLM  # noqa: E402
 
 from lshkit.attention import Soft  # noqa: E402
 from lshkit.attention.huggingface import register, repair  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from cases.attention import one_thread  # noqa: E402, F401
 from cases.huggingface import (  # noqa: E402
     EXACT,
     IMPLEMENTATIONS,
@@ -32,8 +31,6 @@ from lshkit.attention import (  # noqa: E402
     yoso_attention,
 )
 from lshkit.attention.huggingface import register  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module", autouse=True)

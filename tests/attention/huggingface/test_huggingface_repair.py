@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
-from cases.attention import one_thread  # noqa: E402, F401
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from transformers import (  # noqa: E402
@@ -27,8 +26,6 @@ from transformers import (  # noqa: E402
 )
 
 from lshkit.attention.huggingface import register, repair  # noqa: E402
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 N = 21
 SAMPLED = {"use_expectation": False, "num_hash": 16, "hash_code_len": 4}
