@@ -16,6 +16,7 @@ from cases.attention import (  # noqa: E402
     arrays,
     attention_inputs,
     codes_of,
+    float32_gradients,
     gradients,
     padding_mask,
     reference_options,

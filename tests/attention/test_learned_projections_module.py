@@ -116,8 +116,8 @@ def test_module_decodes_what_its_causal_forward_gives():
         (Soft(), ["planes"], ValueError, "learn may hold 'sharpness' with Soft.*, got 'planes'"),
         (Sampled(), ["sharpness"], ValueError, "learn may hold nothing.* got 'sharpness'"),
         (SOFT, ["lift_scale"], ValueError, "learn may hold 'sharpness', 'planes' with Soft"),
-        (SOFT, "planes", TypeError, "learn must be a sequence of names, got 'planes'"),
-        (SOFT, [1], TypeError, "learn must be a sequence of names"),
+        (SOFT, "planes", TypeError, "learn must be a list or tuple of names, got 'planes'"),
+        (SOFT, [1], TypeError, "learn must be a list or tuple of names"),
         (
             Sampled(unit_norm="lift", lift_scale="auto"),
             ["lift_scale"],

@@ -15,6 +15,7 @@ from cases.attention import (  # noqa: E402
     arrays,
     attention_inputs,
     codes_of,
+    float32_gradients,
     forward_and_gradients,
     padding_mask,
     reference_options,

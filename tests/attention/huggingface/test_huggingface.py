@@ -185,7 +185,7 @@ def test_what_a_band_takes(kind):
     rows = torch.arange(9, dtype=torch.int32)
     rows = torch.stack((rows, torch.full_like(rows, 9)))[None]
     if kind is Soft:
-        with pytest.raises(NotImplementedError, match="must be sampled or expected in a sliding"):
+        with pytest.raises(NotImplementedError, match="must be Sampled or Expected in a sliding"):
             yoso_band(x, x, x, rows, {"estimator": Soft(), "normalize": "l2"})
     else:
         with pytest.raises(NotImplementedError, match="unit_norm must not be 'lift' in a sliding"):
