@@ -71,9 +71,9 @@ def lsh_attention(
         n_sinks: the first n_sinks keys that attn_mask lets take part are used by every query that
             sees them.
         center: subtract the mean of the keys before hashing. It adds the same to all scores of a
-            query and so does not change softmax. Causal: the mean over the `window`
-            positions from the first key on that takes part (without a window nothing is subtracted), so that no query depends on keys that it does
-            not see, except through the rounding of this mean.
+            query and so does not change softmax. Causal: the mean over the `window` positions from
+            the first key on that takes part (without a window nothing is subtracted), so that no
+            query depends on keys that it does not see, except through the rounding of this mean.
         causal_offset: position of query 0 among the keys, for causality and window. None: N_k - N_q
             when causal (the last query sees all keys: decoding with a cache), else 0.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws

@@ -399,7 +399,10 @@ class YosoState:
 
 
 def _checked_device(device) -> torch.device:
-    device = CPU if device is None else torch.device(device)
+    try:
+        device = CPU if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:  # of a name that is no device's
+        raise ValueError(f"device must be the cpu or cuda, got {device!r}") from error
     if device.type == "cpu":
         return CPU
     if device.type != "cuda" or not (_C.with_cuda and torch.cuda.is_available()):
