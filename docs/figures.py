@@ -101,7 +101,7 @@ def front_page():
     near = codes == code
     left.scatter(*keys[near].T, facecolors="none", edgecolors="black", s=60, linewidths=1)
     left.scatter(*query, marker="*", color="black", s=130, zorder=3)
-    left.set_title("one hash of 3 bits: the query (star)\nmeets the keys of its bucket")
+    left.set_title("one hash of 3 bits: the query (star)\ncollides with the keys of its bucket")
     left.set_aspect("equal")
     left.axis("off")
 
@@ -116,7 +116,7 @@ def front_page():
     softmax = np.exp(8 * (COSINE - 1))
     middle.plot(COSINE, softmax, "--", lw=1, color="0.4", label=r"$\exp(8(\cos\theta-1))$")
     middle.set(xlabel="cosine of query and key", xlim=(-0.2, 1))
-    middle.set_title("how often they meet is a kernel")
+    middle.set_title("how often they collide is a kernel")
     middle.legend(frameon=False, fontsize=8)
 
     turn = np.linspace(0, 2 * np.pi, 361)
@@ -158,7 +158,7 @@ def kernels():
     for n_bits, n_hashes in ((4, 8), (8, 32), (12, 32), (12, 128), (16, 64)):
         p = probability(COSINE, n_bits)
         axes[2].plot(COSINE, 1 - (1 - p) ** n_hashes, label=f"{n_bits} bits, {n_hashes} hashes")
-    axes[2].set(xlabel="cosine", title="probability to meet in any hash")
+    axes[2].set(xlabel="cosine", title="probability of a collision in any hash")
     for ax in axes:
         ax.legend(frameon=False, fontsize=7, loc="upper left")
     axes[1].set_ylim(1e-6, 8)
