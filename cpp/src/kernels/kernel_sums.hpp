@@ -10,8 +10,8 @@ struct KernelSumPass {
   const T* queries;
   const T* query_norms;  // half the squared length of each
   DensityKeys keys;      // shape.n_keys of them, from the first row
-  KernelSum* sums;  // added to
-  void* scratch;    // 64-byte aligned
+  KernelSum* sums;       // added to
+  void* scratch;         // 64-byte aligned
 };
 
 }  // namespace lshkit
