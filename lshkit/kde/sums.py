@@ -79,16 +79,19 @@ class Geometry:
             return self.n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
         return -distances
 
-    def rounding(self, norms):
-        """About the error of a log kernel (for compact kernels, of the kernel) in float32."""
+    def rounding(self, norms, unit=ROUNDING):
+        """About the error of a log kernel (for compact kernels, of the kernel) in float32.
+
+        unit: the rounding of the type, where it is another.
+        """
         if self.kernel == "angular":
-            return np.full(np.shape(norms), np.sqrt(ROUNDING))
+            return np.full(np.shape(norms), np.sqrt(unit))
         many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel == "gaussian":
-            return many * ROUNDING * norms**2
+            return many * unit * norms**2
         if self.kernel == "laplacian":  # norms are Euclidean here too
-            return many * ROUNDING * norms
-        return np.sqrt(ROUNDING) * norms
+            return many * unit * norms
+        return np.sqrt(unit) * norms
 
     def sums(
         self,
@@ -232,9 +235,12 @@ class Training:
                 f"farther off overflow), got {self.reach:.2g}"
             )
 
-    def sums(self, queries, threads):
-        """`Sums` over all rows for queries that are scaled."""
-        if self.blocks is None and len(queries) <= FEW:
+    def sums(self, queries, threads, in_blocks=True):
+        """`Sums` over all rows for queries that are scaled.
+
+        in_blocks: whether the rows may be kept in blocks too.
+        """
+        if in_blocks and self.blocks is None and len(queries) <= FEW:
             self.blocks = blocks_of(self.X)
         return self.geometry.sums(
             queries,
