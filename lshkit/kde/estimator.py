@@ -436,7 +436,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """Writes all of it to an .npz file, without pickle.
 
         file: a path, which gets the ending .npz where it has another, or a binary file object. A
-        file of that name is replaced once the new one is complete.
+        file of that name is replaced once the new one is complete, which gets its permissions. A
+        RandomState in random_state is saved as None: results stay, another fit would differ.
         """
         check_is_fitted(self)
         persistence.save(self, file)
