@@ -9,9 +9,12 @@ imports neither torch nor scikit-learn:
 - `lshkit.sampling`: estimates of sums over a data set from the rows that collide with a query
 - `lshkit.reference`: every operation in a few lines of plain NumPy
 - `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
+
+Without torch, ``dir(lshkit)`` and ``from lshkit import *`` leave out what needs it.
 """
 
 import importlib
+import importlib.util
 
 from . import _compiled
 
@@ -34,10 +37,12 @@ _NAMES = {
     "LSHKernelDensity": "kde",
     **dict.fromkeys(("LSHSampler", "PartitionSampler", "SampledSoftmaxLoss"), "sampling"),
 }
-__all__ = [*_NAMES]
+_OF_TORCH = "attention", "torch_ops", "SampledSoftmaxLoss"  # and what is imported from them
 
 
 def __getattr__(name):
+    if name == "__all__":  # not looked for on import
+        return [name for name in _NAMES if _is_there(name)]
     if name in _SUBMODULES:
         return importlib.import_module(f"lshkit.{name}")
     if name in _NAMES:
@@ -46,4 +51,9 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*__all__, "__version__", *_SUBMODULES])
+    return sorted(["__version__", *filter(_is_there, (*_NAMES, *_SUBMODULES))])
+
+
+def _is_there(name):
+    needs_torch = name in _OF_TORCH or _NAMES.get(name) in _OF_TORCH
+    return not needs_torch or importlib.util.find_spec("torch") is not None

@@ -38,7 +38,8 @@ def write(file, kind, version, header, arrays):
 
     file: a path, which gets the ending .npz where it has another, or a binary file object. At a
     path, the archive is complete or not there: it is written to a new file in the same folder,
-    which then takes the place of whatever file or symbolic link has the name.
+    which then takes the place of whatever file or symbolic link has the name, with the permissions
+    of the file.
     """
     arrays = {name: _little_endian(x) for name, x in arrays.items()}
     declared = {name: [x.dtype.str, list(x.shape)] for name, x in arrays.items()}
@@ -71,15 +72,23 @@ def _write(file, text, arrays):
 @contextlib.contextmanager
 def _replacing(path):
     """A new file that takes the place of the one at path in the end, or is removed."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(f"{path} is no regular file: it cannot be replaced by one")
+    mode = None
+    if os.path.exists(path):
+        if not os.path.isfile(path):
+            raise OSError(f"{path} is no regular file: it cannot be replaced by one")
+        if not os.path.islink(path):
+            mode = os.stat(path).st_mode & 0o777
     part = os.path.join(os.path.dirname(path), f".lshkit-{secrets.token_hex(8)}.part")
-    file = open(part, "xb")  # no other file or link, with the permissions of any new file
+    # No other file or link; until it is renamed, nobody else reads what a private file takes in.
+    private = None if mode is None else lambda name, flags: os.open(name, flags, 0o600)
+    file = open(part, "xb", opener=private)
     try:
         with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(part, mode)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -318,6 +318,15 @@ def test_permissions_are_those_of_any_new_file(tmp_path, mask):
     assert stat.S_IMODE((tmp_path / "a.npz").stat().st_mode) == 0o666 & ~mask
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_permissions_of_a_file_that_is_replaced_stay(tmp_path, mode):
+    path = tmp_path / "a.npz"
+    archive.write(path, "Thing", 1, HEADER, ARRAYS)
+    path.chmod(mode)
+    archive.write(path, "Thing", 1, HEADER, ARRAYS)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch, call, error):

@@ -46,7 +46,7 @@ def log_mean(estimator, X):
 
 
 def _scaled(X, geometry):
-    X = (X - torch.from_numpy(geometry.centre)) / torch.from_numpy(geometry.bandwidth)
+    X = (X - torch.from_numpy(geometry.centre)) * torch.from_numpy(geometry.inverse)
     if geometry.kernel == "angular":
         X = X / X.detach().abs().amax(1, keepdim=True)  # squares neither overflow nor underflow
         X = X / X.norm(dim=1, keepdim=True)

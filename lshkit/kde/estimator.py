@@ -356,12 +356,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
         estimate, dtype, exact = self._estimate(X, return_std)
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             positive = np.maximum(estimate.mean, 0)
             log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
             unknown = 0 if exact else np.inf
             std = np.where(positive > 0, estimate.error / positive, unknown)
-        results = [x.astype(dtype) for x in (log_density, std)]
+            results = [x.astype(dtype) for x in (log_density, std)]  # below float32: -inf
         return _like(torch, X, results if return_std else results[:1])
 
     def score(self, X, y=None):
@@ -435,7 +435,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """Writes the estimator to an .npz file, without pickle.
 
         file: a path, to which .npz is appended if it has another ending, or a binary file object.
-        An existing file is replaced only once the new one is complete.
+        An existing file is replaced only once the new one is complete, which gets its permissions.
+        A RandomState in random_state is saved as None: results stay, another fit would differ.
         """
         check_is_fitted(self)
         persistence.save(self, file)

@@ -1,14 +1,44 @@
-"""What the methods share that find rows by hashing: tables, pairs, and their costs."""
+"""What the methods share that find rows by hashing: tables, pairs, far queries, and costs."""
+
+import abc
 
 import numpy as np
 
 from lshkit.buckets import HashTables, pair_distances, pair_products
+from lshkit.kde.method import Estimate, Method
 from lshkit.kde.random_sampling import N_PILOT
-from lshkit.kde.sums import Sums
+from lshkit.kde.sums import DOUBLE_ROUNDING, ROUNDING, SAMPLED, Sums
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
 # that is counted, of a draw, of hashing a query by one hash. Measured at d = 64.
 LOOK_UP, ENTRY, DRAW, HASH = 30.0, 1.5, 150.0, 5.0
+
+
+class HashedMethod(Method):
+    """A method with `buckets`, which answers queries that their rows' type does not hold exactly.
+
+    Distances from such a query would be wrong, or infinite; rows beside it there are none.
+    """
+
+    def estimate(self, X, threads, with_error=True, scaled=False):
+        queries = X if scaled else self.geometry.scale(X)
+        held = self.buckets.hold(queries)
+        if held.all():
+            return self._estimate(queries, threads)
+        out = Estimate(*np.zeros((3, len(queries))))
+        if held.any():
+            out[held] = self._estimate(queries[held], threads)
+        sums = self.training.sums(queries[~held], threads, in_blocks=False)
+        out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0)
+        return out
+
+    @abc.abstractmethod
+    def _estimate(self, queries, threads):
+        """`Estimate` of scaled queries that the buckets hold."""
+
+    @property
+    def nbytes(self):
+        return self.buckets.nbytes
 
 
 class Buckets:
@@ -27,6 +57,13 @@ class Buckets:
     @property
     def kernel(self):
         return self.permuted.training.geometry.kernel
+
+    def hold(self, queries):
+        """Which scaled queries have distances from the rows that are right in the rows' type."""
+        unit = ROUNDING if self.rows.dtype == np.float32 else DOUBLE_ROUNDING
+        with np.errstate(over="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+            return self.permuted.training.geometry.rounding(norms, unit) <= SAMPLED
 
     def codes(self, queries):
         return self.hasher.hash(queries.astype(self.rows.dtype))

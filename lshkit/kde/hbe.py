@@ -9,8 +9,8 @@ import functools
 import numpy as np
 
 from lshkit import checks, hashing
-from lshkit.kde.hashed import DRAW, HASH, Buckets, sums_of_pairs
-from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Method, Tuned
+from lshkit.kde.hashed import DRAW, HASH, Buckets, HashedMethod, sums_of_pairs
+from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import PermutedRows, Sums
 
@@ -18,7 +18,7 @@ MAX_DRAWS = 256
 TRIAL_DRAWS = 64
 
 
-class HashedDraws(Method):
+class HashedDraws(HashedMethod):
     """buckets: hash tables of the rows after the pilot's, which are summed; a draw from each."""
 
     name = "hbe"
@@ -76,8 +76,7 @@ class HashedDraws(Method):
         logs[found] = self.geometry.log_kernel(distances)
         return logs, factors
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        queries = X if scaled else self.geometry.scale(X)
+    def _estimate(self, queries, threads):
         logs, factors = self.draws(queries)
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
@@ -91,10 +90,6 @@ class HashedDraws(Method):
         # Empty buckets alone tell nothing of the rows outside them.
         error = np.where(finite.any(axis=1), error, np.inf)
         return Estimate(whole.shift, whole.total / self.training.total, error / self.training.total)
-
-    @property
-    def nbytes(self):
-        return self.buckets.nbytes
 
 
 def typical_distance(pilot):

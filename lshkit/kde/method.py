@@ -20,6 +20,10 @@ class Estimate:
     def __init__(self, shift, mean, error):
         self.shift, self.mean, self.error = shift, mean, error
 
+    def __setitem__(self, index, part):
+        for name in ESTIMATE:
+            getattr(self, name)[index] = getattr(part, name)
+
     @classmethod
     def joined(cls, parts):
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))

@@ -12,8 +12,8 @@ import numpy as np
 
 from lshkit import _C, checks, hashing
 from lshkit.kde import kernels
-from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, sums_of_pairs
-from lshkit.kde.method import MAX_HASHES, Estimate, Method, Tuned
+from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
+from lshkit.kde.method import MAX_HASHES, Estimate, Tuned
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     cheapest_sample,
@@ -31,7 +31,7 @@ MIN_COUNTS = 1, 2, 4
 MAX_BUCKET_SIZES = 100, 300, 1000, 3000, 2**31 - 1
 
 
-class NearFar(Method):
+class NearFar(HashedMethod):
     """`RandomSampling` with the near rows taken out of history and samples.
 
     buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
@@ -100,8 +100,7 @@ class NearFar(Method):
             out[:, :, 3]
         )
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        queries = X if scaled else self.geometry.scale(X)
+    def _estimate(self, queries, threads):
         permuted = self.permuted
         n, n_queries = len(permuted), len(queries)
         near, counts = self.near(queries, threads)
@@ -141,10 +140,6 @@ class NearFar(Method):
                 break
         weight = self.training.total
         return Estimate(shift, mean / weight, error / weight)
-
-    @property
-    def nbytes(self):
-        return self.buckets.nbytes
 
 
 def relative(shift, to):

@@ -184,6 +184,7 @@ def _restore_sketch(estimator, header, arrays):
     total, size = settings["total"], None
     if not (np.isfinite(arrays["table"]).all() and math.isfinite(total) and total >= 0):
         raise ValueError("table and total must be finite, and total >= 0")
+    _check_sums(arrays["table"], total)
     if settings["window"] is not None:
         size, at, filled = settings["window"]
     geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
@@ -199,6 +200,17 @@ def _restore_sketch(estimator, header, arrays):
         window = sketch.window
         window.at, window.filled, window.codes, window.weights = at, filled, codes, weights
     estimator._kde_sketch = sketch
+
+
+def _check_sums(table, total):
+    """ValueError unless every hash's buckets hold all of the weight, and none less than 0."""
+    rounding = 1e-6 * max(total, 1)
+    off = np.abs(table.sum(axis=(1, 2)) - total).max()
+    if table.min() < 0 or not off <= rounding:
+        raise ValueError(
+            f"table must hold sums >= 0 that add up to total={total:g} for each hash, they have "
+            f"the least {table.min():g} and are off by {off:g}"
+        )
 
 
 def _check_kernel(kernel, known):

@@ -14,6 +14,7 @@ logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
 MARGIN = np.log(2)  # by which a query's sum is less than the least of the pilot's
+AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 
 
@@ -43,7 +44,7 @@ class Pilot:
             return np.asarray(rows, np.float64)
         n = len(self.given)
         some = np.linspace(0, n - 1, min(n, N_PILOT_QUERIES)).astype(int)
-        return self.training.geometry.scale(self.given[some])
+        return np.clip(self.training.geometry.scale(self.given[some]), -AWAY, AWAY)
 
     @functools.cached_property
     def sums(self):

@@ -53,20 +53,21 @@ def _factor(shift, new):
 
 
 class Geometry:
-    """A kernel, and how rows are brought to bandwidth 1: (x - centre) / bandwidth.
+    """A kernel, and how rows are brought to bandwidth 1: (x - centre) * inverse, of the bandwidth.
 
-    The centre keeps squared distances from cancelling; it changes no distance.
+    The centre keeps squared distances from cancelling; it changes no distance. All that scales rows
+    multiplies, as the core does: else a far row would not be where its own query is.
     """
 
     def __init__(self, kernel, n_bits, centre, bandwidth):
         self.kernel, self.n_bits = kernel, n_bits
-        self.centre, self.bandwidth = centre, bandwidth
+        self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
         if kernel == "angular":
             self.centre = np.zeros_like(centre)
 
     def scale(self, X):
         """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
-        X = (np.asarray(X, np.float64) - self.centre) / self.bandwidth
+        X = (np.asarray(X, np.float64) - self.centre) * self.inverse
         if self.kernel == "angular":
             X = unit_rows(X)
         return np.ascontiguousarray(X)
@@ -79,16 +80,19 @@ class Geometry:
             return self.n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
         return -distances
 
-    def rounding(self, norms):
-        """About the error of a log kernel (for compact kernels, of the kernel) in float32."""
+    def rounding(self, norms, unit=ROUNDING):
+        """About the error of a log kernel (for compact kernels, of the kernel) in float32.
+
+        unit: the rounding of the type, where it is another.
+        """
         if self.kernel == "angular":
-            return np.full(np.shape(norms), np.sqrt(ROUNDING))
+            return np.full(np.shape(norms), np.sqrt(unit))
         many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel == "gaussian":
-            return many * ROUNDING * norms**2
+            return many * unit * norms**2
         if self.kernel == "laplacian":  # norms are Euclidean here too
-            return many * ROUNDING * norms
-        return np.sqrt(ROUNDING) * norms
+            return many * unit * norms
+        return np.sqrt(unit) * norms
 
     def sums(
         self,
@@ -115,7 +119,7 @@ class Geometry:
         keep = scaled or self.kernel == "angular"
         options = (
             None if keep else self.centre,
-            None if keep else 1 / self.bandwidth,
+            None if keep else self.inverse,
             weights,
         )
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
@@ -144,12 +148,8 @@ class Geometry:
                 sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
         around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, reach))
         if len(around):
-            size = self._cell_size(tolerance)
-            cells = size * np.rint(queries[around] / size)
-            for cell, members in _groups(cells):
-                some = around[members]
-                offsets = queries[some] - cell
-                sums[some] = self._sums_around(cell, offsets, keys, weights, scaled, threads)
+            some = queries[around], self._cell_size(tolerance)
+            sums[around] = self._sums_around(*some, keys, weights, scaled, threads)
         if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
@@ -191,22 +191,30 @@ class Geometry:
         lost = tolerance**2 if self.kernel in ("linear", "exponential") else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
-    def _sums_around(self, cell, offsets, keys, weights, scaled, threads):
-        """The sums of queries cell + offset, with the rows centred at the cell."""
-        centre = cell if scaled else self.centre + cell * self.bandwidth
-        out = np.empty((len(offsets), 3))
-        _C.kernel_sums(
-            kernels.CODES[self.kernel],
-            self.n_bits,
-            np.ascontiguousarray(offsets),
-            keys,
-            np.ascontiguousarray(centre),
-            np.ones(len(cell)) if scaled else 1 / self.bandwidth,
-            weights,
-            out,
-            threads,
-        )
-        return out
+    def _sums_around(self, queries, size, keys, weights, scaled, threads):
+        """The sums of queries with the rows centred in their cell, a cube of this size."""
+        groups = list(_groups(size * np.rint(queries / size)))
+        sums, ones = Sums.zeros(len(queries)), np.ones(queries.shape[1])
+        for first in range(0, len(keys), 8192):
+            part = slice(first, first + 8192)
+            rows = keys[part] if scaled else self.scale(keys[part])
+            some = np.empty((len(queries), 3))
+            for cell, members in groups:
+                out = np.empty((len(members), 3))
+                _C.kernel_sums(
+                    kernels.CODES[self.kernel],
+                    self.n_bits,
+                    np.ascontiguousarray(queries[members] - cell),
+                    rows,
+                    np.ascontiguousarray(cell),
+                    ones,
+                    None if weights is None else weights[part],
+                    out,
+                    threads,
+                )
+                some[members] = out
+            sums += Sums(*some.T)
+        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
 
 class Training:
@@ -232,9 +240,12 @@ class Training:
                 f"farther rows overflow), got {self.reach:.2g}"
             )
 
-    def sums(self, queries, threads):
-        """`Sums` over all rows for queries that are scaled."""
-        if self.blocks is None and len(queries) <= FEW:
+    def sums(self, queries, threads, in_blocks=True):
+        """`Sums` over all rows for queries that are scaled.
+
+        in_blocks: whether the rows may be kept in blocks too.
+        """
+        if in_blocks and self.blocks is None and len(queries) <= FEW:
             self.blocks = blocks_of(self.X)
         return self.geometry.sums(
             queries,

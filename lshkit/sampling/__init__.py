@@ -1,6 +1,7 @@
 """Samples from buckets, with the exact probabilities that make estimates of them unbiased."""
 
 import importlib
+import importlib.util
 
 from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
 from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
@@ -13,8 +14,9 @@ __all__ = [
     "LogPartition",
     "PartitionSampler",
     "log_partition",
-    *_OF_TORCH,
 ]
+if importlib.util.find_spec("torch") is not None:
+    __all__ += [*_OF_TORCH]
 
 
 def __getattr__(name):

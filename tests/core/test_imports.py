@@ -118,3 +118,27 @@ def test_missing_torch_says_how_to_install_it(statement):
     assert run.returncode == 1
     message = run.stderr.strip().splitlines()[-1]
     assert message.startswith("ImportError: ") and "pip install 'lshkit[torch]'" in message
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from lshkit import *; LSHKernelDensity, bucket_sum, LSHSampler",
+        "from lshkit.sampling import *; LSHSampler",
+        "import inspect, lshkit; assert 'hashing' in dict(inspect.getmembers(lshkit))",
+        "import lshkit; assert 'YosoAttention' not in [*lshkit.__all__, *dir(lshkit)]",
+        "import inspect, lshkit.sampling as s; inspect.getmembers(s)",
+    ],
+)
+def test_without_torch_the_names_that_need_it_are_not_listed(statement):
+    hidden = "None if name.partition('.')[0] == 'torch' else find(name, *rest)"
+    hide = "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
+    hide += f"PathFinder.find_spec = lambda name, *rest: {hidden}"  # as if it were not installed
+    run = run_python(f"{hide}; {statement}")
+    assert run.returncode == 0, run.stderr
+
+
+def test_with_torch_all_names_are_listed_and_torch_is_not_loaded():
+    code = "import sys, lshkit, lshkit.sampling as s; dir(lshkit); print('torch' in sys.modules)"
+    run = run_python(f"{code}; print({{*lshkit._NAMES}} == {{*lshkit.__all__}}, s.__all__[-1])")
+    assert run.stdout.split() == ["False", "True", "SampledSoftmaxLoss"], run.stderr

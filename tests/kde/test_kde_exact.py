@@ -373,3 +373,15 @@ def test_empty_estimates_are_minus_infinity():
     assert score[0] == -np.inf and np.isfinite(score[1])
     assert not std.any()
     assert density.kernel_mean([[3.0, 0.0]])[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kernel", [kernel for kernel in kernels.CODES if kernel != "angular"])
+def test_a_far_row_finds_itself(kernel, dtype):
+    """However far it is from the others, and whatever 1 / bandwidth rounds to."""
+    for power in [15, 17, 19, 25, 37, *([60, 100] if dtype == np.float64 else [])]:
+        X = np.random.default_rng(power).normal(size=(300, 8))
+        X[:5] *= 10.0**power
+        X = X.astype(dtype)
+        density = LSHKernelDensity(kernel, 0.7, normalize=False).fit(X)
+        np.testing.assert_allclose(density.score_samples(X[:5]), -np.log(300), rtol=1e-6)

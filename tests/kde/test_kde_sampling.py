@@ -255,3 +255,23 @@ def test_near_far_where_no_row_is_near(kernel):
     assert np.allclose(density.kernel_mean(rows[:20]), 1 / 2000, rtol=1e-3)
     log_density, std = density.score_samples(rows[:20] + 0.1, return_std=True)
     assert (log_density < -1e5).all() and not np.isnan(std).any()
+
+
+@pytest.mark.filterwarnings("error:::lshkit", "ignore:algorithm=")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("algorithm", ["near_far", "hbe"])
+@pytest.mark.parametrize("kernel", ["gaussian", "exponential", "laplacian"])
+def test_queries_that_the_type_of_the_tables_does_not_hold(kernel, algorithm, dtype):
+    """They are answered as by brute force; those beside them as without them."""
+    X = clustered(6000, 16, 60)[0].astype(dtype)
+    exact = LSHKernelDensity(kernel, algorithm="brute").fit(X)
+    hashed = LSHKernelDensity(kernel, algorithm=algorithm, rtol=0.2, random_state=0).fit(X)
+    largest = 37 if dtype == np.float32 else 300
+    queries = X[:12] * np.array(
+        [1.0] * 4 + [10.0**p for p in (7, 13, 19, 20, 30, 37, 37, largest)]
+    )[:, None].astype(dtype)
+    got, std = hashed.score_samples(queries, return_std=True)
+    assert np.isfinite(got[:4]).all() and not std[np.isfinite(got)][4:].any()
+    np.testing.assert_allclose(got[4:], exact.score_samples(queries[4:]), rtol=1e-6)
+    np.testing.assert_array_equal(got[:4], hashed.score_samples(queries[:4]))
+    assert hashed.tune(queries).algorithm_ == algorithm
