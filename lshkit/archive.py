@@ -308,10 +308,7 @@ def family_arrays(settings):
     if family is None:
         known = ", ".join(sorted(FAMILIES))
         raise ValueError(f"family must be one of {known}, got {settings['family']!r}")
-    names = [*family._numbers]
-    if family is hashing.RandomBinning and "bandwidth" not in settings:
-        names.append("bandwidth")  # one for each feature
-    return {f"hasher.{name}": (TYPES, None) for name in names}
+    return {f"hasher.{name}": (TYPES, None) for name in family.array_names(settings)}
 
 
 def join_family(settings, arrays):

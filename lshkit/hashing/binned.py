@@ -211,6 +211,11 @@ class RandomBinning(_BinnedFamily):
     _numbers = ("scales", "shifts", "multipliers")
     _core = staticmethod(_C.random_binning_hash)
 
+    @classmethod
+    def array_names(cls, numbers):
+        one_for_all = "bandwidth" in numbers
+        return cls._numbers if one_for_all else (*cls._numbers, "bandwidth")
+
     def __init__(self, n_features, n_hashes, *, bandwidth, seed=None):
         self._set_sizes(None, n_features=n_features, n_hashes=n_hashes)
         self.bandwidth = self._checked(bandwidth)

@@ -280,6 +280,11 @@ class HashFamily:
         self.seed = int(seed) if seed else None
         return self
 
+    @classmethod
+    def array_names(cls, numbers):
+        """Which entries of `to_arrays` are arrays, for a family with these single numbers."""
+        return cls._numbers
+
     def _restore(self, arrays):
         raise NotImplementedError
 

@@ -31,21 +31,21 @@ class HashedDraws(HashedMethod):
     @classmethod
     def tune(cls, pilot, rtol):
         training = pilot.training
-        distance, sharpness = max(typical_distance(pilot), 1e-9), 4
+        distance, n_projections = max(typical_distance(pilot), 1e-9), 4
         if training.geometry.kernel == "angular":
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
-            sharpness = int(np.clip(round(one), 1, 16))
-        hasher = family(training, distance, TRIAL_DRAWS, sharpness)
+            n_projections = int(np.clip(round(one), 1, 16))
+        hasher = family(training, distance, TRIAL_DRAWS, n_projections)
         logs, factors = cls(Buckets(pilot.permuted, hasher)).draws(pilot.queries)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
         spread = spread_of_trials(terms, 1.0)
         n_draws = min(sample_size(spread, MAX_DRAWS * 64, rtol), MAX_DRAWS)
         settings = {
-            "sharpness": sharpness,
+            "n_projections": n_projections,
             "distance": distance,
             "n_hashes": n_draws,
-            "cost": float(N_PILOT + n_draws * (DRAW + HASH * sharpness)),
+            "cost": float(N_PILOT + n_draws * (DRAW + HASH * n_projections)),
             "error": float(np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(n_draws), MOST).mean()),
         }
         return Tuned(
@@ -56,9 +56,9 @@ class HashedDraws(HashedMethod):
     def from_settings(cls, settings, training, permuted=None):
         n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
         distance = checks.positive("distance", settings["distance"])
-        sharpness = checks.integer("sharpness", settings["sharpness"], 1, 64)
+        n_projections = checks.integer("n_projections", settings["n_projections"], 1, 64)
         permuted = PermutedRows(training) if permuted is None else permuted
-        return cls(Buckets(permuted, family(training, distance, n_hashes, sharpness)))
+        return cls(Buckets(permuted, family(training, distance, n_hashes, n_projections)))
 
     def draws(self, queries):
         """For each query and table log k of the row drawn, and its factor in the estimate."""
@@ -109,22 +109,22 @@ def typical_distance(pilot):
     return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
 
 
-def family(training, distance, n_hashes, sharpness):
+def family(training, distance, n_hashes, n_projections):
     """A family for the kernel's distance: rows at `distance` collide with probability about 1/2.
 
-    sharpness: how many projections a code joins; for angular, the number of bits.
+    n_projections: how many a code joins; for angular, the number of bits.
     """
     geometry, d = training.geometry, training.X.shape[1]
-    seed = [training.seed, 3, sharpness]
+    seed = [training.seed, 3, n_projections]
     seed = int(np.random.default_rng(seed).integers(2**31))
     if geometry.kernel == "angular":
-        return hashing.FastHadamard(d, min(sharpness, 16), n_hashes, seed=seed)
+        return hashing.FastHadamard(d, min(n_projections, 16), n_hashes, seed=seed)
     if geometry.kernel == "laplacian":
         width = max(distance, 1e-6) / np.log(2)
         return hashing.RandomBinning(d, n_hashes, bandwidth=width, seed=seed)
     low, high = 1e-3 * distance + 1e-9, 1e4 * distance + 1e-6
     for _ in range(60):  # the width, by bisection of the family's own formula
         width = np.sqrt(low * high)
-        one = hashing.EuclideanLSH(1, sharpness, 1, width=width, seed=0)
+        one = hashing.EuclideanLSH(1, n_projections, 1, width=width, seed=0)
         low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
-    return hashing.EuclideanLSH(d, sharpness, n_hashes, width=high, seed=seed)
+    return hashing.EuclideanLSH(d, n_projections, n_hashes, width=high, seed=seed)

@@ -1,14 +1,18 @@
 """The base class of density methods, the result of tuning, and estimates."""
 
 import abc
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from lshkit import checks
 from lshkit.kde import kernels
 
 MAX_HASHES = 2**12  # of every method: tuning asks for no more, files with more are refused
+# Of tables that are made again from a file's settings: no pilot asks for more.
+MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
 MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right
 
 
@@ -72,6 +76,18 @@ class Method(abc.ABC):
 
         permuted: `PermutedRows` of the training, where there are some.
         """
+
+    @classmethod
+    def check_saved(cls, settings, n_rows, kernel, n_bits):
+        """ValueError for a file's settings whose tables would be larger than any that are tuned."""
+        most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "n_projections": MOST_BITS}
+        sizes = {k: checks.integer(k, settings[k], 1, most[k]) for k in most if k in settings}
+        if kernel != "angular" and math.prod(sizes.values()) > MOST_PROJECTIONS:
+            raise ValueError(
+                f"{cls.name} must have at most {MOST_PROJECTIONS} projections, got {sizes}"
+            )
+        if sizes and n_rows < 4:
+            raise ValueError(f"{cls.name} must have at least 4 rows, got {n_rows}")
 
     @abc.abstractmethod
     def estimate(self, X, threads, with_error=True, scaled=False):

@@ -10,12 +10,11 @@ from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import MAX_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
 
 KIND, VERSION = "LSHKernelDensity", 1
-# Of the tables that are made again from rows and settings: no pilot asks for more.
-MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
 
 
 # --- Writing ------------------------------------------------------------------------------------
@@ -131,24 +130,12 @@ def _restore_rows(estimator, header, arrays):
         _check_kernel(kernel, kernels.CODES)
         widths = bandwidths.check(arrays["bandwidth"], X.shape[1], kernel)
         for name, settings in header["picked"]["methods"].items():
-            _check_tables(name, settings, len(X), kernel, n_bits)
+            if name not in METHODS:
+                raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
+            METHODS[name].check_saved(settings, len(X), kernel, n_bits)
         estimator._kde_picked, estimator._kde_fitted = header["picked"], (kernel, n_bits, widths)
     if kernel == "angular" and has_zero_row(X):
         raise ValueError("X has a row of zeros, which has no angle")
-
-
-def _check_tables(name, settings, n, kernel, n_bits):
-    """ValueError for settings of a method whose tables would be larger than any that is picked."""
-    if name == "bucket_sum":  # never of fewer rows than hashes: hash functions could be larger
-        n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MOST_BITS)
-        checks.integer("n_hashes", settings["n_hashes"], 1, min(n, MOST_BYTES // (8 * n_buckets)))
-        return
-    most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "sharpness": MOST_BITS}
-    sizes = {k: checks.integer(k, settings[k], 1, most[k]) for k in most if k in settings}
-    if kernel != "angular" and math.prod(sizes.values()) > MOST_PROJECTIONS:
-        raise ValueError(f"{name} must have at most {MOST_PROJECTIONS} projections, got {sizes}")
-    if sizes and n < 4:
-        raise ValueError(f"{name} must have at least 4 rows, got {n}")
 
 
 def _sketch_arrays(header, d):

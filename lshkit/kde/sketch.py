@@ -11,7 +11,7 @@ import numpy as np
 from lshkit import checks, hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde import kernels
-from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Method, Tuned
+from lshkit.kde.method import MAX_HASHES, MOST, MOST_BITS, MOST_BYTES, Estimate, Method, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, sample_size, spread_of_trials
 from lshkit.kde.sums import Geometry, PermutedRows
 
@@ -182,6 +182,13 @@ class SketchedRows(Method):
     def from_settings(cls, settings, training, permuted=None):
         n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
         return cls(PermutedRows(training) if permuted is None else permuted, n_hashes)
+
+    @classmethod
+    def check_saved(cls, settings, n_rows, kernel, n_bits):
+        n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MOST_BITS)
+        # Never of fewer rows than hashes: the hash functions could be larger than the file.
+        most = min(n_rows, MOST_BYTES // (8 * n_buckets))
+        checks.integer("n_hashes", settings["n_hashes"], 1, most)
 
     def estimate(self, X, threads, with_error=True, scaled=False):
         if not scaled and self.geometry.kernel != "angular":  # whose codes need no scaling

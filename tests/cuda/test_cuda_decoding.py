@@ -234,9 +234,9 @@ def test_a_soft_state_is_ready_for_a_graph(cuda_device):
     planes = torch.randn(heads, 4, 3, columns, generator=torch.Generator().manual_seed(0))
     estimator = Soft(n_bits=3, n_hashes=4, n_probes=2, hasher="hyperplane")
     state = state_for(*tensors, estimator=estimator, parameters={"planes": planes})
-    assert state._sharpness_there.device.type == cuda_device.type
+    assert state._sharpness.device.type == cuda_device.type
     state.prefill(*tensors)
     other = state.clone().reset()
     other.load_state_dict({name: x.to(cuda_device) for name, x in state.state_dict().items()})
     assert torch.equal(other._sums, state._sums)
-    assert other.to("cpu")._sharpness_there.device.type == "cpu"
+    assert other.to("cpu")._sharpness.device.type == "cpu"

@@ -80,7 +80,7 @@ def test_soft_hash_of_bad_rows(cuda_device):
     x = normal(6, 20)
     x[2, 3], x[4, 0] = float("nan"), float("inf")
     leaf = leaf_of(x, cuda_device)
-    _, weights = hasher.soft_hash(leaf, 4, 2.0)
+    _, weights = hasher.soft_hash(leaf, 4, 2.0, check_finite=False)
     weights.square().sum().backward()
     bad = torch.tensor([False, False, True, False, True, False])
     assert torch.equal(weights.isnan().any(-1).any(-1).cpu(), bad)

@@ -90,7 +90,7 @@ METHODS = "picked", "methods"
         ("near_far", [*METHODS, "near_far", "n_hashes"], 4096, "n_hashes must be an integer from"),
         ("near_far", [*METHODS, "near_far", "n_bits"], 65536, "n_bits must be an integer from"),
         ("hbe", [*METHODS, "hbe", "n_hashes"], 10**9, "n_hashes must be an integer from"),
-        ("hbe", [*METHODS, "hbe", "sharpness"], 64, "sharpness must be an integer from"),
+        ("hbe", [*METHODS, "hbe", "n_projections"], 64, "n_projections must be an integer from"),
         ("angular", ["table"], np.zeros((5, 4, 1)), "table must be float64 (5, 8, 1)"),
         ("angular", ["fitted", "n_bits"], 16, "table must be float64 (5, 65536, 1)"),
         ("angular", ["fitted", "n_bits"], 40, "n_bits must be an integer from 1 to 16"),
