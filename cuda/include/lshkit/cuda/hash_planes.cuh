@@ -17,10 +17,15 @@ constexpr index_t hash_planes_bytes() {
 }
 
 // Columns of kPlaneTile rows to (kPlaneDepth, kPlaneStep), zeros where there are none. eight(row,
-// column, x) loads eight columns of a row, one(row, column) a single one.
+// column, x) loads eight columns of a row, one(row, column) a single one. scales: of the rows, or
+// null.
 template <class Eight, class One>
 __device__ __forceinline__ void stage_columns(index_t rows, index_t columns, bool by_eights,
-                                              float* to, const Eight& eight, const One& one) {
+                                              float* to, const float* scales, const Eight& eight,
+                                              const One& one) {
+#ifdef __CUDACC__
+#pragma unroll 1  // no register is left for two at a time
+#endif
   for (int i = thread_index(); i < kPlaneTile * (kPlaneDepth / 8); i += kPlaneThreads) {
     const int row = i % kPlaneTile, column = i / kPlaneTile * 8;
     float x[8];
@@ -31,8 +36,9 @@ __device__ __forceinline__ void stage_columns(index_t rows, index_t columns, boo
       for (int k = 0; k < 8; ++k)
         x[k] = row < rows && column + k < columns ? one(row, column + k) : 0.0f;
     }
+    const float scale = scales ? scales[row] : 1;
     LSHKIT_UNROLL
-    for (int k = 0; k < 8; ++k) to[(column + k) * kPlaneStep + row] = x[k];
+    for (int k = 0; k < 8; ++k) to[(column + k) * kPlaneStep + row] = x[k] * scale;
   }
 }
 
@@ -45,7 +51,7 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
   std::uint8_t* const bits = reinterpret_cast<std::uint8_t*>(scales + kPlaneTile);
   const index_t d = h.n_features, tiles = ceil_div(h.n_rows, kPlaneTile);
   const index_t flat = block_index() / tiles, first = block_index() % tiles * kPlaneTile;
-  const index_t count = least(kPlaneTile, h.n_rows - first);
+  const int count = int(least(kPlaneTile, h.n_rows - first));
   const float* const parameters = h.parameters_of(flat);
   const bool normals_by_fours = d % 4 == 0 && is_aligned(parameters, 16);
   // Rows 4 r to 4 r + 3 and 64 more, normals 8 p to 8 p + 7: a quarter of a warp has one p.
@@ -58,36 +64,35 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
         d, [&](index_t i) { return load_element<float>(h.x.data, from + i, h.x.element); });
     if (lane_index() == 0) scales[row] = scale;
   }
+  for (index_t row = count + thread_index(); row < kPlaneTile; row += kPlaneThreads)
+    scales[row] = 1;
 
   const index_t hashes_of_pass = 8 * kPlaneBytes / h.n_bits;
   for (index_t hash = 0; hash < h.n_hashes; hash += hashes_of_pass) {
-    const index_t hashes = least(hashes_of_pass, h.n_hashes - hash);
-    const index_t planes = hashes * h.n_bits;
+    const int hashes = int(least(hashes_of_pass, h.n_hashes - hash));
+    const int planes = hashes * h.n_bits;  // in 32 bits: registers are short
     const float* const from = parameters + hash * h.n_bits * d;
-    for (index_t plane = 0; plane < planes; plane += kPlaneTile) {
+    for (int plane = 0; plane < planes; plane += kPlaneTile) {
       float sum[8][8] = {};
       for (index_t k = 0; k < d; k += kPlaneDepth) {
         __syncthreads();
         if (d > kPlaneDepth || (hash == 0 && plane == 0))
           stage_columns(
-              count, d - k, eights, x,
+              count, d - k, eights, x, scales,
               [&](int row, int column, float* to) {
                 load_eight(h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element,
                            to);
-                LSHKIT_UNROLL
-                for (int i = 0; i < 8; ++i) to[i] *= scales[row];
               },
               [&](int row, int column) {
-                return scales[row] *
-                       load_element<float>(
-                           h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element);
+                return load_element<float>(
+                    h.x.data, h.offset_of_row(flat, first + row) + k + column, h.x.element);
               });
         stage_columns(
-            planes - plane, d - k, normals_by_fours, normals,
+            planes - plane, d - k, normals_by_fours, normals, nullptr,
             [&](int row, int column, float* to) {
-              load_eight(from, (plane + row) * d + k + column, Element::float32, to);
+              load_eight(from, index_t(plane + row) * d + k + column, Element::float32, to);
             },
-            [&](int row, int column) { return from[(plane + row) * d + k + column]; });
+            [&](int row, int column) { return from[index_t(plane + row) * d + k + column]; });
         __syncthreads();
         const int depth = int(least(kPlaneDepth, d - k));
         for (int i = 0; i < depth; ++i) {
@@ -112,8 +117,8 @@ LSHKIT_KERNEL void __launch_bounds__(kPlaneThreads, 2) hash_planes_kernel(Hash h
       }
     }
     __syncthreads();
-    for (index_t i = thread_index(); i < count * hashes; i += kPlaneThreads) {
-      const int row = int(i / hashes), at = int(i % hashes) * h.n_bits;
+    for (int i = thread_index(); i < count * hashes; i += kPlaneThreads) {
+      const int row = i / hashes, at = i % hashes * h.n_bits;
       const std::uint8_t* const string = bits + row * (kPlaneBytes + 4) + at / 8;
       const std::uint32_t word =
           string[0] | std::uint32_t(string[1]) << 8 | std::uint32_t(string[2]) << 16;
