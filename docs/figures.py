@@ -35,7 +35,6 @@ def probability(cosine, n_bits):
 # Methods of one row of the density benchmark, by what the figure calls them.
 DENSITIES = {
     "scikit-learn, ball_tree": "scikit-learn, ball tree",
-    "KeOps": "KeOps",
     "NumPy, all rows": "NumPy, all rows",
     "lshkit, brute": "lshkit, rtol=0",
     "NumPy, permuted sample": "NumPy, random sample",
