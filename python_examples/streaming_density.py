@@ -3,8 +3,8 @@
 A stream of rows changes: first its distribution stays, then it moves slowly, then a new cluster
 appears. Four workers each keep an angular bucket-sum sketch of their share of the stream: 64 KB
 whatever the number of rows. Merged, the four are bit for bit the sketch of the whole. A second
-sketch describes the last rows only (a window); the mean density that each gives to newly arrived
-rows tells when the stream has left its past behind. Needs matplotlib and tqdm.
+sketch describes the last rows only (a sliding window); the mean density that each gives to newly
+arrived rows tells when the stream has left its past behind. Needs matplotlib and tqdm.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main() -> None:
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     workers = [sketch() for _ in range(WORKERS)]
-    recent, whole, history = sketch(window=args.window), sketch(), []
+    recent, whole, history = sketch(sliding_window=args.window), sketch(), []
     seconds, reference = 0.0, None
     stream = batches(args.batches, args.batch_rows, rng)
     for step, rows in enumerate(tqdm(stream, total=args.batches, desc="stream")):
@@ -90,7 +90,7 @@ def main() -> None:
     print(f"| rows streamed | {total:,} of {N_FEATURES} features |")
     print(f"| rows a second into a sketch | {total / seconds:,.0f} |")
     print(f"| memory of a sketch | {size / 1024:,.0f} KB (the rows: {total * 256 / 1e6:,.0f} MB) |")
-    print(f"| memory of the one with a window | {recent.extra_memory_ / 1024:,.0f} KB |")
+    print(f"| memory of the one with a sliding window | {recent.extra_memory_ / 1024:,.0f} KB |")
     print(f"| {WORKERS} sketches merged = one sketch, bit for bit | {same} |")
     print(f"| drift begins at row | {total // 2:,} |")
     print(f"| alarm at row | {alarm} |")

@@ -49,10 +49,10 @@ def check_parameters(estimator):
         wanted = "None or a nonzero 32-bit integer"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
-    if estimator.window is not None:
-        checks.integer("window", estimator.window, 1)
+    if estimator.sliding_window is not None:
+        checks.integer("sliding_window", estimator.sliding_window, 1)
         if keeps_rows(estimator.algorithm):
-            raise ValueError("window needs algorithm='bucket_sum'")
+            raise ValueError("sliding_window needs algorithm='bucket_sum'")
     n_bits = estimator.n_bits
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12

@@ -60,8 +60,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     normalize : bool
         False: `score_samples` returns the log of `kernel_mean`, not divided by the kernel's
         integral.
-    window : int, optional
-        The sketch then contains only the last `window` rows.
+    sliding_window : int, optional
+        The sketch then contains only the last `sliding_window` rows.
     random_state : None, int or RandomState
         An int makes results reproducible; sketches to be merged require one.
     n_jobs : int, optional
@@ -109,7 +109,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_bits=None,
         n_hashes=32,
         normalize=True,
-        window=None,
+        sliding_window=None,
         random_state=None,
         n_jobs=None,
         batch_size=1024,
@@ -121,7 +121,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.n_bits = n_bits
         self.n_hashes = n_hashes
         self.normalize = normalize
-        self.window = window
+        self.sliding_window = sliding_window
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.batch_size = batch_size
@@ -180,7 +180,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 widths = bandwidths.rule(widths, X, weights)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
-            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.window)
+            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.sliding_window)
             sketch.add(X, weights)  # rows that are refused leave nothing behind
             self._kde_sketch = sketch
         else:
@@ -195,8 +195,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         if self._kde_sketch is None:
             raise ValueError(f"partial_unfit needs algorithm='bucket_sum', got {self.algorithm!r}")
-        if self._kde_sketch.window is not None:
-            raise ValueError("partial_unfit needs window=None: a window removes rows itself")
+        if self._kde_sketch.sliding_window is not None:
+            raise ValueError(
+                "partial_unfit needs sliding_window=None: a sliding window removes rows itself"
+            )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lshkit import checks, hashing
 from lshkit.kde.hashed import DRAW, HASH, Buckets, HashedMethod, sums_of_pairs
-from lshkit.kde.method import MAX_HASHES, MOST, Estimate, Tuned
+from lshkit.kde.method import MOST, MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import PermutedRows, Sums
 
@@ -54,7 +54,7 @@ class HashedDraws(HashedMethod):
 
     @classmethod
     def from_settings(cls, settings, training, permuted=None):
-        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         distance = checks.positive("distance", settings["distance"])
         n_projections = checks.integer("n_projections", settings["n_projections"], 1, 64)
         permuted = PermutedRows(training) if permuted is None else permuted

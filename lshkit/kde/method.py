@@ -10,7 +10,7 @@ import numpy as np
 from lshkit import checks
 from lshkit.kde import kernels
 
-MAX_HASHES = 2**12  # of every method: tuning asks for no more, files with more are refused
+MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more are refused
 # Of tables that are made again from a file's settings: no pilot asks for more.
 MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
 MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right

@@ -13,7 +13,7 @@ import numpy as np
 from lshkit import _C, checks, hashing
 from lshkit.kde import kernels
 from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
-from lshkit.kde.method import MAX_HASHES, Estimate, Tuned
+from lshkit.kde.method import MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import (
     MEAN_ABSOLUTE,
     cheapest_sample,
@@ -64,7 +64,7 @@ class NearFar(HashedMethod):
 
     @classmethod
     def from_settings(cls, settings, training, permuted=None, buckets=None):
-        checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         counts = (
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),

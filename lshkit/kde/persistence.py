@@ -11,7 +11,7 @@ from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.arguments import as_weights, check_parameters
 from lshkit.kde.methods import METHODS
-from lshkit.kde.sketch import MAX_BITS, Sketch
+from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
 
 KIND, VERSION = "LSHKernelDensity", 1
@@ -59,11 +59,13 @@ def _save_sketch(sketch, header, arrays):
     settings, of_family = archive.split_family(sketch.hasher)
     arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
     header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}
-    header["sketch"] = {"hasher": settings, "total": sketch.total, "window": None}
-    if sketch.window is not None:
-        window = sketch.window
-        header["sketch"]["window"] = [int(x) for x in (window.size, window.at, window.filled)]
-        arrays |= {"window.codes": window.codes, "window.weights": window.weights}
+    header["sketch"] = {"hasher": settings, "total": sketch.total, "sliding_window": None}
+    if sketch.sliding_window is not None:
+        window = sketch.sliding_window
+        header["sketch"]["sliding_window"] = [
+            int(x) for x in (window.size, window.at, window.filled)
+        ]
+        arrays |= {"sliding_window.codes": window.codes, "sliding_window.weights": window.weights}
 
 
 # --- Reading ------------------------------------------------------------------------------------
@@ -142,17 +144,17 @@ def _sketch_arrays(header, d):
     """What `Archive.read` is to expect of a sketch."""
     sketch, n_bits = header["sketch"], header["fitted"]["n_bits"]
     n_hashes = checks.integer("n_hashes", sketch["hasher"]["n_hashes"], 1, 65535)
-    n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MAX_BITS)
+    n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
     expected = archive.family_arrays(sketch["hasher"])
     expected |= {"table": (("<f8",), (n_hashes, n_buckets, 1)), "bandwidth": (("<f8",), (d,))}
-    if sketch["window"] is not None:
-        size, at, filled = sketch["window"]
-        checks.integer("window", size, 1)
-        checks.integer("the window's place", at, 0, size - 1)
-        checks.integer("the window's rows", filled, 0, size)
+    if sketch["sliding_window"] is not None:
+        size, at, filled = sketch["sliding_window"]
+        checks.integer("sliding_window", size, 1)
+        checks.integer("the sliding window's place", at, 0, size - 1)
+        checks.integer("the sliding window's rows", filled, 0, size)
         expected |= {
-            "window.codes": (("<u2",), (size, n_hashes)),
-            "window.weights": (("<f8",), (size,)),
+            "sliding_window.codes": (("<u2",), (size, n_hashes)),
+            "sliding_window.weights": (("<f8",), (size,)),
         }
     return expected
 
@@ -172,19 +174,19 @@ def _restore_sketch(estimator, header, arrays):
     if not (np.isfinite(arrays["table"]).all() and math.isfinite(total) and total >= 0):
         raise ValueError("table and total must be finite, and total >= 0")
     _check_sums(arrays["table"], total)
-    if settings["window"] is not None:
-        size, at, filled = settings["window"]
+    if settings["sliding_window"] is not None:
+        size, at, filled = settings["sliding_window"]
     geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
     sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, size, hasher)
     sketch.table.table[:] = arrays["table"]
     sketch.table.count, sketch.total = estimator.n_samples_seen_, float(total)
     if size is not None:
-        codes, weights = arrays["window.codes"], arrays["window.weights"]
+        codes, weights = arrays["sliding_window.codes"], arrays["sliding_window.weights"]
         if codes.max(initial=0) >= 2**n_bits:
-            raise ValueError(f"window.codes must be below {2**n_bits}")
+            raise ValueError(f"sliding_window.codes must be below {2**n_bits}")
         if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError("window.weights must be finite and >= 0")
-        window = sketch.window
+            raise ValueError("sliding_window.weights must be finite and >= 0")
+        window = sketch.sliding_window
         window.at, window.filled, window.codes, window.weights = at, filled, codes, weights
     estimator._kde_sketch = sketch
 

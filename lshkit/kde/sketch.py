@@ -11,7 +11,7 @@ import numpy as np
 from lshkit import checks, hashing
 from lshkit.buckets import BucketTable
 from lshkit.kde import kernels
-from lshkit.kde.method import MAX_HASHES, MOST, MOST_BITS, MOST_BYTES, Estimate, Method, Tuned
+from lshkit.kde.method import MOST, MOST_BITS, MOST_BYTES, MOST_TUNED, Estimate, Method, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, sample_size, spread_of_trials
 from lshkit.kde.sums import Geometry, PermutedRows
 
@@ -20,7 +20,7 @@ from lshkit.kde.sums import Geometry, PermutedRows
 WEIGHT_UNIT = 2.0**-24
 MAX_WEIGHT = 2.0**53 * WEIGHT_UNIT
 CHUNK = 8192  # rows whose codes are in memory at once
-MAX_BITS = 16
+SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
 
@@ -36,7 +36,7 @@ class Sketch:
 
     name, exact = "bucket_sum", False
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, window=None, hasher=None):
+    def __init__(self, geometry, n_bits, n_hashes, seed, sliding_window=None, hasher=None):
         self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
@@ -47,7 +47,9 @@ class Sketch:
             self.fold = rng.integers(2**64, size=(2, n_hashes), dtype=np.uint64)
         self.table = BucketTable(n_hashes, 2**n_bits, 1, dtype=np.float64)
         self.total = 0.0
-        self.window = None if window is None else Window(window, n_hashes)
+        self.sliding_window = (
+            None if sliding_window is None else SlidingWindow(sliding_window, n_hashes)
+        )
 
     def codes(self, X):
         if self.geometry.kernel == "angular":
@@ -79,17 +81,21 @@ class Sketch:
             codes, values = self.codes(X[rows]), rounded[rows, None]
             if sign > 0:
                 self.table.add(codes, values)
-                if self.window is not None:
-                    self.window.push(codes, values[:, 0], self._drop)
+                if self.sliding_window is not None:
+                    self.sliding_window.push(codes, values[:, 0], self._drop)
             else:
                 self.table.remove(codes, values)
-        self.total = float(total) if self.window is None else float(self.window.weights.sum())
+        self.total = (
+            float(total)
+            if self.sliding_window is None
+            else float(self.sliding_window.weights.sum())
+        )
 
     def _drop(self, codes, values):
         self.table.remove(codes, values[:, None])
 
     def merge(self, other):
-        if self.window is not None or other.window is not None:
+        if self.sliding_window is not None or other.sliding_window is not None:
             raise ValueError(
                 "sketches with a window cannot be merged: the order of their rows is unknown"
             )
@@ -140,7 +146,7 @@ class Sketch:
 
     @property
     def nbytes(self):
-        kept = 0 if self.window is None else self.window.codes.nbytes
+        kept = 0 if self.sliding_window is None else self.sliding_window.codes.nbytes
         return self.table.table.nbytes + kept
 
 
@@ -150,7 +156,7 @@ class SketchedRows(Method):
     name = Sketch.name
     kernels = kernels.COLLISION
     uses_rtol = keeps_rows = False
-    max_bits = MAX_BITS
+    max_bits = SKETCH_BITS
     min_rows = 20_000
 
     def __init__(self, permuted, n_hashes):
@@ -172,7 +178,7 @@ class SketchedRows(Method):
             spread = spread_of_trials(sums / exact[:, None], 1.0)
         most = most_of(geometry.kernel)
         n_hashes = sample_size(spread, 10**6, rtol, most)
-        n_hashes = int(min(n_hashes, MAX_BYTES // (8 * 2**geometry.n_bits), MAX_HASHES))
+        n_hashes = int(min(n_hashes, MAX_BYTES // (8 * 2**geometry.n_bits), MOST_TUNED))
         error = float(np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(n_hashes), most).mean())
         cost = float(LOOKED_INTO[geometry.kernel] * n_hashes)
         make = functools.partial(cls, pilot.permuted, n_hashes)
@@ -180,7 +186,7 @@ class SketchedRows(Method):
 
     @classmethod
     def from_settings(cls, settings, training, permuted=None):
-        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MAX_HASHES)
+        n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         return cls(PermutedRows(training) if permuted is None else permuted, n_hashes)
 
     @classmethod
@@ -223,7 +229,7 @@ def most_of(kernel):
     return MOST if kernel == "angular" else 1e100
 
 
-class Window:
+class SlidingWindow:
     """The codes of the last rows, in a ring: what a sketch forgets when new rows come."""
 
     def __init__(self, size, n_hashes):

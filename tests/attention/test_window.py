@@ -1,4 +1,4 @@
-"""The exact near window of the sampled estimator."""
+"""The exact window of the sampled estimator."""
 
 import math
 from dataclasses import replace

@@ -11,7 +11,7 @@ from lshkit import _C, hashing
 from lshkit.kde import LSHKernelDensity, estimator, pilot
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws
-from lshkit.kde.method import MAX_HASHES
+from lshkit.kde.method import MOST_TUNED
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import history_of, stages
 from lshkit.kde.sums import Geometry, PermutedRows, Sums, Training, blocks_of
@@ -47,7 +47,11 @@ def test_a_loaded_estimator_keeps_its_pick(algorithm, way, tmp_path, monkeypatch
         ("gaussian", "brute", {"bandwidth": 3.0, "kernel": "exponential"}),
         ("gaussian", "random", {"bandwidth": 3.0}),
         ("laplacian", "near_far", {"bandwidth": "scott"}),
-        ("laplacian", "bucket_sum", {"bandwidth": 3.0, "n_hashes": 8, "n_bits": 5, "window": 7}),
+        (
+            "laplacian",
+            "bucket_sum",
+            {"bandwidth": 3.0, "n_hashes": 8, "n_bits": 5, "sliding_window": 7},
+        ),
     ],
 )
 def test_parameters_set_after_fitting_wait_for_the_next(kernel, algorithm, changes, way, tmp_path):
@@ -182,7 +186,7 @@ def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
     rows = (rows + 0.02 * rng.normal(size=rows.shape)).astype(np.float32)
     density = LSHKernelDensity("angular", n_bits=8, rtol=0.004, random_state=0, normalize=False)
     found = density.fit(rows).report_["methods"]["bucket_sum"]
-    assert found["n_hashes"] == MAX_HASHES == found["cost"] / 3
+    assert found["n_hashes"] == MOST_TUNED == found["cost"] / 3
     assert found["error"] > 0.004  # as it is with so many, not with as many as were wanted
 
 

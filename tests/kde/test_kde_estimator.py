@@ -42,7 +42,9 @@ VARIANTS = {
     "random": dict(algorithm="random", random_state=3),
     "near_far": dict(algorithm="near_far", random_state=3),
     "angular": dict(kernel="angular", n_bits=5, algorithm="bucket_sum", random_state=1),
-    "laplacian": dict(kernel="laplacian", algorithm="bucket_sum", random_state=1, window=900),
+    "laplacian": dict(
+        kernel="laplacian", algorithm="bucket_sum", random_state=1, sliding_window=900
+    ),
 }
 
 

@@ -26,7 +26,12 @@ OPTIONS = {
     "hbe": dict(algorithm="hbe", random_state=3, rtol=1.0),
     "angular": dict(kernel="angular", n_bits=3, n_hashes=5, algorithm="bucket_sum", random_state=1),
     "laplacian": dict(
-        kernel="laplacian", n_bits=3, n_hashes=5, algorithm="bucket_sum", random_state=1, window=90
+        kernel="laplacian",
+        n_bits=3,
+        n_hashes=5,
+        algorithm="bucket_sum",
+        random_state=1,
+        sliding_window=90,
     ),
 }
 
@@ -105,10 +110,25 @@ METHODS = "picked", "methods"
         ("laplacian", ["table"], np.full((5, 8, 1), -1.0), "table must add up to total="),
         ("laplacian", ["n_samples_seen"], -5, "n_samples_seen must be an integer from 0"),
         ("laplacian", ["table"], np.full((5, 8, 1), np.nan), "table and total must be finite"),
-        ("laplacian", ["window.codes"], np.full((90, 5), 8, np.uint16), "must be below 8"),
-        ("laplacian", ["window.weights"], np.full(90, np.nan), "window.weights must be finite"),
-        ("laplacian", ["sketch", "window"], [10**9, 1, 1], "window.codes must be uint16 (1000000"),
-        ("laplacian", ["sketch", "window"], [90, 90, 1], "the window's place must be an integer"),
+        ("laplacian", ["sliding_window.codes"], np.full((90, 5), 8, np.uint16), "must be below 8"),
+        (
+            "laplacian",
+            ["sliding_window.weights"],
+            np.full(90, np.nan),
+            "sliding_window.weights must be finite",
+        ),
+        (
+            "laplacian",
+            ["sketch", "sliding_window"],
+            [10**9, 1, 1],
+            "sliding_window.codes must be uint16 (1000000",
+        ),
+        (
+            "laplacian",
+            ["sketch", "sliding_window"],
+            [90, 90, 1],
+            "the sliding window's place must be an integer",
+        ),
         ("laplacian", ["sketch", "hasher", "n_features"], 2**40, "scales must be"),
     ],
 )

@@ -66,7 +66,7 @@ def test_parts_make_the_whole_bit_for_bit(kernel, data):
 @pytest.mark.parametrize("window", [1, 64, 250, 10_000])
 def test_window_is_a_fit_of_the_last_rows(kernel, window, data):
     rows, queries, weights = data
-    density = sketch(kernel, window=window)
+    density = sketch(kernel, sliding_window=window)
     done = 0
     for size in (3, 100, 64, 1, 300, 232):
         part = slice(done, done + size)
@@ -158,7 +158,7 @@ def test_bad_calls(data):
     with pytest.raises(ValueError, match="sketches"):
         density.merge(LSHKernelDensity("angular", algorithm="brute").fit(rows))
     with pytest.raises(ValueError, match="window"):
-        sketch("angular", window=5).fit(rows).merge(density)
+        sketch("angular", sliding_window=5).fit(rows).merge(density)
     with pytest.raises(ValueError, match="keeps no rows|does not keep"):
         sketch("laplacian").fit(rows).sample()
     with pytest.raises(ValueError, match="does not keep"):
@@ -175,7 +175,7 @@ def test_bad_calls(data):
     with pytest.raises(ValueError, match="bucket_sum"):
         LSHKernelDensity().fit(rows).partial_unfit(rows)
     with pytest.raises(ValueError, match="window"):
-        LSHKernelDensity(window=3).fit(rows)
+        LSHKernelDensity(sliding_window=3).fit(rows)
     assert np.array_equal(
         density.kernel_mean(queries), sketch("angular").fit(rows).kernel_mean(queries)
     )  # nothing of the failed calls is left behind
