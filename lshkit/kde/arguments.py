@@ -24,12 +24,21 @@ def check_parameters(estimator):
     known = ["auto", *METHODS]
     if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
-    if (
-        isinstance(estimator.rtol, bool)
-        or not isinstance(estimator.rtol, numbers.Real)
-        or not 0 <= estimator.rtol < math.inf
-    ):
-        raise ValueError(f"rtol must be a finite number >= 0, got {estimator.rtol!r}")
+    for name in ("rtol", "atol"):
+        value = getattr(estimator, name)
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (real and 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    confidence = estimator.confidence
+    if confidence is not None and not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
+        raise ValueError(f"confidence must be None or in (0, 1), got {confidence!r}")
+    if estimator.algorithm == "bucket_sum":
+        for name, none in (("atol", 0), ("confidence", None)):
+            if getattr(estimator, name) != none:
+                raise ValueError(
+                    f"{name} must be {none} for algorithm='bucket_sum', whose n_hashes set its "
+                    f"error, got {getattr(estimator, name)!r}"
+                )
     method = METHODS.get(estimator.algorithm)  # None: "auto"
     if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(

@@ -21,7 +21,7 @@ from lshkit.kde.arguments import (
     keeps_rows,
     of_unit_size,
 )
-from lshkit.kde.method import Estimate
+from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry, training_of
@@ -50,8 +50,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         sets its error, not rtol. "auto": the cheapest of all, chosen by a pilot; rows are kept, and
         a sketch has as many hashes as rtol requires.
     rtol : float >= 0
-        Target for the relative error of a density, averaged over queries like the rows:
-        statistical, not a bound for each query. 0: exact.
+        Target for the relative error of a density, averaged over queries like the rows. 0: exact.
+    confidence : float in (0, 1), optional
+        rtol is then a bound: the relative error of a query like the rows is at most rtol with this
+        probability. Queries are read on, up to all rows, as far as held-out queries show that to
+        be necessary; what cannot be kept otherwise is computed exactly.
+    atol : float >= 0
+        Of densities below atol / rtol an absolute error of atol is enough. In the units of what
+        `score_samples` returns the log of.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
         laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
@@ -106,6 +112,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         *,
         algorithm="auto",
         rtol=0.1,
+        atol=0.0,
+        confidence=None,
         n_bits=None,
         n_hashes=32,
         normalize=True,
@@ -118,6 +126,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.bandwidth = bandwidth
         self.algorithm = algorithm
         self.rtol = rtol
+        self.atol = atol
+        self.confidence = confidence
         self.n_bits = n_bits
         self.n_hashes = n_hashes
         self.normalize = normalize
@@ -251,18 +261,19 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _make_method(self, queries=None):
         picked, method = self._kde_picked, self._kde_method
-        asked, rtol = self.algorithm, self.rtol
-        if picked is not None:
-            asked, rtol = picked["asked"], picked["rtol"]
         training = self._training() if method is None else method.training
+        if picked is None:
+            asked, accuracy = self.algorithm, self._accuracy(training.geometry)
+        else:
+            asked, accuracy = picked["asked"], Accuracy(*(picked[x] for x in Accuracy._fields))
         with self._hashing_threads() as threads:
             if picked is None or queries is not None:
                 permuted = None if method is None else method.permuted
-                options = asked, rtol, threads, queries, permuted
+                options = asked, accuracy, threads, queries, permuted
                 method, self._kde_picked = pilot.choose(training, *options)
             else:  # as it was before it was saved
                 name = picked["algorithm"]
-                method = METHODS[name].from_settings(picked["methods"][name], training)
+                method = METHODS[name].restored(picked["methods"][name], training)
         self._kde_method = method  # the last: other threads go on when they see it
 
     def _training(self):
@@ -349,7 +360,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         torch tensor the results are tensors. With exact algorithms ("brute", or rtol=0) the
         log-density is differentiable in it.
         """
-        log_norm = self._log_normalizer()
+        log_norm = self._log_normalizer(self._method.geometry)
         torch = checks.torch_of(X=X)
         if torch is not None and getattr(X, "requires_grad", False) and torch.is_grad_enabled():
             from lshkit.kde import differentiable
@@ -399,9 +410,18 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         estimate = parts[0] if len(parts) == 1 else Estimate.joined(parts)
         return estimate, X.dtype, method.exact
 
-    def _log_normalizer(self):
+    def _accuracy(self, geometry):
+        """`Accuracy`; atol is one of the kernel mean there."""
+        negligible = 0.0
+        if self.atol > 0 and self.rtol > 0:
+            angular = geometry.kernel == "angular"  # which has no normaliser
+            norm = 0.0 if angular else self._log_normalizer(geometry)
+            negligible = float(min(self.atol / self.rtol * np.exp(min(norm, 700)), 1e300))
+        confidence = None if self.confidence is None else float(self.confidence)
+        return Accuracy(float(self.rtol), negligible, confidence)
+
+    def _log_normalizer(self, geometry):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
-        geometry = self._method.geometry
         if not self.normalize:
             return 0.0
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)

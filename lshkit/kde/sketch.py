@@ -125,7 +125,7 @@ class Sketch:
             error = np.full(len(X), np.inf)  # nobody knows
         elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-        return Estimate(np.zeros(len(X)), mean, error)
+        return Estimate(np.zeros(len(X)), mean, error, np.zeros(len(X), np.int64))
 
     def of_each_hash(self, X):
         """The estimate of each hash alone, `(len(X), n_hashes)`."""
@@ -171,11 +171,11 @@ class SketchedRows(Method):
         if geometry.n_bits > cls.max_bits or narrow:
             return None
         # Without the pilot's rows, which may be its queries: each would meet itself in every hash.
-        sketch, unit = sketch_of(pilot.permuted, N_TRIED, pilot.n_pilot)
+        sketch, unit = sketch_of(pilot.permuted, N_TRIED, slice(pilot.n_pilot, None))
         sums = sketch.of_each_hash(pilot.queries) * sketch.total * unit
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             exact = np.exp(pilot.sums.shift) * pilot.sums.total
-            spread = spread_of_trials(sums / exact[:, None], 1.0)
+            spread = spread_of_trials(sums / exact[:, None], 1.0) * pilot.counted(np.log(exact))
         most = most_of(geometry.kernel)
         n_hashes = sample_size(spread, 10**6, rtol, most)
         n_hashes = int(min(n_hashes, MAX_BYTES // (8 * 2**geometry.n_bits), MOST_TUNED))
@@ -196,27 +196,31 @@ class SketchedRows(Method):
         most = min(n_rows, MOST_BYTES // (8 * n_buckets))
         checks.integer("n_hashes", settings["n_hashes"], 1, most)
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        if not scaled and self.geometry.kernel != "angular":  # whose codes need no scaling
-            X = self.geometry.scale(X)
-        got = self.sketch.estimate(X, with_error=with_error)
-        share = self.sketch.total * self.unit / self.training.total
-        return Estimate(got.shift, got.mean * share, got.error * share)
+    def scaled(self, X):
+        return X if self.geometry.kernel == "angular" else super().scaled(X)  # its codes need none
+
+    def sampled(self, queries, threads, stop=None, with_error=True):
+        sketch = self.sketch
+        if stop is not None:
+            sketch, _ = sketch_of(self.permuted, sketch.n_hashes, slice(stop))
+        got = sketch.estimate(queries, with_error=with_error)
+        share = sketch.total * self.unit / self.training.total
+        return Estimate(got.shift, got.mean * share, got.error * share, got.rows)
 
     @property
     def nbytes(self):
         return self.permuted.nbytes + self.sketch.nbytes
 
 
-def sketch_of(permuted, n_hashes, start=0):
-    """A `Sketch` of the permuted rows from `start` on, and the weight that counts as 1 in it."""
+def sketch_of(permuted, n_hashes, part=slice(None)):
+    """A `Sketch` of the permuted rows, or a part, and the weight that counts as 1 in it."""
     d, training = permuted.rows.shape[1], permuted.training
     kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
     seed = int(np.random.default_rng([training.seed, 5]).integers(2**31))
     sketch = Sketch(Geometry(kernel, n_bits, np.zeros(d), np.ones(d)), n_bits, n_hashes, seed)
     weights = permuted.weights
     unit = 1.0 if weights is None else weights.mean()
-    sketch.add(permuted.rows[start:], None if weights is None else weights[start:] / unit)
+    sketch.add(permuted.rows[part], None if weights is None else weights[part] / unit)
     return sketch, unit
 
 
