@@ -15,7 +15,7 @@ N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
-STEP = 0.5**0.5  # from a limit to the next smaller one
+STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
 
 def most_failures(n, share):
@@ -66,8 +66,8 @@ class Run:
 
     def __init__(self, held_out, got):
         sums, training = held_out.sums, held_out.permuted.training
-        self.rows = got.rows
-        self.read_all = got.rows >= (held_out.stop or len(training.X))
+        n_rows = held_out.stop or len(training.X)
+        self.rows, self.read_all = got.rows, got.rows >= n_rows
         self.shift = np.maximum(got.shift, sums.shift)
         with np.errstate(invalid="ignore"):
             mine, exact = (
@@ -100,31 +100,55 @@ class Run:
 def calibrate(tuned, held_out, accuracy):
     """A tuned method with its error floor, and whether it keeps the accuracy.
 
-    With a confidence its limit is lowered until it does, or costs more than all rows. The settings
-    get what was found out: "error" on the held-out queries, "error_floor", and with a confidence
-    "limit", "cost" as far as that changes it, and the share of queries that are "read_in_full".
+    The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
+    confidence all that `_bound` says.
     """
     method, settings = tuned.make(), tuned.settings
-    n_rows, held_out = len(held_out.permuted), held_out.of(method)
+    held_out = held_out.of(method)
     if len(held_out) == 0:
         return method, accuracy.confidence is None
     run = held_out.run(method)
+    if accuracy.confidence is not None:
+        run, kept = _bound(method, settings, held_out, run, accuracy)
+    settings["error"] = float(run.relative_errors(method.most, accuracy.negligible).mean())
     if accuracy.confidence is None:
-        error = run.relative_errors(method.most, accuracy.negligible).mean()
-        kept = bool(error <= TOLERATED * accuracy.rtol)
-    else:
-        most = most_failures(len(held_out), 1 - accuracy.confidence)
-        rows, stages = run.rows.mean(), getattr(method, "stages", None)
-        failures = run.failures(accuracy)
-        while failures > most and stages is not None and settings["cost"] < n_rows:
-            stages.limit *= STEP
-            run = held_out.run(method)
-            failures = run.failures(accuracy)
-            settings["cost"] += float(run.rows.mean() - rows)
-            settings["limit"], rows = stages.limit, run.rows.mean()
-        kept = failures <= most
-        settings["read_in_full"] = float(run.read_all.mean())
-        error = run.relative_errors(method.most, accuracy.negligible).mean()
-    settings["error"] = float(error)
+        kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
     return method, kept
+
+
+def _bound(method, settings, held_out, run, accuracy):
+    """Sets the stages of a method to the cheapest that keep its errors below rtol.
+
+    The run with them, and whether they do. Tried are falling limits, the larger the cheaper, for
+    errors as histories foretell them and with what these may not show. In the settings: "unseen"
+    and "limit" of `Stages`, "cost" as far as they change it, and the share of the queries that are
+    "read_in_full".
+    """
+    most = most_failures(len(held_out), 1 - accuracy.confidence)
+    stages = getattr(method, "stages", None)
+    if stages is None:
+        settings["read_in_full"] = 0.0
+        return run, run.failures(accuracy) <= most
+    floor, fixed = run.error_floor(), settings["cost"] - run.rows.mean()
+    unseen = [-np.inf]
+    if floor is not None:
+        unseen.append(floor + np.log(method.training.total * stages.n_samples))
+    best = float(len(method.training.X)), None
+    for stages.unseen in unseen:
+        for step in range(N_STEPS):
+            stages.limit = accuracy.rtol * STEP**step
+            run = held_out.run(method)
+            cost = fixed + float(run.rows.mean())
+            if cost >= best[0]:
+                break
+            if run.failures(accuracy) <= most:
+                best = cost, (stages.limit, float(stages.unseen)), run
+                break
+    if best[1] is None:
+        return run, False
+    settings["cost"], (stages.limit, stages.unseen), run = best
+    settings["limit"] = stages.limit
+    settings["unseen"] = stages.unseen if stages.unseen > -np.inf else None
+    settings["read_in_full"] = float(run.read_all.mean())
+    return run, True

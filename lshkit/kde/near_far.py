@@ -17,10 +17,9 @@ from lshkit.kde import kernels
 from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
 from lshkit.kde.method import MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import (
-    Stages,
     cheapest_sample,
-    checked_sample,
     expand,
+    stages_of,
 )
 from lshkit.kde.sums import PermutedRows, Sums
 
@@ -59,11 +58,11 @@ class NearFar(HashedMethod):
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
         )
-        sample = checked_sample(settings)
+        stages = stages_of(settings)
         if buckets is None:
             permuted = PermutedRows(training) if permuted is None else permuted
             buckets = Buckets(permuted, hasher_of(training, settings))
-        return cls(buckets, *counts, Stages(**sample))
+        return cls(buckets, *counts, stages)
 
     def near(self, queries, stops, threads):
         """Sums over the near rows up to each stop from the one before, and their numbers."""

@@ -169,17 +169,17 @@ def counted(log, negligible):
     return np.exp(np.minimum(log - negligible, 0))
 
 
-def checked_sample(settings):
-    """n_samples, limit, least and negligible from settings."""
+def stages_of(settings):
+    """`Stages` from a method's settings."""
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
-    least, negligible = float(settings["least"]), settings.get("negligible")
-    if not np.isfinite(least):
-        raise ValueError(f"least must be a finite number, got {least}")
-    if negligible is not None and not np.isfinite(float(negligible)):
-        raise ValueError(f"negligible must be None or a finite number, got {negligible}")
     limit = checks.positive("limit", settings["limit"])
-    negligible = -np.inf if negligible is None else float(negligible)
-    return {"n_samples": n_samples, "limit": limit, "least": least, "negligible": negligible}
+    logs = {}
+    for name in ("least", "negligible", "unseen"):
+        value = settings.get(name)
+        logs[name] = -np.inf if value is None else float(value)
+        if value is not None and not np.isfinite(logs[name]):
+            raise ValueError(f"{name} must be None or a finite number, got {value}")
+    return Stages(n_samples, limit, **logs)
 
 
 class Stages:
@@ -188,12 +188,13 @@ class Stages:
     n_samples: of the first sample. limit: the relative error, as the history foretells it, from
     which on a query needs more. least: the log of the sum, as foretold, below which it does: less
     than all of the pilot's queries have, about which tuning found nothing out. negligible: as of
-    `counted`.
+    `counted`. unseen: log of a variance, for a sample of one row and over the sum, that a history
+    may not show; set where rtol is a bound.
     """
 
-    def __init__(self, n_samples, limit, least=-np.inf, negligible=-np.inf):
+    def __init__(self, n_samples, limit, least=-np.inf, negligible=-np.inf, unseen=-np.inf):
         self.n_samples, self.limit, self.least = n_samples, limit, least
-        self.negligible = negligible
+        self.negligible, self.unseen = negligible, unseen
 
     def stops(self, n_rows):
         """Where the history and the samples of n_rows end."""
@@ -204,6 +205,8 @@ class Stages:
 
         foretold: their relative error of a sample of one row. log: of their sums, as foretold.
         """
+        if self.unseen > -np.inf:
+            foretold = np.maximum(foretold, np.exp(np.minimum(0.5 * (self.unseen - log), 700)))
         error = MEAN_ABSOLUTE * foretold * counted(log, self.negligible)
         enough = error <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
         return enough & (np.maximum(log, self.negligible) >= self.least)
@@ -238,7 +241,7 @@ class RandomSampling(Method):
     @classmethod
     def from_settings(cls, settings, training, permuted=None):
         permuted = PermutedRows(training) if permuted is None else permuted
-        return cls(permuted, Stages(**checked_sample(settings)))
+        return cls(permuted, stages_of(settings))
 
     def sampled(self, queries, threads, stop=None, with_error=True):
         permuted, n_queries = self.permuted, len(queries)
