@@ -102,7 +102,7 @@ class Sketch:
         """Adds the rows of another sketch, as if they had come after this one's."""
         if type(self.forgetting) is not type(other.forgetting):
             raise ValueError(
-                "sketches can only be merged if both or none have a half_life, none a sliding window"
+                "sketches can only be merged if both or none have a half_life, and none a window"
             )
         if self.hasher != other.hasher or self.n_bits != other.n_bits:
             raise ValueError(
