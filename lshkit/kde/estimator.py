@@ -64,8 +64,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     sliding_window : int, optional
         The sketch then contains only the last `sliding_window` rows.
     sliding_window_error : float, 0 to 0.5
-        Up to this share of `sliding_window` around its end, rows may count partly: memory is then
-        about 1 / sliding_window_error sketches, not proportional to the window. 0: exact.
+        Sums lie between those of exact windows that are shorter and longer by this share; memory is
+        then some 1 / sliding_window_error small tables, whatever the window. 0: exact.
     half_life : float >= 1, optional
         The sketch forgets gradually: a row followed by n others counts 2^(-n / half_life).
     random_state : None, int or RandomState

@@ -200,6 +200,8 @@ class BlockedWindow(Forgetting):
         for block in arrays["forgetting.blocks"]:
             if not (np.isfinite(block) & (block >= 0)).all():
                 raise ValueError("forgetting.blocks must be finite and >= 0")
+            if np.ptp(block.sum(axis=(1, 2), dtype=np.float64)) > 0:  # the sums are exact
+                raise ValueError("forgetting.blocks must add up to the same for each hash")
             window.whole += block
             window.blocks.append(_packed(block))
         if (window.whole > table.table).any():

@@ -133,6 +133,12 @@ FORGETTING = "sketch", "forgetting"
         ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), -1.0), ">= 0"),
         ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), np.inf), "must be finite"),
         ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), 1e9), "not exceed the table"),
+        (
+            "blocked",
+            ["forgetting.blocks"],
+            np.arange(30.0).reshape(3, 5, 2, 1),
+            "the same for each",
+        ),
         ("blocked", [*FORGETTING, "n_blocks"], 10**9, "n_blocks must be an integer from 0 to 3"),
         ("blocked", [*FORGETTING, "n_blocks"], 2, "float64 (2, 5, 2, 1), got float64 (3"),
         ("blocked", [*FORGETTING, "size"], 2**62, "n_samples_seen must be the window's 930 rows"),
