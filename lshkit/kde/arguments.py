@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
+from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row
 
@@ -58,14 +59,28 @@ def check_parameters(estimator):
         wanted = "None or a nonzero 32-bit integer"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
-    if estimator.sliding_window is not None:
-        checks.integer("sliding_window", estimator.sliding_window, 1)
-        if keeps_rows(estimator.algorithm):
-            raise ValueError("sliding_window needs algorithm='bucket_sum'")
+    _check_forgetting(estimator)
     n_bits = estimator.n_bits
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12
     return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
+
+
+def _check_forgetting(estimator):
+    window, error = estimator.sliding_window, estimator.sliding_window_error
+    if isinstance(error, bool) or not isinstance(error, numbers.Real) or not 0 <= error <= 0.5:
+        raise ValueError(f"sliding_window_error must be a number from 0 to 0.5, got {error!r}")
+    if window is not None:
+        checks.integer("sliding_window", window, 1, 2**63 - 1)
+    elif error > 0:
+        raise ValueError("sliding_window_error needs a sliding_window")
+    if estimator.half_life is not None:
+        check_half_life(estimator.half_life)
+        if window is not None:
+            raise ValueError("half_life and sliding_window exclude each other")
+    for name in ("sliding_window", "half_life"):
+        if getattr(estimator, name) is not None and keeps_rows(estimator.algorithm):
+            raise ValueError(f"{name} needs algorithm='bucket_sum'")
 
 
 def as_queries(estimator, X, kernel):

@@ -21,6 +21,7 @@ from lshkit.kde.arguments import (
     keeps_rows,
     of_unit_size,
 )
+from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
@@ -68,6 +69,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         integral.
     sliding_window : int, optional
         The sketch then contains only the last `sliding_window` rows.
+    sliding_window_error : float, 0 to 0.5
+        Sums lie between those of exact windows that are shorter and longer by this share; memory is
+        then some 1 / sliding_window_error small tables, whatever the window. 0: exact.
+    half_life : float >= 1, optional
+        The sketch forgets gradually: a row followed by n others counts 2^(-n / half_life).
     random_state : None, int or RandomState
         An int makes results reproducible; sketches to be merged require one.
     n_jobs : int, optional
@@ -82,7 +88,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         The algorithm in use.
     bandwidth_ : float or array `(n_features,)`
     n_samples_seen_ : int
-        Rows in the estimator.
+        Rows in the estimator: at most `sliding_window`; with half_life all rows so far.
     n_features_in_ : int
     extra_memory_ : int
         Bytes kept beside the rows, at most; of a sketch, all that is kept.
@@ -118,6 +124,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         n_hashes=32,
         normalize=True,
         sliding_window=None,
+        sliding_window_error=0.0,
+        half_life=None,
         random_state=None,
         n_jobs=None,
         batch_size=1024,
@@ -132,6 +140,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.n_hashes = n_hashes
         self.normalize = normalize
         self.sliding_window = sliding_window
+        self.sliding_window_error = sliding_window_error
+        self.half_life = half_life
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.batch_size = batch_size
@@ -190,12 +200,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 widths = bandwidths.rule(widths, X, weights)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
-            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.sliding_window)
+            window = self.sliding_window, self.sliding_window_error
+            forgetting = forgetting_of(*window, self.half_life, self.n_hashes, 2**n_bits)
+            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, forgetting)
             sketch.add(X, weights)  # rows that are refused leave nothing behind
             self._kde_sketch = sketch
         else:
             self._kde_sketch.add(X, weights)
-        self.n_samples_seen_ = self._kde_sketch.table.count
+        self.n_samples_seen_ = self._kde_sketch.n_rows
 
     def partial_unfit(self, X, sample_weight=None):
         """Removes rows that were fitted, with their weights; "bucket_sum" only.
@@ -205,27 +217,29 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         if self._kde_sketch is None:
             raise ValueError(f"partial_unfit needs algorithm='bucket_sum', got {self.algorithm!r}")
-        if self._kde_sketch.sliding_window is not None:
+        if self._kde_sketch.forgetting is not None:
             raise ValueError(
-                "partial_unfit needs sliding_window=None: a sliding window removes rows itself"
+                "partial_unfit needs sliding_window=None and half_life=None: a sketch that forgets "
+                "removes rows itself"
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
-        self.n_samples_seen_ = self._kde_sketch.table.count
+        self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 
     def merge(self, other):
         """Adds other's rows to this estimator's, as if fitted after them; returns self.
 
         Both must have the same kernel, bandwidth and kind of algorithm; sketches also the same
-        integer random_state, because their hash functions must be equal.
+        integer random_state, because their hash functions must be equal, and the same half_life.
+        ValueError for sketches with a sliding window.
         """
         check_is_fitted(self)
         check_mergeable(self, other)
         if self._kde_sketch is not None:
             self._kde_sketch.merge(other._kde_sketch)
-            self.n_samples_seen_ = self._kde_sketch.table.count
+            self.n_samples_seen_ = self._kde_sketch.n_rows
             return self
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights

@@ -9,6 +9,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
     pytest.importorskip(package)
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
+STREAMS = "benchmarks.density.streams"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
@@ -63,3 +64,22 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
     printed = run(SAMPLING, "--tables", "--json", path)
     assert printed.returncode == 0
     assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
+
+
+def test_streams_benchmark_writes_its_sections(tmp_path):
+    path = tmp_path / "new" / "streams.json"
+    done = run(STREAMS, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    sketches = results["speed"]["sketches"]
+    assert all(x["rows_per_second"] > 0 for x in sketches.values())
+    assert sketches["all rows"]["bytes"] == sketches["half_life"]["bytes"] == 32 * 256 * 8
+    for windows in results["windows"]["streams"].values():
+        histograms = windows.pop("exponential histograms, error 0.05")
+        assert histograms["mean"] < 0.05  # each count is within that
+        for name in ("blocks, error 0.1", "blocks, error 0.05"):
+            assert windows[name]["bytes"] <= windows["exact"]["bytes"]
+            found = windows[name]["root mean square"]
+            assert found <= windows[name]["stated, root mean square"]
+    tables = run(STREAMS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
