@@ -28,7 +28,7 @@ class BruteForce(Method):
 
     def estimate(self, X, threads, with_error=True, scaled=False):
         queries = X if scaled else self.geometry.scale(X)
-        sums = self.training.sums(queries, threads)
+        sums = self.training.sums(queries, threads, given=None if scaled else X)
         return Estimate(sums.shift, sums.total / self.training.total, np.zeros(len(queries)))
 
     @property
