@@ -12,6 +12,7 @@ FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
 IN_BLOCKS = 2**17  # permuted rows that are kept in blocks too, where samples read them
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+LOWEST = -1e308  # a log kernel, of rows that are FARTHEST apart, is more
 BLOCK = 64  # rows of a block, lshkit::kKeyBlock of the C++ core
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
@@ -30,7 +31,8 @@ class Sums:
 
     def __add__(self, other):
         shift = np.maximum(self.shift, other.shift)
-        a, b = (_factor(x.shift, shift) for x in (self, other))
+        finite = np.maximum(shift, LOWEST)  # so that the factor of a shift of -inf is 0
+        a, b = np.exp(self.shift - finite), np.exp(other.shift - finite)
         squares = self.squares * a**2 + other.squares * b**2
         return Sums(shift, self.total * a + other.total * b, squares)
 
@@ -45,11 +47,6 @@ class Sums:
 
     def __getitem__(self, index):
         return Sums(self.shift[index], self.total[index], self.squares[index])
-
-
-def _factor(shift, new):
-    with np.errstate(invalid="ignore"):
-        return np.where(shift == -np.inf, 0.0, np.exp(shift - new))
 
 
 class Geometry:
@@ -71,6 +68,7 @@ class Geometry:
         width = bandwidth[0]  # which must not take squares out of float64
         one = (bandwidth == width).all() and 1e-140 < width < 1e140
         self.widths, self.edge = (None, float(width)) if one else (bandwidth, 1.0)
+        self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
     def scale(self, X):
         """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
@@ -96,7 +94,7 @@ class Geometry:
             return np.full(np.shape(norms), np.sqrt(unit))
         many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
-            return many * unit * norms**2
+            return many * unit * norms * norms
         if self.kernel == "laplacian":  # norms are Euclidean here too
             return many * unit * norms
         return np.sqrt(unit) * norms
@@ -122,15 +120,10 @@ class Geometry:
         blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
         given: the queries as given, for compact kernels; not wanted where the keys are scaled.
         """
-        with np.errstate(over="ignore"):
-            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
         sums = np.empty((len(queries), 3))
-        keep = scaled or self.kernel == "angular"
-        options = (
-            None if keep else self.centre,
-            None if keep else self.inverse,
-            weights,
-        )
+        as_they_are = scaled or self.kernel == "angular"
+        scaling = (None, None) if as_they_are else (self.centre, self.inverse)
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
         compact = self.kernel in kernels.COMPACT and not scaled
 
@@ -143,15 +136,15 @@ class Geometry:
                 self.n_bits,
                 np.ascontiguousarray(queries[some], dtype),
                 rows,
-                *options,
+                *scaling,
+                weights,
                 out,
                 threads,
                 n_keys,
                 *edge,
             )
 
-        largest = norms.max(initial=reach)
-        if np.all(self.rounding(largest) <= tolerance):
+        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
             add_up(..., np.float32, sums)
             if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
                 return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
