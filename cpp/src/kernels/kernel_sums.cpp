@@ -102,9 +102,12 @@ struct Row {  // one query against the panel
   index_t query;
   static constexpr int n = kLanes<T>, m = kLanes<float>, kVectors = kTileColumns;
 
-  // Half the squared distance.
+  // Half the sum of the squared norms, and half the squared distance.
+  LSHKIT_INLINE Vec<T> norms(int i) const {
+    return p.query_norms[query] + load(panel.norms + i * n);
+  }
   LSHKIT_INLINE Vec<T> half_square(const T* tile, int i) const {
-    return at_least_zero(p.query_norms[query] + load(panel.norms + i * n) - load(tile + i * n));
+    return at_least_zero(norms(i) - load(tile + i * n));
   }
 
   // Kernels exp(-u): the shift follows the smallest u.
@@ -176,10 +179,10 @@ struct Row {  // one query against the panel
   // the edge, for the others where it exceeds kRelative of the value, which is 0 at the edge. (The
   // linear kernel has a tip too: of r near 0, the error is the root of that of r^2.)
   LSHKIT_INLINE Vec<T> margin(Vec<T> half, int i, T error) const {
-    const Vec<T> norms = p.query_norms[query] + load(panel.norms + i * n), off = half - T(0.5);
+    const Vec<T> off = half - T(0.5);
     Vec<T> away = select(off < T(0), -off, off);
     if (p.shape.kernel == DensityKernel::linear) away = select(half < away, half, away);
-    return away - norms * error;
+    return away - norms(i) * error;
   }
 
   // The value for key j by its difference from the query as both were given: that of scikit-learn.
@@ -222,15 +225,22 @@ struct Row {  // one query against the panel
     constexpr int floats = kVectors / kPerFloats<T>;
     T error = error_of_products<T>(p.shape.n_features);
     if (p.shape.kernel != DensityKernel::tophat) error *= T(1 / kRelative);
+    Vec<T> half[kVectors], least;
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      half[i] = half_square(tile, i);
+      const Vec<T> at_least = half[i] - norms(i) * error;
+      least = i == 0 ? at_least : select(at_least < least, at_least, least);
+    }
+    if (!any_below<T>(least, T(0.5))) return;  // all beyond the edge
     Vec<float> v[floats];
-    Vec<T> least;
     LSHKIT_UNROLL
     for (int i = 0; i < kVectors; i += kPerFloats<T>) {
       Vec<T> values[kPerFloats<T>];
       LSHKIT_UNROLL
       for (int k = 0; k < kPerFloats<T>; ++k) {
-        const Vec<T> half = half_square(tile, i + k), left = margin(half, i + k, error);
-        values[k] = value(half);
+        values[k] = value(half[i + k]);
+        const Vec<T> left = margin(half[i + k], i + k, error);
         least = i + k == 0 ? left : select(left < least, left, least);
       }
       v[i / kPerFloats<T>] = to_floats(values);
