@@ -20,7 +20,6 @@ struct Panel {
   T *converted, *values, *norms;  // (kPanel, n_features), (n_features, kPanel), (kPanel)
   float* weights;                 // (kPanel), 0 past the last key
   T* tile;                        // (kQueries, kPanel)
-  T* margins;                     // (kPanel)
   float* near_edge;               // (kPanel), the kernel, where some are near its end
   index_t first = 0;              // key
   index_t bytes;
@@ -32,7 +31,6 @@ struct Panel {
     norms = cut.take<T>(kPanel<T>);
     weights = cut.take<float>(kPanel<T>);
     tile = cut.take<T>(kQueries * kPanel<T>);
-    margins = cut.take<T>(kPanel<T>);
     near_edge = cut.take<float>(kPanel<T>);
     bytes = cut.used;
   }

@@ -67,19 +67,25 @@ LSHKIT_INLINE Vec<float> to_floats(const Vec<double>* v) {
 template <class T>
 constexpr int kPerFloats = sizeof(T) / sizeof(float);  // registers of T to one of floats
 
+// Bit i: whether lane i is below the bound.
 template <class T>
-LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
+LSHKIT_INLINE unsigned lanes_below(Vec<T> v, T bound) {
 #if defined(LSHKIT_ISA_AVX512)
   if constexpr (sizeof(T) == 4)
-    return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ) != 0;
+    return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
   else
-    return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ) != 0;
+    return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
 #else
-  bool any = false;
-  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] < bound;
-  return any;
+  unsigned lanes = 0;
+  for (int i = 0; i < kLanes<T>; ++i) lanes |= unsigned(v[i] < bound) << i;
+  return lanes;
 #endif
 }
+template <class T>
+LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
+  return lanes_below<T>(v, bound) != 0;
+}
+
 // The error of half a squared distance from products, relative to half the sum of the squared
 // norms. Of it 12 (of float 4) come from the scaled rows, 2 d + 3 from the products, and 2 d + 12
 // from subtracting the rows as given: what is farther from the edge is there on the same side.
@@ -211,13 +217,16 @@ struct Row {  // one query against the panel
 
   // panel.near_edge anew for the keys whose margins are below 0.
   LSHKIT_NOINLINE void decide_by_differences(const T* tile, T error) const {
-    for (int i = 0; i < kVectors; ++i)
-      store(panel.margins + i * n, margin(half_square(tile, i), i, error));
-    for (index_t j = 0; j < kPanel<T>; ++j)
-      if (panel.margins[j] < 0 && panel.weights[j] > 0)
-        panel.near_edge[j] =
-            float(p.keys.element == Element::float32 ? value_of_difference<float>(j)
-                                                     : value_of_difference<double>(j));
+    const bool floats = p.keys.element == Element::float32;
+    for (int i = 0; i < kVectors; ++i) {
+      unsigned lanes = lanes_below<T>(margin(half_square(tile, i), i, error), 0);
+      for (; lanes; lanes &= lanes - 1) {
+        const index_t j = i * n + __builtin_ctz(lanes);
+        if (panel.weights[j] > 0)
+          panel.near_edge[j] =
+              float(floats ? value_of_difference<float>(j) : value_of_difference<double>(j));
+      }
+    }
   }
 
   // Kernels that end, which are sums of their values: shift 0.
