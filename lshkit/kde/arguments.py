@@ -90,10 +90,7 @@ def as_queries(estimator, X, kernel):
     good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
     if not good or hasattr(estimator, "feature_names_in_"):
         return as_rows(estimator, X, False, kernel)
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", X, X)
-        finite = math.isfinite(squares.sum(dtype=np.float64))
-    if not finite or (kernel == "angular" and squares.min() < 1e-30):
+    if not math.isfinite(np.vdot(X, X)) or (kernel == "angular" and has_zero_row(X)):
         return as_rows(estimator, X, False, kernel)
     return X
 

@@ -383,13 +383,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
         estimate, dtype, exact = self._estimate(X, return_std)
+        positive = np.maximum(estimate.mean, 0.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            positive = np.maximum(estimate.mean, 0)
-            log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
-            unknown = 0 if exact else np.inf
-            std = np.where(positive > 0, estimate.error / positive, unknown)
-            results = [x.astype(dtype) for x in (log_density, std)]  # below float32: -inf
-        return _like(torch, X, results if return_std else results[:1])
+            results = [np.log(positive) + (estimate.shift - log_norm)]
+            if return_std:
+                unknown = 0 if exact else np.inf
+                results.append(np.where(positive > 0, estimate.error / positive, unknown))
+            results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
+        return _like(torch, X, results)
 
     def score(self, X, y=None):
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
@@ -409,9 +410,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         torch = checks.torch_of(X=X)
         estimate, dtype, _ = self._estimate(X, return_std)
-        scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
-        results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
-        return _like(torch, X, results if return_std else results[:1])
+        parts = [estimate.mean, estimate.error] if return_std else [estimate.mean]
+        scale = np.exp(estimate.shift)
+        return _like(torch, X, [(scale * x).astype(dtype, copy=False) for x in parts])
 
     def _estimate(self, X, with_error):
         """An `Estimate`, the dtype that is wanted of it, and whether the method is exact."""
@@ -439,7 +440,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if not self.normalize:
             return 0.0
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
-        return norm + float(np.log(geometry.bandwidth).sum())
+        return norm + geometry.log_volume
 
     def sample(self, n_samples=1, random_state=None):
         """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.

@@ -137,11 +137,14 @@ def test_blocks_give_the_bits_of_rows():
         blocks, out = blocks_of(rows), np.empty((2, 5, 3))
         assert blocks.shape == (13, 7, 64)
         centre, scale = rng.normal(size=7), rng.uniform(0.5, 2, 7)
+        given = queries / scale + centre
         for code in range(8):
             for of, n in ((rows, -1), (blocks, 777)):
-                args = queries, of, centre, scale, None, out[int(n > 0)], 1, n
+                args = queries, of, centre, scale, None, out[int(n > 0)], 1, n, given, 1 / scale
                 _C.kernel_sums(code, 3, *args)
             assert np.array_equal(out[0], out[1])
+    with pytest.raises(ValueError, match="given: .* got None"):
+        _C.kernel_sums(4, 1, queries, rows, centre, scale, None, out[0])
     with pytest.raises(ValueError, match="n_keys"):
         _C.kernel_sums(0, 1, queries, blocks, None, None, None, out[0], 1, 13 * 64 + 1)
 
