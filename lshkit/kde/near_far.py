@@ -117,10 +117,10 @@ class NearFar(HashedMethod):
             shift[done], mean[done] = whole.shift, whole.total
             error[done] = np.sqrt(variance) * relative(got.shift, whole.shift)
             rows[done] = n if last == n else np.minimum(last + counts[done, k:].sum(axis=1), n - 1)
+            if final.all():
+                break
             history = (history + sample)[~final]
             open_ = open_[~final]
-            if len(open_) == 0:
-                break
         weight = self.training.total
         return Estimate(shift, mean / weight, error / weight, rows)
 

@@ -251,7 +251,8 @@ class RandomSampling(Method):
         shift, mean, error = history.shift, history.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
         for seen, last in itertools.pairwise(stops):
-            sample = permuted.sums(queries[open_], seen, last, threads)
+            some = queries if len(open_) == n_queries else queries[open_]
+            sample = permuted.sums(some, seen, last, threads)
             final = np.ones(len(open_), bool)
             if last < n:
                 log = history.log() + np.log(n / seen)
@@ -264,10 +265,10 @@ class RandomSampling(Method):
             scale = np.where(got.shift > -np.inf, np.exp(got.shift - whole.shift), 0)
             shift[done], mean[done], rows[done] = whole.shift, whole.total, last
             error[done] = np.sqrt(variance) * scale
+            if final.all():
+                break
             history = (history + sample)[~final]
             open_ = open_[~final]
-            if len(open_) == 0:
-                break
         weight = self.training.total
         return Estimate(shift, mean / weight, error / weight, rows)
 
