@@ -13,7 +13,7 @@ COMPACT_QUERIES = 256  # whose distances are kept, of the kernels that end
 
 
 class LeaveOneOut:
-    """log f_-i(x_i) for some rows i, where f_-i is the density of the distinct rows but i.
+    """log f_-i(x_i) for rows i that are held out; f_-i is the density of the distinct rows but i.
 
     Rows that are equal count as one row with the sum of their weights: they are left out together.
     Otherwise each would predict its copies, and the narrowest bandwidth would always win.
@@ -24,8 +24,6 @@ class LeaveOneOut:
     kernel : str
     scale : array (n_features,)
         What every feature is divided by; bandwidths multiply it.
-    held_out : int array (n_queries,), the rows i
-    counts : array (n_queries,), what each counts in means over them
     threads : int
 
     Notes
@@ -34,9 +32,9 @@ class LeaveOneOut:
     overflows. Bandwidths and distances that go in and come out are multiples of scale * unit.
     """
 
-    def __init__(self, X, weights, kernel, scale, held_out, counts, threads):
+    def __init__(self, X, weights, kernel, scale, threads):
         self.X, self.weights, self.kernel, self.scale = X, weights, kernel, scale
-        self.held_out, self.counts, self.threads = held_out, counts, threads
+        self.threads = threads
         low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
         with np.errstate(over="ignore"):
             self.centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
@@ -44,20 +42,23 @@ class LeaveOneOut:
         some = some[some > 0]
         self.unit = np.ldexp(1.0, int(np.frexp(np.median(some))[1])) if len(some) else 1.0
         self._inverse = 1 / scale / self.unit
+        squares = np.empty(len(X))
         with np.errstate(over="ignore", invalid="ignore"):
-            reach = max(float(np.abs(rows).max()) for _, rows in self._parts(np.float64))
-        if not reach * np.sqrt(X.shape[1]) < FARTHEST:
+            for first, rows in self._parts(np.float64):
+                squares[first : first + len(rows)] = np.einsum("ij,ij->i", rows, rows)
+        reach = np.sqrt(squares.max())
+        if not reach < FARTHEST:
             raise ValueError(f"X must lie within {FARTHEST:g} times its spread, got {reach:.2g}")
-        self._float_fits = reach * np.sqrt(X.shape[1]) < LARGEST_FLOAT
-        self._queries = self._scaled(X[held_out])
+        self._float_fits = reach < LARGEST_FLOAT
+        self.squares = squares / reach**2  # of the distances from the centre, relative
         self._log_scales = np.log(scale).sum() + X.shape[1] * np.log(self.unit)
 
-    def of(self, index):
-        """The same for a part of the rows that are left out."""
+    def holding_out(self, held_out, counts):
+        """A copy that leaves out these rows in turn, which count so much in means over them."""
         part = object.__new__(LeaveOneOut)
         vars(part).update(vars(self))
-        part.held_out, part.counts = self.held_out[index], self.counts[index]
-        part._queries = self._queries[index]
+        part.held_out, part.counts = held_out, counts
+        part._queries = self._scaled(self.X[held_out])
         return part
 
     def mean(self, values):
@@ -194,16 +195,17 @@ def distinct_rows(X, weights):
     if weights is not None and weights.min() < LEAST * weights.max():
         kept = weights >= LEAST * weights.max()
         X, weights = X[kept], weights[kept]
-    words = (X + X.dtype.type(0)).view(f"u{X.itemsize}")  # 0 and -0 are equal
     hashes = np.zeros(len(X), np.uint64)
-    for column in words.T:  # FNV-1a, a word at a time
-        hashes = (hashes ^ column) * np.uint64(0x100000001B3)
+    for column in X.T:  # FNV-1a, a number at a time; 0 and -0 are equal
+        words = (column + X.dtype.type(0)).view(f"u{X.itemsize}")
+        hashes = (hashes ^ words) * np.uint64(0x100000001B3)
         hashes ^= hashes >> np.uint64(29)
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse.reshape(-1)] > 1)
     if len(repeated) == 0:
         return X, weights
-    _, first, which = np.unique(X[repeated], axis=0, return_index=True, return_inverse=True)
+    candidates = X[repeated] + X.dtype.type(0)
+    _, first, which = np.unique(candidates, axis=0, return_index=True, return_inverse=True)
     if len(first) == len(repeated):
         return X, weights
     totals = np.ones(len(X)) if weights is None else weights.copy()

@@ -41,8 +41,8 @@ class LikelihoodCurve:
         The bandwidth of the largest log-likelihood, a multiple of `scale`: one of those that were
         given, or else the maximum of the curve through all points and their slopes.
     best_std : float
-        Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN for
-        kernels that are 0 from r = 1 on, and where no maximum lies within the bandwidths.
+        Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
+        bandwidths were given, and for kernels that are 0 from r = 1 on.
     best_log_likelihood : float
     scale : float64 array `(n_features,)` or None
         What bandwidths multiply, None: 1 for every feature.
@@ -114,8 +114,8 @@ def likelihood_curve(
         What bandwidths multiply: 1, every feature's standard deviation, or numbers > 0.
     sample_weight : array `(n_samples,)`, >= 0, optional
     n_held_out : int or None
-        Rows that are held out: a random sample (by weight) of so many, None all. The sums always
-        contain all other rows: a sample of those would move the maximum.
+        Rows that are held out: a random sample of so many (far rows more often, and counted less),
+        None all. The sums always contain all other rows: a sample of those would move the maximum.
     random_state : None, int or RandomState
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all. Results do not depend on it.
@@ -169,8 +169,10 @@ def likelihood_curve(
         factors = _checked("scale", scale, X.shape[1])
     seed = check_random_state(random_state).randint(2**31 - 1)
     rows, weights = distinct_rows(X, weights)
-    sample = held_out_rows(rows, weights, n_held_out, seed)
-    left_out = LeaveOneOut(rows, weights, kernel, factors, *sample, effective_n_jobs(n_jobs))
+    if len(rows) < 2:
+        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
+    left_out = LeaveOneOut(rows, weights, kernel, factors, effective_n_jobs(n_jobs))
+    (left_out,) = _holding_out([left_out], n_held_out, seed)
     if bandwidths is None:
         found = _maximum(left_out, _first_look(left_out))
         wide = _wide(left_out, found[0])
@@ -191,7 +193,7 @@ def likelihood_curve(
         best_log_likelihood=likelihood,
         scale=None if scale is None else factors,
         kernel=kernel,
-        n_held_out=len(sample[0]),
+        n_held_out=len(left_out.held_out),
         n_distinct=len(rows),
     )
 
@@ -204,11 +206,11 @@ def of_largest_likelihood(kernel, X, weights, seed, threads):
     """
     scales, deviations = [np.ones(X.shape[1])], standard_deviations(X, weights)
     rows, weights = distinct_rows(X, weights)
-    sample = held_out_rows(rows, weights, HELD_OUT, seed)
     with np.errstate(over="ignore", divide="ignore"):
         if X.shape[1] > 1 and (deviations > 0).all() and np.isfinite(1 / deviations).all():
             scales.append(deviations)
-    candidates = [LeaveOneOut(rows, weights, kernel, s, *sample, threads) for s in scales]
+    candidates = [LeaveOneOut(rows, weights, kernel, scale, threads) for scale in scales]
+    candidates = _holding_out(candidates, HELD_OUT, seed)
     looks = [_first_look(candidate) for candidate in candidates]
     which = int(np.argmax([likelihood for _, likelihood in looks]))
     found = _maximum(candidates[which], looks[which])
@@ -235,27 +237,42 @@ def _checked(name, values, size):
     return values
 
 
-def held_out_rows(X, weights, n_held_out, seed):
-    """Rows to hold out, in random order, and what each counts in means over them.
+# --- Rows held out ------------------------------------------------------------------------------
 
-    All, by weight, or a random sample without replacement; with weights a systematic one in
-    proportion to them, in which heavy rows count as often as they are drawn.
+
+def _holding_out(candidates, n_held_out, seed):
+    """The candidates, all leaving out the same rows: a sample in random order, or all.
+
+    A row is sampled with a probability in proportion to its weight and to 1 + its squared distance
+    from the centre over the mean of those, and counts its weight over that probability: far rows,
+    which may decide on the bandwidth alone, are all there.
     """
+    X, weights = candidates[0].X, candidates[0].weights
     n = len(X)
-    if n < 2:
-        raise ValueError(f"the likelihood needs at least 2 rows that differ, got {n}")
-    rng = np.random.default_rng([seed, 4])
-    order = rng.permutation(n)
+    order = np.random.default_rng([seed, 4]).permutation(n)
+    weights = np.ones(n) if weights is None else weights
     if n_held_out is None or n_held_out >= n:
-        return order, np.ones(n) if weights is None else weights[order]
-    if weights is None:
-        return order[:n_held_out], np.ones(n_held_out)
-    steps = np.cumsum(weights[order])
+        return [x.holding_out(order, weights[order]) for x in candidates]
+    sizes = sum(x.squares / np.average(x.squares, weights=weights) for x in candidates)
+    chances = inclusion_chances(weights * (1 + sizes / len(candidates)), n_held_out)
+    rng = np.random.default_rng([seed, 5])
+    steps = np.cumsum(chances[order])
     marks = (rng.uniform() + np.arange(n_held_out)) * (steps[-1] / n_held_out)
-    drawn = np.minimum(np.searchsorted(steps, marks, side="right"), n - 1)
-    drawn, counts = np.unique(drawn, return_counts=True)
-    mixed = rng.permutation(len(drawn))
-    return order[drawn[mixed]], counts[mixed].astype(np.float64)
+    drawn = order[np.minimum(np.searchsorted(steps, marks, side="right"), n - 1)]
+    drawn = rng.permutation(np.unique(drawn))
+    return [x.holding_out(drawn, weights[drawn] / chances[drawn]) for x in candidates]
+
+
+def inclusion_chances(sizes, count):
+    """min(1, c * sizes) that add up to count."""
+    chances, certain = np.zeros(len(sizes)), np.zeros(len(sizes), bool)
+    while True:
+        rest = sizes[~certain].sum()
+        chances = np.where(certain, 1.0, sizes * ((count - certain.sum()) / rest))
+        more = (chances >= 1) & ~certain
+        if not more.any():
+            return chances
+        certain |= more
 
 
 # --- The maximum --------------------------------------------------------------------------------
@@ -297,7 +314,7 @@ def _bounds(left_out):
 def _first_look(left_out):
     """About where the maximum is and how large, from some of the rows held out."""
     if left_out.kernel not in kernels.COMPACT:
-        left_out = left_out.of(slice(FIRST))
+        left_out = left_out.holding_out(left_out.held_out[:FIRST], left_out.counts[:FIRST])
     low, high = _bounds(left_out)
     points = max(5, math.ceil(math.log(high / low) / math.log(RATIO)) + 1)
     found = _at(left_out, np.geomspace(low, high, points))
@@ -372,5 +389,4 @@ def _best_given(found, left_out):
                 f"bandwidths, and grows towards {word} ones",
                 stacklevel=3,
             )
-    error = _best(found, left_out.kernel)[1]
-    return float(bandwidths[at]), error, float(values[at])
+    return float(bandwidths[at]), math.nan, float(values[at])
