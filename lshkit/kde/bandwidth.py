@@ -4,6 +4,9 @@ import numbers
 
 import numpy as np
 
+from lshkit.kde.deviations import effective_rows, standard_deviations
+from lshkit.kde.likelihood import of_largest_likelihood
+
 RULES = ("scott", "silverman", "likelihood")
 
 
@@ -60,8 +63,6 @@ def rule(name, kernel, X, weights, seed, threads):
     """The rule's bandwidths, float64 `(n_features,)`; ValueError as `check_rows`."""
     if name != "likelihood":
         return _of_deviations(name, X, weights)
-    from lshkit.kde.likelihood import of_largest_likelihood  # which imports this module
-
     check_rows(name, X, weights)
     return of_largest_likelihood(kernel, X, weights, seed, threads)
 
@@ -74,7 +75,7 @@ def _of_deviations(name, X, weights):
     n^(-1 / (d + 4)), for Silverman times (4 / (d + 2))^(1 / (d + 4)). (scikit-learn's rules leave
     the standard deviation out.)
     """
-    d, effective = X.shape[1], _effective_rows(_shares(X, weights))
+    d, effective = X.shape[1], effective_rows(X, weights)
     if effective <= 1 + 1e-9:
         raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
     deviations = standard_deviations(X, weights)
@@ -85,29 +86,3 @@ def _of_deviations(name, X, weights):
     if name == "silverman":
         factor *= (4 / (d + 2)) ** (1 / (d + 4))
     return factor * deviations
-
-
-def standard_deviations(X, weights):
-    """Of every feature, float64 `(n_features,)`, unbiased variances; 0 for constant features."""
-    shares = _shares(X, weights)
-    # In units in which the squares of float64 neither overflow nor underflow.
-    units = np.frexp(np.maximum(X.max(axis=0), -X.min(axis=0)).astype(np.float64))[1]
-    mean, variance = np.zeros(X.shape[1]), np.zeros(X.shape[1])
-    parts = [slice(first, first + 8192) for first in range(0, len(X), 8192)]
-    for part in parts:
-        mean += shares[part] @ np.ldexp(X[part].astype(np.float64), -units)
-    for part in parts:
-        deviations = np.ldexp(X[part].astype(np.float64), -units) - mean
-        variance += shares[part] @ deviations**2
-    counted = X if weights is None else X[weights > 0]
-    constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
-    variance = np.where(constant, 0, variance / (1 - 1 / _effective_rows(shares)))
-    return np.ldexp(np.sqrt(variance), units)
-
-
-def _shares(X, weights):
-    return np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()
-
-
-def _effective_rows(shares):
-    return 1 / np.sum(shares**2)

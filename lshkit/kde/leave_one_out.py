@@ -1,6 +1,9 @@
 """Leave-one-out log-densities of rows at many bandwidths, and their slopes in the bandwidth."""
 
+import math
+
 import numpy as np
+from sklearn.metrics.pairwise import euclidean_distances
 
 from lshkit import _C
 from lshkit.kde import kernels
@@ -40,7 +43,7 @@ class LeaveOneOut:
             self.centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
         some = np.abs(X[:: -(-len(X) // 1024)] / scale - self.centre / scale).max(axis=1)
         some = some[some > 0]
-        self.unit = np.ldexp(1.0, int(np.frexp(np.median(some))[1])) if len(some) else 1.0
+        self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
         self._inverse = 1 / scale / self.unit
         squares = np.empty(len(X))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -156,8 +159,6 @@ class LeaveOneOut:
 
     def _squares(self):
         """Of the kernels that end: squared distances of some rows left out from all, own: inf."""
-        from sklearn.metrics.pairwise import euclidean_distances
-
         for first in range(0, len(self.held_out), COMPACT_QUERIES):
             part = slice(first, first + COMPACT_QUERIES)
             queries, held_out = self._queries[part], self.held_out[part]
