@@ -1,8 +1,8 @@
 // Leave-one-out sums, a panel of keys at a time: the distances of a run of queries are one matrix
 // product (L1: a loop of absolute differences), and go through the exponential once for every
 // bandwidth. Terms are relative to the nearest key so far, which is nearest at every bandwidth: one
-// shift serves all. From some 30 features a bandwidth on, the bound is the product; below, the
-// exponential's 18 instructions a register of pairs. A panel none of whose terms float32 would hold
+// shift serves all. A bandwidth takes some 20 instructions a register of pairs, as long as the
+// product takes for about 20 features. A panel none of whose terms float32 would hold
 // beside the nearest key's is left out for that bandwidth. That pairs are symmetric is not used: a
 // pair would then write to sums of two queries, which belong to different threads.
 #include "leave_one_out.hpp"
