@@ -12,7 +12,7 @@ from lshkit.kde.sums import FARTHEST, LEAST, ROUNDING
 ROWS_AT_ONCE = 2**15  # that are scaled in one piece
 TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change
 LARGEST_FLOAT = 1e18  # reach of the rows in units: beyond, squares may leave float32
-COMPACT_QUERIES = 256  # whose distances are kept, of the kernels that end
+COMPACT_QUERIES = 32  # whose distances are kept, of the kernels that end
 
 
 class LeaveOneOut:
@@ -171,20 +171,22 @@ class LeaveOneOut:
             yield squares, held_out
 
     def _log_sums(self, squares, held_out, widths):
+        weights = np.ones(len(self.X)) if self.weights is None else self.weights
+        roots = self.kernel in ("linear", "cosine")
+        distances, power = (np.sqrt(squares), 1) if roots else (squares, 2)
         logs = np.empty((len(squares), len(widths)))
-        weights = 1.0 if self.weights is None else self.weights
         for column, width in enumerate(widths):
-            near, key = np.nonzero(squares < width**2)
-            square = squares[near, key] / width**2
-            values = {
-                "tophat": lambda s: np.ones_like(s),
-                "epanechnikov": lambda s: 1 - s,
-                "linear": lambda s: 1 - np.sqrt(s),
-                "cosine": lambda s: np.cos(np.pi / 2 * np.sqrt(s)),
-            }[self.kernel](square)
-            values = values if self.weights is None else values * weights[key]
+            if self.kernel == "tophat":
+                values = (squares < width**2).astype(np.float64)
+            else:
+                values = distances * -(width**-power)
+                values += 1
+                np.maximum(values, 0, out=values)
+            if self.kernel == "cosine":  # cos(pi r / 2), and 0 where it ends
+                values *= np.pi / 2
+                np.sin(values, out=values)
             with np.errstate(divide="ignore"):
-                logs[:, column] = np.log(np.bincount(near, values, len(squares)))
+                logs[:, column] = np.log(values @ weights)
         return logs
 
 

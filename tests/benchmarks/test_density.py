@@ -59,8 +59,9 @@ def test_bandwidths_benchmark_writes_all_results(tmp_path):
         for sample in found["held out"].values():
             assert 0 <= sample["root mean square"] < 0.3 and sample["stated"] > 0
     likelihood = results["rules"]["data"]["mixture of 512"]["rules"]
-    assert likelihood["likelihood, gaussian"]["log_likelihood"] > (
-        likelihood["scott, gaussian"]["log_likelihood"]
+    assert (
+        likelihood["likelihood, gaussian"]["log_likelihood"]
+        > (likelihood["scott, gaussian"]["log_likelihood"])
     )
     tables = run(BANDWIDTHS, "--tables", "--json", path)
     assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
