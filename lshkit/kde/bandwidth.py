@@ -56,7 +56,9 @@ def check_rows(name, X, weights):
         return
     counted = X if weights is None else X[weights > 0]
     if not (counted != counted[0]).any():
-        raise ValueError("bandwidth='likelihood' needs at least 2 rows that differ")
+        raise ValueError(
+            f"bandwidth='likelihood' needs at least 2 rows that differ (n_samples = {len(X)})"
+        )
 
 
 def rule(name, kernel, X, weights, seed, threads):
