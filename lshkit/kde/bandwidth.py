@@ -4,7 +4,10 @@ import numbers
 
 import numpy as np
 
-RULES = ("scott", "silverman")
+from lshkit.kde.deviations import effective_rows, standard_deviations
+from lshkit.kde.likelihood import of_largest_likelihood
+
+RULES = ("scott", "silverman", "likelihood")
 
 
 def check(bandwidth, n_features, kernel):
@@ -12,8 +15,8 @@ def check(bandwidth, n_features, kernel):
     if isinstance(bandwidth, str):
         if bandwidth not in RULES:
             raise ValueError(
-                f"bandwidth must be a number > 0, one for each feature, 'scott' or 'silverman', "
-                f"got {bandwidth!r}"
+                f"bandwidth must be a number > 0, one for each feature, 'scott', 'silverman' or "
+                f"'likelihood', got {bandwidth!r}"
             )
         if kernel == "angular":
             raise ValueError("bandwidth must be 1.0 for the angular kernel: n_bits is its width")
@@ -46,7 +49,27 @@ def check(bandwidth, n_features, kernel):
     return widths
 
 
-def rule(name, X, weights=None):
+def check_rows(name, X, weights):
+    """ValueError where a rule cannot give bandwidths for rows."""
+    if name != "likelihood":
+        _of_deviations(name, X, weights)
+        return
+    counted = X if weights is None else X[weights > 0]
+    if not (counted != counted[0]).any():
+        raise ValueError(
+            f"bandwidth='likelihood' needs at least 2 rows that differ (n_samples = {len(X)})"
+        )
+
+
+def rule(name, kernel, X, weights, seed, threads):
+    """The rule's bandwidths, float64 `(n_features,)`; ValueError as `check_rows`."""
+    if name != "likelihood":
+        return _of_deviations(name, X, weights)
+    check_rows(name, X, weights)
+    return of_largest_likelihood(kernel, X, weights, seed, threads)
+
+
+def _of_deviations(name, X, weights):
     """Scott's or Silverman's factor times the standard deviation of every feature.
 
     scipy.stats.gaussian_kde's factors and weighting, of the diagonal of its covariance: equal to it
@@ -54,27 +77,14 @@ def rule(name, X, weights=None):
     n^(-1 / (d + 4)), for Silverman times (4 / (d + 2))^(1 / (d + 4)). (scikit-learn's rules leave
     the standard deviation out.)
     """
-    d = X.shape[1]
-    shares = np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()
-    effective = 1 / np.sum(shares**2)
+    d, effective = X.shape[1], effective_rows(X, weights)
     if effective <= 1 + 1e-9:
         raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
-    # In units in which the squares of float64 neither overflow nor underflow.
-    units = np.frexp(np.maximum(X.max(axis=0), -X.min(axis=0)).astype(np.float64))[1]
-    mean, variance = np.zeros(d), np.zeros(d)
-    parts = [slice(first, first + 8192) for first in range(0, len(X), 8192)]
-    for part in parts:
-        mean += shares[part] @ np.ldexp(X[part].astype(np.float64), -units)
-    for part in parts:
-        deviations = np.ldexp(X[part].astype(np.float64), -units) - mean
-        variance += shares[part] @ deviations**2
-    variance /= 1 - 1 / effective
-    counted = X if weights is None else X[weights > 0]
-    constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
-    if constant.any():
-        feature = int(np.flatnonzero(constant)[0])
+    deviations = standard_deviations(X, weights)
+    if not (deviations > 0).all():
+        feature = int(np.flatnonzero(~(deviations > 0))[0])
         raise ValueError(f"bandwidth={name!r} needs features that vary, feature {feature} does not")
     factor = effective ** (-1 / (d + 4))
     if name == "silverman":
         factor *= (4 / (d + 2)) ** (1 / (d + 4))
-    return np.ldexp(factor * np.sqrt(variance), units)
+    return factor * deviations

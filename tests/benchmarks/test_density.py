@@ -10,6 +10,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
 STREAMS = "benchmarks.density.streams"
+BANDWIDTHS = "benchmarks.density.bandwidths"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
@@ -47,6 +48,28 @@ def test_kde_benchmark_writes_all_results(tmp_path):
 
 def test_kde_benchmark_refuses_bad_options_by_name(refusal):
     assert "--rows" in refusal(KDE, "--rows", 10)
+
+
+def test_bandwidths_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "bandwidths.json"
+    done = run(BANDWIDTHS, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert results.keys() == {"speed", "accuracy", "rules"}
+    assert all("cpu" in section["machine"] for section in results.values())
+    best = results["speed"]["best"]
+    assert best.keys() == results["speed"]["seconds"].keys() and len(best) == 5
+    assert len(set(best.values())) == 1  # of a coarse grid
+    for found in results["accuracy"]["data"].values():
+        for sample in found["held out"].values():
+            assert 0 <= sample["root mean square"] < 0.3 and sample["stated"] > 0
+    likelihood = results["rules"]["data"]["mixture of 512"]["rules"]
+    assert (
+        likelihood["likelihood, gaussian"]["log_likelihood"]
+        > (likelihood["scott, gaussian"]["log_likelihood"])
+    )
+    tables = run(BANDWIDTHS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_sampling_benchmark_writes_its_sections(tmp_path):
