@@ -1,5 +1,6 @@
-"""Kernel density estimation: a scikit-learn estimator that selects its method, and sketches."""
+"""Kernel density estimation and what is made of the same sums: regression, two-sample tests."""
 
 from lshkit.kde.estimator import LSHKernelDensity
+from lshkit.kde.regression import LSHKernelRegressor
 
-__all__ = ["LSHKernelDensity"]
+__all__ = ["LSHKernelDensity", "LSHKernelRegressor"]

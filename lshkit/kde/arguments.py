@@ -24,12 +24,7 @@ def check_parameters(estimator):
     known = ["auto", *METHODS]
     if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
-    if (
-        isinstance(estimator.rtol, bool)
-        or not isinstance(estimator.rtol, numbers.Real)
-        or not 0 <= estimator.rtol < math.inf
-    ):
-        raise ValueError(f"rtol must be a finite number >= 0, got {estimator.rtol!r}")
+    check_rtol(estimator.rtol)
     method = METHODS.get(estimator.algorithm)  # None: "auto"
     if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(
@@ -40,14 +35,7 @@ def check_parameters(estimator):
         raise ValueError(f"rtol must be > 0 for algorithm={method.name!r}, got 0")
     checks.boolean("normalize", estimator.normalize)
     checks.integer("batch_size", estimator.batch_size, 1)
-    n_jobs = 1 if estimator.n_jobs is None else estimator.n_jobs
-    if (
-        isinstance(n_jobs, bool)
-        or not isinstance(n_jobs, numbers.Integral)
-        or not 0 < abs(n_jobs) < 2**31
-    ):
-        wanted = "None or a nonzero 32-bit integer"
-        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
+    check_n_jobs(estimator.n_jobs)
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     if estimator.sliding_window is not None:
         checks.integer("sliding_window", estimator.sliding_window, 1)
@@ -57,6 +45,23 @@ def check_parameters(estimator):
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12
     return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
+
+
+def check_rtol(rtol):
+    if isinstance(rtol, bool) or not isinstance(rtol, numbers.Real) or not 0 <= rtol < math.inf:
+        raise ValueError(f"rtol must be a finite number >= 0, got {rtol!r}")
+
+
+def check_n_jobs(n_jobs):
+    if n_jobs is None:
+        return
+    if (
+        isinstance(n_jobs, bool)
+        or not isinstance(n_jobs, numbers.Integral)
+        or not 0 < abs(n_jobs) < 2**31
+    ):
+        wanted = "None or a nonzero 32-bit integer"
+        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
 
 
 def as_queries(estimator, X, kernel):
