@@ -2,5 +2,6 @@
 
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.regression import LSHKernelRegressor
+from lshkit.kde.two_sample import TwoSampleTestResult, two_sample_test
 
-__all__ = ["LSHKernelDensity", "LSHKernelRegressor"]
+__all__ = ["LSHKernelDensity", "LSHKernelRegressor", "TwoSampleTestResult", "two_sample_test"]

@@ -11,8 +11,8 @@ from lshkit.kde import kernels
 from lshkit.kde.sums import EXACT, ROUNDING, SAMPLED
 
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
-FIRST, GROWTH = 512, 2  # rows of the first segment of a sample; where the next one ends, over that
-MIN_EFFECTIVE = 32  # rows, (sum t)^2 / sum t^2, below which a sample says nothing about its error
+FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
+MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
 SAFETY = 1.25  # times the rows that a history foretells
 
 
