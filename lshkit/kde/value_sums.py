@@ -128,9 +128,9 @@ class ValueRows:
         return self.rows.nbytes + of_parts
 
 
-def log_kernels(geometry, queries, rows):
-    """log k between all scaled queries and rows in float64: -inf for 0."""
-    r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean")
+def log_kernels(geometry, queries, rows, width=1.0):
+    """log k between all queries and rows in float64, scaled up to the width: -inf for 0."""
+    r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
     if geometry.kernel == "angular":
         r = 2 * np.arcsin(np.minimum(r / 2, 1))  # the angle
     if geometry.kernel not in kernels.COMPACT:
@@ -147,16 +147,29 @@ def log_kernels(geometry, queries, rows):
 
 
 class FewRows:
-    """`ValueRows` of few rows, whose sums are float64 throughout."""
+    """`ValueRows` of few rows, whose sums are float64 throughout.
+
+    With one bandwidth distances are those of rows as given: of gridded rows that are exactly one
+    apart, which is where compact kernels end, no scaling rounds them.
+    """
 
     def __init__(self, geometry, rows, weights, values):
-        self.geometry, self.rows = geometry, geometry.scale(rows)
+        widths = geometry.bandwidth
+        self.given = geometry.kernel != "angular" and (widths == widths[0]).all()
+        self.given &= 1e-140 < widths[0] < 1e140  # whose squares float64 holds
+        self.width = widths[0] if self.given else 1.0
+        self.geometry = geometry
+        self.rows = self._as_kept(rows)
         weights = np.ones(len(rows)) if weights is None else weights
         self.columns = np.column_stack([weights, weights[:, None] * values])
 
-    def moments(self, queries, threads):
-        logs = log_kernels(self.geometry, queries, self.rows)
-        out = Moments.zeros(len(queries), self.columns.shape[1] - 1)
+    def _as_kept(self, rows):
+        return np.asarray(rows, np.float64) if self.given else self.geometry.scale(rows)
+
+    def moments(self, X, threads):
+        """`Moments` of rows as given."""
+        logs = log_kernels(self.geometry, self._as_kept(X), self.rows, self.width)
+        out = Moments.zeros(len(X), self.columns.shape[1] - 1)
         out.shift = logs.max(axis=1)
         some = out.shift > -np.inf
         out.first[some] = np.exp(logs[some] - out.shift[some, None]) @ self.columns
@@ -175,16 +188,15 @@ class ExactMeans:
     def __init__(self, training, values):
         self.geometry = training.geometry
         rows = training.geometry, training.X, training.weights, values
-        if len(training.X) <= FEW:
+        self.few = len(training.X) <= FEW
+        if self.few:
             self.values = FewRows(*rows)
         else:
             self.values = ValueRows(*rows, scaled=False, reach=training.reach)
 
     def estimate(self, X, threads):
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
-        return self.of_scaled(self.geometry.scale(X), threads)
-
-    def of_scaled(self, queries, threads):
+        queries = X if self.few else self.geometry.scale(X)
         means = self.values.moments(queries, threads).ratio()
         return means, np.zeros(means.shape)
 
@@ -256,7 +268,7 @@ class SampledMeans:
                 break
         rest = np.concatenate([*rest, left])
         if len(rest):
-            means[rest], errors[rest] = self.exact.of_scaled(queries[rest], threads)
+            means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
         return means, errors
 
     def _stop(self, known, count):

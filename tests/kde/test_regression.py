@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from lshkit.kde import LSHKernelRegressor
+from lshkit.kde import LSHKernelRegressor, value_sums
 from lshkit.reference import log_kernel
 
 COMPACT = "tophat", "epanechnikov", "linear", "cosine"
@@ -90,6 +90,15 @@ def test_where_no_row_is_near_the_mean_is_predicted(kernel, n):
     mean = np.average(VALUES[:n], axis=0, weights=WEIGHTS[:n])
     assert np.allclose(got[:-1], mean, rtol=0, atol=1e-12) and np.isinf(std[:-1]).all()
     assert not std[-1].any()
+
+
+def test_gridded_rows_at_the_edge_of_a_kernel_are_outside():
+    rows = np.random.default_rng(1).integers(0, 4, size=(200, 3)).astype(float)
+    for unit in (1.0, 0.1, 1 / 3):
+        model = LSHKernelRegressor("tophat", unit).fit(unit * rows, VALUES[:200])
+        same = (rows[:, None] == rows).all(axis=2)
+        wanted = same @ VALUES[:200] / same.sum(axis=1, keepdims=True)
+        assert np.allclose(model.predict(unit * rows), wanted, rtol=0, atol=1e-12)
 
 
 def test_targets_of_any_size():
@@ -169,6 +178,39 @@ def test_samples_have_the_stated_error(name, weighted):
     observed, stated = (np.sqrt((x**2).mean(axis=(0, 1))) for x in (error, std))
     assert (stated / observed > 0.8).all() and (stated / observed < 1.5).all()
     assert (observed < 0.1 * values.std(axis=0)).all()
+
+
+def test_a_sample_is_the_formula(monkeypatch):
+    """64 rows of history, 64 of the sample, which stands for the other 836 too."""
+    monkeypatch.setattr(value_sums, "FIRST", 64)
+    monkeypatch.setattr(value_sums, "MIN_EFFECTIVE", 2)
+    rows, values, queries = problem("normal", n=900, n_queries=5)
+    weights = np.random.default_rng(6).uniform(0.2, 2, 900)
+    options = dict(bandwidth=1.5, algorithm="random", rtol=100.0, random_state=0)
+    model = LSHKernelRegressor(**options).fit(rows, values, weights)
+    got = model.predict(queries, return_std=True)
+    order = np.random.default_rng([model._regression_seed, 1]).permutation(900)
+    history, sample = order[:64], order[64:128]
+    terms = weights * np.exp(log_kernel("gaussian", queries, rows, 1.5))
+    copies = np.zeros(900)
+    copies[history], copies[sample] = 1, 836 / 64
+    total = (copies * terms).sum(axis=1, keepdims=True)
+    mean = (copies * terms) @ values / total
+    residuals = terms[:, sample, None] * (values[sample] - mean[:, None])
+    variance = 836**2 * (1 - 64 / 836) * residuals.var(axis=1, ddof=1) / 64
+    assert np.allclose(got[0], mean, rtol=0, atol=1e-3)  # distances of samples are float32
+    assert np.allclose(got[1], np.sqrt(variance) / total, rtol=1e-2)
+
+
+def test_a_few_rows_that_agree_are_not_believed():
+    """29 rows carry the weight; those that a history holds mostly have equal targets."""
+    rows, values = np.random.default_rng(0).normal(size=(16384, 4)) + 30, np.zeros(16384)
+    rows[:29], values[:3] = 0, 1.0
+    exact = LSHKernelRegressor(bandwidth=2.0, algorithm="brute").fit(rows, values)
+    for seed in range(4):
+        model = LSHKernelRegressor(bandwidth=2.0, algorithm="random", random_state=seed)
+        got, std = model.fit(rows, values).predict(np.zeros((1, 4)), return_std=True)
+        assert got == exact.predict(np.zeros((1, 4))) and std == 0
 
 
 def test_a_query_that_needs_all_rows_gets_them():
