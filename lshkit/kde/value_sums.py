@@ -10,6 +10,7 @@ from scipy.spatial.distance import cdist
 from lshkit.kde import kernels
 from lshkit.kde.sums import EXACT, ROUNDING, SAMPLED
 
+SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding moves it as much
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
 FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
 MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
@@ -80,7 +81,7 @@ class ValueRows:
     of the others.
     """
 
-    def __init__(self, geometry, rows, weights, values, *, scaled, reach, tolerance=EXACT):
+    def __init__(self, geometry, rows, weights, values, *, scaled, reach, tolerance):
         order = np.argsort(values[:, 0] < 0, kind="stable")
         self.geometry, self.rows = geometry, np.ascontiguousarray(rows[order])
         self.weights = None if weights is None else weights[order]
@@ -192,7 +193,9 @@ class ExactMeans:
         if self.few:
             self.values = FewRows(*rows)
         else:
-            self.values = ValueRows(*rows, scaled=False, reach=training.reach)
+            tolerance = SINGLE if training.X.dtype == np.float32 else EXACT
+            options = {"scaled": False, "reach": training.reach, "tolerance": tolerance}
+            self.values = ValueRows(*rows, **options)
 
     def estimate(self, X, threads):
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""

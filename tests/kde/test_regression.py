@@ -133,6 +133,9 @@ def test_float32_stays():
         got, std = model.predict(queries, return_std=True)
         assert got.dtype == std.dtype == np.float32
         assert model.predict(queries.astype(np.float64)).dtype == np.float64
+    narrow = LSHKernelRegressor(bandwidth=0.4).fit(rows, values)
+    wanted = plain("gaussian", queries, rows, values[:, None], 0.4)[:, 0]
+    assert np.abs(narrow.predict(queries) - wanted).max() < 2e-5
 
 
 # --- Sampled ------------------------------------------------------------------------------------
