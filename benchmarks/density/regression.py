@@ -1,10 +1,11 @@
 """Kernel regression: LSHKernelRegressor, plain NumPy, scikit-learn's neighbors and statsmodels.
 
 Times: the bandwidth is the one of least squared error on held-out rows (the sketch's bandwidth and
-scikit-learn's number of neighbors likewise); microseconds a query in batches of 256, one thread, all
-in turns in one process, the smallest of several. `error` is the mean absolute difference from the
-exact regression, in standard deviations of the targets. Coverage: what samples and sketches state,
-over seeds, against what is observed. Five minutes. statsmodels is compared where it is installed.
+scikit-learn's number of neighbors likewise); microseconds a query in batches of 256, one thread,
+all in turns in one process, the smallest of several. `error` is the mean absolute difference from
+the exact regression, in standard deviations of the targets. Coverage: what samples and sketches
+state, over seeds, against what is observed. Five minutes. statsmodels is compared where it is
+installed.
 
     python -m benchmarks.density.regression
     python -m benchmarks.density.regression --sections coverage

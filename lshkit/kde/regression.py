@@ -19,7 +19,9 @@ from lshkit.kde.value_sums import ExactMeans, SampledMeans
 
 ALGORITHMS = "auto", "brute", "random", "bucket_sum"
 RULES = "scott", "silverman"
-MIN_SAMPLED = 20_000  # rows, from which on "auto" samples
+# "auto" samples from so many rows on, if queries like so many of them (evenly spaced) then cost at
+# most that share of what all rows do.
+MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
 
 
 class LSHKernelRegressor(RegressorMixin, BaseEstimator):
@@ -45,7 +47,8 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
         random sample, for each query as large as rtol requires, or every row. "bucket_sum": a
         sketch of constant size that keeps no rows, for the kernels "angular" and "laplacian";
-        n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on, else "brute".
+        n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
+        faster for 64 of them, else "brute".
     rtol : float >= 0
         Target for the standard error of a prediction by "random", in standard deviations of y (of
         each output): 0.1 costs about 0.01 of a coefficient of determination. 0: exact.
@@ -251,19 +254,22 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
         equal = (weights == weights[0]).all()
         options = self._bits(), widths, X, None if equal else weights, self._regression_seed
-        with self._threads():
+        with self._threads() as threads:
             training = training_of(self.kernel, *options)
-            sampled = self.algorithm == "random" or (
-                self.algorithm == "auto"
-                and self.rtol > 0
-                and self.kernel not in kernels.COMPACT
-                and len(X) >= MIN_SAMPLED
-            )
-            if sampled:
+            if self._may_sample(len(X)):
                 method = SampledMeans(training, values, self.rtol * spread)
+                pilot = X[:: -(-len(X) // PILOT)]
+                if self.algorithm == "auto" and method.cost(pilot, threads) > WORTHWHILE:
+                    method = method.exact
             else:
                 method = ExactMeans(training, values)
         return method, (offset, unit, mean)
+
+    def _may_sample(self, n):
+        if self.algorithm == "random":
+            return True
+        wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
+        return self.algorithm == "auto" and wanted and n >= MIN_SAMPLED
 
     @contextlib.contextmanager
     def _threads(self):

@@ -247,8 +247,20 @@ class SampledMeans:
 
     def estimate(self, X, threads):
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
-        queries = self.geometry.scale(X)
-        n, n_outputs = len(queries), len(self.limit)
+        means, errors, rest, _ = self._sampled(self.geometry.scale(X), threads)
+        if len(rest):
+            means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
+        return means, errors
+
+    def cost(self, X, threads):
+        """Of queries like the rows X, over that of the exact method."""
+        *_, rest, read = self._sampled(self.geometry.scale(X), threads)
+        # Of the rows that are read, the sums of three weights instead of two.
+        return 1.5 * read / (len(X) * self.n) + len(rest) / len(X)
+
+    def _sampled(self, queries, threads):
+        """Means and errors, the queries that need all rows instead, and pairs that were read."""
+        n, n_outputs, read = len(queries), len(self.limit), 0
         known, sample = Moments.zeros(n, n_outputs), Moments.zeros(n, n_outputs)
         seen = np.zeros(n, np.int64)  # rows of the history; 0: not decided yet
         stop = np.zeros(n, np.int64)
@@ -256,6 +268,7 @@ class SampledMeans:
         left, rest = np.arange(n), []
         for segment, last in zip(self.segments, self.ends, strict=True):
             moments = segment.moments(queries[left], threads, second=True)
+            read += len(left) * len(segment)
             decided = seen[left] > 0
             old, new = left[decided], left[~decided]
             sample[old] = sample[old] + moments[decided]
@@ -269,10 +282,7 @@ class SampledMeans:
             left = left[~too_many & (~decided | (stop[left] > last))]
             if len(left) == 0:
                 break
-        rest = np.concatenate([*rest, left])
-        if len(rest):
-            means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
-        return means, errors
+        return means, errors, np.concatenate([*rest, left]), read
 
     def _stop(self, known, count):
         """Where the sample of a query ends, 0 as long as too few rows carry its weight."""
