@@ -3,8 +3,8 @@
 Reference rows are pictures of the digits 0 to 8. New batches are such pictures too, of which a
 growing share is the 9. The maximum mean discrepancy with permutations tells from what share on the
 batch differs: exactly, from all pairs of rows, and by sums over hash buckets, which take time
-linear in the rows and so can test many more. At the end there are a table, and a picture of the
-null distributions. Needs matplotlib and tqdm.
+linear in the rows and so can test many more. At the end there are a table of how often an alarm
+is raised, and a picture of that beside a null distribution. Needs matplotlib and tqdm.
 """
 
 import argparse
@@ -91,12 +91,12 @@ def draw(alarms: dict, last: dict, out: pathlib.Path) -> None:
         left.axvline(last[name, share].statistic, color=colour, label=f"{share:.0%} are 9s")
     left.set(title=f"one batch: {name}", yticks=[], xlabel="squared discrepancy")
     left.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=8, loc=(0.62, 0.5))
     for (name, found), style in zip(alarms.items(), ("o-", "s--", "^-"), strict=True):
         right.plot(100 * np.array(SHARES), found, style, label=name, ms=5)
     right.axhline(0.05, color="black", lw=0.8, ls=":", label="level")
     right.set(xlabel="share of 9s, %", ylabel="share of alarms", ylim=(-0.03, 1.03))
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8, loc="lower right")
     for axis in (left, right):
         axis.title.set_fontsize(10)
     figure.savefig(out, dpi=120)

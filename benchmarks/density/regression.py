@@ -197,7 +197,7 @@ def of_statsmodels(train, test, width, exact):
 
 
 def times(args):
-    n = 4000 if args.quick else args.rows
+    n = 1500 if args.quick else args.rows
     return {name: task(name, n, args) for name in tqdm(DATA, desc="times")}
 
 
@@ -219,10 +219,10 @@ KINDS = "normal", "100 clusters", "600 rows, repeated", "heavy-tailed"
 
 
 def coverage(args):
-    n, runs = (20_000, 2) if args.quick else (30_000, 8)
+    n, runs = (9000, 2) if args.quick else (30_000, 8)
     results = []
     for kind in tqdm(KINDS, desc="coverage"):
-        for d, h in SETTINGS:
+        for d, h in SETTINGS[: 1 if args.quick else None]:
             rng = np.random.default_rng(1)
             X = rows_of(kind, n + 400, d, rng)
             y = np.sin(X[:, 0]) + 0.2 * X[:, 1] ** 2

@@ -56,7 +56,7 @@ def plain(X, Y, n_permutations, seed, kernel="laplacian"):
 
 def times(args):
     results = {}
-    for n in tqdm((200, 400) if args.quick else SIZES, desc="times"):
+    for n in tqdm((100, 200) if args.quick else SIZES, desc="times"):
         rng = np.random.default_rng(0)
         X, Y = rng.normal(size=(2, n, FEATURES))
         options = {"n_permutations": 99 if args.quick else PERMUTATIONS, "random_state": 0}
@@ -84,7 +84,7 @@ def tests_of(X, Y, kernel, seed):
 
 
 def power(args):
-    n, d, seeds = 200, 8, 5 if args.quick else 150
+    n, d, seeds = 200, 8, 3 if args.quick else 150
     results = {}
     for kernel in tqdm(("laplacian", "angular", "gaussian"), desc="power"):
         for shift in SHIFTS:

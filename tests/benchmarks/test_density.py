@@ -9,6 +9,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
     pytest.importorskip(package)
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
+REGRESSION, TWO_SAMPLE = "benchmarks.density.regression", "benchmarks.density.two_sample"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
@@ -63,3 +64,31 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
     printed = run(SAMPLING, "--tables", "--json", path)
     assert printed.returncode == 0
     assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
+
+
+def test_regression_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "regression.json"
+    done = run(REGRESSION, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for data in ("friedman", "digits", "clusters", "waves"):
+        methods = results["times"][data]["methods"]
+        assert {"lshkit, auto", "NumPy", "scikit-learn, neighbors"} <= methods.keys()
+        assert methods["NumPy"]["error"] < 1e-4  # the exact ones agree
+        assert methods["lshkit, brute"]["r2"] > 0.1
+    for found in results["coverage"]["results"]:
+        assert 0 <= found["beyond_3"] <= 1 and found["observed"] > 0
+    tables = run(REGRESSION, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_two_sample_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "two_sample.json"
+    done = run(TWO_SAMPLE, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for seconds in results["times"]["seconds"].values():
+        assert seconds.keys() == {"bucket_sum", "exact", "NumPy"}
+    assert len(results["power"]["found"]) == 9
+    tables = run(TWO_SAMPLE, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout

@@ -7,6 +7,8 @@ EXAMPLES = {
     "kde_vs_sklearn": ("scikit-learn, rtol 0.1", "lshkit, auto"),
     "streaming_density": ("rows streamed", "bit for bit | True"),
     "novelty_detection": ("novel digit", "| 1 |"),
+    "kernel_regression": ("beyond 3 stated", "| sketch |"),
+    "two_sample_test": ("share of 9s", "| bucket sums, 500 rows |"),
 }
 
 
