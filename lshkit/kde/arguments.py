@@ -24,7 +24,12 @@ def check_parameters(estimator):
     known = ["auto", *METHODS]
     if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
-    check_rtol(estimator.rtol)
+    if (
+        isinstance(estimator.rtol, bool)
+        or not isinstance(estimator.rtol, numbers.Real)
+        or not 0 <= estimator.rtol < math.inf
+    ):
+        raise ValueError(f"rtol must be a finite number >= 0, got {estimator.rtol!r}")
     method = METHODS.get(estimator.algorithm)  # None: "auto"
     if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(
@@ -45,23 +50,6 @@ def check_parameters(estimator):
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12
     return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
-
-
-def check_rtol(rtol):
-    if isinstance(rtol, bool) or not isinstance(rtol, numbers.Real) or not 0 <= rtol < math.inf:
-        raise ValueError(f"rtol must be a finite number >= 0, got {rtol!r}")
-
-
-def check_n_jobs(n_jobs):
-    if n_jobs is None:
-        return
-    if (
-        isinstance(n_jobs, bool)
-        or not isinstance(n_jobs, numbers.Integral)
-        or not 0 < abs(n_jobs) < 2**31
-    ):
-        wanted = "None or a nonzero 32-bit integer"
-        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
 
 
 def as_queries(estimator, X, kernel):
@@ -107,6 +95,18 @@ def as_weights(weights, n):
     if not weights.any():
         raise ValueError("sample_weight must not be all zero")
     return weights
+
+
+def check_n_jobs(n_jobs):
+    if n_jobs is None:
+        return
+    if (
+        isinstance(n_jobs, bool)
+        or not isinstance(n_jobs, numbers.Integral)
+        or not 0 < abs(n_jobs) < 2**31
+    ):
+        wanted = "None or a nonzero 32-bit integer"
+        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
 
 
 def check_mergeable(mine, other):

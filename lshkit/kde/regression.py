@@ -1,6 +1,8 @@
 """`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
 
 import contextlib
+import math
+import numbers
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -11,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from lshkit import _C, checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_queries, as_weights, check_n_jobs, check_rtol, of_unit_size
+from lshkit.kde.arguments import as_queries, as_weights, check_n_jobs, of_unit_size
 from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
 from lshkit.kde.value_sketch import ValueSketch
@@ -180,7 +182,9 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
                 f"kernel must be one of {list(known)} for algorithm={self.algorithm!r}, got "
                 f"{self.kernel!r} ('brute' supports every kernel)"
             )
-        check_rtol(self.rtol)
+        real = isinstance(self.rtol, numbers.Real) and not isinstance(self.rtol, bool)
+        if not (real and 0 <= self.rtol < math.inf):
+            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
         if self.algorithm == "random" and self.rtol == 0:
             raise ValueError("rtol must be > 0 for algorithm='random', got 0")
         if isinstance(self.bandwidth, str) and self.bandwidth not in RULES:
