@@ -153,11 +153,15 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             wanted = (len(X), *self._regression_shape)
             raise ValueError(f"y must have shape {wanted}, as for the earlier rows, got {y.shape}")
         weights = as_weights(sample_weight, len(X))
-        widths = self._widths(self.bandwidth, X, weights)
+        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
+            if isinstance(widths, str):  # a rule that fails leaves nothing behind
+                widths = bandwidths.rule(widths, X, weights)
             self._regression_seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._regression_shape, self._regression_parts = y.shape[1:], []
             self._regression_sketch = None
+            # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
+            self._regression_fitted = None
         if streams:
             with self._threads():
                 self._add_to_sketch(X, values, weights, widths)
@@ -165,7 +169,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             weights = np.ones(len(X)) if weights is None else weights.copy()
             self._regression_parts.append((X.copy(), values.copy(), weights))
         self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
-        self._regression_method = None
+        self._regression_method = self._regression_fitted = None
         return self
 
     def _check_parameters(self):
@@ -203,11 +207,6 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         most = SKETCH_BITS if self.algorithm == "bucket_sum" else 64
         return checks.integer("n_bits", self.n_bits, 1, most)
 
-    def _widths(self, bandwidth, X, weights):
-        """The bandwidths as an array `(n_features,)`, those of a rule from rows."""
-        widths = bandwidths.check(bandwidth, X.shape[1], self.kernel)
-        return bandwidths.rule(widths, X, weights) if isinstance(widths, str) else widths
-
     def _add_to_sketch(self, X, values, weights, widths):
         sketch = self._regression_sketch
         if sketch is None:
@@ -226,7 +225,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         if self._regression_sketch is not None:
             return self._regression_sketch
         if self._regression_method is None:
-            # Threads that make it at once make equal ones.
+            # Of the settings as fitted. Threads that make it at once make equal ones.
             self._regression_method = self._make_method()
         return self._regression_method[0]
 
@@ -248,25 +247,33 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         counted = weights >= LEAST
         if not counted.all():
             X, values, weights = X[counted], values[counted], weights[counted]
-        widths = self._widths(self.bandwidth, X, weights)
         offset = np.median(values, axis=0)
         values = values - offset
         # Units that are powers of 2 bring values into the range of float32, and round nothing.
-        unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1])
+        unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
         values /= unit
         mean = np.average(values, axis=0, weights=weights)
         spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
         equal = (weights == weights[0]).all()
-        options = self._bits(), widths, X, None if equal else weights, self._regression_seed
+        rows = X, None if equal else weights, self._regression_seed
+        fitted = self._regression_fitted
         with self._threads() as threads:
-            training = training_of(self.kernel, *options)
-            if self._may_sample(len(X)):
-                method = SampledMeans(training, values, self.rtol * spread)
-                pilot = X[:: -(-len(X) // PILOT)]
-                if self.algorithm == "auto" and method.cost(pilot, threads) > WORTHWHILE:
-                    method = method.exact
-            else:
+            if fitted is None:
+                widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+                if isinstance(widths, str):
+                    widths = bandwidths.rule(widths, X, weights)
+                rtol = self.rtol if self._may_sample(len(X)) else None
+                fitted = self.kernel, self._bits(), widths, rtol
+            kernel, n_bits, widths, rtol = fitted
+            training = training_of(kernel, n_bits, widths, *rows)
+            if rtol is None:
                 method = ExactMeans(training, values)
+            else:
+                method = SampledMeans(training, values, rtol * spread)
+            if rtol is not None and self._regression_fitted is None and self.algorithm == "auto":
+                if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:
+                    method, fitted = method.exact, (kernel, n_bits, widths, None)
+        self._regression_fitted = fitted
         return method, (offset, unit, mean)
 
     def _may_sample(self, n):

@@ -357,6 +357,28 @@ def test_parts_of_kept_rows_are_the_whole():
     assert np.array_equal(stream.bandwidth_, whole.bandwidth_)
 
 
+def test_parameters_that_are_set_wait_for_the_next_fit():
+    rows, values, queries = problem("normal", n=20_000)
+    model = LSHKernelRegressor(random_state=0).fit(rows, values)
+    wanted = model.predict(queries)
+    model.set_params(kernel="laplacian", bandwidth=3.0, algorithm="brute", rtol=0.5, n_jobs=2)
+    for same in (model, pickle.loads(pickle.dumps(model))):
+        assert np.array_equal(same.predict(queries), wanted) and same.algorithm_ == "random"
+    assert not np.array_equal(model.partial_fit(rows[:9], values[:9]).predict(queries), wanted)
+    assert model.bandwidth_ == 3.0
+
+
+def test_a_rule_sees_all_rows_of_a_stream():
+    """Parts may be too few for it, but for the first."""
+    stream = LSHKernelRegressor(bandwidth="scott").fit(ROWS[:600], VALUES[:600])
+    for i in range(600, 700):
+        stream.partial_fit(ROWS[i : i + 1], VALUES[i : i + 1])
+    whole = LSHKernelRegressor(bandwidth="scott").fit(ROWS, VALUES)
+    assert np.array_equal(stream.predict(QUERIES), whole.predict(QUERIES))
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        LSHKernelRegressor(bandwidth="scott").partial_fit(ROWS[:1], VALUES[:1])
+
+
 def test_pipeline_grid_search_and_chain():
     target = VALUES[:, 0]
     pipeline = make_pipeline(StandardScaler(), LSHKernelRegressor())
