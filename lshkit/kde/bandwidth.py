@@ -52,7 +52,7 @@ def check(bandwidth, n_features, kernel):
 def check_rows(name, X, weights):
     """ValueError where a rule cannot give bandwidths for rows."""
     if name != "likelihood":
-        _of_deviations(name, X, weights)
+        of_deviations(name, X, weights)
         return
     counted = X if weights is None else X[weights > 0]
     if not (counted != counted[0]).any():
@@ -64,12 +64,12 @@ def check_rows(name, X, weights):
 def rule(name, kernel, X, weights, seed, threads):
     """The rule's bandwidths, float64 `(n_features,)`; ValueError as `check_rows`."""
     if name != "likelihood":
-        return _of_deviations(name, X, weights)
+        return of_deviations(name, X, weights)
     check_rows(name, X, weights)
     return of_largest_likelihood(kernel, X, weights, seed, threads)
 
 
-def _of_deviations(name, X, weights):
+def of_deviations(name, X, weights):
     """Scott's or Silverman's factor times the standard deviation of every feature.
 
     scipy.stats.gaussian_kde's factors and weighting, of the diagonal of its covariance: equal to it

@@ -10,7 +10,9 @@ for package in ("torch", "PIL", "threadpoolctl"):
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
 STREAMS = "benchmarks.density.streams"
+ERRORS = "benchmarks.density.errors"
 BANDWIDTHS = "benchmarks.density.bandwidths"
+REGRESSION, TWO_SAMPLE = "benchmarks.density.regression", "benchmarks.density.two_sample"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
@@ -109,4 +111,46 @@ def test_streams_benchmark_writes_its_sections(tmp_path):
             found = windows[name]["root mean square"]
             assert found <= windows[name]["stated, root mean square"]
     tables = run(STREAMS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_regression_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "regression.json"
+    done = run(REGRESSION, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for data in ("friedman", "digits", "clusters", "waves"):
+        methods = results["times"][data]["methods"]
+        assert {"lshkit, auto", "NumPy", "scikit-learn, neighbors"} <= methods.keys()
+        assert methods["NumPy"]["error"] < 1e-4  # the exact ones agree
+        assert methods["lshkit, brute"]["r2"] > 0.1
+    for found in results["coverage"]["results"]:
+        assert 0 <= found["beyond_3"] <= 1 and found["observed"] > 0
+    tables = run(REGRESSION, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_two_sample_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "two_sample.json"
+    done = run(TWO_SAMPLE, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for seconds in results["times"]["seconds"].values():
+        assert seconds.keys() == {"bucket_sum", "exact", "NumPy"}
+    assert len(results["power"]["found"]) == 9
+    tables = run(TWO_SAMPLE, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_errors_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "errors.json"
+    done = run(ERRORS, "--quick", "--data", "repeated", "mixture of 128", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert {x["data"] for x in results["cases"]} == {"repeated", "mixture of 128"}
+    for found in results["cases"]:
+        for seed in found["seeds"]:
+            assert 0 <= seed["beyond_three_stated"] <= 0.05 and seed["mean_error"] < 0.2
+            assert 0 <= seed["confidence"]["beyond_rtol"] <= 0.05
+    tables = run(ERRORS, "--tables", "--json", path)
     assert tables.returncode == 0 and tables.stdout.strip() in done.stdout

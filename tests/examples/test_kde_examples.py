@@ -8,6 +8,8 @@ EXAMPLES = {
     "streaming_density": ("| half-life 2,773 | 64 |", "bit for bit | True"),
     "bandwidth_selection": ("Scott's factor", "| 32 |"),
     "novelty_detection": ("novel digit", "| 1 |"),
+    "kernel_regression": ("beyond 3 stated", "| sketch |"),
+    "two_sample_test": ("share of 9s", "| bucket sums, 500 rows |"),
 }
 
 
