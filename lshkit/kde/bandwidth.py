@@ -3,8 +3,13 @@
 import numbers
 
 import numpy as np
+from scipy.spatial.distance import cdist
+from sklearn.metrics import euclidean_distances
 
-RULES = ("scott", "silverman")
+RULES = ("scott", "silverman", "neighbors")
+# Of "neighbors": which neighbor, the rows whose neighbors are looked for, among how many; the
+# distance, of the row's size, below which a row is a copy.
+NEIGHBOR, SAMPLED, COPY = 5, (128, 2**15), 1e-7
 
 
 def check(bandwidth, n_features, kernel):
@@ -12,8 +17,8 @@ def check(bandwidth, n_features, kernel):
     if isinstance(bandwidth, str):
         if bandwidth not in RULES:
             raise ValueError(
-                f"bandwidth must be a number > 0, one for each feature, 'scott' or 'silverman', "
-                f"got {bandwidth!r}"
+                f"bandwidth must be a number > 0, one for each feature, or one of {RULES}, got "
+                f"{bandwidth!r}"
             )
         if kernel == "angular":
             raise ValueError("bandwidth must be 1.0 for the angular kernel: n_bits is its width")
@@ -46,19 +51,43 @@ def check(bandwidth, n_features, kernel):
     return widths
 
 
-def rule(name, X, weights=None):
-    """Scott's or Silverman's factor times the standard deviation of every feature.
+def rule(name, X, weights=None, kernel="gaussian"):
+    """The rule's factor times the standard deviation of every feature, `(n_features,)`.
+
+    ValueError for fewer than 2 rows, and, but for "neighbors", for a feature that does not vary.
+    """
+    shares = np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()
+    effective = 1 / np.sum(shares**2)
+    if effective <= 1 + 1e-9:
+        raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
+    deviations, constant = _standard_deviations(X, weights, shares, effective)
+    if name == "neighbors":
+        deviations[constant | (deviations < np.finfo(np.float64).tiny)] = 1.0
+        counted = X if weights is None else X[weights > 0]
+        return _neighbor_distance(counted, 1 / deviations, kernel) * deviations
+    if constant.any():
+        feature = int(np.flatnonzero(constant)[0])
+        raise ValueError(f"bandwidth={name!r} needs features that vary, feature {feature} does not")
+    return _plug_in_factor(name, effective, X.shape[1]) * deviations
+
+
+def _plug_in_factor(name, effective, d):
+    """Scott's or Silverman's factor.
 
     scipy.stats.gaussian_kde's factors and weighting, of the diagonal of its covariance: equal to it
     in one dimension. With W the sum of the weights, n = W^2 / sum w^2 and d the features,
     n^(-1 / (d + 4)), for Silverman times (4 / (d + 2))^(1 / (d + 4)). (scikit-learn's rules leave
     the standard deviation out.)
     """
+    factor = effective ** (-1 / (d + 4))
+    if name == "silverman":
+        factor *= (4 / (d + 2)) ** (1 / (d + 4))
+    return factor
+
+
+def _standard_deviations(X, weights, shares, effective):
+    """Of each feature, and which features do not vary."""
     d = X.shape[1]
-    shares = np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()
-    effective = 1 / np.sum(shares**2)
-    if effective <= 1 + 1e-9:
-        raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
     # In units in which the squares of float64 neither overflow nor underflow.
     units = np.frexp(np.maximum(X.max(axis=0), -X.min(axis=0)).astype(np.float64))[1]
     mean, variance = np.zeros(d), np.zeros(d)
@@ -71,10 +100,27 @@ def rule(name, X, weights=None):
     variance /= 1 - 1 / effective
     counted = X if weights is None else X[weights > 0]
     constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
-    if constant.any():
-        feature = int(np.flatnonzero(constant)[0])
-        raise ValueError(f"bandwidth={name!r} needs features that vary, feature {feature} does not")
-    factor = effective ** (-1 / (d + 4))
-    if name == "silverman":
-        factor *= (4 / (d + 2)) ** (1 / (d + 4))
-    return np.ldexp(factor * np.sqrt(variance), units)
+    return np.ldexp(np.sqrt(variance), units), constant
+
+
+def _neighbor_distance(X, scale, kernel):
+    """Median distance of scaled rows to their 5th nearest other, copies of themselves left out.
+
+    Of 128 rows, among 32,768 at most, evenly spaced. In the kernel's metric. 1 where all rows are
+    equal.
+    """
+    some, among = (np.linspace(0, len(X) - 1, min(n, len(X))).astype(int) for n in SAMPLED)
+    centre = np.median(X[some], axis=0)
+    queries = (X[some] - centre) * scale
+    nearest = np.full((len(queries), 0), np.inf)
+    for first in range(0, len(among), 4096):
+        rows = (X[among[first : first + 4096]] - centre) * scale
+        if kernel == "laplacian":
+            distances = cdist(queries, rows, "cityblock")
+        else:
+            distances = euclidean_distances(queries, rows)
+        size = np.linalg.norm(queries, axis=1, keepdims=True)
+        distances[distances <= COPY * size] = np.inf
+        nearest = np.sort(np.hstack([nearest, distances]), axis=1)[:, :NEIGHBOR]
+    found = np.where(np.isfinite(nearest), nearest, 0).max(axis=1)  # of few rows the farthest
+    return float(np.median(found[found > 0])) if found.any() else 1.0

@@ -39,9 +39,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         With r the distance over the bandwidth: "gaussian" exp(-r^2 / 2), "exponential" exp(-r),
         "laplacian" exp(-r) with the L1 distance, "angular" (1 - angle / pi)^n_bits, and those that
         are 0 from r = 1 on: "tophat", "epanechnikov", "linear", "cosine".
-    bandwidth : float, array `(n_features,)`, "scott" or "silverman"
-        The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
-        kernel.
+    bandwidth : float, array `(n_features,)`, "scott", "silverman" or "neighbors"
+        The rules multiply each feature's standard deviation: by scipy's factors, or by the median
+        distance, in these units, of rows to their 5th nearest. 1.0 for the angular kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
         random sample, as large as rtol requires. "near_far": rows that collide with the query
@@ -156,7 +156,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str):
-                bandwidths.rule(widths, X, weights)  # a rule that fails leaves nothing behind
+                bandwidths.rule(
+                    widths, X, weights, self.kernel
+                )  # a rule that fails leaves nothing behind
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = None
@@ -177,7 +179,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     def _add_to_sketch(self, X, weights, widths, n_bits):
         if self._kde_sketch is None:
             if isinstance(widths, str):
-                widths = bandwidths.rule(widths, X, weights)
+                widths = bandwidths.rule(widths, X, weights, self.kernel)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
             sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.sliding_window)
@@ -271,7 +273,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self._kde_picked is None:
             widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
             if isinstance(widths, str):
-                widths = bandwidths.rule(widths, X, weights)
+                widths = bandwidths.rule(widths, X, weights, self.kernel)
             self._kde_fitted = self.kernel, check_parameters(self), widths
         return training_of(*self._kde_fitted, X, weights, self._kde_seed)
 
