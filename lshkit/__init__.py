@@ -34,7 +34,7 @@ _NAMES = {
         ("bert_lsh_attention", "lsh_attention", "suggest", "yoso_attention"),
         "attention",
     ),
-    "LSHKernelDensity": "kde",
+    **dict.fromkeys(("LSHKernelDensity", "LSHOutlierDetector"), "kde"),
     **dict.fromkeys(("LSHSampler", "PartitionSampler", "SampledSoftmaxLoss"), "sampling"),
 }
 _OF_TORCH = "attention", "torch_ops", "SampledSoftmaxLoss"  # and what is imported from them

@@ -1,5 +1,6 @@
-"""Kernel density estimation: a scikit-learn estimator that selects its method, and sketches."""
+"""Kernel density estimation for scikit-learn: methods by need, sketches, outlier detection."""
 
 from lshkit.kde.estimator import LSHKernelDensity
+from lshkit.kde.outliers import LSHOutlierDetector
 
-__all__ = ["LSHKernelDensity"]
+__all__ = ["LSHKernelDensity", "LSHOutlierDetector"]
