@@ -89,53 +89,55 @@ def _sampled(method, threads):
 
 
 def _without(method, first, last):
-    """The method in which the permuted rows from `first` to `last` count as rows of weight 0."""
+    """The method as of the permuted rows without those from `first` to `last`."""
     method = copy.copy(method)
     method.permuted = _WithoutBlock(method.permuted, first, last)
     if isinstance(method, NearFar):
-        method.near = _NearWithoutBlock(copy.copy(method), first, last)
+        n = len(method.permuted)
+        method.stops = sorted({min(stop, n) for stop in method.stops})
+        method.near = _NearWithoutBlock(method)
     return method
 
 
 class _WithoutBlock:
-    """`PermutedRows` whose rows from `first` to `last` add nothing to sums."""
+    """`PermutedRows` without those from `first` to `last`: later ones move up."""
 
     def __init__(self, permuted, first, last):
         self.permuted, self.first, self.last = permuted, first, last
 
     def __len__(self):
-        return len(self.permuted)
-
-    def __getattr__(self, name):
-        return getattr(self.permuted, name)
+        return len(self.permuted) - (self.last - self.first)
 
     def sums(self, queries, first, last, threads):
-        if min(last, self.last) <= max(first, self.first):
-            return self.permuted.sums(queries, first, last, threads)
-        sums = Sums.zeros(len(queries))
-        for low, high in ((first, self.first), (self.last, last)):
-            if low < high:
-                sums += self.permuted.sums(queries, low, high, threads)
-        return sums
+        size, parts = self.last - self.first, []
+        if first < self.first or first == last:
+            parts.append((first, min(last, self.first)))
+        if last > self.first:
+            parts.append((max(first, self.first) + size, last + size))
+        parts = [self.permuted.sums(queries, *part, threads) for part in parts]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
 class _NearWithoutBlock:
-    """`NearFar.near` where near rows from `first` to `last` are counted and add nothing."""
+    """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
 
-    def __init__(self, method, first, last):
-        self.stops, self.first, self.last = method.stops, first, last
-        method.stops = sorted({*method.stops, first, last} - {0})
-        self.method = method
+    def __init__(self, method):
+        rows = method.permuted
+        self.stops, self.first, self.last = method.stops, rows.first, rows.last
+        self.size = rows.last - rows.first
+        self.method = copy.copy(method)
+        moved = {stop if stop <= self.first else stop + self.size for stop in self.stops}
+        self.method.stops = sorted(moved | {self.first, self.last} - {0})
 
     def __call__(self, queries, threads):
         parts, part_counts = NearFar.near(self.method, queries, threads)
         sums = [Sums.zeros(len(queries)) for _ in self.stops]
         counts = np.zeros((len(queries), len(self.stops)))
         for part, count, stop in zip(parts, part_counts.T, self.method.stops, strict=True):
-            k = int(np.searchsorted(self.stops, stop))
-            counts[:, k] += count
             if not self.first < stop <= self.last:
+                k = np.searchsorted(self.stops, stop if stop <= self.first else stop - self.size)
                 sums[k] += part
+                counts[:, k] += count
         return sums, counts
 
 

@@ -16,6 +16,7 @@ from lshkit.kde.known_rows import KnownRows
 from lshkit.kde.leave_one_out import log_means_of_rows, log_without_own
 
 FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
+RTOL = 0.005  # of the default density
 N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
 LEAST = float(np.finfo(np.float32).min)  # in the place of the logarithm of 0: scores are finite
 
@@ -31,8 +32,10 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     Parameters
     ----------
     density : LSHKernelDensity, optional
-        The density, cloned by `fit`; default ``LSHKernelDensity(bandwidth="neighbors")``. With
-        algorithm="bucket_sum" the detector stores a sketch and 4,096 rows instead of all rows.
+        The density, cloned by `fit`; default
+        ``LSHKernelDensity(bandwidth="neighbors", rtol=0.005)``: scores may differ by little, so the
+        error is small. With algorithm="bucket_sum" the detector stores a sketch and 4,096 rows
+        instead of all rows.
     contamination : "auto" or float in (0, 0.5]
         The share of outliers in the fitted rows, which sets the threshold `offset_`. "auto": the
         lower quartile of the fitted rows' scores less 1.5 times their interquartile range, as in a
@@ -106,7 +109,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     def _new_density(self):
         density = self.density
         if density is None:
-            density = LSHKernelDensity(bandwidth="neighbors")
+            density = LSHKernelDensity(bandwidth="neighbors", rtol=RTOL)
         elif not isinstance(density, LSHKernelDensity):
             raise TypeError(f"density must be an LSHKernelDensity, got {type(density).__name__}")
         given = {"random_state": self.random_state, "n_jobs": self.n_jobs}
@@ -206,9 +209,9 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         The same as ``fit(X).predict(X)``, but a sketch leaves out every row, known or not.
         """
         self.fit(X)
-        return np.where(self.scores_of_fitted(X) < self.offset_, -1, 1)
+        return np.where(self._scores_of_fitted(X) < self.offset_, -1, 1)
 
-    def scores_of_fitted(self, X):
+    def _scores_of_fitted(self, X):
         """Scores of the rows X that `fit` was last given, each without itself; `(n_samples,)`."""
         _, scores, _ = self._prepare()
         if not self._is_sketch() or len(scores) == self._n_added:

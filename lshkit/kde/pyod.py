@@ -46,7 +46,7 @@ class LSHKDE(BaseDetector):
         self._set_n_classes(y)
         options = {"random_state": self.random_state, "n_jobs": self.n_jobs}
         self.detector_ = LSHOutlierDetector(self.density, **options).fit(X)
-        self.decision_scores_ = -self.detector_.scores_of_fitted(X)
+        self.decision_scores_ = -self.detector_._scores_of_fitted(X)
         self._process_decision_scores()
         return self
 
