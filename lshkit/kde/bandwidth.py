@@ -6,10 +6,12 @@ import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.metrics import euclidean_distances
 
+from lshkit.kde.kernels import COMPACT
+
 RULES = ("scott", "silverman", "neighbors")
-# Of "neighbors": which neighbor, the rows whose neighbors are looked for, among how many; the
-# distance, of the row's size, below which a row is a copy.
-NEIGHBOR, SAMPLED, COPY = 5, (128, 2**15), 1e-7
+# Of "neighbors": how many, the rows whose neighbors are looked for and among how many, of which so
+# many are enough; the distance, of the row's size, below which a row is a copy.
+NEIGHBORS, SAMPLED, NEAREST, COPY = 5, (128, 2**15), 1024, 1e-7
 
 
 def check(bandwidth, n_features, kernel):
@@ -104,14 +106,15 @@ def _standard_deviations(X, weights, shares, effective):
 
 
 def _neighbor_distance(X, scale, kernel):
-    """Median distance of scaled rows to their 5th nearest other, copies of themselves left out.
+    """The bandwidth of scaled rows at which a median row has 5 effective neighbors.
 
-    Of 128 rows, among 32,768 at most, evenly spaced. In the kernel's metric. 1 where all rows are
-    equal.
+    (sum k)^2 / sum k^2 of them (Kish 1965), without copies of the row; of compact kernels, the
+    distance to the 5th. Of 128 rows, among 32,768 at most, evenly spaced. 1 if all rows are equal.
     """
     some, among = (np.linspace(0, len(X) - 1, min(n, len(X))).astype(int) for n in SAMPLED)
     centre = np.median(X[some], axis=0)
     queries = (X[some] - centre) * scale
+    size = np.linalg.norm(queries, axis=1, keepdims=True)
     nearest = np.full((len(queries), 0), np.inf)
     for first in range(0, len(among), 4096):
         rows = (X[among[first : first + 4096]] - centre) * scale
@@ -119,8 +122,23 @@ def _neighbor_distance(X, scale, kernel):
             distances = cdist(queries, rows, "cityblock")
         else:
             distances = euclidean_distances(queries, rows)
-        size = np.linalg.norm(queries, axis=1, keepdims=True)
         distances[distances <= COPY * size] = np.inf
-        nearest = np.sort(np.hstack([nearest, distances]), axis=1)[:, :NEIGHBOR]
-    found = np.where(np.isfinite(nearest), nearest, 0).max(axis=1)  # of few rows the farthest
-    return float(np.median(found[found > 0])) if found.any() else 1.0
+        nearest = np.hstack([nearest, distances])
+        if nearest.shape[1] > NEAREST:
+            nearest = np.partition(nearest, NEAREST, axis=1)[:, :NEAREST]
+    nearest = np.sort(nearest, axis=1)
+    nearest = nearest[np.isfinite(nearest[:, 0])]
+    if len(nearest) == 0:
+        return 1.0
+    counts = np.isfinite(nearest).sum(axis=1)
+    if kernel in COMPACT or np.median(counts) < 2 * NEIGHBORS:
+        at = np.minimum(counts, NEIGHBORS) - 1
+        return float(np.median(nearest[np.arange(len(nearest)), at]))
+    power = 2 if kernel == "gaussian" else 1
+    low, high = 1e-3 * nearest.min(), 1e3 * nearest[np.isfinite(nearest)].max()
+    while high > 1.001 * low:
+        width = np.sqrt(low) * np.sqrt(high)
+        k = np.exp(((nearest[:, :1] / width) ** power - (nearest / width) ** power) / power)
+        few = np.median(k.sum(axis=1) ** 2 / (k**2).sum(axis=1)) < NEIGHBORS
+        low, high = (width, high) if few else (low, width)
+    return float(width)

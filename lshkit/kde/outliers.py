@@ -16,7 +16,6 @@ from lshkit.kde.known_rows import KnownRows
 from lshkit.kde.leave_one_out import log_means_of_rows, log_without_own
 
 FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
-RTOL = 0.005  # of the default density
 N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
 LEAST = float(np.finfo(np.float32).min)  # in the place of the logarithm of 0: scores are finite
 
@@ -32,10 +31,8 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     Parameters
     ----------
     density : LSHKernelDensity, optional
-        The density, cloned by `fit`; default
-        ``LSHKernelDensity(bandwidth="neighbors", rtol=0.005)``: scores may differ by little, so the
-        error is small. With algorithm="bucket_sum" the detector stores a sketch and 4,096 rows
-        instead of all rows.
+        The density, cloned by `fit`; default ``LSHKernelDensity(bandwidth="neighbors")``. With
+        algorithm="bucket_sum" the detector stores a sketch and 4,096 rows instead of all rows.
     contamination : "auto" or float in (0, 0.5]
         The share of outliers in the fitted rows, which sets the threshold `offset_`. "auto": the
         lower quartile of the fitted rows' scores less 1.5 times their interquartile range, as in a
@@ -109,7 +106,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     def _new_density(self):
         density = self.density
         if density is None:
-            density = LSHKernelDensity(bandwidth="neighbors", rtol=RTOL)
+            density = LSHKernelDensity(bandwidth="neighbors")
         elif not isinstance(density, LSHKernelDensity):
             raise TypeError(f"density must be an LSHKernelDensity, got {type(density).__name__}")
         given = {"random_state": self.random_state, "n_jobs": self.n_jobs}
