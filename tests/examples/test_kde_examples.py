@@ -6,7 +6,7 @@ from cases.commands import PNG_SIGNATURE, ROOT, run
 EXAMPLES = {
     "kde_vs_sklearn": ("scikit-learn, rtol 0.1", "lshkit, auto"),
     "streaming_density": ("rows streamed", "bit for bit | True"),
-    "novelty_detection": ("novel digit", "| 1 |"),
+    "outlier_detection": ("novel digit", "| 1 |"),
 }
 
 
