@@ -90,12 +90,13 @@ def draw(points: np.ndarray, scores: list, strange: np.ndarray, out: pathlib.Pat
     axes = [np.linspace(a, b, 120) for a, b in zip(low, high, strict=True)]
     grid = np.stack(np.meshgrid(*axes), axis=-1)
     level = detector.decision_function(grid.reshape(-1, 2)).reshape(120, 120)
-    region.contourf(*axes, level, levels=[-8, -4, -2, 0, 1, 2], extend="both", cmap="Blues")
+    colours = plt.get_cmap("Blues")(np.linspace(0, 0.5, 5))
+    region.contourf(*axes, level, levels=[-8, -4, 0, 1], extend="both", colors=colours)
     region.contour(*axes, level, levels=[0], colors="black", linewidths=0.8)
     region.scatter(*points[~outlier].T, s=3, color="black", label="inliers")
     region.scatter(*points[outlier].T, s=14, color="tab:red", marker="x", label="outliers")
     region.set(title="outliers among the rows", xticks=[], yticks=[])
-    region.legend(fontsize=8, loc="lower left")
+    region.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2)
 
     digit, (normal, novel) = scores[min(4, len(scores) - 1)]
     bins = np.linspace(np.quantile(novel, 0.02), normal.max(), 40)

@@ -7,6 +7,7 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import euclidean_distances
 
 from lshkit.kde.kernels import COMPACT
+from lshkit.kde.known_rows import hashes_of_rows
 
 RULES = ("scott", "silverman", "neighbors")
 # Of "neighbors": how many, the rows whose neighbors are looked for and among how many, of which so
@@ -108,10 +109,11 @@ def _standard_deviations(X, weights, shares, effective):
 def _neighbor_distance(X, scale, kernel):
     """The bandwidth of scaled rows at which a median row has 5 effective neighbors.
 
-    (sum k)^2 / sum k^2 of them (Kish 1965), without copies of the row; of compact kernels, the
+    (sum k)^2 / sum k^2 of them (Kish 1965), equal rows counted once; of compact kernels, the
     distance to the 5th. Of 128 rows, among 32,768 at most, evenly spaced. 1 if all rows are equal.
     """
     some, among = (np.linspace(0, len(X) - 1, min(n, len(X))).astype(int) for n in SAMPLED)
+    among = among[np.unique(hashes_of_rows(X[among]), return_index=True)[1]]
     centre = np.median(X[some], axis=0)
     queries = (X[some] - centre) * scale
     size = np.linalg.norm(queries, axis=1, keepdims=True)

@@ -10,13 +10,13 @@ class KnownRows:
     """An index of rows by a hash of their values: 16 bytes a row. The rows are kept elsewhere."""
 
     def __init__(self, X):
-        keys = _keys(X)
+        keys = hashes_of_rows(X)
         self.order = np.argsort(keys, kind="stable")
         self.keys = keys[self.order]
 
     def find(self, queries, X):
         """The first row of X, those of the index, that is equal to each query; -1: none."""
-        keys = _keys(queries)
+        keys = hashes_of_rows(queries)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         rows = np.where(self.keys[at] == keys, self.order[at], -1)
         found = np.flatnonzero(rows >= 0)
@@ -25,7 +25,8 @@ class KnownRows:
         return rows
 
 
-def _keys(X):
+def hashes_of_rows(X):
+    """64 bits for each row, the same for equal rows."""
     rng = np.random.default_rng(0)
     factors = rng.integers(2**64, size=X.shape[1], dtype=np.uint64) | np.uint64(1)
     keys = np.empty(len(X), np.uint64)
