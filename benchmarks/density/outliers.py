@@ -2,7 +2,7 @@
 
 Compared with IsolationForest, LOF, the KDE of PyOD, and xStream and RS-Hash of pysad (``pip install
 pyod pysad``; what is missing is left out). LOF, PyOD's KDE and xStream get standardised rows.
-Twenty minutes. One thread; sides of a ratio run in turns in one process.
+Ten minutes. One thread; sides of a ratio run in turns in one process.
 """
 
 import argparse
@@ -307,7 +307,7 @@ def main():
     parser.add_argument("--tables", action="store_true", help="print the tables of the file")
     args = parser.parse_args()
     if args.quick:
-        args.seeds, args.rows, args.repeats = 1, 6000, 1
+        args.seeds, args.rows, args.repeats = 1, 3000, 1
     elif args.json is None:
         args.json = OUT
     results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
