@@ -42,7 +42,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     bandwidth : float, array `(n_features,)`, "scott", "silverman" or "neighbors"
         The rules multiply each feature's standard deviation: by scipy's factors, or by the width at
         which a median row has effectively 5 neighbors ((sum k)^2 / sum k^2), which works unchanged
-        in 2 to 500 features. 1.0 for the angular kernel.
+        in 2 to 500 features (of a sketch, at which the median kernel mean is 0.05). 1.0 for the
+        angular kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
         random sample, as large as rtol requires. "near_far": rows that collide with the query
@@ -180,7 +181,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     def _add_to_sketch(self, X, weights, widths, n_bits):
         if self._kde_sketch is None:
             if isinstance(widths, str):
-                widths = bandwidths.rule(widths, X, weights, self.kernel)
+                widths = bandwidths.rule(widths, X, weights, self.kernel, sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
             sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.sliding_window)
