@@ -26,6 +26,13 @@ def test_five_effective_neighbors(kernel, n_features):
     assert np.median(effective) == pytest.approx(5, rel=0.02)
 
 
+def test_width_of_a_sketch():
+    X = rng.normal(size=(300, 20)) * np.geomspace(1e-3, 1e3, 20)
+    density = LSHKernelDensity("laplacian", "neighbors", algorithm="bucket_sum").fit(X)
+    means = LSHKernelDensity("laplacian", density.bandwidth_, algorithm="brute").fit(X)
+    assert np.median(means.kernel_mean(X)) - 1 / 300 == pytest.approx(0.05, rel=0.1)
+
+
 @pytest.mark.parametrize("kernel", ["tophat", "linear", "cosine", "epanechnikov"])
 def test_compact_kernels_reach_the_fifth(kernel):
     X = rng.normal(size=(100, 3)) * [1, 10, 100]
