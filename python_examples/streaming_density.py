@@ -1,10 +1,11 @@
-"""Drift on a stream, seen with a density sketch of fixed size that is merged from parts.
+"""Drift on a stream, seen with density sketches of fixed size that merge and forget.
 
 A stream of rows changes: first its distribution stays, then it moves slowly, then a new cluster
 appears. Four workers each keep an angular bucket-sum sketch of their share of the stream: 64 KB
-whatever the number of rows. Merged, the four are bit for bit the sketch of the whole. A second
-sketch describes the last rows only (a sliding window); the mean density that each gives to newly
-arrived rows tells when the stream has left its past behind. Needs matplotlib and tqdm.
+whatever the number of rows. Merged, the four are bit for bit the sketch of the whole. Three other
+sketches forget: an exact sliding window, a window of blocks in less memory, and a half-life. The
+mean density that each gives to newly arrived rows tells when the stream has left its past behind.
+Needs matplotlib and tqdm.
 """
 
 import argparse
@@ -49,17 +50,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--batch-rows", type=int, default=5000)
-    parser.add_argument("--window", type=int, default=50_000, help="rows the second sketch keeps")
+    parser.add_argument("--window", type=int, default=200_000, help="rows of the sliding windows")
+    parser.add_argument("--error", type=float, default=0.05, help="of the window of blocks")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("streaming_density.png"))
     args = parser.parse_args()
     if args.quick:
-        args.batches, args.batch_rows, args.window = 24, 200, 1000
+        args.batches, args.batch_rows, args.window, args.error = 40, 1000, 8000, 0.1
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     workers = [sketch() for _ in range(WORKERS)]
-    recent, whole, history = sketch(sliding_window=args.window), sketch(), []
-    seconds, reference = 0.0, None
+    half_life = np.log(2) / 2 * args.window  # rows count as much at the same mean age
+    names = "exact window", f"window, error {args.error:g}", f"half-life {half_life:,.0f}"
+    forgetting = (
+        sketch(sliding_window=args.window),
+        sketch(sliding_window=args.window, sliding_window_error=args.error),
+        sketch(half_life=half_life),
+    )
+    whole, history, reference = sketch(), [], None
+    seconds = np.zeros(1 + len(forgetting))
     stream = batches(args.batches, args.batch_rows, rng)
     for step, rows in enumerate(tqdm(stream, total=args.batches, desc="stream")):
         if step == args.batches // 4:  # what is normal has been seen
@@ -67,36 +76,38 @@ def main() -> None:
             for worker in workers:
                 reference = merge(reference, worker)
         if reference is not None:
-            probe = rows[:500]
-            past, last = reference.kernel_mean(probe), recent.kernel_mean(probe)
-            history.append((step * args.batch_rows, past.mean(), last.mean()))
-        start = time.perf_counter()
-        workers[step % WORKERS].partial_fit(rows)
-        seconds += time.perf_counter() - start
-        recent.partial_fit(rows)
+            means = [x.kernel_mean(rows[:500]).mean() for x in (reference, *forgetting)]
+            history.append((step * args.batch_rows, *means))
+        for i, density in enumerate((workers[step % WORKERS], *forgetting)):
+            start = time.perf_counter()
+            density.partial_fit(rows)
+            seconds[i] += time.perf_counter() - start
         whole.partial_fit(rows)
     merged = workers[0]
     for worker in workers[1:]:
         merged.merge(worker)
     same = np.array_equal(merged.kernel_mean(rows), whole.kernel_mean(rows))
     total = args.batches * args.batch_rows
-    at, past, last = np.array(history).T
+    at, past, *recent = np.array(history).T
     level = past[: max(2, len(past) // 4)]
     threshold = level.mean() - 6 * level.std()
     below = np.flatnonzero(past < threshold)
     alarm = f"{at[below[0]]:,.0f}" if len(below) else "none"
-    size = merged.extra_memory_
+    off = np.abs(recent[1] / recent[0] - 1)[at >= args.window]
+    print("\n| sketch | KB | rows/s |\n|---|---|---|")
+    all_of_them = zip(("all rows", *names), (merged, *forgetting), seconds, strict=True)
+    for name, density, took in all_of_them:
+        print(f"| {name} | {density.extra_memory_ / 1024:,.0f} | {total / took:,.0f} |")
     print("\n| | |\n|---|---|")
-    print(f"| rows streamed | {total:,} of {N_FEATURES} features |")
-    print(f"| rows a second into a sketch | {total / seconds:,.0f} |")
-    print(f"| memory of a sketch | {size / 1024:,.0f} KB (the rows: {total * 256 / 1e6:,.0f} MB) |")
-    print(f"| memory of the one with a sliding window | {recent.extra_memory_ / 1024:,.0f} KB |")
+    print(f"| rows streamed | {total:,} of {N_FEATURES} features, {total * 256 / 1e6:,.0f} MB |")
     print(f"| {WORKERS} sketches merged = one sketch, bit for bit | {same} |")
+    print(f"| window of error {args.error:g} off the exact one, largest | {off.max():.2%} |")
     print(f"| drift begins at row | {total // 2:,} |")
     print(f"| alarm at row | {alarm} |")
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
-    axis.plot(at, past, label="under the first quarter of the stream")
-    axis.plot(at, last, label=f"under the last {args.window:,} rows")
+    axis.plot(at, past, label="first quarter of the stream")
+    for name, values, style in zip(names, recent, ("-", "--", "-."), strict=True):
+        axis.plot(at, values, style, lw=2 if style == "--" else 1.2, label=name)
     axis.axhline(threshold, color="grey", lw=0.8, ls="--", label="alarm")
     axis.axvline(total / 2, color="black", lw=0.8, ls=":")
     axis.annotate("drift begins", (total / 2, past.min()), (4, -4), **OFFSET)
@@ -104,7 +115,7 @@ def main() -> None:
     axis.annotate("new cluster", (0.75 * total, past.min()), (4, -4), **OFFSET)
     axis.set(xlabel="rows streamed", ylabel="mean kernel of arriving rows", yscale="log")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, title="under", loc=(0.02, 0.1), fontsize=9, alignment="left")
     figure.savefig(args.out, dpi=120)
     print(f"\npicture: {args.out}")
 

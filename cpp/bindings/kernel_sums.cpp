@@ -16,7 +16,8 @@ void read_vector(std::optional<TensorView>& view, const char* name, py::handle o
 
 void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle keys_object,
                       py::handle centre_object, py::handle scale_object, py::handle weights_object,
-                      py::handle out_object, int threads, index_t n_keys) {
+                      py::handle out_object, int threads, index_t n_keys, py::handle given_object,
+                      py::handle widths_object, double edge_at) {
   const TensorView queries("queries", queries_object), keys("keys", keys_object);
   const TensorView out("out", out_object);
   queries.require_type({kFloat32, kFloat64}).require_dims(2, "(rows, n_features)");
@@ -40,6 +41,19 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   read_vector(weights, "weights", weights_object, kFloat64, shape.n_keys);
   if (centre.has_value() != scale.has_value())
     throw py::value_error("inverse_scale: centre and inverse_scale are wanted both or neither");
+  KernelEdge edge;
+  std::optional<TensorView> given, widths;
+  if (!given_object.is_none()) {
+    given.emplace("given", given_object);
+    given->require_type({kFloat64}).require_shape({shape.n_queries, shape.n_features});
+    given->require_contiguous();
+    edge.queries = given->data<const double>();
+  } else if (centre && shape.kernel >= DensityKernel::tophat) {
+    throw py::value_error("given: kernels that end want the queries as the keys are, got None");
+  }
+  read_vector(widths, "widths", widths_object, kFloat64, shape.n_features);
+  if (widths) edge.widths = widths->data<const double>();
+  edge.edge = edge_at;
   out.require_type({kFloat64}).require_shape({shape.n_queries, 3}).require_contiguous();
   out.require_output();
   DensityKeys rows;
@@ -55,7 +69,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
     kernel_sums<T>(shape, queries.data<const T>(), rows,
-                   reinterpret_cast<KernelSum*>(out.data<double>()), threads);
+                   reinterpret_cast<KernelSum*>(out.data<double>()), threads, edge);
   });
 }
 
@@ -64,7 +78,8 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
 void bind_kernel_sums(py::module_& module) {
   using namespace pybind11::literals;
   module.def("kernel_sums", &find_kernel_sums, "kernel"_a, "n_bits"_a, "queries"_a, "keys"_a,
-             "centre"_a, "inverse_scale"_a, "weights"_a, "out"_a, "threads"_a = 0, "n_keys"_a = -1);
+             "centre"_a, "inverse_scale"_a, "weights"_a, "out"_a, "threads"_a = 0, "n_keys"_a = -1,
+             "given"_a = py::none(), "widths"_a = py::none(), "edge"_a = 1.0);
 }
 
 }  // namespace lshkit

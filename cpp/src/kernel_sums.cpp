@@ -35,7 +35,7 @@ void add(KernelSum& sum, const KernelSum& more) {
 
 template <class T>
 void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
-                 KernelSum* sums, int threads) {
+                 KernelSum* sums, int threads, KernelEdge edge) {
   const double lowest =
       shape.kernel <= DensityKernel::laplacian ? -std::numeric_limits<double>::infinity() : 0;
   const index_t query_runs = (shape.n_queries + kQueryRun - 1) / kQueryRun;
@@ -51,6 +51,11 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
     for (index_t c = 0; c < shape.n_features; ++c) sum += q[c] * q[c];
     norms[i] = sum / 2;
   }
+  std::vector<double> given;
+  if (shape.kernel >= DensityKernel::tophat && !edge.queries) {
+    given.assign(queries, queries + shape.n_queries * shape.n_features);
+    edge.queries = given.data();
+  }
   std::vector<KernelSum> parts(key_runs * shape.n_queries, KernelSum{lowest, 0, 0});
   parallel_for(query_runs * key_runs, threads, [&](index_t task) {
     const index_t query = task % query_runs * kQueryRun, key = task / query_runs * kKeyRun;
@@ -63,6 +68,8 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
     pass.keys = keys;
     pass.keys.rows =
         static_cast<const char*>(keys.rows) + key * shape.n_features * element_bytes(keys.element);
+    pass.edge = edge;
+    if (edge.queries) pass.edge.queries += query * shape.n_features;
     if (keys.weights) pass.keys.weights = keys.weights + key;
     pass.sums = parts.data() + task / query_runs * shape.n_queries + query;
     pass.scratch = thread_scratch(kernels().typed<T>().kernel_sums_scratch(pass));
@@ -74,8 +81,9 @@ void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKey
   }
 }
 
-#define LSHKIT_INSTANTIATE(T) \
-  template void kernel_sums(const KernelSumShape&, const T*, const DensityKeys&, KernelSum*, int);
+#define LSHKIT_INSTANTIATE(T)                                                                     \
+  template void kernel_sums(const KernelSumShape&, const T*, const DensityKeys&, KernelSum*, int, \
+                            KernelEdge);
 LSHKIT_INSTANTIATE(float)
 LSHKIT_INSTANTIATE(double)
 

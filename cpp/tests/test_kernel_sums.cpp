@@ -88,9 +88,16 @@ TEST(every_kernel_equals_plain_loops) {
                                angular ? nullptr : centre.data(),
                                angular ? nullptr : scale.data(),
                                weights.data()};
+        std::vector<double> given = queries;
+        for (index_t i = 0; i < n_queries * d; ++i)
+          given[i] = queries[i] / scale[i % d] + centre[i % d];
+        // The scale is 1 / width, which rounds: nothing here lies so near the edge.
+        std::vector<double> widths(d);
+        for (index_t c = 0; c < d; ++c) widths[c] = 1 / scale[c];
+        const KernelEdge edge{given.data(), widths.data(), 1};
         std::vector<KernelSum> sums(n_queries), again(n_queries);
-        kernel_sums<double>(shape, queries.data(), rows, sums.data(), 1);
-        kernel_sums<double>(shape, queries.data(), rows, again.data(), 3);
+        kernel_sums<double>(shape, queries.data(), rows, sums.data(), 1, edge);
+        kernel_sums<double>(shape, queries.data(), rows, again.data(), 3, edge);
         for (index_t i = 0; i < n_queries; ++i) {
           double total = 0, squares = 0;
           for (index_t j = 0; j < n_keys; ++j) {
@@ -108,16 +115,82 @@ TEST(every_kernel_equals_plain_loops) {
           for (index_t c = 0; c < d; ++c) blocks[(j / 64 * d + c) * 64 + j % 64] = keys[j * d + c];
         DensityKeys blocked = rows;
         blocked.rows = blocks.data(), blocked.blocked = true;
-        kernel_sums<double>(shape, queries.data(), blocked, again.data(), 2);
+        kernel_sums<double>(shape, queries.data(), blocked, again.data(), 2, edge);
         for (index_t i = 0; i < n_queries; ++i)
           CHECK(sums[i].total == again[i].total && sums[i].squares == again[i].squares);
         // A query alone has the bits that it has among others.
         KernelSum alone;
         KernelSumShape one = shape;
         one.n_queries = 1;
-        kernel_sums<double>(one, &queries[7 * d], rows, &alone, 1);
+        const KernelEdge of_one{&given[7 * d], widths.data(), 1};
+        kernel_sums<double>(one, &queries[7 * d], rows, &alone, 1, of_one);
         CHECK(alone.total == sums[7].total && alone.squares == sums[7].squares);
       }
+}
+
+// The number of keys within the edge, by differences.
+double within(const double* query, const std::vector<double>& keys, index_t d, const double* widths,
+              double edge) {
+  double count = 0;
+  for (index_t j = 0; j < index_t(keys.size()) / d; ++j) {
+    double square = 0;
+    for (index_t c = 0; c < d; ++c) {
+      volatile double x = (keys[j * d + c] - query[c]) / (widths ? widths[c] : 1), product = x * x;
+      square += product;
+    }
+    count += std::sqrt(square) < edge;
+  }
+  return count;
+}
+
+// Rows of grids, many of which lie at the edge: distances from products would put them anywhere.
+template <class T>
+void ends_where_differences_say(index_t d, double step, double offset, const double* widths,
+                                double edge) {
+  const index_t n_queries = 9, n_keys = 500;
+  std::vector<double> keys = numbers(n_keys * d, 5), centre(d), scale(d), scaled(n_queries * d);
+  for (double& x : keys) x = offset + step * std::floor(2 * x);
+  for (index_t c = 0; c < d; ++c) centre[c] = offset + step * 0.3, scale[c] = 1 / edge;
+  if (widths)
+    for (index_t c = 0; c < d; ++c) scale[c] = 1 / widths[c];
+  std::vector<T> queries(n_queries * d);
+  for (index_t i = 0; i < n_queries * d; ++i)
+    queries[i] = T((keys[i] - centre[i % d]) * scale[i % d]);
+  std::vector<KernelSum> sums(n_queries);
+  for (int k = int(DensityKernel::tophat); k <= int(DensityKernel::cosine); ++k) {
+    const KernelSumShape shape{n_queries, n_keys, d, DensityKernel(k), 1};
+    const DensityKeys rows{keys.data(),   false,        Element::float64,
+                           centre.data(), scale.data(), nullptr};
+    kernel_sums<T>(shape, queries.data(), rows, sums.data(), 2, {keys.data(), widths, edge});
+    for (index_t i = 0; i < n_queries; ++i) {
+      const double count = within(&keys[i * d], keys, d, widths, edge);
+      if (shape.kernel == DensityKernel::tophat) CHECK(sums[i].total == count);
+      CHECK((sums[i].total > 0) == (count > 0));
+    }
+  }
+}
+
+TEST(kernels_end_where_differences_say) {
+  const double widths[3] = {3, 2, 49};
+  for (index_t d : {1, 2, 3, 16})
+    for (double edge : {1.0, std::sqrt(2.0), std::sqrt(3.0), 2.0, std::sqrt(8.0)})
+      for (double offset : {0.0, 1e6}) {
+        ends_where_differences_say<double>(d, 1, offset, nullptr, edge);
+        ends_where_differences_say<double>(d, 0.1, offset, nullptr, 0.1 * edge);
+        ends_where_differences_say<float>(d, 1, offset, nullptr, edge);
+        ends_where_differences_say<float>(d, 0.1, offset, nullptr, 0.1 * edge);
+      }
+  for (index_t d : {1, 2, 3})
+    for (double step : {1.0, 3.0, 49.0}) {
+      ends_where_differences_say<double>(d, step, 0, widths, 1);
+      ends_where_differences_say<float>(d, step, 0, widths, 1);
+    }
+  // Scaled keys need no edge.
+  const double query[2] = {0, 0}, keys[6] = {1, 0, 0.6, 0.8, 0.6, 0.7};
+  KernelSum sum;
+  kernel_sums<double>({1, 3, 2, DensityKernel::tophat, 1}, query, {keys, false, Element::float64},
+                      &sum, 1);
+  CHECK(sum.total == 1);
 }
 
 TEST(nothing_underflows) {

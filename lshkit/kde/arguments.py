@@ -9,6 +9,7 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
+from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row
 
@@ -24,12 +25,21 @@ def check_parameters(estimator):
     known = ["auto", *METHODS]
     if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
-    if (
-        isinstance(estimator.rtol, bool)
-        or not isinstance(estimator.rtol, numbers.Real)
-        or not 0 <= estimator.rtol < math.inf
-    ):
-        raise ValueError(f"rtol must be a finite number >= 0, got {estimator.rtol!r}")
+    for name in ("rtol", "atol"):
+        value = getattr(estimator, name)
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        if not (real and 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    confidence = estimator.confidence
+    if confidence is not None and not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
+        raise ValueError(f"confidence must be None or in (0, 1), got {confidence!r}")
+    if estimator.algorithm == "bucket_sum":
+        for name, none in (("atol", 0), ("confidence", None)):
+            if getattr(estimator, name) != none:
+                raise ValueError(
+                    f"{name} must be {none} for algorithm='bucket_sum', whose n_hashes set its "
+                    f"error, got {getattr(estimator, name)!r}"
+                )
     method = METHODS.get(estimator.algorithm)  # None: "auto"
     if method is not None and estimator.kernel not in method.kernels:
         raise ValueError(
@@ -49,14 +59,28 @@ def check_parameters(estimator):
         wanted = "None or a nonzero 32-bit integer"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
-    if estimator.sliding_window is not None:
-        checks.integer("sliding_window", estimator.sliding_window, 1)
-        if keeps_rows(estimator.algorithm):
-            raise ValueError("sliding_window needs algorithm='bucket_sum'")
+    _check_forgetting(estimator)
     n_bits = estimator.n_bits
     if n_bits is None:
         n_bits = 8 if estimator.kernel == "angular" else 12
     return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
+
+
+def _check_forgetting(estimator):
+    window, error = estimator.sliding_window, estimator.sliding_window_error
+    if isinstance(error, bool) or not isinstance(error, numbers.Real) or not 0 <= error <= 0.5:
+        raise ValueError(f"sliding_window_error must be a number from 0 to 0.5, got {error!r}")
+    if window is not None:
+        checks.integer("sliding_window", window, 1, 2**63 - 1)
+    elif error > 0:
+        raise ValueError("sliding_window_error needs a sliding_window")
+    if estimator.half_life is not None:
+        check_half_life(estimator.half_life)
+        if window is not None:
+            raise ValueError("half_life and sliding_window exclude each other")
+    for name in ("sliding_window", "half_life"):
+        if getattr(estimator, name) is not None and keeps_rows(estimator.algorithm):
+            raise ValueError(f"{name} needs algorithm='bucket_sum'")
 
 
 def as_queries(estimator, X, kernel):
@@ -66,10 +90,7 @@ def as_queries(estimator, X, kernel):
     good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
     if not good or hasattr(estimator, "feature_names_in_"):
         return as_rows(estimator, X, False, kernel)
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", X, X)
-        finite = math.isfinite(squares.sum(dtype=np.float64))
-    if not finite or (kernel == "angular" and squares.min() < 1e-30):
+    if not math.isfinite(np.vdot(X, X)) or (kernel == "angular" and has_zero_row(X)):
         return as_rows(estimator, X, False, kernel)
     return X
 

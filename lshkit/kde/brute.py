@@ -26,10 +26,17 @@ class BruteForce(Method):
     def from_settings(cls, settings, training, permuted=None):
         return cls(training)
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        queries = X if scaled else self.geometry.scale(X)
-        sums = self.training.sums(queries, threads)
-        return Estimate(sums.shift, sums.total / self.training.total, np.zeros(len(queries)))
+    def estimate(self, X, threads, with_error=True):
+        return self._exact(self.scaled(X), threads, X)
+
+    def sampled(self, queries, threads, stop=None, with_error=True):
+        return self._exact(queries, threads, None)
+
+    def _exact(self, queries, threads, given):
+        sums = self.training.sums(queries, threads, given=given)
+        rows = np.full(len(queries), len(self.training.X))
+        mean = sums.total / self.training.total
+        return Estimate(sums.shift, mean, np.zeros(len(queries)), rows)
 
     @property
     def nbytes(self):

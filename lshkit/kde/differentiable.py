@@ -2,9 +2,11 @@
 
 import math
 
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from lshkit.kde import kernels
 from lshkit.kde.arguments import as_rows
 from lshkit.kde.sums import DOUBLE_ROUNDING
 
@@ -26,20 +28,23 @@ def log_mean(estimator, X):
         )
     training = method.training
     geometry = training.geometry
-    queries = _scaled(X.double(), geometry)
+    compact = geometry.kernel in kernels.COMPACT  # which end for rows as given
+    queries = X.double() if compact else _scaled(X.double(), geometry)
     with torch.no_grad():  # far from the centre, products cancel: differences then
         lost = float((queries**2).sum(1).max()) * DOUBLE_ROUNDING
-        direct = lost > (1e-12 if geometry.kernel in ("exponential", "linear") else 1e-7)
+        direct = compact or lost > (1e-12 if geometry.kernel == "exponential" else 1e-7)
     direct = geometry.kernel == "laplacian" or (geometry.kernel != "angular" and direct)
     pairs = len(X) * (X.shape[1] if direct else 1)
     step = max(16, BLOCK // max(pairs, 1))
     parts = []
     for first in range(0, len(training.X), step):
-        keys = torch.from_numpy(geometry.scale(training.X[first : first + step]))
+        rows = training.X[first : first + step]
+        rows = np.asarray(rows, np.float64) if compact else geometry.scale(rows)
+        keys = torch.from_numpy(rows)
         weights = torch.ones(len(keys), dtype=torch.float64)
         if training.weights is not None:
             weights = torch.from_numpy(training.weights[first : first + step])
-        args = queries, keys, weights.log(), geometry.kernel, geometry.n_bits, direct
+        args = queries, keys, weights.log(), geometry, direct
         parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
     result = torch.logsumexp(torch.stack(parts), 0) - math.log(training.total)
     return result.to(X.dtype)
@@ -53,41 +58,59 @@ def _scaled(X, geometry):
     return X
 
 
-def _log_sum(queries, keys, log_weights, kernel, n_bits, direct):
-    return torch.logsumexp(_log_kernel(queries, keys, kernel, n_bits, direct) + log_weights, 1)
+def _log_sum(queries, keys, log_weights, geometry, direct):
+    return torch.logsumexp(_log_kernel(queries, keys, geometry, direct) + log_weights, 1)
 
 
-def _log_kernel(queries, keys, kernel, n_bits, direct):
+def _log_kernel(queries, keys, geometry, direct):
     """log k of all pairs, -1e300 for 0: whose gradient is 0, and not NaN."""
+    kernel = geometry.kernel
     if kernel == "laplacian":
         return -(queries[:, None] - keys).abs().sum(-1)
+    if kernel in kernels.COMPACT:
+        squares = _squares(queries, keys, geometry.widths)
+        return _log_compact(squares, kernel, geometry.edge)
     if direct:
-        return _log_radial(((queries[:, None] - keys) ** 2).sum(-1), kernel)
+        return _log_radial(_squares(queries, keys), kernel)
     products = queries @ keys.T
     if kernel == "angular":
         inside = products.abs() < 1 - 1e-12
         angle = torch.where(inside, products, 0.0).arccos()
         angle = torch.where(inside, angle, torch.where(products > 0, 0.0, math.pi))
         agreement = 1 - angle / math.pi
-        return _log(agreement, agreement > 0) * n_bits
+        return _log(agreement, agreement > 0) * geometry.n_bits
     return _log_radial((queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products, kernel)
 
 
+def _squares(queries, keys, widths=None):
+    """Squared distances by differences, the features in order: as the core adds them."""
+    squares = 0.0
+    for c in range(queries.shape[1]):
+        difference = queries[:, c, None] - keys[:, c]
+        squares = squares + (difference if widths is None else difference / widths[c]) ** 2
+    return squares
+
+
 def _log_radial(squares, kernel):
-    if kernel == "gaussian":
-        return -0.5 * squares.clamp_min(0)
-    apart = squares > 1e-20
-    distances = torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
-    if kernel == "exponential":
-        return -distances
-    inside = distances < 1
+    return -0.5 * squares.clamp_min(0) if kernel == "gaussian" else -_root(squares, 1e-20)
+
+
+def _log_compact(squares, kernel, edge):
+    distances = _root(squares, 1e-20 * edge**2)
+    inside, r = distances < edge, distances / edge
     if kernel == "tophat":
-        return torch.where(inside, 0.0 * distances, -1e300)
+        return torch.where(inside, 0.0 * r, -1e300)
     if kernel == "epanechnikov":
-        return _log(1 - squares, inside)
+        return _log(1 - r**2, inside)
     if kernel == "linear":
-        return _log(1 - distances, inside)
-    return _log((math.pi / 2 * distances).cos(), inside)
+        return _log(1 - r, inside)
+    return _log((math.pi / 2 * r).cos(), inside)
+
+
+def _root(squares, least):
+    """The root, from `least` on: else 0, of the gradient 0."""
+    apart = squares > least
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
 
 
 def _log(values, inside):

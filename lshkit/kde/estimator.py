@@ -21,7 +21,8 @@ from lshkit.kde.arguments import (
     keeps_rows,
     of_unit_size,
 )
-from lshkit.kde.method import Estimate
+from lshkit.kde.forgetting import forgetting_of
+from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry, training_of
@@ -52,8 +53,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         sets its error, not rtol. "auto": the cheapest of all, chosen by a pilot; rows are kept, and
         a sketch has as many hashes as rtol requires.
     rtol : float >= 0
-        Target for the relative error of a density, averaged over queries like the rows:
-        statistical, not a bound for each query. 0: exact.
+        Target for the relative error of a density, averaged over queries like the rows. 0: exact.
+    confidence : float in (0, 1), optional
+        rtol is then a bound: the relative error of a query like the rows is at most rtol with this
+        probability. Queries are read on, up to all rows, as far as held-out queries show that to
+        be necessary; what cannot be kept otherwise is computed exactly.
+    atol : float >= 0
+        Of densities below atol / rtol an absolute error of atol is enough. In the units of what
+        `score_samples` returns the log of.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
         laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
@@ -64,6 +71,11 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         integral.
     sliding_window : int, optional
         The sketch then contains only the last `sliding_window` rows.
+    sliding_window_error : float, 0 to 0.5
+        Sums lie between those of exact windows that are shorter and longer by this share; memory is
+        then some 1 / sliding_window_error small tables, whatever the window. 0: exact.
+    half_life : float >= 1, optional
+        The sketch forgets gradually: a row followed by n others counts 2^(-n / half_life).
     random_state : None, int or RandomState
         An int makes results reproducible; sketches to be merged require one.
     n_jobs : int, optional
@@ -78,7 +90,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         The algorithm in use.
     bandwidth_ : float or array `(n_features,)`
     n_samples_seen_ : int
-        Rows in the estimator.
+        Rows in the estimator: at most `sliding_window`; with half_life all rows so far.
     n_features_in_ : int
     extra_memory_ : int
         Bytes kept beside the rows, at most; of a sketch, all that is kept.
@@ -108,10 +120,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         *,
         algorithm="auto",
         rtol=0.1,
+        atol=0.0,
+        confidence=None,
         n_bits=None,
         n_hashes=32,
         normalize=True,
         sliding_window=None,
+        sliding_window_error=0.0,
+        half_life=None,
         random_state=None,
         n_jobs=None,
         batch_size=1024,
@@ -120,10 +136,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         self.bandwidth = bandwidth
         self.algorithm = algorithm
         self.rtol = rtol
+        self.atol = atol
+        self.confidence = confidence
         self.n_bits = n_bits
         self.n_hashes = n_hashes
         self.normalize = normalize
         self.sliding_window = sliding_window
+        self.sliding_window_error = sliding_window_error
+        self.half_life = half_life
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.batch_size = batch_size
@@ -184,12 +204,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 widths = bandwidths.rule(widths, X, weights, self.kernel, sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
-            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, self.sliding_window)
+            window = self.sliding_window, self.sliding_window_error
+            forgetting = forgetting_of(*window, self.half_life, self.n_hashes, 2**n_bits)
+            sketch = Sketch(geometry, n_bits, self.n_hashes, self._kde_seed, forgetting)
             sketch.add(X, weights)  # rows that are refused leave nothing behind
             self._kde_sketch = sketch
         else:
             self._kde_sketch.add(X, weights)
-        self.n_samples_seen_ = self._kde_sketch.table.count
+        self.n_samples_seen_ = self._kde_sketch.n_rows
 
     def partial_unfit(self, X, sample_weight=None):
         """Removes rows that were fitted, with their weights; "bucket_sum" only.
@@ -199,27 +221,29 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         if self._kde_sketch is None:
             raise ValueError(f"partial_unfit needs algorithm='bucket_sum', got {self.algorithm!r}")
-        if self._kde_sketch.sliding_window is not None:
+        if self._kde_sketch.forgetting is not None:
             raise ValueError(
-                "partial_unfit needs sliding_window=None: a sliding window removes rows itself"
+                "partial_unfit needs sliding_window=None and half_life=None: a sketch that forgets "
+                "removes rows itself"
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with self._hashing_threads():
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
-        self.n_samples_seen_ = self._kde_sketch.table.count
+        self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 
     def merge(self, other):
         """Adds other's rows to this estimator's, as if fitted after them; returns self.
 
         Both must have the same kernel, bandwidth and kind of algorithm; sketches also the same
-        integer random_state, because their hash functions must be equal.
+        integer random_state, because their hash functions must be equal, and the same half_life.
+        ValueError for sketches with a sliding window.
         """
         check_is_fitted(self)
         check_mergeable(self, other)
         if self._kde_sketch is not None:
             self._kde_sketch.merge(other._kde_sketch)
-            self.n_samples_seen_ = self._kde_sketch.table.count
+            self.n_samples_seen_ = self._kde_sketch.n_rows
             return self
         self._kde_rows = self._kde_rows + other._kde_rows
         self._kde_weights = self._kde_weights + other._kde_weights
@@ -255,18 +279,19 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
 
     def _make_method(self, queries=None):
         picked, method = self._kde_picked, self._kde_method
-        asked, rtol = self.algorithm, self.rtol
-        if picked is not None:
-            asked, rtol = picked["asked"], picked["rtol"]
         training = self._training() if method is None else method.training
+        if picked is None:
+            asked, accuracy = self.algorithm, self._accuracy(training.geometry)
+        else:
+            asked, accuracy = picked["asked"], Accuracy(*(picked[x] for x in Accuracy._fields))
         with self._hashing_threads() as threads:
             if picked is None or queries is not None:
                 permuted = None if method is None else method.permuted
-                options = asked, rtol, threads, queries, permuted
+                options = asked, accuracy, threads, queries, permuted
                 method, self._kde_picked = pilot.choose(training, *options)
             else:  # as it was before it was saved
                 name = picked["algorithm"]
-                method = METHODS[name].from_settings(picked["methods"][name], training)
+                method = METHODS[name].restored(picked["methods"][name], training)
         self._kde_method = method  # the last: other threads go on when they see it
 
     def _training(self):
@@ -353,7 +378,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         torch tensor the results are tensors. With exact algorithms ("brute", or rtol=0) the
         log-density is differentiable in it.
         """
-        log_norm = self._log_normalizer()
+        log_norm = self._log_normalizer(self._method.geometry)
         torch = checks.torch_of(X=X)
         if torch is not None and getattr(X, "requires_grad", False) and torch.is_grad_enabled():
             from lshkit.kde import differentiable
@@ -362,13 +387,14 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 raise ValueError("return_std=True has no gradient: use X.detach()")
             return differentiable.log_mean(self, X) - log_norm
         estimate, dtype, exact = self._estimate(X, return_std)
+        positive = np.maximum(estimate.mean, 0.0)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            positive = np.maximum(estimate.mean, 0)
-            log_density = np.log(positive) + np.where(positive > 0, estimate.shift, 0) - log_norm
-            unknown = 0 if exact else np.inf
-            std = np.where(positive > 0, estimate.error / positive, unknown)
-            results = [x.astype(dtype) for x in (log_density, std)]  # below float32: -inf
-        return _like(torch, X, results if return_std else results[:1])
+            results = [np.log(positive) + (estimate.shift - log_norm)]
+            if return_std:
+                unknown = 0 if exact else np.inf
+                results.append(np.where(positive > 0, estimate.error / positive, unknown))
+            results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
+        return _like(torch, X, results)
 
     def score(self, X, y=None):
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
@@ -388,9 +414,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         torch = checks.torch_of(X=X)
         estimate, dtype, _ = self._estimate(X, return_std)
-        scale = np.where(estimate.shift > -np.inf, np.exp(estimate.shift), 0)
-        results = [(scale * x).astype(dtype) for x in (estimate.mean, estimate.error)]
-        return _like(torch, X, results if return_std else results[:1])
+        parts = [estimate.mean, estimate.error] if return_std else [estimate.mean]
+        scale = np.exp(estimate.shift)
+        return _like(torch, X, [(scale * x).astype(dtype, copy=False) for x in parts])
 
     def _estimate(self, X, with_error):
         """An `Estimate`, the dtype that is wanted of it, and whether the method is exact."""
@@ -403,13 +429,22 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         estimate = parts[0] if len(parts) == 1 else Estimate.joined(parts)
         return estimate, X.dtype, method.exact
 
-    def _log_normalizer(self):
+    def _accuracy(self, geometry):
+        """`Accuracy`; atol is one of the kernel mean there."""
+        negligible = 0.0
+        if self.atol > 0 and self.rtol > 0:
+            angular = geometry.kernel == "angular"  # which has no normaliser
+            norm = 0.0 if angular else self._log_normalizer(geometry)
+            negligible = float(min(self.atol / self.rtol * np.exp(min(norm, 700)), 1e300))
+        confidence = None if self.confidence is None else float(self.confidence)
+        return Accuracy(float(self.rtol), negligible, confidence)
+
+    def _log_normalizer(self, geometry):
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
-        geometry = self._method.geometry
         if not self.normalize:
             return 0.0
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
-        return norm + float(np.log(geometry.bandwidth).sum())
+        return norm + geometry.log_volume
 
     def sample(self, n_samples=1, random_state=None):
         """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.

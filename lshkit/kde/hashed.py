@@ -6,7 +6,6 @@ import numpy as np
 
 from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.kde.method import Estimate, Method
-from lshkit.kde.random_sampling import N_PILOT
 from lshkit.kde.sums import DOUBLE_ROUNDING, ROUNDING, SAMPLED, Sums
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
@@ -20,21 +19,26 @@ class HashedMethod(Method):
     Distances from such a query would be wrong, or infinite; rows beside it there are none.
     """
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        queries = X if scaled else self.geometry.scale(X)
+    def sampled(self, queries, threads, stop=None, with_error=True):
         held = self.buckets.hold(queries)
         if held.all():
-            return self._estimate(queries, threads)
-        out = Estimate(*np.zeros((3, len(queries))))
+            return self._sampled(queries, threads, stop)
+        n = len(queries)
+        out = Estimate(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
         if held.any():
-            out[held] = self._estimate(queries[held], threads)
-        sums = self.training.sums(queries[~held], threads, in_blocks=False)
-        out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0)
+            out[held] = self._sampled(queries[held], threads, stop)
+        rest = queries[~held]
+        if stop is None:
+            sums = self.training.sums(rest, threads, in_blocks=False)
+        else:
+            sums = self.permuted.sums(rest, 0, stop, threads)
+        rows = np.full(len(rest), len(self.training.X))
+        out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0 * sums.total, rows)
         return out
 
     @abc.abstractmethod
-    def _estimate(self, queries, threads):
-        """`Estimate` of scaled queries that the buckets hold."""
+    def _sampled(self, queries, threads, stop):
+        """The same of queries that the buckets hold."""
 
     @property
     def nbytes(self):
@@ -42,13 +46,13 @@ class HashedMethod(Method):
 
 
 class Buckets:
-    """Hash tables of the permuted rows from `start` on; without it of those after the pilot's."""
+    """Hash tables of the permuted rows from `start` to `stop`."""
 
-    def __init__(self, permuted, hasher, start=None, stop=None):
-        self.permuted, self.hasher = permuted, hasher
-        self.start = min(N_PILOT, len(permuted) // 2) if start is None else start
-        self.rows = permuted.rows[self.start : stop]
-        self.weights = None if permuted.weights is None else permuted.weights[self.start : stop]
+    def __init__(self, permuted, hasher, start=0, stop=None):
+        self.permuted, self.hasher, self.start = permuted, hasher, start
+        self.stop = len(permuted) if stop is None else stop
+        self.rows = permuted.rows[start:stop]
+        self.weights = None if permuted.weights is None else permuted.weights[start:stop]
         self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
 
     def __len__(self):

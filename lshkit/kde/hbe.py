@@ -19,7 +19,10 @@ TRIAL_DRAWS = 64
 
 
 class HashedDraws(HashedMethod):
-    """buckets: hash tables of the rows after the pilot's, which are summed; a draw from each."""
+    """buckets: hash tables of all rows but the first, a draw from each.
+
+    The first rows, the pilot's, and the last, those of calibration, are summed.
+    """
 
     name = "hbe"
     min_rows, worth = 20_000, 4000
@@ -27,6 +30,7 @@ class HashedDraws(HashedMethod):
     def __init__(self, buckets):
         self.buckets, self.permuted = buckets, buckets.permuted
         self.training = buckets.permuted.training
+        self.looked_up = buckets.stop
 
     @classmethod
     def tune(cls, pilot, rtol):
@@ -36,16 +40,16 @@ class HashedDraws(HashedMethod):
             one = np.log(0.5) / np.log(max(1 - distance / np.pi, 1e-3))
             n_projections = int(np.clip(round(one), 1, 16))
         hasher = family(training, distance, TRIAL_DRAWS, n_projections)
-        logs, factors = cls(Buckets(pilot.permuted, hasher)).draws(pilot.queries)
+        logs, factors = cls(tables(pilot.permuted, hasher)).draws(pilot.queries)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             terms = factors * np.exp(logs - pilot.sums.shift[:, None]) / pilot.sums.total[:, None]
-        spread = spread_of_trials(terms, 1.0)
+        spread = spread_of_trials(terms, 1.0) * pilot.counted(pilot.sums.log())
         n_draws = min(sample_size(spread, MAX_DRAWS * 64, rtol), MAX_DRAWS)
         settings = {
             "n_projections": n_projections,
             "distance": distance,
             "n_hashes": n_draws,
-            "cost": float(N_PILOT + n_draws * (DRAW + HASH * n_projections)),
+            "cost": float(2 * N_PILOT + n_draws * (DRAW + HASH * n_projections)),
             "error": float(np.minimum(MEAN_ABSOLUTE * spread / np.sqrt(n_draws), MOST).mean()),
         }
         return Tuned(
@@ -58,7 +62,7 @@ class HashedDraws(HashedMethod):
         distance = checks.positive("distance", settings["distance"])
         n_projections = checks.integer("n_projections", settings["n_projections"], 1, 64)
         permuted = PermutedRows(training) if permuted is None else permuted
-        return cls(Buckets(permuted, family(training, distance, n_hashes, n_projections)))
+        return cls(tables(permuted, family(training, distance, n_hashes, n_projections)))
 
     def draws(self, queries):
         """For each query and table log k of the row drawn, and its factor in the estimate."""
@@ -76,7 +80,7 @@ class HashedDraws(HashedMethod):
         logs[found] = self.geometry.log_kernel(distances)
         return logs, factors
 
-    def _estimate(self, queries, threads):
+    def _sampled(self, queries, threads, stop):
         logs, factors = self.draws(queries)
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
@@ -84,12 +88,22 @@ class HashedDraws(HashedMethod):
         drawn = sums_of_pairs(indptr, np.where(finite, logs, -745.0).ravel(), factors.ravel())
         mean, spread = drawn.total / n_draws, drawn.squares / n_draws
         variance = np.maximum(spread - mean**2, 0) / max(n_draws - 1, 1)
-        head = self.permuted.sums(queries, 0, self.buckets.start, threads)
-        whole = head + Sums(drawn.shift, mean, variance)
+        buckets, n = self.buckets, len(self.permuted) if stop is None else stop
+        rest = self.permuted.sums(queries, 0, buckets.start, threads)
+        rest += self.permuted.sums(queries, buckets.stop, n, threads)
+        whole = rest + Sums(drawn.shift, mean, variance)
         error = np.sqrt(variance) * np.exp(drawn.shift - whole.shift)
-        # Empty buckets alone tell nothing of the rows outside them.
-        error = np.where(finite.any(axis=1), error, np.inf)
-        return Estimate(whole.shift, whole.total / self.training.total, error / self.training.total)
+        # Empty buckets alone, or a single draw, tell nothing of the rows outside them.
+        error = np.where(finite.any(axis=1) & (n_draws > 1), error, np.inf)
+        weight = self.training.total
+        rows = np.full(n_queries, min(n - len(buckets) + n_draws, n - 1))
+        return Estimate(whole.shift, whole.total / weight, error / weight, rows)
+
+
+def tables(permuted, hasher):
+    """`Buckets` without the rows that pilot and calibration ask for."""
+    head = min(N_PILOT, len(permuted) // 2)
+    return Buckets(permuted, hasher, head, len(permuted) - min(N_PILOT, len(permuted) // 8))
 
 
 def typical_distance(pilot):

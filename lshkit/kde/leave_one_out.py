@@ -39,7 +39,7 @@ def log_means_of_rows(method, threads):
     own = np.ones(n) if weights is None else weights
     if isinstance(method, SketchedRows):
         rows, order = method.permuted.rows, method.permuted.order
-        mean = method.estimate(rows, threads, with_error=False, scaled=True).mean
+        mean = method.sampled(rows, threads, with_error=False).mean
         return _in_order(log_without_own(mean, training.total, own[order]), order)
     if isinstance(method, (RandomSampling, NearFar)):
         order = method.permuted.order
@@ -82,7 +82,7 @@ def _sampled(method, threads):
     for first in range(0, n, size):
         last = min(first + size, n)
         outside = _without(method, first, last)
-        got = outside.estimate(keys.queries(first, last), threads, with_error=False, scaled=True)
+        got = outside.sampled(keys.queries(first, last), threads, with_error=False)
         rest = Sums(got.shift, got.mean * method.training.total, np.zeros(last - first))
         parts.append(rest + _within(keys, first, last, threads))
     return Sums.joined(parts)
@@ -93,8 +93,6 @@ def _without(method, first, last):
     method = copy.copy(method)
     method.permuted = _WithoutBlock(method.permuted, first, last)
     if isinstance(method, NearFar):
-        n = len(method.permuted)
-        method.stops = sorted({min(stop, n) for stop in method.stops})
         method.near = _NearWithoutBlock(method)
     return method
 
@@ -122,20 +120,19 @@ class _NearWithoutBlock:
     """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
 
     def __init__(self, method):
-        rows = method.permuted
-        self.stops, self.first, self.last = method.stops, rows.first, rows.last
-        self.size = rows.last - rows.first
-        self.method = copy.copy(method)
-        moved = {stop if stop <= self.first else stop + self.size for stop in self.stops}
-        self.method.stops = sorted(moved | {self.first, self.last} - {0})
+        self.method, self.rows = method, method.permuted
 
-    def __call__(self, queries, threads):
-        parts, part_counts = NearFar.near(self.method, queries, threads)
-        sums = [Sums.zeros(len(queries)) for _ in self.stops]
-        counts = np.zeros((len(queries), len(self.stops)))
-        for part, count, stop in zip(parts, part_counts.T, self.method.stops, strict=True):
-            if not self.first < stop <= self.last:
-                k = np.searchsorted(self.stops, stop if stop <= self.first else stop - self.size)
+    def __call__(self, queries, stops, threads):
+        first, last = self.rows.first, self.rows.last
+        size = last - first
+        moved = {stop if stop <= first else stop + size for stop in stops}
+        moved = sorted(moved | {first, last} - {0})
+        parts, part_counts = NearFar.near(self.method, queries, moved, threads)
+        sums = [Sums.zeros(len(queries)) for _ in stops]
+        counts = np.zeros((len(queries), len(stops)))
+        for part, count, stop in zip(parts, part_counts.T, moved, strict=True):
+            if not first < stop <= last:
+                k = np.searchsorted(stops, stop if stop <= first else stop - size)
                 sums[k] += part
                 counts[:, k] += count
         return sums, counts
@@ -153,10 +150,13 @@ class _RowsAsGiven:
     def queries(self, first, last):
         return self.geometry.scale(self.training.X[first:last])
 
-    def sums(self, queries, first, last, threads):
+    def sums_of(self, start, stop, first, last, threads):
+        """Sums of the rows from start to stop over those from first to last."""
+        training = self.training
         weights = None if self.weights is None else self.weights[first:last]
-        options = dict(scaled=False, tolerance=EXACT, reach=self.training.reach, threads=threads)
-        return self.geometry.sums(queries, self.training.X[first:last], weights, **options)
+        options = dict(scaled=False, tolerance=EXACT, reach=training.reach, threads=threads)
+        rows, given = training.X[first:last], training.X[start:stop]
+        return self.geometry.sums(self.queries(start, stop), rows, weights, given=given, **options)
 
 
 class _PermutedRows:
@@ -164,10 +164,13 @@ class _PermutedRows:
 
     def __init__(self, permuted):
         self.geometry, self.weights = permuted.training.geometry, permuted.weights
-        self.rows, self.sums = permuted.rows, permuted.sums
+        self.permuted = permuted
 
     def queries(self, first, last):
-        return np.asarray(self.rows[first:last], np.float64)
+        return np.asarray(self.permuted.rows[first:last], np.float64)
+
+    def sums_of(self, start, stop, first, last, threads):
+        return self.permuted.sums(self.queries(start, stop), first, last, threads)
 
 
 def _within(keys, first, last, threads):
@@ -185,7 +188,7 @@ def _within(keys, first, last, threads):
                 for start in range(a, b, QUERIES):
                     stop = min(start + QUERIES, b)
                     some = slice(start - first, stop - first)
-                    sums[some] += keys.sums(keys.queries(start, stop), c, d, threads)
+                    sums[some] += keys.sums_of(start, stop, c, d, threads)
         size *= 2
     return sums
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import norm
 
 from lshkit import checks
 from lshkit.kde import kernels
@@ -13,16 +14,21 @@ from lshkit.kde import kernels
 MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more are refused
 # Of tables that are made again from a file's settings: no pilot asks for more.
 MOST_HASHES, MOST_BITS, MOST_PROJECTIONS, MOST_BYTES = 256, 16, 1024, 2**26
+# Mean of |z| for a standard normal z: from a standard error to a mean error.
+MEAN_ABSOLUTE = 0.7978845608
 MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is right
 
 
 class Estimate:
-    """Kernel means: exp(shift) * mean with standard error exp(shift) * error (0: exact)."""
+    """Kernel means: exp(shift) * mean with standard error exp(shift) * error (0: exact).
 
-    __slots__ = ("error", "mean", "shift")
+    rows: how many rows were read for each, all of them where it is exact.
+    """
 
-    def __init__(self, shift, mean, error):
-        self.shift, self.mean, self.error = shift, mean, error
+    __slots__ = ("error", "mean", "rows", "shift")
+
+    def __init__(self, shift, mean, error, rows):
+        self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
 
     def __setitem__(self, index, part):
         for name in ESTIMATE:
@@ -33,7 +39,25 @@ class Estimate:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error"
+ESTIMATE = "shift", "mean", "error", "rows"
+
+
+class Accuracy(NamedTuple):
+    """What is asked of a method: rtol as a mean error, or as a bound that holds with `confidence`.
+
+    negligible: the kernel mean below which errors relative to it are enough.
+    """
+
+    rtol: float
+    negligible: float = 0.0
+    confidence: float | None = None
+
+    @property
+    def mean(self):
+        """The mean relative error to tune for."""
+        if self.confidence is None:
+            return self.rtol
+        return self.rtol * MEAN_ABSOLUTE / float(norm.ppf(0.5 + 0.5 * self.confidence))
 
 
 class Tuned(NamedTuple):
@@ -60,6 +84,11 @@ class Method(abc.ABC):
     min_rows = worth = 0
     most = MOST  # the largest relative error that tuning expects of a query
     permuted = None  # `PermutedRows`, where it has them
+    # Log of the least squared error that is stated, over the kernel mean, or None. What a sample
+    # does not hold it does not know of: where that dominates a density, the error that it shows is
+    # too small. Such errors are like those of counts: squared, in proportion to the density.
+    error_floor = None
+    looked_up = 0  # permuted rows that `stop` cannot leave out
 
     @classmethod
     @abc.abstractmethod
@@ -78,6 +107,16 @@ class Method(abc.ABC):
         """
 
     @classmethod
+    def restored(cls, settings, training):
+        """The method as it was calibrated, from settings of a file or a pickle."""
+        method = cls.from_settings(settings, training)
+        floor = settings.get("error_floor")
+        if floor is not None and not np.isfinite(float(floor)):
+            raise ValueError(f"error_floor must be None or a finite number, got {floor}")
+        method.error_floor = floor
+        return method
+
+    @classmethod
     def check_saved(cls, settings, n_rows, kernel, n_bits):
         """ValueError for a file's settings whose tables would be larger than any that are tuned."""
         most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "n_projections": MOST_BITS}
@@ -90,8 +129,26 @@ class Method(abc.ABC):
             raise ValueError(f"{cls.name} must have at least 4 rows, got {n_rows}")
 
     @abc.abstractmethod
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        """`Estimate` of rows X as given, or scaled=True: as `Geometry.scale` gives them."""
+    def sampled(self, queries, threads, stop=None, with_error=True):
+        """`Estimate` of scaled queries, with the errors that their own samples show.
+
+        stop: of the permuted rows only those before it count (their kernels, over the total weight
+        of all), as if the others had never been: those may then be the queries.
+        """
+
+    def scaled(self, X):
+        """Rows as `sampled` takes them."""
+        return self.geometry.scale(X)
+
+    def estimate(self, X, threads, with_error=True):
+        """`Estimate` of rows X as given; errors are at least `error_floor`, unless all is read."""
+        got = self.sampled(self.scaled(X), threads, None, with_error)
+        if with_error and self.error_floor is not None:
+            raised = got.rows < len(self.training.X)
+            factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))
+            least = np.sqrt(factor * np.maximum(got.mean[raised], 0))
+            got.error[raised] = np.maximum(got.error[raised], least)
+        return got
 
     @property
     @abc.abstractmethod

@@ -7,6 +7,8 @@ max_bucket_size rows are passed over: where rows lie so densely, a sample does.
 """
 
 import functools
+import itertools
+import operator
 
 import numpy as np
 
@@ -15,12 +17,9 @@ from lshkit.kde import kernels
 from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
 from lshkit.kde.method import MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import (
-    MEAN_ABSOLUTE,
     cheapest_sample,
-    checked_sample,
     expand,
-    history_of,
-    stages,
+    stages_of,
 )
 from lshkit.kde.sums import PermutedRows, Sums
 
@@ -34,31 +33,21 @@ MAX_BUCKET_SIZES = 100, 300, 1000, 3000, 2**31 - 1
 class NearFar(HashedMethod):
     """`RandomSampling` with the near rows taken out of history and samples.
 
-    buckets: hash tables of all rows. min_count: of collisions that make a row near. n_samples: of
-    the first sample. limit: the relative error, as history and near rows foretell it, from which on
-    a query needs more. least: as of `RandomSampling`. unseen: relative standard deviation of the
-    far rows' sum for a sample of one row, beyond what histories foretell, as the pilot found it: a
-    sample that holds none of the near rows that no bucket showed knows nothing of them, and alone
-    would state too small an error.
+    buckets: hash tables of all rows. min_count: of collisions that make a row near.
     """
 
     name = "near_far"
     min_rows, worth = 20_000, 4000
 
-    def __init__(
-        self, buckets, min_count, max_bucket_size, n_samples, limit, least=-np.inf, unseen=0.0
-    ):
+    def __init__(self, buckets, min_count, max_bucket_size, stages):
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
-        self.least, self.unseen = least, unseen
         self.permuted, self.training = buckets.permuted, buckets.permuted.training
-        self.n_samples, self.limit = min(n_samples, len(buckets)), limit
-        n = len(buckets)
-        self.stops = stages(history_of(n_samples), self.n_samples, n)
+        self.stages = stages
 
     @classmethod
     def tune(cls, pilot, rtol):
         settings, buckets = cheapest_tables(pilot, rtol)
-        settings["least"] = pilot.least
+        settings |= pilot.thresholds
         make = functools.partial(cls.from_settings, settings, pilot.training, buckets=buckets)
         return Tuned(settings, make)
 
@@ -69,20 +58,17 @@ class NearFar(HashedMethod):
             checks.integer("min_count", settings["min_count"], 1, 255),
             checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
         )
-        unseen = float(settings["unseen"])
-        if not 0 <= unseen < np.inf:
-            raise ValueError(f"unseen must be a finite number >= 0, got {unseen}")
-        sample = checked_sample(settings)
+        stages = stages_of(settings)
         if buckets is None:
             permuted = PermutedRows(training) if permuted is None else permuted
-            buckets = Buckets(permuted, hasher_of(training, settings), 0)
-        return cls(buckets, *counts, **sample, unseen=unseen)
+            buckets = Buckets(permuted, hasher_of(training, settings))
+        return cls(buckets, *counts, stages)
 
-    def near(self, queries, threads):
+    def near(self, queries, stops, threads):
         """Sums over the near rows up to each stop from the one before, and their numbers."""
         buckets, tables = self.buckets, self.buckets.tables
         geometry = self.training.geometry
-        out = np.empty((len(queries), len(self.stops), 4))
+        out = np.empty((len(queries), len(stops), 4))
         _C.near_kernel_sums(
             kernels.CODES[geometry.kernel],
             geometry.n_bits,
@@ -92,27 +78,28 @@ class NearFar(HashedMethod):
             *tables.look_up(buckets.codes(queries)),
             self.min_count,
             self.max_bucket_size,
-            np.array(self.stops),
+            np.array(stops),
             out,
             threads,
         )
-        return [Sums(*(out[:, k, i].copy() for i in range(3))) for k in range(len(self.stops))], (
+        return [Sums(*(out[:, k, i].copy() for i in range(3))) for k in range(len(stops))], (
             out[:, :, 3]
         )
 
-    def _estimate(self, queries, threads):
+    def _sampled(self, queries, threads, stop):
         permuted = self.permuted
-        n, n_queries = len(permuted), len(queries)
-        near, counts = self.near(queries, threads)
-        whole_near = near[0]
-        for part in near[1:]:
-            whole_near = whole_near + part
-        open_ = np.arange(n_queries)
-        history = permuted.sums(queries, 0, self.stops[0], threads).without(near[0])
+        n, n_queries = len(permuted) if stop is None else stop, len(queries)
+        stops = self.stages.stops(n)
+        near, counts = self.near(
+            queries, stops if stop is None else [*stops, len(permuted)], threads
+        )
+        near, counts = near[: len(stops)], counts[:, : len(stops)]
+        whole_near = functools.reduce(operator.add, near)
+        history = permuted.sums(queries, 0, stops[0], threads).without(near[0])
         known = whole_near + history  # of few rows it is all
         shift, mean, error = known.shift, known.total, np.zeros(n_queries)
-        for k in range(1, len(self.stops)):
-            seen, last = self.stops[k - 1 : k + 1]
+        rows, open_ = np.full(n_queries, n), np.arange(n_queries)
+        for k, (seen, last) in enumerate(itertools.pairwise(stops), 1):
             sample = permuted.sums(queries[open_], seen, last, threads).without(near[k][open_])
             n_sampled = last - seen - counts[open_, k]
             population = n - seen - counts[open_, k:].sum(axis=1)
@@ -120,26 +107,22 @@ class NearFar(HashedMethod):
             close = whole_near[open_]
             final = np.ones(len(open_), bool)
             if last < n:
-                foretold = far_error(history, n_history, close, population)
-                final = MEAN_ABSOLUTE * foretold <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
-                far = history.log() + np.log1p(population / np.maximum(n_history, 1))
-                final &= np.logaddexp(close.log(), far) >= self.least
-            done, sampled = open_[final], sample[final]
+                foretold, log = foretell(history, n_history, close, population)
+                final = self.stages.enough(foretold, log, n_sampled)
+            done, got = open_[final], sample[final]
             n_sampled = np.maximum(n_sampled[final], 1)
-            population = np.maximum(population[final], 1)
-            total, variance = expand(sampled, n_sampled, population)
+            total, variance = expand(got, n_sampled, np.maximum(population[final], 1))
             # Of near rows and history only the sums are wanted.
-            whole = close[final] + history[final] + Sums(sampled.shift, total, variance)
+            whole = close[final] + history[final] + Sums(got.shift, total, variance)
             shift[done], mean[done] = whole.shift, whole.total
-            unseen = self.unseen * np.sqrt(np.maximum(1 / n_sampled - 1 / population, 0))
-            seen = np.sqrt(variance) * relative(sampled.shift, whole.shift)
-            error[done] = np.maximum(seen, unseen * whole.total)
+            error[done] = np.sqrt(variance) * relative(got.shift, whole.shift)
+            rows[done] = n if last == n else np.minimum(last + counts[done, k:].sum(axis=1), n - 1)
+            if final.all():
+                break
             history = (history + sample)[~final]
             open_ = open_[~final]
-            if len(open_) == 0:
-                break
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight)
+        return Estimate(shift, mean / weight, error / weight, rows)
 
 
 def relative(shift, to):
@@ -148,10 +131,11 @@ def relative(shift, to):
         return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
-def far_error(history, n_history, near, population):
-    """Standard deviation of the far rows' sum over the whole, for a sample of one row.
+def foretell(history, n_history, near, population):
+    """What a history of `n_history` far rows tells, with `population` of them still to come.
 
-    As a history of far rows foretells it, `n_history` of them, with `population` still to come.
+    Standard deviation of the far rows' sum over the whole, for a sample of one row, and the log of
+    the whole.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         n_history = np.maximum(n_history, 1)
@@ -160,7 +144,8 @@ def far_error(history, n_history, near, population):
         close = near.total * np.exp(near.shift - history.shift)
         whole = np.where(near.shift > -np.inf, close, 0) + history.total + population * mean
         foretold = np.where(history.total > 0, population * spread / whole, 0)
-    return np.where((history.total > 0) | (near.total > 0), foretold, np.inf)
+        log = np.logaddexp(near.log(), history.log() + np.log1p(population / n_history))
+    return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
 def cheapest_tables(pilot, rtol):
@@ -173,13 +158,13 @@ def cheapest_tables(pilot, rtol):
     part = few.population / pilot.population
     found = []
     for settings in families(few):
-        buckets = Buckets(few.permuted, hasher_of(few.training, settings), 0, few.stop)
+        buckets = Buckets(few.permuted, hasher_of(few.training, settings), stop=few.stop)
         found.append((settings_for(few, buckets, rtol, part, True)["cost"], settings, buckets))
     found.sort(key=lambda x: x[0])
     best = None
     for _, settings, buckets in found[: 1 if part == 1 else N_COMPARED]:
         if part < 1:
-            buckets = Buckets(pilot.permuted, buckets.hasher, 0)
+            buckets = Buckets(pilot.permuted, buckets.hasher)
         report = settings | settings_for(pilot, buckets, rtol)
         if best is None or report["cost"] < best[0]["cost"]:
             best = report, buckets
@@ -245,7 +230,6 @@ def settings_for(pilot, buckets, rtol, part=1.0, coarse=False):
             if best is None or found["cost"] < best["cost"]:
                 largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
                 best = largest | found | {"n_samples": int(found["n_samples"])}
-                best["unseen"] = near.unseen(pilot, best["n_samples"], best["limit"])
     return best
 
 
@@ -267,39 +251,19 @@ class NearRows:
         indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
         return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
 
-    def unseen(self, pilot, n_samples, limit):
-        """What `NearFar` wants to know of the rows that its samples do not show."""
-        near, counts = self.sums()
-        n_far = pilot.population - counts
-        count = min(history_of(n_samples), pilot.population)
-        inside, n_inside = self.sums(pilot.n_pilot + count)
-        history, n_history = pilot.history(count).without(inside), count - n_inside
-        # Of the queries for which the first sample does.
-        foretold = far_error(history, n_history, near, n_far)
-        final = MEAN_ABSOLUTE * foretold <= limit * np.sqrt(n_samples)
-        final &= pilot.sums.total > 0
-        if not final.any():
-            return 0.0
-        squares = history.squares * n_far / np.maximum(n_history, 1)
-        whole = pilot.sums[final]
-        far, foretold = (
-            x.squares[final] * (relative(x.shift[final], whole.shift) / whole.total) ** 2
-            for x in (pilot.sums.without(near), Sums(history.shift, history.total, squares))
-        )
-        return float(np.sqrt(max(np.mean(n_far[final] * (far - foretold)), 0)))
-
     def far_of(self, pilot):
         """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
         near, counts = self.sums()
         far, n_far = pilot.sums.without(near), pilot.population - counts
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             spread = np.sqrt(np.maximum(n_far * far.squares - far.total**2, 0))
-            scale = np.exp(far.shift - pilot.sums.shift)
+            scale = np.exp(far.shift - pilot.sums.shift) * pilot.counted(pilot.sums.log())
             spread = np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
 
         def known(count):
             inside, n_inside = self.sums(pilot.n_pilot + count)
             history = pilot.history(count).without(inside)
-            return far_error(history, count - n_inside, near, n_far)
+            foretold, log = foretell(history, count - n_inside, near, n_far)
+            return foretold * pilot.counted(log)
 
         return spread, known

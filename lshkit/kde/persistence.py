@@ -9,7 +9,7 @@ import numpy as np
 from lshkit import archive, checks
 from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde import kernels
+from lshkit.kde import forgetting, kernels
 from lshkit.kde.arguments import as_weights, check_parameters
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
@@ -89,13 +89,11 @@ def _save_sketch(sketch, header, arrays):
     settings, of_family = archive.split_family(sketch.hasher)
     arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
     header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}
-    header["sketch"] = {"hasher": settings, "total": sketch.total, "sliding_window": None}
-    if sketch.sliding_window is not None:
-        window = sketch.sliding_window
-        header["sketch"]["sliding_window"] = [
-            int(x) for x in (window.size, window.at, window.filled)
-        ]
-        arrays |= {"sliding_window.codes": window.codes, "sliding_window.weights": window.weights}
+    total = float(sketch.table.table[0].sum())
+    header["sketch"] = {"hasher": settings, "total": total, "forgetting": None}
+    if sketch.forgetting is not None:
+        header["sketch"]["forgetting"] = sketch.forgetting.settings()
+        arrays |= sketch.forgetting.arrays()
 
 
 # --- Reading ------------------------------------------------------------------------------------
@@ -211,15 +209,13 @@ def _sketch_arrays(header, d):
     n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
     expected = archive.family_arrays(sketch["hasher"])
     expected |= {"table": (("<f8",), (n_hashes, n_buckets, 1)), "bandwidth": (("<f8",), (d,))}
-    if sketch["sliding_window"] is not None:
-        size, at, filled = sketch["sliding_window"]
-        checks.integer("sliding_window", size, 1)
-        checks.integer("the sliding window's place", at, 0, size - 1)
-        checks.integer("the sliding window's rows", filled, 0, size)
-        expected |= {
-            "sliding_window.codes": (("<u2",), (size, n_hashes)),
-            "sliding_window.weights": (("<f8",), (size,)),
-        }
+    if sketch["forgetting"] is not None:
+        name = sketch["forgetting"]["name"]
+        if name not in forgetting.BY_NAME:
+            known = ", ".join(forgetting.BY_NAME)
+            raise ValueError(f"forgetting must be one of {known}, got {name!r}")
+        shape = n_hashes, n_buckets, 1
+        expected |= forgetting.BY_NAME[name].expected(sketch["forgetting"], shape)
     return expected
 
 
@@ -234,24 +230,18 @@ def _restore_sketch(estimator, header, arrays):
         raise ValueError(f"a sketch of the kernel {kernel!r} has no hash family {hasher!r}")
     if hasher.n_features != len(widths):
         raise ValueError(f"{hasher!r} must have n_features={len(widths)}")
-    total, size = settings["total"], None
+    total = settings["total"]
     if not (np.isfinite(arrays["table"]).all() and math.isfinite(total) and total >= 0):
         raise ValueError("table and total must be finite, and total >= 0")
     _check_sums(arrays["table"], total)
-    if settings["sliding_window"] is not None:
-        size, at, filled = settings["sliding_window"]
     geometry = Geometry(kernel, n_bits, np.zeros(len(widths)), widths)
-    sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, size, hasher)
-    sketch.table.table[:] = arrays["table"]
-    sketch.table.count, sketch.total = estimator.n_samples_seen_, float(total)
-    if size is not None:
-        codes, weights = arrays["sliding_window.codes"], arrays["sliding_window.weights"]
-        if codes.max(initial=0) >= 2**n_bits:
-            raise ValueError(f"sliding_window.codes must be below {2**n_bits}")
-        if not (np.isfinite(weights) & (weights >= 0)).all():
-            raise ValueError("sliding_window.weights must be finite and >= 0")
-        window = sketch.sliding_window
-        window.at, window.filled, window.codes, window.weights = at, filled, codes, weights
+    sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, hasher=hasher)
+    n_rows, sketch.total = estimator.n_samples_seen_, float(total)
+    sketch.table.table[:], sketch.table.count = arrays["table"], n_rows
+    if (saved := settings["forgetting"]) is not None:
+        kind = forgetting.BY_NAME[saved["name"]]
+        sketch.forgetting = kind.restored(saved, arrays, sketch.table, n_rows)
+        sketch.total = sketch.forgetting.weight(sketch.table)
     estimator._kde_sketch = sketch
 
 

@@ -6,8 +6,9 @@ import warnings
 
 import numpy as np
 
+from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate
 from lshkit.kde.methods import METHODS
-from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, relative_spread
+from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
 from lshkit.kde.sums import PermutedRows
 
 logger = logging.getLogger("lshkit.kde")
@@ -15,7 +16,6 @@ logger = logging.getLogger("lshkit.kde")
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
 MARGIN = np.log(2)  # by which a query's sum is less than the least of the pilot's
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
-TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 
 
 class Pilot:
@@ -24,8 +24,11 @@ class Pilot:
     Without queries, those first rows are the queries. All is made when it is first asked for.
     """
 
-    def __init__(self, training, threads, queries=None, permuted=None, stop=None):
+    def __init__(
+        self, training, threads, negligible=-np.inf, queries=None, permuted=None, stop=None
+    ):
         self.training, self.threads, self.given = training, threads, queries
+        self.negligible = negligible  # log of the sum
         self.stop = len(training.X) if stop is None else min(stop, len(training.X))
         self.n_pilot = min(N_PILOT, len(training.X) // 2)
         self.population = self.stop - self.n_pilot
@@ -42,18 +45,29 @@ class Pilot:
         if self.given is None:
             rows = self.permuted.rows[: min(self.n_pilot, N_PILOT_QUERIES)]
             return np.asarray(rows, np.float64)
-        n = len(self.given)
-        some = np.linspace(0, n - 1, min(n, N_PILOT_QUERIES)).astype(int)
+        return self.some_given(N_PILOT_QUERIES)
+
+    def some_given(self, most):
+        """Of the queries given, evenly spaced, scaled."""
+        some = np.linspace(0, len(self.given) - 1, min(len(self.given), most)).astype(int)
         return np.clip(self.training.geometry.scale(self.given[some]), -AWAY, AWAY)
 
     @functools.cached_property
     def sums(self):
         return self._sums(self.n_pilot, self.stop)
 
-    @functools.cached_property
-    def least(self):
-        """log of a sum that is below those of the queries: one of less is unlike them all."""
-        return float(np.nan_to_num(self.sums.log().min() - MARGIN))
+    @property
+    def thresholds(self):
+        """Logs of sums, for `Stages`: below those of the queries, one is unlike them all."""
+        least = float(np.nan_to_num(self.sums.log().min() - MARGIN))
+        return {
+            "least": least,
+            "negligible": None if self.negligible == -np.inf else float(self.negligible),
+        }
+
+    def counted(self, log):
+        """What share of a relative error counts, of sums whose logs are given."""
+        return counted(log, self.negligible)
 
     @functools.cached_property
     def spread(self):
@@ -68,29 +82,22 @@ class Pilot:
     def among(self, count):
         """The same with only so many rows after the pilot's own."""
         stop = self.n_pilot + count
-        return Pilot(self.training, self.threads, self.given, self.permuted, stop)
-
-    def error_of(self, method):
-        """Mean relative error of a method on the queries, which are no rows."""
-        exact = self._sums(0, self.n_pilot) + self.sums
-        got = method.estimate(self.queries, self.threads, scaled=True)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            ratio = np.exp(got.shift - exact.shift) * got.mean * self.training.total / exact.total
-        return float(np.minimum(np.abs(ratio - 1), method.most).mean())
+        negligible = self.negligible + np.log(min(count / self.population, 1))
+        return Pilot(self.training, self.threads, negligible, self.given, self.permuted, stop)
 
     def _sums(self, first, last):
         return self.permuted.sums(self.queries, first, last, self.threads)
 
 
-def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
-    """The method of an algorithm ("auto": the cheapest that reaches rtol), and a report.
+def choose(training, algorithm, accuracy, threads, queries=None, permuted=None):
+    """The method of an algorithm ("auto": the cheapest that keeps an `Accuracy`), and a report.
 
     queries: rows as given, for the pilot; without, it takes rows of the data.
 
     Costs are in rows: what one row costs an exact sum. They are counted, not timed: the same data
     and seed always give the same method.
     """
-    n, auto = len(training.X), algorithm == "auto"
+    n, auto, rtol = len(training.X), algorithm == "auto", accuracy.mean
     able = [m for m in METHODS.values() if training.geometry.kernel in m.kernels]
     exact = next(m for m in able if m.exact)
     asked = able if auto else [exact, METHODS[algorithm]]
@@ -101,9 +108,11 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
         why = "rtol is 0"
     elif n < (4 * N_PILOT if auto else 4):
         why = "few rows"
-    pilot = Pilot(training, threads, queries, permuted)
+    with np.errstate(divide="ignore"):
+        negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
+    pilot = Pilot(training, threads, negligible, queries, permuted)
     tuned = {exact.name: exact.tune(pilot, rtol)}
-    report = {"asked": algorithm, "rtol": float(rtol), "n_samples": n, "queries": "rows"}
+    report = {"asked": algorithm, "n_samples": n, "queries": "rows", **accuracy._asdict()}
     if why is None:
         for method in asked[1:]:
             if auto and not _is_worthwhile(method, n, tuned, rtol):
@@ -117,21 +126,35 @@ def choose(training, algorithm, rtol, threads, queries=None, permuted=None):
     report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     if why is not None:
         name, method = exact.name, tuned[exact.name].make()
-    elif auto:
-        name, method, why = _cheapest(pilot, tuned, rtol)
     else:
-        name, method, why = algorithm, tuned[algorithm].make(), "asked for"
-        error = methods[algorithm]["error"]
-        if error > REACHED * rtol:
-            warnings.warn(
-                f"algorithm={algorithm!r} has an expected mean relative error of {error:.2g} on "
-                f"this data, more than rtol={rtol:g}: 'auto' would choose another",
-                stacklevel=5,
-            )
+        given = None if queries is None else pilot.some_given(N_HELD_OUT)
+        held_out = HeldOut(pilot.permuted, threads, given)
+        if auto:
+            name, method, why = _cheapest(tuned, held_out, accuracy)
+        else:
+            name, why, expected = algorithm, "asked for", methods[algorithm]["error"]
+            method, kept = calibrate(tuned[name], held_out, accuracy)
+            _warn(name, expected, kept, accuracy)
     report |= {"algorithm": name, "reason": why}
     costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())
     logger.info("algorithm %s (%s); cost of a query in rows: %s", name, why, costs)
     return method, report
+
+
+def _warn(name, expected, kept, accuracy):
+    """Where the algorithm that was asked for does not keep the accuracy."""
+    if accuracy.confidence is not None and not kept:
+        off = f"cannot be shown to keep rtol={accuracy.rtol:g} with a probability of " + (
+            f"{accuracy.confidence:g}"
+        )
+    elif accuracy.confidence is None and expected > REACHED * accuracy.rtol:
+        off = f"has an expected mean relative error of {expected:.2g}"
+        off += f", more than rtol={accuracy.rtol:g}"
+    else:
+        return
+    warnings.warn(
+        f"algorithm={name!r} {off} on this data: 'auto' would choose another", stacklevel=6
+    )
 
 
 def _is_worthwhile(method, n, tuned, rtol):
@@ -144,20 +167,28 @@ def _reaches(found, rtol):
     return found.settings["error"] <= REACHED * rtol
 
 
-def _cheapest(pilot, tuned, rtol):
-    """Of the methods that can reach rtol the name, the method and the reason.
+def _cheapest(tuned, held_out, accuracy):
+    """Of the methods that reach rtol the name, the method and the reason.
 
-    On given queries it is tried (rows of the data would find themselves), and must keep rtol.
+    It is tried on the held-out queries, where it must keep the accuracy: if it does not, or costs
+    more there than the next would, that is tried too.
     """
-    able = [name for name in tuned if _reaches(tuned[name], rtol)]
+    able = [name for name in tuned if _reaches(tuned[name], accuracy.mean)]
     able.sort(key=lambda name: tuned[name].settings["cost"])
-    why = "the cheapest of " + ", ".join(able)
+    best, failed = None, []
     for name in able:
-        method = tuned[name].make()
-        if pilot.given is None or method.exact:
+        if best is not None and best[0] <= tuned[name].settings["cost"]:
             break
-        tuned[name].settings["error"] = error = pilot.error_of(method)
-        if error <= TOLERATED * rtol:
-            break
-        why = "the cheapest that kept rtol on the queries"
-    return name, method, why
+        if METHODS[name].exact:
+            method, kept = tuned[name].make(), True
+        else:
+            method, kept = calibrate(tuned[name], held_out, accuracy)
+        cost = tuned[name].settings["cost"]
+        if not kept:
+            failed.append(name)
+        elif best is None or cost < best[0]:
+            best = cost, name, method
+    why = "the cheapest of " + ", ".join(able)
+    if failed:
+        why = "the cheapest that kept rtol on held-out queries (not " + ", ".join(failed) + ")"
+    return *best[1:], why

@@ -6,17 +6,16 @@ DEANN, call it RSP).
 """
 
 import functools
+import itertools
 
 import numpy as np
 
 from lshkit import checks
-from lshkit.kde.method import MOST, Estimate, Method, Tuned
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned
 from lshkit.kde.sums import BLOCK, PermutedRows, Sums
 
-N_PILOT = 256  # rows of the permutation's head: always summed exactly, and the pilot's queries
+N_PILOT = 256  # rows of the permutation's head: in every history, and the pilot's queries
 N_PILOT_QUERIES = 128
-# Mean of |z| for a standard normal z: from a standard error to a mean error.
-MEAN_ABSOLUTE = 0.7978845608
 SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 predicts for a query dominated by one row
@@ -140,7 +139,7 @@ def _staged(spread, foretold, limit, stops):
     """Mean of the rows that are read, and of the errors, one standard error on the safe side."""
     population = stops[-1]
     left, rows, errors = np.arange(len(spread)), 0.0, []
-    for seen, last in zip(stops, stops[1:], strict=False):
+    for seen, last in itertools.pairwise(stops):
         size = last - seen
         if last == population or len(left) == 0:
             rows += len(left) * (population + N_PILOT)
@@ -162,85 +161,116 @@ def _known_of(seen):
     return seen if seen < 2 * N_PILOT else 1 << (int(seen).bit_length() - 1)
 
 
-def checked_sample(settings):
-    """n_samples, limit and least from settings."""
+def counted(log, negligible):
+    """What share of a relative error counts, of sums whose logs are given.
+
+    negligible: log of the sum below which an error relative to that sum is enough.
+    """
+    return np.exp(np.minimum(log - negligible, 0))
+
+
+def stages_of(settings):
+    """`Stages` from a method's settings."""
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
-    least = float(settings["least"])
-    if not np.isfinite(least):
-        raise ValueError(f"least must be a finite number, got {least}")
     limit = checks.positive("limit", settings["limit"])
-    return {"n_samples": n_samples, "limit": limit, "least": least}
+    logs = {}
+    for name in ("least", "negligible", "unseen"):
+        value = settings.get(name)
+        logs[name] = -np.inf if value is None else float(value)
+        if value is not None and not np.isfinite(logs[name]):
+            raise ValueError(f"{name} must be None or a finite number, got {value}")
+    return Stages(n_samples, limit, **logs)
+
+
+class Stages:
+    """Which queries need a larger sample, read off a history of rows that are summed exactly.
+
+    n_samples: of the first sample. limit: the relative error, as the history foretells it, from
+    which on a query needs more. least: the log of the sum, as foretold, below which it does: less
+    than all of the pilot's queries have, about which tuning found nothing out. negligible: as of
+    `counted`. unseen: log of a variance, for a sample of one row and over the sum, that a history
+    may not show; set where rtol is a bound.
+    """
+
+    def __init__(self, n_samples, limit, least=-np.inf, negligible=-np.inf, unseen=-np.inf):
+        self.n_samples, self.limit, self.least = n_samples, limit, least
+        self.negligible, self.unseen = negligible, unseen
+
+    def stops(self, n_rows):
+        """Where the history and the samples of n_rows end."""
+        return stages(history_of(self.n_samples), min(self.n_samples, n_rows), n_rows)
+
+    def enough(self, foretold, log, n_sampled):
+        """For which queries a sample does.
+
+        foretold: their relative error of a sample of one row. log: of their sums, as foretold.
+        """
+        if self.unseen > -np.inf:
+            foretold = np.maximum(foretold, np.exp(np.minimum(0.5 * (self.unseen - log), 700)))
+        error = MEAN_ABSOLUTE * foretold * counted(log, self.negligible)
+        enough = error <= self.limit * np.sqrt(np.maximum(n_sampled, 1))
+        return enough & (np.maximum(log, self.negligible) >= self.least)
 
 
 class RandomSampling(Method):
-    """Estimates from `history` rows that are summed exactly and a sample of the others.
+    """Estimates from a history of rows that are summed exactly and a sample of the others.
 
     Which queries need a larger sample is read off the history alone; what was seen before the last
     sample counts as history. So the choice of the size depends on no row of the sample
     that is weighed up, and the estimate is unbiased.
-
-    n_samples: of the first sample. limit: the relative error, as the history foretells it, from
-    which on a query needs more. least: the log of the sum, as foretold, below which it does: less
-    than all of the pilot's queries have, about which tuning found nothing out.
     """
 
     name = "random"
 
-    def __init__(self, permuted, n_samples, limit, least=-np.inf):
-        self.permuted, self.n_samples = permuted, n_samples
-        self.limit, self.least = limit, least
-        self.history = min(history_of(n_samples), len(permuted))
-        self.training = permuted.training
+    def __init__(self, permuted, stages):
+        self.permuted, self.stages, self.training = permuted, stages, permuted.training
 
     @classmethod
     def tune(cls, pilot, rtol):
         def known(count):
-            return relative_spread(pilot.history(count), count)
+            history = pilot.history(count)
+            log = history.log() + np.log(pilot.population / count)
+            return relative_spread(history, count) * pilot.counted(log)
 
-        settings = cheapest_sample(pilot.spread, known, pilot.population, CALL, rtol)
-        settings["least"] = pilot.least
+        spread = pilot.spread * pilot.counted(pilot.sums.log())
+        settings = cheapest_sample(spread, known, pilot.population, CALL, rtol)
+        settings |= pilot.thresholds
         make = functools.partial(cls.from_settings, settings, pilot.training, pilot.permuted)
         return Tuned(settings, make)
 
     @classmethod
     def from_settings(cls, settings, training, permuted=None):
-        return cls(
-            PermutedRows(training) if permuted is None else permuted, **checked_sample(settings)
-        )
+        permuted = PermutedRows(training) if permuted is None else permuted
+        return cls(permuted, stages_of(settings))
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        queries = X if scaled else self.geometry.scale(X)
-        training = self.training
-        n, n_queries = len(self.permuted), len(queries)
-        shift, mean = np.full(n_queries, -np.inf), np.zeros(n_queries)
-        error = np.zeros(n_queries)
-        open_ = np.arange(n_queries)
-        seen, size = self.history, self.n_samples
-        history = self.permuted.sums(queries, 0, seen, threads)
-        while len(open_):
-            last = seen + size
-            if last > n // 2:
-                last = n  # what is left costs about as much as the sample
-            sample = self.permuted.sums(queries[open_], seen, last, threads)
+    def sampled(self, queries, threads, stop=None, with_error=True):
+        permuted, n_queries = self.permuted, len(queries)
+        n = len(permuted) if stop is None else stop
+        stops = self.stages.stops(n)
+        history = permuted.sums(queries, 0, stops[0], threads)
+        shift, mean, error = history.shift, history.total, np.zeros(n_queries)
+        rows, open_ = np.full(n_queries, n), np.arange(n_queries)
+        for seen, last in itertools.pairwise(stops):
+            some = queries if len(open_) == n_queries else queries[open_]
+            sample = permuted.sums(some, seen, last, threads)
             final = np.ones(len(open_), bool)
             if last < n:
+                log = history.log() + np.log(n / seen)
                 spread = relative_spread(history, seen)
-                final = MEAN_ABSOLUTE * spread <= self.limit * np.sqrt(last - seen)
-                final &= history.log() + np.log(n / seen) >= self.least
-            done = open_[final]
-            population = n - seen
-            sampled = sample[final]
-            total, variance = expand(sampled, max(last - seen, 1), max(population, 1))
-            known = history[final]
-            whole = known + Sums(sampled.shift, total, variance)
+                final = self.stages.enough(spread, log, last - seen)
+            done, known, got = open_[final], history[final], sample[final]
+            total, variance = expand(got, last - seen, n - seen)
             # Of the history only the sum is wanted: its squares would add to the variance.
-            scale = np.where(sampled.shift > -np.inf, np.exp(sampled.shift - whole.shift), 0)
-            shift[done], mean[done] = whole.shift, whole.total
+            whole = known + Sums(got.shift, total, variance)
+            scale = np.where(got.shift > -np.inf, np.exp(got.shift - whole.shift), 0)
+            shift[done], mean[done], rows[done] = whole.shift, whole.total, last
             error[done] = np.sqrt(variance) * scale
+            if final.all():
+                break
             history = (history + sample)[~final]
             open_ = open_[~final]
-            seen, size = last, 4 * size
-        return Estimate(shift, mean / training.total, error / training.total)
+        weight = self.training.total
+        return Estimate(shift, mean / weight, error / weight, rows)
 
     @property
     def nbytes(self):

@@ -36,7 +36,7 @@ class Sketch:
 
     name, exact = "bucket_sum", False
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, sliding_window=None, hasher=None):
+    def __init__(self, geometry, n_bits, n_hashes, seed, forgetting=None, hasher=None):
         self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
@@ -47,9 +47,7 @@ class Sketch:
             self.fold = rng.integers(2**64, size=(2, n_hashes), dtype=np.uint64)
         self.table = BucketTable(n_hashes, 2**n_bits, 1, dtype=np.float64)
         self.total = 0.0
-        self.sliding_window = (
-            None if sliding_window is None else SlidingWindow(sliding_window, n_hashes)
-        )
+        self.forgetting = forgetting
 
     def codes(self, X):
         if self.geometry.kernel == "angular":
@@ -71,39 +69,50 @@ class Sketch:
                     "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale "
                     "them up"
                 )
-        total = self.total + sign * float(rounded.sum())
-        if total > MAX_WEIGHT:
+        total = self._held + sign * float(rounded.sum())
+        if self.forgetting is not None and not self.forgetting.exact:
+            if rounded.max(initial=0) > MAX_WEIGHT:
+                raise ValueError(f"sample_weight must be at most 2^29, got {rounded.max()}")
+        elif total > MAX_WEIGHT:
             raise ValueError(f"the sum of sample_weight must stay below 2^29, would be {total}")
         if total < 0 or self.table.count + sign * len(X) < 0:
             raise ValueError("cannot remove more rows or weight than the sketch holds")
         for first in range(0, len(X), CHUNK):
             rows = slice(first, first + CHUNK)
-            codes, values = self.codes(X[rows]), rounded[rows, None]
-            if sign > 0:
-                self.table.add(codes, values)
-                if self.sliding_window is not None:
-                    self.sliding_window.push(codes, values[:, 0], self._drop)
+            codes, values = self.codes(X[rows]), rounded[rows]
+            if sign < 0:
+                self.table.remove(codes, values[:, None])
+            elif self.forgetting is None:
+                self.table.add(codes, values[:, None])
             else:
-                self.table.remove(codes, values)
-        self.total = (
-            float(total)
-            if self.sliding_window is None
-            else float(self.sliding_window.weights.sum())
-        )
+                self.forgetting.add(self.table, codes, values)
+        self.total = total if self.forgetting is None else self.forgetting.weight(self.table)
 
-    def _drop(self, codes, values):
-        self.table.remove(codes, values[:, None])
+    @property
+    def _held(self):
+        """Weight in the table, in its unit."""
+        return self.total if self.forgetting is None else float(self.table.table[0].sum())
+
+    @property
+    def n_rows(self):
+        """Rows that count."""
+        return self.table.count if self.forgetting is None else self.forgetting.n_rows(self.table)
 
     def merge(self, other):
-        if self.sliding_window is not None or other.sliding_window is not None:
+        """Adds the rows of another sketch, as if they had come after this one's."""
+        if type(self.forgetting) is not type(other.forgetting):
             raise ValueError(
-                "sketches with a window cannot be merged: the order of their rows is unknown"
+                "sketches can only be merged if both or none have a half_life, and none a window"
             )
         if self.hasher != other.hasher or self.n_bits != other.n_bits:
             raise ValueError(
                 "sketches with different hash functions cannot be merged: fit both with the same "
                 "integer random_state, n_bits, n_hashes and bandwidth"
             )
+        if self.forgetting is not None:
+            self.forgetting.merge(self.table, other.forgetting, other.table)
+            self.total = self.forgetting.weight(self.table)
+            return
         if self.total + other.total > MAX_WEIGHT:
             raise ValueError("the sum of sample_weight of both must stay below 2^29")
         self.table.merge(other.table)
@@ -119,34 +128,48 @@ class Sketch:
 
     def _estimate(self, X, with_error):
         codes = self.codes(X)
-        mean = self._corrected(self.table.query(codes)[:, 0])
+        sums = self.table.query(codes)[:, 0]
+        oldest = None if self.forgetting is None else self.forgetting.oldest
+        if oldest is not None:
+            inside, old = self.forgetting.inside, oldest.query(codes)[:, 0]
+            sums = sums - (1 - inside) * old
         error = np.zeros(len(X))
         if with_error and self.n_hashes == 1:
             error = np.full(len(X), np.inf)  # nobody knows
         elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
-        return Estimate(np.zeros(len(X)), mean, error)
+            if oldest is not None and self.total > 0:
+                # All rows of its bucket, or all others, are inside the window or outside.
+                share, weight = sums / self.total, oldest.table[0].sum()
+                moved = (1 - share) * old + share * (weight - old)
+                moved *= np.sqrt(inside * (1 - inside)) / self.total
+                error = np.hypot(error, moved / (1 - self._chance))
+        return Estimate(np.zeros(len(X)), self._corrected(sums), error, np.zeros(len(X), np.int64))
 
     def of_each_hash(self, X):
         """The estimate of each hash alone, `(len(X), n_hashes)`."""
         return self._of_each(self.codes(X))
 
     def _of_each(self, codes):
-        single = self.table.table[np.arange(self.n_hashes), codes.astype(np.intp), 0]
+        at = np.arange(self.n_hashes), codes.astype(np.intp), 0
+        single = self.table.table[at]
+        if self.forgetting is not None and self.forgetting.oldest is not None:
+            single -= (1 - self.forgetting.inside) * self.forgetting.oldest.table[at]
         return self._corrected(single)
+
+    @property
+    def _chance(self):
+        """That different codes share a bucket."""
+        return 0.0 if self.geometry.kernel == "angular" else 2.0**-self.n_bits
 
     def _corrected(self, sums):
         if self.total == 0:
             return 0 * sums
-        mean = sums / self.total
-        if self.geometry.kernel == "angular":
-            return mean
-        chance = 2.0**-self.n_bits
-        return (mean - chance) / (1 - chance)
+        return (sums / self.total - self._chance) / (1 - self._chance)
 
     @property
     def nbytes(self):
-        kept = 0 if self.sliding_window is None else self.sliding_window.codes.nbytes
+        kept = 0 if self.forgetting is None else self.forgetting.nbytes
         return self.table.table.nbytes + kept
 
 
@@ -171,11 +194,11 @@ class SketchedRows(Method):
         if geometry.n_bits > cls.max_bits or narrow:
             return None
         # Without the pilot's rows, which may be its queries: each would meet itself in every hash.
-        sketch, unit = sketch_of(pilot.permuted, N_TRIED, pilot.n_pilot)
+        sketch, unit = sketch_of(pilot.permuted, N_TRIED, slice(pilot.n_pilot, None))
         sums = sketch.of_each_hash(pilot.queries) * sketch.total * unit
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             exact = np.exp(pilot.sums.shift) * pilot.sums.total
-            spread = spread_of_trials(sums / exact[:, None], 1.0)
+            spread = spread_of_trials(sums / exact[:, None], 1.0) * pilot.counted(np.log(exact))
         most = most_of(geometry.kernel)
         n_hashes = sample_size(spread, 10**6, rtol, most)
         n_hashes = int(min(n_hashes, MAX_BYTES // (8 * 2**geometry.n_bits), MOST_TUNED))
@@ -196,27 +219,31 @@ class SketchedRows(Method):
         most = min(n_rows, MOST_BYTES // (8 * n_buckets))
         checks.integer("n_hashes", settings["n_hashes"], 1, most)
 
-    def estimate(self, X, threads, with_error=True, scaled=False):
-        if not scaled and self.geometry.kernel != "angular":  # whose codes need no scaling
-            X = self.geometry.scale(X)
-        got = self.sketch.estimate(X, with_error=with_error)
-        share = self.sketch.total * self.unit / self.training.total
-        return Estimate(got.shift, got.mean * share, got.error * share)
+    def scaled(self, X):
+        return X if self.geometry.kernel == "angular" else super().scaled(X)  # its codes need none
+
+    def sampled(self, queries, threads, stop=None, with_error=True):
+        sketch = self.sketch
+        if stop is not None:
+            sketch, _ = sketch_of(self.permuted, sketch.n_hashes, slice(stop))
+        got = sketch.estimate(queries, with_error=with_error)
+        share = sketch.total * self.unit / self.training.total
+        return Estimate(got.shift, got.mean * share, got.error * share, got.rows)
 
     @property
     def nbytes(self):
         return self.permuted.nbytes + self.sketch.nbytes
 
 
-def sketch_of(permuted, n_hashes, start=0):
-    """A `Sketch` of the permuted rows from `start` on, and the weight that counts as 1 in it."""
+def sketch_of(permuted, n_hashes, part=slice(None)):
+    """A `Sketch` of the permuted rows, or a part, and the weight that counts as 1 in it."""
     d, training = permuted.rows.shape[1], permuted.training
     kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
     seed = int(np.random.default_rng([training.seed, 5]).integers(2**31))
     sketch = Sketch(Geometry(kernel, n_bits, np.zeros(d), np.ones(d)), n_bits, n_hashes, seed)
     weights = permuted.weights
     unit = 1.0 if weights is None else weights.mean()
-    sketch.add(permuted.rows[start:], None if weights is None else weights[start:] / unit)
+    sketch.add(permuted.rows[part], None if weights is None else weights[part] / unit)
     return sketch, unit
 
 
@@ -227,25 +254,3 @@ def most_of(kernel):
     what is left after the correction is noise, of any multiple of the density.
     """
     return MOST if kernel == "angular" else 1e100
-
-
-class SlidingWindow:
-    """The codes of the last rows, in a ring: what a sketch forgets when new rows come."""
-
-    def __init__(self, size, n_hashes):
-        self.size, self.at, self.filled = size, 0, 0
-        self.codes = np.zeros((size, n_hashes), np.uint16)
-        self.weights = np.zeros(size)
-
-    def push(self, codes, values, drop):
-        if len(codes) > self.size:  # what would go again at once
-            drop(codes[: -self.size], values[: -self.size])
-            codes, values = codes[-self.size :], values[-self.size :]
-        slots = (self.at + np.arange(len(codes))) % self.size
-        old = slots[len(slots) - max(0, self.filled + len(slots) - self.size) :]
-        if self.filled + len(slots) > self.size:
-            # The oldest lie in the slots that are written past the end of the filled part.
-            drop(self.codes[old], self.weights[old])
-        self.codes[slots], self.weights[slots] = codes, values
-        self.at = int((self.at + len(slots)) % self.size)
-        self.filled = min(self.size, self.filled + len(slots))

@@ -12,6 +12,7 @@ FEW = 8  # queries in a call, for which the rows are worth a copy in blocks
 IN_BLOCKS = 2**17  # permuted rows that are kept in blocks too, where samples read them
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+LOWEST = -1e308  # a log kernel, of rows that are FARTHEST apart, is more
 BLOCK = 64  # rows of a block, lshkit::kKeyBlock of the C++ core
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
@@ -34,7 +35,8 @@ class Sums:
 
     def __add__(self, other):
         shift = np.maximum(self.shift, other.shift)
-        a, b = (_factor(x.shift, shift) for x in (self, other))
+        finite = np.maximum(shift, LOWEST)  # so that the factor of a shift of -inf is 0
+        a, b = np.exp(self.shift - finite), np.exp(other.shift - finite)
         squares = self.squares * a**2 + other.squares * b**2
         return Sums(shift, self.total * a + other.total * b, squares)
 
@@ -58,16 +60,15 @@ class Sums:
 SUMS = "shift", "total", "squares"
 
 
-def _factor(shift, new):
-    with np.errstate(invalid="ignore"):
-        return np.where(shift == -np.inf, 0.0, np.exp(shift - new))
-
-
 class Geometry:
     """A kernel, and how rows are brought to bandwidth 1: (x - centre) * inverse, of the bandwidth.
 
     The centre keeps squared distances from cancelling; it changes no distance. All that scales rows
     multiplies, as the core does: else a far row would not be where its own query is.
+
+    Compact kernels end for rows as given, in float64: at a distance of one bandwidth,
+    sqrt(sum (x - y)^2) < bandwidth, as in scikit-learn; with several bandwidths at
+    sqrt(sum ((x - y) / bandwidth)^2) < 1. `widths` (None: 1) and `edge` say it for both.
     """
 
     def __init__(self, kernel, n_bits, centre, bandwidth):
@@ -75,6 +76,10 @@ class Geometry:
         self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
         if kernel == "angular":
             self.centre = np.zeros_like(centre)
+        width = bandwidth[0]  # which must not take squares out of float64
+        one = (bandwidth == width).all() and 1e-140 < width < 1e140
+        self.widths, self.edge = (None, float(width)) if one else (bandwidth, 1.0)
+        self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
     def scale(self, X):
         """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
@@ -99,8 +104,8 @@ class Geometry:
         if self.kernel == "angular":
             return np.full(np.shape(norms), np.sqrt(unit))
         many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
-        if self.kernel == "gaussian":
-            return many * unit * norms**2
+        if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
+            return many * unit * norms * norms
         if self.kernel == "laplacian":  # norms are Euclidean here too
             return many * unit * norms
         return np.sqrt(unit) * norms
@@ -116,6 +121,7 @@ class Geometry:
         reach,
         threads,
         blocks=None,
+        given=None,
     ):
         """Sums over the keys of weight * k for queries that are scaled (float64).
 
@@ -123,41 +129,50 @@ class Geometry:
         may come from computing distances in float32; queries that would exceed it are computed in
         float64. reach: the largest norm of a scaled key.
         blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
+        given: the queries as given, for compact kernels; not wanted where the keys are scaled.
         """
-        with np.errstate(over="ignore"):
-            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
         sums = np.empty((len(queries), 3))
-        keep = scaled or self.kernel == "angular"
-        options = (
-            None if keep else self.centre,
-            None if keep else self.inverse,
-            weights,
-        )
+        as_they_are = scaled or self.kernel == "angular"
+        scaling = (None, None) if as_they_are else (self.centre, self.inverse)
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
+        compact = self.kernel in kernels.COMPACT and not scaled
 
         def add_up(some, dtype, out):
-            code, some = kernels.CODES[self.kernel], np.ascontiguousarray(some, dtype)
-            _C.kernel_sums(code, self.n_bits, some, rows, *options, out, threads, n_keys)
+            edge = ()
+            if compact:
+                edge = np.ascontiguousarray(given[some], np.float64), self.widths, self.edge
+            _C.kernel_sums(
+                kernels.CODES[self.kernel],
+                self.n_bits,
+                np.ascontiguousarray(queries[some], dtype),
+                rows,
+                *scaling,
+                weights,
+                out,
+                threads,
+                n_keys,
+                *edge,
+            )
 
-        largest = norms.max(initial=reach)
-        if np.all(self.rounding(largest) <= tolerance):
-            add_up(queries, np.float32, sums)
+        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
+            add_up(..., np.float32, sums)
             if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
                 return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
         single = self.rounding(np.maximum(norms, reach)) <= tolerance
         for mask, dtype in ((single, np.float32), (~single, np.float64)):
             count = np.count_nonzero(mask)
             if count == len(queries):
-                add_up(queries, dtype, sums)
+                add_up(..., dtype, sums)
             elif count:
                 out = np.empty((count, 3))
-                add_up(queries[mask], dtype, out)
+                add_up(mask, dtype, out)
                 sums[mask] = out
         if self.kernel == "angular":
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):
                 sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
-        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance, reach))
+        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance))
         if len(around):
             some = queries[around], self._cell_size(tolerance)
             sums[around] = self._sums_around(*some, keys, weights, scaled, threads)
@@ -165,22 +180,18 @@ class Geometry:
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
 
-    def _cancel(self, norms, shift, tolerance, reach):
+    def _cancel(self, norms, shift, tolerance):
         """Queries so far from the centre that float64 loses their distances from rows near them.
 
         Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2.
         """
-        if self.kernel in ("laplacian", "angular"):
+        if self.kernel not in ("gaussian", "exponential"):  # compact ones: the core subtracts there
             return np.zeros(len(norms), bool)
         with np.errstate(over="ignore", invalid="ignore"):
             lost = DOUBLE_ROUNDING * norms**2
             wanted = 2 * tolerance * np.maximum(np.abs(shift), 1)
             if self.kernel == "exponential":  # shift is the least distance
                 lost = lost / np.maximum(np.abs(shift), np.sqrt(lost))
-            elif self.kernel == "linear":
-                lost = np.sqrt(lost)
-            if self.kernel in kernels.COMPACT:  # farther out there is nothing
-                lost = np.where(norms > 1.001 * reach + 2, 0, lost)
         return (lost > wanted) & (norms < FARTHEST)
 
     def _sums_of_logs(self, queries, keys, weights, scaled):
@@ -199,7 +210,7 @@ class Geometry:
 
     def _cell_size(self, tolerance):
         """The side of cubes, a power of 2, in which nothing cancels that matters."""
-        lost = tolerance**2 if self.kernel in ("linear", "exponential") else 0.5 * tolerance
+        lost = tolerance**2 if self.kernel == "exponential" else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
     def _sums_around(self, queries, size, keys, weights, scaled, threads):
@@ -251,10 +262,11 @@ class Training:
                 f"farther rows overflow), got {self.reach:.2g}"
             )
 
-    def sums(self, queries, threads, in_blocks=True):
+    def sums(self, queries, threads, in_blocks=True, given=None):
         """`Sums` over all rows for queries that are scaled.
 
-        in_blocks: whether the rows may be kept in blocks too.
+        in_blocks: whether the rows may be kept in blocks too. given: the queries as given, which
+        compact kernels want.
         """
         if in_blocks and self.blocks is None and len(queries) <= FEW:
             self.blocks = blocks_of(self.X)
@@ -267,6 +279,7 @@ class Training:
             reach=self.reach,
             threads=threads,
             blocks=self.blocks,
+            given=given,
         )
 
     @property

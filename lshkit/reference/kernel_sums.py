@@ -28,10 +28,10 @@ def partition_sums(queries, rows, bias, row_codes, probes, min_count, sample):
 
 def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
     """log of the density kernels of lshkit.kde for all pairs `(n_q, n)`; -inf where one is 0."""
-    queries, rows = (np.asarray(x, np.float64) / bandwidth for x in (queries, rows))
+    queries, rows = (np.asarray(x, np.float64) for x in (queries, rows))
     difference = queries[:, None] - rows
     if kernel == "laplacian":
-        return -np.abs(difference).sum(-1)
+        return -np.abs(difference / bandwidth).sum(-1)
     if kernel == "angular":
         # At most 1 before they are squared: norms of 1e160 or 1e-200 are no exception.
         unit = [x / np.abs(x).max(axis=1, keepdims=True) for x in (queries, rows)]
@@ -40,19 +40,24 @@ def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
         angle = 2 * np.arcsin(np.minimum(half, 1))
         with np.errstate(divide="ignore"):
             return n_bits * np.log(np.maximum(1 - angle / np.pi, 0))
-    r = np.sqrt((difference**2).sum(-1))
+    # Nothing is divided by one bandwidth for all features, so that its distance is not rounded.
+    edge = bandwidth if np.ndim(bandwidth) == 0 else 1.0
+    difference = difference if np.ndim(bandwidth) == 0 else difference / bandwidth
+    distance = np.sqrt(np.cumsum(difference**2, axis=-1)[..., -1])  # the features in order
+    r = distance / edge
     if kernel == "gaussian":
         return -0.5 * r**2
     if kernel == "exponential":
         return -r
     values = {
         "tophat": np.ones_like(r),
-        "epanechnikov": 1 - r**2,
+        "epanechnikov": 1 - distance**2 / edge**2,
         "linear": 1 - r,
-        "cosine": np.cos(np.pi / 2 * r),
+        "cosine": np.cos(np.pi / 2 * distance / edge),
     }[kernel]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(r < 1, np.log(np.where(r < 1, values, 1)), -np.inf)
+        inside = distance < edge
+        return np.where(inside, np.log(np.where(inside, values, 1)), -np.inf)
 
 
 def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):

@@ -10,12 +10,14 @@ for package in ("torch", "PIL", "threadpoolctl"):
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
 OUTLIERS = "benchmarks.density.outliers"
+STREAMS = "benchmarks.density.streams"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
 def test_kde_benchmark_writes_all_results(tmp_path):
     path = tmp_path / "new" / "kde.json"
-    done = run(KDE, "--quick", "--sections", "mixture_16", "goals", "stream", "--json", path)
+    sections = "mixture_16", "goals", "small_calls", "kernels_that_end", "stream"
+    done = run(KDE, "--quick", "--sections", *sections, "--json", path)
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
     assert {"cpu", "instruction_set", "lshkit"} <= results["machine"].keys()
@@ -32,6 +34,9 @@ def test_kde_benchmark_writes_all_results(tmp_path):
             assert found["build_seconds"] > 0 and found["bytes"] >= 0
     assert results["goals"].keys() == {"brute, 0.001", "auto, 0.001", "auto, 0.0001"}
     assert results["goals"]["brute, 0.001"]["largest_difference"] < 1e-5
+    assert len(results["small_calls"]["seconds"]) == 4
+    for found in results["kernels_that_end"].values():
+        assert {"gaussian", "tophat", "epanechnikov"} <= found["seconds"].keys()
 
     stream = results["stream"]
     assert stream["rows"] == 200_000
@@ -80,3 +85,22 @@ def test_outlier_benchmark_writes_its_sections(tmp_path):
     printed = run(OUTLIERS, "--tables", "--json", path)
     assert printed.returncode == 0, printed.stderr
     assert printed.stdout.strip() in done.stdout
+
+
+def test_streams_benchmark_writes_its_sections(tmp_path):
+    path = tmp_path / "new" / "streams.json"
+    done = run(STREAMS, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    sketches = results["speed"]["sketches"]
+    assert all(x["rows_per_second"] > 0 for x in sketches.values())
+    assert sketches["all rows"]["bytes"] == sketches["half_life"]["bytes"] == 32 * 256 * 8
+    for windows in results["windows"]["streams"].values():
+        histograms = windows.pop("exponential histograms, error 0.05")
+        assert histograms["mean"] < 0.05  # each count is within that
+        for name in ("blocks, error 0.1", "blocks, error 0.05"):
+            assert windows[name]["bytes"] <= windows["exact"]["bytes"]
+            found = windows[name]["root mean square"]
+            assert found <= windows[name]["stated, root mean square"]
+    tables = run(STREAMS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout

@@ -10,10 +10,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from lshkit import _C, hashing
 from lshkit.kde import LSHKernelDensity, estimator, pilot
 from lshkit.kde.hashed import Buckets
-from lshkit.kde.hbe import HashedDraws
+from lshkit.kde.hbe import HashedDraws, tables
 from lshkit.kde.method import MOST_TUNED
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import history_of, stages
+from lshkit.kde.random_sampling import Stages, history_of, stages
 from lshkit.kde.sums import Geometry, PermutedRows, Sums, Training, blocks_of
 
 
@@ -120,7 +120,7 @@ def test_near_rows_of_euclidean_hashes_and_small_buckets_are_unbiased():
     for seed in range(runs):
         permuted = PermutedRows(training_of(rows, seed=seed))
         hasher = hashing.EuclideanLSH(6, 3, 8, width=1.5, seed=seed)
-        method = NearFar(Buckets(permuted, hasher, 0), 2, 150, 128, 0.2)
+        method = NearFar(Buckets(permuted, hasher), 2, 150, Stages(128, 0.2))
         got = method.estimate(queries, 1)
         means[seed] = np.exp(got.shift) * got.mean
     spread = means.std(axis=0, ddof=1)
@@ -137,11 +137,14 @@ def test_blocks_give_the_bits_of_rows():
         blocks, out = blocks_of(rows), np.empty((2, 5, 3))
         assert blocks.shape == (13, 7, 64)
         centre, scale = rng.normal(size=7), rng.uniform(0.5, 2, 7)
+        given = queries / scale + centre
         for code in range(8):
             for of, n in ((rows, -1), (blocks, 777)):
-                args = queries, of, centre, scale, None, out[int(n > 0)], 1, n
+                args = queries, of, centre, scale, None, out[int(n > 0)], 1, n, given, 1 / scale
                 _C.kernel_sums(code, 3, *args)
             assert np.array_equal(out[0], out[1])
+    with pytest.raises(ValueError, match="given: .* got None"):
+        _C.kernel_sums(4, 1, queries, rows, centre, scale, None, out[0])
     with pytest.raises(ValueError, match="n_keys"):
         _C.kernel_sums(0, 1, queries, blocks, None, None, None, out[0], 1, 13 * 64 + 1)
 
@@ -170,7 +173,7 @@ def test_draws_that_meet_no_row_say_that_nothing_is_known():
     rows, _ = clustered(2000, 4, 5)
     permuted = PermutedRows(training_of(rows))
     hasher = hashing.EuclideanLSH(4, 8, 16, width=0.5, seed=0)
-    got = HashedDraws(Buckets(permuted, hasher)).estimate(np.full((2, 4), 30.0), 1)
+    got = HashedDraws(tables(permuted, hasher)).estimate(np.full((2, 4), 30.0), 1)
     assert np.isinf(got.error).all()
 
 

@@ -47,7 +47,7 @@ def test_sums_of_terms_and_squares(kernel, scaled):
     bandwidth = np.ones(4) if kernel == "angular" else bandwidth
     geometry = Geometry(kernel, 5, rows.mean(axis=0), bandwidth)
     keys = geometry.scale(rows) if scaled else rows
-    options = dict(scaled=scaled, tolerance=1e-6, reach=10.0, threads=1)
+    options = dict(scaled=scaled, tolerance=1e-6, reach=10.0, threads=1, given=queries)
     got = geometry.sums(geometry.scale(queries), keys, weights, **options)
     total, squares = reference.kernel_sums(kernel, queries, rows, bandwidth, 5, weights)
     assert np.allclose(np.exp(got.shift) * got.total, total, rtol=1e-5, atol=1e-12)

@@ -34,11 +34,17 @@ OPTIONS = {
         sliding_window=90,
     ),
 }
+OPTIONS["half_life"] = OPTIONS["angular"] | dict(half_life=50.0)
+OPTIONS["blocked"] = OPTIONS["angular"] | dict(
+    n_bits=1, sliding_window=900, sliding_window_error=0.3
+)
 
 
 def saved(name):
     file = io.BytesIO()
-    LSHKernelDensity(**OPTIONS[name]).fit(ROWS, sample_weight=WEIGHTS).save(file)
+    times = 4 if name == "blocked" else 1
+    rows, weights = np.tile(ROWS, (times, 1)), np.tile(WEIGHTS, times)
+    LSHKernelDensity(**OPTIONS[name]).fit(rows, sample_weight=weights).save(file)
     file.seek(0)
     return file
 
@@ -66,6 +72,7 @@ def edit(path, value):
 
 
 METHODS = "picked", "methods"
+FORGETTING = "sketch", "forgetting"
 
 
 @pytest.mark.parametrize(
@@ -110,25 +117,38 @@ METHODS = "picked", "methods"
         ("laplacian", ["table"], np.full((5, 8, 1), -1.0), "table must add up to total="),
         ("laplacian", ["n_samples_seen"], -5, "n_samples_seen must be an integer from 0"),
         ("laplacian", ["table"], np.full((5, 8, 1), np.nan), "table and total must be finite"),
-        ("laplacian", ["sliding_window.codes"], np.full((90, 5), 8, np.uint16), "must be below 8"),
+        ("laplacian", ["forgetting.codes"], np.full((90, 5), 8, np.uint8), "must be below 8"),
         (
             "laplacian",
-            ["sliding_window.weights"],
+            ["forgetting.weights"],
             np.full(90, np.nan),
-            "sliding_window.weights must be finite",
+            "forgetting.weights must be finite",
         ),
+        ("laplacian", ["n_samples_seen"], 89, "n_samples_seen must be the window's 90 rows"),
+        ("laplacian", [*FORGETTING, "size"], 10**9, "forgetting.codes must be uint8 (1000000"),
+        ("laplacian", [*FORGETTING, "at"], 90, "the sliding window's place must be an integer"),
+        ("laplacian", [*FORGETTING, "name"], "none", "forgetting must be one of sliding_window"),
+        ("laplacian", ["sketch", "forgetting"], None, "'forgetting' is missing"),
+        ("laplacian", [*FORGETTING, "name"], "half_life", "there is an unknown array 'forgetting."),
+        ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), -1.0), ">= 0"),
+        ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), np.inf), "must be finite"),
+        ("blocked", ["forgetting.blocks"], np.full((3, 5, 2, 1), 1e9), "not exceed the table"),
         (
-            "laplacian",
-            ["sketch", "sliding_window"],
-            [10**9, 1, 1],
-            "sliding_window.codes must be uint16 (1000000",
+            "blocked",
+            ["forgetting.blocks"],
+            np.arange(30.0).reshape(3, 5, 2, 1),
+            "the same for each",
         ),
-        (
-            "laplacian",
-            ["sketch", "sliding_window"],
-            [90, 90, 1],
-            "the sliding window's place must be an integer",
-        ),
+        ("blocked", [*FORGETTING, "n_blocks"], 10**9, "n_blocks must be an integer from 0 to 3"),
+        ("blocked", [*FORGETTING, "n_blocks"], 2, "float64 (2, 5, 2, 1), got float64 (3"),
+        ("blocked", [*FORGETTING, "size"], 2**62, "n_samples_seen must be the window's 930 rows"),
+        ("blocked", [*FORGETTING, "rows"], 0, "a block's rows must be an integer from 1"),
+        ("blocked", [*FORGETTING, "filled"], 300, "the last block's rows must be an integer from"),
+        ("blocked", ["n_samples_seen"], 901, "n_samples_seen must be the window's 900 rows"),
+        ("half_life", [*FORGETTING, "half_life"], 0.5, "half_life must be at least 1"),
+        ("half_life", [*FORGETTING, "half_life"], float("nan"), "half_life must be a finite"),
+        ("half_life", [*FORGETTING, "place"], 301, "the place in half_life must be an integer"),
+        ("half_life", ["table"], np.full((5, 8, 1), np.inf), "table and total must be finite"),
         ("laplacian", ["sketch", "hasher", "n_features"], 2**40, "scales must be"),
     ],
 )
@@ -196,7 +216,7 @@ def test_headers_of_any_contents(files, name, data):
         assert density.n_features_in_ == 4
 
 
-@pytest.mark.parametrize("name", ["near_far", "laplacian"])
+@pytest.mark.parametrize("name", ["near_far", "laplacian", "blocked"])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_flipped_bits_and_cut_ends(files, name, data):

@@ -8,10 +8,10 @@ from sklearn.datasets import load_digits
 from lshkit import hashing
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.hashed import Buckets
-from lshkit.kde.hbe import HashedDraws, family
+from lshkit.kde.hbe import HashedDraws, family, tables
 from lshkit.kde.methods import METHODS
 from lshkit.kde.near_far import NearFar
-from lshkit.kde.random_sampling import RandomSampling, sample_size
+from lshkit.kde.random_sampling import RandomSampling, Stages, sample_size
 from lshkit.kde.sums import Geometry, PermutedRows, Training
 
 N_BITS = 6
@@ -28,14 +28,14 @@ def make(name, kernel, rows, weights, seed):
     """A method with fixed settings, its randomness all from the seed."""
     permuted = PermutedRows(training_of(kernel, rows, weights, seed))
     if name == "random":
-        return RandomSampling(permuted, 150, np.inf)
+        return RandomSampling(permuted, Stages(150, np.inf))
     if name == "random in stages":
-        return RandomSampling(permuted, 100, 0.2)
+        return RandomSampling(permuted, Stages(100, 0.2))
     if name == "near_far":
         hasher = hashing.FastHadamard(rows.shape[1], 5, 6, seed=seed)
-        return NearFar(Buckets(permuted, hasher, 0), 2, 60, 150, np.inf)
+        return NearFar(Buckets(permuted, hasher), 2, 60, Stages(150, np.inf))
     hasher = family(permuted.training, 1.0, 12, 2)
-    return HashedDraws(Buckets(permuted, hasher))
+    return HashedDraws(tables(permuted, hasher))
 
 
 SAMPLED = ["random", "random in stages", "near_far", "hbe"]

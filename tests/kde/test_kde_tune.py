@@ -115,13 +115,16 @@ def test_tune_tries_what_it_picks_on_the_queries(monkeypatch):
     monkeypatch.setattr(
         METHODS["random"],
         "tune",
-        lambda pilot, rtol: Tuned(wrong, lambda: make(wrong, pilot.training)),
+        lambda pilot, rtol: Tuned(dict(wrong), lambda: make(wrong, pilot.training)),
     )
     density = LSHKernelDensity(bandwidth=0.4, random_state=0, normalize=False).fit(rows)
-    assert density.algorithm_ == "random"
-    score = density.tune(queries).score_samples(queries)
-    assert density.report_["methods"]["random"]["error"] > 0.13 and density.algorithm_ == "brute"
-    assert np.abs(np.expm1(score - log_mean("gaussian", queries, rows, 0.4))).mean() < 0.1
+    for asked in (None, queries):
+        if asked is not None:
+            density.tune(asked)
+        assert density.algorithm_ == "brute" and "random" in density.report_["reason"]
+        assert density.report_["methods"]["random"]["error"] > 0.13
+        score = density.score_samples(queries)
+        assert np.abs(np.expm1(score - log_mean("gaussian", queries, rows, 0.4))).mean() < 0.1
 
 
 def test_tune_sets_the_sizes_for_queries():
@@ -140,7 +143,7 @@ def test_tune_sets_the_sizes_for_queries():
 
 def test_a_new_method_is_a_class_in_the_registry(monkeypatch, tmp_path):
     class EveryOther(Method):
-        name, nbytes = "every_other", 0
+        name, nbytes, looked_up = "every_other", 0, 10**9
 
         def __init__(self, training, step):
             part = training.X[::step].copy()
@@ -156,9 +159,10 @@ def test_a_new_method_is_a_class_in_the_registry(monkeypatch, tmp_path):
         def from_settings(cls, settings, training, permuted=None):
             return cls(training, settings["step"])
 
-        def estimate(self, X, threads, with_error=True, scaled=False):
-            sums = self.part.sums(X if scaled else self.geometry.scale(X), threads)
-            return Estimate(sums.shift, sums.total / self.part.total, 0 * sums.total)
+        def sampled(self, queries, threads, stop=None, with_error=True):
+            sums = self.part.sums(queries, threads)
+            rows = np.full(len(queries), len(self.part.X))
+            return Estimate(sums.shift, sums.total / self.part.total, 0 * sums.total, rows)
 
     monkeypatch.setitem(METHODS, "every_other", EveryOther)
     rows, queries = clustered(3000, 5, 40, scale=0.3, seed=1)

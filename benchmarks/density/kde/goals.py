@@ -1,4 +1,5 @@
-"""What lshkit.kde is meant to reach, measured directly: against scikit-learn, and a stream."""
+"""What lshkit.kde is meant to reach, measured directly: against scikit-learn, small calls, kernels
+that end, and a stream."""
 
 import json
 import os
@@ -8,9 +9,11 @@ import time
 
 import numpy as np
 from sklearn.neighbors import KernelDensity
+from sklearn.utils.validation import validate_data
 
-from benchmarks.density.kde.data import bandwidth_for, digits, made
-from benchmarks.measurement import CPUS, on_cpus, pin_to_one_cpu, status_bytes
+from benchmarks.density.kde import methods as ways
+from benchmarks.density.kde.data import bandwidth_for, digits, made, tasks
+from benchmarks.measurement import CPUS, best_in_turns, on_cpus, pin_to_one_cpu, status_bytes
 from lshkit.kde import LSHKernelDensity
 
 THEIR_QUERIES, BATCHES = 8, (1024, 256, 1)
@@ -52,6 +55,64 @@ def against_sklearn(n, n_queries, stopwatch):
         found["scikit-learn"] = seconds.pop("scikit-learn") / len(few)
         found["lshkit"] = {size: s / int(size) for size, s in seconds.items()}
         results[f"{algorithm}, {wanted:g}"] = found
+    return results
+
+
+def small_calls(n, n_queries, seconds):
+    """Seconds of auto for one query and for 256, where few rows are enough.
+
+    Beside it what scikit-learn's validation of the one row takes, and the plain NumPy sample that
+    has the same error on 256. The query alone is the test's densest: it reads the first sample.
+    """
+    task = next(tasks(digits, n, n_queries, (1e-2,)))
+    ours = task.ours("auto", rtol=0.1)
+    plain = ways.permuted(ways.Plain(task), task)
+    densest = int(np.argmax(task.exact_test))
+    alone, batch = task.test[densest : densest + 1], task.test[:256]
+    calls = {
+        "validate_data": lambda: validate_data(
+            ours, alone, reset=False, order="C", dtype=[np.float64, np.float32]
+        ),
+        "lshkit, one query": lambda: ours.score_samples(alone),
+        "lshkit, batch": lambda: ours.score_samples(batch),
+        "NumPy, permuted sample, batch": lambda: plain.estimate(batch),
+    }
+    return {
+        "algorithm": ours.algorithm_,
+        "settings": ours.report_["methods"][ours.algorithm_],
+        "numpy_settings": plain.settings,
+        "batch": len(batch),
+        "seconds": best_in_turns(calls, seconds),
+    }
+
+
+def kernels_that_end(n, seconds):
+    """Seconds of `brute` for 256 queries: rows of no pair at the edge, and rows of many."""
+    rng = np.random.default_rng(0)
+    results = {}
+    for name, rows, bandwidths in (
+        ("normal, 64 features", rng.standard_normal((n, 64)), {"": 9.0}),
+        (
+            "0 and 1, 64 features",
+            rng.integers(0, 2, (n, 64)).astype(float),
+            {"": np.sqrt(32.5), ", edge": np.sqrt(32)},
+        ),
+        (
+            "0 to 4, 3 features",
+            rng.integers(0, 5, (n, 3)).astype(float),
+            {"": np.sqrt(3.5), ", edge": 2.0},
+        ),
+    ):
+        calls = {}
+        for kernel in ("gaussian", "tophat", "epanechnikov"):
+            for where, h in bandwidths.items():
+                density = LSHKernelDensity(kernel, float(h), algorithm="brute").fit(rows)
+                calls[kernel + where] = lambda d=density, q=rows[:256]: d.score_samples(q)
+        results[name] = {"seconds": best_in_turns(calls, seconds)}
+        if ", edge" in bandwidths:
+            squares = ((rows[:64, None] - rows[: 2**12]) ** 2).sum(-1)
+            on_it = squares == np.rint(bandwidths[", edge"] ** 2)
+            results[name]["share_at_the_edge"] = float(on_it.mean())
     return results
 
 

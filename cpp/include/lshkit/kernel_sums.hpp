@@ -42,12 +42,25 @@ struct DensityKeys {
   const double* weights = nullptr;        // (n_keys) >= 0, or null: 1
 };
 
+// Where the kernels of which nothing is left from r = 1 on end, for rows as given: a key counts
+// where
+//   sqrt(sum over c of ((key_c - query_c) / widths_c)^2) < edge,
+// in double, each operation rounded, the features in order. Without widths that is, bit for bit,
+// what scikit-learn's KernelDensity asks of the bandwidth `edge`. Squared distances from products
+// only decide pairs that are farther from the edge than their error.
+struct KernelEdge {
+  const double* queries = nullptr;  // (n_queries, n_features), of the same units as the keys' rows
+  const double* widths = nullptr;   // (n_features), or null: 1
+  double edge = 1;
+};
+
 // sums[i] = sum over j of weight_j k(r_ij), for queries that are scaled already (for
 // angular: of norm 1) and contiguous. T: what distances are computed in, float or double; what is
 // summed has the precision of float, the sums themselves are double. Same bits at any number of
 // threads, and a query's do not depend on the others. No keys: shift -inf, sums 0.
+// edge: may be left out where the keys are scaled already, and for kernels without an end.
 template <class T>
 void kernel_sums(const KernelSumShape& shape, const T* queries, const DensityKeys& keys,
-                 KernelSum* sums, int threads);
+                 KernelSum* sums, int threads, KernelEdge edge = {});
 
 }  // namespace lshkit

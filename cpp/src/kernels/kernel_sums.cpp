@@ -3,10 +3,14 @@
 // differences for L1), and the tile goes through the kernel and into the sums at once. The bound is
 // that of the matrix product: one multiply-add a pair and feature; the exponential adds some 15
 // instructions a register of pairs.
+//
+// Where a kernel ends is not for a rounded product to say: of pairs near the end the rows as given
+// are subtracted (see `margin`).
 #include "kernel_sums.hpp"
 
 #include "collision_probability.hpp"
 #include "exponential.hpp"
+#include "kernel_panel.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
@@ -14,105 +18,6 @@
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
-
-template <class T>
-constexpr int kPanel = kTileColumns * kLanes<T>;  // keys
-constexpr int kQueries = kTileRows<kTileColumns>;
-static_assert(kKeyBlock % kPanel<float> == 0 && kKeyBlock % kPanel<double> == 0);
-
-template <class T>
-struct Panel {
-  T *converted, *values, *norms;  // (kPanel, n_features), (n_features, kPanel), (kPanel)
-  float* weights;                 // (kPanel), 0 past the last key
-  T* tile;                        // (kQueries, kPanel)
-  float* terms;                   // (kPanel)
-  index_t bytes;
-
-  Panel(void* memory, index_t n_features) {
-    Cut cut{memory};
-    converted = cut.take<T>(kPanel<T> * n_features + kLanes<T>);
-    values = cut.take<T>(kPanel<T> * n_features);
-    norms = cut.take<T>(kPanel<T>);
-    weights = cut.take<float>(kPanel<T>);
-    tile = cut.take<T>(kQueries * kPanel<T>);
-    terms = cut.take<float>(kPanel<T>);
-    bytes = cut.used;
-  }
-};
-
-template <class T, class From>
-LSHKIT_NOINLINE void convert(const KernelSumPass<T>& p, index_t first, index_t count, T* to) {
-  const index_t d = p.shape.n_features;
-  const From* rows = static_cast<const From*>(p.keys.rows) + first * d;
-  for (index_t j = 0; j < count; ++j) {
-    const From* row = rows + j * d;
-    T* out = to + j * d;
-    if (p.keys.centre)
-      for (index_t c = 0; c < d; ++c)
-        out[c] = T((double(row[c]) - p.keys.centre[c]) * p.keys.inverse_scale[c]);
-    else
-      for (index_t c = 0; c < d; ++c) out[c] = T(row[c]);
-  }
-}
-
-// The same of keys in blocks, which have their panels side by side.
-template <class T, class From>
-LSHKIT_NOINLINE void convert_block(const KernelSumPass<T>& p, index_t first, T* to) {
-  const index_t d = p.shape.n_features;
-  const From* block = static_cast<const From*>(p.keys.rows) + first / kKeyBlock * kKeyBlock * d;
-  const From* column = block + first % kKeyBlock;
-  for (index_t c = 0; c < d; ++c, column += kKeyBlock, to += kPanel<T>) {
-    if (p.keys.centre) {
-      const double centre = p.keys.centre[c], scale = p.keys.inverse_scale[c];
-      for (int j = 0; j < kPanel<T>; ++j) to[j] = T((double(column[j]) - centre) * scale);
-    } else {
-      for (int j = 0; j < kPanel<T>; ++j) to[j] = T(column[j]);
-    }
-  }
-}
-
-// The keys [first, first + count) with keys in lanes; unit vectors for the angular kernel.
-template <class T>
-LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_t count,
-                                const Panel<T>& panel) {
-  const index_t d = p.shape.n_features;
-  constexpr int n = kLanes<T>;
-  const bool as_they_are = !p.keys.centre && p.keys.element == kElement<T>;
-  const bool floats = p.keys.element == Element::float32;
-  if (p.keys.blocked) {
-    (floats ? convert_block<T, float> : convert_block<T, double>)(p, first, panel.values);
-  } else {
-    const T* rows = panel.converted;
-    if (as_they_are)
-      rows = static_cast<const T*>(p.keys.rows) + first * d;
-    else
-      (floats ? convert<T, float> : convert<T, double>)(p, first, count, panel.converted);
-    pack_transposed<T>(count, d, kPanel<T>, {rows, d}, T(1), nullptr, panel.values);
-  }
-  const bool angular = p.shape.kernel == DensityKernel::angular;
-  const bool products = !angular && p.shape.kernel != DensityKernel::laplacian;
-  for (int i = 0; i < kPanel<T>; i += n) {
-    Vec<T> sum{};
-    if (products || angular)
-      for (index_t c = 0; c < d; ++c) {
-        const Vec<T> v = load(panel.values + c * kPanel<T> + i);
-        sum += v * v;
-      }
-    if (angular) {
-      const Vec<T> norm = root(sum);
-      const Vec<T> inverse = select(norm > T(0), T(1) / norm, Vec<T>{});
-      for (index_t c = 0; c < d; ++c) {
-        T* v = panel.values + c * kPanel<T> + i;
-        store(v, load(v) * inverse);
-      }
-    }
-    store(panel.norms + i, products ? sum * T(0.5) : Vec<T>{});
-  }
-  for (index_t j = 0; j < kPanel<T>; ++j) {
-    panel.weights[j] = j >= count ? 0 : p.keys.weights ? float(p.keys.weights[first + j]) : 1;
-    if (j >= count) panel.norms[j] = T(1e30);  // far from everything
-  }
-}
 
 // tile(q, j) = sum over the features of the product, or of the absolute difference, of query first
 // + q and key j. Queries past the last repeat it.
@@ -162,19 +67,37 @@ LSHKIT_INLINE Vec<float> to_floats(const Vec<double>* v) {
 template <class T>
 constexpr int kPerFloats = sizeof(T) / sizeof(float);  // registers of T to one of floats
 
+// Bit i: whether lane i is below the bound.
 template <class T>
-LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
+LSHKIT_INLINE unsigned lanes_below(Vec<T> v, T bound) {
 #if defined(LSHKIT_ISA_AVX512)
   if constexpr (sizeof(T) == 4)
-    return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ) != 0;
+    return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
   else
-    return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ) != 0;
+    return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
 #else
-  bool any = false;
-  for (int i = 0; i < kLanes<T>; ++i) any |= v[i] < bound;
-  return any;
+  unsigned lanes = 0;
+  for (int i = 0; i < kLanes<T>; ++i) lanes |= unsigned(v[i] < bound) << i;
+  return lanes;
 #endif
 }
+template <class T>
+LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
+  return lanes_below<T>(v, bound) != 0;
+}
+
+// The error of half a squared distance from products, relative to half the sum of the squared
+// norms. Of it 12 (of float 4) come from the scaled rows, 2 d + 3 from the products, and 2 d + 12
+// from subtracting the rows as given: what is farther from the edge is there on the same side.
+template <class T>
+constexpr double kRoundoff = sizeof(T) == 4 ? 0x1p-24 : 0x1p-53;
+template <class T>
+LSHKIT_INLINE T error_of_products(index_t d) {
+  return T(4 * double(d + 8) * kRoundoff<T>);
+}
+// The error that a term may have from it, of the kernels that are continuous at their end.
+constexpr double kRelative = 1e-6;
+
 LSHKIT_INLINE Vec<float> at_least_zero(Vec<float> v) { return select(v > 0.0f, v, Vec<float>{}); }
 LSHKIT_INLINE Vec<double> at_least_zero(Vec<double> v) { return select(v > 0.0, v, Vec<double>{}); }
 
@@ -185,9 +108,12 @@ struct Row {  // one query against the panel
   index_t query;
   static constexpr int n = kLanes<T>, m = kLanes<float>, kVectors = kTileColumns;
 
-  // Half the squared distance.
+  // Half the sum of the squared norms, and half the squared distance.
+  LSHKIT_INLINE Vec<T> norms(int i) const {
+    return p.query_norms[query] + load(panel.norms + i * n);
+  }
   LSHKIT_INLINE Vec<T> half_square(const T* tile, int i) const {
-    return at_least_zero(p.query_norms[query] + load(panel.norms + i * n) - load(tile + i * n));
+    return at_least_zero(norms(i) - load(tile + i * n));
   }
 
   // Kernels exp(-u): the shift follows the smallest u.
@@ -244,15 +170,105 @@ struct Row {  // one query against the panel
     return y + y * z * s;
   }
 
-  LSHKIT_INLINE Vec<T> value(const T* tile, int i) const {
-    const Vec<T> half = half_square(tile, i), zero{}, one = broadcast<T>(1);
-    const Vec<T> square = half + half, distance = root(square);
+  // The kernels that end, by half the squared distance.
+  LSHKIT_INLINE Vec<T> value(Vec<T> half) const {
+    const DensityKernel kernel = p.shape.kernel;
+    const Vec<T> zero{}, one = broadcast<T>(1), square = half + half;
     Vec<T> v = one;
-    if (p.shape.kernel == DensityKernel::epanechnikov) v = one - square;
-    if (p.shape.kernel == DensityKernel::linear) v = one - distance;
-    if (p.shape.kernel == DensityKernel::cosine)
-      v = sine(at_least_zero(one - distance) * T(kPi / 2));
-    return select(distance < one, v, zero);
+    if (kernel == DensityKernel::epanechnikov) v = one - square;
+    if (kernel == DensityKernel::linear) v = one - root(square);
+    if (kernel == DensityKernel::cosine) v = sine(at_least_zero(one - root(square)) * T(kPi / 2));
+    return select(square < one, v, zero);
+  }
+
+  // Below 0 where the error of half the squared distance is too much: for tophat where it reaches
+  // the edge, for the others where it exceeds kRelative of the value, which is 0 at the edge. (The
+  // linear kernel has a tip too: of r near 0, the error is the root of that of r^2.)
+  LSHKIT_INLINE Vec<T> margin(Vec<T> half, int i, T error) const {
+    const Vec<T> off = half - T(0.5);
+    Vec<T> away = select(off < T(0), -off, off);
+    if (p.shape.kernel == DensityKernel::linear) away = select(half < away, half, away);
+    return away - norms(i) * error;
+  }
+
+  // The value for key j by its difference from the query as both were given: that of scikit-learn.
+  template <class From>
+  LSHKIT_INLINE double value_of_difference(index_t j) const {
+    const index_t d = p.shape.n_features, key = panel.first + j,
+                  stride = p.keys.blocked ? kKeyBlock : 1;
+    const From* row = static_cast<const From*>(p.keys.rows);
+    row += p.keys.blocked ? key / kKeyBlock * kKeyBlock * d + key % kKeyBlock : key * d;
+    const double* q = p.edge.queries + query * d;
+    const double edge = p.edge.edge;
+    double square = 0;
+    for (index_t c = 0; c < d; ++c) {
+      double x = double(row[c * stride]) - q[c];
+      if (p.edge.widths) x /= p.edge.widths[c];
+      square += rounded(x * x);
+    }
+    const double distance = __builtin_sqrt(square);
+    if (!(distance < edge)) return 0;
+    if (p.shape.kernel == DensityKernel::tophat) return 1;
+    if (p.shape.kernel == DensityKernel::epanechnikov)
+      return 1 - distance * distance / (edge * edge);
+    if (p.shape.kernel == DensityKernel::linear) return 1 - distance / edge;
+    return __builtin_cos(kPi / 2 * distance / edge);
+  }
+
+  // panel.near_edge anew for the keys whose margins are below 0.
+  LSHKIT_NOINLINE void decide_by_differences(const T* tile, T error) const {
+    const bool floats = p.keys.element == Element::float32;
+    for (int i = 0; i < kVectors; ++i) {
+      unsigned lanes = lanes_below<T>(margin(half_square(tile, i), i, error), 0);
+      for (; lanes; lanes &= lanes - 1) {
+        const index_t j = i * n + __builtin_ctz(lanes);
+        if (panel.weights[j] > 0)
+          panel.near_edge[j] =
+              float(floats ? value_of_difference<float>(j) : value_of_difference<double>(j));
+      }
+    }
+  }
+
+  // Kernels that end, which are sums of their values: shift 0.
+  LSHKIT_INLINE void add_ending(const T* tile) const {
+    constexpr int floats = kVectors / kPerFloats<T>;
+    T error = error_of_products<T>(p.shape.n_features);
+    if (p.shape.kernel != DensityKernel::tophat) error *= T(1 / kRelative);
+    Vec<T> half[kVectors], least;
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      half[i] = half_square(tile, i);
+      const Vec<T> at_least = half[i] - norms(i) * error;
+      least = i == 0 ? at_least : select(at_least < least, at_least, least);
+    }
+    if (!any_below<T>(least, T(0.5))) return;  // all beyond the edge
+    Vec<float> v[floats];
+    LSHKIT_UNROLL
+    for (int i = 0; i < kVectors; i += kPerFloats<T>) {
+      Vec<T> values[kPerFloats<T>];
+      LSHKIT_UNROLL
+      for (int k = 0; k < kPerFloats<T>; ++k) {
+        values[k] = value(half[i + k]);
+        const Vec<T> left = margin(half[i + k], i + k, error);
+        least = i + k == 0 ? left : select(left < least, left, least);
+      }
+      v[i / kPerFloats<T>] = to_floats(values);
+    }
+    if (any_below<T>(least, 0)) {
+      for (int i = 0; i < floats; ++i) store(panel.near_edge + i * m, v[i]);
+      decide_by_differences(tile, error);
+      for (int i = 0; i < floats; ++i) v[i] = load(panel.near_edge + i * m);
+    }
+    Vec<float> total{}, squares{};
+    LSHKIT_UNROLL
+    for (int i = 0; i < floats; ++i) {
+      const Vec<float> term = v[i] * load(panel.weights + i * m);
+      total += term;
+      squares += term * term;
+    }
+    KernelSum& sum = p.sums[query];
+    sum.total += sum_lanes(total);
+    sum.squares += sum_lanes(squares);
   }
 
   // The angle of unit vectors over pi, from their product; nothing cancels at either end, as the
@@ -270,24 +286,15 @@ struct Row {  // one query against the panel
     *agreement = select(to_floats(sign) < 0.0f, t, 1.0f - t);
   }
 
-  // Kernels that are sums of their values: shift 0.
-  LSHKIT_INLINE void add_values(const T* tile) const {
+  // The angular kernel: shift 0.
+  LSHKIT_INLINE void add_angular(const T* tile) const {
     KernelSum& sum = p.sums[query];
     Vec<float> total{}, squares{};
-    const bool angular = p.shape.kernel == DensityKernel::angular;
     for (int i = 0; i < kVectors; i += kPerFloats<T>) {
+      Vec<float> agreement;
+      angles(tile, i, &agreement);
       const Vec<float> weight = load(panel.weights + i / kPerFloats<T> * m);
-      Vec<float> v;
-      if (angular) {
-        Vec<float> agreement;
-        angles(tile, i, &agreement);
-        v = power<float>(agreement, p.shape.n_bits);
-      } else {
-        Vec<T> values[kPerFloats<T>];
-        for (int k = 0; k < kPerFloats<T>; ++k) values[k] = value(tile, i + k);
-        v = to_floats(values);
-      }
-      const Vec<float> term = v * weight;
+      const Vec<float> term = power<float>(agreement, p.shape.n_bits) * weight;
       total += term;
       squares += term * term;
     }
@@ -298,9 +305,10 @@ struct Row {  // one query against the panel
 
 template <class T>
 void run(const KernelSumPass<T>& p) {
-  const Panel<T> panel(p.scratch, p.shape.n_features);
+  Panel<T> panel(p.scratch, p.shape.n_features);
   const DensityKernel kernel = p.shape.kernel;
   for (index_t first = 0; first < p.shape.n_keys; first += kPanel<T>) {
+    panel.first = first;
     pack_panel(p, first, smaller(kPanel<T>, p.shape.n_keys - first), panel);
     for (index_t query = 0; query < p.shape.n_queries; query += kQueries) {
       const bool alone = query + 1 == p.shape.n_queries;
@@ -314,8 +322,10 @@ void run(const KernelSumPass<T>& p) {
         const T* tile = panel.tile + (q - query) * kPanel<T>;
         if (kernel <= DensityKernel::laplacian)
           row.add_exponentials(tile);
+        else if (kernel == DensityKernel::angular)
+          row.add_angular(tile);
         else
-          row.add_values(tile);
+          row.add_ending(tile);
       }
     }
   }

@@ -1,0 +1,115 @@
+#pragma once
+// A panel of keys for kernel sums: converted, scaled and packed so that keys lie in lanes.
+#include "collision_probability.hpp"
+#include "kernel_sums.hpp"
+#include "kernels.hpp"
+#include "matmul.hpp"
+#include "simd.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+template <class T>
+constexpr int kPanel = kTileColumns * kLanes<T>;  // keys
+constexpr int kQueries = kTileRows<kTileColumns>;
+static_assert(kKeyBlock % kPanel<float> == 0 && kKeyBlock % kPanel<double> == 0);
+
+template <class T>
+struct Panel {
+  T *converted, *values, *norms;  // (kPanel, n_features), (n_features, kPanel), (kPanel)
+  float* weights;                 // (kPanel), 0 past the last key
+  T* tile;                        // (kQueries, kPanel)
+  float* near_edge;               // (kPanel), the kernel, where some are near its end
+  index_t first = 0;              // key
+  index_t bytes;
+
+  Panel(void* memory, index_t n_features) {
+    Cut cut{memory};
+    converted = cut.take<T>(kPanel<T> * n_features + kLanes<T>);
+    values = cut.take<T>(kPanel<T> * n_features);
+    norms = cut.take<T>(kPanel<T>);
+    weights = cut.take<float>(kPanel<T>);
+    tile = cut.take<T>(kQueries * kPanel<T>);
+    near_edge = cut.take<float>(kPanel<T>);
+    bytes = cut.used;
+  }
+};
+
+template <class T, class From>
+LSHKIT_NOINLINE void convert(const KernelSumPass<T>& p, index_t first, index_t count, T* to) {
+  const index_t d = p.shape.n_features;
+  const From* rows = static_cast<const From*>(p.keys.rows) + first * d;
+  for (index_t j = 0; j < count; ++j) {
+    const From* row = rows + j * d;
+    T* out = to + j * d;
+    if (p.keys.centre)
+      for (index_t c = 0; c < d; ++c)
+        out[c] = T((double(row[c]) - p.keys.centre[c]) * p.keys.inverse_scale[c]);
+    else
+      for (index_t c = 0; c < d; ++c) out[c] = T(row[c]);
+  }
+}
+
+// The same of keys in blocks, which have their panels side by side.
+template <class T, class From>
+LSHKIT_NOINLINE void convert_block(const KernelSumPass<T>& p, index_t first, T* to) {
+  const index_t d = p.shape.n_features;
+  const From* block = static_cast<const From*>(p.keys.rows) + first / kKeyBlock * kKeyBlock * d;
+  const From* column = block + first % kKeyBlock;
+  for (index_t c = 0; c < d; ++c, column += kKeyBlock, to += kPanel<T>) {
+    if (p.keys.centre) {
+      const double centre = p.keys.centre[c], scale = p.keys.inverse_scale[c];
+      for (int j = 0; j < kPanel<T>; ++j) to[j] = T((double(column[j]) - centre) * scale);
+    } else {
+      for (int j = 0; j < kPanel<T>; ++j) to[j] = T(column[j]);
+    }
+  }
+}
+
+// The keys [first, first + count) with keys in lanes; unit vectors for the angular kernel.
+template <class T>
+LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_t count,
+                                const Panel<T>& panel) {
+  const index_t d = p.shape.n_features;
+  constexpr int n = kLanes<T>;
+  const bool as_they_are = !p.keys.centre && p.keys.element == kElement<T>;
+  const bool floats = p.keys.element == Element::float32;
+  if (p.keys.blocked) {
+    (floats ? convert_block<T, float> : convert_block<T, double>)(p, first, panel.values);
+  } else {
+    const T* rows = panel.converted;
+    if (as_they_are)
+      rows = static_cast<const T*>(p.keys.rows) + first * d;
+    else
+      (floats ? convert<T, float> : convert<T, double>)(p, first, count, panel.converted);
+    pack_transposed<T>(count, d, kPanel<T>, {rows, d}, T(1), nullptr, panel.values);
+  }
+  const bool angular = p.shape.kernel == DensityKernel::angular;
+  const bool products = !angular && p.shape.kernel != DensityKernel::laplacian;
+  for (int i = 0; i < kPanel<T>; i += n) {
+    Vec<T> sum{};
+    if (products || angular)
+      for (index_t c = 0; c < d; ++c) {
+        const Vec<T> v = load(panel.values + c * kPanel<T> + i);
+        sum += v * v;
+      }
+    if (angular) {
+      const Vec<T> norm = root(sum);
+      const Vec<T> inverse = select(norm > T(0), T(1) / norm, Vec<T>{});
+      for (index_t c = 0; c < d; ++c) {
+        T* v = panel.values + c * kPanel<T> + i;
+        store(v, load(v) * inverse);
+      }
+    }
+    store(panel.norms + i, products ? sum * T(0.5) : Vec<T>{});
+  }
+  for (index_t j = 0; j < kPanel<T>; ++j) {
+    panel.weights[j] = j >= count ? 0 : p.keys.weights ? float(p.keys.weights[first + j]) : 1;
+    if (j >= count) panel.norms[j] = T(1e30);  // far from everything
+  }
+}
+
+}  // namespace
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,154 @@
+"""Calibration: a method's errors on queries that it was not tuned on, and what follows from them.
+
+The last rows of the permutation are the queries, and the method estimates as if they had never
+been (or queries that the user gave are). They are like the queries to come, so the share of
+failures among them bounds the share to come (split conformal prediction, Vovk et al. 2005; with a
+probability, risk-controlling prediction sets, Bates et al. 2021), whatever the data.
+"""
+
+import functools
+
+import numpy as np
+from scipy.stats import binom
+
+N_HELD_OUT = 1024
+WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
+RISK = 0.05  # probability that a share that is too large passes
+TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
+STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
+
+
+def most_failures(n, share):
+    """The most failures among n by which the share is below `share`; -1 where none shows it.
+
+    A larger share would show so few with a probability of at most RISK.
+    """
+    most = int(binom.ppf(RISK, n, share))
+    return most if binom.cdf(most, n, share) <= RISK else most - 1
+
+
+class HeldOut:
+    """Queries and their exact sums over the permuted rows before `stop`.
+
+    Without queries given, the rows from `stop` on are the queries: of a sample that is a head of
+    the permutation they see what all queries see.
+    """
+
+    def __init__(self, permuted, threads, given=None, stop=None):
+        self.permuted, self.threads, self.queries = permuted, threads, given
+        n = len(permuted)
+        self.stop = n - min(N_HELD_OUT, n // 8) if stop is None else stop
+        if given is None:
+            self.queries = np.asarray(permuted.rows[self.stop :], np.float64)
+        else:
+            self.stop = None
+
+    def __len__(self):
+        return len(self.queries)
+
+    def of(self, method):
+        """The same with queries that are unknown to the method."""
+        if self.stop is None or self.stop >= method.looked_up:
+            return self
+        return HeldOut(self.permuted, self.threads, stop=method.looked_up)
+
+    @functools.cached_property
+    def sums(self):
+        stop = len(self.permuted) if self.stop is None else self.stop
+        return self.permuted.sums(self.queries, 0, stop, self.threads)
+
+    def run(self, method):
+        return Run(self, method.sampled(self.queries, self.threads, self.stop))
+
+
+class Run:
+    """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
+
+    def __init__(self, held_out, got):
+        sums, training = held_out.sums, held_out.permuted.training
+        n_rows = held_out.stop or len(training.X)
+        self.rows, self.read_all = got.rows, got.rows >= n_rows
+        self.shift = np.maximum(got.shift, sums.shift)
+        with np.errstate(invalid="ignore"):
+            mine, exact = (
+                np.where(x.shift > -np.inf, np.exp(x.shift - self.shift), 0) for x in (got, sums)
+            )
+        self.mean, self.error = got.mean * mine, got.error * mine
+        self.exact = sums.total / training.total * exact
+        self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
+
+    def relative_errors(self, most, negligible):
+        """Of the larger of the exact density and the negligible one, at most `most`."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            wanted = np.maximum(self.exact, negligible * np.exp(-self.shift))
+            return np.where(self.off > 0, np.fmin(self.off / wanted, most), 0)
+
+    def failures(self, accuracy):
+        """How many errors are larger than rtol."""
+        return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
+
+    def error_floor(self):
+        """The least that leaves few enough estimates off by more than WITHIN stated errors."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.mean)
+        short = (self.off > WITHIN * self.error) & (self.mean > 0)
+        wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
+        least = wanted[max(most_failures(len(wanted), BEYOND), 0)]
+        return float(least) if np.isfinite(least) else None
+
+
+def calibrate(tuned, held_out, accuracy):
+    """A tuned method with its error floor, and whether it keeps the accuracy.
+
+    The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
+    confidence all that `_bound` says.
+    """
+    method, settings = tuned.make(), tuned.settings
+    held_out = held_out.of(method)
+    if len(held_out) == 0:
+        return method, accuracy.confidence is None
+    run = held_out.run(method)
+    if accuracy.confidence is not None:
+        run, kept = _bound(method, settings, held_out, run, accuracy)
+    settings["error"] = float(run.relative_errors(method.most, accuracy.negligible).mean())
+    if accuracy.confidence is None:
+        kept = settings["error"] <= TOLERATED * accuracy.rtol
+    settings["error_floor"] = method.error_floor = run.error_floor()
+    return method, kept
+
+
+def _bound(method, settings, held_out, run, accuracy):
+    """Sets the stages of a method to the cheapest that keep its errors below rtol.
+
+    The run with them, and whether they do. Tried are falling limits, the larger the cheaper, for
+    errors as histories foretell them and with what these may not show. In the settings: "unseen"
+    and "limit" of `Stages`, "cost" as far as they change it, and the share of the queries that are
+    "read_in_full".
+    """
+    most = most_failures(len(held_out), 1 - accuracy.confidence)
+    stages = getattr(method, "stages", None)
+    if stages is None:
+        settings["read_in_full"] = 0.0
+        return run, run.failures(accuracy) <= most
+    floor, fixed = run.error_floor(), settings["cost"] - run.rows.mean()
+    unseen = [-np.inf]
+    if floor is not None:
+        unseen.append(floor + np.log(method.training.total * stages.n_samples))
+    best = float(len(method.training.X)), None
+    for stages.unseen in unseen:
+        for step in range(N_STEPS):
+            stages.limit = accuracy.rtol * STEP**step
+            run = held_out.run(method)
+            cost = fixed + float(run.rows.mean())
+            if cost >= best[0]:
+                break
+            if run.failures(accuracy) <= most:
+                best = cost, (stages.limit, float(stages.unseen)), run
+                break
+    if best[1] is None:
+        return run, False
+    settings["cost"], (stages.limit, stages.unseen), run = best
+    settings["limit"] = stages.limit
+    settings["unseen"] = stages.unseen if stages.unseen > -np.inf else None
+    settings["read_in_full"] = float(run.read_all.mean())
+    return run, True

@@ -1,0 +1,237 @@
+"""Errors that hold, and rtol as a bound: on data that no method was made for."""
+
+import numpy as np
+import pytest
+from cases.kde import clustered
+from scipy.stats import binom
+
+from lshkit.kde import LSHKernelDensity
+from lshkit.kde.calibration import BEYOND, N_HELD_OUT, RISK, HeldOut, most_failures
+from lshkit.kde.methods import METHODS
+
+N_QUERIES = 3000
+
+
+def repeated(n, rng):
+    """Rows of which each is there fifty times."""
+    points = np.random.default_rng(7).normal(size=(n // 50, 16))
+    return points[rng.integers(len(points), size=n + N_QUERIES)]
+
+
+def clusters(count, noise):
+    def rows(n, rng):
+        means = np.random.default_rng(5).normal(size=(count, 32))
+        return means[rng.integers(count, size=n + N_QUERIES)] + noise * rng.normal(
+            size=(n + N_QUERIES, 32)
+        )
+
+    return rows
+
+
+def heavy_tailed(n, rng):
+    scale = rng.standard_t(2, size=(n + N_QUERIES, 1))
+    return scale * rng.normal(size=(n + N_QUERIES, 8))
+
+
+CASES = {  # rows, kernel and bandwidth (or n_bits), algorithm
+    "repeated, random": (repeated, "gaussian", 2.2, "random"),
+    "repeated, near_far": (repeated, "gaussian", 1.5, "near_far"),
+    "repeated, hbe": (repeated, "gaussian", 1.0, "hbe"),
+    "300 clusters, near_far": (clusters(300, 0.1), "gaussian", 1.2, "near_far"),
+    "300 clusters, auto": (clusters(300, 0.05), "gaussian", 1.8, "auto"),
+    "100 clusters, angular": (clusters(100, 0.1), "angular", 24, "auto"),
+    "100 clusters, laplacian": (clusters(100, 0.05), "laplacian", 12.0, "auto"),
+    "heavy tails": (heavy_tailed, "gaussian", 0.5, "near_far"),
+}
+
+
+def fitted(case, seed, n=24_000, **options):
+    """An estimator, and estimates, stated errors and exact kernel means of its queries."""
+    source, kernel, width, algorithm = CASES[case]
+    X = source(n, np.random.default_rng(0)).astype(np.float32)
+    angular = kernel == "angular"
+    shape = {"n_bits": width} if angular else {"bandwidth": width}
+    options = {"random_state": seed, **shape, **options}
+    exact = LSHKernelDensity(kernel, algorithm="brute", **shape).fit(X[:n]).kernel_mean(X[n:])
+    density = LSHKernelDensity(kernel, algorithm=algorithm, **options).fit(X[:n])
+    mean, error = density.kernel_mean(X[n:].astype(np.float64), return_std=True)
+    kept = exact >= 1e-3 * np.median(exact)
+    return density, mean[kept], error[kept], exact[kept].astype(np.float64)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_stated_errors_hold(case):
+    """At most BEYOND of the queries are off by more than three stated errors, and none is padded.
+
+    Single fits may exceed that share with a probability of RISK: the mean of four may not.
+    """
+    missed, stated, observed = [], [], []
+    for seed in range(4):
+        _, mean, error, exact = fitted(case, seed)
+        off = np.abs(mean - exact)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(mean > 0, error / mean, np.inf)
+        known = off <= 1e-5 * exact  # float32
+        missed.append(((off > 3 * error) | ~np.isfinite(relative)) & ~known)
+        stated.append(relative)
+        observed.append(off / exact)
+    assert np.mean(missed[0]) < 3 * BEYOND
+    assert np.mean(np.concatenate(missed)) <= BEYOND
+    observed = np.sqrt(np.mean(np.concatenate(observed) ** 2))
+    assert np.median(np.concatenate(stated)) <= 1.5 * observed
+
+
+@pytest.mark.parametrize("case", [x for x in CASES if "hbe" not in x])
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_rtol_is_a_bound_with_a_confidence(case):
+    beyond, exact_share = [], []
+    for seed in range(2):
+        density, mean, _, exact = fitted(case, seed, confidence=0.99)
+        beyond.append(np.abs(mean - exact) > 0.1 * exact)
+        chosen = density.report_["methods"][density.algorithm_]
+        exact_share.append(chosen.get("read_in_full", 1.0))
+    assert np.mean(np.concatenate(beyond)) <= 0.01
+    assert 0 <= min(exact_share) <= max(exact_share) <= 1
+
+
+def test_a_confidence_that_the_data_cannot_give_is_exact():
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    some = LSHKernelDensity(bandwidth=2.0, confidence=0.9).fit(rows)
+    assert some.algorithm_ == "random"
+    density = LSHKernelDensity(bandwidth=2.0, confidence=0.9999).fit(rows)
+    assert density.algorithm_ == "brute" and "random" in density.report_["reason"]
+    exact = LSHKernelDensity(bandwidth=2.0, algorithm="brute").fit(rows)
+    assert np.array_equal(density.score_samples(queries), exact.score_samples(queries))
+    with pytest.warns(
+        UserWarning, match="'random' cannot be shown to keep rtol=0.1 with .* 0.9999"
+    ):
+        LSHKernelDensity(bandwidth=2.0, confidence=0.9999, algorithm="random").fit(rows)
+
+
+def test_a_tighter_bound_reads_more():
+    rows, queries = clustered(30_000, 8, 200, scale=0.5, n_queries=400)
+    exact = LSHKernelDensity(bandwidth=1.5, algorithm="brute").fit(rows).kernel_mean(queries)
+    costs, beyond = [], []
+    for options in ({}, {"confidence": 0.9}, {"confidence": 0.99}, {"rtol": 0.05}):
+        options = {"confidence": 0.99} | options if options else {}
+        density = LSHKernelDensity(bandwidth=1.5, random_state=0, **options).fit(rows)
+        costs.append(density.report_["methods"][density.algorithm_]["cost"])
+        off = np.abs(density.kernel_mean(queries) - exact) / exact
+        beyond.append((off > density.rtol).mean())
+    assert costs == sorted(costs) and costs[0] < 0.5 * costs[2]
+    assert beyond[0] > 0.1 and beyond[1] < 0.1 and max(beyond[2:]) < 0.02
+
+
+@pytest.mark.parametrize("confidence", [None, 0.99])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_atol_spares_low_densities(confidence, normalize):
+    """Errors are at most rtol of the density or atol, and cost less than without atol."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(40_000, 3)), 1.5 * rng.normal(size=(1000, 3))
+    options = {"bandwidth": 0.3, "random_state": 0, "normalize": normalize, "algorithm": "random"}
+    exact = np.exp(
+        LSHKernelDensity(**options | {"algorithm": "brute"}).fit(rows).score_samples(queries)
+    )
+    atol = 0.1 * np.quantile(exact, 0.7)
+    costs = []
+    for some in (atol, 0.0):
+        density = LSHKernelDensity(**options, atol=some, confidence=confidence).fit(rows)
+        off = np.abs(np.exp(density.score_samples(queries)) - exact)
+        wanted = np.maximum(0.1 * exact, some)
+        if confidence is None:
+            assert (off / wanted).mean() < 1.3
+        else:
+            assert (off > wanted).mean() < 0.02
+        costs.append(density.report_["methods"]["random"]["cost"])
+    assert costs[0] < 0.8 * costs[1]
+
+
+def test_most_failures():
+    """The share is below what was asked for, but with a probability of RISK."""
+    for n in (10, 200, 1024, 5000):
+        for share in (0.3, BEYOND, 0.01):
+            most = most_failures(n, share)
+            assert most == -1 or binom.cdf(most, n, share) <= RISK
+            assert binom.cdf(most + 1, n, share) > RISK
+    assert most_failures(N_HELD_OUT, 0.001) == -1
+
+
+@pytest.mark.parametrize("name", ["random", "near_far", "hbe"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_held_out_rows_do_not_count(name, weighted):
+    """With `stop`, estimates are of the rows before it alone."""
+    rows, _ = clustered(3000, 5, 30, scale=0.4, seed=3)
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(rows)) if weighted else None
+    options = {"bandwidth": 0.8, "algorithm": name, "random_state": 0}
+    density = LSHKernelDensity(**options).fit(rows, sample_weight=weights)
+    method = density._method
+    held_out = HeldOut(method.permuted, 1).of(method)
+    got = held_out.run(method)
+    assert 0 < len(held_out) <= 375 and np.isfinite(got.mean).all()
+    kept = np.ones(held_out.stop) if weights is None else method.permuted.weights[: held_out.stop]
+    squares = ((held_out.queries[:, None] - method.permuted.rows[None, : held_out.stop]) ** 2).sum(
+        2
+    )
+    wanted = np.exp(-0.5 * squares) @ kept / method.training.total
+    assert np.allclose(got.exact * np.exp(got.shift), wanted, rtol=1e-3)
+    assert got.relative_errors(2, 0).mean() < 0.3
+
+
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_files_keep_what_calibration_found(tmp_path):
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    for options in ({}, {"confidence": 0.9, "atol": 1e-12}, {"algorithm": "hbe"}):
+        density = LSHKernelDensity(bandwidth=1.0, random_state=0, **options).fit(rows)
+        density.save(tmp_path / "density.npz")
+        loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+        for a, b in zip(
+            density.score_samples(queries, return_std=True),
+            loaded.score_samples(queries, return_std=True),
+            strict=True,
+        ):
+            assert np.array_equal(a, b)
+        assert loaded.report_ == density.report_ and loaded.confidence == density.confidence
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("random", {"error_floor": np.inf}, "error_floor must be None or a finite number"),
+        ("random", {"unseen": np.nan}, "unseen must be None or a finite number"),
+        ("near_far", {"negligible": np.inf}, "negligible must be None or a finite number"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_settings_that_cannot_be(name, changes, message):
+    rows, _ = clustered(3000, 5, 30, scale=0.4, seed=3)
+    density = LSHKernelDensity(algorithm=name, random_state=0).fit(rows)
+    settings = density.report_["methods"][name] | changes
+    with pytest.raises(ValueError, match=message):
+        METHODS[name].restored(settings, density._method.training)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"confidence": 1.0}, r"confidence must be None or in \(0, 1\), got 1.0"),
+        ({"confidence": 0}, r"confidence must be None or in \(0, 1\), got 0"),
+        ({"confidence": "high"}, r"confidence must be None or in \(0, 1\), got 'high'"),
+        ({"confidence": True}, r"confidence must be None or in \(0, 1\), got True"),
+        ({"confidence": np.nan}, r"confidence must be None or in \(0, 1\), got nan"),
+        ({"atol": -1.0}, "atol must be a finite number >= 0, got -1.0"),
+        ({"atol": np.nan}, "atol must be a finite number >= 0, got nan"),
+        (
+            {"kernel": "angular", "algorithm": "bucket_sum", "confidence": 0.9},
+            "confidence must be None for algorithm='bucket_sum'",
+        ),
+        (
+            {"kernel": "angular", "algorithm": "bucket_sum", "atol": 0.1},
+            "atol must be 0 for algorithm='bucket_sum'",
+        ),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        LSHKernelDensity(**options).fit(np.ones((10, 2)))
