@@ -150,6 +150,10 @@ class _RowsAsGiven:
     def queries(self, first, last):
         return self.geometry.scale(self.training.X[first:last])
 
+    def given(self, first, last):
+        rows, widths = np.asarray(self.training.X[first:last], np.float64), self.geometry.widths
+        return rows if widths is None else rows / widths
+
     def sums_of(self, start, stop, first, last, threads):
         """Sums of the rows from start to stop over those from first to last."""
         training = self.training
@@ -204,17 +208,20 @@ def _leaves(keys, first, last):
     kept = others != rows
     indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
     scaled, kernel = keys.queries(first, last), keys.geometry.kernel
+    if kernel in VALUES:  # their edge is decided by rows as given
+        scaled = keys.given(first, last)
     distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
     if kernel == "angular":
         distances = 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
     elif kernel != "laplacian":
         distances = np.sqrt(distances)
+    weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
     if kernel in VALUES:
-        inside = distances < 1
+        edge = keys.geometry.edge
+        inside = distances < edge
         logs = np.full(len(distances), -np.inf)
-        logs[inside] = np.log(VALUES[kernel](distances[inside]))
+        logs[inside] = np.log(VALUES[kernel](distances[inside] / edge))
     else:
         logs = keys.geometry.log_kernel(distances)
-    weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
     none = np.isneginf(logs)  # of compact kernels
     return sums_of_pairs(indptr, np.where(none, -745.0, logs), np.where(none, 0.0, weights))

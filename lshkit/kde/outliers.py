@@ -87,7 +87,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         """Adds rows; returns self. Sketches do so in constant memory.
 
         The threshold is computed when it is next asked for: from all rows, or, where the density is
-        a sketch, from a random sample of 4,096 of them (the last of a sliding window).
+        a sketch, from a random sample of 4,096 of them (the last, where the sketch forgets).
         """
         self._add(X, first=not self.__sklearn_is_fitted__())
         return self
@@ -118,14 +118,15 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
 
     def _keep(self, X):
         """Keeps the rows with the largest keys: random ones, or numbers that count the rows."""
-        window, kept = self.density_.sliding_window, N_KEPT
+        density, kept = self.density_, N_KEPT
         rows, keys = self._kept or (X[:0], np.zeros(0))
         first = 0 if self._kept is None else self._n_added
         self._n_added = first + len(X)
-        if window is None:
-            new = np.random.default_rng([self.density_._kde_seed, 6, first]).random(len(X))
+        if density.sliding_window is None and density.half_life is None:
+            new = np.random.default_rng([density._kde_seed, 6, first]).random(len(X))
         else:
-            new, kept = first + np.arange(len(X), dtype=np.float64), min(kept, window)
+            new = first + np.arange(len(X), dtype=np.float64)
+            kept = min(kept, density.sliding_window or kept)
         rows, keys = np.concatenate([rows, X]), np.concatenate([keys, new])
         if len(keys) > kept:
             largest = np.sort(np.argpartition(keys, -kept)[-kept:])
@@ -147,7 +148,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if self.density_.n_samples_seen_ < 2:
             raise ValueError("X must have at least 2 rows, got n_samples = 1: others score a row")
         if self._is_sketch():
-            scores = self._without_own(self._known_rows())
+            scores = self._without_own(*self._kept)
         else:
             density = self.density_
             method = density._method
@@ -160,18 +161,30 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     def _known_rows(self):
         return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
 
-    def _without_own(self, X):
-        """Scores of rows that a sketch holds, each without its own."""
+    def _without_own(self, X, arrivals):
+        """Scores of rows that a sketch holds, each without itself.
+
+        arrivals: the number of rows before each; only where the sketch has a half-life.
+        """
         mean = self.density_.kernel_mean(np.asarray(X, np.float64))
-        logs = log_without_own(mean, self.density_._kde_sketch.total, 1.0)
+        own = np.full(len(X), self._unit())
+        if self.density_.half_life is not None:
+            own *= np.exp2((arrivals - (self._n_added - 1)) / self.density_.half_life)
+        logs = log_without_own(mean, self.density_._kde_sketch.total, own)
         return np.maximum(logs, self._least())
+
+    def _unit(self):
+        """The weight of the newest row in a sketch."""
+        if self.density_.half_life is None:
+            return 1.0
+        return 2.0 ** ((self.density_._kde_sketch.forgetting.place - 1) / self.density_.half_life)
 
     def _least(self):
         """The least score: of a sketch half of what one row adds in one hash."""
         if not self._is_sketch():
             return LEAST
         sketch = self.density_._kde_sketch
-        return -math.log(2 * sketch.n_hashes * max(sketch.total, 1.0))
+        return -math.log(2 * sketch.n_hashes * max(sketch.total / self._unit(), 1.0))
 
     @property
     def offset_(self):
@@ -214,7 +227,8 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if not self._is_sketch() or len(scores) == self._n_added:
             return scores
         X = as_rows(self, X, False, self.density_.kernel)
-        scores, window = self._without_own(X), self.density_.sliding_window
+        arrivals = np.arange(self._n_added - len(X), self._n_added)
+        scores, window = self._without_own(X, arrivals), self.density_.sliding_window
         if window is not None and window < len(X):  # rows that are forgotten again
             scores[:-window] = self.score_samples(X[:-window])
         return scores

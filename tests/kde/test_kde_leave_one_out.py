@@ -45,6 +45,14 @@ def test_exact(kernel, n, weighted):
     assert np.abs(got[finite] - want[finite]).max(initial=0) < 2e-6  # as exact sums in float32
 
 
+def test_rows_at_the_edge_of_a_kernel():
+    """At exactly one bandwidth tophat is 0, wherever in the rows the pair is."""
+    X = np.stack(np.meshgrid(*[0.1 * np.arange(12)] * 2), axis=-1).reshape(-1, 2)
+    density = LSHKernelDensity("tophat", 0.3, algorithm="brute").fit(X)
+    inside = np.sqrt(((X[:, None] - X) ** 2).sum(axis=-1)) < 0.3
+    assert np.allclose(np.exp(of_rows(density)) * 143, inside.sum(axis=1) - 1, atol=1e-6)
+
+
 def test_rows_far_from_all_others_keep_their_order():
     """Their own kernel is 1 and that of all others together 1e-300: nothing cancels."""
     X = np.r_[rng.normal(size=(200, 3)), [[30.0, 0, 0], [40.0, 0, 0], [0, 60.0, 0]]]

@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit.kde import LSHKernelDensity, LSHOutlierDetector, outliers
+from lshkit.kde.leave_one_out import log_means_of_rows
 
 rng = np.random.default_rng(0)
 ROWS = np.r_[rng.normal(size=(1470, 5)), 4 * rng.normal(size=(30, 5))]
@@ -34,6 +35,7 @@ DENSITIES = {
     "angular": LSHKernelDensity("angular", n_bits=6),
     "sketch": sketched(n_hashes=64),
     "window": sketched(sliding_window=400),
+    "half_life": sketched(half_life=300.0),
 }
 
 
@@ -180,13 +182,24 @@ def test_bad_calls():
 # --- Streams, threads, files --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["near_far", "sketch", "window"])
+@pytest.mark.parametrize("name", ["near_far", "sketch", "window", "half_life"])
 def test_parts_give_the_same_as_all_at_once(name):
     whole, parts = detector_of(name).fit(ROWS), detector_of(name)
     for part in np.array_split(ROWS, 3):
         parts.partial_fit(part)
     assert np.array_equal(parts.score_samples(OTHERS), whole.score_samples(OTHERS))
     assert parts.offset_ == whole.offset_
+
+
+def test_a_half_life_leaves_a_row_out_by_its_weight():
+    weights = 2.0 ** (-np.arange(len(ROWS))[::-1] / 300)
+    density = LSHKernelDensity("laplacian", 3.0, algorithm="bucket_sum", n_hashes=2000)
+    density.set_params(half_life=300.0, random_state=0)
+    scores = LSHOutlierDetector(density).fit(ROWS).score_samples(ROWS)
+    exact = LSHKernelDensity("laplacian", 3.0, algorithm="brute").fit(ROWS, None, weights)
+    want = log_means_of_rows(exact._method, 1)
+    dense = want > np.quantile(want, 0.3)
+    assert np.abs(np.expm1(scores - want)[dense]).mean() < 0.1
 
 
 def test_a_stream_of_single_rows():
