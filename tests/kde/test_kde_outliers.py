@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit.kde import LSHKernelDensity, LSHOutlierDetector, outliers
-from lshkit.kde.leave_one_out import log_means_of_rows
+from lshkit.kde.fitted_rows import log_means_of_rows
 
 rng = np.random.default_rng(0)
 ROWS = np.r_[rng.normal(size=(1470, 5)), 4 * rng.normal(size=(30, 5))]
