@@ -12,8 +12,8 @@ from lshkit import checks
 from lshkit.kde import persistence
 from lshkit.kde.arguments import as_queries, as_rows
 from lshkit.kde.estimator import LSHKernelDensity
-from lshkit.kde.known_rows import KnownRows
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
+from lshkit.kde.known_rows import KnownRows
 
 FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
 N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lshkit.kde import LSHKernelDensity
-from lshkit.kde.kernels import CODES
 from lshkit.kde.fitted_rows import log_means_of_rows
+from lshkit.kde.kernels import CODES
 from lshkit.reference.kernel_sums import log_kernel
 
 rng = np.random.default_rng(0)
