@@ -34,7 +34,11 @@ _NAMES = {
         ("bert_lsh_attention", "lsh_attention", "suggest", "yoso_attention"),
         "attention",
     ),
-    **dict.fromkeys(("LSHKernelDensity", "LSHOutlierDetector"), "kde"),
+    **dict.fromkeys(
+        ("LSHKernelDensity", "LSHKernelRegressor", "LSHOutlierDetector"),
+        "kde",
+    ),
+    **dict.fromkeys(("likelihood_curve", "two_sample_test"), "kde"),
     **dict.fromkeys(("LSHSampler", "PartitionSampler", "SampledSoftmaxLoss"), "sampling"),
 }
 _OF_TORCH = "attention", "torch_ops", "SampledSoftmaxLoss"  # and what is imported from them

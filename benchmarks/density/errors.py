@@ -84,6 +84,10 @@ def cases(n):
             yield source, n, "angular", bits
 
 
+def name_of(source):
+    return source.__name__.replace("_", " ")
+
+
 def relative(estimate, exact):
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.abs(estimate / exact - 1)
@@ -100,7 +104,7 @@ def measure(source, n, kernel, width, seeds, n_queries):
     means = exact.kernel_mean(queries.astype(np.float64))
     kept = means >= data.LOWEST * (np.median(means) if kernel == "angular" else width)
     queries, means = queries[kept][:n_queries], means[kept][:n_queries]
-    found = {"data": source.__name__.replace("_", " "), "n": n, "d": X.shape[1], "kernel": kernel}
+    found = {"data": name_of(source), "n": n, "d": X.shape[1], "kernel": kernel}
     found |= shape | {"median_kernel_mean": float(np.median(means)), "queries": len(queries)}
     found["seeds"] = [one_seed(rows, queries, means, kernel, shape, seed, exact) for seed in seeds]
     return found
@@ -188,6 +192,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few rows: works, says little")
+    parser.add_argument("--data", nargs="+", help="names of data sets, all by default")
     parser.add_argument("--seeds", type=int, default=3, help="fits of each data set (3)")
     parser.add_argument("--json", type=pathlib.Path, help=f"where the results go ({OUT.name})")
     parser.add_argument("--tables", action="store_true", help="print the file's, measure nothing")
@@ -199,11 +204,15 @@ def main():
     pin_to_one_cpu()
     n, n_queries = (4000, 100) if args.quick else (100_000, 2000)
     results = {"machine": machine(), "rtol": RTOL, "confidence": CONFIDENCE, "cases": []}
-    chosen = list(cases(n))
+    everything = list(cases(n))
+    known = {name_of(x[0]) for x in everything}
+    if unknown := set(args.data or ()) - known:
+        parser.error(f"--data must be of {sorted(known)}, got {sorted(unknown)}")
+    chosen = [x for x in everything if not args.data or name_of(x[0]) in args.data]
     with warnings.catch_warnings(), tqdm(chosen, disable=None) as progress:
         warnings.simplefilter("ignore")
         for case in progress:
-            progress.set_postfix_str(case[0].__name__)
+            progress.set_postfix_str(name_of(case[0]))
             seeds = range(1 if args.quick else args.seeds)
             results["cases"].append(measure(*case, seeds, n_queries))
     if path:

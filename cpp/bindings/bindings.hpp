@@ -8,6 +8,7 @@ namespace py = pybind11;
 
 void bind_hash(py::module_& module);
 void bind_kernel_sums(py::module_& module);
+void bind_leave_one_out(py::module_& module);
 void bind_binned_hash(py::module_& module);
 void bind_buckets(py::module_& module);
 void bind_collisions(py::module_& module);

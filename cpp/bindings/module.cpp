@@ -34,6 +34,7 @@ PYBIND11_MODULE(_C, module) {
       "The compiled core of lshkit; its functions write into arrays that they are given.";
   lshkit::bind_hash(module);
   lshkit::bind_kernel_sums(module);
+  lshkit::bind_leave_one_out(module);
   lshkit::bind_binned_hash(module);
   lshkit::bind_buckets(module);
   lshkit::bind_collisions(module);

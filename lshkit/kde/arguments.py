@@ -50,14 +50,7 @@ def check_parameters(estimator):
         raise ValueError(f"rtol must be > 0 for algorithm={method.name!r}, got 0")
     checks.boolean("normalize", estimator.normalize)
     checks.integer("batch_size", estimator.batch_size, 1)
-    n_jobs = 1 if estimator.n_jobs is None else estimator.n_jobs
-    if (
-        isinstance(n_jobs, bool)
-        or not isinstance(n_jobs, numbers.Integral)
-        or not 0 < abs(n_jobs) < 2**31
-    ):
-        wanted = "None or a nonzero 32-bit integer"
-        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
+    check_n_jobs(estimator.n_jobs)
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     _check_forgetting(estimator)
     n_bits = estimator.n_bits
@@ -123,6 +116,18 @@ def as_weights(weights, n):
     if not weights.any():
         raise ValueError("sample_weight must not be all zero")
     return weights
+
+
+def check_n_jobs(n_jobs):
+    if n_jobs is None:
+        return
+    if (
+        isinstance(n_jobs, bool)
+        or not isinstance(n_jobs, numbers.Integral)
+        or not 0 < abs(n_jobs) < 2**31
+    ):
+        wanted = "None or a nonzero 32-bit integer"
+        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
 
 
 def check_mergeable(mine, other):

@@ -109,7 +109,7 @@ def tables(permuted, hasher):
 def typical_distance(pilot):
     """Mean distance of rows weighted by their kernel: where the sums come from."""
     queries = pilot.queries[:16]
-    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 100_000], np.float64)
+    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
     geometry = pilot.training.geometry
     if geometry.kernel == "laplacian":
         distances = np.stack([np.abs(rows - q).sum(axis=1) for q in queries])

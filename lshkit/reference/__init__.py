@@ -46,7 +46,7 @@ from lshkit.reference.hashing import (
     unit_projections,
     walsh_hadamard,
 )
-from lshkit.reference.kernel_sums import kernel_sums, log_kernel, partition_sums
+from lshkit.reference.kernel_sums import kernel_sums, leave_one_out, log_kernel, partition_sums
 from lshkit.reference.lsh_attention import (
     bert_lsh_forward,
     exact_pairs,
@@ -84,6 +84,7 @@ __all__ = [
     "inclusion_probability",
     "kernel_sums",
     "key_centre",
+    "leave_one_out",
     "lift",
     "log_kernel",
     "lsh_attention_backward",

@@ -65,3 +65,15 @@ def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
     values = np.exp(log_kernel(kernel, queries, rows, bandwidth, n_bits))
     terms = values if weights is None else values * weights
     return terms.sum(axis=1), (terms**2).sum(axis=1)
+
+
+def leave_one_out(kernel, rows, bandwidth=1.0, weights=None):
+    """log of the mean of the other rows' kernels at every row, `(n,)`: -inf where none reaches it.
+
+    log sum over j != i of w_j k(x_i, x_j) - log (W - w_i), where W is the sum of the weights.
+    """
+    weights = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)
+    logs = log_kernel(kernel, rows, rows, bandwidth)
+    np.fill_diagonal(logs, -np.inf)
+    total = np.logaddexp.reduce(logs + np.log(weights), axis=1)
+    return total - np.log(weights.sum() - weights)

@@ -11,6 +11,9 @@ for package in ("torch", "PIL", "threadpoolctl"):
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
 OUTLIERS = "benchmarks.density.outliers"
 STREAMS = "benchmarks.density.streams"
+ERRORS = "benchmarks.density.errors"
+BANDWIDTHS = "benchmarks.density.bandwidths"
+REGRESSION, TWO_SAMPLE = "benchmarks.density.regression", "benchmarks.density.two_sample"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 
@@ -48,6 +51,28 @@ def test_kde_benchmark_writes_all_results(tmp_path):
 
 def test_kde_benchmark_refuses_bad_options_by_name(refusal):
     assert "--rows" in refusal(KDE, "--rows", 10)
+
+
+def test_bandwidths_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "bandwidths.json"
+    done = run(BANDWIDTHS, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert results.keys() == {"speed", "accuracy", "rules"}
+    assert all("cpu" in section["machine"] for section in results.values())
+    best = results["speed"]["best"]
+    assert best.keys() == results["speed"]["seconds"].keys() and len(best) == 5
+    assert len(set(best.values())) == 1  # of a coarse grid
+    for found in results["accuracy"]["data"].values():
+        for sample in found["held out"].values():
+            assert 0 <= sample["root mean square"] < 0.3 and sample["stated"] > 0
+    likelihood = results["rules"]["data"]["mixture of 512"]["rules"]
+    assert (
+        likelihood["likelihood, gaussian"]["log_likelihood"]
+        > (likelihood["scott, gaussian"]["log_likelihood"])
+    )
+    tables = run(BANDWIDTHS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
 
 
 def test_sampling_benchmark_writes_its_sections(tmp_path):
@@ -103,4 +128,46 @@ def test_streams_benchmark_writes_its_sections(tmp_path):
             found = windows[name]["root mean square"]
             assert found <= windows[name]["stated, root mean square"]
     tables = run(STREAMS, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_regression_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "regression.json"
+    done = run(REGRESSION, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for data in ("friedman", "digits", "clusters", "waves"):
+        methods = results["times"][data]["methods"]
+        assert {"lshkit, auto", "NumPy", "scikit-learn, neighbors"} <= methods.keys()
+        assert methods["NumPy"]["error"] < 1e-4  # the exact ones agree
+        assert methods["lshkit, brute"]["r2"] > 0.1
+    for found in results["coverage"]["results"]:
+        assert 0 <= found["beyond_3"] <= 1 and found["observed"] > 0
+    tables = run(REGRESSION, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_two_sample_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "two_sample.json"
+    done = run(TWO_SAMPLE, "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    for seconds in results["times"]["seconds"].values():
+        assert seconds.keys() == {"bucket_sum", "exact", "NumPy"}
+    assert len(results["power"]["found"]) == 9
+    tables = run(TWO_SAMPLE, "--tables", "--json", path)
+    assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_errors_benchmark_writes_all_results(tmp_path):
+    path = tmp_path / "new" / "errors.json"
+    done = run(ERRORS, "--quick", "--data", "repeated", "mixture of 128", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert {x["data"] for x in results["cases"]} == {"repeated", "mixture of 128"}
+    for found in results["cases"]:
+        for seed in found["seeds"]:
+            assert 0 <= seed["beyond_three_stated"] <= 0.05 and seed["mean_error"] < 0.2
+            assert 0 <= seed["confidence"]["beyond_rtol"] <= 0.05
+    tables = run(ERRORS, "--tables", "--json", path)
     assert tables.returncode == 0 and tables.stdout.strip() in done.stdout

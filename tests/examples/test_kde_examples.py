@@ -7,6 +7,9 @@ EXAMPLES = {
     "kde_vs_sklearn": ("scikit-learn, rtol 0.1", "lshkit, auto"),
     "streaming_density": ("| half-life 2,773 | 64 |", "bit for bit | True"),
     "outlier_detection": ("novel digit", "| 1 |"),
+    "bandwidth_selection": ("Scott's factor", "| 32 |"),
+    "kernel_regression": ("beyond 3 stated", "| sketch |"),
+    "two_sample_test": ("share of 9s", "| bucket sums, 500 rows |"),
 }
 
 

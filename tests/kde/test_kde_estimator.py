@@ -22,6 +22,7 @@ WEIGHTS = rng.uniform(0.1, 1, 1500)
 @parametrize_with_checks(
     [
         LSHKernelDensity(),
+        LSHKernelDensity(bandwidth="likelihood", random_state=0),
         LSHKernelDensity("laplacian", algorithm="bucket_sum", random_state=0),
     ]
 )

@@ -166,7 +166,7 @@ struct CollisionPass {
   void* scratch;  // 64-byte aligned
 };
 
-// ---- see weighted_bucket_sum.hpp, colliding_softmax.hpp and kernel_sums.hpp ----
+// ---- see weighted_bucket_sum.hpp, colliding_softmax.hpp, kernel_sums.hpp, leave_one_out.hpp ----
 template <class T>
 struct WeightedPass;
 template <class T>
@@ -175,6 +175,8 @@ struct SoftmaxForward;
 struct SoftmaxBackward;
 template <class T>
 struct KernelSumPass;
+template <class T>
+struct LeaveOneOutPass;
 
 // ---- decoding ----
 // Keys for and queries of the tables of one key head. A row has n_probes codes for each hash, with

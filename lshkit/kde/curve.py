@@ -1,0 +1,243 @@
+"""The leave-one-out likelihood of a density as a curve over bandwidths."""
+
+import dataclasses
+import math
+import warnings
+
+import numpy as np
+from joblib import effective_n_jobs
+from sklearn.utils import check_array, check_random_state
+
+from lshkit import checks
+from lshkit.kde import kernels
+from lshkit.kde.arguments import as_weights
+from lshkit.kde.deviations import standard_deviations
+from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
+from lshkit.kde.likelihood import (
+    HELD_OUT,
+    around_maximum,
+    at_bandwidths,
+    beside,
+    first_look,
+    holding_out,
+    maximum,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LikelihoodCurve:
+    """Leave-one-out log-likelihood per row at many bandwidths: what `likelihood_curve` returns.
+
+    Attributes
+    ----------
+    bandwidths : float64 array `(n_bandwidths,)`, ascending
+        Multiples of `scale`.
+    log_likelihood : float64 array `(n_bandwidths,)`
+        Weighted mean over the rows held out of log f_-i(x_i), in nats: the log-density, in the
+        units of X, that all other rows give to row i. -inf where some row has none.
+    std : float64 array `(n_bandwidths,)`
+        Standard error of `log_likelihood` as a mean over the population of the rows.
+    best : float
+        The bandwidth of the largest log-likelihood, a multiple of `scale`: one of those that were
+        given, or else the maximum of the curve through all points and their slopes.
+    best_std : float
+        Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
+        bandwidths were given, and for kernels that are 0 from r = 1 on.
+    best_log_likelihood : float
+    scale : float64 array `(n_features,)` or None
+        What bandwidths multiply, None: 1 for every feature.
+    kernel : str
+    n_held_out, n_distinct : int
+        Rows that were left out in turn, and rows that differ from each other.
+    """
+
+    bandwidths: np.ndarray
+    log_likelihood: np.ndarray
+    std: np.ndarray
+    best: float
+    best_std: float
+    best_log_likelihood: float
+    scale: np.ndarray | None
+    kernel: str
+    n_held_out: int
+    n_distinct: int
+
+    @property
+    def bandwidth(self):
+        """The best bandwidth as `LSHKernelDensity` takes it: a float, or `(n_features,)`."""
+        return self.best if self.scale is None else self.best * self.scale
+
+    def plot(self, ax=None):
+        """Draws the curve with a band of two standard errors and its maximum; returns the axes.
+
+        ax: of matplotlib, the current ones by default. Needs matplotlib.
+        """
+        if ax is None:
+            from matplotlib import pyplot as plt
+
+            ax = plt.gca()
+        finite = np.isfinite(self.log_likelihood)
+        x, y, std = (v[finite] for v in (self.bandwidths, self.log_likelihood, self.std))
+        (line,) = ax.plot(x, y, ".-", ms=4, lw=1.2, label=self.kernel)
+        ax.fill_between(x, y - 2 * std, y + 2 * std, color=line.get_color(), alpha=0.2, lw=0)
+        ax.plot(self.best, self.best_log_likelihood, "o", ms=7, mfc="none", color=line.get_color())
+        ax.set(xscale="log", xlabel="bandwidth", ylabel="leave-one-out log-likelihood per row")
+        return ax
+
+
+def likelihood_curve(
+    X,
+    bandwidths=None,
+    kernel="gaussian",
+    *,
+    scale=None,
+    sample_weight=None,
+    n_held_out=HELD_OUT,
+    random_state=None,
+    n_jobs=None,
+):
+    """Leave-one-out log-likelihood of a kernel density at many bandwidths, in one pass.
+
+    Row i is scored with the density of all other rows (Duin 1976; Habbema, Hermans and van den
+    Broek 1974), at every bandwidth from the same distances. Rows that are equal are left out
+    together.
+
+    Parameters
+    ----------
+    X : array or tensor `(n_samples, n_features)`, float32 or float64
+    bandwidths : array `(n_bandwidths,)`, optional
+        By default the curve spans all bandwidths that can be a maximum (a bound from the distances
+        of nearest rows and of all), with more points around the maximum, which is refined.
+    kernel : str
+        As in `LSHKernelDensity`; the angular kernel has no density in R^d and no bandwidth.
+    scale : None, "std" or array `(n_features,)`
+        What bandwidths multiply: 1, every feature's standard deviation, or numbers > 0.
+    sample_weight : array `(n_samples,)`, >= 0, optional
+    n_held_out : int or None
+        Rows that are held out: a random sample of so many (far rows more often, and counted less),
+        None all. The sums always contain all other rows: a sample of those would move the maximum.
+    random_state : None, int or RandomState
+    n_jobs : int, optional
+        Threads, as in joblib: None is 1, -1 all. Results do not depend on it.
+
+    Returns
+    -------
+    LikelihoodCurve
+
+    Raises
+    ------
+    ValueError
+        For fewer than two rows that differ, and where every bandwidth has the likelihood 0 (only
+        kernels that are 0 from r = 1 on; the message names the least bandwidth that has not).
+
+    Warns
+    -----
+    UserWarning
+        If the likelihood still grows at the least or largest of the given bandwidths.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lshkit.kde import LSHKernelDensity, likelihood_curve
+    >>> X = np.random.default_rng(0).normal(size=(2000, 8))
+    >>> curve = likelihood_curve(X, random_state=0)
+    >>> density = LSHKernelDensity(bandwidth=curve.bandwidth).fit(X)
+    """
+    check_kernel(kernel)
+    torch = checks.torch_of(X=X)
+    if torch is not None:
+        X = checks.array("X", X.detach(), torch)
+        X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
+    X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
+    weights = as_weights(sample_weight, len(X))
+    if bandwidths is not None:
+        bandwidths = _checked("bandwidths", bandwidths, None)
+        bandwidths = np.unique(bandwidths)
+    if n_held_out is not None:
+        n_held_out = checks.integer("n_held_out", n_held_out, 2)
+    ones = np.ones(X.shape[1])
+    if scale is None:
+        factors = ones
+    elif isinstance(scale, str):
+        if scale != "std":
+            raise ValueError(f"scale must be None, 'std' or an array of numbers, got {scale!r}")
+        factors = standard_deviations(X, weights)
+        if not (factors > 0).all():
+            feature = int(np.flatnonzero(~(factors > 0))[0])
+            raise ValueError(f"scale='std' needs features that vary, feature {feature} does not")
+    else:
+        factors = _checked("scale", scale, X.shape[1])
+    seed = check_random_state(random_state).randint(2**31 - 1)
+    rows, weights = distinct_rows(X, weights)
+    if len(rows) < 2:
+        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
+    left_out = LeaveOneOut(rows, weights, kernel, factors, effective_n_jobs(n_jobs))
+    (left_out,) = holding_out([left_out], n_held_out, seed)
+    if bandwidths is None:
+        found = around_maximum(left_out, first_look(left_out))
+        wide = beside(left_out, found[0])
+        if len(wide):
+            found = [
+                np.concatenate(pair)
+                for pair in zip(found, at_bandwidths(left_out, wide), strict=True)
+            ]
+            order = np.argsort(found[0])
+            found = [values[order] for values in found]
+        best, error, likelihood = maximum(found, kernel)
+    else:
+        found = at_bandwidths(left_out, bandwidths / left_out.unit)
+        best, error, likelihood = _best_given(found, left_out)
+    return LikelihoodCurve(
+        bandwidths=found[0] * left_out.unit,
+        log_likelihood=found[1],
+        std=found[2],
+        best=best * left_out.unit,
+        best_std=error * left_out.unit,
+        best_log_likelihood=likelihood,
+        scale=None if scale is None else factors,
+        kernel=kernel,
+        n_held_out=len(left_out.held_out),
+        n_distinct=len(rows),
+    )
+
+
+def check_kernel(kernel):
+    if not isinstance(kernel, str) or kernel not in kernels.CODES:
+        raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {kernel!r}")
+    if kernel == "angular":
+        raise ValueError(
+            "kernel must not be 'angular': it has no density in R^d and no bandwidth (n_bits is "
+            "its width)"
+        )
+
+
+def _checked(name, values, size):
+    values = np.asarray(checks.array(name, values), np.float64)
+    shape = "(n_bandwidths,)" if size is None else f"({size},)"
+    if values.ndim != 1 or len(values) == 0 or (size is not None and len(values) != size):
+        raise ValueError(f"{name} must have shape {shape}, got {values.shape}")
+    if not (np.isfinite(values) & (values >= np.finfo(np.float64).tiny)).all():
+        raise ValueError(f"{name} must be finite and > 0, got {values}")
+    return values
+
+
+def _best_given(found, left_out):
+    bandwidths, values, _, slopes, _ = found
+    if not (values > -np.inf).any():
+        least, largest = left_out.nearest().max() * left_out.unit, bandwidths[-1] * left_out.unit
+        raise ValueError(
+            f"bandwidths must be above {least:.6g}, the distance of the most isolated row from the "
+            f"others, for the kernel {left_out.kernel!r}: its density is 0 at {largest:.6g}"
+        )
+    at = int(np.argmax(values))
+    ends = (at == 0, "smaller", not slopes[0] >= 0), (at == len(values) - 1, "larger", True)
+    if left_out.kernel not in kernels.COMPACT:
+        ends = ends[0], (ends[1][0], "larger", not slopes[-1] <= 0)
+    for is_end, word, grows in ends:
+        if is_end and grows and len(values) > 1:
+            warnings.warn(
+                f"the likelihood is largest at {bandwidths[at] * left_out.unit:.6g}, an end of "
+                f"bandwidths, and grows towards {word} ones",
+                stacklevel=3,
+            )
+    return float(bandwidths[at]), math.nan, float(values[at])

@@ -1,0 +1,219 @@
+"""Leave-one-out log-densities of rows at many bandwidths, and their slopes in the bandwidth."""
+
+import math
+
+import numpy as np
+from sklearn.metrics.pairwise import euclidean_distances
+
+from lshkit import _C
+from lshkit.kde import kernels
+from lshkit.kde.sums import FARTHEST, LEAST, ROUNDING
+
+ROWS_AT_ONCE = 2**15  # that are scaled in one piece
+TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change
+LARGEST_FLOAT = 1e18  # reach of the rows in units: beyond, squares may leave float32
+COMPACT_QUERIES = 32  # whose distances are kept, of the kernels that end
+
+
+class LeaveOneOut:
+    """log f_-i(x_i) for rows i that are held out; f_-i is the density of the distinct rows but i.
+
+    Rows that are equal count as one row with the sum of their weights: they are left out together.
+    Otherwise each would predict its copies, and the narrowest bandwidth would always win.
+
+    Parameters
+    ----------
+    X, weights : the rows, distinct as `distinct_rows` gives them
+    kernel : str
+    scale : array (n_features,)
+        What every feature is divided by; bandwidths multiply it.
+    threads : int
+
+    Notes
+    -----
+    Rows are (x - centre) / (scale * unit) inside, with a unit, a power of 2, in which nothing
+    overflows. Bandwidths and distances that go in and come out are multiples of scale * unit.
+    """
+
+    def __init__(self, X, weights, kernel, scale, threads):
+        self.X, self.weights, self.kernel, self.scale = X, weights, kernel, scale
+        self.threads = threads
+        low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
+        with np.errstate(over="ignore"):
+            self.centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+        some = np.abs(X[:: -(-len(X) // 1024)] / scale - self.centre / scale).max(axis=1)
+        some = some[some > 0]
+        self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
+        self._inverse = 1 / scale / self.unit
+        squares = np.empty(len(X))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for first, rows in self._parts(np.float64):
+                squares[first : first + len(rows)] = np.einsum("ij,ij->i", rows, rows)
+        reach = np.sqrt(squares.max())
+        if not reach < FARTHEST:
+            raise ValueError(f"X must lie within {FARTHEST:g} times its spread, got {reach:.2g}")
+        self._float_fits = reach < LARGEST_FLOAT
+        self.squares = squares / reach**2  # of the distances from the centre, relative
+        self._log_scales = np.log(scale).sum() + X.shape[1] * np.log(self.unit)
+
+    def holding_out(self, held_out, counts):
+        """A copy that leaves out these rows in turn, which count so much in means over them."""
+        part = object.__new__(LeaveOneOut)
+        vars(part).update(vars(self))
+        part.held_out, part.counts = held_out, counts
+        part._queries = self._scaled(self.X[held_out])
+        return part
+
+    def mean(self, values):
+        """Mean over the rows left out and its standard error, of values `(n_queries, ...)`."""
+        shares = self.counts / self.counts.sum()
+        with np.errstate(invalid="ignore"):  # -inf
+            mean = np.tensordot(shares, values, 1)
+            n = len(shares)
+            squares = np.tensordot(shares**2, (values - mean) ** 2, 1) * n / max(n - 1, 1)
+        return mean, np.sqrt(squares)
+
+    def variance(self):
+        """Of every feature, over all distinct rows."""
+        shares = 1 / len(self.X) if self.weights is None else self.weights / self.weights.sum()
+        mean = squares = 0.0
+        for first, rows in self._parts(np.float64):
+            some = shares if self.weights is None else shares[first : first + len(rows), None]
+            mean = mean + (some * rows).sum(axis=0)
+            squares = squares + (some * rows**2).sum(axis=0)
+        return np.maximum(squares - mean**2, 0)
+
+    def nearest(self):
+        """The least distance of each row left out from another row."""
+        if self.kernel in kernels.COMPACT:
+            parts = [np.sqrt(squares.min(axis=1)) for squares, _ in self._squares()]
+            return np.concatenate(parts)
+        least, _ = self._sums(self._queries, self.held_out, np.empty(0), np.float64)
+        return np.sqrt(2 * least) if self.kernel == "gaussian" else least
+
+    def log_densities(self, bandwidths):
+        """log f_-i(x_i), and its derivative in the logarithm of the bandwidth.
+
+        bandwidths: `(n_bandwidths,)`. Returns two arrays `(n_queries, n_bandwidths)`: densities of
+        the rows as given. Derivatives are NaN for the kernels that end.
+        """
+        n_features = self.X.shape[1]
+        widths = np.asarray(bandwidths, np.float64)
+        norms = kernels.log_normalizer(self.kernel, n_features) + self._log_scales
+        norms = norms + n_features * np.log(widths)
+        if self.weights is None:
+            others = np.full(len(self.held_out), len(self.X) - 1.0)
+        else:
+            others = self.weights.sum() - self.weights[self.held_out]
+        norms = norms + np.log(others)[:, None]
+        if self.kernel in kernels.COMPACT:
+            logs = np.concatenate([self._log_sums(*part, widths) for part in self._squares()])
+            return logs - norms, np.full(logs.shape, np.nan)
+        power = 2 if self.kernel == "gaussian" else 1
+        sums = np.empty((len(self.held_out), len(widths), 2))
+        single = self._in_float32(widths.min())
+        for mask, dtype in ((single, np.float32), (~single, np.float64)):
+            if mask.any():
+                some = self._queries[mask], self.held_out[mask]
+                sums[mask] = self._sums(*some, widths**-power, dtype)[1]
+        return sums[..., 0] - norms, power * sums[..., 1] - n_features
+
+    def _scaled(self, X):
+        return np.ascontiguousarray((np.asarray(X, np.float64) - self.centre) * self._inverse)
+
+    def _parts(self, dtype):
+        for first in range(0, len(self.X), ROWS_AT_ONCE):
+            rows = self._scaled(self.X[first : first + ROWS_AT_ONCE])
+            yield first, np.ascontiguousarray(rows, dtype)
+
+    def _in_float32(self, width):
+        """Whether float32 loses no more than TOLERANCE of the distances that count."""
+        if not self._float_fits:
+            return np.zeros(len(self.held_out), bool)
+        norms = np.linalg.norm(self._queries, axis=1) / width
+        many = max(1.0, self.X.shape[1] / 256)
+        lost = many * ROUNDING * (norms if self.kernel == "laplacian" else norms**2)
+        return lost <= TOLERANCE
+
+    def _sums(self, queries, held_out, scales, dtype):
+        """The core's, over all rows, part by part: nearest exponents, and sums of terms."""
+        queries = np.ascontiguousarray(queries, dtype)
+        nearest = np.full(len(queries), np.inf)
+        log_sums = np.full((len(queries), len(scales)), -np.inf)
+        exponents = np.zeros(log_sums.shape)
+        for first, rows in self._parts(dtype):
+            weights = None if self.weights is None else self.weights[first : first + len(rows)]
+            own = held_out - first
+            own[own >= len(rows)] = -1  # as those before this part are
+            least, out = np.empty(len(queries)), np.empty((*log_sums.shape, 2))
+            code = kernels.CODES[self.kernel]
+            _C.leave_one_out(code, queries, own, rows, weights, scales, least, out, self.threads)
+            nearest = np.minimum(nearest, least)
+            both = np.logaddexp(log_sums, out[..., 0])
+            with np.errstate(invalid="ignore"):
+                shares = [np.exp(x - both) for x in (log_sums, out[..., 0])]
+            mixed = shares[0] * exponents + shares[1] * out[..., 1]
+            exponents = np.where(both > -np.inf, mixed, 0)
+            log_sums = both
+        return nearest, np.stack([log_sums, exponents], axis=-1)
+
+    def _squares(self):
+        """Of the kernels that end: squared distances of some rows left out from all, own: inf."""
+        for first in range(0, len(self.held_out), COMPACT_QUERIES):
+            part = slice(first, first + COMPACT_QUERIES)
+            queries, held_out = self._queries[part], self.held_out[part]
+            squares = [
+                euclidean_distances(queries, rows, squared=True)
+                for _, rows in self._parts(np.float64)
+            ]
+            squares = np.concatenate(squares, axis=1)
+            squares[np.arange(len(held_out)), held_out] = np.inf
+            yield squares, held_out
+
+    def _log_sums(self, squares, held_out, widths):
+        weights = np.ones(len(self.X)) if self.weights is None else self.weights
+        roots = self.kernel in ("linear", "cosine")
+        distances, power = (np.sqrt(squares), 1) if roots else (squares, 2)
+        logs = np.empty((len(squares), len(widths)))
+        for column, width in enumerate(widths):
+            if self.kernel == "tophat":
+                values = (squares < width**2).astype(np.float64)
+            else:
+                values = distances * -(width**-power)
+                values += 1
+                np.maximum(values, 0, out=values)
+            if self.kernel == "cosine":  # cos(pi r / 2), and 0 where it ends
+                values *= np.pi / 2
+                np.sin(values, out=values)
+            with np.errstate(divide="ignore"):
+                logs[:, column] = np.log(values @ weights)
+        return logs
+
+
+def distinct_rows(X, weights):
+    """Rows that differ from each other, with the sums of their weights; X itself where all do.
+
+    Rows whose weight is below LEAST of the largest are left out.
+    """
+    if weights is not None and weights.min() < LEAST * weights.max():
+        kept = weights >= LEAST * weights.max()
+        X, weights = X[kept], weights[kept]
+    hashes = np.zeros(len(X), np.uint64)
+    for column in X.T:  # FNV-1a, a number at a time; 0 and -0 are equal
+        words = (column + X.dtype.type(0)).view(f"u{X.itemsize}")
+        hashes = (hashes ^ words) * np.uint64(0x100000001B3)
+        hashes ^= hashes >> np.uint64(29)
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    repeated = np.flatnonzero(counts[inverse.reshape(-1)] > 1)
+    if len(repeated) == 0:
+        return X, weights
+    candidates = X[repeated] + X.dtype.type(0)
+    _, first, which = np.unique(candidates, axis=0, return_index=True, return_inverse=True)
+    if len(first) == len(repeated):
+        return X, weights
+    totals = np.ones(len(X)) if weights is None else weights.copy()
+    totals[repeated[first]] = np.bincount(which.reshape(-1), totals[repeated])
+    kept = np.ones(len(X), bool)
+    kept[repeated] = False
+    kept[repeated[first]] = True
+    return X[kept], totals[kept]

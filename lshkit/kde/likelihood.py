@@ -1,0 +1,173 @@
+"""The rule bandwidth="likelihood": where the leave-one-out likelihood has its maximum."""
+
+import math
+
+import numpy as np
+from scipy.interpolate import CubicHermiteSpline
+
+from lshkit.kde import kernels
+from lshkit.kde.deviations import standard_deviations
+from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
+
+HELD_OUT = 2048  # rows, unless asked otherwise
+FIRST = 256  # of them, which find where the maximum is
+RATIO = 1.3  # of bandwidths that are looked at first
+WINDOW, POINTS = 1.5, 9  # then from maximum / WINDOW to maximum * WINDOW
+WIDE = 17  # points of a curve from the least to the largest bandwidth that can be a maximum
+BESIDE = 2.0  # such a curve goes so far beside that window at least
+LEAST_BANDWIDTH = 1e-10  # of the largest
+MOST_MOVES = 200  # of that window
+
+
+def of_largest_likelihood(kernel, X, weights, seed, threads):
+    """The rule "likelihood": bandwidths `(n_features,)` for rows that are checked.
+
+    One number for all features, or one number times each feature's standard deviation: what has
+    the larger likelihood.
+    """
+    scales, deviations = [np.ones(X.shape[1])], standard_deviations(X, weights)
+    rows, weights = distinct_rows(X, weights)
+    with np.errstate(over="ignore", divide="ignore"):
+        if X.shape[1] > 1 and (deviations > 0).all() and np.isfinite(1 / deviations).all():
+            scales.append(deviations)
+    candidates = [LeaveOneOut(rows, weights, kernel, scale, threads) for scale in scales]
+    candidates = holding_out(candidates, HELD_OUT, seed)
+    looks = [first_look(candidate) for candidate in candidates]
+    which = int(np.argmax([likelihood for _, likelihood in looks]))
+    found = around_maximum(candidates[which], looks[which])
+    return maximum(found, kernel)[0] * candidates[which].unit * scales[which]
+
+
+# --- Rows held out ------------------------------------------------------------------------------
+
+
+def holding_out(candidates, n_held_out, seed):
+    """The candidates, all leaving out the same rows: a sample in random order, or all.
+
+    A row is sampled with a probability in proportion to its weight and to 1 + its squared distance
+    from the centre over the mean of those, and counts its weight over that probability: far rows,
+    which may decide on the bandwidth alone, are all there.
+    """
+    X, weights = candidates[0].X, candidates[0].weights
+    n = len(X)
+    order = np.random.default_rng([seed, 4]).permutation(n)
+    weights = np.ones(n) if weights is None else weights
+    if n_held_out is None or n_held_out >= n:
+        return [x.holding_out(order, weights[order]) for x in candidates]
+    sizes = sum(x.squares / np.average(x.squares, weights=weights) for x in candidates)
+    chances = inclusion_chances(weights * (1 + sizes / len(candidates)), n_held_out)
+    rng = np.random.default_rng([seed, 5])
+    steps = np.cumsum(chances[order])
+    marks = (rng.uniform() + np.arange(n_held_out)) * (steps[-1] / n_held_out)
+    drawn = order[np.minimum(np.searchsorted(steps, marks, side="right"), n - 1)]
+    drawn = rng.permutation(np.unique(drawn))
+    return [x.holding_out(drawn, weights[drawn] / chances[drawn]) for x in candidates]
+
+
+def inclusion_chances(sizes, count):
+    """min(1, c * sizes) that add up to count."""
+    chances, certain = np.zeros(len(sizes)), np.zeros(len(sizes), bool)
+    while True:
+        rest = sizes[~certain].sum()
+        chances = np.where(certain, 1.0, sizes * ((count - certain.sum()) / rest))
+        more = (chances >= 1) & ~certain
+        if not more.any():
+            return chances
+        certain |= more
+
+
+# --- The maximum --------------------------------------------------------------------------------
+
+
+def at_bandwidths(left_out, bandwidths):
+    """Bandwidths, mean log-likelihoods and their standard errors, slopes and theirs."""
+    values, slopes = left_out.log_densities(bandwidths)
+    return [np.asarray(bandwidths), *left_out.mean(values), *left_out.mean(slopes)]
+
+
+def _bounds(left_out):
+    """The least and largest bandwidth that can be a maximum.
+
+    Where the slope is 0, a mean over the rows of a weighted mean of exponents r^2 / h^2 (gaussian)
+    or r / h is the number of features d. The weights fall with the distance r: the mean lies
+    between the nearest row's and the plain mean over all rows, which moments bound. (Kernels that
+    end: every row needs another one within h; the other bound is that of the gaussian kernel of
+    about the same variance.)
+    """
+    n, d = left_out.X.shape
+    nearest = left_out.nearest()
+    variance = left_out.variance()
+    root_mean_square = math.sqrt(2 * variance.sum())
+    if left_out.kernel in kernels.COMPACT:
+        low = (1 + 1e-6) * nearest.max()
+        return low, max(2 * low, 1.25 * math.sqrt((d + 4) / d) * root_mean_square)
+    if left_out.kernel == "gaussian":
+        low = math.sqrt(left_out.mean(nearest**2)[0] / d)
+        high = root_mean_square / math.sqrt(d)
+    else:
+        low = left_out.mean(nearest)[0] / d
+        high = root_mean_square / d
+        if left_out.kernel == "laplacian":
+            high = float(np.sqrt(2 * variance).sum()) / d
+    high *= n / (n - 1)
+    low = max(low, LEAST_BANDWIDTH * high)  # where all rows have others next to them
+    return low, max(1.001 * low, high)
+
+
+def first_look(left_out):
+    """About where the maximum is and how large, from some of the rows held out."""
+    if left_out.kernel not in kernels.COMPACT:
+        left_out = left_out.holding_out(left_out.held_out[:FIRST], left_out.counts[:FIRST])
+    low, high = _bounds(left_out)
+    points = max(5, math.ceil(math.log(high / low) / math.log(RATIO)) + 1)
+    found = at_bandwidths(left_out, np.geomspace(low, high, points))
+    best, _, likelihood = maximum(found, left_out.kernel)
+    return best, likelihood
+
+
+def around_maximum(left_out, look):
+    """`at_bandwidths` around the maximum: the window moves until the maximum is inside."""
+    best, _ = look
+    least = _bounds(left_out)[0] if left_out.kernel in kernels.COMPACT else 0.0
+    for _ in range(MOST_MOVES):
+        window = np.geomspace(max(best / WINDOW, least), best * WINDOW, POINTS)
+        found = at_bandwidths(left_out, window)
+        at = int(np.argmax(found[1]))
+        # Kernels that end may have theirs at the least bandwidth of all.
+        below = at == 0 and window[0] > least and not found[3][0] > 0
+        above = at == POINTS - 1 and not found[3][-1] < 0
+        if not (below or above):
+            break
+        best = window[at]
+    return found
+
+
+def beside(left_out, window):
+    """Bandwidths around a window, as far as a maximum could be and to BESIDE times its ends."""
+    low, high = _bounds(left_out)
+    if left_out.kernel not in kernels.COMPACT:  # 0 below
+        low = min(low, window[0] / BESIDE)
+    wide = np.geomspace(low, max(high, window[-1] * BESIDE), WIDE)
+    return wide[(wide < window[0] / 1.01) | (wide > window[-1] * 1.01)]
+
+
+def maximum(found, kernel):
+    """The maximum of the curve through the points and their slopes, its standard error, its value.
+
+    The curve is a cubic in log h between points.
+    """
+    bandwidths, values, _, slopes, slope_errors = found
+    at = int(np.argmax(values))
+    if kernel in kernels.COMPACT or len(bandwidths) == 1:
+        return float(bandwidths[at]), math.nan, float(values[at])
+    logs = np.log(bandwidths)
+    curve = CubicHermiteSpline(logs, values, slopes)
+    roots = curve.derivative().roots(extrapolate=False)
+    roots = roots[np.isfinite(roots)]
+    candidates = np.concatenate([roots, logs[[0, -1]]])
+    log_best = candidates[np.argmax(curve(candidates))]
+    curvature = -float(curve(log_best, 2))
+    inside = logs[0] < log_best < logs[-1] and curvature > 0
+    error = np.interp(log_best, logs, slope_errors) / curvature if inside else math.nan
+    best = math.exp(log_best)
+    return best, best * float(error), float(curve(log_best))

@@ -1,0 +1,357 @@
+"""`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
+
+import contextlib
+import math
+import numbers
+
+import numpy as np
+from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from lshkit import _C, checks
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import kernels
+from lshkit.kde.arguments import as_queries, as_weights, check_n_jobs, of_unit_size
+from lshkit.kde.sketch import SKETCH_BITS
+from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
+from lshkit.kde.value_sketch import ValueSketch
+from lshkit.kde.value_sums import ExactMeans, SampledMeans
+
+ALGORITHMS = "auto", "brute", "random", "bucket_sum"
+RULES = "scott", "silverman"
+# "auto" samples from so many rows on, if queries like so many of them (evenly spaced) then cost at
+# most that share of what all rows do.
+MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
+
+
+class LSHKernelRegressor(RegressorMixin, BaseEstimator):
+    """Nadaraya-Watson kernel regression in many dimensions, exact or to a stated error.
+
+    The prediction is a weighted mean of the targets (Nadaraya 1964, Watson 1964), ::
+
+        m(x) = sum_j w_j k(x, x_j) y_j / sum_j w_j k(x, x_j)
+
+    See docs/regression.md for what each algorithm does and when to use it.
+
+    Parameters
+    ----------
+    kernel : str
+        As in `LSHKernelDensity`. With r the distance over the bandwidth: "gaussian" exp(-r^2 / 2),
+        "exponential" exp(-r), "laplacian" exp(-r) with the L1 distance, "angular"
+        (1 - angle / pi)^n_bits, and those that are 0 from r = 1 on: "tophat", "epanechnikov",
+        "linear", "cosine".
+    bandwidth : float, array `(n_features,)`, "scott" or "silverman"
+        The rules take each feature's standard deviation times scipy's factor. 1.0 for the angular
+        kernel.
+    algorithm : str
+        "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
+        random sample, for each query as large as rtol requires, or every row. "bucket_sum": a
+        sketch of constant size that keeps no rows, for the kernels "angular" and "laplacian";
+        n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
+        faster for 64 of them, else "brute".
+    rtol : float >= 0
+        Target for the standard error of a prediction by "random", in standard deviations of y (of
+        each output): 0.1 costs about 0.01 of a coefficient of determination. 0: exact.
+    n_bits : int, optional
+        Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
+        laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
+    n_hashes : int
+        Hashes of a sketch: its standard error is proportional to 1 / sqrt(n_hashes).
+    random_state : None, int or RandomState
+        An int makes results reproducible.
+    n_jobs : int, optional
+        Threads, as in joblib: None is 1, -1 all.
+    batch_size : int
+        Queries per batch; memory grows with it. Results do not depend on it.
+
+    Attributes
+    ----------
+    algorithm_ : str
+        The algorithm in use.
+    bandwidth_ : float or array `(n_features,)`
+    n_samples_seen_ : int
+        Rows in the estimator.
+    n_features_in_ : int
+    extra_memory_ : int
+        Bytes kept beside the rows as given; of a sketch, all that is kept.
+
+    Notes
+    -----
+    `predict` does not change the estimator: several threads may use it and get the same results.
+    Arguments may be torch CPU tensors; results are arrays.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lshkit.kde import LSHKernelRegressor
+    >>> X = np.random.default_rng(0).uniform(-3, 3, size=(2000, 1))
+    >>> model = LSHKernelRegressor(bandwidth=0.1).fit(X, np.sin(X[:, 0]))
+    >>> model.predict([[0.5]]).round(2)
+    array([0.48])
+    """
+
+    def __init__(
+        self,
+        kernel="gaussian",
+        bandwidth=1.0,
+        *,
+        algorithm="auto",
+        rtol=0.1,
+        n_bits=None,
+        n_hashes=32,
+        random_state=None,
+        n_jobs=None,
+        batch_size=1024,
+    ):
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.algorithm = algorithm
+        self.rtol = rtol
+        self.n_bits = n_bits
+        self.n_hashes = n_hashes
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.batch_size = batch_size
+
+    # ---- fitting ----
+
+    def fit(self, X, y, sample_weight=None):
+        """Fits rows X `(n_samples, n_features)` and y `(n_samples,)` or `(n_samples, n_outputs)`.
+
+        float32 rows stay float32. sample_weight: `(n_samples,)`, >= 0 and not all 0. Returns self.
+        """
+        for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
+            delattr(self, name)
+        self.partial_fit(X, y, sample_weight)
+        self._method  # noqa: B018  made ready
+        return self
+
+    def partial_fit(self, X, y, sample_weight=None):
+        """Adds rows, as if all had been passed to `fit`; returns self.
+
+        "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
+        bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
+        are made ready at the next prediction.
+        """
+        first = not hasattr(self, "n_samples_seen_")
+        self._check_parameters()
+        streams = self.algorithm == "bucket_sum"
+        if not first and (self._regression_sketch is not None) != streams:
+            wanted = "not be" if streams else "be"
+            raise ValueError(
+                f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch stores "
+                f"none), got {self.algorithm!r}: use fit"
+            )
+        options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
+        X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
+        if self.kernel == "angular" and has_zero_row(X):
+            raise ValueError("X has a row of zeros, which has no angle")
+        values = np.asarray(y, np.float64).reshape(len(X), -1)
+        if not first and y.shape[1:] != self._regression_shape:
+            wanted = (len(X), *self._regression_shape)
+            raise ValueError(f"y must have shape {wanted}, as for the earlier rows, got {y.shape}")
+        weights = as_weights(sample_weight, len(X))
+        widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+        if first:
+            if isinstance(widths, str):  # a rule that fails leaves nothing behind
+                widths = bandwidths.of_deviations(widths, X, weights)
+            self._regression_seed = check_random_state(self.random_state).randint(2**31 - 1)
+            self._regression_shape, self._regression_parts = y.shape[1:], []
+            self._regression_sketch = None
+            # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
+            self._regression_fitted = None
+        if streams:
+            with self._threads():
+                self._add_to_sketch(X, values, weights, widths)
+        else:  # copies: a stream's buffer will be filled again
+            weights = np.ones(len(X)) if weights is None else weights.copy()
+            self._regression_parts.append((X.copy(), values.copy(), weights))
+        self.n_samples_seen_ = len(X) + (0 if first else self.n_samples_seen_)
+        self._regression_method = self._regression_fitted = None
+        return self
+
+    def _check_parameters(self):
+        if not isinstance(self.kernel, str) or self.kernel not in kernels.CODES:
+            raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {self.kernel!r}")
+        if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm must be one of {list(ALGORITHMS)}, got {self.algorithm!r}")
+        sketched = self.algorithm == "bucket_sum"
+        known = kernels.COLLISION if sketched else tuple(kernels.CODES)
+        if self.algorithm == "random":
+            known = [name for name in kernels.CODES if name not in kernels.COMPACT]
+        if self.kernel not in known:
+            raise ValueError(
+                f"kernel must be one of {list(known)} for algorithm={self.algorithm!r}, got "
+                f"{self.kernel!r} ('brute' supports every kernel)"
+            )
+        real = isinstance(self.rtol, numbers.Real) and not isinstance(self.rtol, bool)
+        if not (real and 0 <= self.rtol < math.inf):
+            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
+        if self.algorithm == "random" and self.rtol == 0:
+            raise ValueError("rtol must be > 0 for algorithm='random', got 0")
+        if isinstance(self.bandwidth, str) and self.bandwidth not in RULES:
+            raise ValueError(
+                f"bandwidth must be a number > 0, one for each feature, 'scott' or 'silverman', "
+                f"got {self.bandwidth!r}"
+            )
+        checks.integer("batch_size", self.batch_size, 1)
+        checks.integer("n_hashes", self.n_hashes, 1, 65535)
+        check_n_jobs(self.n_jobs)
+        self._bits()
+
+    def _bits(self):
+        if self.n_bits is None:
+            return 8 if self.kernel == "angular" else 12
+        most = SKETCH_BITS if self.algorithm == "bucket_sum" else 64
+        return checks.integer("n_bits", self.n_bits, 1, most)
+
+    def _add_to_sketch(self, X, values, weights, widths):
+        sketch = self._regression_sketch
+        if sketch is None:
+            geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
+            options = self._bits(), self.n_hashes, self._regression_seed, values
+            sketch = ValueSketch(geometry, *options)
+        sketch.add(X, weights, values)
+        self._regression_sketch = sketch
+
+    # ---- the method ----
+
+    @property
+    def _method(self):
+        """What answers queries: the sketch, or what is made of all rows."""
+        check_is_fitted(self)
+        if self._regression_sketch is not None:
+            return self._regression_sketch
+        if self._regression_method is None:
+            # Of the settings as fitted. Threads that make it at once make equal ones.
+            self._regression_method = self._make_method()
+        return self._regression_method[0]
+
+    @property
+    def _units(self):
+        """Of each output the number from which values are counted, their unit and their mean."""
+        if self._regression_sketch is not None:
+            sketch = self._regression_sketch
+            return sketch.offset, np.ones(sketch.n_outputs), sketch.totals[1:] / sketch.totals[0]
+        return self._regression_method[1]
+
+    def _make_method(self):
+        parts = self._regression_parts
+        if len(parts) > 1:
+            parts = [tuple(np.concatenate(x) for x in zip(*parts, strict=True))]
+            self._regression_parts = parts
+        X, values, weights = parts[0]
+        weights = of_unit_size(weights)
+        counted = weights >= LEAST
+        if not counted.all():
+            X, values, weights = X[counted], values[counted], weights[counted]
+        offset = np.median(values, axis=0)
+        values = values - offset
+        # Units that are powers of 2 bring values into the range of float32, and round nothing.
+        unit = np.ldexp(1.0, np.frexp(np.abs(values).max(axis=0))[1] - 1)
+        values /= unit
+        mean = np.average(values, axis=0, weights=weights)
+        spread = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weights))
+        equal = (weights == weights[0]).all()
+        rows = X, None if equal else weights, self._regression_seed
+        fitted = self._regression_fitted
+        with self._threads() as threads:
+            if fitted is None:
+                widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
+                if isinstance(widths, str):
+                    widths = bandwidths.of_deviations(widths, X, weights)
+                rtol = self.rtol if self._may_sample(len(X)) else None
+                fitted = self.kernel, self._bits(), widths, rtol
+            kernel, n_bits, widths, rtol = fitted
+            training = training_of(kernel, n_bits, widths, *rows)
+            if rtol is None:
+                method = ExactMeans(training, values)
+            else:
+                method = SampledMeans(training, values, rtol * spread)
+            if rtol is not None and self._regression_fitted is None and self.algorithm == "auto":
+                if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:
+                    method, fitted = method.exact, (kernel, n_bits, widths, None)
+        self._regression_fitted = fitted
+        return method, (offset, unit, mean)
+
+    def _may_sample(self, n):
+        if self.algorithm == "random":
+            return True
+        wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
+        return self.algorithm == "auto" and wanted and n >= MIN_SAMPLED
+
+    @contextlib.contextmanager
+    def _threads(self):
+        """The number of threads, which hashing in the calling thread takes too."""
+        threads = effective_n_jobs(self.n_jobs)
+        before = _C.set_max_threads(threads)
+        try:
+            yield threads
+        finally:
+            _C.set_max_threads(before)
+
+    @property
+    def algorithm_(self):
+        """The algorithm in use."""
+        return self._method.name
+
+    @property
+    def bandwidth_(self):
+        """The bandwidth in use: one number where all features have the same."""
+        widths = self._method.geometry.bandwidth
+        return float(widths[0]) if (widths == widths[0]).all() else widths
+
+    @property
+    def extra_memory_(self):
+        """Bytes kept beside the rows as given; of a sketch, all that is kept."""
+        return self._method.nbytes
+
+    # ---- queries ----
+
+    def predict(self, X, return_std=False):
+        """m(x) of each row of X `(n_samples, n_features)`.
+
+        Returns
+        -------
+        y : array `(n_samples,)` or `(n_samples, n_outputs)`, as y was fitted
+            float32 if X is. Where no row is near (all kernels are 0, or what a sketch finds is
+            noise) the mean of the targets.
+        std : array of the same shape, with return_std=True
+            Standard error of y as an estimate of the exact m(x), by the delta method for a ratio:
+            0 where it is exact, inf where no row is near. It does not contain the noise of the
+            targets: m(x) itself is uncertain too.
+        """
+        method = self._method
+        X = as_queries(self, X, method.geometry.kernel)
+        size = checks.integer("batch_size", self.batch_size, 1)
+        with self._threads() as threads:
+            parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
+        means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
+        offset, unit, mean = self._units
+        nowhere = np.isnan(means)
+        means = np.where(nowhere, mean, means)
+        errors = np.where(nowhere, np.inf, errors)
+        shape = (len(X), *self._regression_shape)
+        with np.errstate(over="ignore"):
+            means, errors = means * unit + offset, errors * unit
+            results = [x.astype(X.dtype).reshape(shape) for x in (means, errors)]
+        return tuple(results) if return_std else results[0]
+
+    # ---- scikit-learn ----
+
+    def __getstate__(self):
+        state = super().__getstate__().copy()
+        if state.get("_regression_method") is not None:
+            state["_regression_method"] = None  # made again, equal, at first use
+        return state
+
+    def __sklearn_is_fitted__(self):
+        return hasattr(self, "n_samples_seen_")
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        tags.input_tags.sparse = False
+        return tags

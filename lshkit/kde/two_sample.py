@@ -1,0 +1,330 @@
+"""`two_sample_test`: whether two samples have one distribution, by the maximum mean discrepancy."""
+
+import contextlib
+import dataclasses
+
+import numpy as np
+from joblib import Parallel, delayed, effective_n_jobs
+from scipy.spatial.distance import pdist
+from sklearn.utils import check_array, check_random_state
+from threadpoolctl import threadpool_limits
+
+from lshkit import _C, checks
+from lshkit.buckets import BucketTable
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde.arguments import check_n_jobs
+from lshkit.kde.kernels import COLLISION
+from lshkit.kde.sketch import CHUNK, SKETCH_BITS, Sketch
+from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
+from lshkit.kde.value_sums import log_kernels
+
+KERNELS = "laplacian", "angular", "gaussian"
+MAX_EXACT = 5000  # rows of both samples, up to which "auto" is exact for collision kernels
+MEDIAN_OF = 1000  # rows of both, whose distances give the bandwidth
+BLOCK = 1024  # rows of a block of the kernel matrix
+TABLE_BITS = 8  # of a laplacian sketch: few pairs share 256 buckets by chance, beside those of 1/e
+COLUMNS = 64  # permutations in memory at once where buckets are summed
+ROUNDING = 1e-12  # of a statistic, over the kernel's mean: as large are ties
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSampleTestResult:
+    """What `two_sample_test` found.
+
+    Attributes
+    ----------
+    statistic : float
+        The unbiased estimate of the squared maximum mean discrepancy. It may be below 0.
+    pvalue : float
+        (1 + #{null >= statistic}) / (1 + n_permutations).
+    null_distribution : array `(n_permutations,)`
+        The statistic of each permutation.
+    kernel : str
+    bandwidth : float or array `(n_features,)`
+        In use. 1.0 for the angular kernel.
+    n_bits : int or None
+        Width of the angular kernel, or of the tables of the laplacian sketch.
+    method : str
+        "exact" or "bucket_sum".
+    standard_error : float
+        Of the statistic, as an estimate of the exact one of these samples: 0 for "exact". It does
+        not contain what other samples would give.
+    """
+
+    statistic: float
+    pvalue: float
+    null_distribution: np.ndarray = dataclasses.field(repr=False, compare=False)
+    kernel: str
+    bandwidth: object
+    n_bits: int | None
+    method: str
+    standard_error: float
+
+
+def two_sample_test(
+    X,
+    Y,
+    *,
+    kernel="laplacian",
+    bandwidth="median",
+    n_permutations=999,
+    method="auto",
+    n_bits=None,
+    n_hashes=64,
+    random_state=None,
+    n_jobs=None,
+):
+    """Tests whether the rows of X and of Y come from one distribution.
+
+    The statistic is the squared maximum mean discrepancy, as the unbiased U-statistic (Gretton et
+    al. 2012, equation 3), ::
+
+        mean of k(x, x') over pairs of X + mean of k(y, y') over pairs of Y - 2 mean of k(x, y)
+
+    and its null distribution that of random permutations of all rows: the level holds for any
+    number of rows, method and number of hashes.
+
+    Parameters
+    ----------
+    X : array or tensor `(n, n_features)`, n >= 2
+    Y : array or tensor `(m, n_features)`, m >= 2
+    kernel : {"laplacian", "angular", "gaussian"}
+        As in `LSHKernelDensity`.
+    bandwidth : float, array `(n_features,)` or "median"
+        "median": that of the distances between (up to 1,000) rows of both; for the angular kernel
+        the n_bits with which the kernel of the median angle is nearest to 1/e. A number other than
+        1.0 is refused for the angular kernel, whose width is n_bits.
+    n_permutations : int >= 1
+        The smallest p-value is 1 / (1 + n_permutations).
+    method : {"auto", "exact", "bucket_sum"}
+        "exact": all pairs of rows, in memory linear in the rows. "bucket_sum": hash codes estimate
+        the kernel, in time linear in the rows; for the kernels "laplacian" and "angular". "auto":
+        exact up to 5,000 rows together and for the gaussian kernel.
+    n_bits : int, optional
+        Width of the angular kernel, 1 to 16; tables of a laplacian sketch have 2^n_bits buckets
+        (1 to 16, default 8).
+    n_hashes : int
+        Of "bucket_sum": its standard error is proportional to 1 / sqrt(n_hashes).
+    random_state : None, int or RandomState
+        An int makes results reproducible, at any n_jobs.
+    n_jobs : int, optional
+        Threads, as in joblib: None is 1, -1 all.
+
+    Returns
+    -------
+    result : TwoSampleTestResult
+        With the fields statistic, pvalue, null_distribution, kernel, bandwidth, n_bits, method,
+        standard_error.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Arguments of the wrong type, shape or range; rows that are not finite, or for the angular
+        kernel 0.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lshkit.kde import two_sample_test
+    >>> rng = np.random.default_rng(0)
+    >>> X, Y = rng.normal(size=(200, 8)), rng.normal(0.3, size=(300, 8))
+    >>> two_sample_test(X, Y, random_state=0).pvalue
+    0.001
+    """
+    rows, n = _pooled(X, Y, kernel)
+    n_permutations = checks.integer("n_permutations", n_permutations, 1)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, 65535)
+    check_n_jobs(n_jobs)
+    if method not in ("auto", "exact", "bucket_sum"):
+        raise ValueError(f"method must be 'auto', 'exact' or 'bucket_sum', got {method!r}")
+    if method == "bucket_sum" and kernel not in COLLISION:
+        raise ValueError(
+            f"kernel must be one of {list(COLLISION)} for method='bucket_sum', got {kernel!r}"
+        )
+    if method == "auto":
+        exact = kernel not in COLLISION or len(rows) <= MAX_EXACT
+        method = "exact" if exact else "bucket_sum"
+    rng = check_random_state(random_state)
+    geometry = _geometry(rows, kernel, bandwidth, n_bits, rng)
+    seed = rng.randint(2**31 - 1)
+    labels = _labels(len(rows), n, n_permutations, np.random.default_rng(seed))
+    with _threads(n_jobs) as threads:
+        if method == "exact":
+            sums = _exact_sums(geometry, rows, labels, threads)
+        else:
+            sums = _bucket_sums(Sketch(geometry, geometry.n_bits, n_hashes, seed), rows, labels)
+    values, mean_kernel = _statistics(*sums, n, len(rows) - n)
+    if method == "bucket_sum" and kernel == "laplacian":
+        values /= 1 - 2.0**-geometry.n_bits  # what folding adds to all pairs has cancelled
+    statistic, *null = values.mean(axis=1)
+    count = np.count_nonzero(null >= statistic - ROUNDING * mean_kernel)
+    error = 0.0
+    if method == "bucket_sum":
+        error = values[0].std(ddof=1) / np.sqrt(n_hashes) if n_hashes > 1 else np.inf
+    widths = geometry.bandwidth
+    return TwoSampleTestResult(
+        statistic=float(statistic),
+        pvalue=float((1 + count) / (1 + n_permutations)),
+        null_distribution=np.array(null),
+        kernel=kernel,
+        bandwidth=float(widths[0]) if (widths == widths[0]).all() else widths,
+        n_bits=geometry.n_bits if kernel == "angular" or method == "bucket_sum" else None,
+        method=method,
+        standard_error=float(error),
+    )
+
+
+# --- Arguments ----------------------------------------------------------------------------------
+
+
+def _pooled(X, Y, kernel):
+    """The rows of both, float64, and how many are X's."""
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
+    samples = []
+    for name, rows in (("X", X), ("Y", Y)):
+        torch = checks.torch_of(**{name: rows})
+        if torch is not None:
+            rows = checks.array(name, rows, torch).detach().double().numpy()
+        rows = check_array(rows, dtype=np.float64, ensure_min_samples=2, input_name=name)
+        if kernel == "angular" and has_zero_row(rows):
+            raise ValueError(f"{name} has a row of zeros, which has no angle")
+        samples.append(rows)
+    if samples[0].shape[1] != samples[1].shape[1]:
+        features = " and ".join(str(x.shape[1]) for x in samples)
+        raise ValueError(f"X and Y must have the same number of features, got {features}")
+    return np.concatenate(samples), len(samples[0])
+
+
+def _geometry(rows, kernel, bandwidth, n_bits, rng):
+    """The kernel with its width, which depends on the rows of both alike."""
+    d = rows.shape[1]
+    median = isinstance(bandwidth, str)
+    if median and bandwidth != "median":
+        wanted = "a number > 0, one for each feature or 'median'"
+        raise ValueError(f"bandwidth must be {wanted}, got {bandwidth!r}")
+    if n_bits is not None:
+        n_bits = checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
+    widths = np.ones(d) if median else bandwidths.check(bandwidth, d, kernel)
+    centre = (rows / len(rows)).sum(axis=0)
+    if kernel == "angular" and n_bits is None:
+        n_bits = _bits_of_median(unit_rows(rows), rng) if median else 8
+    elif median and kernel != "angular":
+        widths = np.full(d, _median_distance(rows, kernel, rng))
+    geometry = Geometry(kernel, n_bits or TABLE_BITS, centre, widths)
+    with np.errstate(over="ignore"):
+        finite = all(np.isfinite(geometry.scale(part)).all() for part in np.array_split(rows, 16))
+    if not finite:
+        raise ValueError("X and Y must lie within 1e308 bandwidths of each other")
+    return geometry
+
+
+def _median_distance(rows, kernel, rng):
+    """Of distinct rows, where more than half of the pairs are equal; 1 if all are."""
+    rows = _some(rows, rng)
+    unit = np.frexp(np.abs(rows).max())[1]  # in which squares neither overflow nor underflow
+    distances = pdist(np.ldexp(rows, -unit), "cityblock" if kernel == "laplacian" else "euclidean")
+    if not distances.any():
+        return 1.0
+    median = np.median(distances) or np.median(distances[distances > 0])
+    info = np.finfo(np.float64)
+    return np.clip(np.ldexp(median, unit), info.tiny, info.max)
+
+
+def _bits_of_median(rows, rng):
+    """The width at which the kernel of the median angle is nearest to 1/e."""
+    angle = 2 * np.arcsin(min(np.median(pdist(_some(rows, rng))) / 2, 1))
+    with np.errstate(divide="ignore"):
+        return int(np.clip(np.round(-1 / np.log1p(-angle / np.pi)), 1, SKETCH_BITS))
+
+
+def _some(rows, rng):
+    if len(rows) <= MEDIAN_OF:
+        return rows
+    return rows[rng.choice(len(rows), MEDIAN_OF, replace=False)]
+
+
+@contextlib.contextmanager
+def _threads(n_jobs):
+    """The number of threads, for the core's too; BLAS has one in each, so that bits are equal."""
+    threads = effective_n_jobs(n_jobs)
+    before = _C.set_max_threads(threads)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            yield threads
+    finally:
+        _C.set_max_threads(before)
+
+
+# --- Sums ---------------------------------------------------------------------------------------
+#
+# With s the 0 or 1 of a row, for being X's, and K the kernel matrix without its diagonal, all three
+# means follow from s'Ks, s'K1 and 1'K1: a permutation changes s alone.
+
+
+def _labels(n_rows, n, n_permutations, rng):
+    """s of the samples and of random permutations of it, bool `(n_rows, 1 + n_permutations)`."""
+    labels = np.zeros((1 + n_permutations, n_rows), bool)
+    labels[0, :n] = True
+    for row in labels[1:]:
+        row[rng.choice(n_rows, n, replace=False, shuffle=False)] = True
+    return labels.T
+
+
+def _exact_sums(geometry, rows, labels, threads):
+    """s'Ks, s'K1 `(n_labels, 1)` and 1'K1 `(1,)`: K in blocks, on one side of its diagonal."""
+    rows = geometry.scale(rows)
+    firsts = range(0, len(rows), BLOCK)
+
+    def of_block(first):
+        part = slice(first, first + BLOCK)
+        products, row_sums = np.zeros((len(rows[part]), labels.shape[1])), np.zeros(len(rows))
+        for other in range(first, len(rows), BLOCK):
+            columns = slice(other, other + BLOCK)
+            kernel = np.exp(log_kernels(geometry, rows[part], rows[columns]))
+            if other == first:
+                np.fill_diagonal(kernel, 0)
+                kernel *= 0.5  # of which both sides are here
+            products += kernel @ labels[columns].astype(np.float64)
+            row_sums[part] += kernel.sum(axis=1)
+            row_sums[columns] += kernel.sum(axis=0)
+        return 2 * np.einsum("ij,ij->j", products, labels[part]), row_sums
+
+    parts = Parallel(threads, prefer="threads")(delayed(of_block)(x) for x in firsts)
+    inner = np.sum([x for x, _ in parts], axis=0)
+    row_sums = np.sum([x for _, x in parts], axis=0)
+    return inner[:, None], (row_sums @ labels)[:, None], row_sums.sum()[None]
+
+
+def _bucket_sums(sketch, rows, labels):
+    """The same for the kernel "share a bucket of hash h", `(n_labels, n_hashes)`.
+
+    With x_b and t_b the rows of X and of both in bucket b: s'Ks = sum x_b^2 - n, s'K1 = sum x_b t_b
+    - n, 1'K1 = sum t_b^2 - n_rows.
+    """
+    if sketch.geometry.kernel == "angular":
+        rows = sketch.geometry.scale(rows)
+    firsts = range(0, len(rows), CHUNK)
+    codes = np.concatenate([sketch.codes(rows[i : i + CHUNK]) for i in firsts])
+    n_hashes, n_buckets = sketch.n_hashes, 2**sketch.n_bits
+    both = np.stack([np.bincount(c, minlength=n_buckets) for c in codes.T]).astype(np.float64)
+    total = (both**2).sum(axis=1) - len(rows)
+    inner, across = np.empty((2, labels.shape[1], n_hashes))
+    for first in range(0, labels.shape[1], COLUMNS):
+        part = slice(first, first + COLUMNS)
+        some = labels[:, part].astype(np.float32)  # counts are exact up to 2^24
+        table = BucketTable(n_hashes, n_buckets, some.shape[1]).add(codes, some).table
+        n = some[:, 0].sum(dtype=np.float64)
+        for h, counts in enumerate(table):
+            counts = counts.astype(np.float64)
+            inner[part, h] = np.einsum("ij,ij->j", counts, counts) - n
+            across[part, h] = both[h] @ counts - n
+    return inner, across, total
+
+
+def _statistics(inner, across, total, n, m):
+    """The U-statistics of the sums, and the mean kernel between two rows."""
+    cross = across - inner
+    rest = total - 2 * across + inner
+    values = inner / (n * (n - 1)) + rest / (m * (m - 1)) - 2 * cross / (n * m)
+    return values, total.mean() / ((n + m) * (n + m - 1))

@@ -1,0 +1,73 @@
+"""A sketch of rows with values: algorithm="bucket_sum" of a regression, of constant size."""
+
+import numpy as np
+
+from lshkit.buckets import BucketTable
+from lshkit.kde.sketch import CHUNK, Sketch
+
+LEAST = 1e-12  # share of the weight that float64's rounding leaves in a query's buckets
+NOISE = 2.0
+MOST_NUMBERS = 2**21  # of queries, hashes and outputs, in memory at once
+
+
+class ValueSketch(Sketch):
+    """Sums of the weights w and of w y by bucket, for kernels that are collision probabilities.
+
+    Their ratio is the regression. For the laplacian kernel, the share of all rows that folding
+    brings to a bucket, 2^-n_bits, is subtracted from both. Values are counted from the mean of the
+    first rows, so that little cancels.
+    """
+
+    def __init__(self, geometry, n_bits, n_hashes, seed, values):
+        super().__init__(geometry, n_bits, n_hashes, seed)
+        self.n_outputs = values.shape[1]
+        self.table = BucketTable(n_hashes, 2**n_bits, 1 + self.n_outputs, dtype=np.float64)
+        self.offset = values.mean(axis=0)
+        self.totals = np.zeros(1 + self.n_outputs)
+        self.low = np.full(self.n_outputs, np.inf)
+        self.high = -self.low
+
+    def add(self, X, weights, values):
+        weights = np.ones(len(X)) if weights is None else weights
+        columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
+        for first in range(0, len(X), CHUNK):
+            part = slice(first, first + CHUNK)
+            self.table.add(self.codes(X[part]), columns[part])
+        counted = values[weights > 0]
+        if len(counted):
+            self.low = np.minimum(self.low, counted.min(axis=0))
+            self.high = np.maximum(self.high, counted.max(axis=0))
+        self.totals = self.totals + columns.sum(axis=0)
+        self.total = float(self.totals[0])
+
+    def estimate(self, X, threads=None):
+        """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
+
+        The error by the delta method: of the mean over the hashes of A - mean * B, with A and B a
+        hash's sums of values and of weights, over that of B. Means are clipped to the range of the
+        values, in which all weighted means lie. What folding leaves of B is noise around 0: a
+        laplacian query has rows near only if B is NOISE of its standard errors above it.
+        """
+        step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
+        parts = [self._means(X[i : i + step]) for i in range(0, len(X), step)]
+        return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
+
+    def _means(self, X):
+        codes = self.codes(X).astype(np.intp)
+        each = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
+        least = LEAST * self.total
+        if self.geometry.kernel == "laplacian":
+            each = each - 2.0**-self.n_bits * self.totals
+            if self.n_hashes > 1:
+                least = np.maximum(least, NOISE * self._error(each[..., :1]))
+        sums = each.mean(axis=1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = np.where(sums[:, :1] > least, sums[:, 1:] / sums[:, :1], np.nan)
+            errors = np.full(means.shape, np.inf)
+            if self.n_hashes > 1:
+                errors = self._error(each[..., 1:] - means[:, None] * each[..., :1]) / sums[:, :1]
+        return np.clip(means, self.low - self.offset, self.high - self.offset), errors
+
+    def _error(self, of_each_hash):
+        """Standard error of the mean over the hashes."""
+        return of_each_hash.std(axis=1, ddof=1) / np.sqrt(self.n_hashes)

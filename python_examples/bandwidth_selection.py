@@ -1,0 +1,90 @@
+"""Bandwidths of a kernel density: Scott's rule, Silverman's rule and leave-one-out likelihood.
+
+Rows are drawn from clusters in 2 to 512 features. For each number of features
+`likelihood_curve` scores every bandwidth by the log-density of each row under all other rows, in
+one pass over the distances. At the end there are a table with the log-density of rows that no
+rule has seen, and a picture of the curves. Needs matplotlib and tqdm.
+"""
+
+import argparse
+import pathlib
+import time
+
+try:
+    import matplotlib
+    import numpy as np
+    from matplotlib import pyplot as plt
+    from tqdm import tqdm
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
+
+from lshkit.kde import LikelihoodCurve, LSHKernelDensity, likelihood_curve
+
+RULES = "scott", "silverman", "likelihood"
+
+
+def clusters(n: int, n_features: int) -> np.ndarray:
+    """Rows of 50 gaussian clusters, of standard deviation 0.5 and centres of 1."""
+    rng = np.random.default_rng(n_features)
+    centres = rng.normal(size=(50, n_features))
+    return centres[rng.integers(50, size=n)] + 0.5 * rng.normal(size=(n, n_features))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true", help="1,000 rows, two numbers of features")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bandwidth_selection.png"))
+    args = parser.parse_args()
+    numbers = (2, 8, 32, 128, 512)
+    if args.quick:
+        args.rows, numbers = 1000, (2, 32)
+    matplotlib.use("Agg")
+    curves, factors, table = {}, {}, []
+    for d in tqdm(numbers, desc="features"):
+        rows = clusters(args.rows + 1000, d)
+        others, rows = rows[:1000], rows[1000:]
+        start = time.perf_counter()
+        curve = likelihood_curve(rows, scale="std", random_state=0)
+        seconds = time.perf_counter() - start
+        scores = {}
+        for rule in RULES:
+            density = LSHKernelDensity(bandwidth=rule, rtol=0, random_state=0).fit(rows)
+            scores[rule] = density.score(others) / len(others)
+        curves[d], factors[d] = curve, args.rows ** (-1 / (d + 4))
+        table.append((d, factors[d], curve.best, curve.best_std, *scores.values(), seconds))
+    print(
+        "\n| features | Scott's factor | best factor | Scott | Silverman | likelihood | curve, s |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for d, factor, best, std, scott, silverman, likelihood, seconds in table:
+        row = f"| {d} | {factor:.3f} | {best:.3f} +- {std:.3f} | {scott:.2f} | {silverman:.2f} "
+        print(row + f"| {likelihood:.2f} | {seconds:.2f} |")
+    draw(curves, factors, args.out)
+    print(f"\npicture: {args.out}")
+
+
+def draw(curves: dict[int, LikelihoodCurve], factors: dict[int, float], out: pathlib.Path) -> None:
+    """A curve for each number of features, with the maximum and Scott's factor."""
+    size = 2.6 * len(curves), 2.8
+    figure, axes = plt.subplots(1, len(curves), figsize=size, layout="constrained")
+    for axis, (d, curve) in zip(axes, curves.items(), strict=True):
+        curve.plot(axis)
+        axis.axvline(factors[d], color="0.45", ls="--", lw=1, label="Scott's rule")
+        axis.axvline(curve.best, color="C1", lw=1, label="maximum")
+        # What is near the maximum: far from it the likelihood falls without bound.
+        near = np.interp(factors[d], curve.bandwidths, curve.log_likelihood)
+        depth = 1.6 * max(curve.best_log_likelihood - near, 0.05 * d)
+        low, high = curve.best_log_likelihood - depth, curve.best_log_likelihood + 0.15 * depth
+        axis.set(ylim=(low, high), title=f"{d} features", xlabel="factor of the deviations")
+        shown = curve.bandwidths[curve.log_likelihood > low]
+        axis.set_xlim(0.9 * min(shown[0], factors[d]), 1.1 * max(shown[-1], factors[d]))
+        axis.set_xscale("linear")
+        axis.set_ylabel("")
+    axes[0].set_ylabel("log-likelihood per row")
+    axes[0].legend(frameon=False, fontsize=8, loc="lower center")
+    figure.savefig(out, dpi=100)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,445 @@
+"""Bandwidths by leave-one-out likelihood, against the plain definition and against each other."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from lshkit import _C, reference
+from lshkit.kde import LSHKernelDensity, kernels, leave_one_out, likelihood_curve
+from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
+from lshkit.kde.likelihood import inclusion_chances
+
+SMOOTH = "gaussian", "exponential", "laplacian"
+DENSITIES = (*SMOOTH, *kernels.COMPACT)
+
+
+def rows_of(n, d, seed=0, dtype=np.float64):
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
+
+
+def by_definition(kernel, X, bandwidth, weights=None):
+    """log f_-i(x_i)."""
+    d = X.shape[1]
+    log_norm = kernels.log_normalizer(kernel, d) + np.log(np.broadcast_to(bandwidth, d)).sum()
+    return reference.leave_one_out(kernel, X, bandwidth, weights) - log_norm
+
+
+def holding_out_all(X, kernel, weights=None, scale=None):
+    scale = np.ones(X.shape[1]) if scale is None else scale
+    whole = LeaveOneOut(X, weights, kernel, scale, 1)
+    return whole.holding_out(np.arange(len(X)), np.ones(len(X)) if weights is None else weights)
+
+
+# --- Log-densities ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", DENSITIES)
+@pytest.mark.parametrize(("n", "d"), [(2, 1), (131, 2), (300, 33)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log_densities_are_those_of_the_definition(kernel, n, d, dtype):
+    X, weights = rows_of(n, d, dtype=dtype) + dtype(3), np.random.default_rng(1).uniform(0.1, 1, n)
+    scale = np.linspace(0.5, 2, d)
+    widths = np.array([0.1, 0.7, 2.0, 9.0])
+    left_out = holding_out_all(X, kernel, weights, scale)
+    got, _ = left_out.log_densities(widths / left_out.unit)
+    for column, width in zip(got.T, widths, strict=True):
+        wanted = by_definition(kernel, X, width * scale, weights)
+        assert np.array_equal(np.isfinite(column), np.isfinite(wanted))
+        finite = np.isfinite(wanted)
+        # TOLERANCE of a log-density in float32, and 1e-6 of it where it is large.
+        assert np.allclose(column[finite], wanted[finite], rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", SMOOTH)
+def test_slopes_are_derivatives(kernel):
+    left_out = holding_out_all(rows_of(200, 5), kernel)
+    logs, step = np.log([0.3, 0.8, 2.0]), 1e-2
+    low, _ = left_out.log_densities(np.exp(logs - step))
+    high, _ = left_out.log_densities(np.exp(logs + step))
+    _, slopes = left_out.log_densities(np.exp(logs))
+    # Central differences: the third derivative times step^2 / 6, and float32's 1e-6 / step.
+    assert np.allclose(slopes, (high - low) / (2 * step), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kernel", ("gaussian", "tophat"))
+def test_rows_in_many_parts_and_threads_give_the_same(kernel, monkeypatch):
+    X, weights = rows_of(500, 3), np.random.default_rng(1).uniform(size=500)
+    widths = np.array([0.2, 1.0])
+    whole = holding_out_all(X, kernel, weights).log_densities(widths)
+    two = LeaveOneOut(X, weights, kernel, np.ones(3), 2).holding_out(np.arange(500), weights)
+    assert np.array_equal(two.log_densities(widths)[0], whole[0])
+    monkeypatch.setattr(leave_one_out, "ROWS_AT_ONCE", 77)
+    parts = holding_out_all(X, kernel, weights).log_densities(widths)
+    for one, other in zip(parts, whole, strict=True):
+        assert np.allclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_weights_that_differ_by_30_orders_of_magnitude():
+    X, weights = rows_of(60, 2), np.logspace(-30, 0, 60)
+    got, _ = (left_out := holding_out_all(X, "gaussian", weights)).log_densities([0.5 / 2])
+    wanted = by_definition("gaussian", X, 0.5 / 2 * left_out.unit, weights)
+    assert np.allclose(got[:, 0], wanted, rtol=1e-6, atol=1e-4)
+
+
+def test_core_refuses_arrays_that_do_not_fit():
+    X, scales = rows_of(10, 3), np.ones(2)
+    arrays = dict(
+        kernel=0,
+        queries=X,
+        own=np.arange(10),
+        keys=X,
+        weights=None,
+        scales=scales,
+        nearest=np.empty(10),
+        out=np.empty((10, 2, 2)),
+    )
+    _C.leave_one_out(**arrays)
+    for name, bad in (
+        ("kernel", 3),
+        ("own", np.arange(9)),
+        ("keys", X[:, :2].copy()),
+        ("keys", X.astype(np.float32)),
+        ("weights", np.ones(9)),
+        ("scales", np.ones((2, 1))),
+        ("nearest", np.empty(9)),
+        ("out", np.empty((10, 3, 2))),
+    ):
+        with pytest.raises((ValueError, TypeError), match=name):
+            _C.leave_one_out(**(arrays | {name: bad}))
+
+
+# --- The curve ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", DENSITIES)
+def test_the_best_bandwidth_is_the_maximum(kernel):
+    X = rows_of(250, 3)
+    curve = likelihood_curve(X, kernel=kernel, n_held_out=None)
+    fine = curve.best * np.geomspace(0.8, 1.25, 9 if kernel in kernels.COMPACT else 41)
+    values = [by_definition(kernel, X, h).mean() for h in fine]
+    assert curve.best_log_likelihood >= max(values) - (0.02 if kernel in kernels.COMPACT else 1e-6)
+    if kernel in SMOOTH:
+        assert np.isclose(curve.best_log_likelihood, max(values), atol=1e-5)
+        assert np.abs(np.log(curve.best / fine[np.argmax(values)])) < 0.45 / 40 + 1e-3
+    wanted = [by_definition(kernel, X, h) for h in curve.bandwidths]
+    means = np.mean(wanted, axis=1)
+    assert np.allclose(curve.log_likelihood, means, rtol=1e-6, atol=1e-5)
+    assert np.allclose(curve.std, np.std(wanted, axis=1, ddof=1) / np.sqrt(250), rtol=1e-4)
+    assert (np.diff(curve.bandwidths) > 0).all() and np.isfinite(curve.log_likelihood).all()
+    assert curve.n_held_out == curve.n_distinct == 250
+
+
+def test_bandwidths_that_are_given():
+    X = rows_of(300, 4)
+    curve = likelihood_curve(X, [2.0, 0.1, 0.6, 0.6], n_held_out=None)
+    assert np.array_equal(curve.bandwidths, [0.1, 0.6, 2.0])
+    assert curve.best == curve.bandwidth == 0.6 and curve.best_log_likelihood == max(
+        curve.log_likelihood
+    )
+    wanted = [by_definition("gaussian", X, h).mean() for h in curve.bandwidths]
+    assert np.allclose(curve.log_likelihood, wanted, atol=1e-5)
+    for grid, word in (([0.01, 0.1], "larger"), ([3.0, 9.0], "smaller")):
+        with pytest.warns(UserWarning, match=f"grows towards {word}"):
+            assert np.isnan(likelihood_curve(X, grid).best_std)
+
+
+def test_scales_multiply_bandwidths():
+    X, scale = rows_of(200, 3) * [1, 10, 100], np.array([2.0, 9.0, 70.0])
+    for given, factors in ((scale, scale), ("std", X.std(axis=0, ddof=1)), (None, np.ones(3))):
+        curve = likelihood_curve(X, scale=given, n_held_out=None)
+        assert np.allclose(curve.bandwidth, curve.best * factors)
+        at = len(curve.bandwidths) // 2
+        wanted = by_definition("gaussian", X, curve.bandwidths[at] * factors).mean()
+        assert np.isclose(curve.log_likelihood[at], wanted, atol=1e-4)
+    assert LSHKernelDensity(bandwidth=curve.bandwidth).fit(X).bandwidth_ == curve.best
+
+
+def test_equal_rows_are_left_out_together():
+    """As rows of weight 2; where all rows come twice a likelihood would grow without bound."""
+    X = rows_of(300, 2)
+    X[0, 0] = 0.0
+    twice = np.concatenate([X, X[:150]])
+    twice[300, 0] = -0.0  # equal to 0
+    kept, weights = distinct_rows(twice, None)
+    assert len(kept) == 300 and weights.sum() == 450
+    curve = likelihood_curve(twice, n_held_out=None)
+    weighted = likelihood_curve(X, n_held_out=None, sample_weight=np.repeat([2, 1], 150))
+    # The cubic between points is right to 1e-4, and windows differ.
+    assert np.isclose(curve.best, weighted.best, rtol=1e-4) and curve.n_distinct == 300
+    assert np.isclose(curve.best_log_likelihood, weighted.best_log_likelihood)
+    repeated = likelihood_curve(np.repeat(X, 3, axis=0), n_held_out=None)
+    assert np.isclose(repeated.best, likelihood_curve(X, n_held_out=None).best, rtol=1e-4)
+    assert distinct_rows(X, None)[0] is X
+
+
+def data_sets(n):
+    rng = np.random.default_rng(5)
+    means = rng.normal(size=(50, 6))
+    clusters = means[rng.integers(50, size=n)] + 0.1 * rng.normal(size=(n, 6))
+    return {
+        "normal": rng.normal(size=(n, 6)),
+        "clusters": clusters,
+        "duplicates": np.concatenate([clusters[: n // 2], clusters[: n // 4], clusters[: n // 4]]),
+        "heavy tails": rng.standard_t(2, size=(n, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", data_sets(8))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_agree_with_all_rows_within_the_stated_error(name, weighted):
+    X = data_sets(4000)[name]
+    weights = np.random.default_rng(1).exponential(size=len(X)) if weighted else None
+    options = dict(sample_weight=weights)
+    exact = likelihood_curve(X, n_held_out=None, **options)
+    curves = [
+        likelihood_curve(X, exact.bandwidths, n_held_out=400, random_state=seed, **options)
+        for seed in range(40)
+    ]
+    off = np.array([c.log_likelihood - exact.log_likelihood for c in curves])
+    stated = np.sqrt(np.mean([c.std**2 for c in curves], axis=0))
+    # Unbiased, up to the ratio's bias of 1 / n; no larger than stated, as errors go over 40 seeds:
+    # a standard deviation of them is known to 1 / sqrt(2 * 39), four of those are 0.45.
+    assert (np.abs(off.mean(axis=0)) < 4 * stated / np.sqrt(40) + stated / 10).all()
+    assert (np.sqrt((off**2).mean(axis=0)) < 1.45 * stated).all()
+    best = [likelihood_curve(X, n_held_out=400, random_state=s, **options) for s in range(8)]
+    off = np.array([(c.best - exact.best) / c.best_std for c in best])
+    assert np.sqrt(np.mean(off**2)) < 2  # four standard errors of eight
+    lost = exact.best_log_likelihood - np.interp(
+        [c.best for c in best], exact.bandwidths, exact.log_likelihood
+    )
+    assert lost.max() < 2 * exact.std.max()
+
+
+def test_far_rows_are_all_held_out():
+    """Where one row decides on the bandwidth, a sample has it."""
+    X = rows_of(5000, 3)
+    X[17] = 1000
+    exact = likelihood_curve(X, n_held_out=None)
+    for seed in range(5):
+        sampled = likelihood_curve(X, n_held_out=300, random_state=seed)
+        assert abs(sampled.best / exact.best - 1) < 0.05
+    chances = inclusion_chances(np.array([1.0, 1.0, 2.0, 100.0]), 2)
+    assert np.allclose(chances, [0.25, 0.25, 0.5, 1.0])
+
+
+def test_stated_error_of_the_best_bandwidth_over_new_rows():
+    """Of all rows held out: the spread over data sets, four standard errors of it wide."""
+    curves = [likelihood_curve(rows_of(400, 5, seed), n_held_out=None) for seed in range(60)]
+    ratio = np.std([c.best for c in curves]) / np.median([c.best_std for c in curves])
+    # The same rows are summed too, which the error leaves out: it is an order of magnitude.
+    assert 0.5 < ratio < 1 + 4 / np.sqrt(120)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kernel", ("gaussian", "laplacian", "epanechnikov"))
+def test_curves_do_not_depend_on_units(kernel):
+    X = rows_of(200, 3)
+    plain = likelihood_curve(X, kernel=kernel, n_held_out=None)
+    for unit in (1e150, 1e-150):
+        other = likelihood_curve(X * unit, kernel=kernel, n_held_out=None)
+        assert np.isclose(other.best / unit, plain.best, rtol=1e-4)
+        log_unit = 3 * np.log(unit)
+        assert np.isclose(other.best_log_likelihood + log_unit, plain.best_log_likelihood)
+    moved = likelihood_curve(X + 1e6, kernel=kernel, n_held_out=None)
+    assert np.isclose(moved.best, plain.best, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_row_far_off():
+    X = rows_of(300, 3)
+    X[0] = 1e25  # its squares leave float32
+    for kernel in SMOOTH:
+        curve = likelihood_curve(X, kernel=kernel)
+        assert np.isfinite(curve.log_likelihood).all() and 0 < curve.best < 1e25
+
+
+def test_rows_that_all_have_others_next_to_them():
+    X = rows_of(100, 2)
+    X = np.concatenate([X, X + 1e-7])
+    curve = likelihood_curve(X, n_held_out=None)
+    assert 1e-8 < curve.best < 1e-6  # the maximum, narrow as it is
+    wide = np.concatenate([X, X + 1e-200, [[0, 0], [0, 1e-200]]])
+    assert np.isfinite(likelihood_curve(wide, n_held_out=None).log_likelihood).all()
+
+
+def test_kernels_that_end_need_a_row_within_the_bandwidth():
+    X = rows_of(200, 2)
+    isolated = holding_out_all(X, "tophat")
+    farthest = isolated.nearest().max() * isolated.unit
+    grid = [0.5 * farthest, 1.1 * farthest]
+    with pytest.warns(UserWarning, match="larger"):
+        curve = likelihood_curve(X, grid, "epanechnikov", n_held_out=None)
+    assert curve.log_likelihood[0] == -np.inf and curve.best == grid[1]
+    with pytest.raises(ValueError, match=f"above {farthest:.6g}"):
+        likelihood_curve(X, grid[:1], "linear", n_held_out=None)
+
+
+def test_bad_arguments():
+    X = rows_of(20, 2)
+    for options, message in (
+        (dict(kernel="angular"), "angular"),
+        (dict(kernel="box"), "kernel must be one of"),
+        (dict(bandwidths=[]), "bandwidths must have shape"),
+        (dict(bandwidths=[[1.0]]), "bandwidths must have shape"),
+        (dict(bandwidths=[1.0, 0.0]), "bandwidths must be finite and > 0"),
+        (dict(bandwidths=[np.nan]), "bandwidths must be finite"),
+        (dict(scale="iqr"), "scale"),
+        (dict(scale=[1.0]), "scale must have shape"),
+        (dict(scale=[1.0, -1.0]), "scale must be finite and > 0"),
+        (dict(n_held_out=1), "n_held_out"),
+        (dict(sample_weight=-np.ones(20)), "sample_weight"),
+        (dict(sample_weight=np.ones(3)), "sample_weight"),
+        (dict(sample_weight=np.eye(20)[0]), "2 rows that differ"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            likelihood_curve(X, **options)
+    for bad, message in (
+        (np.ones((9, 2)), "2 rows that differ"),
+        (X * np.nan, "NaN"),
+        (X[0], "2D"),
+        (np.r_[X, [[1e200, 0]]], "1e.150"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            likelihood_curve(bad)
+    with pytest.raises(ValueError, match="feature 1 does not"):
+        likelihood_curve(X * [1, 0], scale="std")
+    with pytest.raises(TypeError, match="bandwidths"):
+        likelihood_curve(X, ["wide"])
+
+
+def test_torch_tensors_are_rows_too():
+    torch = pytest.importorskip("torch")
+    X = rows_of(50, 2)
+    curves = [likelihood_curve(x, random_state=0) for x in (X, torch.from_numpy(X))]
+    assert curves[0].best == curves[1].best
+
+
+def test_plot():
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot as plt
+
+    curve = likelihood_curve(rows_of(50, 2))
+    axes = curve.plot()
+    assert axes is plt.gca() and axes.get_xscale() == "log"
+    assert curve.plot(plt.figure().subplots()) is not axes
+    plt.close("all")
+
+
+# --- bandwidth="likelihood" ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", DENSITIES)
+def test_rule_is_the_maximum_of_the_curve(kernel):
+    X = rows_of(200, 3, dtype=np.float32)
+    density = LSHKernelDensity(kernel, "likelihood", algorithm="brute").fit(X)
+    candidates = [likelihood_curve(X, kernel=kernel, scale=s) for s in (None, "std")]
+    best = max(candidates, key=lambda c: c.best_log_likelihood)
+    others = min(candidates, key=lambda c: c.best_log_likelihood)
+    close = best.best_log_likelihood - others.best_log_likelihood < 0.05
+    assert np.allclose(density.bandwidth_, best.bandwidth, rtol=1e-3) or (
+        close and np.allclose(density.bandwidth_, others.bandwidth, rtol=1e-3)
+    )
+
+
+def test_rule_scales_features_where_that_is_likelier():
+    X = rows_of(400, 3)
+    scaled = LSHKernelDensity(bandwidth="likelihood").fit(X * [0.01, 1, 1000])
+    ratios = scaled.bandwidth_ / X.std(axis=0) / [0.01, 1, 1000]
+    assert np.allclose(ratios, ratios[0], rtol=0.01)
+    # Features whose means differ more between clusters than others' do, and vary as much within.
+    means = np.random.default_rng(0).normal(size=(20, 3)) * [1, 10, 100]
+    clusters = means[np.arange(400) % 20] + 0.3 * X
+    assert np.ndim(LSHKernelDensity(bandwidth="likelihood").fit(clusters).bandwidth_) == 0
+    # A feature that never varies has no standard deviation to multiply.
+    assert np.ndim(LSHKernelDensity(bandwidth="likelihood").fit(X * [1, 1, 0]).bandwidth_) == 0
+
+
+@pytest.mark.parametrize("d", [2, 32, 512])
+def test_rule_predicts_other_rows_better_than_scotts(d):
+    rng = np.random.default_rng(d)
+    means = 1.5 * rng.normal(size=(20, d))
+    X = means[rng.integers(20, size=1500)] + rng.normal(size=(1500, d))
+    rows, others = X[:1000], X[1000:]
+    scores = {
+        rule: LSHKernelDensity(bandwidth=rule, rtol=0).fit(rows).score_samples(others)
+        for rule in ("scott", "silverman", "likelihood")
+    }
+    for rule in ("scott", "silverman"):
+        gain = scores["likelihood"] - scores[rule]
+        error = gain.std() / np.sqrt(500)
+        # In 2 dimensions as good, in 32 and 512 better: by 1.3 and 30 nats.
+        assert gain.mean() > (4 if d > 2 else -4) * error
+
+
+def test_rule_in_pipelines_grid_searches_and_set_params():
+    X = rows_of(300, 4)
+    pipeline = make_pipeline(StandardScaler(), LSHKernelDensity(algorithm="brute"))
+    pipeline.set_params(lshkerneldensity__bandwidth="likelihood").fit(X)
+    assert 0.4 < pipeline[-1].bandwidth_.mean() if np.ndim(pipeline[-1].bandwidth_) else True
+    grid = {"bandwidth": ["scott", "likelihood", 1e-3]}
+    search = GridSearchCV(LSHKernelDensity(algorithm="brute"), grid, cv=3).fit(X)
+    assert search.best_params_["bandwidth"] in ("scott", "likelihood")
+    curve = likelihood_curve(X)
+    scores = GridSearchCV(
+        LSHKernelDensity(algorithm="brute"), {"bandwidth": curve.best * np.geomspace(0.3, 3, 9)}
+    ).fit(X)
+    assert 0.7 < scores.best_params_["bandwidth"] / curve.best < 1.4  # a step of that grid
+
+
+def test_rule_with_stored_rows_sees_all_of_them():
+    X, weights = rows_of(500, 3), np.random.default_rng(2).uniform(size=500)
+    options = dict(bandwidth="likelihood", random_state=0)
+    whole = LSHKernelDensity(**options).fit(X, sample_weight=weights)
+    parts = LSHKernelDensity(**options)
+    for part in (slice(0, 100), slice(100, 500)):
+        parts.partial_fit(X[part], sample_weight=weights[part])
+    assert np.array_equal(parts.bandwidth_, whole.bandwidth_)
+    merged = LSHKernelDensity(**options).fit(X[:100], sample_weight=weights[:100])
+    merged.merge(LSHKernelDensity(**options).fit(X[100:], sample_weight=weights[100:]))
+    assert np.array_equal(merged.bandwidth_, whole.bandwidth_)
+
+
+def test_rule_of_a_sketch_takes_its_first_rows(tmp_path):
+    X = rows_of(400, 3)
+    options = dict(kernel="laplacian", bandwidth="likelihood", random_state=0)
+    first = LSHKernelDensity(**options).fit(X[:100]).bandwidth_
+    sketch = LSHKernelDensity(**options, algorithm="bucket_sum").partial_fit(X[:100])
+    assert np.array_equal(sketch.partial_fit(X[100:]).bandwidth_, first)
+    sketch.save(tmp_path / "sketch.npz")
+    assert np.array_equal(LSHKernelDensity.load(tmp_path / "sketch.npz").bandwidth_, first)
+
+
+def test_rule_is_saved_with_its_bandwidth(tmp_path, monkeypatch):
+    density = LSHKernelDensity(bandwidth="likelihood", random_state=0).fit(rows_of(300, 3))
+    density.save(tmp_path / "density.npz")
+    loaded = LSHKernelDensity.load(tmp_path / "density.npz")
+    assert loaded.bandwidth == "likelihood"
+    assert np.array_equal(loaded.bandwidth_, density.bandwidth_)
+    more = [x.partial_fit(5 + rows_of(200, 3, 1)) for x in (density, loaded)]
+    assert np.array_equal(more[0].bandwidth_, more[1].bandwidth_)
+
+
+def test_rule_gives_the_same_bits_at_any_number_of_threads():
+    X = rows_of(3000, 4)
+    found = [
+        LSHKernelDensity(bandwidth="likelihood", random_state=1, n_jobs=n).fit(X).bandwidth_
+        for n in (1, 2)
+    ]
+    assert np.array_equal(*found)
+
+
+def test_rule_that_cannot_be_leaves_nothing_behind():
+    density = LSHKernelDensity(bandwidth="likelihood")
+    for rows, weights in ((np.ones((5, 2)), None), (np.eye(2), [1, 0]), (np.ones((1, 2)), None)):
+        with pytest.raises(ValueError, match="at least 2 rows that differ"):
+            density.fit(rows, sample_weight=weights)
+        assert not hasattr(density, "n_samples_seen_")
+    with pytest.raises(ValueError, match="n_bits is its width"):
+        LSHKernelDensity("angular", "likelihood").fit(np.eye(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert density.fit(np.array([[0.0], [1.0]])).bandwidth_ > 0
