@@ -35,8 +35,10 @@ _NAMES = {
         "attention",
     ),
     **dict.fromkeys(
-        ("LSHKernelDensity", "LSHKernelRegressor", "likelihood_curve", "two_sample_test"), "kde"
+        ("LSHKernelDensity", "LSHKernelRegressor", "LSHOutlierDetector"),
+        "kde",
     ),
+    **dict.fromkeys(("likelihood_curve", "two_sample_test"), "kde"),
     **dict.fromkeys(("LSHSampler", "PartitionSampler", "SampledSoftmaxLoss"), "sampling"),
 }
 _OF_TORCH = "attention", "torch_ops", "SampledSoftmaxLoss"  # and what is imported from them

@@ -6,8 +6,9 @@ import numpy as np
 
 from lshkit.kde.deviations import effective_rows, standard_deviations
 from lshkit.kde.likelihood import of_largest_likelihood
+from lshkit.kde.neighbors import of_neighbors
 
-RULES = ("scott", "silverman", "likelihood")
+RULES = ("scott", "silverman", "likelihood", "neighbors")
 
 
 def check(bandwidth, n_features, kernel):
@@ -15,8 +16,8 @@ def check(bandwidth, n_features, kernel):
     if isinstance(bandwidth, str):
         if bandwidth not in RULES:
             raise ValueError(
-                f"bandwidth must be a number > 0, one for each feature, 'scott', 'silverman' or "
-                f"'likelihood', got {bandwidth!r}"
+                f"bandwidth must be a number > 0, one for each feature, 'scott', 'silverman', "
+                f"'likelihood' or 'neighbors', got {bandwidth!r}"
             )
         if kernel == "angular":
             raise ValueError("bandwidth must be 1.0 for the angular kernel: n_bits is its width")
@@ -51,6 +52,10 @@ def check(bandwidth, n_features, kernel):
 
 def check_rows(name, X, weights):
     """ValueError where a rule cannot give bandwidths for rows."""
+    if name == "neighbors":
+        if effective_rows(X, weights) <= 1 + 1e-9:
+            raise ValueError(f"bandwidth={name!r} needs at least 2 rows (n_samples = {len(X)})")
+        return
     if name != "likelihood":
         of_deviations(name, X, weights)
         return
@@ -61,11 +66,13 @@ def check_rows(name, X, weights):
         )
 
 
-def rule(name, kernel, X, weights, seed, threads):
+def rule(name, kernel, X, weights, seed, threads, sketch=False):
     """The rule's bandwidths, float64 `(n_features,)`; ValueError as `check_rows`."""
-    if name != "likelihood":
+    if name in ("scott", "silverman"):
         return of_deviations(name, X, weights)
     check_rows(name, X, weights)
+    if name == "neighbors":
+        return of_neighbors(kernel, X, weights, sketch)
     return of_largest_likelihood(kernel, X, weights, seed, threads)
 
 

@@ -40,10 +40,12 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         With r the distance over the bandwidth: "gaussian" exp(-r^2 / 2), "exponential" exp(-r),
         "laplacian" exp(-r) with the L1 distance, "angular" (1 - angle / pi)^n_bits, and those that
         are 0 from r = 1 on: "tophat", "epanechnikov", "linear", "cosine".
-    bandwidth : float, array `(n_features,)`, "scott", "silverman" or "likelihood"
+    bandwidth : float, array `(n_features,)`, "scott", "silverman", "likelihood" or "neighbors"
         The first two rules take each feature's standard deviation times scipy's factor.
         "likelihood" maximises the leave-one-out likelihood (`likelihood_curve`, docs/bandwidths.md)
-        over one number for all features and one number times the standard deviations. 1.0 for the
+        over one number for all features and one number times the standard deviations. "neighbors"
+        multiplies these by the width at which a median row has effectively 5 neighbors, (sum k)^2 /
+        sum k^2 (of a sketch, at which the median kernel mean is 0.05). 1.0 for the
         angular kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
@@ -199,7 +201,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     def _add_to_sketch(self, X, weights, widths, n_bits):
         if self._kde_sketch is None:
             if isinstance(widths, str):
-                widths = self._by_rule(widths, X, weights)
+                widths = self._by_rule(widths, X, weights, sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
             window = self.sliding_window, self.sliding_window_error
@@ -211,9 +213,9 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_sketch.add(X, weights)
         self.n_samples_seen_ = self._kde_sketch.n_rows
 
-    def _by_rule(self, rule, X, weights):
+    def _by_rule(self, rule, X, weights, sketch=False):
         threads = effective_n_jobs(self.n_jobs)
-        return bandwidths.rule(rule, self.kernel, X, weights, self._kde_seed, threads)
+        return bandwidths.rule(rule, self.kernel, X, weights, self._kde_seed, threads, sketch)
 
     def partial_unfit(self, X, sample_weight=None):
         """Removes rows that were fitted, with their weights; "bucket_sum" only.

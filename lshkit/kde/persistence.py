@@ -1,6 +1,7 @@
 """Files of LSHKernelDensity: what is in them, and whether it makes an estimator."""
 
 import math
+import numbers
 import threading
 
 import numpy as np
@@ -15,12 +16,44 @@ from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
 
 KIND, VERSION = "LSHKernelDensity", 1
+DETECTOR = "LSHOutlierDetector"
+KEPT = "detector.rows", "detector.keys"  # of a sketch
 
 
 # --- Writing ------------------------------------------------------------------------------------
 
 
 def save(estimator, file):
+    archive.write(file, KIND, VERSION, *_contents(estimator))
+
+
+def save_detector(detector, file):
+    """A file of an LSHOutlierDetector: its density's, and what it found out about the rows."""
+    density, arrays = _contents(detector.density_)
+    offset, scores, _ = detector._prepare()
+    header = {"density": density, "offset": offset, "contamination": detector.contamination}
+    own = {"n_jobs": detector.n_jobs}
+    if isinstance(detector.random_state, numbers.Integral):
+        own["random_state"] = int(detector.random_state)
+    header["parameters"] = own
+    if hasattr(detector, "feature_names_in_"):
+        arrays["detector.feature_names"] = _joined(detector.feature_names_in_)
+    arrays["detector.scores"] = scores
+    if detector._kept is not None:
+        header["n_added"] = detector._n_added
+        arrays |= dict(zip(KEPT, detector._kept, strict=True))
+    archive.write(file, DETECTOR, VERSION, header, arrays)
+
+
+def _joined(feature_names):
+    names = "\0".join(str(x) for x in feature_names)
+    if names.count("\0") != len(feature_names) - 1:
+        raise ValueError("a feature name with a NUL character cannot be saved")
+    return np.frombuffer(names.encode(), np.uint8)
+
+
+def _contents(estimator):
+    """Header and arrays of an LSHKernelDensity's file."""
     header = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)
@@ -33,15 +66,12 @@ def save(estimator, file):
         else:
             header["parameters"][name] = value.item() if isinstance(value, np.generic) else value
     if hasattr(estimator, "feature_names_in_"):
-        names = "\0".join(str(x) for x in estimator.feature_names_in_)
-        if names.count("\0") != header["n_features"] - 1:
-            raise ValueError("a feature name with a NUL character cannot be saved")
-        arrays["feature_names"] = np.frombuffer(names.encode(), np.uint8)
+        arrays["feature_names"] = _joined(estimator.feature_names_in_)
     if estimator._kde_sketch is None:
         _save_rows(estimator, header, arrays)
     else:
         _save_sketch(estimator._kde_sketch, header, arrays)
-    archive.write(file, KIND, VERSION, header, arrays)
+    return header, arrays
 
 
 def _save_rows(estimator, header, arrays):
@@ -74,6 +104,43 @@ def load(cls, file):
         return _restore(cls, stored)
 
 
+class _DensityOf:
+    """The density in a detector's archive: what `_restore` reads. The rest is in `own`."""
+
+    def __init__(self, stored, expected):
+        self.header, self.stored, self.expected = stored.header["density"], stored, expected
+        self.arrays = {k: x for k, x in stored.arrays.items() if k not in expected}
+
+    def read(self, expected):
+        arrays = self.stored.read(expected | self.expected)
+        self.own = {name: arrays.pop(name) for name in self.expected}
+        return arrays
+
+
+def load_detector(cls, density_class, file):
+    with archive.opened(file, DETECTOR, VERSION) as stored:
+        header, expected = stored.header, {"detector.scores": (("<f8",), None)}
+        if "detector.feature_names" in stored.arrays:
+            expected["detector.feature_names"] = (("|u1",), None)
+        if "n_added" in header:
+            expected |= {name: (archive.FLOATS, None) for name in KEPT}
+        part = _DensityOf(stored, expected)
+        density = _restore(density_class, part)
+        detector = cls(contamination=header["contamination"], **header["parameters"])
+        detector._restore(density, header, part.own)
+        if "detector.feature_names" in part.own:
+            names = part.own["detector.feature_names"]
+            detector.feature_names_in_ = _split(names, density.n_features_in_)
+        return detector
+
+
+def _split(names, n_features):
+    names = names.tobytes()
+    if names.count(b"\0") != n_features - 1:
+        raise ValueError(f"feature_names must have {n_features} names")
+    return np.array(names.decode().split("\0"), object)
+
+
 def _restore(cls, stored):
     header = stored.header
     n = checks.integer("n_samples_seen", header["n_samples_seen"], 0, 2**63 - 1)
@@ -96,10 +163,7 @@ def _restore(cls, stored):
     estimator._kde_lock = threading.RLock()
     estimator.n_features_in_, estimator.n_samples_seen_ = d, n
     if "feature_names" in arrays:
-        names = arrays["feature_names"].tobytes()
-        if names.count(b"\0") != d - 1:
-            raise ValueError(f"feature_names must have {d} names")
-        estimator.feature_names_in_ = np.array(names.decode().split("\0"), object)
+        estimator.feature_names_in_ = _split(arrays["feature_names"], d)
     if "sketch" in header:
         _restore_sketch(estimator, header, arrays)
         return estimator

@@ -29,6 +29,10 @@ class Sums:
     def zeros(cls, n):
         return cls(np.full(n, -np.inf), np.zeros(n), np.zeros(n))
 
+    @classmethod
+    def joined(cls, parts):
+        return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in SUMS))
+
     def __add__(self, other):
         shift = np.maximum(self.shift, other.shift)
         finite = np.maximum(shift, LOWEST)  # so that the factor of a shift of -inf is 0
@@ -47,6 +51,13 @@ class Sums:
 
     def __getitem__(self, index):
         return Sums(self.shift[index], self.total[index], self.squares[index])
+
+    def __setitem__(self, index, part):
+        for name in SUMS:
+            getattr(self, name)[index] = getattr(part, name)
+
+
+SUMS = "shift", "total", "squares"
 
 
 class Geometry:

@@ -9,6 +9,7 @@ for package in ("torch", "PIL", "threadpoolctl"):
     pytest.importorskip(package)
 
 KDE, SAMPLING = "benchmarks.density.kde", "benchmarks.density.sampling"
+OUTLIERS = "benchmarks.density.outliers"
 STREAMS = "benchmarks.density.streams"
 ERRORS = "benchmarks.density.errors"
 BANDWIDTHS = "benchmarks.density.bandwidths"
@@ -93,6 +94,22 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
     printed = run(SAMPLING, "--tables", "--json", path)
     assert printed.returncode == 0
     assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())
+
+
+def test_outlier_benchmark_writes_its_sections(tmp_path):
+    path = tmp_path / "new" / "outliers.json"
+    done = run(OUTLIERS, "--quick", "--sections", "exact", "times", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())
+    assert {"scikit-learn", "pyod", "pysad"} == results["packages"].keys()
+    for found in results["exact"]["results"].values():
+        assert found["auto"] == pytest.approx(found["brute"], abs=0.05)
+    times = results["times"]["results"]
+    assert {"lshkit", "IsolationForest", "LOF"} <= times["seconds"].keys()
+    assert times["over sklearn"].keys() == {"exact", "rtol=0.1"}
+    printed = run(OUTLIERS, "--tables", "--json", path)
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.strip() in done.stdout
 
 
 def test_streams_benchmark_writes_its_sections(tmp_path):

@@ -6,8 +6,8 @@ from cases.commands import PNG_SIGNATURE, ROOT, run
 EXAMPLES = {
     "kde_vs_sklearn": ("scikit-learn, rtol 0.1", "lshkit, auto"),
     "streaming_density": ("| half-life 2,773 | 64 |", "bit for bit | True"),
+    "outlier_detection": ("novel digit", "| 1 |"),
     "bandwidth_selection": ("Scott's factor", "| 32 |"),
-    "novelty_detection": ("novel digit", "| 1 |"),
     "kernel_regression": ("beyond 3 stated", "| sketch |"),
     "two_sample_test": ("share of 9s", "| bucket sums, 500 rows |"),
 }

@@ -1,0 +1,227 @@
+"""Kernel means of the rows that were fitted, each without itself.
+
+A row's own kernel is 1, in high dimensions more than that of all others together: taking it out of
+a sum leaves rounding. So it is never added. Rows are treated in blocks: what lies outside a block
+is left to the method (a sample of it, or its near rows and a sample), what lies inside is summed
+exactly, by halves, down to leaves of 32 rows of which every pair but a row with itself is listed.
+"""
+
+import copy
+
+import numpy as np
+
+from lshkit.buckets import pair_distances
+from lshkit.kde.hashed import sums_of_pairs
+from lshkit.kde.near_far import NearFar
+from lshkit.kde.random_sampling import RandomSampling
+from lshkit.kde.sketch import SketchedRows
+from lshkit.kde.sums import BLOCK, EXACT, Sums
+
+LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
+QUERIES = 8192  # of a call
+VALUES = {  # of compact kernels at distances below 1
+    "tophat": np.ones_like,
+    "epanechnikov": lambda r: 1 - r**2,
+    "linear": lambda r: 1 - r,
+    "cosine": lambda r: np.cos(np.pi / 2 * r),
+}
+N_BLOCKS = 256  # of the rows of a sampled method
+
+
+def log_means_of_rows(method, threads):
+    """log of the kernel mean of every row of `method.training` over the others, `(n_rows,)`.
+
+    As accurate as the method; exact for those that cannot leave a row out ("hbe"). -inf where the
+    others add up to 0.
+    """
+    training = method.training
+    n, weights = len(training.X), training.weights
+    own = np.ones(n) if weights is None else weights
+    if isinstance(method, SketchedRows):
+        rows, order = method.permuted.rows, method.permuted.order
+        mean = method.sampled(rows, threads, with_error=False).mean
+        return _in_order(log_without_own(mean, training.total, own[order]), order)
+    if isinstance(method, (RandomSampling, NearFar)):
+        order = method.permuted.order
+        sums = _sampled(method, threads)
+        return _in_order(sums.log() - _log_rest(training.total, own[order]), order)
+    return _within(_RowsAsGiven(training), 0, n, threads).log() - _log_rest(training.total, own)
+
+
+def log_without_own(mean, total, own):
+    """log of means over rows of weight `total` without the rows' own weights, whose kernel is 1.
+
+    For sketches, whose sums have no rounding; -inf where nothing is left.
+    """
+    rest = mean * total - own
+    rest[rest < 1e-9 * total * mean] = 0
+    with np.errstate(divide="ignore"):
+        return np.log(rest) - _log_rest(total, own)
+
+
+def _log_rest(total, own):
+    with np.errstate(divide="ignore"):
+        return np.log(np.maximum(total - own, 0))
+
+
+def _in_order(x, order):
+    out = np.empty(len(x))
+    out[order] = x
+    return out
+
+
+# --- Sampled methods ----------------------------------------------------------------------------
+
+
+def _sampled(method, threads):
+    """`Sums` over the other rows for each of the permuted rows."""
+    permuted = method.permuted
+    n = len(permuted)
+    size = -(-n // (N_BLOCKS * BLOCK)) * BLOCK
+    keys, parts = _PermutedRows(permuted), []
+    for first in range(0, n, size):
+        last = min(first + size, n)
+        outside = _without(method, first, last)
+        got = outside.sampled(keys.queries(first, last), threads, with_error=False)
+        rest = Sums(got.shift, got.mean * method.training.total, np.zeros(last - first))
+        parts.append(rest + _within(keys, first, last, threads))
+    return Sums.joined(parts)
+
+
+def _without(method, first, last):
+    """The method as of the permuted rows without those from `first` to `last`."""
+    method = copy.copy(method)
+    method.permuted = _WithoutBlock(method.permuted, first, last)
+    if isinstance(method, NearFar):
+        method.near = _NearWithoutBlock(method)
+    return method
+
+
+class _WithoutBlock:
+    """`PermutedRows` without those from `first` to `last`: later ones move up."""
+
+    def __init__(self, permuted, first, last):
+        self.permuted, self.first, self.last = permuted, first, last
+
+    def __len__(self):
+        return len(self.permuted) - (self.last - self.first)
+
+    def sums(self, queries, first, last, threads):
+        size, parts = self.last - self.first, []
+        if first < self.first or first == last:
+            parts.append((first, min(last, self.first)))
+        if last > self.first:
+            parts.append((max(first, self.first) + size, last + size))
+        parts = [self.permuted.sums(queries, *part, threads) for part in parts]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+class _NearWithoutBlock:
+    """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
+
+    def __init__(self, method):
+        self.method, self.rows = method, method.permuted
+
+    def __call__(self, queries, stops, threads):
+        first, last = self.rows.first, self.rows.last
+        size = last - first
+        moved = {stop if stop <= first else stop + size for stop in stops}
+        moved = sorted(moved | {first, last} - {0})
+        parts, part_counts = NearFar.near(self.method, queries, moved, threads)
+        sums = [Sums.zeros(len(queries)) for _ in stops]
+        counts = np.zeros((len(queries), len(stops)))
+        for part, count, stop in zip(parts, part_counts.T, moved, strict=True):
+            if not first < stop <= last:
+                k = np.searchsorted(stops, stop if stop <= first else stop - size)
+                sums[k] += part
+                counts[:, k] += count
+        return sums, counts
+
+
+# --- Exact sums ---------------------------------------------------------------------------------
+
+
+class _RowsAsGiven:
+    """Rows of a training in their order."""
+
+    def __init__(self, training):
+        self.training, self.geometry, self.weights = training, training.geometry, training.weights
+
+    def queries(self, first, last):
+        return self.geometry.scale(self.training.X[first:last])
+
+    def given(self, first, last):
+        rows, widths = np.asarray(self.training.X[first:last], np.float64), self.geometry.widths
+        return rows if widths is None else rows / widths
+
+    def sums_of(self, start, stop, first, last, threads):
+        """Sums of the rows from start to stop over those from first to last."""
+        training = self.training
+        weights = None if self.weights is None else self.weights[first:last]
+        options = dict(scaled=False, tolerance=EXACT, reach=training.reach, threads=threads)
+        rows, given = training.X[first:last], training.X[start:stop]
+        return self.geometry.sums(self.queries(start, stop), rows, weights, given=given, **options)
+
+
+class _PermutedRows:
+    """Rows of a `PermutedRows`."""
+
+    def __init__(self, permuted):
+        self.geometry, self.weights = permuted.training.geometry, permuted.weights
+        self.permuted = permuted
+
+    def queries(self, first, last):
+        return np.asarray(self.permuted.rows[first:last], np.float64)
+
+    def sums_of(self, start, stop, first, last, threads):
+        return self.permuted.sums(self.queries(start, stop), first, last, threads)
+
+
+def _within(keys, first, last, threads):
+    """`Sums` for each of the rows from `first` to `last` over the others of them."""
+    parts = [
+        _leaves(keys, low, min(low + LEAF * LEAVES, last))
+        for low in range(first, last, LEAF * LEAVES)
+    ]
+    sums = Sums.joined(parts)
+    size = LEAF
+    while size < last - first:
+        for low in range(first, last - size, 2 * size):
+            middle, high = low + size, min(low + 2 * size, last)
+            for a, b, c, d in ((low, middle, middle, high), (middle, high, low, middle)):
+                for start in range(a, b, QUERIES):
+                    stop = min(start + QUERIES, b)
+                    some = slice(start - first, stop - first)
+                    sums[some] += keys.sums_of(start, stop, c, d, threads)
+        size *= 2
+    return sums
+
+
+def _leaves(keys, first, last):
+    """`Sums` for each row over the others of its leaf."""
+    n = last - first
+    ends = np.minimum((np.arange(n) // LEAF + 1) * LEAF, n)
+    starts = np.arange(n) // LEAF * LEAF
+    indptr = np.concatenate([[0], np.cumsum(ends - starts)])
+    rows = np.repeat(np.arange(n), ends - starts)
+    others = np.arange(indptr[-1]) - indptr[rows] + starts[rows]
+    kept = others != rows
+    indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
+    scaled, kernel = keys.queries(first, last), keys.geometry.kernel
+    if kernel in VALUES:  # their edge is decided by rows as given
+        scaled = keys.given(first, last)
+    distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
+    if kernel == "angular":
+        distances = 2 * np.arcsin(np.minimum(np.sqrt(distances) / 2, 1))
+    elif kernel != "laplacian":
+        distances = np.sqrt(distances)
+    weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
+    if kernel in VALUES:
+        edge = keys.geometry.edge
+        inside = distances < edge
+        logs = np.full(len(distances), -np.inf)
+        logs[inside] = np.log(VALUES[kernel](distances[inside] / edge))
+    else:
+        logs = keys.geometry.log_kernel(distances)
+    none = np.isneginf(logs)  # of compact kernels
+    return sums_of_pairs(indptr, np.where(none, -745.0, logs), np.where(none, 0.0, weights))

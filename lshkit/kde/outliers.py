@@ -1,0 +1,301 @@
+"""`LSHOutlierDetector`: outliers and novelties by their density."""
+
+import math
+import numbers
+import threading
+
+import numpy as np
+from sklearn.base import BaseEstimator, OutlierMixin, clone
+from sklearn.utils.validation import check_is_fitted
+
+from lshkit import checks
+from lshkit.kde import persistence
+from lshkit.kde.arguments import as_queries, as_rows
+from lshkit.kde.estimator import LSHKernelDensity
+from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
+from lshkit.kde.known_rows import KnownRows
+
+FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
+N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
+LEAST = float(np.finfo(np.float32).min)  # in the place of the logarithm of 0: scores are finite
+
+
+class LSHOutlierDetector(OutlierMixin, BaseEstimator):
+    """Outlier and novelty detection by kernel density, with the interface of IsolationForest.
+
+    The score of a row is the log of the mean of the kernel between it and the fitted rows: at most
+    0, low for outliers. A fitted row is scored without itself (leave-one-out); otherwise each would
+    be a neighbor of its own, and rows that were not fitted would all look like outliers beside
+    them. See docs/outliers.md for measurements.
+
+    Parameters
+    ----------
+    density : LSHKernelDensity, optional
+        The density, cloned by `fit`; default ``LSHKernelDensity(bandwidth="neighbors")``. With
+        algorithm="bucket_sum" the detector stores a sketch and 4,096 rows instead of all rows.
+    contamination : "auto" or float in (0, 0.5]
+        The share of outliers in the fitted rows, which sets the threshold `offset_`. "auto": the
+        lower quartile of the fitted rows' scores less 1.5 times their interquartile range, as in a
+        box plot.
+    random_state, n_jobs
+        Of the density; None leaves the density's own.
+
+    Attributes
+    ----------
+    density_ : LSHKernelDensity
+        The fitted density, with normalize=False.
+    offset_ : float
+        `decision_function` is `score_samples` minus it.
+    n_features_in_ : int
+    feature_names_in_ : array `(n_features,)`, where X had names
+
+    Notes
+    -----
+    Fitted rows are recognised by their values: a row equal to a fitted one is scored without that
+    one, also by `predict`, so ``fit_predict(X)`` equals ``fit(X).predict(X)``. All other rows are
+    scored against all fitted rows. Equal rows have the score of the first of them. Where the
+    density is a sketch, `fit_predict` leaves every row out, and `predict` the 4,096 that are kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from lshkit.kde import LSHOutlierDetector
+    >>> X = np.r_[np.random.default_rng(0).normal(size=(500, 4)), np.full((1, 4), 6.0)]
+    >>> detector = LSHOutlierDetector(contamination=0.01).fit(X)
+    >>> detector.predict(np.array([[0.0] * 4, [7.0] * 4]))
+    array([ 1, -1])
+    """
+
+    def __init__(self, density=None, *, contamination="auto", random_state=None, n_jobs=None):
+        self.density = density
+        self.contamination = contamination
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    # ---- fitting ----
+
+    def fit(self, X, y=None):
+        """Fits the rows X `(n_samples, n_features)`, outliers among them or not. Returns self.
+
+        y is ignored. ValueError for fewer than 2 rows, and as `LSHKernelDensity.fit`.
+        """
+        self._add(X, first=True)
+        self._prepare()
+        return self
+
+    def partial_fit(self, X, y=None):
+        """Adds rows; returns self. Sketches do so in constant memory.
+
+        The threshold is computed when it is next asked for: from all rows, or, where the density is
+        a sketch, from a random sample of 4,096 of them (the last, where the sketch forgets).
+        """
+        self._add(X, first=not self.__sklearn_is_fitted__())
+        return self
+
+    def _add(self, X, first):
+        check_contamination(self.contamination)
+        density = self._new_density() if first else self.density_
+        X = as_rows(self, X, first, density.kernel)
+        density.partial_fit(X)
+        if first:
+            self.density_, self._lock, self._kept = density, threading.RLock(), None
+        if self._is_sketch():
+            self._keep(X)
+        self._prepared = None
+
+    def _new_density(self):
+        density = self.density
+        if density is None:
+            density = LSHKernelDensity(bandwidth="neighbors")
+        elif not isinstance(density, LSHKernelDensity):
+            raise TypeError(f"density must be an LSHKernelDensity, got {type(density).__name__}")
+        given = {"random_state": self.random_state, "n_jobs": self.n_jobs}
+        given = {name: value for name, value in given.items() if value is not None}
+        return clone(density).set_params(normalize=False, **given)
+
+    def _is_sketch(self):
+        return self.density_.algorithm == "bucket_sum"
+
+    def _keep(self, X):
+        """Keeps the rows with the largest keys: random ones, or numbers that count the rows."""
+        density, kept = self.density_, N_KEPT
+        rows, keys = self._kept or (X[:0], np.zeros(0))
+        first = 0 if self._kept is None else self._n_added
+        self._n_added = first + len(X)
+        if density.sliding_window is None and density.half_life is None:
+            new = np.random.default_rng([density._kde_seed, 6, first]).random(len(X))
+        else:
+            new = first + np.arange(len(X), dtype=np.float64)
+            kept = min(kept, density.sliding_window or kept)
+        rows, keys = np.concatenate([rows, X]), np.concatenate([keys, new])
+        if len(keys) > kept:
+            largest = np.sort(np.argpartition(keys, -kept)[-kept:])
+            rows, keys = rows[largest], keys[largest]
+        self._kept = rows, keys
+
+    def _prepare(self):
+        """Threshold, and of rows their scores and their index; computed when there are none."""
+        check_is_fitted(self)
+        prepared = self._prepared
+        if prepared is None:
+            with self._lock:
+                prepared = self._prepared
+                if prepared is None:
+                    prepared = self._prepared = self._make()
+        return prepared
+
+    def _make(self):
+        if self.density_.n_samples_seen_ < 2:
+            raise ValueError("X must have at least 2 rows, got n_samples = 1: others score a row")
+        if self._is_sketch():
+            scores = self._without_own(*self._kept)
+        else:
+            density = self.density_
+            method = density._method
+            with density._hashing_threads() as threads:
+                scores = np.maximum(log_means_of_rows(method, threads), LEAST)
+        known = KnownRows(self._known_rows())
+        scores = scores[known.find(*[self._known_rows()] * 2)]
+        return threshold(scores, self.contamination), scores, known
+
+    def _known_rows(self):
+        return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
+
+    def _without_own(self, X, arrivals):
+        """Scores of rows that a sketch holds, each without itself.
+
+        arrivals: the number of rows before each; only where the sketch has a half-life.
+        """
+        mean = self.density_.kernel_mean(np.asarray(X, np.float64))
+        own = np.full(len(X), self._unit())
+        if self.density_.half_life is not None:
+            own *= np.exp2((arrivals - (self._n_added - 1)) / self.density_.half_life)
+        logs = log_without_own(mean, self.density_._kde_sketch.total, own)
+        return np.maximum(logs, self._least())
+
+    def _unit(self):
+        """The weight of the newest row in a sketch."""
+        if self.density_.half_life is None:
+            return 1.0
+        return 2.0 ** ((self.density_._kde_sketch.forgetting.place - 1) / self.density_.half_life)
+
+    def _least(self):
+        """The least score: of a sketch half of what one row adds in one hash."""
+        if not self._is_sketch():
+            return LEAST
+        sketch = self.density_._kde_sketch
+        return -math.log(2 * sketch.n_hashes * max(sketch.total / self._unit(), 1.0))
+
+    @property
+    def offset_(self):
+        """The threshold."""
+        return self._prepare()[0]
+
+    # ---- queries ----
+
+    def score_samples(self, X):
+        """log of the kernel mean of each row of X `(n_samples, n_features)`; float64, finite.
+
+        The lower, the more of an outlier. Fitted rows are scored without themselves.
+        """
+        check_is_fitted(self)
+        _, known_scores, known = self._prepare()
+        X = np.asarray(as_queries(self, X, self.density_.kernel), np.float64)
+        scores = np.maximum(self.density_.score_samples(X), self._least())
+        rows = known.find(X, self._known_rows())
+        return np.where(rows >= 0, known_scores[rows], scores)
+
+    def decision_function(self, X):
+        """`score_samples` minus `offset_`: negative for outliers."""
+        return self.score_samples(X) - self.offset_
+
+    def predict(self, X):
+        """-1 for outliers and 1 for inliers, `(n_samples,)` int64."""
+        return np.where(self.decision_function(X) < 0, -1, 1)
+
+    def fit_predict(self, X, y=None):
+        """Fits X and returns -1 for its outliers, each judged by the other rows, and 1 for others.
+
+        The same as ``fit(X).predict(X)``, but a sketch leaves out every row, known or not.
+        """
+        self.fit(X)
+        return np.where(self._scores_of_fitted(X) < self.offset_, -1, 1)
+
+    def _scores_of_fitted(self, X):
+        """Scores of the rows X that `fit` was last given, each without itself; `(n_samples,)`."""
+        _, scores, _ = self._prepare()
+        if not self._is_sketch() or len(scores) == self._n_added:
+            return scores
+        X = as_rows(self, X, False, self.density_.kernel)
+        arrivals = np.arange(self._n_added - len(X), self._n_added)
+        scores, window = self._without_own(X, arrivals), self.density_.sliding_window
+        if window is not None and window < len(X):  # rows that are forgotten again
+            scores[:-window] = self.score_samples(X[:-window])
+        return scores
+
+    # ---- persistence ----
+
+    def save(self, file):
+        """Writes the detector to an .npz file, without pickle; see `LSHKernelDensity.save`."""
+        self._prepare()
+        persistence.save_detector(self, file)
+
+    @classmethod
+    def load(cls, file):
+        """Reads a detector written by `save`; ValueError for other files."""
+        return persistence.load_detector(cls, LSHKernelDensity, file)
+
+    def _restore(self, density, header, arrays):
+        """Takes the contents of a file; ValueError for what no detector has."""
+        check_contamination(self.contamination)
+        self.density_, self._lock, self._kept = density, threading.RLock(), None
+        self.density, self.n_features_in_ = clone(density), density.n_features_in_
+        offset = float(header["offset"])
+        if self._is_sketch():
+            self._n_added = checks.integer("n_added", header["n_added"], 1)
+            self._kept = rows, keys = tuple(arrays[name] for name in persistence.KEPT)
+            n, d = len(rows), self.n_features_in_
+            if n == 0 or rows.shape != (n, d) or keys.shape != (n,):
+                raise ValueError(f"rows kept for the threshold must have shape (n, {d})")
+        scores, rows = arrays["detector.scores"], self._known_rows()
+        if scores.shape != (len(rows),):
+            raise ValueError(f"scores must have shape ({len(rows)},), got {scores.shape}")
+        for x in arrays.values():
+            if not np.isfinite(x).all():
+                raise ValueError("scores and rows must be finite numbers")
+        if not math.isfinite(offset):
+            raise ValueError(f"offset must be a finite number, got {offset}")
+        self._prepared = offset, scores, KnownRows(rows)
+
+    def __getstate__(self):
+        state = super().__getstate__().copy()
+        state.pop("_lock", None)
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if self.__sklearn_is_fitted__():
+            self._lock = threading.RLock()
+
+    def __sklearn_is_fitted__(self):
+        return hasattr(self, "density_")
+
+
+def check_contamination(contamination):
+    if isinstance(contamination, str) and contamination == "auto":
+        return
+    number = isinstance(contamination, numbers.Real) and not isinstance(contamination, bool)
+    if not number or not 0 < contamination <= 0.5:
+        raise ValueError(
+            f"contamination must be 'auto' or a number in (0, 0.5], got {contamination!r}"
+        )
+
+
+def threshold(scores, contamination):
+    """The score below which rows are outliers; those without density always are."""
+    if contamination == "auto":
+        low, high = np.percentile(scores, (25, 75))
+        level = float(low - FENCE * (high - low))
+    else:
+        level = float(np.percentile(scores, 100 * contamination))
+    return level if level > LEAST else float(np.min(scores[scores > LEAST], initial=0.0))

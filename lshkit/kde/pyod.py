@@ -1,0 +1,59 @@
+"""`LSHKDE`: `LSHOutlierDetector` as a detector of PyOD. Importing this module imports pyod."""
+
+try:
+    from pyod.models.base import BaseDetector
+except ImportError as error:
+    raise ImportError(f"lshkit.kde.pyod needs PyOD ({error}): pip install pyod") from error
+
+from sklearn.utils.validation import check_is_fitted
+
+from lshkit.kde.outliers import LSHOutlierDetector
+
+
+class LSHKDE(BaseDetector):
+    """Kernel density as an outlier detector of PyOD; fitted rows are scored without themselves.
+
+    Parameters
+    ----------
+    contamination : float in (0, 0.5], or a thresholding object
+        The share of outliers in the fitted rows, as in PyOD's other detectors.
+    density, random_state, n_jobs
+        As of `lshkit.kde.LSHOutlierDetector`.
+
+    Attributes
+    ----------
+    detector_ : LSHOutlierDetector
+    decision_scores_ : array `(n_samples,)`
+        Of the fitted rows, high for outliers: minus their scores.
+    threshold_ : float
+    labels_ : array `(n_samples,)`
+        1 for outliers, 0 for inliers.
+
+    Examples
+    --------
+    >>> from lshkit.kde.pyod import LSHKDE  # doctest: +SKIP
+    >>> LSHKDE(contamination=0.05).fit(X).predict(X_new)  # doctest: +SKIP
+    """
+
+    def __init__(self, contamination=0.1, density=None, random_state=None, n_jobs=None):
+        super().__init__(contamination=contamination)
+        self.density = density
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(self, X, y=None):
+        """Fits the rows X `(n_samples, n_features)`. y is ignored. Returns self."""
+        self._set_n_classes(y)
+        options = {"random_state": self.random_state, "n_jobs": self.n_jobs}
+        self.detector_ = LSHOutlierDetector(self.density, **options).fit(X)
+        self.decision_scores_ = -self.detector_._scores_of_fitted(X)
+        self._process_decision_scores()
+        return self
+
+    def decision_function(self, X):
+        """Scores of the rows of X `(n_samples, n_features)`, float64: high for outliers.
+
+        Rows that were fitted have the scores in `decision_scores_`, which leave the row itself out.
+        """
+        check_is_fitted(self, ["decision_scores_", "threshold_", "labels_"])
+        return -self.detector_.score_samples(X)
