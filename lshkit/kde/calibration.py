@@ -14,6 +14,7 @@ from scipy.stats import binom
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
+MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
@@ -25,6 +26,11 @@ def most_failures(n, share):
     """
     most = int(binom.ppf(RISK, n, share))
     return most if binom.cdf(most, n, share) <= RISK else most - 1
+
+
+def least_of(sums):
+    """Log of a sum that is below those of some queries: one of less is unlike them all."""
+    return float(np.nan_to_num(sums.log().min() - MARGIN))
 
 
 class HeldOut:
@@ -107,6 +113,10 @@ def calibrate(tuned, held_out, accuracy):
     held_out = held_out.of(method)
     if len(held_out) == 0:
         return method, accuracy.confidence is None
+    stages = getattr(method, "stages", None)
+    if stages is not None:  # what is seen here is not unlike all queries
+        stages.least = min(stages.least, least_of(held_out.sums))
+        settings["least"] = stages.least
     run = held_out.run(method)
     if accuracy.confidence is not None:
         run, kept = _bound(method, settings, held_out, run, accuracy)

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate
+from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate, least_of
 from lshkit.kde.methods import METHODS
 from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
 from lshkit.kde.sums import PermutedRows
@@ -14,7 +14,6 @@ from lshkit.kde.sums import PermutedRows
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
-MARGIN = np.log(2)  # by which a query's sum is less than the least of the pilot's
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 
 
@@ -59,9 +58,8 @@ class Pilot:
     @property
     def thresholds(self):
         """Logs of sums, for `Stages`: below those of the queries, one is unlike them all."""
-        least = float(np.nan_to_num(self.sums.log().min() - MARGIN))
         return {
-            "least": least,
+            "least": least_of(self.sums),
             "negligible": None if self.negligible == -np.inf else float(self.negligible),
         }
 
