@@ -94,12 +94,15 @@ class Run:
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
     def error_floor(self):
-        """The least that leaves few enough estimates off by more than WITHIN stated errors."""
+        """The least that leaves few enough estimates off by more than WITHIN stated errors.
+
+        Of those that are not exact.
+        """
         with np.errstate(divide="ignore", invalid="ignore"):
             wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.mean)
         short = (self.off > WITHIN * self.error) & (self.mean > 0)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
-        least = wanted[max(most_failures(len(wanted), BEYOND), 0)]
+        least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND), 0)]
         return float(least) if np.isfinite(least) else None
 
 
