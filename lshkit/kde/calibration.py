@@ -19,13 +19,13 @@ TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may sh
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
 
-def most_failures(n, share):
+def most_failures(n, share, risk=RISK):
     """The most failures among n by which the share is below `share`; -1 where none shows it.
 
-    A larger share would show so few with a probability of at most RISK.
+    A larger share would show so few with a probability of at most `risk`.
     """
-    most = int(binom.ppf(RISK, n, share))
-    return most if binom.cdf(most, n, share) <= RISK else most - 1
+    most = int(binom.ppf(risk, n, share))
+    return most if binom.cdf(most, n, share) <= risk else most - 1
 
 
 def least_of(sums):
@@ -138,16 +138,16 @@ def _bound(method, settings, held_out, run, accuracy):
     and "limit" of `Stages`, "cost" as far as they change it, and the share of the queries that are
     "read_in_full".
     """
-    most = most_failures(len(held_out), 1 - accuracy.confidence)
-    stages = getattr(method, "stages", None)
+    share, stages = 1 - accuracy.confidence, getattr(method, "stages", None)
     if stages is None:
         settings["read_in_full"] = 0.0
-        return run, run.failures(accuracy) <= most
+        return run, run.failures(accuracy) <= most_failures(len(held_out), share)
     floor, fixed = run.error_floor(), settings["cost"] - run.rows.mean()
     unseen = [-np.inf]
     if floor is not None:
         unseen.append(floor + np.log(method.training.total * stages.n_samples))
-    best = float(len(method.training.X)), None
+    most = most_failures(len(held_out), share, RISK / len(unseen))  # of each row of limits
+    best, kept = (float(len(method.training.X)), stages.limit, stages.unseen, run), False
     for stages.unseen in unseen:
         for step in range(N_STEPS):
             stages.limit = accuracy.rtol * STEP**step
@@ -156,12 +156,12 @@ def _bound(method, settings, held_out, run, accuracy):
             if cost >= best[0]:
                 break
             if run.failures(accuracy) <= most:
-                best = cost, (stages.limit, float(stages.unseen)), run
+                best, kept = (cost, stages.limit, stages.unseen, run), True
                 break
-    if best[1] is None:
-        return run, False
-    settings["cost"], (stages.limit, stages.unseen), run = best
+    cost, stages.limit, stages.unseen, run = best
+    if kept:
+        settings["cost"] = cost
     settings["limit"] = stages.limit
-    settings["unseen"] = stages.unseen if stages.unseen > -np.inf else None
+    settings["unseen"] = float(stages.unseen) if stages.unseen > -np.inf else None
     settings["read_in_full"] = float(run.read_all.mean())
-    return run, True
+    return run, kept

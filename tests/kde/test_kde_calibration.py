@@ -1,5 +1,7 @@
 """Errors that hold, and rtol as a bound: on data that no method was made for."""
 
+import pickle
+
 import numpy as np
 import pytest
 from cases.kde import clustered
@@ -193,6 +195,16 @@ def test_files_keep_what_calibration_found(tmp_path):
         ):
             assert np.array_equal(a, b)
         assert loaded.report_ == density.report_ and loaded.confidence == density.confidence
+
+
+@pytest.mark.parametrize("algorithm", ["random", "near_far"])
+@pytest.mark.filterwarnings("ignore:algorithm=")
+def test_a_bound_that_is_not_kept_leaves_the_method_as_its_copy(algorithm):
+    rows, queries = clustered(6000, 8, 60, n_queries=300)
+    options = {"bandwidth": 1.0, "algorithm": algorithm, "random_state": 0}
+    density = LSHKernelDensity(**options, confidence=0.9995).fit(rows)
+    copy = pickle.loads(pickle.dumps(density))
+    assert np.array_equal(density.score_samples(queries), copy.score_samples(queries))
 
 
 @pytest.mark.parametrize(
