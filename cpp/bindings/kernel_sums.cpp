@@ -49,7 +49,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
     given->require_contiguous();
     edge.queries = given->data<const double>();
   } else if (centre && shape.kernel >= DensityKernel::tophat) {
-    throw py::value_error("given: kernels that end want the queries as the keys are, got None");
+    throw py::value_error("given: compact kernels want the queries as the keys are, got None");
   }
   read_vector(widths, "widths", widths_object, kFloat64, shape.n_features);
   if (widths) edge.widths = widths->data<const double>();

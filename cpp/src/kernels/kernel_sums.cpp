@@ -170,7 +170,7 @@ struct Row {  // one query against the panel
     return y + y * z * s;
   }
 
-  // The kernels that end, by half the squared distance.
+  // The compact kernels, by half the squared distance.
   LSHKIT_INLINE Vec<T> value(Vec<T> half) const {
     const DensityKernel kernel = p.shape.kernel;
     const Vec<T> zero{}, one = broadcast<T>(1), square = half + half;
@@ -229,8 +229,8 @@ struct Row {  // one query against the panel
     }
   }
 
-  // Kernels that end, which are sums of their values: shift 0.
-  LSHKIT_INLINE void add_ending(const T* tile) const {
+  // Compact kernels, which are sums of their values: shift 0.
+  LSHKIT_INLINE void add_compact(const T* tile) const {
     constexpr int floats = kVectors / kPerFloats<T>;
     T error = error_of_products<T>(p.shape.n_features);
     if (p.shape.kernel != DensityKernel::tophat) error *= T(1 / kRelative);
@@ -325,7 +325,7 @@ void run(const KernelSumPass<T>& p) {
         else if (kernel == DensityKernel::angular)
           row.add_angular(tile);
         else
-          row.add_ending(tile);
+          row.add_compact(tile);
       }
     }
   }

@@ -10,7 +10,7 @@ struct KernelSumPass {
   const T* queries;
   const T* query_norms;  // half the squared length of each
   DensityKeys keys;      // shape.n_keys of them, from the first row
-  KernelEdge edge;       // of the kernels that end
+  KernelEdge edge;       // of the compact kernels
   KernelSum* sums;       // added to
   void* scratch;         // 64-byte aligned
 };
