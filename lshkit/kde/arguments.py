@@ -99,7 +99,8 @@ def as_rows(estimator, X, reset, kernel):
     return X
 
 
-def as_weights(weights, n):
+def as_weights(weights, n, all_zero=False):
+    """all_zero: whether they may all be 0, as those of rows beside others may."""
     if weights is None:
         return None
     torch = checks.torch_of(sample_weight=weights)
@@ -113,7 +114,7 @@ def as_weights(weights, n):
         )
     if (weights < 0).any():
         raise ValueError(f"sample_weight must be >= 0, got {weights.min()}")
-    if not weights.any():
+    if not (all_zero or weights.any()):
         raise ValueError("sample_weight must not be all zero")
     return weights
 

@@ -160,7 +160,7 @@ def _bound(method, settings, held_out, run, accuracy):
                 break
     cost, stages.limit, stages.unseen, run = best
     if kept:
-        settings["cost"] = cost
+        settings["cost"] = float(cost)
     settings["limit"] = stages.limit
     settings["unseen"] = float(stages.unseen) if stages.unseen > -np.inf else None
     settings["read_in_full"] = float(run.read_all.mean())

@@ -59,7 +59,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
     confidence : float in (0, 1), optional
         rtol is then a bound: the relative error of a query like the rows is at most rtol with this
         probability. Queries are read on, up to all rows, as far as held-out queries show that to
-        be necessary; what cannot be kept otherwise is computed exactly.
+        be necessary; where nothing else keeps it, "auto" computes exactly, and an algorithm asked
+        for by name warns.
     atol : float >= 0
         Of densities below atol / rtol an absolute error of atol is enough. In the units of what
         `score_samples` returns the log of.
@@ -176,7 +177,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 f"stores none), got {self.algorithm!r}: use fit"
             )
         X = as_rows(self, X, first, self.kernel)
-        weights = as_weights(sample_weight, len(X))
+        weights = as_weights(sample_weight, len(X), not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str):
@@ -439,7 +440,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         if self.atol > 0 and self.rtol > 0:
             angular = geometry.kernel == "angular"  # which has no normaliser
             norm = 0.0 if angular else self._log_normalizer(geometry)
-            negligible = float(min(self.atol / self.rtol * np.exp(min(norm, 700)), 1e300))
+            log = np.log(self.atol) - np.log(self.rtol) + norm
+            negligible = float(np.exp(min(log, 690)))
         confidence = None if self.confidence is None else float(self.confidence)
         return Accuracy(float(self.rtol), negligible, confidence)
 

@@ -89,7 +89,7 @@ class NearFar(HashedMethod):
     def _sampled(self, queries, threads, stop):
         permuted = self.permuted
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
-        stops = self.stages.stops(n)
+        stops = self.stages.stops(len(permuted), n)
         near, counts = self.near(
             queries, stops if stop is None else [*stops, len(permuted)], threads
         )

@@ -196,9 +196,13 @@ class Stages:
         self.n_samples, self.limit, self.least = n_samples, limit, least
         self.negligible, self.unseen = negligible, unseen
 
-    def stops(self, n_rows):
-        """Where the history and the samples of n_rows end."""
-        return stages(history_of(self.n_samples), min(self.n_samples, n_rows), n_rows)
+    def stops(self, n_rows, stop):
+        """Where the history and the samples of n_rows end, of which those up to `stop` count.
+
+        `stop` takes the place of n_rows alone: other samples are the same with and without it.
+        """
+        stops = stages(history_of(self.n_samples), min(self.n_samples, n_rows), n_rows)
+        return [x for x in stops[:-1] if x < stop] + [stop]
 
     def enough(self, foretold, log, n_sampled):
         """For which queries a sample does.
@@ -246,7 +250,7 @@ class RandomSampling(Method):
     def sampled(self, queries, threads, stop=None, with_error=True):
         permuted, n_queries = self.permuted, len(queries)
         n = len(permuted) if stop is None else stop
-        stops = self.stages.stops(n)
+        stops = self.stages.stops(len(permuted), n)
         history = permuted.sums(queries, 0, stops[0], threads)
         shift, mean, error = history.shift, history.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)

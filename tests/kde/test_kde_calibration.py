@@ -10,6 +10,7 @@ from scipy.stats import binom
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.calibration import BEYOND, N_HELD_OUT, RISK, HeldOut, most_failures
 from lshkit.kde.methods import METHODS
+from lshkit.kde.random_sampling import Stages
 
 N_QUERIES = 3000
 
@@ -147,6 +148,20 @@ def test_atol_spares_low_densities(confidence, normalize):
             assert (off > wanted).mean() < 0.02
         costs.append(density.report_["methods"]["random"]["cost"])
     assert costs[0] < 0.8 * costs[1]
+
+
+def test_samples_end_where_they_do_without_held_out_rows():
+    """Where a sample is nearly half of the rows, leaving rows out must not make it all of them."""
+    for n_samples in (64, 3584, 4480, 6976, 8704):
+        for n in (8000, 20_000):
+            every, some = (Stages(n_samples, 0.1).stops(n, stop) for stop in (n, n - n // 16))
+            assert some == every[:-1] + [n - n // 16]
+    rng = np.random.default_rng(0)
+    rows = rng.standard_t(1.5, size=(22_000, 6))
+    rows, queries = rows[:20_000], rows[20_000:]
+    density = LSHKernelDensity(bandwidth=0.5, rtol=0.3, confidence=0.99, random_state=0).fit(rows)
+    exact = LSHKernelDensity(bandwidth=0.5, rtol=0).fit(rows).score_samples(queries)
+    assert (np.abs(np.expm1(density.score_samples(queries) - exact)) > 0.3).mean() <= 0.01
 
 
 def test_most_failures():

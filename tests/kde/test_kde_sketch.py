@@ -179,3 +179,14 @@ def test_bad_calls(data):
     assert np.array_equal(
         density.kernel_mean(queries), sketch("angular").fit(rows).kernel_mean(queries)
     )  # nothing of the failed calls is left behind
+
+
+def test_a_batch_of_rows_without_weight(data):
+    rows = data[0]
+    weights = np.r_[np.ones(10), np.zeros(5)]
+    at_once = sketch("angular", half_life=10.0).fit(rows[:15], sample_weight=weights)
+    parts = sketch("angular", half_life=10.0).fit(rows[:10])
+    parts.partial_fit(rows[10:15], sample_weight=np.zeros(5))
+    assert np.allclose(at_once.kernel_mean(rows[:5]), parts.kernel_mean(rows[:5]), rtol=1e-12)
+    with pytest.raises(ValueError, match="sample_weight must not be all zero"):
+        sketch("angular").fit(rows[:5], sample_weight=np.zeros(5))
