@@ -6,6 +6,8 @@ import pathlib
 import platform
 import sys
 
+BACKENDS = {"openmp": "OpenMP", "std": "std::thread"}
+
 
 def _version(distribution):
     try:
@@ -42,7 +44,7 @@ def show_versions():
         "platform": platform.platform(),
         "compiler": _C.compiler(),
         "instruction set": _instruction_set(_C),
-        "threads": f"{_C.max_threads()} ({'OpenMP' if _C.has_openmp() else 'no OpenMP'})",
+        "threads": f"{_C.max_threads()} ({BACKENDS[_C.thread_backend()]})",
         "CUDA kernels": _C.cuda_architectures() if _C.with_cuda else "not compiled",
         **{name: _version(name) for name in ("numpy", "scikit-learn")},
         "torch": _torch(),

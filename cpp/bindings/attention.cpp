@@ -70,7 +70,7 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
                                   key_codes.data<void>(), scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   yoso_forward(in.shape, options, functions, in.inputs<float>(),
                float_matrices<float, void>(in.out), query_codes.data<void>(),
                key_codes.data<void>(), threads);
@@ -108,7 +108,7 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                                    gradients.gradients<float>(in), scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   yoso_backward(in.shape, options, static_cast<int>(n_bits), n_hashes, in.inputs<float>(),
                 codes_of(query_codes), codes_of(key_codes), gradients.gradients<float>(in),
                 threads);
@@ -131,7 +131,7 @@ void expectation_forward(py::handle query, py::handle key, py::handle value, py:
                                       scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);
     expected_forward<T>(in.shape, options, static_cast<int>(n_bits), in.inputs<T>(),
@@ -157,7 +157,7 @@ void expectation_backward(py::handle query, py::handle key, py::handle value, py
                                        in.inputs<float>(), gradients.gradients<float>(in), scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);
     expected_backward<T>(in.shape, options, static_cast<int>(n_bits), in.inputs<T>(),

@@ -12,7 +12,7 @@ void hash_bins(const TensorView& x, const BinnedFunctions& functions, const Tens
   codes.require_type({kUint32}).require_shape({x.shape(0), functions.n_hashes});
   codes.require_contiguous().require_output();
   if (codes.size() == 0) return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(x.type(), [&](auto zero) {
     using T = decltype(zero);
     binned_hash(functions, x.data<const T>(), x.stride(0), x.shape(0), codes.data<std::uint32_t>(),

@@ -45,7 +45,7 @@ void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
         return index_t(0);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(values.type(), [&](auto element) {
     using T = decltype(element);
     bucket_sum<T>(shape, codes_of(query_codes), codes_of(key_codes), matrices<const T>(values),
@@ -84,7 +84,7 @@ void table_add(py::handle table_object, py::handle codes_object, py::handle valu
         return index_t(0);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(table.type(), [&](auto element) {
     using T = decltype(element);
     bucket_table_add<T>(table.data<T>(), table.shape(0), table.shape(1), table.shape(2),
@@ -113,7 +113,7 @@ void table_query(py::handle table_object, py::handle codes_object, double scale,
         return index_t(0);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(table.type(), [&](auto element) {
     using T = decltype(element);
     bucket_table_query<T>(table.data<const T>(), table.shape(0), table.shape(1), table.shape(2),

@@ -53,7 +53,7 @@ void find_indptr(py::handle query_codes, py::handle key_codes, py::handle key_ma
         return index_t(0);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   collision_indptr(in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(), in.order,
                    in.indptr.data<std::int64_t>(), threads);
 }
@@ -94,7 +94,7 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
         return index_t(0);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   collisions(in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(), in.order, rows,
              indices.data<std::int32_t>(), counts.data<std::int32_t>(), threads);
 }

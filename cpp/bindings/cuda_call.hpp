@@ -5,6 +5,7 @@
 // the GPU.
 #include <vector>
 
+#include "bindings.hpp"
 #include "lshkit/cuda/attention.hpp"
 #include "tensor_view.hpp"
 
@@ -52,7 +53,7 @@ class CudaCall {
     if (const char* reason = cuda::refusal(queue.device)) first_.wrong_value(reason);
     if (first_.on_cuda()) queue.stream = current_stream();
     const auto queue_work = [&](void* scratch) {
-      py::gil_scoped_release without_gil;
+      WithoutGil without_gil;
       return call(queue, scratch);
     };
     const index_t bytes = queue_work(nullptr);

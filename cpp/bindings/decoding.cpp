@@ -140,7 +140,7 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   in.value = value.matrices<const float>();
   in.key_mask = key_mask.mask();
   const Tensor<float> result = out.matrices<float>();
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   decode(tables, functions, probes, options, in, result, threads);
 }
 

@@ -16,7 +16,7 @@ void build(py::handle codes_object, const py::tuple& arrays, py::handle n_bucket
   check_any_codes(codes, t).require_shape({t.n_rows, t.n_hashes});
   const TensorView n_buckets("n_buckets", n_buckets_object);
   n_buckets.require_type({kInt64}).require_shape({t.n_hashes}).require_contiguous();
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   build_hash_tables(t, view_of(codes), n_buckets.data<index_t>(), threads);
 }
 
@@ -29,7 +29,7 @@ void find_sizes(const py::tuple& arrays, py::handle codes_object, py::handle siz
   sizes.require_contiguous().require_output();
   const bool weights = sizes.type() == kFloat64;
   if (weights && !views.tables().weights) sizes.wrong_type("the tables have no weights");
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   if (weights)
     bucket_weights(views.tables(), view_of(codes), codes.shape(0), sizes.data<double>(), threads);
   else
@@ -59,7 +59,7 @@ void draw_members(const py::tuple& arrays, py::handle codes_object, bool rotate,
   out.indices = indices.data<std::int64_t>();
   out.probabilities = probabilities.data<double>();
   out.tables = tables.data<std::int32_t>();
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   draw(views.tables(), view_of(codes), codes.shape(0), out, threads);
 }
 
@@ -71,7 +71,7 @@ std::unique_ptr<BucketUnion> find_union(const py::tuple& arrays, py::handle code
   indptr.require_type({kInt64}).require_shape({codes.shape(0) + 1}).require_contiguous();
   indptr.require_output();
   check_range("max_size", max_size, 0, std::numeric_limits<index_t>::max());
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   return std::make_unique<BucketUnion>(views.tables(), view_of(codes), codes.shape(0), max_size,
                                        indptr.data<std::int64_t>(), threads);
 }
@@ -81,7 +81,7 @@ void copy_union(const BucketUnion& found, py::handle indices_object, py::handle 
   const TensorView indices("indices", indices_object), counts("counts", counts_object);
   for (const TensorView* x : {&indices, &counts})
     x->require_type({kInt32}).require_shape({found.size()}).require_contiguous().require_output();
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   found.copy(indices.data<std::int32_t>(), counts.data<std::int32_t>(), threads);
 }
 

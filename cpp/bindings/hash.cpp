@@ -27,7 +27,7 @@ bool hash_codes(py::handle x_object, py::handle parameters_object, int family, i
         return index_t(0);
       }))
     return true;  // not asked: that would wait for the GPU
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   return hash(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2), x.shape(3),
               codes.data<void>(), threads);
 }

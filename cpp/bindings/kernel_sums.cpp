@@ -65,7 +65,7 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   if (weights) rows.weights = weights->data<const double>();
   if (shape.n_queries == 0) return;
   static_assert(sizeof(KernelSum) == 3 * sizeof(double));
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
     kernel_sums<T>(shape, queries.data<const T>(), rows,

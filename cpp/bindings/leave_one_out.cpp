@@ -37,7 +37,7 @@ void find_left_out(int kernel, py::handle queries_object, py::handle own_object,
   out.require_type({kFloat64}).require_shape({shape.n_queries, shape.n_scales, 2});
   out.require_contiguous().require_output();
   if (shape.n_queries == 0) return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
     LeaveOneOutProblem<T> p;

@@ -63,7 +63,7 @@ void forward(py::handle query, py::handle key, py::handle value, py::handle key_
     view->require_shape({in.shape.batch, in.shape.heads, in.shape.n_queries});
   }
   if (log_sum.size() == 0) return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   lsh_attention_forward(in.shape, in.options, in.tensors(), matrices<float>(in.out),
                         log_sum.data<float>(), pairs.data<std::int32_t>(), threads);
 }
@@ -82,7 +82,7 @@ void backward(py::handle query, py::handle key, py::handle value, py::handle key
   log_sum.require_type({kFloat32}).require_contiguous();
   log_sum.require_shape({s.batch, s.heads, s.n_queries});
   if (gradients.empty()) return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   lsh_attention_backward(s, in.options, in.tensors(),
                          {matrices<const float>(out), matrices<const float>(in.out),
                           log_sum.data<const float>(), matrices<float>(gradients.query),

@@ -52,7 +52,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("instruction_set", &lshkit::instruction_set);
   module.def("max_threads", &lshkit::max_threads);
   module.def("set_max_threads", &lshkit::set_max_threads);
-  module.def("has_openmp", &lshkit::has_openmp);
+  module.def("thread_backend", &lshkit::thread_backend);
   module.def("compiler", [] { return lshkit::kCompiler; });
   module.attr("instruction_sets") = LSHKIT_INSTRUCTION_SETS;  // those compiled in
   module.attr("with_cuda") = lshkit::kWithCuda;

@@ -47,7 +47,7 @@ void find_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle
     p.max_bucket_size = check_range("max_bucket_size", max_bucket_size, 0, index_t{1} << 31);
     p.stops = stops.data<const index_t>();
     p.n_stops = n_stops;
-    py::gil_scoped_release without_gil;
+    WithoutGil without_gil;
     near_kernel_sums(p, reinterpret_cast<NearKernelSum*>(out.data<double>()), threads);
   });
 }

@@ -51,7 +51,7 @@ void find_pair_products(py::handle queries_object, py::handle keys_object, py::h
     p.index_bytes = indices.type().bits / 8;
     p.measure = kind;
     p.out = out.data<T>();
-    py::gil_scoped_release without_gil;
+    WithoutGil without_gil;
     pair_products(p, threads);
   });
 }

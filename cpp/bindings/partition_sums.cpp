@@ -49,7 +49,7 @@ void find_sums(py::handle queries_object, py::handle rows_object, py::handle bia
   p.lists.start = start.data<const std::int32_t>();
   p.probes = codes_of(probes);
   p.sample = sample.data<const std::int32_t>();
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   partition_sums(p, reinterpret_cast<PartitionSums*>(out.data<double>()), threads);
 }
 

@@ -125,7 +125,7 @@ void soft_forward(py::handle query, py::handle key, py::handle value, py::handle
                                             divisors.data(), query_output, key_output, scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   soft_attention_forward(in.shape, soft.options, soft.functions, in.inputs<float>(),
                          float_matrices<float, void>(in.out), divisors.data(), query_output,
                          key_output, threads);
@@ -184,7 +184,7 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
             grad_sharpness.data<float>(), grad_parameters, scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(), out,
                           divisors.data(), queries.soft(), keys.soft(),
                           gradients.gradients<float>(in), grad_sharpness.data<float>(),

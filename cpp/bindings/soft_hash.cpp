@@ -84,7 +84,7 @@ bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::hand
             probe_codes.data<void>(), out.weights.data<float>(), scratch);
       }))
     return true;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   const bool finite = soft_hash(functions, matrices<const float>(x), batch, heads, rows, x.shape(3),
                                 n_probes, out.codes.data<void>(), out.bits.data<std::uint8_t>(),
                                 out.margins.data<float>(), threads);
@@ -139,7 +139,7 @@ void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
             in.weights.data<const float>(), grad_weights.data<const float>(), gradients, scratch);
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   soft_hash_backward(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2),
                      x.shape(3), n_probes, sharpness.data, sharpness.stride, in.soft(),
                      in.weights.data<const float>(), grad_weights.data<const float>(), gradients,

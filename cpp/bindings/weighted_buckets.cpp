@@ -118,7 +118,7 @@ void weighted_sum(py::handle query_codes, py::handle query_weights, index_t quer
         return bytes;
       }))
     return;
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);
     weighted_bucket_sum<T>(in.shape, in.queries.probes<T>(), in.keys.probes<T>(),
@@ -178,7 +178,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
       if (view) clear(*view);
     return;
   }
-  py::gil_scoped_release without_gil;
+  WithoutGil without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);
     weighted_bucket_sum_backward<T>(in.shape, in.queries.probes<T>(), in.keys.probes<T>(),

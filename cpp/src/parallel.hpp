@@ -9,8 +9,7 @@
 
 namespace lshkit {
 
-// The number of threads to use for a request (<= 0: OpenMP's default). One in a forked child: GNU
-// OpenMP would wait for threads that fork left behind, of this library or another.
+// The number of threads to use for a request (<= 0: max_threads()).
 int thread_count(int requested);
 
 // This thread's buffer of at least `bytes`, 64-byte aligned, contents undefined. A later call of
@@ -24,33 +23,40 @@ enum class Scratch : int {
 void* thread_scratch(std::size_t bytes, Scratch use = Scratch::pass);
 void release_large_scratch();  // of this thread
 
+// What the threads of one parallel_for share. The first exception ends the remaining tasks.
+struct Tasks {
+  const index_t count;
+  const void* const task;
+  void (*const call)(const void* task, index_t i);
+  std::atomic<bool> failed{false};
+  std::exception_ptr error{};
+
+  void run(index_t i) {
+    if (failed) return;
+    try {
+      call(task, i);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  }
+};
+
+// Of the thread backend (threads/): runs all tasks on up to `threads` threads, this one among them,
+// and returns when they are done. Within a task: on this thread.
+void run_tasks(Tasks& tasks, int threads);
+
 // Runs task(0) ... task(count - 1) on up to `threads` threads.
 // The first exception ends the remaining tasks and is thrown to the caller.
 template <class Task>
 void parallel_for(index_t count, int threads, const Task& task) {
   threads = thread_count(threads);
   if (threads > count) threads = int(count);
-#ifdef _OPENMP
   if (threads > 1) {
-    std::exception_ptr error;
-    std::atomic<bool> failed{false};
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(dynamic, 1) nowait
-      for (index_t i = 0; i < count; ++i) {
-        if (failed) continue;
-        try {
-          task(i);
-        } catch (...) {
-          if (!failed.exchange(true)) error = std::current_exception();
-        }
-      }
-      release_large_scratch();
-    }
-    if (error) std::rethrow_exception(error);
+    Tasks tasks{count, &task, [](const void* f, index_t i) { (*static_cast<const Task*>(f))(i); }};
+    run_tasks(tasks, threads);
+    if (tasks.error) std::rethrow_exception(tasks.error);
     return;
   }
-#endif
   for (index_t i = 0; i < count; ++i) task(i);
   release_large_scratch();
 }

@@ -1,6 +1,5 @@
 #include "lshkit/runtime.hpp"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include <cstdint>
@@ -11,25 +10,10 @@
 #include <string>
 
 #include "kernels/kernels.hpp"
-#include "lshkit/threads.hpp"
 #include "parallel.hpp"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 namespace lshkit {
 namespace {
-
-// ---- threads ----
-// Whoever ran OpenMP in the parent, torch too, has left its threads behind. Children that did not
-// inherit any cannot be told apart, so every child computes on one thread.
-bool in_forked_child = false;
-
-struct ForkHandler {
-  ForkHandler() {
-    pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
-  }
-} fork_handler;
 
 // ---- pages ----
 constexpr std::size_t kLargePage = std::size_t(2) << 20;
@@ -98,40 +82,12 @@ const Kernels& kernels() {
 
 const char* instruction_set() { return kernels().name; }
 
-bool has_openmp() {
-#ifdef _OPENMP
-  return true;
-#else
-  return false;
-#endif
-}
-
-int max_threads() {
-#ifdef _OPENMP
-  if (!in_forked_child) return omp_get_max_threads();
-#endif
-  return 1;
-}
-
-int set_max_threads(int threads) {
-  const int before = max_threads();
-#ifdef _OPENMP
-  if (!in_forked_child && threads >= 1) omp_set_num_threads(threads);
-#endif
-  return before;
-}
-
 void prefer_large_pages(void* begin, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const std::uintptr_t first = (address + kLargePage - 1) / kLargePage * kLargePage;
   const std::uintptr_t last = (address + bytes) / kLargePage * kLargePage;
   if (bytes >= 2 * kLargePage && last > first)
     advise_large_pages(reinterpret_cast<void*>(first), last - first);
-}
-
-int thread_count(int requested) {
-  const int most = max_threads();
-  return requested > 0 && has_openmp() && !in_forked_child ? requested : most;
 }
 
 void* thread_scratch(std::size_t bytes, Scratch use) {

@@ -1,7 +1,4 @@
 // What the machine offers, and the arithmetic of the views.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -20,19 +17,7 @@ TEST(instruction_set_is_a_known_one_and_stays) {
   unsetenv("LSHKIT_ISA");
 }
 
-TEST(threads_are_at_least_one) {
-  CHECK(max_threads() >= 1);
-  CHECK(has_openmp() || max_threads() == 1);
-}
-
-TEST(a_child_uses_one_thread) {
-  // Another library of the parent may have run OpenMP, whose threads the child would wait for.
-  const pid_t child = fork();
-  if (child == 0) _exit(max_threads() == 1 ? 0 : 1);
-  int status = 0;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-}
+TEST(threads_are_at_least_one) { CHECK(max_threads() >= 1); }
 
 TEST(offsets_exceed_32_bits) {
   // Only addresses are formed, in a space that is never touched: 2^33 elements and more.

@@ -1,9 +1,13 @@
 """The benchmarks of speed measure every section, and print what they measured."""
 
 import json
+import pathlib
 
 import pytest
 from cases.commands import run
+
+import lshkit
+from lshkit import _C
 
 torch = pytest.importorskip("torch")
 
@@ -106,3 +110,16 @@ def test_benchmark_of_times(tmp_path):
     of_128 = json.loads(results.read_text())["lengths"]["128"]
     assert of_128["forward"].keys() == of_128["pairs"].keys() >= {"softmax", "8, 32"}
     assert 0 < of_128["pairs"]["12, 32"] < of_128["pairs"]["8, 32"] < 0.5
+
+
+def test_thread_backends_are_compared_in_a_process_each(tmp_path):
+    results = tmp_path / "threads.json"
+    folder = pathlib.Path(lshkit.__file__).parents[1]  # the same build twice
+    options = ("--quick", "--this", folder, "--other", folder, "--json", results)
+    done = run("benchmarks.speed.threads", *options)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(results.read_text())
+    assert measured["settings"]["this"] == measured["settings"]["other"] == _C.thread_backend()
+    for name in ("hash", "bucket sum", "YOSO forward", "YOSO forward after torch"):
+        assert measured["results"][name]["1024"]["ratio"] > 0
+        assert f"| {name} " in done.stdout

@@ -7,9 +7,10 @@ namespace lshkit {
 // "base", "avx2" or "avx512": the best that the CPU runs, or what the environment variable
 // LSHKIT_ISA asks for when that is lower. Read once; std::runtime_error for an unknown word.
 const char* instruction_set();
-// OpenMP's own default, or 1 without OpenMP and in a forked child.
+// Of the calling thread: those that set_max_threads or OMP_NUM_THREADS asks for, or one for each
+// processor. With OpenMP, 1 in a forked child.
 int max_threads();
-bool has_openmp();
+const char* thread_backend();  // "openmp" or "std"
 // Asks for large pages (2 MB) where `bytes` of memory from `begin` on, of 4 MB or more, span them.
 // Fresh results arrive as 4 KB pages otherwise, whose faults take as long as the attention itself.
 void prefer_large_pages(void* begin, std::size_t bytes);
