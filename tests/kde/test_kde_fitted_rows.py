@@ -78,6 +78,14 @@ def test_sampled(algorithm, kernel, weighted):
     assert density.algorithm_ == algorithm
 
 
+def test_a_row_too_far_away_for_the_type_of_the_rows():
+    """It is answered exactly, and without itself too: its own kernel would make it an inlier."""
+    X = np.r_[clustered(3000), np.full((1, 8), 1e9)]
+    logs = of_rows(LSHKernelDensity(algorithm="near_far", random_state=0).fit(X))
+    assert logs[-1] == pytest.approx(exactly("gaussian", 1.0, X)[-1], rel=1e-6)
+    assert logs[-1] < -1e17 and logs[:-1].min() > -100
+
+
 @pytest.mark.parametrize(("algorithm", "bandwidth"), [("random", 6.0), ("near_far", 2.0)])
 def test_unbiased(algorithm, bandwidth):
     """Over seeds: the row's block that is no part of the sample brings no bias."""
