@@ -148,43 +148,39 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if self.density_.n_samples_seen_ < 2:
             raise ValueError("X must have at least 2 rows, got n_samples = 1: others score a row")
         if self._is_sketch():
-            scores = self._without_own(*self._kept)
+            rows, arrivals = self._kept
+            scores = self._without_own(rows, self._n_added - 1 - arrivals)
         else:
             density = self.density_
             method = density._method
             with density._hashing_threads() as threads:
                 scores = np.maximum(log_means_of_rows(method, threads), LEAST)
         known = KnownRows(self._known_rows())
-        scores = scores[known.find(*[self._known_rows()] * 2)]
+        first = known.find(*[self._known_rows()] * 2)
+        # -1: the hash of another row is the same.
+        scores = scores[np.where(first >= 0, first, np.arange(len(scores)))]
         return threshold(scores, self.contamination), scores, known
 
     def _known_rows(self):
         return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
 
-    def _without_own(self, X, arrivals):
-        """Scores of rows that a sketch holds, each without itself.
+    def _without_own(self, X, ages):
+        """Scores of rows that were added to a sketch, each without itself.
 
-        arrivals: the number of rows before each; only where the sketch has a half-life.
+        ages: the number of rows after each; not read where the sketch doesn't forget.
         """
         mean = self.density_.kernel_mean(np.asarray(X, np.float64))
-        own = np.full(len(X), self._unit())
-        if self.density_.half_life is not None:
-            own *= np.exp2((arrivals - (self._n_added - 1)) / self.density_.half_life)
-        logs = log_without_own(mean, self.density_._kde_sketch.total, own)
+        sketch = self.density_._kde_sketch
+        logs = log_without_own(mean, sketch.total, sketch.weights_of(ages))
         return np.maximum(logs, self._least())
-
-    def _unit(self):
-        """The weight of the newest row in a sketch."""
-        if self.density_.half_life is None:
-            return 1.0
-        return 2.0 ** ((self.density_._kde_sketch.forgetting.place - 1) / self.density_.half_life)
 
     def _least(self):
         """The least score: of a sketch half of what one row adds in one hash."""
         if not self._is_sketch():
             return LEAST
         sketch = self.density_._kde_sketch
-        return -math.log(2 * sketch.n_hashes * max(sketch.total / self._unit(), 1.0))
+        (newest,) = sketch.weights_of(np.zeros(1))
+        return -math.log(2 * sketch.n_hashes * max(sketch.total / newest, 1.0))
 
     @property
     def offset_(self):
@@ -227,11 +223,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if not self._is_sketch() or len(scores) == self._n_added:
             return scores
         X = as_rows(self, X, False, self.density_.kernel)
-        arrivals = np.arange(self._n_added - len(X), self._n_added)
-        scores, window = self._without_own(X, arrivals), self.density_.sliding_window
-        if window is not None and window < len(X):  # rows that are forgotten again
-            scores[:-window] = self.score_samples(X[:-window])
-        return scores
+        return self._without_own(X, np.arange(len(X))[::-1])
 
     # ---- persistence ----
 
