@@ -56,6 +56,18 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     scored against all fitted rows. Equal rows have the score of the first of them. Where the
     density is a sketch, `fit_predict` leaves every row out, and `predict` the 4,096 that are kept.
 
+    Unlike IsolationForest's, `fit` takes no sample_weight: scores and thresholds treat rows alike,
+    and a weight would need a rule of its own for each (what share of the weight, or of the rows,
+    are outliers; whether a row is left out whole or by one copy).
+
+    References
+    ----------
+    Novelties as rows of low density: Bishop, "Novelty detection and neural network validation",
+    1994. Densities that leave the row itself out: Habbema, Hermans and van den Broek, 1974; Duin,
+    1976. contamination="auto": Tukey, "Exploratory Data Analysis", 1977. The default bandwidth
+    counts neighbors, (sum k)^2 / sum k^2, as Kish, "Survey Sampling", 1965, counts weighted rows;
+    its number of 5 comes from the measurements in docs/outliers.md.
+
     Examples
     --------
     >>> import numpy as np
@@ -84,7 +96,10 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         return self
 
     def partial_fit(self, X, y=None):
-        """Adds rows; returns self. Sketches do so in constant memory.
+        """Adds the rows X `(n_samples, n_features)`; returns self. Sketches need constant memory.
+
+        y is ignored. One row is enough; scores need 2 in all. ValueError for another number of
+        features than before, and as `LSHKernelDensity.partial_fit`.
 
         The threshold is computed when it is next asked for: from all rows, or, where the density is
         a sketch, from a random sample of 4,096 of them (the last, where the sketch forgets).
@@ -190,9 +205,11 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     # ---- queries ----
 
     def score_samples(self, X):
-        """log of the kernel mean of each row of X `(n_samples, n_features)`; float64, finite.
+        """log of the kernel mean of each row of X `(n_samples, n_features)`.
 
-        The lower, the more of an outlier. Fitted rows are scored without themselves.
+        `(n_samples,)` float64, finite: the lower, the more of an outlier. Fitted rows are scored
+        without themselves. NotFittedError before `fit`; ValueError for rows with NaN or infinity,
+        for another number of features than fitted, and where fewer than 2 rows were.
         """
         check_is_fitted(self)
         _, known_scores, known = self._prepare()
@@ -202,16 +219,23 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         return np.where(rows >= 0, known_scores[rows], scores)
 
     def decision_function(self, X):
-        """`score_samples` minus `offset_`: negative for outliers."""
+        """`score_samples` minus `offset_`: negative for outliers; `(n_samples,)` float64.
+
+        Rows X and errors as of `score_samples`.
+        """
         return self.score_samples(X) - self.offset_
 
     def predict(self, X):
-        """-1 for outliers and 1 for inliers, `(n_samples,)` int64."""
+        """-1 for outliers and 1 for inliers, `(n_samples,)` int64.
+
+        Rows X and errors as of `score_samples`.
+        """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def fit_predict(self, X, y=None):
         """Fits X and returns -1 for its outliers, each judged by the other rows, and 1 for others.
 
+        X `(n_samples, n_features)`, the result `(n_samples,)` int64; errors as of `fit`.
         The same as ``fit(X).predict(X)``, but a sketch leaves out every row, known or not.
         """
         self.fit(X)
