@@ -38,6 +38,7 @@ autosummary_generate = False  # the tables only: the pages of docs/reference hol
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say what is wanted, shapes and dtypes too
 autodoc_docstring_signature = False
+autodoc_mock_imports = ["pyod"]  # of lshkit.kde.pyod, whose other imports the package needs itself
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_custom_sections = [(f"{kind} arguments", "params_style") for kind in ("Basic", "Advanced")]

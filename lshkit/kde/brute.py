@@ -30,6 +30,8 @@ class BruteForce(Method):
         return self._exact(self.scaled(X), threads, X)
 
     def sampled(self, queries, threads, stop=None, with_error=True):
+        if stop is not None:
+            raise ValueError(f"stop must be None, got {stop}: brute force has no permuted rows")
         return self._exact(queries, threads, None)
 
     def _exact(self, queries, threads, given):

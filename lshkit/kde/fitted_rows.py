@@ -18,7 +18,8 @@ from lshkit.kde.sketch import SketchedRows
 from lshkit.kde.sums import BLOCK, EXACT, Sums
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
-QUERIES = 8192  # of a call
+QUERIES = 8192  # of a call, at most
+PAIRS = 2**33  # of a call, at most: the core needs 24 bytes for each query and 4096 rows, 50 MB
 VALUES = {  # of compact kernels at distances below 1
     "tophat": np.ones_like,
     "epanechnikov": lambda r: 1 - r**2,
@@ -51,7 +52,9 @@ def log_means_of_rows(method, threads):
 def log_without_own(mean, total, own):
     """log of means over rows of weight `total` without the rows' own weights, whose kernel is 1.
 
-    For sketches, whose sums have no rounding; -inf where nothing is left.
+    For sketches; -inf where nothing is left. With equal weights their sums have no rounding. Other
+    weights are rounded (to 2^-24 of the mean one, with a half-life to float64), and so is what is
+    left of a row without neighbors.
     """
     rest = mean * total - own
     rest[rest < 1e-9 * total * mean] = 0
@@ -189,8 +192,9 @@ def _within(keys, first, last, threads):
         for low in range(first, last - size, 2 * size):
             middle, high = low + size, min(low + 2 * size, last)
             for a, b, c, d in ((low, middle, middle, high), (middle, high, low, middle)):
-                for start in range(a, b, QUERIES):
-                    stop = min(start + QUERIES, b)
+                step = min(QUERIES, max(PAIRS // (d - c), 1))
+                for start in range(a, b, step):
+                    stop = min(start + step, b)
                     some = slice(start - first, stop - first)
                     sums[some] += keys.sums_of(start, stop, c, d, threads)
         size *= 2

@@ -36,6 +36,10 @@ class Forgetting(abc.ABC):
     def n_rows(self, table):
         return table.count
 
+    @abc.abstractmethod
+    def weights_of(self, ages):
+        """What rows of these ages `(n,)`, added with weight 1, count in the unit of the table."""
+
     def merge(self, table, other, other_table):
         """Adds the table of another sketch, as if its rows had come after this one's."""
         raise ValueError(
@@ -85,6 +89,9 @@ class SlidingWindow(Forgetting):
         self.codes[slots], self.weights[slots] = codes, weights
         self.at = int((self.at + len(slots)) % self.size)
         self.filled = min(self.size, self.filled + len(slots))
+
+    def weights_of(self, ages):
+        return np.where(ages < self.size, 1.0, 0.0)
 
     @property
     def nbytes(self):
@@ -162,6 +169,10 @@ class BlockedWindow(Forgetting):
             self.oldest.table[:], self.oldest.count = self.blocks[0], self.rows
         self.inside = 1 - max(outside, 0) / self.rows
 
+    def weights_of(self, ages):
+        held = len(self.blocks) * self.rows + self.filled
+        return np.where(ages < held - self.rows, 1.0, np.where(ages < held, self.inside, 0.0))
+
     def weight(self, table):
         outside = (1 - self.inside) * self.oldest.table[0].sum() if self.oldest else 0.0
         return float(table.table[0].sum() - outside)
@@ -237,6 +248,9 @@ class HalfLife(Forgetting):
             table.add(codes[:n], (weights[:n] * growth)[:, None])
             codes, weights = codes[n:], weights[n:]
             self.place += n
+
+    def weights_of(self, ages):
+        return np.exp2((self.place - 1 - ages) / self.half_life)
 
     def merge(self, table, other, other_table):
         if other.half_life != self.half_life:

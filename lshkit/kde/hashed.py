@@ -28,11 +28,12 @@ class HashedMethod(Method):
         if held.any():
             out[held] = self._sampled(queries[held], threads, stop)
         rest = queries[~held]
-        if stop is None:
+        last = len(self.permuted) if stop is None else stop
+        if last == len(self.training.X):
             sums = self.training.sums(rest, threads, in_blocks=False)
-        else:
-            sums = self.permuted.sums(rest, 0, stop, threads)
-        rows = np.full(len(rest), len(self.training.X))
+        else:  # those before `stop`, or all but a block
+            sums = self.permuted.sums(rest, 0, last, threads)
+        rows = np.full(len(rest), last)
         out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0 * sums.total, rows)
         return out
 

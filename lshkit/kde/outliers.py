@@ -56,6 +56,18 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     scored against all fitted rows. Equal rows have the score of the first of them. Where the
     density is a sketch, `fit_predict` leaves every row out, and `predict` the 4,096 that are kept.
 
+    Unlike IsolationForest's, `fit` takes no sample_weight: scores and thresholds treat rows alike,
+    and a weight would need a rule of its own for each (what share of the weight, or of the rows,
+    are outliers; whether a row is left out whole or by one copy).
+
+    References
+    ----------
+    Novelties as rows of low density: Bishop, "Novelty detection and neural network validation",
+    1994. Densities that leave the row itself out: Habbema, Hermans and van den Broek, 1974; Duin,
+    1976. contamination="auto": Tukey, "Exploratory Data Analysis", 1977. The default bandwidth
+    counts neighbors, (sum k)^2 / sum k^2, as Kish, "Survey Sampling", 1965, counts weighted rows;
+    its number of 5 comes from the measurements in docs/outliers.md.
+
     Examples
     --------
     >>> import numpy as np
@@ -84,7 +96,10 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         return self
 
     def partial_fit(self, X, y=None):
-        """Adds rows; returns self. Sketches do so in constant memory.
+        """Adds the rows X `(n_samples, n_features)`; returns self. Sketches need constant memory.
+
+        y is ignored. One row is enough; scores need 2 in all. ValueError for another number of
+        features than before, and as `LSHKernelDensity.partial_fit`.
 
         The threshold is computed when it is next asked for: from all rows, or, where the density is
         a sketch, from a random sample of 4,096 of them (the last, where the sketch forgets).
@@ -148,43 +163,39 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if self.density_.n_samples_seen_ < 2:
             raise ValueError("X must have at least 2 rows, got n_samples = 1: others score a row")
         if self._is_sketch():
-            scores = self._without_own(*self._kept)
+            rows, arrivals = self._kept
+            scores = self._without_own(rows, self._n_added - 1 - arrivals)
         else:
             density = self.density_
             method = density._method
             with density._hashing_threads() as threads:
                 scores = np.maximum(log_means_of_rows(method, threads), LEAST)
         known = KnownRows(self._known_rows())
-        scores = scores[known.find(*[self._known_rows()] * 2)]
+        first = known.find(*[self._known_rows()] * 2)
+        # -1: the hash of another row is the same.
+        scores = scores[np.where(first >= 0, first, np.arange(len(scores)))]
         return threshold(scores, self.contamination), scores, known
 
     def _known_rows(self):
         return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
 
-    def _without_own(self, X, arrivals):
-        """Scores of rows that a sketch holds, each without itself.
+    def _without_own(self, X, ages):
+        """Scores of rows that were added to a sketch, each without itself.
 
-        arrivals: the number of rows before each; only where the sketch has a half-life.
+        ages: the number of rows after each; not read where the sketch doesn't forget.
         """
         mean = self.density_.kernel_mean(np.asarray(X, np.float64))
-        own = np.full(len(X), self._unit())
-        if self.density_.half_life is not None:
-            own *= np.exp2((arrivals - (self._n_added - 1)) / self.density_.half_life)
-        logs = log_without_own(mean, self.density_._kde_sketch.total, own)
+        sketch = self.density_._kde_sketch
+        logs = log_without_own(mean, sketch.total, sketch.weights_of(ages))
         return np.maximum(logs, self._least())
-
-    def _unit(self):
-        """The weight of the newest row in a sketch."""
-        if self.density_.half_life is None:
-            return 1.0
-        return 2.0 ** ((self.density_._kde_sketch.forgetting.place - 1) / self.density_.half_life)
 
     def _least(self):
         """The least score: of a sketch half of what one row adds in one hash."""
         if not self._is_sketch():
             return LEAST
         sketch = self.density_._kde_sketch
-        return -math.log(2 * sketch.n_hashes * max(sketch.total / self._unit(), 1.0))
+        (newest,) = sketch.weights_of(np.zeros(1))
+        return -math.log(2 * sketch.n_hashes * max(sketch.total / newest, 1.0))
 
     @property
     def offset_(self):
@@ -194,9 +205,11 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     # ---- queries ----
 
     def score_samples(self, X):
-        """log of the kernel mean of each row of X `(n_samples, n_features)`; float64, finite.
+        """log of the kernel mean of each row of X `(n_samples, n_features)`.
 
-        The lower, the more of an outlier. Fitted rows are scored without themselves.
+        `(n_samples,)` float64, finite: the lower, the more of an outlier. Fitted rows are scored
+        without themselves. NotFittedError before `fit`; ValueError for rows with NaN or infinity,
+        for another number of features than fitted, and where fewer than 2 rows were.
         """
         check_is_fitted(self)
         _, known_scores, known = self._prepare()
@@ -206,16 +219,23 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         return np.where(rows >= 0, known_scores[rows], scores)
 
     def decision_function(self, X):
-        """`score_samples` minus `offset_`: negative for outliers."""
+        """`score_samples` minus `offset_`: negative for outliers; `(n_samples,)` float64.
+
+        Rows X and errors as of `score_samples`.
+        """
         return self.score_samples(X) - self.offset_
 
     def predict(self, X):
-        """-1 for outliers and 1 for inliers, `(n_samples,)` int64."""
+        """-1 for outliers and 1 for inliers, `(n_samples,)` int64.
+
+        Rows X and errors as of `score_samples`.
+        """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
     def fit_predict(self, X, y=None):
         """Fits X and returns -1 for its outliers, each judged by the other rows, and 1 for others.
 
+        X `(n_samples, n_features)`, the result `(n_samples,)` int64; errors as of `fit`.
         The same as ``fit(X).predict(X)``, but a sketch leaves out every row, known or not.
         """
         self.fit(X)
@@ -227,11 +247,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         if not self._is_sketch() or len(scores) == self._n_added:
             return scores
         X = as_rows(self, X, False, self.density_.kernel)
-        arrivals = np.arange(self._n_added - len(X), self._n_added)
-        scores, window = self._without_own(X, arrivals), self.density_.sliding_window
-        if window is not None and window < len(X):  # rows that are forgotten again
-            scores[:-window] = self.score_samples(X[:-window])
-        return scores
+        return self._without_own(X, np.arange(len(X))[::-1])
 
     # ---- persistence ----
 

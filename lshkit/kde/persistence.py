@@ -31,8 +31,9 @@ def save_detector(detector, file):
     """A file of an LSHOutlierDetector: its density's, and what it found out about the rows."""
     density, arrays = _contents(detector.density_)
     offset, scores, _ = detector._prepare()
-    header = {"density": density, "offset": offset, "contamination": detector.contamination}
-    own = {"n_jobs": detector.n_jobs}
+    header = {"density": density, "offset": offset}
+    header["contamination"] = _plain(detector.contamination)
+    own = {"n_jobs": _plain(detector.n_jobs)}
     if isinstance(detector.random_state, numbers.Integral):
         own["random_state"] = int(detector.random_state)
     header["parameters"] = own
@@ -43,6 +44,11 @@ def save_detector(detector, file):
         header["n_added"] = detector._n_added
         arrays |= dict(zip(KEPT, detector._kept, strict=True))
     archive.write(file, DETECTOR, VERSION, header, arrays)
+
+
+def _plain(value):
+    """A number of NumPy as one for JSON."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _joined(feature_names):
@@ -64,7 +70,7 @@ def _contents(estimator):
         if isinstance(value, (list, tuple, np.ndarray)):
             arrays[f"parameter.{name}"] = np.asarray(value, np.float64)
         else:
-            header["parameters"][name] = value.item() if isinstance(value, np.generic) else value
+            header["parameters"][name] = _plain(value)
     if hasattr(estimator, "feature_names_in_"):
         arrays["feature_names"] = _joined(estimator.feature_names_in_)
     if estimator._kde_sketch is None:

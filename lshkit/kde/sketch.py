@@ -98,6 +98,10 @@ class Sketch:
         """Rows that count."""
         return self.table.count if self.forgetting is None else self.forgetting.n_rows(self.table)
 
+    def weights_of(self, ages):
+        """What rows of these ages, the numbers of rows after them, count if added with weight 1."""
+        return np.ones(len(ages)) if self.forgetting is None else self.forgetting.weights_of(ages)
+
     def merge(self, other):
         """Adds the rows of another sketch, as if they had come after this one's."""
         if type(self.forgetting) is not type(other.forgetting):

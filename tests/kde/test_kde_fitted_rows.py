@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lshkit.kde import LSHKernelDensity
+from lshkit.kde import LSHKernelDensity, fitted_rows
 from lshkit.kde.fitted_rows import log_means_of_rows
 from lshkit.kde.kernels import CODES
 from lshkit.reference.kernel_sums import log_kernel
@@ -78,6 +78,14 @@ def test_sampled(algorithm, kernel, weighted):
     assert density.algorithm_ == algorithm
 
 
+def test_a_row_too_far_away_for_the_type_of_the_rows():
+    """It is answered exactly, and without itself too: its own kernel would make it an inlier."""
+    X = np.r_[clustered(3000), np.full((1, 8), 1e9)]
+    logs = of_rows(LSHKernelDensity(algorithm="near_far", random_state=0).fit(X))
+    assert logs[-1] == pytest.approx(exactly("gaussian", 1.0, X)[-1], rel=1e-6)
+    assert logs[-1] < -1e17 and logs[:-1].min() > -100
+
+
 @pytest.mark.parametrize(("algorithm", "bandwidth"), [("random", 6.0), ("near_far", 2.0)])
 def test_unbiased(algorithm, bandwidth):
     """Over seeds: the row's block that is no part of the sample brings no bias."""
@@ -98,6 +106,23 @@ def test_sketched():
     some = np.linspace(0, len(X) - 1, 300).astype(int)
     want = exactly("angular", 1.0, X)[some]
     assert np.abs(np.expm1(of_rows(density)[some] - want)).mean() < 0.15
+
+
+@pytest.mark.parametrize("algorithm", ["brute", "near_far"])
+def test_few_queries_a_call_for_many_rows(algorithm, monkeypatch):
+    """The core's memory grows with their product."""
+    density = LSHKernelDensity(algorithm=algorithm, random_state=0).fit(clustered(2000))
+    want, pairs = of_rows(density), []
+    for kind in (fitted_rows._RowsAsGiven, fitted_rows._PermutedRows):
+
+        def recorded(keys, start, stop, first, last, threads, sums_of=kind.sums_of):
+            pairs.append((stop - start) * (last - first))
+            return sums_of(keys, start, stop, first, last, threads)
+
+        monkeypatch.setattr(kind, "sums_of", recorded)
+    monkeypatch.setattr(fitted_rows, "PAIRS", 2**12)
+    assert np.array_equal(of_rows(density), want)
+    assert max(pairs) <= 2**12
 
 
 def test_same_bits_at_any_number_of_threads():

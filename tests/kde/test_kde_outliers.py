@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from lshkit.kde import LSHKernelDensity, LSHOutlierDetector, outliers
+from lshkit.kde import LSHKernelDensity, LSHOutlierDetector, known_rows, outliers
 from lshkit.kde.fitted_rows import log_means_of_rows
 
 rng = np.random.default_rng(0)
@@ -79,6 +79,12 @@ def test_fitted_rows_are_found_in_any_order_and_type():
     assert np.array_equal(detector.score_samples(X[order].astype(np.float64)), scores[order])
     assert len(set(scores[:5])) == 1
     assert np.abs(detector.score_samples(X + np.float32(1e-4)) - scores).min() > 1e-5
+
+
+def test_rows_with_the_same_hash_keep_their_scores(monkeypatch):
+    want = LSHOutlierDetector().fit(ROWS[-50:])._prepare()[1]
+    monkeypatch.setattr(known_rows, "hashes_of_rows", lambda X: np.zeros(len(X), np.uint64))
+    assert np.array_equal(LSHOutlierDetector().fit(ROWS[-50:])._prepare()[1], want)
 
 
 def test_new_rows_are_no_more_outliers_than_fitted_ones():
@@ -202,6 +208,45 @@ def test_a_half_life_leaves_a_row_out_by_its_weight():
     assert np.abs(np.expm1(scores - want)[dense]).mean() < 0.1
 
 
+def test_a_window_of_blocks_leaves_a_row_out_by_its_weight():
+    """Rows of the oldest block count partly: two outliers there are neighbors of each other."""
+    X = 0.1 * rng.normal(size=(3000, 24)) + 6 * np.eye(24)[0]
+    X[450:452] = -6 * np.eye(24)[0] + 1e-3 * rng.normal(size=(2, 24))  # of age 2,549 and 2,548
+    scores = []
+    for error in (0.0, 0.2):
+        density = LSHKernelDensity("angular", algorithm="bucket_sum", n_bits=6, n_hashes=128)
+        density.set_params(sliding_window=2600, sliding_window_error=error, random_state=0)
+        detector = LSHOutlierDetector(density).fit(X)
+        scores.append(detector.score_samples(X[450:452]))
+        assert np.array_equal(detector._scores_of_fitted(X)[450:452], scores[-1])
+    forgetting = density.set_params(normalize=False).fit(X)._kde_sketch.forgetting
+    assert forgetting.name == "blocked_window" and 0 < forgetting.inside < 1
+    exact, blocked = scores
+    assert np.allclose(blocked, exact + np.log(forgetting.inside), atol=0.01)
+
+
+@pytest.mark.parametrize(
+    "options", [{"sliding_window": 300}, {"sliding_window_error": 0.3}, {"half_life": 100.0}]
+)
+def test_weights_of_rows_in_a_sketch(options):
+    """What a row counts is what the table would lack without it."""
+    if "sliding_window_error" in options:
+        options = options | {"sliding_window": 1000}
+    X = np.eye(40)[np.arange(1203) % 40] * (1 + np.arange(1203) % 7)[:, None]
+    sketch = sketched(n_hashes=4, n_bits=16, **options).fit(X)._kde_sketch
+    weights = sketch.weights_of(np.arange(len(X))[::-1])
+    assert weights.sum() == pytest.approx(sketch.total)
+    assert (np.diff(weights) >= 0).all() and weights[0] < weights[-1]
+
+
+def test_rows_of_a_window_that_are_forgotten_again():
+    density = sketched(sliding_window=400)
+    detector = LSHOutlierDetector(density, random_state=3).fit(ROWS)
+    scores = detector._scores_of_fitted(ROWS)
+    assert np.allclose(scores[:-400], detector.score_samples(ROWS[:-400]))
+    assert np.array_equal(scores[-400:], detector.score_samples(ROWS[-400:]))
+
+
 def test_a_stream_of_single_rows():
     detector = LSHOutlierDetector(sketched())
     for row in ROWS[:20]:
@@ -255,6 +300,17 @@ def test_saved_and_loaded(name, way, tmp_path):
         one.partial_fit(ROWS[:200] + 0.5)
     assert np.array_equal(loaded.decision_function(queries), detector.decision_function(queries))
     assert np.array_equal(loaded.fit_predict(ROWS), detector.fit_predict(ROWS))
+
+
+@pytest.mark.parametrize("name", ["default", "sketch"])
+def test_numpys_numbers_in_a_file(name):
+    options = {"contamination": np.float32(0.1), "n_jobs": np.int64(1)}
+    detector = LSHOutlierDetector(DENSITIES[name], random_state=np.int32(3), **options).fit(ROWS)
+    detector.save(file := io.BytesIO())
+    file.seek(0)
+    loaded = LSHOutlierDetector.load(file)
+    assert (loaded.n_jobs, loaded.random_state) == (1, 3)
+    assert loaded.contamination == np.float32(0.1) and loaded.offset_ == detector.offset_
 
 
 def test_files_of_something_else():
