@@ -76,9 +76,7 @@ class Geometry:
         self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
         if kernel == "angular":
             self.centre = np.zeros_like(centre)
-        width = bandwidth[0]  # which must not take squares out of float64
-        one = (bandwidth == width).all() and 1e-140 < width < 1e140
-        self.widths, self.edge = (None, float(width)) if one else (bandwidth, 1.0)
+        self.widths, self.edge = edge_of(bandwidth)
         self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
     def scale(self, X):
@@ -237,6 +235,13 @@ class Geometry:
                 some[members] = out
             sums += Sums(*some.T)
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+
+
+def edge_of(bandwidth):
+    """What compact kernels divide differences by (None: 1), and the distance where they end."""
+    width = bandwidth[0]  # which must not take squares out of float64
+    one = (bandwidth == width).all() and 1e-140 < width < 1e140
+    return (None, float(width)) if one else (bandwidth, 1.0)
 
 
 class Training:
