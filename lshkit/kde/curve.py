@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_random_state
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights
+from lshkit.kde.arguments import as_weights, of_unit_size
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -109,7 +109,10 @@ def likelihood_curve(
         By default the curve spans all bandwidths that can be a maximum (a bound from the distances
         of nearest rows and of all), with more points around the maximum, which is refined.
     kernel : str
-        As in `LSHKernelDensity`; the angular kernel has no density in R^d and no bandwidth.
+        Of the density, as in `LSHKernelDensity`: "gaussian", "exponential", "laplacian", or one
+        that is 0 from r = 1 on ("tophat", "epanechnikov", "linear", "cosine"), under which a row
+        without others within the bandwidth makes the likelihood 0. Not "angular", which has no
+        density in R^d and no bandwidth.
     scale : None, "std" or array `(n_features,)`
         What bandwidths multiply: 1, every feature's standard deviation, or numbers > 0.
     sample_weight : array `(n_samples,)`, >= 0, optional
@@ -117,6 +120,7 @@ def likelihood_curve(
         Rows that are held out: a random sample of so many (far rows more often, and counted less),
         None all. The sums always contain all other rows: a sample of those would move the maximum.
     random_state : None, int or RandomState
+        Of the rows that are held out; an int makes results reproducible.
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all. Results do not depend on it.
 
@@ -149,15 +153,17 @@ def likelihood_curve(
         X = checks.array("X", X.detach(), torch)
         X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
     X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
-    weights = as_weights(sample_weight, len(X))
+    weights = of_unit_size(as_weights(sample_weight, len(X)))
     if bandwidths is not None:
         bandwidths = _checked("bandwidths", bandwidths, None)
         bandwidths = np.unique(bandwidths)
     if n_held_out is not None:
         n_held_out = checks.integer("n_held_out", n_held_out, 2)
-    ones = np.ones(X.shape[1])
+    rows, totals = distinct_rows(X, weights)
+    if len(rows) < 2:
+        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
     if scale is None:
-        factors = ones
+        factors = np.ones(X.shape[1])
     elif isinstance(scale, str):
         if scale != "std":
             raise ValueError(f"scale must be None, 'std' or an array of numbers, got {scale!r}")
@@ -168,10 +174,7 @@ def likelihood_curve(
     else:
         factors = _checked("scale", scale, X.shape[1])
     seed = check_random_state(random_state).randint(2**31 - 1)
-    rows, weights = distinct_rows(X, weights)
-    if len(rows) < 2:
-        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
-    left_out = LeaveOneOut(rows, weights, kernel, factors, effective_n_jobs(n_jobs))
+    left_out = LeaveOneOut(rows, totals, kernel, factors, effective_n_jobs(n_jobs))
     (left_out,) = holding_out([left_out], n_held_out, seed)
     if bandwidths is None:
         found = around_maximum(left_out, first_look(left_out))

@@ -159,7 +159,10 @@ class LeaveOneOut:
     def _distances(self):
         """Of the kernels that end: distances of some rows left out from all, own: inf."""
         mantissas, exponents = np.frexp(self.scale)
-        exponents += math.frexp(self.unit)[1] - 1
+        scaling = dict(metric="seuclidean", V=mantissas**2)
+        if (mantissas == 0.5).all():  # powers of 2
+            exponents, scaling = exponents - 1, dict(metric="euclidean")
+        exponents = exponents + math.frexp(self.unit)[1] - 1
 
         def as_given(rows):  # but for powers of 2, which keep squares in float64
             return np.ldexp(np.asarray(rows, np.float64), -exponents)
@@ -171,7 +174,7 @@ class LeaveOneOut:
             for start in range(0, len(self.X), ROWS_AT_ONCE):
                 part = slice(start, start + ROWS_AT_ONCE)
                 rows = as_given(self.X[part])
-                distances[:, part] = cdist(queries, rows, "seuclidean", V=mantissas**2)
+                distances[:, part] = cdist(queries, rows, **scaling)
             distances[np.arange(len(held_out)), held_out] = np.inf
             yield distances, held_out
 
@@ -181,9 +184,9 @@ class LeaveOneOut:
         logs = np.empty((len(distances), len(widths)))
         for column, width in enumerate(widths):
             values = kernels.compact(self.kernel, distances, width)
-            around = (distances > width * (1 - rounding)) & (distances < width * (1 + rounding))
-            pairs = np.nonzero(around)
-            if len(pairs[0]):
+            low, high = (distances < width * (1 + sign * rounding) for sign in (-1, 1))
+            if np.count_nonzero(low) < np.count_nonzero(high):
+                pairs = np.nonzero(low != high)
                 values[pairs] = self._at_edge(held_out[pairs[0]], pairs[1], width)
             with np.errstate(divide="ignore"):
                 logs[:, column] = np.log(values @ weights)

@@ -182,6 +182,25 @@ def test_bandwidths_that_are_given():
             assert np.isnan(likelihood_curve(X, grid).best_std)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e-60, 1e-42, 1e45, 1e300])
+def test_the_size_of_weights_does_not_matter(unit):
+    X, weights = rows_of(200, 2), np.random.default_rng(1).uniform(0.1, 1, 200)
+    one = likelihood_curve(X, sample_weight=weights, n_held_out=100, random_state=0)
+    other = likelihood_curve(X, sample_weight=weights * unit, n_held_out=100, random_state=0)
+    assert np.isclose(other.best, one.best, rtol=1e-6)
+    assert np.allclose(other.log_likelihood, one.log_likelihood, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [None, "std"])
+def test_one_row_is_not_enough(scale):
+    X = rows_of(20, 2)
+    for bad, weights in ((X[:1], None), (X, np.eye(20)[3]), (X, np.r_[1, np.full(19, 1e-50)])):
+        with pytest.raises(ValueError, match="at least 2 rows that differ, got 1"):
+            likelihood_curve(bad, scale=scale, sample_weight=weights)
+
+
 def test_scales_multiply_bandwidths():
     X, scale = rows_of(200, 3) * [1, 10, 100], np.array([2.0, 9.0, 70.0])
     for given, factors in ((scale, scale), ("std", X.std(axis=0, ddof=1)), (None, np.ones(3))):
@@ -436,6 +455,23 @@ def test_rule_with_stored_rows_sees_all_of_them():
     merged = LSHKernelDensity(**options).fit(X[:100], sample_weight=weights[:100])
     merged.merge(LSHKernelDensity(**options).fit(X[100:], sample_weight=weights[100:]))
     assert np.array_equal(merged.bandwidth_, whole.bandwidth_)
+
+
+@pytest.mark.parametrize("rule", ["scott", "silverman", "likelihood", "neighbors"])
+def test_rules_wait_for_rows_to_come(rule):
+    X = rows_of(40, 2)
+    density = LSHKernelDensity(bandwidth=rule, random_state=0).partial_fit(X[:1])
+    for ask in (lambda: density.bandwidth_, lambda: density.score_samples(X)):
+        with pytest.raises(ValueError, match=f"bandwidth='{rule}' needs at least 2 rows"):
+            ask()
+    whole = LSHKernelDensity(bandwidth=rule, random_state=0).fit(X)
+    assert np.array_equal(density.partial_fit(X[1:]).bandwidth_, whole.bandwidth_)
+    sketch = LSHKernelDensity("laplacian", rule, algorithm="bucket_sum")
+    for refused in (sketch.partial_fit, LSHKernelDensity(bandwidth=rule).fit):
+        with pytest.raises(ValueError, match=f"bandwidth='{rule}' needs at least 2 rows"):
+            refused(X[:1])
+        assert not [name for name in vars(refused.__self__) if name.startswith("_kde")]
+    assert sketch.partial_fit(X).n_samples_seen_ == 40
 
 
 def test_rule_of_a_sketch_takes_its_first_rows(tmp_path):
