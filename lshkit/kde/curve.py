@@ -35,12 +35,12 @@ class LikelihoodCurve:
     log_likelihood : float64 array `(n_bandwidths,)`
         Weighted mean over the rows held out of log f_-i(x_i), in nats: the log-density, in the
         units of X, that all other rows give to row i. -inf where some row has none.
-    std : float64 array `(n_bandwidths,)`
+    standard_error : float64 array `(n_bandwidths,)`
         Standard error of `log_likelihood` as a mean over the population of the rows.
     best : float
         The bandwidth of the largest log-likelihood, a multiple of `scale`: one of those that were
         given, or else the maximum of the curve through all points and their slopes.
-    best_std : float
+    best_standard_error : float
         Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
         bandwidths were given, and for kernels that are 0 from r = 1 on.
     best_log_likelihood : float
@@ -53,9 +53,9 @@ class LikelihoodCurve:
 
     bandwidths: np.ndarray
     log_likelihood: np.ndarray
-    std: np.ndarray
+    standard_error: np.ndarray
     best: float
-    best_std: float
+    best_standard_error: float
     best_log_likelihood: float
     scale: np.ndarray | None
     kernel: str
@@ -77,9 +77,10 @@ class LikelihoodCurve:
 
             ax = plt.gca()
         finite = np.isfinite(self.log_likelihood)
-        x, y, std = (v[finite] for v in (self.bandwidths, self.log_likelihood, self.std))
+        shown = self.bandwidths, self.log_likelihood, self.standard_error
+        x, y, error = (values[finite] for values in shown)
         (line,) = ax.plot(x, y, ".-", ms=4, lw=1.2, label=self.kernel)
-        ax.fill_between(x, y - 2 * std, y + 2 * std, color=line.get_color(), alpha=0.2, lw=0)
+        ax.fill_between(x, y - 2 * error, y + 2 * error, color=line.get_color(), alpha=0.2, lw=0)
         ax.plot(self.best, self.best_log_likelihood, "o", ms=7, mfc="none", color=line.get_color())
         ax.set(xscale="log", xlabel="bandwidth", ylabel="leave-one-out log-likelihood per row")
         return ax
@@ -193,9 +194,9 @@ def likelihood_curve(
     return LikelihoodCurve(
         bandwidths=found[0] * left_out.unit,
         log_likelihood=found[1],
-        std=found[2],
+        standard_error=found[2],
         best=best * left_out.unit,
-        best_std=error * left_out.unit,
+        best_standard_error=error * left_out.unit,
         best_log_likelihood=likelihood,
         scale=None if scale is None else factors,
         kernel=kernel,

@@ -184,10 +184,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         weights = as_weights(sample_weight, len(X))
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
-            if isinstance(widths, str) and (streams or all_rows):
-                bandwidths.check_rows(
-                    widths, X, of_unit_size(weights)
-                )  # what fails leaves nothing behind
+            if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
+                bandwidths.check_rows(widths, X, of_unit_size(weights))
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = None

@@ -7,7 +7,8 @@ from scipy.spatial.distance import cdist
 
 from lshkit import _C
 from lshkit.kde import kernels
-from lshkit.kde.sums import DOUBLE_ROUNDING, FARTHEST, LEAST, ROUNDING, edge_of
+from lshkit.kde.known_rows import hashes_of_rows
+from lshkit.kde.sums import DOUBLE_ROUNDING, FARTHEST, LEAST, ROUNDING, centre_of, edge_of
 
 ROWS_AT_ONCE = 2**15  # that are scaled in one piece
 TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change
@@ -18,8 +19,9 @@ COMPACT_QUERIES = 32  # whose distances are kept, of the kernels that end
 class LeaveOneOut:
     """log f_-i(x_i) for rows i that are held out; f_-i is the density of the distinct rows but i.
 
-    Rows that are equal count as one row with the sum of their weights: they are left out together.
-    Otherwise each would predict its copies, and the narrowest bandwidth would always win.
+    Rows that are equal count as one row with the sum of their weights: a row's copies are left out
+    with it, which `lshkit.reference.leave_one_out` does not do. Otherwise each would predict its
+    copies, and the narrowest bandwidth would always win.
 
     Parameters
     ----------
@@ -38,9 +40,7 @@ class LeaveOneOut:
     def __init__(self, X, weights, kernel, scale, threads):
         self.X, self.weights, self.kernel, self.scale = X, weights, kernel, scale
         self.threads = threads
-        low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
-        with np.errstate(over="ignore"):
-            self.centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+        self.centre = centre_of(X)
         some = np.abs(X[:: -(-len(X) // 1024)] / scale - self.centre / scale).max(axis=1)
         some = some[some > 0]
         self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
@@ -210,12 +210,7 @@ def distinct_rows(X, weights):
     if weights is not None and weights.min() < LEAST * weights.max():
         kept = weights >= LEAST * weights.max()
         X, weights = X[kept], weights[kept]
-    hashes = np.zeros(len(X), np.uint64)
-    for column in X.T:  # FNV-1a, a number at a time; 0 and -0 are equal
-        words = (column + X.dtype.type(0)).view(f"u{X.itemsize}")
-        hashes = (hashes ^ words) * np.uint64(0x100000001B3)
-        hashes ^= hashes >> np.uint64(29)
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(hashes_of_rows(X), return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse.reshape(-1)] > 1)
     if len(repeated) == 0:
         return X, weights

@@ -297,11 +297,14 @@ def training_of(kernel, n_bits, bandwidth, X, weights, seed):
     """The `Training` of rows, centred for their distances; without rows that do not count."""
     if weights is not None and weights.min() < LEAST:
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
-    # The mean, but for features where a few far rows take it away from the others.
+    return Training(X, weights, Geometry(kernel, n_bits, centre_of(X), bandwidth), seed)
+
+
+def centre_of(X):
+    """The mean, but for features where a few far rows take it away from the others."""
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
     with np.errstate(over="ignore", invalid="ignore"):
-        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
-    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
+        return np.clip(X.mean(axis=0, dtype=np.float64), low, high)
 
 
 class PermutedRows:

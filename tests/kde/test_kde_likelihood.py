@@ -163,7 +163,9 @@ def test_the_best_bandwidth_is_the_maximum(kernel):
     wanted = [by_definition(kernel, X, h) for h in curve.bandwidths]
     means = np.mean(wanted, axis=1)
     assert np.allclose(curve.log_likelihood, means, rtol=1e-6, atol=1e-5)
-    assert np.allclose(curve.std, np.std(wanted, axis=1, ddof=1) / np.sqrt(250), rtol=1e-4)
+    assert np.allclose(
+        curve.standard_error, np.std(wanted, axis=1, ddof=1) / np.sqrt(250), rtol=1e-4
+    )
     assert (np.diff(curve.bandwidths) > 0).all() and np.isfinite(curve.log_likelihood).all()
     assert curve.n_held_out == curve.n_distinct == 250
 
@@ -179,7 +181,7 @@ def test_bandwidths_that_are_given():
     assert np.allclose(curve.log_likelihood, wanted, atol=1e-5)
     for grid, word in (([0.01, 0.1], "larger"), ([3.0, 9.0], "smaller")):
         with pytest.warns(UserWarning, match=f"grows towards {word}"):
-            assert np.isnan(likelihood_curve(X, grid).best_std)
+            assert np.isnan(likelihood_curve(X, grid).best_standard_error)
 
 
 @pytest.mark.filterwarnings("error")
@@ -254,18 +256,18 @@ def test_samples_agree_with_all_rows_within_the_stated_error(name, weighted):
         for seed in range(40)
     ]
     off = np.array([c.log_likelihood - exact.log_likelihood for c in curves])
-    stated = np.sqrt(np.mean([c.std**2 for c in curves], axis=0))
+    stated = np.sqrt(np.mean([c.standard_error**2 for c in curves], axis=0))
     # Unbiased, up to the ratio's bias of 1 / n; no larger than stated, as errors go over 40 seeds:
     # a standard deviation of them is known to 1 / sqrt(2 * 39), four of those are 0.45.
     assert (np.abs(off.mean(axis=0)) < 4 * stated / np.sqrt(40) + stated / 10).all()
     assert (np.sqrt((off**2).mean(axis=0)) < 1.45 * stated).all()
     best = [likelihood_curve(X, n_held_out=400, random_state=s, **options) for s in range(8)]
-    off = np.array([(c.best - exact.best) / c.best_std for c in best])
+    off = np.array([(c.best - exact.best) / c.best_standard_error for c in best])
     assert np.sqrt(np.mean(off**2)) < 2  # four standard errors of eight
     lost = exact.best_log_likelihood - np.interp(
         [c.best for c in best], exact.bandwidths, exact.log_likelihood
     )
-    assert lost.max() < 2 * exact.std.max()
+    assert lost.max() < 2 * exact.standard_error.max()
 
 
 def test_far_rows_are_all_held_out():
@@ -283,7 +285,7 @@ def test_far_rows_are_all_held_out():
 def test_stated_error_of_the_best_bandwidth_over_new_rows():
     """Of all rows held out: the spread over data sets, four standard errors of it wide."""
     curves = [likelihood_curve(rows_of(400, 5, seed), n_held_out=None) for seed in range(60)]
-    ratio = np.std([c.best for c in curves]) / np.median([c.best_std for c in curves])
+    ratio = np.std([c.best for c in curves]) / np.median([c.best_standard_error for c in curves])
     # The same rows are summed too, which the error leaves out: it is an order of magnitude.
     assert 0.5 < ratio < 1 + 4 / np.sqrt(120)
 
