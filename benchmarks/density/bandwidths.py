@@ -33,7 +33,7 @@ from benchmarks.measurement import (  # noqa: E402
 from lshkit.kde import LSHKernelDensity, likelihood_curve  # noqa: E402
 
 OUT = RESULTS / "bandwidths.json"
-RULES = "scott", "silverman", "likelihood"
+RULES = "scott", "silverman", "likelihood", "neighbors"
 
 
 # --- Speed --------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def rules(args):
         for kernel in ("gaussian", "exponential"):
             for rule in RULES:
                 if kernel == "exponential" and rule != "likelihood":
-                    continue  # Scott's and Silverman's factors are those of the gaussian kernel
+                    continue  # the others are compared with the gaussian kernel alone
                 density = LSHKernelDensity(kernel, rule, rtol=0, random_state=0)
                 begin = time.perf_counter()
                 try:
