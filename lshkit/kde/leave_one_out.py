@@ -163,6 +163,8 @@ class LeaveOneOut:
         if (mantissas == 0.5).all():  # powers of 2
             exponents, scaling = exponents - 1, dict(metric="euclidean")
         exponents = exponents + math.frexp(self.unit)[1] - 1
+        # Features that do not vary, however large: to 0.
+        exponents[(self.X == self.X[0]).all(axis=0)] = 4096
 
         def as_given(rows):  # but for powers of 2, which keep squares in float64
             return np.ldexp(np.asarray(rows, np.float64), -exponents)

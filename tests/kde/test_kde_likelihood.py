@@ -89,6 +89,13 @@ def test_curve_is_that_of_densities_on_a_grid(kernel):
     assert np.isclose(curve.log_likelihood[0], wanted.mean(), atol=2e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_large_features_that_do_not_vary_change_nothing():
+    X = 1e-10 * rows_of(50, 2)
+    both = [holding_out_all(x, "linear") for x in (X, np.c_[X, np.full(50, 1e300)])]
+    assert np.allclose(*(x.nearest() * x.unit for x in both), atol=0)
+
+
 @pytest.mark.parametrize("kernel", SMOOTH)
 def test_slopes_are_derivatives(kernel):
     left_out = holding_out_all(rows_of(200, 5), kernel)
