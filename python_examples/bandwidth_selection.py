@@ -52,7 +52,9 @@ def main() -> None:
             density = LSHKernelDensity(bandwidth=rule, rtol=0, random_state=0).fit(rows)
             scores[rule] = density.score(others) / len(others)
         curves[d], factors[d] = curve, args.rows ** (-1 / (d + 4))
-        table.append((d, factors[d], curve.best, curve.best_std, *scores.values(), seconds))
+        table.append(
+            (d, factors[d], curve.best, curve.best_standard_error, *scores.values(), seconds)
+        )
     print(
         "\n| features | Scott's factor | best factor | Scott | Silverman | likelihood | curve, s |"
     )

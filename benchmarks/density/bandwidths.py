@@ -33,7 +33,7 @@ from benchmarks.measurement import (  # noqa: E402
 from lshkit.kde import LSHKernelDensity, likelihood_curve  # noqa: E402
 
 OUT = RESULTS / "bandwidths.json"
-RULES = "scott", "silverman", "likelihood"
+RULES = "scott", "silverman", "likelihood", "neighbors"
 
 
 # --- Speed --------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def accuracy(args):
             lost = exact.best_log_likelihood - exactly.log_likelihood
             samples[str(count)] = {
                 "root mean square": float(np.sqrt(np.mean(off**2))),
-                "stated": float(np.median([c.best_std / c.best for c in curves])),
+                "stated": float(np.median([c.best_standard_error / c.best for c in curves])),
                 "mean": float(off.mean()),
                 "largest loss of log-likelihood per row": float(lost.max()),
             }
@@ -123,7 +123,7 @@ def accuracy(args):
             "n": len(X),
             "d": X.shape[1],
             "best": exact.best,
-            "best_std": exact.best_std,
+            "best_standard_error": exact.best_standard_error,
             "held out": samples,
             "of a tenth of all rows": tenth.best / exact.best,
         }
@@ -157,7 +157,7 @@ def rules(args):
         for kernel in ("gaussian", "exponential"):
             for rule in RULES:
                 if kernel == "exponential" and rule != "likelihood":
-                    continue  # Scott's and Silverman's factors are those of the gaussian kernel
+                    continue  # the others are compared with the gaussian kernel alone
                 density = LSHKernelDensity(kernel, rule, rtol=0, random_state=0)
                 begin = time.perf_counter()
                 try:

@@ -10,7 +10,7 @@ from sklearn.utils import check_array, check_random_state
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights
+from lshkit.kde.arguments import as_weights, of_unit_size
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -35,12 +35,12 @@ class LikelihoodCurve:
     log_likelihood : float64 array `(n_bandwidths,)`
         Weighted mean over the rows held out of log f_-i(x_i), in nats: the log-density, in the
         units of X, that all other rows give to row i. -inf where some row has none.
-    std : float64 array `(n_bandwidths,)`
+    standard_error : float64 array `(n_bandwidths,)`
         Standard error of `log_likelihood` as a mean over the population of the rows.
     best : float
         The bandwidth of the largest log-likelihood, a multiple of `scale`: one of those that were
         given, or else the maximum of the curve through all points and their slopes.
-    best_std : float
+    best_standard_error : float
         Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
         bandwidths were given, and for kernels that are 0 from r = 1 on.
     best_log_likelihood : float
@@ -53,9 +53,9 @@ class LikelihoodCurve:
 
     bandwidths: np.ndarray
     log_likelihood: np.ndarray
-    std: np.ndarray
+    standard_error: np.ndarray
     best: float
-    best_std: float
+    best_standard_error: float
     best_log_likelihood: float
     scale: np.ndarray | None
     kernel: str
@@ -77,9 +77,10 @@ class LikelihoodCurve:
 
             ax = plt.gca()
         finite = np.isfinite(self.log_likelihood)
-        x, y, std = (v[finite] for v in (self.bandwidths, self.log_likelihood, self.std))
+        shown = self.bandwidths, self.log_likelihood, self.standard_error
+        x, y, error = (values[finite] for values in shown)
         (line,) = ax.plot(x, y, ".-", ms=4, lw=1.2, label=self.kernel)
-        ax.fill_between(x, y - 2 * std, y + 2 * std, color=line.get_color(), alpha=0.2, lw=0)
+        ax.fill_between(x, y - 2 * error, y + 2 * error, color=line.get_color(), alpha=0.2, lw=0)
         ax.plot(self.best, self.best_log_likelihood, "o", ms=7, mfc="none", color=line.get_color())
         ax.set(xscale="log", xlabel="bandwidth", ylabel="leave-one-out log-likelihood per row")
         return ax
@@ -109,7 +110,10 @@ def likelihood_curve(
         By default the curve spans all bandwidths that can be a maximum (a bound from the distances
         of nearest rows and of all), with more points around the maximum, which is refined.
     kernel : str
-        As in `LSHKernelDensity`; the angular kernel has no density in R^d and no bandwidth.
+        Of the density, as in `LSHKernelDensity`: "gaussian", "exponential", "laplacian", or one
+        that is 0 from r = 1 on ("tophat", "epanechnikov", "linear", "cosine"), under which a row
+        without others within the bandwidth makes the likelihood 0. Not "angular", which has no
+        density in R^d and no bandwidth.
     scale : None, "std" or array `(n_features,)`
         What bandwidths multiply: 1, every feature's standard deviation, or numbers > 0.
     sample_weight : array `(n_samples,)`, >= 0, optional
@@ -117,6 +121,7 @@ def likelihood_curve(
         Rows that are held out: a random sample of so many (far rows more often, and counted less),
         None all. The sums always contain all other rows: a sample of those would move the maximum.
     random_state : None, int or RandomState
+        Of the rows that are held out; an int makes results reproducible.
     n_jobs : int, optional
         Threads, as in joblib: None is 1, -1 all. Results do not depend on it.
 
@@ -149,15 +154,17 @@ def likelihood_curve(
         X = checks.array("X", X.detach(), torch)
         X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
     X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
-    weights = as_weights(sample_weight, len(X))
+    weights = of_unit_size(as_weights(sample_weight, len(X)))
     if bandwidths is not None:
         bandwidths = _checked("bandwidths", bandwidths, None)
         bandwidths = np.unique(bandwidths)
     if n_held_out is not None:
         n_held_out = checks.integer("n_held_out", n_held_out, 2)
-    ones = np.ones(X.shape[1])
+    rows, totals = distinct_rows(X, weights)
+    if len(rows) < 2:
+        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
     if scale is None:
-        factors = ones
+        factors = np.ones(X.shape[1])
     elif isinstance(scale, str):
         if scale != "std":
             raise ValueError(f"scale must be None, 'std' or an array of numbers, got {scale!r}")
@@ -168,10 +175,7 @@ def likelihood_curve(
     else:
         factors = _checked("scale", scale, X.shape[1])
     seed = check_random_state(random_state).randint(2**31 - 1)
-    rows, weights = distinct_rows(X, weights)
-    if len(rows) < 2:
-        raise ValueError(f"X must have at least 2 rows that differ, got {len(rows)}")
-    left_out = LeaveOneOut(rows, weights, kernel, factors, effective_n_jobs(n_jobs))
+    left_out = LeaveOneOut(rows, totals, kernel, factors, effective_n_jobs(n_jobs))
     (left_out,) = holding_out([left_out], n_held_out, seed)
     if bandwidths is None:
         found = around_maximum(left_out, first_look(left_out))
@@ -190,9 +194,9 @@ def likelihood_curve(
     return LikelihoodCurve(
         bandwidths=found[0] * left_out.unit,
         log_likelihood=found[1],
-        std=found[2],
+        standard_error=found[2],
         best=best * left_out.unit,
-        best_std=error * left_out.unit,
+        best_standard_error=error * left_out.unit,
         best_log_likelihood=likelihood,
         scale=None if scale is None else factors,
         kernel=kernel,

@@ -9,8 +9,13 @@ def effective_rows(X, weights):
 
 
 def standard_deviations(X, weights):
-    """Of every feature, float64 `(n_features,)`, unbiased variances; 0 for constant features."""
-    shares = _shares(X, weights)
+    """Of every feature, float64 `(n_features,)`, unbiased variances; 0 for constant features.
+
+    All are 0 where a single row counts.
+    """
+    shares, effective = _shares(X, weights), effective_rows(X, weights)
+    if len(X) < 2 or effective <= 1:
+        return np.zeros(X.shape[1])
     # In units in which the squares of float64 neither overflow nor underflow.
     units = np.frexp(np.maximum(X.max(axis=0), -X.min(axis=0)).astype(np.float64))[1]
     mean, variance = np.zeros(X.shape[1]), np.zeros(X.shape[1])
@@ -22,7 +27,7 @@ def standard_deviations(X, weights):
         variance += shares[part] @ deviations**2
     counted = X if weights is None else X[weights > 0]
     constant = (variance <= 0) | (counted == counted[0]).all(axis=0)
-    variance = np.where(constant, 0, variance / (1 - 1 / effective_rows(X, weights)))
+    variance = np.where(constant, 0, variance / (1 - 1 / effective))
     return np.ldexp(np.sqrt(variance), units)
 
 

@@ -160,13 +160,18 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         """
         for name in [name for name in vars(self) if name.endswith("_") or name.startswith("_kde")]:
             delattr(self, name)
-        return self.partial_fit(X, y, sample_weight)._prepare()
+        return self._add(X, sample_weight, all_rows=True)._prepare()
 
     def partial_fit(self, X, y=None, sample_weight=None):
         """Adds rows, as if all rows had been passed to `fit`; returns self.
 
-        With a rule for the bandwidth, "bucket_sum" keeps the bandwidth of its first rows.
+        A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
+        would; "bucket_sum" keeps the bandwidth of its first rows.
         """
+        return self._add(X, sample_weight)
+
+    def _add(self, X, sample_weight, all_rows=False):
+        """Adds rows; all_rows: no others are to come, so that a rule must suit them. self."""
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
         streams = not keeps_rows(self.algorithm)
@@ -180,8 +185,8 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         weights = as_weights(sample_weight, len(X), not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
-            if isinstance(widths, str):
-                bandwidths.check_rows(widths, X, weights)  # what fails leaves nothing behind
+            if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
+                bandwidths.check_rows(widths, X, of_unit_size(weights))
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = None

@@ -59,6 +59,27 @@ def log_normalizer(kernel, n_features):
     )
 
 
+def compact(kernel, distances, edge):
+    """Kernels of distances that are 0 from the distance edge on, rounded as the core's are."""
+    inside = distances < edge
+    if kernel == "tophat":
+        return inside.astype(np.float64)
+    values = np.minimum(distances, edge)
+    if kernel == "epanechnikov":
+        values *= values
+        values /= edge * edge
+    elif kernel == "cosine":
+        values *= math.pi / 2
+        values /= edge
+        np.cos(values, out=values)
+    else:
+        values /= edge
+    if kernel != "cosine":
+        np.subtract(1, values, out=values)
+    values *= inside
+    return values
+
+
 def draw(kernel, n_samples, n_features, rng):
     """n_samples random rows of the kernel's density at bandwidth 1, float64. rng: RandomState."""
     shape = n_samples, n_features

@@ -3,11 +3,12 @@
 import math
 
 import numpy as np
-from sklearn.metrics.pairwise import euclidean_distances
+from scipy.spatial.distance import cdist
 
 from lshkit import _C
 from lshkit.kde import kernels
-from lshkit.kde.sums import FARTHEST, LEAST, ROUNDING
+from lshkit.kde.known_rows import hashes_of_rows
+from lshkit.kde.sums import DOUBLE_ROUNDING, FARTHEST, LEAST, ROUNDING, centre_of, edge_of
 
 ROWS_AT_ONCE = 2**15  # that are scaled in one piece
 TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change
@@ -18,8 +19,9 @@ COMPACT_QUERIES = 32  # whose distances are kept, of the kernels that end
 class LeaveOneOut:
     """log f_-i(x_i) for rows i that are held out; f_-i is the density of the distinct rows but i.
 
-    Rows that are equal count as one row with the sum of their weights: they are left out together.
-    Otherwise each would predict its copies, and the narrowest bandwidth would always win.
+    Rows that are equal count as one row with the sum of their weights: a row's copies are left out
+    with it, which `lshkit.reference.leave_one_out` does not do. Otherwise each would predict its
+    copies, and the narrowest bandwidth would always win.
 
     Parameters
     ----------
@@ -38,9 +40,7 @@ class LeaveOneOut:
     def __init__(self, X, weights, kernel, scale, threads):
         self.X, self.weights, self.kernel, self.scale = X, weights, kernel, scale
         self.threads = threads
-        low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
-        with np.errstate(over="ignore"):
-            self.centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+        self.centre = centre_of(X)
         some = np.abs(X[:: -(-len(X) // 1024)] / scale - self.centre / scale).max(axis=1)
         some = some[some > 0]
         self.unit = math.ldexp(1.0, math.frexp(np.median(some))[1]) if len(some) else 1.0
@@ -86,8 +86,7 @@ class LeaveOneOut:
     def nearest(self):
         """The least distance of each row left out from another row."""
         if self.kernel in kernels.COMPACT:
-            parts = [np.sqrt(squares.min(axis=1)) for squares, _ in self._squares()]
-            return np.concatenate(parts)
+            return np.concatenate([distances.min(axis=1) for distances, _ in self._distances()])
         least, _ = self._sums(self._queries, self.held_out, np.empty(0), np.float64)
         return np.sqrt(2 * least) if self.kernel == "gaussian" else least
 
@@ -107,7 +106,7 @@ class LeaveOneOut:
             others = self.weights.sum() - self.weights[self.held_out]
         norms = norms + np.log(others)[:, None]
         if self.kernel in kernels.COMPACT:
-            logs = np.concatenate([self._log_sums(*part, widths) for part in self._squares()])
+            logs = np.concatenate([self._log_sums(*part, widths) for part in self._distances()])
             return logs - norms, np.full(logs.shape, np.nan)
         power = 2 if self.kernel == "gaussian" else 1
         sums = np.empty((len(self.held_out), len(widths), 2))
@@ -157,37 +156,52 @@ class LeaveOneOut:
             log_sums = both
         return nearest, np.stack([log_sums, exponents], axis=-1)
 
-    def _squares(self):
-        """Of the kernels that end: squared distances of some rows left out from all, own: inf."""
-        for first in range(0, len(self.held_out), COMPACT_QUERIES):
-            part = slice(first, first + COMPACT_QUERIES)
-            queries, held_out = self._queries[part], self.held_out[part]
-            squares = [
-                euclidean_distances(queries, rows, squared=True)
-                for _, rows in self._parts(np.float64)
-            ]
-            squares = np.concatenate(squares, axis=1)
-            squares[np.arange(len(held_out)), held_out] = np.inf
-            yield squares, held_out
+    def _distances(self):
+        """Of the kernels that end: distances of some rows left out from all, own: inf."""
+        mantissas, exponents = np.frexp(self.scale)
+        scaling = dict(metric="seuclidean", V=mantissas**2)
+        if (mantissas == 0.5).all():  # powers of 2
+            exponents, scaling = exponents - 1, dict(metric="euclidean")
+        exponents = exponents + math.frexp(self.unit)[1] - 1
+        # Features that do not vary, however large: to 0.
+        exponents[(self.X == self.X[0]).all(axis=0)] = 4096
 
-    def _log_sums(self, squares, held_out, widths):
+        def as_given(rows):  # but for powers of 2, which keep squares in float64
+            return np.ldexp(np.asarray(rows, np.float64), -exponents)
+
+        for first in range(0, len(self.held_out), COMPACT_QUERIES):
+            held_out = self.held_out[first : first + COMPACT_QUERIES]
+            queries = as_given(self.X[held_out])
+            distances = np.empty((len(held_out), len(self.X)))
+            for start in range(0, len(self.X), ROWS_AT_ONCE):
+                part = slice(start, start + ROWS_AT_ONCE)
+                rows = as_given(self.X[part])
+                distances[:, part] = cdist(queries, rows, **scaling)
+            distances[np.arange(len(held_out)), held_out] = np.inf
+            yield distances, held_out
+
+    def _log_sums(self, distances, held_out, widths):
         weights = np.ones(len(self.X)) if self.weights is None else self.weights
-        roots = self.kernel in ("linear", "cosine")
-        distances, power = (np.sqrt(squares), 1) if roots else (squares, 2)
-        logs = np.empty((len(squares), len(widths)))
+        rounding = 4 * (8 + self.X.shape[1]) * DOUBLE_ROUNDING
+        logs = np.empty((len(distances), len(widths)))
         for column, width in enumerate(widths):
-            if self.kernel == "tophat":
-                values = (squares < width**2).astype(np.float64)
-            else:
-                values = distances * -(width**-power)
-                values += 1
-                np.maximum(values, 0, out=values)
-            if self.kernel == "cosine":  # cos(pi r / 2), and 0 where it ends
-                values *= np.pi / 2
-                np.sin(values, out=values)
+            values = kernels.compact(self.kernel, distances, width)
+            low, high = (distances < width * (1 + sign * rounding) for sign in (-1, 1))
+            if np.count_nonzero(low) < np.count_nonzero(high):
+                pairs = np.nonzero(low != high)
+                values[pairs] = self._at_edge(held_out[pairs[0]], pairs[1], width)
             with np.errstate(divide="ignore"):
                 logs[:, column] = np.log(values @ weights)
         return logs
+
+    def _at_edge(self, i, j, width):
+        """Kernels of pairs of rows, by the rule by which the density's kernels end: `Geometry`."""
+        divisors, edge = edge_of(width * self.unit * self.scale)
+        squares = np.zeros(len(i))
+        for c, column in enumerate(self.X.T):
+            differences = column[i].astype(np.float64) - column[j]
+            squares += (differences if divisors is None else differences / divisors[c]) ** 2
+        return kernels.compact(self.kernel, np.sqrt(squares), edge)
 
 
 def distinct_rows(X, weights):
@@ -198,12 +212,7 @@ def distinct_rows(X, weights):
     if weights is not None and weights.min() < LEAST * weights.max():
         kept = weights >= LEAST * weights.max()
         X, weights = X[kept], weights[kept]
-    hashes = np.zeros(len(X), np.uint64)
-    for column in X.T:  # FNV-1a, a number at a time; 0 and -0 are equal
-        words = (column + X.dtype.type(0)).view(f"u{X.itemsize}")
-        hashes = (hashes ^ words) * np.uint64(0x100000001B3)
-        hashes ^= hashes >> np.uint64(29)
-    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(hashes_of_rows(X), return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts[inverse.reshape(-1)] > 1)
     if len(repeated) == 0:
         return X, weights

@@ -12,11 +12,11 @@ from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 HELD_OUT = 2048  # rows, unless asked otherwise
 FIRST = 256  # of them, which find where the maximum is
 RATIO = 1.3  # of bandwidths that are looked at first
-WINDOW, POINTS = 1.5, 9  # then from maximum / WINDOW to maximum * WINDOW
+BRACKET, POINTS = 1.5, 9  # then from maximum / BRACKET to maximum * BRACKET
 WIDE = 17  # points of a curve from the least to the largest bandwidth that can be a maximum
-BESIDE = 2.0  # such a curve goes so far beside that window at least
+BESIDE = 2.0  # such a curve goes so far beside that bracket at least
 LEAST_BANDWIDTH = 1e-10  # of the largest
-MOST_MOVES = 200  # of that window
+MOST_MOVES = 200  # of that bracket
 
 
 def of_largest_likelihood(kernel, X, weights, seed, threads):
@@ -126,29 +126,29 @@ def first_look(left_out):
 
 
 def around_maximum(left_out, look):
-    """`at_bandwidths` around the maximum: the window moves until the maximum is inside."""
+    """`at_bandwidths` around the maximum: the bracket moves until the maximum is inside."""
     best, _ = look
     least = _bounds(left_out)[0] if left_out.kernel in kernels.COMPACT else 0.0
     for _ in range(MOST_MOVES):
-        window = np.geomspace(max(best / WINDOW, least), best * WINDOW, POINTS)
-        found = at_bandwidths(left_out, window)
+        bracket = np.geomspace(max(best / BRACKET, least), best * BRACKET, POINTS)
+        found = at_bandwidths(left_out, bracket)
         at = int(np.argmax(found[1]))
         # Kernels that end may have theirs at the least bandwidth of all.
-        below = at == 0 and window[0] > least and not found[3][0] > 0
+        below = at == 0 and bracket[0] > least and not found[3][0] > 0
         above = at == POINTS - 1 and not found[3][-1] < 0
         if not (below or above):
             break
-        best = window[at]
+        best = bracket[at]
     return found
 
 
-def beside(left_out, window):
-    """Bandwidths around a window, as far as a maximum could be and to BESIDE times its ends."""
+def beside(left_out, bracket):
+    """Bandwidths around a bracket, as far as a maximum could be and to BESIDE times its ends."""
     low, high = _bounds(left_out)
     if left_out.kernel not in kernels.COMPACT:  # 0 below
-        low = min(low, window[0] / BESIDE)
-    wide = np.geomspace(low, max(high, window[-1] * BESIDE), WIDE)
-    return wide[(wide < window[0] / 1.01) | (wide > window[-1] * 1.01)]
+        low = min(low, bracket[0] / BESIDE)
+    wide = np.geomspace(low, max(high, bracket[-1] * BESIDE), WIDE)
+    return wide[(wide < bracket[0] / 1.01) | (wide > bracket[-1] * 1.01)]
 
 
 def maximum(found, kernel):

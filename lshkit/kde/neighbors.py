@@ -8,10 +8,11 @@ from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.kernels import COMPACT
 from lshkit.kde.known_rows import hashes_of_rows
 
-# How many, the rows whose neighbors are looked for and among how many, of which so many are enough;
-# the distance, of its size, below which a row is a copy; the kernel mean that a sketch of 256
-# hashes tells from its noise.
-NEIGHBORS, SAMPLED, NEAREST, COPY, SHARE = 5, (128, 2**15), 1024, 1e-7, 0.05
+NEIGHBORS = 5  # effective ones, of the median row
+SAMPLED = 128, 2**15  # rows whose neighbors are looked for, and rows among which
+NEAREST = 1024  # neighbors of a row that are kept
+COPY = 1e-7  # the distance, of a row's own size, below which another is a copy
+SHARE = 0.05  # the kernel mean that a sketch of 256 hashes tells from its noise
 
 
 def of_neighbors(kernel, X, weights, sketch=False):
@@ -40,12 +41,11 @@ def _width_of_share(X, scale, kernel):
     if len(found) == 0:
         return 1.0
     power = 2 if kernel == "gaussian" else 1
-    low, high = 1e-3 * found.min(), 1e3 * found.max()
-    while high > 1.001 * low:
-        width = np.sqrt(low) * np.sqrt(high)
-        few = np.median(np.exp(-((distances / width) ** power) / power).mean(axis=1)) < SHARE
-        low, high = (width, high) if few else (low, width)
-    return float(width)
+
+    def share(width):
+        return np.median(np.exp(-((distances / width) ** power) / power).mean(axis=1))
+
+    return _width_at(SHARE, share, found)
 
 
 def _neighbor_distance(X, scale, kernel):
@@ -79,10 +79,18 @@ def _neighbor_distance(X, scale, kernel):
         at = np.minimum(counts, NEIGHBORS) - 1
         return float(np.median(nearest[np.arange(len(nearest)), at]))
     power = 2 if kernel == "gaussian" else 1
-    low, high = 1e-3 * nearest.min(), 1e3 * nearest[np.isfinite(nearest)].max()
+
+    def neighbors(width):
+        k = np.exp(((nearest[:, :1] / width) ** power - (nearest / width) ** power) / power)
+        return np.median(k.sum(axis=1) ** 2 / (k**2).sum(axis=1))
+
+    return _width_at(NEIGHBORS, neighbors, nearest[np.isfinite(nearest)])
+
+
+def _width_at(wanted, of_width, distances):
+    """The width at which a value that grows with it is as wanted, to 0.1 %, by bisection."""
+    low, high = 1e-3 * distances.min(), 1e3 * distances.max()
     while high > 1.001 * low:
         width = np.sqrt(low) * np.sqrt(high)
-        k = np.exp(((nearest[:, :1] / width) ** power - (nearest / width) ** power) / power)
-        few = np.median(k.sum(axis=1) ** 2 / (k**2).sum(axis=1)) < NEIGHBORS
-        low, high = (width, high) if few else (low, width)
+        low, high = (width, high) if of_width(width) < wanted else (low, width)
     return float(width)

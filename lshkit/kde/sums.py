@@ -76,9 +76,7 @@ class Geometry:
         self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
         if kernel == "angular":
             self.centre = np.zeros_like(centre)
-        width = bandwidth[0]  # which must not take squares out of float64
-        one = (bandwidth == width).all() and 1e-140 < width < 1e140
-        self.widths, self.edge = (None, float(width)) if one else (bandwidth, 1.0)
+        self.widths, self.edge = edge_of(bandwidth)
         self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
     def scale(self, X):
@@ -239,6 +237,13 @@ class Geometry:
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
 
+def edge_of(bandwidth):
+    """What compact kernels divide differences by (None: 1), and the distance where they end."""
+    width = bandwidth[0]  # which must not take squares out of float64
+    one = (bandwidth == width).all() and 1e-140 < width < 1e140
+    return (None, float(width)) if one else (bandwidth, 1.0)
+
+
 class Training:
     """The rows of an estimator: as given, with their weights and geometry.
 
@@ -292,11 +297,14 @@ def training_of(kernel, n_bits, bandwidth, X, weights, seed):
     """The `Training` of rows, centred for their distances; without rows that do not count."""
     if weights is not None and weights.min() < LEAST:
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
-    # The mean, but for features where a few far rows take it away from the others.
+    return Training(X, weights, Geometry(kernel, n_bits, centre_of(X), bandwidth), seed)
+
+
+def centre_of(X):
+    """The mean, but for features where a few far rows take it away from the others."""
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
     with np.errstate(over="ignore", invalid="ignore"):
-        centre = np.clip(X.mean(axis=0, dtype=np.float64), low, high)
-    return Training(X, weights, Geometry(kernel, n_bits, centre, bandwidth), seed)
+        return np.clip(X.mean(axis=0, dtype=np.float64), low, high)
 
 
 class PermutedRows:

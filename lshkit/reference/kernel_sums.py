@@ -70,7 +70,8 @@ def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
 def leave_one_out(kernel, rows, bandwidth=1.0, weights=None):
     """log of the mean of the other rows' kernels at every row, `(n,)`: -inf where none reaches it.
 
-    log sum over j != i of w_j k(x_i, x_j) - log (W - w_i), where W is the sum of the weights.
+    log sum over j != i of w_j k(x_i, x_j) - log (W - w_i), where W is the sum of the weights. Rows
+    equal to row i count among the others: `likelihood_curve` leaves those out too.
     """
     weights = np.ones(len(rows)) if weights is None else np.asarray(weights, np.float64)
     logs = log_kernel(kernel, rows, rows, bandwidth)

@@ -54,6 +54,48 @@ def test_log_densities_are_those_of_the_definition(kernel, n, d, dtype):
         assert np.allclose(column[finite], wanted[finite], rtol=1e-6, atol=1e-4)
 
 
+def log_densities_without_each_row(X, kernel, bandwidth):
+    others = [np.delete(X, i, axis=0) for i in range(len(X))]
+    fits = [LSHKernelDensity(kernel, bandwidth, algorithm="brute").fit(x) for x in others]
+    return np.array([fit.score_samples(x[None])[0] for fit, x in zip(fits, X, strict=True)])
+
+
+@pytest.mark.parametrize("kernel", kernels.COMPACT)
+@pytest.mark.parametrize("scale", [None, [3.0, 3.0, 3.0], [0.3, 0.7, 1.1]])
+@pytest.mark.parametrize("step, offset", [(0.1, 0.0), (1 / 3, 7.0), (0.1, -1e5), (1e-145, 0.0)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_kernels_end_where_those_of_densities_end(kernel, scale, step, offset, dtype):
+    """On grids, where many rows lie at exactly one bandwidth; log-densities are right to 1e-6."""
+    if dtype == np.float32 and step < 1e-30:
+        step = dtype(1e-18)
+    some = np.random.default_rng(3).permutation(4**3)[:30]
+    grid = np.stack(np.unravel_index(some, (4, 4, 4)), axis=1) * (1.0 if scale is None else scale)
+    X = (grid * step + offset).astype(dtype)
+    X = X[np.unique(X, axis=0, return_index=True)[1]]
+    left_out = holding_out_all(X, kernel, scale=np.array(scale or [1.0] * 3))
+    for bandwidth in step * np.sqrt([1, 2, 5]):
+        got = left_out.log_densities([bandwidth / left_out.unit])[0][:, 0]
+        wanted = log_densities_without_each_row(X, kernel, bandwidth * np.array(scale or 1.0))
+        assert np.array_equal(np.isfinite(got), np.isfinite(wanted))
+        assert np.allclose(got, wanted, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("kernel", kernels.COMPACT)
+def test_curve_is_that_of_densities_on_a_grid(kernel):
+    X = 0.1 * np.stack(np.unravel_index(np.arange(9), (3, 3)), axis=1)
+    bandwidth = 0.1 * np.sqrt(2)
+    curve = likelihood_curve(X, [bandwidth], kernel, n_held_out=None)
+    wanted = log_densities_without_each_row(X, kernel, bandwidth)
+    assert np.isclose(curve.log_likelihood[0], wanted.mean(), atol=2e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_features_that_do_not_vary_change_nothing():
+    X = 1e-10 * rows_of(50, 2)
+    both = [holding_out_all(x, "linear") for x in (X, np.c_[X, np.full(50, 1e300)])]
+    assert np.allclose(*(x.nearest() * x.unit for x in both), atol=0)
+
+
 @pytest.mark.parametrize("kernel", SMOOTH)
 def test_slopes_are_derivatives(kernel):
     left_out = holding_out_all(rows_of(200, 5), kernel)
@@ -128,7 +170,9 @@ def test_the_best_bandwidth_is_the_maximum(kernel):
     wanted = [by_definition(kernel, X, h) for h in curve.bandwidths]
     means = np.mean(wanted, axis=1)
     assert np.allclose(curve.log_likelihood, means, rtol=1e-6, atol=1e-5)
-    assert np.allclose(curve.std, np.std(wanted, axis=1, ddof=1) / np.sqrt(250), rtol=1e-4)
+    assert np.allclose(
+        curve.standard_error, np.std(wanted, axis=1, ddof=1) / np.sqrt(250), rtol=1e-4
+    )
     assert (np.diff(curve.bandwidths) > 0).all() and np.isfinite(curve.log_likelihood).all()
     assert curve.n_held_out == curve.n_distinct == 250
 
@@ -144,7 +188,26 @@ def test_bandwidths_that_are_given():
     assert np.allclose(curve.log_likelihood, wanted, atol=1e-5)
     for grid, word in (([0.01, 0.1], "larger"), ([3.0, 9.0], "smaller")):
         with pytest.warns(UserWarning, match=f"grows towards {word}"):
-            assert np.isnan(likelihood_curve(X, grid).best_std)
+            assert np.isnan(likelihood_curve(X, grid).best_standard_error)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("unit", [1e-300, 1e-60, 1e-42, 1e45, 1e300])
+def test_the_size_of_weights_does_not_matter(unit):
+    X, weights = rows_of(200, 2), np.random.default_rng(1).uniform(0.1, 1, 200)
+    one = likelihood_curve(X, sample_weight=weights, n_held_out=100, random_state=0)
+    other = likelihood_curve(X, sample_weight=weights * unit, n_held_out=100, random_state=0)
+    assert np.isclose(other.best, one.best, rtol=1e-6)
+    assert np.allclose(other.log_likelihood, one.log_likelihood, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [None, "std"])
+def test_one_row_is_not_enough(scale):
+    X = rows_of(20, 2)
+    for bad, weights in ((X[:1], None), (X, np.eye(20)[3]), (X, np.r_[1, np.full(19, 1e-50)])):
+        with pytest.raises(ValueError, match="at least 2 rows that differ, got 1"):
+            likelihood_curve(bad, scale=scale, sample_weight=weights)
 
 
 def test_scales_multiply_bandwidths():
@@ -200,18 +263,18 @@ def test_samples_agree_with_all_rows_within_the_stated_error(name, weighted):
         for seed in range(40)
     ]
     off = np.array([c.log_likelihood - exact.log_likelihood for c in curves])
-    stated = np.sqrt(np.mean([c.std**2 for c in curves], axis=0))
+    stated = np.sqrt(np.mean([c.standard_error**2 for c in curves], axis=0))
     # Unbiased, up to the ratio's bias of 1 / n; no larger than stated, as errors go over 40 seeds:
     # a standard deviation of them is known to 1 / sqrt(2 * 39), four of those are 0.45.
     assert (np.abs(off.mean(axis=0)) < 4 * stated / np.sqrt(40) + stated / 10).all()
     assert (np.sqrt((off**2).mean(axis=0)) < 1.45 * stated).all()
     best = [likelihood_curve(X, n_held_out=400, random_state=s, **options) for s in range(8)]
-    off = np.array([(c.best - exact.best) / c.best_std for c in best])
+    off = np.array([(c.best - exact.best) / c.best_standard_error for c in best])
     assert np.sqrt(np.mean(off**2)) < 2  # four standard errors of eight
     lost = exact.best_log_likelihood - np.interp(
         [c.best for c in best], exact.bandwidths, exact.log_likelihood
     )
-    assert lost.max() < 2 * exact.std.max()
+    assert lost.max() < 2 * exact.standard_error.max()
 
 
 def test_far_rows_are_all_held_out():
@@ -229,7 +292,7 @@ def test_far_rows_are_all_held_out():
 def test_stated_error_of_the_best_bandwidth_over_new_rows():
     """Of all rows held out: the spread over data sets, four standard errors of it wide."""
     curves = [likelihood_curve(rows_of(400, 5, seed), n_held_out=None) for seed in range(60)]
-    ratio = np.std([c.best for c in curves]) / np.median([c.best_std for c in curves])
+    ratio = np.std([c.best for c in curves]) / np.median([c.best_standard_error for c in curves])
     # The same rows are summed too, which the error leaves out: it is an order of magnitude.
     assert 0.5 < ratio < 1 + 4 / np.sqrt(120)
 
@@ -401,6 +464,23 @@ def test_rule_with_stored_rows_sees_all_of_them():
     merged = LSHKernelDensity(**options).fit(X[:100], sample_weight=weights[:100])
     merged.merge(LSHKernelDensity(**options).fit(X[100:], sample_weight=weights[100:]))
     assert np.array_equal(merged.bandwidth_, whole.bandwidth_)
+
+
+@pytest.mark.parametrize("rule", ["scott", "silverman", "likelihood", "neighbors"])
+def test_rules_wait_for_rows_to_come(rule):
+    X = rows_of(40, 2)
+    density = LSHKernelDensity(bandwidth=rule, random_state=0).partial_fit(X[:1])
+    for ask in (lambda: density.bandwidth_, lambda: density.score_samples(X)):
+        with pytest.raises(ValueError, match=f"bandwidth='{rule}' needs at least 2 rows"):
+            ask()
+    whole = LSHKernelDensity(bandwidth=rule, random_state=0).fit(X)
+    assert np.array_equal(density.partial_fit(X[1:]).bandwidth_, whole.bandwidth_)
+    sketch = LSHKernelDensity("laplacian", rule, algorithm="bucket_sum")
+    for refused in (sketch.partial_fit, LSHKernelDensity(bandwidth=rule).fit):
+        with pytest.raises(ValueError, match=f"bandwidth='{rule}' needs at least 2 rows"):
+            refused(X[:1])
+        assert not [name for name in vars(refused.__self__) if name.startswith("_kde")]
+    assert sketch.partial_fit(X).n_samples_seen_ == 40
 
 
 def test_rule_of_a_sketch_takes_its_first_rows(tmp_path):

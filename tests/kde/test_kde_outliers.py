@@ -366,3 +366,12 @@ def test_a_detector_of_pyod():
         LSHKDE(contamination=0.6)
     with pytest.raises(NotFittedError):
         LSHKDE().decision_function(OTHERS)
+
+
+def test_one_row_first():
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    detector = LSHOutlierDetector(random_state=0).partial_fit(X[:1])
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        detector.predict(X)
+    whole = LSHOutlierDetector(random_state=0).fit(X)
+    assert np.array_equal(detector.partial_fit(X[1:]).score_samples(X), whole.score_samples(X))
