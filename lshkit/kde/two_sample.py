@@ -23,7 +23,9 @@ MAX_EXACT = 5000  # rows of both samples, up to which "auto" is exact for collis
 MEDIAN_OF = 1000  # rows of both, whose distances give the bandwidth
 BLOCK = 1024  # rows of a block of the kernel matrix
 TABLE_BITS = 8  # of a laplacian sketch: few pairs share 256 buckets by chance, beside those of 1/e
-COLUMNS = 64  # permutations in memory at once where buckets are summed
+COLUMNS = 64  # permutations that are summed by bucket at once
+TABLE_SIZE = 2**24  # numbers in memory at once where buckets are summed
+MAX_COUNT = 2**24  # up to which float32 counts exactly
 ROUNDING = 1e-12  # of a statistic, over the kernel's mean: as large are ties
 
 
@@ -290,9 +292,12 @@ def _exact_sums(geometry, rows, labels, threads):
             row_sums[columns] += kernel.sum(axis=0)
         return 2 * np.einsum("ij,ij->j", products, labels[part]), row_sums
 
-    parts = Parallel(threads, prefer="threads")(delayed(of_block)(x) for x in firsts)
-    inner = np.sum([x for x, _ in parts], axis=0)
-    row_sums = np.sum([x for _, x in parts], axis=0)
+    inner, row_sums, some = np.zeros(labels.shape[1]), np.zeros(len(rows)), 4 * threads
+    with Parallel(threads, prefer="threads") as parallel:
+        for i in range(0, len(firsts), some):  # sums of all blocks would be quadratic in the rows
+            for part in parallel(delayed(of_block)(x) for x in firsts[i : i + some]):
+                inner += part[0]
+                row_sums += part[1]
     return inner[:, None], (row_sums @ labels)[:, None], row_sums.sum()[None]
 
 
@@ -310,15 +315,19 @@ def _bucket_sums(sketch, rows, labels):
     both = np.stack([np.bincount(c, minlength=n_buckets) for c in codes.T]).astype(np.float64)
     total = (both**2).sum(axis=1) - len(rows)
     inner, across = np.empty((2, labels.shape[1], n_hashes))
+    n = np.count_nonzero(labels[:, 0])
+    dtype = np.float32 if len(rows) < MAX_COUNT else np.float64
+    step = max(1, TABLE_SIZE // (n_buckets * COLUMNS))  # hashes
     for first in range(0, labels.shape[1], COLUMNS):
         part = slice(first, first + COLUMNS)
-        some = labels[:, part].astype(np.float32)  # counts are exact up to 2^24
-        table = BucketTable(n_hashes, n_buckets, some.shape[1]).add(codes, some).table
-        n = some[:, 0].sum(dtype=np.float64)
-        for h, counts in enumerate(table):
-            counts = counts.astype(np.float64)
-            inner[part, h] = np.einsum("ij,ij->j", counts, counts) - n
-            across[part, h] = both[h] @ counts - n
+        some = labels[:, part].astype(dtype)
+        for i in range(0, n_hashes, step):
+            of_hashes = codes[:, i : i + step]
+            table = BucketTable(of_hashes.shape[1], n_buckets, some.shape[1], dtype=dtype)
+            for h, counts in enumerate(table.add(of_hashes, some).table, i):
+                counts = counts.astype(np.float64)
+                inner[part, h] = np.einsum("ij,ij->j", counts, counts) - n
+                across[part, h] = both[h] @ counts - n
     return inner, across, total
 
 

@@ -346,6 +346,21 @@ def test_same_seed_same_bits(name):
     assert model.extra_memory_ > 0 and model.algorithm_ == VARIANTS[name]["algorithm"]
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("n", [5, 200, 255, 256])
+def test_few_rows_have_the_same_bits_at_any_batch_size(kernel, n):
+    bandwidth = 1.0 if kernel == "angular" else 3.0
+    queries = np.random.default_rng(1).normal(size=(1030, 4))
+    for values in (VALUES[:n, 0], VALUES[:n], np.tile(VALUES[:n], 5)):
+        model = LSHKernelRegressor(kernel, bandwidth).fit(ROWS[:n], values, WEIGHTS[:n])
+        wanted = model.predict(queries)
+        for size in (1, 2, 7):
+            some = queries[:: 1 if size > 1 else 8]
+            got = clone(model).set_params(batch_size=size)
+            got = got.fit(ROWS[:n], values, WEIGHTS[:n]).predict(some)
+            assert np.array_equal(got, wanted[:: 1 if size > 1 else 8])
+
+
 def test_parts_of_kept_rows_are_the_whole():
     whole = LSHKernelRegressor(bandwidth="scott").fit(ROWS, VALUES, WEIGHTS)
     stream, buffer = LSHKernelRegressor(bandwidth="scott"), np.empty((100, 4))

@@ -1,6 +1,7 @@
 """two_sample_test: its statistic, its level, its power, and what it refuses."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -186,6 +187,54 @@ def test_same_seed_same_bits_at_any_number_of_threads(kernel, method, monkeypatc
     assert one == two and np.array_equal(one.null_distribution, two.null_distribution)
     other = two_sample_test(X, Y, **options | dict(random_state=4))
     assert not np.array_equal(one.null_distribution, other.null_distribution)
+
+
+def peak(call):
+    """Bytes that a call holds at most."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_exact_sums_need_no_memory_for_each_block(monkeypatch):
+    monkeypatch.setattr(two_sample, "BLOCK", 64)
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(2, 3000, 2))
+    options = dict(method="exact", bandwidth=1.0, n_permutations=1)
+    used = peak(lambda: two_sample_test(X, Y, **options))
+    assert used < 20 * 8 * 6000  # rows, scaled rows, labels, sums; those of 94 blocks are more
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "angular"])
+def test_wide_tables_are_summed_in_little_memory(kernel):
+    X, Y = samples(100, 100)
+    options = dict(kernel=kernel, method="bucket_sum", n_bits=16, n_permutations=99)
+    used = peak(lambda: two_sample_test(X, Y, **options))
+    assert used < 250e6  # tables of all hashes and 64 permutations are 1.07 GB
+
+
+@pytest.mark.parametrize("max_count", [2**24, 100])  # rows, up to which counts are float32
+def test_parts_of_hashes_are_the_whole(max_count, monkeypatch):
+    X, Y = samples()
+    options = dict(method="bucket_sum", n_bits=5, n_permutations=99, random_state=0)
+    whole = two_sample_test(X, Y, **options)
+    monkeypatch.setattr(two_sample, "TABLE_SIZE", 3 * 2**5 * two_sample.COLUMNS)
+    monkeypatch.setattr(two_sample, "MAX_COUNT", max_count)
+    tables = []
+
+    class Spy(two_sample.BucketTable):
+        def add(self, codes, values):
+            tables.append(self.table)
+            return super().add(codes, values)
+
+    monkeypatch.setattr(two_sample, "BucketTable", Spy)
+    parts = two_sample_test(X, Y, **options)
+    assert parts == whole and np.array_equal(parts.null_distribution, whole.null_distribution)
+    assert max(table.size for table in tables) == two_sample.TABLE_SIZE
+    assert {table.dtype for table in tables} == {np.dtype("f4" if max_count > 105 else "f8")}
 
 
 def test_auto_is_exact_for_few_rows_and_without_collisions(monkeypatch):
