@@ -1,19 +1,22 @@
 """`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
 
-import contextlib
-import math
-import numbers
-
 import numpy as np
-from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from lshkit import _C, checks
+from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_queries, as_weights, check_n_jobs, of_unit_size
+from lshkit.kde.arguments import (
+    as_queries,
+    as_weights,
+    check_n_jobs,
+    check_tolerance,
+    core_threads,
+    detached,
+    of_unit_size,
+)
 from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
 from lshkit.kde.value_sketch import ValueSketch
@@ -145,6 +148,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
                 f"none), got {self.algorithm!r}: use fit"
             )
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
+        X, y = detached("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
         if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
@@ -163,7 +167,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
             self._regression_fitted = None
         if streams:
-            with self._threads():
+            with core_threads(self.n_jobs):
                 self._add_to_sketch(X, values, weights, widths)
         else:  # copies: a stream's buffer will be filled again
             weights = np.ones(len(X)) if weights is None else weights.copy()
@@ -186,9 +190,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
                 f"kernel must be one of {list(known)} for algorithm={self.algorithm!r}, got "
                 f"{self.kernel!r} ('brute' supports every kernel)"
             )
-        real = isinstance(self.rtol, numbers.Real) and not isinstance(self.rtol, bool)
-        if not (real and 0 <= self.rtol < math.inf):
-            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
+        check_tolerance("rtol", self.rtol)
         if self.algorithm == "random" and self.rtol == 0:
             raise ValueError("rtol must be > 0 for algorithm='random', got 0")
         if isinstance(self.bandwidth, str) and self.bandwidth not in RULES:
@@ -257,7 +259,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         equal = (weights == weights[0]).all()
         rows = X, None if equal else weights, self._regression_seed
         fitted = self._regression_fitted
-        with self._threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             if fitted is None:
                 widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
                 if isinstance(widths, str):
@@ -281,16 +283,6 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             return True
         wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
         return self.algorithm == "auto" and wanted and n >= MIN_SAMPLED
-
-    @contextlib.contextmanager
-    def _threads(self):
-        """The number of threads, which hashing in the calling thread takes too."""
-        threads = effective_n_jobs(self.n_jobs)
-        before = _C.set_max_threads(threads)
-        try:
-            yield threads
-        finally:
-            _C.set_max_threads(before)
 
     @property
     def algorithm_(self):
@@ -326,7 +318,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         method = self._method
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
-        with self._threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         offset, unit, mean = self._units

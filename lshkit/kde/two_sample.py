@@ -1,18 +1,17 @@
 """`two_sample_test`: whether two samples have one distribution, by the maximum mean discrepancy."""
 
-import contextlib
 import dataclasses
 
 import numpy as np
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import Parallel, delayed
 from scipy.spatial.distance import pdist
 from sklearn.utils import check_array, check_random_state
 from threadpoolctl import threadpool_limits
 
-from lshkit import _C, checks
+from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde.arguments import check_n_jobs
+from lshkit.kde.arguments import check_n_jobs, core_threads, detached
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import CHUNK, SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
@@ -150,7 +149,8 @@ def two_sample_test(
     geometry = _geometry(rows, kernel, bandwidth, n_bits, rng)
     seed = rng.randint(2**31 - 1)
     labels = _labels(len(rows), n, n_permutations, np.random.default_rng(seed))
-    with _threads(n_jobs) as threads:
+    # BLAS has one thread in each of ours, so that bits are equal.
+    with core_threads(n_jobs) as threads, threadpool_limits(1, user_api="blas"):
         if method == "exact":
             sums = _exact_sums(geometry, rows, labels, threads)
         else:
@@ -185,10 +185,9 @@ def _pooled(X, Y, kernel):
         raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
     samples = []
     for name, rows in (("X", X), ("Y", Y)):
-        torch = checks.torch_of(**{name: rows})
-        if torch is not None:
-            rows = checks.array(name, rows, torch).detach().double().numpy()
-        rows = check_array(rows, dtype=np.float64, ensure_min_samples=2, input_name=name)
+        rows = check_array(
+            detached(name, rows), dtype=np.float64, ensure_min_samples=2, input_name=name
+        )
         if kernel == "angular" and has_zero_row(rows):
             raise ValueError(f"{name} has a row of zeros, which has no angle")
         samples.append(rows)
@@ -244,18 +243,6 @@ def _some(rows, rng):
     if len(rows) <= MEDIAN_OF:
         return rows
     return rows[rng.choice(len(rows), MEDIAN_OF, replace=False)]
-
-
-@contextlib.contextmanager
-def _threads(n_jobs):
-    """The number of threads, for the core's too; BLAS has one in each, so that bits are equal."""
-    threads = effective_n_jobs(n_jobs)
-    before = _C.set_max_threads(threads)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield threads
-    finally:
-        _C.set_max_threads(before)
 
 
 # --- Sums ---------------------------------------------------------------------------------------

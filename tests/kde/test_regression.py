@@ -394,6 +394,23 @@ def test_a_rule_sees_all_rows_of_a_stream():
         LSHKernelRegressor(bandwidth="scott").partial_fit(ROWS[:1], VALUES[:1])
 
 
+@pytest.mark.parametrize("options", [{}, dict(kernel="angular", algorithm="bucket_sum")])
+def test_tensors_are_rows_targets_weights_and_queries(options):
+    torch = pytest.importorskip("torch")
+    model = LSHKernelRegressor(random_state=0, **options)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        tensors = [torch.tensor(x).to(dtype) for x in (ROWS, VALUES, WEIGHTS, QUERIES)]
+        arrays = [(x if x.itemsize > 2 else x.float()).numpy() for x in tensors]
+        wanted = model.fit(*arrays[:3]).predict(arrays[3])
+        tensors = [x.requires_grad_() for x in tensors]
+        got = clone(model).partial_fit(*tensors[:3]).predict(tensors[3])
+        assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
+    with pytest.raises(TypeError, match="y must hold real numbers"):
+        model.fit(ROWS, torch.tensor(VALUES).to(torch.complex64))
+    with pytest.raises(ValueError, match="X must be on the cpu"):
+        model.fit(torch.zeros(5, 2, device="meta"), VALUES[:5])
+
+
 def test_pipeline_grid_search_and_chain():
     target = VALUES[:, 0]
     pipeline = make_pipeline(StandardScaler(), LSHKernelRegressor())
