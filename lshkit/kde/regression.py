@@ -55,8 +55,9 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
         faster for 64 of them, else "brute".
     rtol : float >= 0
-        Target for the standard error of a prediction by "random", in standard deviations of y (of
-        each output): 0.1 costs about 0.01 of a coefficient of determination. 0: exact.
+        Not relative to the prediction: a standard error, in standard deviations of y (of each
+        output), that "random" aims at. 0.1 costs about 0.01 of a coefficient of determination. 0:
+        exact.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
         laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
@@ -124,6 +125,13 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         """Fits rows X `(n_samples, n_features)` and y `(n_samples,)` or `(n_samples, n_outputs)`.
 
         float32 rows stay float32. sample_weight: `(n_samples,)`, >= 0 and not all 0. Returns self.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Parameters of the wrong type, out of range or that do not go together; rows, targets or
+            weights of a wrong shape or not finite; rows of zeros with the angular kernel; a rule
+            for the bandwidth with fewer than two rows or a feature that does not vary.
         """
         for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
             delattr(self, name)
@@ -137,6 +145,12 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
         bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
         are made ready at the next prediction.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
+            changed to or from "bucket_sum" since.
         """
         first = not hasattr(self, "n_samples_seen_")
         self._check_parameters()
@@ -314,6 +328,15 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             Standard error of y as an estimate of the exact m(x), by the delta method for a ratio:
             0 where it is exact, inf where no row is near. It does not contain the noise of the
             targets: m(x) itself is uncertain too.
+
+        Raises
+        ------
+        NotFittedError
+            Before any rows were added.
+        ValueError
+            X with another number of features than the fitted rows, not finite, or with a row of
+            zeros for the angular kernel; after `partial_fit` also a bandwidth that does not suit
+            all rows.
         """
         method = self._method
         X = as_queries(self, X, method.geometry.kernel)

@@ -489,6 +489,11 @@ def test_bad_calls():
         clone(model).fit(ROWS, VALUES).set_params(**sketched).partial_fit(ROWS, VALUES)
     with pytest.raises(ValueError, match="algorithm must be 'bucket_sum'"):
         sketch("angular").fit(ROWS, VALUES).set_params(algorithm="auto").partial_fit(ROWS, VALUES)
+    for rows, message in ((ROWS[:1], "2 rows"), (ROWS * [1, 0, 1, 1], "feature 1")):
+        with pytest.raises(ValueError, match=message):
+            LSHKernelRegressor(bandwidth="scott").fit(rows, VALUES[: len(rows)])
+    with pytest.raises(TypeError, match="n_hashes"):
+        LSHKernelRegressor(n_hashes=1.5).fit(ROWS, VALUES)
     with pytest.raises(ValueError, match="zeros"):
         LSHKernelRegressor("angular").fit(0 * ROWS, VALUES)
     with pytest.raises(ValueError, match="zeros"):
