@@ -50,7 +50,7 @@ def main() -> None:
     matplotlib.use("Agg")
     rng = np.random.default_rng(0)
     cases = {
-        f"exact, {args.rows:,} rows": ("exact", args.rows),
+        f"exact, {args.rows:,} rows": ("brute", args.rows),
         f"bucket sums, {args.rows:,} rows": ("bucket_sum", args.rows),
         f"bucket sums, {args.many:,} rows": ("bucket_sum", args.many),
     }
@@ -60,11 +60,11 @@ def main() -> None:
     for share, seed in tqdm(batches, desc="batches"):
         reference, batch = (pictures(args.many, of, rng) for of in (0.0, share))
         few = rng.permutation(args.many)[: args.rows]
-        for name, (method, n) in cases.items():
+        for name, (algorithm, n) in cases.items():
             rows = (reference, batch) if n == args.many else (reference[few], batch[few])
             options = {"n_permutations": args.permutations, "random_state": seed}
             start = time.perf_counter()
-            result = two_sample_test(*rows, method=method, **options)
+            result = two_sample_test(*rows, algorithm=algorithm, **options)
             seconds[name] += time.perf_counter() - start
             pvalues[name][share].append(result.pvalue)
             last[name, share] = result

@@ -3,7 +3,7 @@
 Times: two samples of n rows, 64 features, 999 permutations, one thread; both sides in turns in one
 process, the smallest of several. Plain NumPy holds the kernel matrix and sums it for each
 permutation by one matrix product for all. Power: how often a shift of the mean is found at the
-level 0.05, and how often an alarm is false, over seeds; the same samples for every method. Three
+level 0.05, and how often an alarm is false, over seeds; the same samples for every algorithm. Three
 minutes.
 
     python -m benchmarks.density.two_sample
@@ -61,10 +61,12 @@ def times(args):
         X, Y = rng.normal(size=(2, n, FEATURES))
         options = {"n_permutations": 99 if args.quick else PERMUTATIONS, "random_state": 0}
         calls = {
-            "bucket_sum": lambda o=options, s=(X, Y): two_sample_test(*s, method="bucket_sum", **o)
+            "bucket_sum": lambda o=options, s=(X, Y): two_sample_test(
+                *s, algorithm="bucket_sum", **o
+            )
         }
         if n <= EXACT_UP_TO:
-            calls["exact"] = lambda o=options, s=(X, Y): two_sample_test(*s, method="exact", **o)
+            calls["brute"] = lambda o=options, s=(X, Y): two_sample_test(*s, algorithm="brute", **o)
             calls["NumPy"] = lambda o=options, s=(X, Y): plain(*s, o["n_permutations"], 0)
         best = dict.fromkeys(calls, np.inf)
         for _ in range(3):
@@ -78,9 +80,9 @@ def times(args):
 
 def tests_of(X, Y, kernel, seed):
     options = {"kernel": kernel, "n_permutations": 99, "random_state": seed}
-    yield "exact", two_sample_test(X, Y, method="exact", **options)
+    yield "brute", two_sample_test(X, Y, algorithm="brute", **options)
     for m in HASHES if kernel != "gaussian" else ():
-        yield f"{m} hashes", two_sample_test(X, Y, method="bucket_sum", n_hashes=m, **options)
+        yield f"{m} hashes", two_sample_test(X, Y, algorithm="bucket_sum", n_hashes=m, **options)
 
 
 def power(args):
@@ -107,15 +109,15 @@ def show(results):
         rows = []
         for n, seconds in found["seconds"].items():
             ours = seconds["bucket_sum"]
-            cells = [figure(seconds[x]) if x in seconds else "" for x in ("exact", "NumPy")]
-            ratios = [figure(seconds[x] / ours) if x in seconds else "" for x in ("exact", "NumPy")]
+            cells = [figure(seconds[x]) if x in seconds else "" for x in ("brute", "NumPy")]
+            ratios = [figure(seconds[x] / ours) if x in seconds else "" for x in ("brute", "NumPy")]
             rows.append([n, figure(ours), *cells, *ratios])
         header = [
             "rows each",
             "bucket_sum, s",
-            "exact, s",
+            "brute, s",
             "NumPy, s",
-            "exact / sum",
+            "brute / sum",
             "NumPy / sum",
         ]
         print(table(f"{found['permutations']} permutations", header, rows))

@@ -1,12 +1,14 @@
 """What the estimator's parameters, rows and weights may be."""
 
+import contextlib
 import math
 import numbers
 
 import numpy as np
+from joblib import effective_n_jobs
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from lshkit import checks
+from lshkit import _C, checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.forgetting import check_half_life
@@ -26,10 +28,7 @@ def check_parameters(estimator):
     if not isinstance(estimator.algorithm, str) or estimator.algorithm not in known:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
     for name in ("rtol", "atol"):
-        value = getattr(estimator, name)
-        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-        if not (real and 0 <= value < math.inf):
-            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+        check_tolerance(name, getattr(estimator, name))
     confidence = estimator.confidence
     if confidence is not None and not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
         raise ValueError(f"confidence must be None or in (0, 1), got {confidence!r}")
@@ -88,11 +87,17 @@ def as_queries(estimator, X, kernel):
     return X
 
 
+def detached(name, value):
+    """A tensor on the CPU as an array, of half precision as float32; all else as it is."""
+    torch = checks.torch_of(**{name: value})
+    if torch is None:
+        return value
+    value = checks.array(name, value, torch).detach()
+    return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
+
+
 def as_rows(estimator, X, reset, kernel):
-    torch = checks.torch_of(X=X)
-    if torch is not None:
-        X = checks.array("X", X.detach(), torch)
-        X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
+    X = detached("X", X)
     X = validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
     if kernel == "angular" and has_zero_row(X):
         raise ValueError("X has a row of zeros, which has no angle")
@@ -103,9 +108,7 @@ def as_weights(weights, n, all_zero=False):
     """all_zero: whether they may all be 0, as those of rows beside others may."""
     if weights is None:
         return None
-    torch = checks.torch_of(sample_weight=weights)
-    if torch is not None:
-        weights = checks.array("sample_weight", weights, torch).detach().double().numpy()
+    weights = detached("sample_weight", weights)
     options = dict(ensure_2d=False, ensure_min_samples=0, input_name="sample_weight")
     weights = check_array(weights, allow_nd=True, dtype=np.float64, **options)
     if weights.shape != (n,):
@@ -119,6 +122,12 @@ def as_weights(weights, n, all_zero=False):
     return weights
 
 
+def check_tolerance(name, value):
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (real and 0 <= value < math.inf):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+
 def check_n_jobs(n_jobs):
     if n_jobs is None:
         return
@@ -129,6 +138,20 @@ def check_n_jobs(n_jobs):
     ):
         wanted = "None or a nonzero 32-bit integer"
         raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
+
+
+@contextlib.contextmanager
+def core_threads(n_jobs):
+    """The number of threads, which hashing, drawing and sorting inside take too.
+
+    They are set for the calling thread alone.
+    """
+    threads = effective_n_jobs(n_jobs)
+    before = _C.set_max_threads(threads)
+    try:
+        yield threads
+    finally:
+        _C.set_max_threads(before)
 
 
 def check_mergeable(mine, other):

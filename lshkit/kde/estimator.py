@@ -1,6 +1,5 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
-import contextlib
 import threading
 
 import numpy as np
@@ -9,7 +8,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
-from lshkit import _C, checks
+from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import (
@@ -18,6 +17,7 @@ from lshkit.kde.arguments import (
     as_weights,
     check_mergeable,
     check_parameters,
+    core_threads,
     keeps_rows,
     of_unit_size,
 )
@@ -194,7 +194,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             self._kde_fitted = None  # kernel, n_bits and widths of the pick: parameters may be set
             self._kde_lock = threading.RLock()  # of the method, which queries may make anew
         if streams:
-            with self._hashing_threads():
+            with core_threads(self.n_jobs):
                 self._add_to_sketch(X, weights, widths, n_bits)
         else:
             # Copies: a stream's buffer will be filled again.
@@ -237,7 +237,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
                 "removes rows itself"
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
-        with self._hashing_threads():
+        with core_threads(self.n_jobs):
             self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
         self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
@@ -294,7 +294,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             asked, accuracy = self.algorithm, self._accuracy(training.geometry)
         else:
             asked, accuracy = picked["asked"], Accuracy(*(picked[x] for x in Accuracy._fields))
-        with self._hashing_threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             if picked is None or queries is not None:
                 permuted = None if method is None else method.permuted
                 options = asked, accuracy, threads, queries, permuted
@@ -321,19 +321,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
             check_is_fitted(self)
         self._prepare()
         return self._kde_sketch or self._kde_method
-
-    @contextlib.contextmanager
-    def _hashing_threads(self):
-        """What is hashed, drawn or sorted into tables inside takes n_jobs threads too.
-
-        They are set for the calling thread alone.
-        """
-        threads = effective_n_jobs(self.n_jobs)
-        before = _C.set_max_threads(threads)
-        try:
-            yield threads
-        finally:
-            _C.set_max_threads(before)
 
     def _training_rows(self):
         if len(self._kde_rows) > 1:
@@ -434,7 +421,7 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
         firsts = range(0, len(X), size)
-        with self._hashing_threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             parts = [method.estimate(X[i : i + size], threads, with_error) for i in firsts]
         estimate = parts[0] if len(parts) == 1 else Estimate.joined(parts)
         return estimate, X.dtype, method.exact

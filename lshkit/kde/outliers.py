@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
 from lshkit.kde import persistence
-from lshkit.kde.arguments import as_queries, as_rows
+from lshkit.kde.arguments import as_queries, as_rows, core_threads
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
 from lshkit.kde.known_rows import KnownRows
@@ -168,7 +168,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         else:
             density = self.density_
             method = density._method
-            with density._hashing_threads() as threads:
+            with core_threads(density.n_jobs) as threads:
                 scores = np.maximum(log_means_of_rows(method, threads), LEAST)
         known = KnownRows(self._known_rows())
         first = known.find(*[self._known_rows()] * 2)

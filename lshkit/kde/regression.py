@@ -1,19 +1,22 @@
 """`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
 
-import contextlib
-import math
-import numbers
-
 import numpy as np
-from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from lshkit import _C, checks
+from lshkit import checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_queries, as_weights, check_n_jobs, of_unit_size
+from lshkit.kde.arguments import (
+    as_queries,
+    as_weights,
+    check_n_jobs,
+    check_tolerance,
+    core_threads,
+    detached,
+    of_unit_size,
+)
 from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
 from lshkit.kde.value_sketch import ValueSketch
@@ -52,8 +55,9 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
         faster for 64 of them, else "brute".
     rtol : float >= 0
-        Target for the standard error of a prediction by "random", in standard deviations of y (of
-        each output): 0.1 costs about 0.01 of a coefficient of determination. 0: exact.
+        Not relative to the prediction: a standard error, in standard deviations of y (of each
+        output), that "random" aims at. 0.1 costs about 0.01 of a coefficient of determination. 0:
+        exact.
     n_bits : int, optional
         Width of the angular kernel (1 to 64, default 8; at most 16 for "bucket_sum"), and of the
         laplacian sketch's tables (1 to 16, default 12): 2^n_bits buckets per hash.
@@ -121,6 +125,13 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         """Fits rows X `(n_samples, n_features)` and y `(n_samples,)` or `(n_samples, n_outputs)`.
 
         float32 rows stay float32. sample_weight: `(n_samples,)`, >= 0 and not all 0. Returns self.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Parameters of the wrong type, out of range or that do not go together; rows, targets or
+            weights of a wrong shape or not finite; rows of zeros with the angular kernel; a rule
+            for the bandwidth with fewer than two rows or a feature that does not vary.
         """
         for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
             delattr(self, name)
@@ -134,6 +145,12 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
         bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
         are made ready at the next prediction.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
+            changed to or from "bucket_sum" since.
         """
         first = not hasattr(self, "n_samples_seen_")
         self._check_parameters()
@@ -145,6 +162,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
                 f"none), got {self.algorithm!r}: use fit"
             )
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
+        X, y = detached("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
         if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
@@ -163,7 +181,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
             self._regression_fitted = None
         if streams:
-            with self._threads():
+            with core_threads(self.n_jobs):
                 self._add_to_sketch(X, values, weights, widths)
         else:  # copies: a stream's buffer will be filled again
             weights = np.ones(len(X)) if weights is None else weights.copy()
@@ -186,9 +204,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
                 f"kernel must be one of {list(known)} for algorithm={self.algorithm!r}, got "
                 f"{self.kernel!r} ('brute' supports every kernel)"
             )
-        real = isinstance(self.rtol, numbers.Real) and not isinstance(self.rtol, bool)
-        if not (real and 0 <= self.rtol < math.inf):
-            raise ValueError(f"rtol must be a finite number >= 0, got {self.rtol!r}")
+        check_tolerance("rtol", self.rtol)
         if self.algorithm == "random" and self.rtol == 0:
             raise ValueError("rtol must be > 0 for algorithm='random', got 0")
         if isinstance(self.bandwidth, str) and self.bandwidth not in RULES:
@@ -257,7 +273,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         equal = (weights == weights[0]).all()
         rows = X, None if equal else weights, self._regression_seed
         fitted = self._regression_fitted
-        with self._threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             if fitted is None:
                 widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
                 if isinstance(widths, str):
@@ -281,16 +297,6 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             return True
         wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
         return self.algorithm == "auto" and wanted and n >= MIN_SAMPLED
-
-    @contextlib.contextmanager
-    def _threads(self):
-        """The number of threads, which hashing in the calling thread takes too."""
-        threads = effective_n_jobs(self.n_jobs)
-        before = _C.set_max_threads(threads)
-        try:
-            yield threads
-        finally:
-            _C.set_max_threads(before)
 
     @property
     def algorithm_(self):
@@ -322,11 +328,20 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             Standard error of y as an estimate of the exact m(x), by the delta method for a ratio:
             0 where it is exact, inf where no row is near. It does not contain the noise of the
             targets: m(x) itself is uncertain too.
+
+        Raises
+        ------
+        NotFittedError
+            Before any rows were added.
+        ValueError
+            X with another number of features than the fitted rows, not finite, or with a row of
+            zeros for the angular kernel; after `partial_fit` also a bandwidth that does not suit
+            all rows.
         """
         method = self._method
         X = as_queries(self, X, method.geometry.kernel)
         size = checks.integer("batch_size", self.batch_size, 1)
-        with self._threads() as threads:
+        with core_threads(self.n_jobs) as threads:
             parts = [method.estimate(X[i : i + size], threads) for i in range(0, len(X), size)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
         offset, unit, mean = self._units

@@ -1,29 +1,30 @@
 """`two_sample_test`: whether two samples have one distribution, by the maximum mean discrepancy."""
 
-import contextlib
 import dataclasses
 
 import numpy as np
-from joblib import Parallel, delayed, effective_n_jobs
+from joblib import Parallel, delayed
 from scipy.spatial.distance import pdist
 from sklearn.utils import check_array, check_random_state
 from threadpoolctl import threadpool_limits
 
-from lshkit import _C, checks
+from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde.arguments import check_n_jobs
+from lshkit.kde.arguments import check_n_jobs, core_threads, detached
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import CHUNK, SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
 from lshkit.kde.value_sums import log_kernels
 
 KERNELS = "laplacian", "angular", "gaussian"
-MAX_EXACT = 5000  # rows of both samples, up to which "auto" is exact for collision kernels
+MAX_EXACT = 5000  # rows of both samples, up to which "auto" is "brute" for collision kernels
 MEDIAN_OF = 1000  # rows of both, whose distances give the bandwidth
 BLOCK = 1024  # rows of a block of the kernel matrix
 TABLE_BITS = 8  # of a laplacian sketch: few pairs share 256 buckets by chance, beside those of 1/e
-COLUMNS = 64  # permutations in memory at once where buckets are summed
+COLUMNS = 64  # permutations that are summed by bucket at once
+TABLE_SIZE = 2**24  # numbers in memory at once where buckets are summed
+MAX_COUNT = 2**24  # up to which float32 counts exactly
 ROUNDING = 1e-12  # of a statistic, over the kernel's mean: as large are ties
 
 
@@ -44,10 +45,10 @@ class TwoSampleTestResult:
         In use. 1.0 for the angular kernel.
     n_bits : int or None
         Width of the angular kernel, or of the tables of the laplacian sketch.
-    method : str
-        "exact" or "bucket_sum".
+    algorithm : str
+        "brute" or "bucket_sum".
     standard_error : float
-        Of the statistic, as an estimate of the exact one of these samples: 0 for "exact". It does
+        Of the statistic, as an estimate of the exact one of these samples: 0 for "brute". It does
         not contain what other samples would give.
     """
 
@@ -57,7 +58,7 @@ class TwoSampleTestResult:
     kernel: str
     bandwidth: object
     n_bits: int | None
-    method: str
+    algorithm: str
     standard_error: float
 
 
@@ -68,7 +69,7 @@ def two_sample_test(
     kernel="laplacian",
     bandwidth="median",
     n_permutations=999,
-    method="auto",
+    algorithm="auto",
     n_bits=None,
     n_hashes=64,
     random_state=None,
@@ -82,7 +83,7 @@ def two_sample_test(
         mean of k(x, x') over pairs of X + mean of k(y, y') over pairs of Y - 2 mean of k(x, y)
 
     and its null distribution that of random permutations of all rows: the level holds for any
-    number of rows, method and number of hashes.
+    number of rows, algorithm and number of hashes.
 
     Parameters
     ----------
@@ -96,10 +97,11 @@ def two_sample_test(
         1.0 is refused for the angular kernel, whose width is n_bits.
     n_permutations : int >= 1
         The smallest p-value is 1 / (1 + n_permutations).
-    method : {"auto", "exact", "bucket_sum"}
-        "exact": all pairs of rows, in memory linear in the rows. "bucket_sum": hash codes estimate
-        the kernel, in time linear in the rows; for the kernels "laplacian" and "angular". "auto":
-        exact up to 5,000 rows together and for the gaussian kernel.
+    algorithm : {"auto", "brute", "bucket_sum"}
+        "brute": all pairs of rows, exactly. "bucket_sum": hash codes estimate the kernel, in time
+        linear in the rows; for the kernels "laplacian" and "angular". "auto": "brute" up to 5,000
+        rows together and for the gaussian kernel. Both take memory linear in the rows, a byte for
+        each row and permutation.
     n_bits : int, optional
         Width of the angular kernel, 1 to 16; tables of a laplacian sketch have 2^n_bits buckets
         (1 to 16, default 8).
@@ -113,8 +115,8 @@ def two_sample_test(
     Returns
     -------
     result : TwoSampleTestResult
-        With the fields statistic, pvalue, null_distribution, kernel, bandwidth, n_bits, method,
-        standard_error.
+        With the fields statistic, pvalue, null_distribution, kernel, bandwidth, n_bits,
+        algorithm, standard_error.
 
     Raises
     ------
@@ -135,31 +137,32 @@ def two_sample_test(
     n_permutations = checks.integer("n_permutations", n_permutations, 1)
     n_hashes = checks.integer("n_hashes", n_hashes, 1, 65535)
     check_n_jobs(n_jobs)
-    if method not in ("auto", "exact", "bucket_sum"):
-        raise ValueError(f"method must be 'auto', 'exact' or 'bucket_sum', got {method!r}")
-    if method == "bucket_sum" and kernel not in COLLISION:
+    if algorithm not in ("auto", "brute", "bucket_sum"):
+        raise ValueError(f"algorithm must be 'auto', 'brute' or 'bucket_sum', got {algorithm!r}")
+    if algorithm == "bucket_sum" and kernel not in COLLISION:
         raise ValueError(
-            f"kernel must be one of {list(COLLISION)} for method='bucket_sum', got {kernel!r}"
+            f"kernel must be one of {list(COLLISION)} for algorithm='bucket_sum', got {kernel!r}"
         )
-    if method == "auto":
+    if algorithm == "auto":
         exact = kernel not in COLLISION or len(rows) <= MAX_EXACT
-        method = "exact" if exact else "bucket_sum"
+        algorithm = "brute" if exact else "bucket_sum"
     rng = check_random_state(random_state)
     geometry = _geometry(rows, kernel, bandwidth, n_bits, rng)
     seed = rng.randint(2**31 - 1)
     labels = _labels(len(rows), n, n_permutations, np.random.default_rng(seed))
-    with _threads(n_jobs) as threads:
-        if method == "exact":
+    # BLAS has one thread in each of ours, so that bits are equal.
+    with core_threads(n_jobs) as threads, threadpool_limits(1, user_api="blas"):
+        if algorithm == "brute":
             sums = _exact_sums(geometry, rows, labels, threads)
         else:
             sums = _bucket_sums(Sketch(geometry, geometry.n_bits, n_hashes, seed), rows, labels)
     values, mean_kernel = _statistics(*sums, n, len(rows) - n)
-    if method == "bucket_sum" and kernel == "laplacian":
+    if algorithm == "bucket_sum" and kernel == "laplacian":
         values /= 1 - 2.0**-geometry.n_bits  # what folding adds to all pairs has cancelled
     statistic, *null = values.mean(axis=1)
     count = np.count_nonzero(null >= statistic - ROUNDING * mean_kernel)
     error = 0.0
-    if method == "bucket_sum":
+    if algorithm == "bucket_sum":
         error = values[0].std(ddof=1) / np.sqrt(n_hashes) if n_hashes > 1 else np.inf
     widths = geometry.bandwidth
     return TwoSampleTestResult(
@@ -168,8 +171,8 @@ def two_sample_test(
         null_distribution=np.array(null),
         kernel=kernel,
         bandwidth=float(widths[0]) if (widths == widths[0]).all() else widths,
-        n_bits=geometry.n_bits if kernel == "angular" or method == "bucket_sum" else None,
-        method=method,
+        n_bits=geometry.n_bits if kernel == "angular" or algorithm == "bucket_sum" else None,
+        algorithm=algorithm,
         standard_error=float(error),
     )
 
@@ -183,10 +186,9 @@ def _pooled(X, Y, kernel):
         raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
     samples = []
     for name, rows in (("X", X), ("Y", Y)):
-        torch = checks.torch_of(**{name: rows})
-        if torch is not None:
-            rows = checks.array(name, rows, torch).detach().double().numpy()
-        rows = check_array(rows, dtype=np.float64, ensure_min_samples=2, input_name=name)
+        rows = check_array(
+            detached(name, rows), dtype=np.float64, ensure_min_samples=2, input_name=name
+        )
         if kernel == "angular" and has_zero_row(rows):
             raise ValueError(f"{name} has a row of zeros, which has no angle")
         samples.append(rows)
@@ -244,18 +246,6 @@ def _some(rows, rng):
     return rows[rng.choice(len(rows), MEDIAN_OF, replace=False)]
 
 
-@contextlib.contextmanager
-def _threads(n_jobs):
-    """The number of threads, for the core's too; BLAS has one in each, so that bits are equal."""
-    threads = effective_n_jobs(n_jobs)
-    before = _C.set_max_threads(threads)
-    try:
-        with threadpool_limits(1, user_api="blas"):
-            yield threads
-    finally:
-        _C.set_max_threads(before)
-
-
 # --- Sums ---------------------------------------------------------------------------------------
 #
 # With s the 0 or 1 of a row, for being X's, and K the kernel matrix without its diagonal, all three
@@ -290,9 +280,12 @@ def _exact_sums(geometry, rows, labels, threads):
             row_sums[columns] += kernel.sum(axis=0)
         return 2 * np.einsum("ij,ij->j", products, labels[part]), row_sums
 
-    parts = Parallel(threads, prefer="threads")(delayed(of_block)(x) for x in firsts)
-    inner = np.sum([x for x, _ in parts], axis=0)
-    row_sums = np.sum([x for _, x in parts], axis=0)
+    inner, row_sums, some = np.zeros(labels.shape[1]), np.zeros(len(rows)), 4 * threads
+    with Parallel(threads, prefer="threads") as parallel:
+        for i in range(0, len(firsts), some):  # sums of all blocks would be quadratic in the rows
+            for part in parallel(delayed(of_block)(x) for x in firsts[i : i + some]):
+                inner += part[0]
+                row_sums += part[1]
     return inner[:, None], (row_sums @ labels)[:, None], row_sums.sum()[None]
 
 
@@ -310,15 +303,19 @@ def _bucket_sums(sketch, rows, labels):
     both = np.stack([np.bincount(c, minlength=n_buckets) for c in codes.T]).astype(np.float64)
     total = (both**2).sum(axis=1) - len(rows)
     inner, across = np.empty((2, labels.shape[1], n_hashes))
+    n = np.count_nonzero(labels[:, 0])
+    dtype = np.float32 if len(rows) < MAX_COUNT else np.float64
+    step = max(1, TABLE_SIZE // (n_buckets * COLUMNS))  # hashes
     for first in range(0, labels.shape[1], COLUMNS):
         part = slice(first, first + COLUMNS)
-        some = labels[:, part].astype(np.float32)  # counts are exact up to 2^24
-        table = BucketTable(n_hashes, n_buckets, some.shape[1]).add(codes, some).table
-        n = some[:, 0].sum(dtype=np.float64)
-        for h, counts in enumerate(table):
-            counts = counts.astype(np.float64)
-            inner[part, h] = np.einsum("ij,ij->j", counts, counts) - n
-            across[part, h] = both[h] @ counts - n
+        some = labels[:, part].astype(dtype)
+        for i in range(0, n_hashes, step):
+            of_hashes = codes[:, i : i + step]
+            table = BucketTable(of_hashes.shape[1], n_buckets, some.shape[1], dtype=dtype)
+            for h, counts in enumerate(table.add(of_hashes, some).table, i):
+                counts = counts.astype(np.float64)
+                inner[part, h] = np.einsum("ij,ij->j", counts, counts) - n
+                across[part, h] = both[h] @ counts - n
     return inner, across, total
 
 

@@ -8,7 +8,7 @@ from cases.kde import clustered, log_mean
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit import _C, hashing
-from lshkit.kde import LSHKernelDensity, estimator, pilot
+from lshkit.kde import LSHKernelDensity, arguments, pilot
 from lshkit.kde.hashed import Buckets
 from lshkit.kde.hbe import HashedDraws, tables
 from lshkit.kde.method import MOST_TUNED
@@ -197,7 +197,7 @@ def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():
 def test_n_jobs_reaches_hashing(algorithm, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        estimator._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
+        arguments._C, "set_max_threads", lambda n, f=_C.set_max_threads: asked.append(n) or f(n)
     )
     before = _C.max_threads()
     rows = np.random.default_rng(0).normal(size=(2000, 4))

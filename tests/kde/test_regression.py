@@ -346,6 +346,21 @@ def test_same_seed_same_bits(name):
     assert model.extra_memory_ > 0 and model.algorithm_ == VARIANTS[name]["algorithm"]
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("n", [5, 200, 255, 256])
+def test_few_rows_have_the_same_bits_at_any_batch_size(kernel, n):
+    bandwidth = 1.0 if kernel == "angular" else 3.0
+    queries = np.random.default_rng(1).normal(size=(1030, 4))
+    for values in (VALUES[:n, 0], VALUES[:n], np.tile(VALUES[:n], 5)):
+        model = LSHKernelRegressor(kernel, bandwidth).fit(ROWS[:n], values, WEIGHTS[:n])
+        wanted = model.predict(queries)
+        for size in (1, 2, 7):
+            some = queries[:: 1 if size > 1 else 8]
+            got = clone(model).set_params(batch_size=size)
+            got = got.fit(ROWS[:n], values, WEIGHTS[:n]).predict(some)
+            assert np.array_equal(got, wanted[:: 1 if size > 1 else 8])
+
+
 def test_parts_of_kept_rows_are_the_whole():
     whole = LSHKernelRegressor(bandwidth="scott").fit(ROWS, VALUES, WEIGHTS)
     stream, buffer = LSHKernelRegressor(bandwidth="scott"), np.empty((100, 4))
@@ -377,6 +392,23 @@ def test_a_rule_sees_all_rows_of_a_stream():
     assert np.array_equal(stream.predict(QUERIES), whole.predict(QUERIES))
     with pytest.raises(ValueError, match="at least 2 rows"):
         LSHKernelRegressor(bandwidth="scott").partial_fit(ROWS[:1], VALUES[:1])
+
+
+@pytest.mark.parametrize("options", [{}, dict(kernel="angular", algorithm="bucket_sum")])
+def test_tensors_are_rows_targets_weights_and_queries(options):
+    torch = pytest.importorskip("torch")
+    model = LSHKernelRegressor(random_state=0, **options)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        tensors = [torch.tensor(x).to(dtype) for x in (ROWS, VALUES, WEIGHTS, QUERIES)]
+        arrays = [(x if x.itemsize > 2 else x.float()).numpy() for x in tensors]
+        wanted = model.fit(*arrays[:3]).predict(arrays[3])
+        tensors = [x.requires_grad_() for x in tensors]
+        got = clone(model).partial_fit(*tensors[:3]).predict(tensors[3])
+        assert got.dtype == wanted.dtype and np.array_equal(got, wanted)
+    with pytest.raises(TypeError, match="y must hold real numbers"):
+        model.fit(ROWS, torch.tensor(VALUES).to(torch.complex64))
+    with pytest.raises(ValueError, match="X must be on the cpu"):
+        model.fit(torch.zeros(5, 2, device="meta"), VALUES[:5])
 
 
 def test_pipeline_grid_search_and_chain():
@@ -457,6 +489,11 @@ def test_bad_calls():
         clone(model).fit(ROWS, VALUES).set_params(**sketched).partial_fit(ROWS, VALUES)
     with pytest.raises(ValueError, match="algorithm must be 'bucket_sum'"):
         sketch("angular").fit(ROWS, VALUES).set_params(algorithm="auto").partial_fit(ROWS, VALUES)
+    for rows, message in ((ROWS[:1], "2 rows"), (ROWS * [1, 0, 1, 1], "feature 1")):
+        with pytest.raises(ValueError, match=message):
+            LSHKernelRegressor(bandwidth="scott").fit(rows, VALUES[: len(rows)])
+    with pytest.raises(TypeError, match="n_hashes"):
+        LSHKernelRegressor(n_hashes=1.5).fit(ROWS, VALUES)
     with pytest.raises(ValueError, match="zeros"):
         LSHKernelRegressor("angular").fit(0 * ROWS, VALUES)
     with pytest.raises(ValueError, match="zeros"):

@@ -1,6 +1,7 @@
 """two_sample_test: its statistic, its level, its power, and what it refuses."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from lshkit.kde.sums import Geometry
 from lshkit.reference import log_kernel
 
 CASES = [
-    ("laplacian", "exact"),
-    ("gaussian", "exact"),
-    ("angular", "exact"),
+    ("laplacian", "brute"),
+    ("gaussian", "brute"),
+    ("angular", "brute"),
     ("laplacian", "bucket_sum"),
     ("angular", "bucket_sum"),
 ]
@@ -42,7 +43,7 @@ def test_exact_statistic_is_the_formula(kernel, bandwidth, monkeypatch):
     if kernel == "angular" and bandwidth != "median":
         bandwidth = 1.0
     got = two_sample_test(X, Y, kernel=kernel, bandwidth=bandwidth, random_state=0)
-    assert got.method == "exact" and got.standard_error == 0 and got.kernel == kernel
+    assert got.algorithm == "brute" and got.standard_error == 0 and got.kernel == kernel
     rows = np.r_[X, Y]
     matrix = np.exp(log_kernel(kernel, rows, rows, got.bandwidth, got.n_bits))
     assert got.statistic == pytest.approx(plain(matrix, len(X)), abs=1e-12)
@@ -111,7 +112,7 @@ def test_buckets_are_unbiased_with_the_stated_error(kernel, data):
     options = dict(kernel=kernel, n_permutations=1, n_hashes=16, n_bits=n_bits)
     exact = two_sample_test(X, Y, **options).statistic
     runs = [
-        two_sample_test(X, Y, method="bucket_sum", random_state=seed, **options)
+        two_sample_test(X, Y, algorithm="bucket_sum", random_state=seed, **options)
         for seed in range(150)
     ]
     got, stated = np.array([(run.statistic, run.standard_error) for run in runs]).T
@@ -123,15 +124,15 @@ def test_buckets_are_unbiased_with_the_stated_error(kernel, data):
     assert low < ratio < high
 
 
-@pytest.mark.parametrize(("kernel", "method"), CASES)
-def test_false_alarms_are_as_frequent_as_the_level_says(kernel, method):
+@pytest.mark.parametrize(("kernel", "algorithm"), CASES)
+def test_false_alarms_are_as_frequent_as_the_level_says(kernel, algorithm):
     """And the statistic is 0 on average where there is no difference."""
     runs, level = 300, 0.1
     found = []
     for seed in range(runs):
         X, Y = samples(12, 17, 3, shift=0.0, seed=seed)
         X, Y = X + 2, Y + 2
-        options = dict(method=method, n_permutations=19, n_hashes=8, random_state=seed)
+        options = dict(algorithm=algorithm, n_permutations=19, n_hashes=8, random_state=seed)
         found.append(two_sample_test(X, Y, kernel=kernel, **options))
     alarms = np.mean([result.pvalue <= level for result in found])
     # Ties of few buckets make a test that is a little more careful than its level.
@@ -140,25 +141,25 @@ def test_false_alarms_are_as_frequent_as_the_level_says(kernel, method):
     assert abs(statistics.mean()) < 4 * statistics.std(ddof=1) / math.sqrt(runs)
 
 
-@pytest.mark.parametrize(("kernel", "method"), CASES)
-def test_a_shift_is_found(kernel, method):
+@pytest.mark.parametrize(("kernel", "algorithm"), CASES)
+def test_a_shift_is_found(kernel, algorithm):
     found = 0
     for seed in range(10):
         X, Y = samples(100, 80, 4, shift=0.8, seed=seed)
-        options = dict(kernel=kernel, method=method, n_permutations=99, random_state=seed)
+        options = dict(kernel=kernel, algorithm=algorithm, n_permutations=99, random_state=seed)
         found += two_sample_test(X, Y, **options).pvalue <= 0.05
     assert found == 10
 
 
-@pytest.mark.parametrize(("kernel", "method"), CASES)
-def test_ties_count_as_the_null(kernel, method):
+@pytest.mark.parametrize(("kernel", "algorithm"), CASES)
+def test_ties_count_as_the_null(kernel, algorithm):
     one = np.ones((6, 2))
-    result = two_sample_test(one, one, kernel=kernel, method=method, n_permutations=20)
+    result = two_sample_test(one, one, kernel=kernel, algorithm=algorithm, n_permutations=20)
     assert result.statistic == pytest.approx(0, abs=1e-12) and result.pvalue == 1
     # Two points: a permutation's statistic depends on how many of one it has, and often is equal.
     points = np.array([[1.0, 0.0], [0.0, 1.0]])
     X, Y = points[[0, 1, 0, 1, 0]], points[[1, 0, 1, 0, 1]]
-    options = dict(kernel=kernel, method=method, n_permutations=200, random_state=0)
+    options = dict(kernel=kernel, algorithm=algorithm, n_permutations=200, random_state=0)
     result = two_sample_test(X, Y, **options)
     close = np.abs(result.null_distribution - result.statistic) < 1e-9
     assert 50 < close.sum() < 200
@@ -177,32 +178,80 @@ def test_copies_of_rows_raise_no_alarm():
     assert alarms <= 200 * 0.05 + 4 * math.sqrt(200 * 0.05 * 0.95)
 
 
-@pytest.mark.parametrize(("kernel", "method"), CASES)
-def test_same_seed_same_bits_at_any_number_of_threads(kernel, method, monkeypatch):
+@pytest.mark.parametrize(("kernel", "algorithm"), CASES)
+def test_same_seed_same_bits_at_any_number_of_threads(kernel, algorithm, monkeypatch):
     monkeypatch.setattr(two_sample, "BLOCK", 64)
     X, Y = samples(150, 150, 6)
-    options = dict(kernel=kernel, method=method, n_permutations=70, random_state=3)
+    options = dict(kernel=kernel, algorithm=algorithm, n_permutations=70, random_state=3)
     one, two = (two_sample_test(X, Y, n_jobs=n, **options) for n in (1, 2))
     assert one == two and np.array_equal(one.null_distribution, two.null_distribution)
     other = two_sample_test(X, Y, **options | dict(random_state=4))
     assert not np.array_equal(one.null_distribution, other.null_distribution)
 
 
+def peak(call):
+    """Bytes that a call holds at most."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_exact_sums_need_no_memory_for_each_block(monkeypatch):
+    monkeypatch.setattr(two_sample, "BLOCK", 64)
+    rng = np.random.default_rng(0)
+    X, Y = rng.normal(size=(2, 3000, 2))
+    options = dict(algorithm="brute", bandwidth=1.0, n_permutations=1)
+    used = peak(lambda: two_sample_test(X, Y, **options))
+    assert used < 20 * 8 * 6000  # rows, scaled rows, labels, sums; those of 94 blocks are more
+
+
+@pytest.mark.parametrize("kernel", ["laplacian", "angular"])
+def test_wide_tables_are_summed_in_little_memory(kernel):
+    X, Y = samples(100, 100)
+    options = dict(kernel=kernel, algorithm="bucket_sum", n_bits=16, n_permutations=99)
+    used = peak(lambda: two_sample_test(X, Y, **options))
+    assert used < 250e6  # tables of all hashes and 64 permutations are 1.07 GB
+
+
+@pytest.mark.parametrize("max_count", [2**24, 100])  # rows, up to which counts are float32
+def test_parts_of_hashes_are_the_whole(max_count, monkeypatch):
+    X, Y = samples()
+    options = dict(algorithm="bucket_sum", n_bits=5, n_permutations=99, random_state=0)
+    whole = two_sample_test(X, Y, **options)
+    monkeypatch.setattr(two_sample, "TABLE_SIZE", 3 * 2**5 * two_sample.COLUMNS)
+    monkeypatch.setattr(two_sample, "MAX_COUNT", max_count)
+    tables = []
+
+    class Spy(two_sample.BucketTable):
+        def add(self, codes, values):
+            tables.append(self.table)
+            return super().add(codes, values)
+
+    monkeypatch.setattr(two_sample, "BucketTable", Spy)
+    parts = two_sample_test(X, Y, **options)
+    assert parts == whole and np.array_equal(parts.null_distribution, whole.null_distribution)
+    assert max(table.size for table in tables) == two_sample.TABLE_SIZE
+    assert {table.dtype for table in tables} == {np.dtype("f4" if max_count > 105 else "f8")}
+
+
 def test_auto_is_exact_for_few_rows_and_without_collisions(monkeypatch):
     monkeypatch.setattr(two_sample, "MAX_EXACT", 100)
     X, Y = samples()
-    assert two_sample_test(X, Y, n_permutations=1).method == "bucket_sum"
-    assert two_sample_test(X[:50], Y, n_permutations=1).method == "exact"
-    assert two_sample_test(X, Y, kernel="gaussian", n_permutations=1).method == "exact"
-    one = two_sample_test(X, Y, n_permutations=1, n_hashes=1, method="bucket_sum")
+    assert two_sample_test(X, Y, n_permutations=1).algorithm == "bucket_sum"
+    assert two_sample_test(X[:50], Y, n_permutations=1).algorithm == "brute"
+    assert two_sample_test(X, Y, kernel="gaussian", n_permutations=1).algorithm == "brute"
+    one = two_sample_test(X, Y, n_permutations=1, n_hashes=1, algorithm="bucket_sum")
     assert one.standard_error == np.inf
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
-@pytest.mark.parametrize(("kernel", "method"), CASES)
-def test_units_do_not_matter(kernel, method, scale):
+@pytest.mark.parametrize(("kernel", "algorithm"), CASES)
+def test_units_do_not_matter(kernel, algorithm, scale):
     X, Y = samples(30, 30, 3)
-    options = dict(kernel=kernel, method=method, n_permutations=99, random_state=0)
+    options = dict(kernel=kernel, algorithm=algorithm, n_permutations=99, random_state=0)
     results = [two_sample_test(s * X, s * Y, **options) for s in (1.0, scale)]
     assert results[0].pvalue == results[1].pvalue
     assert results[0].statistic == pytest.approx(results[1].statistic, abs=1e-9)
@@ -222,8 +271,8 @@ def test_tensors_and_lists_are_rows():
     [
         (dict(kernel="cosine"), "kernel"),
         (dict(kernel=None), "kernel"),
-        (dict(kernel="gaussian", method="bucket_sum"), "kernel"),
-        (dict(method="linear"), "method"),
+        (dict(kernel="gaussian", algorithm="bucket_sum"), "kernel"),
+        (dict(algorithm="linear"), "algorithm"),
         (dict(bandwidth="scott"), "median"),
         (dict(bandwidth=0.0), "bandwidth"),
         (dict(bandwidth=[1.0, 2.0]), "bandwidth"),
