@@ -30,9 +30,11 @@ def of_neighbors(kernel, X, weights, sketch=False):
 def _width_of_share(X, scale, kernel):
     """The bandwidth of scaled rows at which the median kernel mean is SHARE, without copies.
 
-    Of 128 rows over 4,096 at most, evenly spaced. 1 if all rows are equal.
+    Of 128 rows over 4,096 at most, evenly spaced, equal rows counted once: where most are equal,
+    the others may be less than SHARE of all. 1 if all rows are equal.
     """
     some, among = (np.linspace(0, len(X) - 1, min(n, len(X))).astype(int) for n in (128, 4096))
+    among = among[np.sort(np.unique(hashes_of_rows(X[among]), return_index=True)[1])]
     centre = np.median(X[some], axis=0)
     queries, rows = ((X[part] - centre) * scale for part in (some, among))
     distances = cdist(queries, rows, "cityblock" if kernel == "laplacian" else "euclidean")

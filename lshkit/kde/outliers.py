@@ -36,7 +36,9 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     contamination : "auto" or float in (0, 0.5]
         The share of outliers in the fitted rows, which sets the threshold `offset_`. "auto": the
         lower quartile of the fitted rows' scores less 1.5 times their interquartile range, as in a
-        box plot.
+        box plot. Rows with density 0 (of kernels that end at r = 1) are all outliers: where they
+        are more than that share, they and no other fitted rows are flagged. Where 75 % of the
+        rows score alike, "auto" flags all that score less: give a share.
     random_state, n_jobs
         Of the density; None leaves the density's own.
 
@@ -174,7 +176,14 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         first = known.find(*[self._known_rows()] * 2)
         # -1: the hash of another row is the same.
         scores = scores[np.where(first >= 0, first, np.arange(len(scores)))]
-        return threshold(scores, self.contamination), scores, known
+        return threshold(scores, self.contamination, self._weights_of_kept()), scores, known
+
+    def _weights_of_kept(self):
+        """What the rows kept by a sketch with a half-life count for the threshold; or None."""
+        half_life = self.density_.half_life if self._is_sketch() else None
+        if half_life is None:
+            return None
+        return np.exp2((self._kept[1] - (self._n_added - 1)) / half_life)
 
     def _known_rows(self):
         return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
@@ -307,11 +316,20 @@ def check_contamination(contamination):
         )
 
 
-def threshold(scores, contamination):
+def threshold(scores, contamination, weights=None):
     """The score below which rows are outliers; those without density always are."""
     if contamination == "auto":
-        low, high = np.percentile(scores, (25, 75))
+        low, high = (quantile(scores, share, weights) for share in (0.25, 0.75))
         level = float(low - FENCE * (high - low))
     else:
-        level = float(np.percentile(scores, 100 * contamination))
+        level = float(quantile(scores, contamination, weights))
     return level if level > LEAST else float(np.min(scores[scores > LEAST], initial=0.0))
+
+
+def quantile(scores, share, weights):
+    """np.quantile; with weights, the least score at or below which this share of them lies."""
+    if weights is None:
+        return np.percentile(scores, 100 * share)
+    order = np.argsort(scores)
+    below = np.cumsum(weights[order])
+    return scores[order][np.searchsorted(below, share * below[-1])]

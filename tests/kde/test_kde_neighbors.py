@@ -33,6 +33,19 @@ def test_width_of_a_sketch():
     assert np.median(means.kernel_mean(X)) - 1 / 300 == pytest.approx(0.05, rel=0.1)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.93, 0.96, 0.999])
+def test_width_of_a_sketch_counts_equal_rows_once(share):
+    """Of the median row all others but its copies may be fewer than a twentieth."""
+    X = np.zeros((4000, 2))
+    others = round(4000 * (1 - share))
+    X[:others] = rng.normal(size=(others, 2))
+    density = LSHKernelDensity("laplacian", "neighbors", algorithm="bucket_sum").fit(X)
+    assert (density.bandwidth_ > 0.02).all() and (density.bandwidth_ < 2).all()
+    once = LSHKernelDensity("laplacian", density.bandwidth_, algorithm="brute")
+    mean = once.fit(X[: others + 1]).kernel_mean(np.zeros((1, 2)))
+    assert mean - 1 / (others + 1) == pytest.approx(0.05, rel=0.1)
+
+
 @pytest.mark.parametrize("kernel", ["tophat", "linear", "cosine", "epanechnikov"])
 def test_compact_kernels_reach_the_fifth(kernel):
     X = rng.normal(size=(100, 3)) * [1, 10, 100]

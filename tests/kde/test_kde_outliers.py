@@ -273,6 +273,27 @@ def test_a_sliding_window_forgets():
     assert (detector.predict(OTHERS) < 0).all()
 
 
+@pytest.mark.parametrize(("contamination", "after"), [(0.05, 6), ("auto", 12)])
+def test_a_half_life_forgets_the_threshold_of_old_rows(contamination, after):
+    """The rows kept for the threshold, most of them from before, count by their age."""
+    density = LSHKernelDensity("laplacian", 1.0, algorithm="bucket_sum", half_life=100, n_hashes=64)
+    detector = LSHOutlierDetector(density, contamination=contamination, random_state=0)
+    new = 50 + rng.normal(size=(after * 100 + 2000, 2))
+    detector.partial_fit(rng.normal(size=(5000, 2))).partial_fit(new[2000:])
+    assert len(detector._kept[0]) == outliers.N_KEPT
+    assert (detector.predict(rng.uniform(100, 200, (50, 2))) < 0).all()
+    assert (detector.predict(new[:2000]) > 0).mean() > 0.85
+
+
+def test_equal_weights_are_none():
+    scores = np.sort(rng.normal(size=1001))
+    for contamination in (0.1, "auto"):  # at whole ranks there is nothing to interpolate
+        plain = outliers.threshold(scores, contamination)
+        ones = outliers.threshold(scores[::-1], contamination, np.ones(1001))
+        assert ones == pytest.approx(plain, abs=0.02)
+    assert outliers.threshold(np.arange(-4.0, 0.0), 0.5, np.array([0, 0, 1e-300, 3e-300])) == -1
+
+
 def test_queries_change_nothing_and_threads_agree():
     detector = LSHOutlierDetector(DENSITIES["near_far"], random_state=0).fit(ROWS)
     before = pickle.dumps(detector)
