@@ -33,8 +33,8 @@ class LikelihoodCurve:
     bandwidths : float64 array `(n_bandwidths,)`, ascending
         Multiples of `scale`.
     log_likelihood : float64 array `(n_bandwidths,)`
-        Weighted mean over the rows held out of log f_-i(x_i), in nats: the log-density, in the
-        units of X, that all other rows give to row i. -inf where some row has none.
+        Weighted mean over the rows held out, in nats, of the log-density, in the units of X, that
+        all other rows give to a row. -inf where some row has none.
     standard_error : float64 array `(n_bandwidths,)`
         Standard error of `log_likelihood` as a mean over the population of the rows.
     best : float
@@ -42,7 +42,7 @@ class LikelihoodCurve:
         given, or else the maximum of the curve through all points and their slopes.
     best_standard_error : float
         Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
-        bandwidths were given, and for kernels that are 0 from r = 1 on.
+        bandwidths were given, and for compact kernels.
     best_log_likelihood : float
     scale : float64 array `(n_features,)` or None
         What bandwidths multiply, None: 1 for every feature.

@@ -13,7 +13,7 @@ from lshkit.kde.sums import DOUBLE_ROUNDING, FARTHEST, LEAST, ROUNDING, centre_o
 ROWS_AT_ONCE = 2**15  # that are scaled in one piece
 TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change
 LARGEST_FLOAT = 1e18  # reach of the rows in units: beyond, squares may leave float32
-COMPACT_QUERIES = 32  # whose distances are kept, of the kernels that end
+COMPACT_QUERIES = 32  # whose distances are kept, of the compact kernels
 
 
 class LeaveOneOut:
@@ -94,7 +94,7 @@ class LeaveOneOut:
         """log f_-i(x_i), and its derivative in the logarithm of the bandwidth.
 
         bandwidths: `(n_bandwidths,)`. Returns two arrays `(n_queries, n_bandwidths)`: densities of
-        the rows as given. Derivatives are NaN for the kernels that end.
+        the rows as given. Derivatives are NaN for the compact kernels.
         """
         n_features = self.X.shape[1]
         widths = np.asarray(bandwidths, np.float64)
@@ -157,7 +157,7 @@ class LeaveOneOut:
         return nearest, np.stack([log_sums, exponents], axis=-1)
 
     def _distances(self):
-        """Of the kernels that end: distances of some rows left out from all, own: inf."""
+        """Of the compact kernels: distances of some rows left out from all, own: inf."""
         mantissas, exponents = np.frexp(self.scale)
         scaling = dict(metric="seuclidean", V=mantissas**2)
         if (mantissas == 0.5).all():  # powers of 2

@@ -36,7 +36,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     contamination : "auto" or float in (0, 0.5]
         The share of outliers in the fitted rows, which sets the threshold `offset_`. "auto": the
         lower quartile of the fitted rows' scores less 1.5 times their interquartile range, as in a
-        box plot. Rows with density 0 (of kernels that end at r = 1) are all outliers: where they
+        box plot. Rows with density 0 (of compact kernels) are all outliers: where they
         are more than that share, they and no other fitted rows are flagged. Where 75 % of the
         rows score alike, "auto" flags all that score less: give a share.
     random_state, n_jobs
