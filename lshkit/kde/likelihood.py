@@ -32,10 +32,10 @@ def of_largest_likelihood(kernel, X, weights, seed, threads):
             scales.append(deviations)
     candidates = [LeaveOneOut(rows, weights, kernel, scale, threads) for scale in scales]
     candidates = holding_out(candidates, HELD_OUT, seed)
-    looks = [first_look(candidate) for candidate in candidates]
-    which = int(np.argmax([likelihood for _, likelihood in looks]))
-    found = around_maximum(candidates[which], looks[which])
-    return maximum(found, kernel)[0] * candidates[which].unit * scales[which]
+    # First looks do not tell which is larger: one far row may decide, and they sample rows.
+    maxima = [maximum(around_maximum(x, first_look(x)), kernel) for x in candidates]
+    which = int(np.argmax([likelihood for _, _, likelihood in maxima]))
+    return maxima[which][0] * candidates[which].unit * scales[which]
 
 
 # --- Rows held out ------------------------------------------------------------------------------

@@ -358,6 +358,18 @@ def test_rule_scales_features_where_that_is_likelier():
     assert np.ndim(LSHKernelDensity(bandwidth="likelihood").fit(X * [1, 1, 0]).bandwidth_) == 0
 
 
+@pytest.mark.parametrize(("n", "factor"), [(600, 30), (600, 1e3), (600, 1e5), (3000, 1e3)])
+def test_rule_takes_the_likelier_scaling_where_one_row_is_far_off(n, factor):
+    X = rows_of(n, 30)
+    X[0] *= factor
+    curves = [likelihood_curve(X, scale=s, random_state=0) for s in (None, "std")]
+    plain, scaled = (c.best_log_likelihood for c in curves)
+    assert scaled > plain + 0.5
+    found = LSHKernelDensity(bandwidth="likelihood", random_state=0).fit(X).bandwidth_
+    # Far rows are sampled by both scalings' distances in the rule, by one's in a curve.
+    assert np.allclose(found, curves[1].bandwidth, rtol=1e-4 if n < 2048 else 0.01)
+
+
 @pytest.mark.parametrize("d", [2, 32, 512])
 def test_rule_predicts_other_rows_better_than_scotts(d):
     rng = np.random.default_rng(d)
