@@ -20,6 +20,7 @@ from lshkit.kde.likelihood import (
     beside,
     first_look,
     holding_out,
+    joined,
     maximum,
 )
 
@@ -39,7 +40,8 @@ class LikelihoodCurve:
         Standard error of `log_likelihood` as a mean over the population of the rows.
     best : float
         The bandwidth of the largest log-likelihood, a multiple of `scale`: one of those that were
-        given, or else the maximum of the curve through all points and their slopes.
+        given, or else the maximum of the curve through all points and their slopes (of a finer
+        grid, for compact kernels).
     best_standard_error : float
         Standard error of `best`, from the spread of the rows' slopes and the curvature; NaN where
         bandwidths were given, and for compact kernels.
@@ -181,12 +183,7 @@ def likelihood_curve(
         found = around_maximum(left_out, first_look(left_out))
         wide = beside(left_out, found[0])
         if len(wide):
-            found = [
-                np.concatenate(pair)
-                for pair in zip(found, at_bandwidths(left_out, wide), strict=True)
-            ]
-            order = np.argsort(found[0])
-            found = [values[order] for values in found]
+            found = joined(found, at_bandwidths(left_out, wide))
         best, error, likelihood = maximum(found, kernel)
     else:
         found = at_bandwidths(left_out, bandwidths / left_out.unit)

@@ -17,6 +17,9 @@ WIDE = 17  # points of a curve from the least to the largest bandwidth that can 
 BESIDE = 2.0  # such a curve goes so far beside that bracket at least
 LEAST_BANDWIDTH = 1e-10  # of the largest
 MOST_MOVES = 200  # of that bracket
+# Compact kernels have no slopes: their maximum is searched to FINE of the bandwidth, with so many
+# bandwidths at a time as keep to PAIRS terms.
+FINE, PAIRS, LEAST_POINTS, MOST_POINTS = 1e-3, 2**24, 6, 2000
 
 
 def of_largest_likelihood(kernel, X, weights, seed, threads):
@@ -32,10 +35,10 @@ def of_largest_likelihood(kernel, X, weights, seed, threads):
             scales.append(deviations)
     candidates = [LeaveOneOut(rows, weights, kernel, scale, threads) for scale in scales]
     candidates = holding_out(candidates, HELD_OUT, seed)
-    looks = [first_look(candidate) for candidate in candidates]
-    which = int(np.argmax([likelihood for _, likelihood in looks]))
-    found = around_maximum(candidates[which], looks[which])
-    return maximum(found, kernel)[0] * candidates[which].unit * scales[which]
+    # First looks do not tell which is larger: one far row may decide, and they sample rows.
+    maxima = [maximum(around_maximum(x, first_look(x)), kernel) for x in candidates]
+    which = int(np.argmax([likelihood for _, _, likelihood in maxima]))
+    return maxima[which][0] * candidates[which].unit * scales[which]
 
 
 # --- Rows held out ------------------------------------------------------------------------------
@@ -119,7 +122,10 @@ def first_look(left_out):
     if left_out.kernel not in kernels.COMPACT:
         left_out = left_out.holding_out(left_out.held_out[:FIRST], left_out.counts[:FIRST])
     low, high = _bounds(left_out)
-    points = max(5, math.ceil(math.log(high / low) / math.log(RATIO)) + 1)
+    span = math.log(high / low)
+    points = max(5, math.ceil(span / math.log(RATIO)) + 1)
+    if left_out.kernel in kernels.COMPACT:
+        points = max(points, min(_points(left_out), math.ceil(span / FINE)))
     found = at_bandwidths(left_out, np.geomspace(low, high, points))
     best, _, likelihood = maximum(found, left_out.kernel)
     return best, likelihood
@@ -139,7 +145,38 @@ def around_maximum(left_out, look):
         if not (below or above):
             break
         best = bracket[at]
+    if left_out.kernel in kernels.COMPACT:
+        return with_maximum(left_out, found, look[0])
     return found
+
+
+def with_maximum(left_out, found, look):
+    """`at_bandwidths` and there also the maximum, of compact kernels.
+
+    Their curve has a corner or a step at every distance, so that few rows give many maxima: first
+    looks are as fine as is cheap, and what they found is looked at again.
+    """
+    points = _points(left_out)
+    finer = joined(found, at_bandwidths(left_out, [look]))
+    while True:
+        at = int(np.argmax(finer[1]))
+        low, high = finer[0][max(at - 1, 0)], finer[0][min(at + 1, len(finer[0]) - 1)]
+        if high <= low * (1 + 2 * FINE):
+            return joined(found, [values[[at]] for values in finer])
+        between = np.geomspace(low, high, points + 2)[1:-1]
+        finer = joined(finer, at_bandwidths(left_out, between))
+
+
+def _points(left_out):
+    pairs = len(left_out.held_out) * len(left_out.X)
+    return min(max(PAIRS // pairs, LEAST_POINTS), MOST_POINTS)
+
+
+def joined(found, more):
+    """Two of `at_bandwidths` in the order of bandwidths, each once."""
+    both = [np.concatenate(pair) for pair in zip(found, more, strict=True)]
+    _, order = np.unique(both[0], return_index=True)
+    return [values[order] for values in both]
 
 
 def beside(left_out, bracket):
