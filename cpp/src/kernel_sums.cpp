@@ -18,8 +18,8 @@ constexpr index_t kQueryRun = 512, kKeyRun = 4096;
 static_assert(kKeyRun % kKeyBlock == 0);
 
 void add(KernelSum& sum, const KernelSum& more) {
-  if (more.total == 0 && more.squares == 0) {
-    sum.shift = std::max(sum.shift, more.shift);
+  if (more.total == 0 && more.squares == 0) {  // keys without weight
+    if (sum.total == 0 && sum.squares == 0) sum.shift = std::max(sum.shift, more.shift);
     return;
   }
   if (sum.total == 0 && sum.squares == 0) {

@@ -27,6 +27,7 @@ RULES = "scott", "silverman"
 # "auto" samples from so many rows on, if queries like so many of them (evenly spaced) then cost at
 # most that share of what all rows do.
 MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
+LARGEST = 1e307  # target, whose differences float64 holds
 
 
 class LSHKernelRegressor(RegressorMixin, BaseEstimator):
@@ -167,6 +168,8 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         if self.kernel == "angular" and has_zero_row(X):
             raise ValueError("X has a row of zeros, which has no angle")
         values = np.asarray(y, np.float64).reshape(len(X), -1)
+        if np.abs(values).max() > LARGEST:
+            raise ValueError(f"y must lie within +-{LARGEST:g}, got {np.abs(values).max()}")
         if not first and y.shape[1:] != self._regression_shape:
             wanted = (len(X), *self._regression_shape)
             raise ValueError(f"y must have shape {wanted}, as for the earlier rows, got {y.shape}")
@@ -227,7 +230,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         sketch = self._regression_sketch
         if sketch is None:
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
-            options = self._bits(), self.n_hashes, self._regression_seed, values
+            options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)
         sketch.add(X, weights, values)
         self._regression_sketch = sketch
@@ -250,7 +253,8 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         """Of each output the number from which values are counted, their unit and their mean."""
         if self._regression_sketch is not None:
             sketch = self._regression_sketch
-            return sketch.offset, np.ones(sketch.n_outputs), sketch.totals[1:] / sketch.totals[0]
+            unit = np.ldexp(1.0, sketch.exponents)
+            return sketch.offset * unit, unit, sketch.totals[1:] / sketch.totals[0]
         return self._regression_method[1]
 
     def _make_method(self):
@@ -322,8 +326,8 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         Returns
         -------
         y : array `(n_samples,)` or `(n_samples, n_outputs)`, as y was fitted
-            float32 if X is. Where no row is near (all kernels are 0, or what a sketch finds is
-            noise) the mean of the targets.
+            float32 if X is and float32 holds numbers of y's size. Where no row is near (all kernels
+            are 0, or what a sketch finds is noise) the mean of the targets.
         std : array of the same shape, with return_std=True
             Standard error of y as an estimate of the exact m(x), by the delta method for a ratio:
             0 where it is exact, inf where no row is near. It does not contain the noise of the
@@ -349,9 +353,11 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         means = np.where(nowhere, mean, means)
         errors = np.where(nowhere, np.inf, errors)
         shape = (len(X), *self._regression_shape)
+        size = (np.abs(offset) + unit)[unit > 0]
+        dtype = X.dtype if ((size > 1e-30) & (size < 1e38)).all() else np.float64
         with np.errstate(over="ignore"):
             means, errors = means * unit + offset, errors * unit
-            results = [x.astype(X.dtype).reshape(shape) for x in (means, errors)]
+            results = [x.astype(dtype).reshape(shape) for x in (means, errors)]
         return tuple(results) if return_std else results[0]
 
     # ---- scikit-learn ----

@@ -39,7 +39,8 @@ class TwoSampleTestResult:
     pvalue : float
         (1 + #{null >= statistic}) / (1 + n_permutations).
     null_distribution : array `(n_permutations,)`
-        The statistic of each permutation.
+        The statistic of each permutation; where rounding alone sets it apart from that of the
+        samples, that.
     kernel : str
     bandwidth : float or array `(n_features,)`
         In use. 1.0 for the angular kernel.
@@ -92,7 +93,8 @@ def two_sample_test(
     kernel : {"laplacian", "angular", "gaussian"}
         As in `LSHKernelDensity`.
     bandwidth : float, array `(n_features,)` or "median"
-        "median": that of the distances between (up to 1,000) rows of both; for the angular kernel
+        "median": that of the distances between (up to 1,000) rows of both (where more than half
+        are 0, of the others, and 1 where all are); for the angular kernel
         the n_bits with which the kernel of the median angle is nearest to 1/e. A number other than
         1.0 is refused for the angular kernel, whose width is n_bits.
     n_permutations : int >= 1
@@ -146,7 +148,11 @@ def two_sample_test(
     if algorithm == "auto":
         exact = kernel not in COLLISION or len(rows) <= MAX_EXACT
         algorithm = "brute" if exact else "bucket_sum"
-    rng = check_random_state(random_state)
+    try:
+        rng = check_random_state(random_state)
+    except ValueError:
+        wanted = "None, an int or a RandomState"
+        raise ValueError(f"random_state must be {wanted}, got {random_state!r}") from None
     geometry = _geometry(rows, kernel, bandwidth, n_bits, rng)
     seed = rng.randint(2**31 - 1)
     labels = _labels(len(rows), n, n_permutations, np.random.default_rng(seed))
@@ -160,7 +166,9 @@ def two_sample_test(
     if algorithm == "bucket_sum" and kernel == "laplacian":
         values /= 1 - 2.0**-geometry.n_bits  # what folding adds to all pairs has cancelled
     statistic, *null = values.mean(axis=1)
-    count = np.count_nonzero(null >= statistic - ROUNDING * mean_kernel)
+    null = np.array(null)
+    null[np.abs(null - statistic) <= ROUNDING * mean_kernel] = statistic
+    count = np.count_nonzero(null >= statistic)
     error = 0.0
     if algorithm == "bucket_sum":
         error = values[0].std(ddof=1) / np.sqrt(n_hashes) if n_hashes > 1 else np.inf
@@ -168,7 +176,7 @@ def two_sample_test(
     return TwoSampleTestResult(
         statistic=float(statistic),
         pvalue=float((1 + count) / (1 + n_permutations)),
-        null_distribution=np.array(null),
+        null_distribution=null,
         kernel=kernel,
         bandwidth=float(widths[0]) if (widths == widths[0]).all() else widths,
         n_bits=geometry.n_bits if kernel == "angular" or algorithm == "bucket_sum" else None,
@@ -186,9 +194,10 @@ def _pooled(X, Y, kernel):
         raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
     samples = []
     for name, rows in (("X", X), ("Y", Y)):
-        rows = check_array(
-            detached(name, rows), dtype=np.float64, ensure_min_samples=2, input_name=name
-        )
+        rows = detached(name, rows)
+        rows = check_array(rows, dtype=np.float64, ensure_min_samples=0, input_name=name)
+        if len(rows) < 2:
+            raise ValueError(f"{name} must have at least 2 rows, got {len(rows)}")
         if kernel == "angular" and has_zero_row(rows):
             raise ValueError(f"{name} has a row of zeros, which has no angle")
         samples.append(rows)
@@ -208,7 +217,7 @@ def _geometry(rows, kernel, bandwidth, n_bits, rng):
     if n_bits is not None:
         n_bits = checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
     widths = np.ones(d) if median else bandwidths.check(bandwidth, d, kernel)
-    centre = (rows / len(rows)).sum(axis=0)
+    centre = np.quantile(rows, 0.5, axis=0, method="nearest")  # which no few far rows move
     if kernel == "angular" and n_bits is None:
         n_bits = _bits_of_median(unit_rows(rows), rng) if median else 8
     elif median and kernel != "angular":
@@ -224,20 +233,31 @@ def _geometry(rows, kernel, bandwidth, n_bits, rng):
 def _median_distance(rows, kernel, rng):
     """Of distinct rows, where more than half of the pairs are equal; 1 if all are."""
     rows = _some(rows, rng)
-    unit = np.frexp(np.abs(rows).max())[1]  # in which squares neither overflow nor underflow
-    distances = pdist(np.ldexp(rows, -unit), "cityblock" if kernel == "laplacian" else "euclidean")
-    if not distances.any():
-        return 1.0
-    median = np.median(distances) or np.median(distances[distances > 0])
     info = np.finfo(np.float64)
-    return np.clip(np.ldexp(median, unit), info.tiny, info.max)
+    metric = "cityblock" if kernel == "laplacian" else "euclidean"
+    # In units in which squares neither overflow nor underflow: of the spread of most rows, to
+    # which few far ones may be inf, and of all where those are the half.
+    with np.errstate(over="ignore"):
+        spread = np.abs(rows - np.quantile(rows, 0.5, axis=0, method="nearest")).max(axis=1)
+    if not spread.any():
+        return 1.0
+    for size in (np.median(spread[spread > 0]), np.abs(rows).max()):
+        unit = np.frexp(np.minimum(size, info.max))[1]
+        with np.errstate(over="ignore"):
+            scaled = np.clip(np.ldexp(rows, -unit), info.min / 4, info.max / 4)
+            distances = pdist(scaled, metric)
+            median = np.median(distances) or np.median(distances[distances > 0])
+            median = np.ldexp(median, unit)
+        if np.isfinite(median):
+            break
+    return np.clip(median, info.tiny, info.max)
 
 
 def _bits_of_median(rows, rng):
     """The width at which the kernel of the median angle is nearest to 1/e."""
     angle = 2 * np.arcsin(min(np.median(pdist(_some(rows, rng))) / 2, 1))
-    with np.errstate(divide="ignore"):
-        return int(np.clip(np.round(-1 / np.log1p(-angle / np.pi)), 1, SKETCH_BITS))
+    kernels = np.maximum(1 - angle / np.pi, 0) ** np.arange(1, SKETCH_BITS + 1)
+    return 1 + int(np.argmin(np.abs(kernels - np.exp(-1))))
 
 
 def _some(rows, rng):

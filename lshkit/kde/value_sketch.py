@@ -15,20 +15,27 @@ class ValueSketch(Sketch):
 
     Their ratio is the regression. For the laplacian kernel, the share of all rows that folding
     brings to a bucket, 2^-n_bits, is subtracted from both. Values are counted from the mean of the
-    first rows, so that little cancels.
+    first rows, so that little cancels, and in units of the largest of them, weights in units of
+    the first rows' largest: powers of 2, which round nothing and keep squares within float64.
     """
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, values):
+    def __init__(self, geometry, n_bits, n_hashes, seed, weights, values):
         super().__init__(geometry, n_bits, n_hashes, seed)
         self.n_outputs = values.shape[1]
         self.table = BucketTable(n_hashes, 2**n_bits, 1 + self.n_outputs, dtype=np.float64)
-        self.offset = values.mean(axis=0)
+        counted = values if weights is None else values[weights > 0]
+        self.exponents = np.frexp(np.abs(counted).max(axis=0))[1]
+        self.weight_exponent = 0 if weights is None else np.frexp(weights.max())[1]
+        self.offset = np.ldexp(counted, -self.exponents).mean(axis=0)
         self.totals = np.zeros(1 + self.n_outputs)
+        self.squared_values, self.squared_weights = np.zeros(self.n_outputs), 0.0
         self.low = np.full(self.n_outputs, np.inf)
         self.high = -self.low
 
     def add(self, X, weights, values):
         weights = np.ones(len(X)) if weights is None else weights
+        weights = np.ldexp(weights, -self.weight_exponent)
+        values = np.ldexp(values, -self.exponents)
         columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
         for first in range(0, len(X), CHUNK):
             part = slice(first, first + CHUNK)
@@ -38,6 +45,8 @@ class ValueSketch(Sketch):
             self.low = np.minimum(self.low, counted.min(axis=0))
             self.high = np.maximum(self.high, counted.max(axis=0))
         self.totals = self.totals + columns.sum(axis=0)
+        self.squared_values = self.squared_values + weights @ (values - self.offset) ** 2
+        self.squared_weights += float(weights @ weights)
         self.total = float(self.totals[0])
 
     def estimate(self, X, threads=None):
@@ -47,6 +56,10 @@ class ValueSketch(Sketch):
         hash's sums of values and of weights, over that of B. Means are clipped to the range of the
         values, in which all weighted means lie. What folding leaves of B is noise around 0: a
         laplacian query has rows near only if B is NOISE of its standard errors above it.
+
+        Hashes that agree, because they all met the same row or equal values, know nothing of the
+        rows that they did not meet: no error is less than the standard deviation of the values
+        over the root of the number of rows that were met, with repetition.
         """
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
         parts = [self._means(X[i : i + step]) for i in range(0, len(X), step)]
@@ -66,7 +79,14 @@ class ValueSketch(Sketch):
             errors = np.full(means.shape, np.inf)
             if self.n_hashes > 1:
                 errors = self._error(each[..., 1:] - means[:, None] * each[..., :1]) / sums[:, :1]
+                met = self.n_hashes * sums[:, :1] * self.total / self.squared_weights
+                errors = np.maximum(errors, self._spread() / np.sqrt(met))
         return np.clip(means, self.low - self.offset, self.high - self.offset), errors
+
+    def _spread(self):
+        """Standard deviation of the values `(n_outputs,)`."""
+        mean, square = self.totals[1:] / self.total, self.squared_values / self.total
+        return np.sqrt(np.maximum(square - mean**2, 0))
 
     def _error(self, of_each_hash):
         """Standard error of the mean over the hashes."""

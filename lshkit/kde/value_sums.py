@@ -14,6 +14,7 @@ SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding m
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
 FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
 MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
+LEAST_VALUE = 2.0**-60  # over the largest of its pass, so that float32 holds its square
 SAFETY = 1.25  # times the rows that a history foretells
 
 
@@ -90,11 +91,14 @@ class ValueRows:
         for output, column in enumerate(values[order].T):
             for sign in (1, -1):
                 size = np.maximum(sign * column, 0)
-                where = np.flatnonzero(size)
-                if len(where):
+                while size.any():  # once, but for values that leave float32 beside the largest
+                    unit = 2.0 ** (np.frexp(size.max())[1] - 1)
+                    here = np.where(size >= LEAST_VALUE * unit, size / unit, 0)
+                    size[here > 0] = 0
+                    where = np.flatnonzero(here)
                     part = slice(where[0], where[-1] + 1)
                     weights = 1.0 if self.weights is None else self.weights[part]
-                    self.parts.append((output, sign, part, weights, size[part]))
+                    self.parts.append((output, sign * unit, part, weights, here[part]))
 
     def __len__(self):
         return len(self.rows)
@@ -114,16 +118,16 @@ class ValueRows:
         whole = sums(slice(None), self.weights)
         out.shift, out.first[:, 0] = whole.shift, whole.total
         out.second[:, 0] = whole.squares[:, None]
-        for output, sign, part, weights, size in self.parts:
+        for output, unit, part, weights, size in self.parts:
             of_values = sums(part, weights * size)
             scale = factor(of_values.shift, out.shift)
-            out.first[:, 1 + output] += sign * scale * of_values.total
+            out.first[:, 1 + output] += unit * scale * of_values.total
             if second:
                 of_roots = sums(part, weights * np.sqrt(size))
                 out.second[:, 1, output] += (
-                    sign * factor(of_roots.shift, out.shift) ** 2 * of_roots.squares
+                    unit * factor(of_roots.shift, out.shift) ** 2 * of_roots.squares
                 )
-                out.second[:, 2, output] += scale**2 * of_values.squares
+                out.second[:, 2, output] += (unit * scale) ** 2 * of_values.squares
         return out
 
     @property

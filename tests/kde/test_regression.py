@@ -117,6 +117,40 @@ def test_targets_of_any_size():
     assert (constant == 7.5).all()
 
 
+def test_targets_that_float32_does_not_hold_beside_each_other():
+    """Runs of 4,096 rows: also those in which nothing is left of a target."""
+    rows, values, queries = problem("normal")
+    for huge in (1e30, 1e50, 1e150):
+        values[17] = huge, -huge
+        for kernel, bandwidth in (("gaussian", 0.8), ("epanechnikov", 2.0)):
+            model = LSHKernelRegressor(kernel, bandwidth, algorithm="brute").fit(rows, values)
+            wanted = plain(kernel, queries, rows, values, bandwidth)
+            assert np.allclose(model.predict(queries), wanted, rtol=2e-5, atol=1e-5)
+        model = LSHKernelRegressor(algorithm="random", random_state=0).fit(rows, values)
+        got, std = model.predict(queries, return_std=True)
+        wanted = plain("gaussian", queries, rows, values)
+        exact = std == 0  # of queries that few rows are near
+        assert exact.mean() < 0.5 and np.allclose(got[exact], wanted[exact], rtol=2e-5)
+
+
+def test_outputs_that_are_zero_in_most_rows():
+    rows, values, queries = problem("normal")
+    values = np.abs(values)
+    values[np.arange(len(rows)) % 8000 != 5, 1] = 0
+    got = LSHKernelRegressor(bandwidth=0.8, algorithm="brute").fit(rows, values).predict(queries)
+    assert np.allclose(got, plain("gaussian", queries, rows, values, 0.8), rtol=2e-5, atol=0)
+
+
+def test_results_hold_what_targets_do():
+    rows, queries = ROWS.astype(np.float32), QUERIES.astype(np.float32)
+    wanted = LSHKernelRegressor().fit(rows, VALUES).predict(queries)
+    for scale in (1e-200, 1e200):
+        got = LSHKernelRegressor().fit(rows, scale * VALUES).predict(queries)
+        assert got.dtype == np.float64 and np.allclose(got / scale, wanted)
+    with pytest.raises(ValueError, match="y must lie within"), np.errstate(invalid="ignore"):
+        LSHKernelRegressor().fit(ROWS, np.where(VALUES > 0, 1.7e308, -1.7e308))
+
+
 @pytest.mark.parametrize("n", [200, 700])
 def test_rows_of_weight_zero_do_not_count(n):
     weights = np.arange(n) % 3
@@ -311,6 +345,30 @@ def test_sketch_predicts_the_mean_where_it_finds_noise():
     assert (got >= VALUES.min(axis=0)).all() and (got <= VALUES.max(axis=0)).all()
     one = sketch("angular", n_hashes=1).fit(ROWS, VALUES).predict(QUERIES, return_std=True)[1]
     assert np.isinf(one).all()
+
+
+def test_hashes_that_agree_are_not_exact():
+    """Of rows so far apart that a query meets one or none, or whose targets are mostly equal."""
+    rng = np.random.default_rng(0)
+    rows, queries = rng.normal(size=(50, 32)), rng.normal(size=(200, 32))
+    targets = rng.normal(size=50)
+    for values, n_bits in ((targets, 12), (targets > 1, 8)):
+        exact = plain("angular", queries, rows, values[:, None].astype(float), 1.0, n_bits)[:, 0]
+        model = sketch("angular", n_bits=n_bits, n_hashes=32).fit(rows, values.astype(float))
+        got, std = model.predict(queries, return_std=True)
+        known = np.isfinite(std)
+        assert known.sum() > 90 and (std > 0).all()
+        ratio = np.sqrt(((got - exact)[known] ** 2).mean() / (std[known] ** 2).mean())
+        assert 0.7 < ratio < 1.6
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+@pytest.mark.parametrize(("of_values", "of_weights"), [(200, 0), (-200, 0), (0, 160), (0, -200)])
+def test_units_of_targets_and_weights_do_not_matter(name, of_values, of_weights):
+    wanted = sketch(name).fit(ROWS, VALUES, WEIGHTS).predict(QUERIES, return_std=True)
+    model = sketch(name).fit(ROWS, VALUES * 10.0**of_values, WEIGHTS * 10.0**of_weights)
+    for a, b in zip(model.predict(QUERIES, return_std=True), wanted, strict=True):
+        assert np.allclose(a / 10.0**of_values, b, rtol=1e-9)
 
 
 # --- The contract -------------------------------------------------------------------------------

@@ -62,7 +62,14 @@ def test_median_bandwidth():
     angle = np.median(np.arccos(1 - pdist(rows, "cosine")))
     n_bits = two_sample_test(X, Y, kernel="angular", n_permutations=1).n_bits
     values = (1 - angle / np.pi) ** np.arange(1, 17)
-    assert abs(np.log(values[n_bits - 1]) + 1) <= abs(np.log(values) + 1).min() + 0.2
+    assert n_bits == 1 + np.argmin(abs(values - np.exp(-1)))
+
+
+def test_the_width_is_nearest_also_between_one_bit_and_two():
+    angle = (1 - 0.5034) * np.pi  # 0.5034 is farther from 1/e than its square
+    rows = np.array([[1.0, 0.0], [np.cos(angle), np.sin(angle)]])
+    result = two_sample_test(rows, rows, kernel="angular", n_permutations=1)
+    assert result.n_bits == 2
 
 
 @pytest.mark.parametrize("kernel", ["laplacian", "angular"])
@@ -163,8 +170,8 @@ def test_ties_count_as_the_null(kernel, algorithm):
     result = two_sample_test(X, Y, **options)
     close = np.abs(result.null_distribution - result.statistic) < 1e-9
     assert 50 < close.sum() < 200
-    above = (result.null_distribution > result.statistic + 1e-9).sum()
-    assert result.pvalue == (1 + above + close.sum()) / 201
+    assert (result.null_distribution[close] == result.statistic).all()
+    assert result.pvalue == (1 + (result.null_distribution >= result.statistic).sum()) / 201
 
 
 def test_copies_of_rows_raise_no_alarm():
@@ -247,6 +254,26 @@ def test_auto_is_exact_for_few_rows_and_without_collisions(monkeypatch):
     assert one.standard_error == np.inf
 
 
+@pytest.mark.parametrize("far", [1e17, 1e20, 1e150, 1e300])
+@pytest.mark.parametrize(("kernel", "method"), CASES)
+def test_a_far_row_does_not_hide_the_others(kernel, method, far):
+    X, Y = samples(100, 100, 3, shift=2.0)
+    X[0] = far
+    result = two_sample_test(X, Y, kernel=kernel, algorithm=method, random_state=0)
+    assert result.pvalue == 0.001 and result.statistic > 0.01
+    if kernel != "angular":
+        assert result.bandwidth < 10
+
+
+def test_where_half_of_the_rows_are_far_the_median_is():
+    X, Y = samples(40, 40, 3, shift=0.0)
+    for far in (1e20, 1e200):
+        for kernel in ("laplacian", "gaussian"):
+            result = two_sample_test(X, far * Y, kernel=kernel, random_state=0)
+            assert result.pvalue == 0.001
+            assert 0.1 * far < result.bandwidth < 10 * far
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e-30, 1e30, 1e200])
 @pytest.mark.parametrize(("kernel", "algorithm"), CASES)
 def test_units_do_not_matter(kernel, algorithm, scale):
@@ -282,6 +309,7 @@ def test_tensors_and_lists_are_rows():
         (dict(n_bits=0), "n_bits"),
         (dict(n_bits=17), "n_bits"),
         (dict(n_jobs=0), "n_jobs"),
+        (dict(random_state="x"), "random_state must be .*'x'"),
     ],
 )
 def test_bad_arguments(options, message):
@@ -297,6 +325,10 @@ def test_bad_rows():
                 two_sample_test(*pair)
     with pytest.raises(ValueError, match="Y"):
         two_sample_test(X, Y * np.nan)
+    with pytest.raises(ValueError, match="X must have at least 2 rows, got 1"):
+        two_sample_test(X[:1], Y)
+    with pytest.raises(ValueError, match="Y must have at least 2 rows, got 0"):
+        two_sample_test(X, Y[:0])
     with pytest.raises(ValueError, match="features, got 5 and 3"):
         two_sample_test(X, Y[:, :3])
     with pytest.raises(ValueError, match="Y has a row of zeros"):
