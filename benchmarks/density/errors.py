@@ -215,9 +215,9 @@ def main():
             progress.set_postfix_str(name_of(case[0]))
             seeds = range(1 if args.quick else args.seeds)
             results["cases"].append(measure(*case, seeds, n_queries))
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(results, indent=1) + "\n")
     print(report(results))
 
 
