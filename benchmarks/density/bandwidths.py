@@ -5,11 +5,7 @@ counts, except that scikit-learn's search, which takes minutes, runs once. Five 
 `--sections` measures some of it into the same file, `--quick` at small sizes.
 """
 
-import argparse
-import datetime
-import json
 import os
-import pathlib
 import time
 import warnings
 
@@ -26,10 +22,9 @@ from benchmarks import RESULTS  # noqa: E402
 from benchmarks.density.kde import data  # noqa: E402
 from benchmarks.measurement import (  # noqa: E402
     figure,
-    machine,
-    pin_to_one_cpu,
     table,
 )
+from benchmarks.sections import parser_of, run
 from lshkit.kde import LSHKernelDensity, likelihood_curve  # noqa: E402
 
 OUT = RESULTS / "bandwidths.json"
@@ -221,27 +216,7 @@ def likelihood(found):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
-    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
-    args = parser.parse_args()
-    if args.tables:
-        show(json.loads(args.json.read_text()))
-        return
-    pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    for name in args.sections:
-        begin = time.perf_counter()
-        results[name] = SECTIONS[name](args) | {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"),
-            "machine": machine(),
-        }
-        results[name]["took"] = round(time.perf_counter() - begin, 1)
-        args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    show({name: results[name] for name in args.sections})
+    run(parser_of(__doc__, SECTIONS, OUT).parse_args(), SECTIONS, show)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,8 @@ installed.
     python -m benchmarks.density.regression --tables
 """
 
-import argparse
-import datetime
 import importlib.util
-import json
 import os
-import pathlib
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
@@ -31,7 +27,8 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.density.kde import data as density_data  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.sections import parser_of, run
 from lshkit.kde import LSHKernelRegressor  # noqa: E402
 
 OUT = RESULTS / "regression.json"
@@ -306,31 +303,13 @@ def show(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser = parser_of(__doc__, SECTIONS, OUT)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
-    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
     args = parser.parse_args()
-    if args.tables:
-        show(json.loads(args.json.read_text()))
-        return
     if args.quick:
         args.repeats = 2
-    pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    for name in args.sections:
-        found = SECTIONS[name](args)
-        stamp = {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"),
-            "machine": machine(),
-        }
-        results[name] = found | stamp
-        args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    show({name: results[name] for name in args.sections})
+    run(args, SECTIONS, show)
 
 
 if __name__ == "__main__":

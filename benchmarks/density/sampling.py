@@ -4,12 +4,7 @@ Both sides of a ratio run in turns in one process, on one thread; the smallest t
 Five minutes. `--sections` measures some of it into the same file, `--quick` at small sizes.
 """
 
-import argparse
-import datetime
-import json
 import os
-import pathlib
-import sys
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
@@ -19,7 +14,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.sections import parser_of, run
 from lshkit.buckets import HashTables  # noqa: E402
 from lshkit.hashing import FastHadamard  # noqa: E402
 from lshkit.sampling import LSHSampler, PartitionSampler, log_partition  # noqa: E402
@@ -304,31 +300,12 @@ def show(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser = parser_of(__doc__, SECTIONS, OUT)
     parser.add_argument("--rows", type=int, help="of tables, and classes; default 1,000,000")
-    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
-    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
     args = parser.parse_args()
-    if args.tables:
-        show(json.loads(args.json.read_text()))
-        return
     args.rows = args.rows or (20_000 if args.quick else 1_000_000)
     torch.set_num_threads(1)
-    pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    for name in args.sections:
-        begin = time.perf_counter()
-        results[name] = SECTIONS[name](args) | {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"),
-            "machine": machine(),
-        }
-        results[name]["took"] = round(time.perf_counter() - begin, 1)
-        print(f"{name}: {results[name]['took']} s", file=sys.stderr, flush=True)
-        args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    show({name: results[name] for name in args.sections})
+    run(args, SECTIONS, show)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,7 @@ that stay, drift and come in bursts. Two minutes. `--sections` measures some of 
 file, `--quick` at small sizes.
 """
 
-import argparse
-import datetime
-import json
 import os
-import pathlib
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
@@ -22,7 +18,8 @@ from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.baselines.exponential_histogram import ExponentialHistogram  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.sections import parser_of, run
 from lshkit.kde import LSHKernelDensity  # noqa: E402
 
 OUT = RESULTS / "streams.json"
@@ -74,7 +71,7 @@ def speed(window, rounds):
         }
         for name, density in densities.items()
     }
-    return {"window": window, "batch": BATCH, "sketches": sketches}
+    return {"window": window, "batch": BATCH, "sketch": SKETCH, "sketches": sketches}
 
 
 def stream(kind, window, n_rows, batch):
@@ -140,12 +137,12 @@ def windows(window, batches):
                 stated = float(np.sqrt(np.mean(np.concatenate(part[name]))))
                 found[kind][name]["stated, root mean square"] = stated
                 found[kind][name]["bytes"] = sketches[name].extra_memory_
-    return {"window": window, "streams": found}
+    return {"window": window, "sketch": SKETCH, "streams": found}
 
 
 SECTIONS = {
-    "speed": lambda quick: speed(*((50_000, 2) if quick else (1_000_000, 100))),
-    "windows": lambda quick: windows(*((12_000, 30) if quick else (200_000, 200))),
+    "speed": lambda args: speed(*((50_000, 2) if args.quick else (1_000_000, 100))),
+    "windows": lambda args: windows(*((12_000, 30) if args.quick else (200_000, 200))),
 }
 
 
@@ -177,26 +174,7 @@ def show(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
-    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
-    args = parser.parse_args()
-    if args.tables:
-        show(json.loads(args.json.read_text()))
-        return
-    pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    for name in args.sections:
-        results[name] = SECTIONS[name](args.quick) | {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"),
-            "machine": machine(),
-            "sketch": SKETCH,
-        }
-        args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    show({name: results[name] for name in args.sections})
+    run(parser_of(__doc__, SECTIONS, OUT).parse_args(), SECTIONS, show)
 
 
 if __name__ == "__main__":

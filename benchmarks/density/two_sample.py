@@ -10,11 +10,7 @@ minutes.
     python -m benchmarks.density.two_sample --tables
 """
 
-import argparse
-import datetime
-import json
 import os
-import pathlib
 import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
@@ -25,7 +21,8 @@ from scipy.spatial.distance import cdist  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks import RESULTS  # noqa: E402
-from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
+from benchmarks.measurement import figure, table  # noqa: E402
+from benchmarks.sections import parser_of, run
 from lshkit.kde import two_sample_test  # noqa: E402
 
 OUT = RESULTS / "two_sample.json"
@@ -128,27 +125,7 @@ def show(results):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--json", type=pathlib.Path, default=OUT, help="its sections are replaced")
-    parser.add_argument("--tables", action="store_true", help="print the file, measure nothing")
-    args = parser.parse_args()
-    if args.tables:
-        show(json.loads(args.json.read_text()))
-        return
-    pin_to_one_cpu()
-    results = json.loads(args.json.read_text()) if args.json.exists() else {}
-    for name in args.sections:
-        found = SECTIONS[name](args)
-        stamp = {
-            "date": datetime.datetime.now().isoformat(timespec="seconds"),
-            "machine": machine(),
-        }
-        results[name] = found | stamp
-        args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
-    show({name: results[name] for name in args.sections})
+    run(parser_of(__doc__, SECTIONS, OUT).parse_args(), SECTIONS, show)
 
 
 if __name__ == "__main__":
