@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 from joblib import effective_n_jobs
-from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
@@ -21,6 +21,7 @@ from lshkit.kde.arguments import (
     keeps_rows,
     of_unit_size,
 )
+from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
@@ -28,7 +29,7 @@ from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry, training_of
 
 
-class LSHKernelDensity(DensityMixin, BaseEstimator):
+class LSHKernelDensity(DensityMixin, FittedEstimator):
     """Kernel density estimation in many dimensions, exact or to a stated error.
 
     Replaces `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm does and
@@ -335,26 +336,10 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         return self._kde_rows[0], self._kde_weights[0]
 
     @property
-    def algorithm_(self):
-        """The algorithm in use."""
-        return self._method.name
-
-    @property
-    def bandwidth_(self):
-        """The bandwidth in use: one number where all features have the same."""
-        widths = self._method.geometry.bandwidth
-        return float(widths[0]) if (widths == widths[0]).all() else widths
-
-    @property
     def report_(self):
         """Results of the pilot, and the reason for the choice."""
         name = self.algorithm_
         return self._kde_picked or {"algorithm": name, "reason": "asked for", "methods": {}}
-
-    @property
-    def extra_memory_(self):
-        """Bytes kept beside the rows, at most; of a sketch, all that is kept."""
-        return self._method.nbytes
 
     # ---- queries ----
 
@@ -500,14 +485,6 @@ class LSHKernelDensity(DensityMixin, BaseEstimator):
         super().__setstate__(state)
         if self.__sklearn_is_fitted__():
             self._kde_lock = threading.RLock()
-
-    def __sklearn_is_fitted__(self):
-        return hasattr(self, "n_samples_seen_")
-
-    def __sklearn_tags__(self):
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = False
-        return tags
 
 
 def _like(torch, X, results):

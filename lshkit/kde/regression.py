@@ -1,7 +1,7 @@
 """`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -17,6 +17,7 @@ from lshkit.kde.arguments import (
     detached,
     of_unit_size,
 )
+from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
 from lshkit.kde.value_sketch import ValueSketch
@@ -30,7 +31,7 @@ MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
 LARGEST = 1e307  # target, whose differences float64 holds
 
 
-class LSHKernelRegressor(RegressorMixin, BaseEstimator):
+class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     """Nadaraya-Watson kernel regression in many dimensions, exact or to a stated error.
 
     The prediction is a weighted mean of the targets (Nadaraya 1964, Watson 1964), ::
@@ -302,22 +303,6 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
         wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
         return self.algorithm == "auto" and wanted and n >= MIN_SAMPLED
 
-    @property
-    def algorithm_(self):
-        """The algorithm in use."""
-        return self._method.name
-
-    @property
-    def bandwidth_(self):
-        """The bandwidth in use: one number where all features have the same."""
-        widths = self._method.geometry.bandwidth
-        return float(widths[0]) if (widths == widths[0]).all() else widths
-
-    @property
-    def extra_memory_(self):
-        """Bytes kept beside the rows as given; of a sketch, all that is kept."""
-        return self._method.nbytes
-
     # ---- queries ----
 
     def predict(self, X, return_std=False):
@@ -368,11 +353,7 @@ class LSHKernelRegressor(RegressorMixin, BaseEstimator):
             state["_regression_method"] = None  # made again, equal, at first use
         return state
 
-    def __sklearn_is_fitted__(self):
-        return hasattr(self, "n_samples_seen_")
-
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
-        tags.input_tags.sparse = False
         return tags
