@@ -9,10 +9,11 @@ namespace {
 
 static_assert(sizeof(NearKernelSum) == 4 * sizeof(double), "out is an array of them");
 
-void find_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle rows_object,
-               py::handle weights_object, const py::tuple& arrays, py::handle codes_object,
-               index_t min_count, index_t max_bucket_size, py::handle stops_object,
-               py::handle out_object, int threads) {
+void find_near_kernel_sums(int kernel, index_t n_bits, py::handle queries_object,
+                           py::handle rows_object, py::handle weights_object,
+                           const py::tuple& arrays, py::handle codes_object, index_t min_count,
+                           index_t max_bucket_size, py::handle stops_object, py::handle out_object,
+                           int threads) {
   const TensorView queries("queries", queries_object), rows("rows", rows_object);
   const TensorView codes("query_codes", codes_object), stops("stops", stops_object);
   const TensorView out("out", out_object);
@@ -56,8 +57,8 @@ void find_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle
 
 void bind_near_kernel_sums(py::module_& module) {
   using namespace pybind11::literals;
-  module.def("near_kernel_sums", &find_sums, "kernel"_a, "n_bits"_a, "queries"_a, "rows"_a,
-             "weights"_a, "tables"_a, "query_codes"_a, "min_count"_a, "max_bucket_size"_a,
+  module.def("near_kernel_sums", &find_near_kernel_sums, "kernel"_a, "n_bits"_a, "queries"_a,
+             "rows"_a, "weights"_a, "tables"_a, "query_codes"_a, "min_count"_a, "max_bucket_size"_a,
              "stops"_a, "out"_a, "threads"_a = 0);
 }
 
