@@ -127,7 +127,7 @@ def test_near_rows_of_euclidean_hashes_and_small_buckets_are_unbiased():
     assert (np.abs(means.mean(axis=0) - exact) < 4 * spread / np.sqrt(runs) + 1e-6 * exact).all()
     # Near rows and stages: no more rows than there are, whatever the sizes.
     assert stages(256, 300, 1000) == [256, 1000] and stages(2000, 64, 1000) == [1000]
-    assert history_of(64) == 256 and history_of(2**16) == 4096
+    assert history_of(64) == 128 and history_of(2**16) == 4096
 
 
 def test_blocks_give_the_bits_of_rows():
