@@ -11,11 +11,10 @@ import copy
 import numpy as np
 
 from lshkit.buckets import pair_distances
-from lshkit.kde.hashed import sums_of_pairs
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
 from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import BLOCK, EXACT, Sums
+from lshkit.kde.sums import BLOCK, EXACT, Sums, sums_of_pairs
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most
