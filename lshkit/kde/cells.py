@@ -1,4 +1,4 @@
-"""The rows in cells, each of those nearest to one of some rows drawn at random as centres.
+"""The rows in cells, each of those nearest to one of some centres: k-means of a random sample.
 
 A Voronoi partition: where rows lie densely its cells are small, so that a few cells hold the near
 rows of any query and hardly more. A cell's rows lie side by side, and are read as they lie.
@@ -10,28 +10,34 @@ from lshkit import _C
 from lshkit.kde import kernels
 from lshkit.kde.sums import BLOCK, Sums, blocks_of
 
-CENTRES = 2.0  # times the root of the number of rows, rounded to a power of 2
+CENTRES, MOST_CELLS = 4.0, 2048  # times the root of the number of rows, rounded to a power of 2
+SAMPLE, N_STEPS = 16, 3  # rows of the sample, times the number of cells; steps of k-means
 
 
 def count_of(n_rows):
     """How many cells so many rows get."""
-    return int(min(2 ** round(np.log2(CENTRES * np.sqrt(n_rows))), n_rows))
+    return int(min(2 ** round(np.log2(CENTRES * np.sqrt(n_rows))), MOST_CELLS, n_rows))
 
 
 class Cells:
-    """Permuted rows in the cells of `n_cells` of them.
+    """Permuted rows in cells, of which there are some multiple of the root of their number.
 
-    Which rows are centres does not depend on the permutation, so that the rows of some cells are
-    spread over it evenly.
+    The sample that the centres come from does not depend on the permutation, so that the rows of
+    some cells are spread over it evenly.
     """
 
-    def __init__(self, permuted, n_cells, threads):
+    def __init__(self, permuted, threads):
         self.permuted = permuted
         rows, training = permuted.rows, permuted.training
-        chosen = np.random.default_rng([training.seed, 5]).choice(len(rows), n_cells, replace=False)
+        n_cells = count_of(len(rows))
+        size = min(n_cells * SAMPLE, len(rows))
+        chosen = np.random.default_rng([training.seed, 5]).choice(len(rows), size, replace=False)
         place = np.empty(len(rows), np.int64)
         place[permuted.order] = np.arange(len(rows))
-        self.n_cells, self.centres = n_cells, blocks_of(rows[place[np.sort(chosen)]])
+        sample = rows[place[chosen]]
+        self.n_cells, self.centres = n_cells, blocks_of(sample[:n_cells])
+        for _ in range(N_STEPS):
+            self._move_centres(sample, threads)
         cells = self.nearest(rows, 1, threads)[:, 0]
         self.order = np.argsort(cells, kind="stable").astype(np.int32)
         self.counts = np.bincount(cells, minlength=n_cells).astype(np.int64)
@@ -52,6 +58,15 @@ class Cells:
             self.weights = np.zeros((len(self.blocks), BLOCK))
             self.weights.reshape(-1)[places] = permuted.weights[self.order]
 
+    def _move_centres(self, sample, threads):
+        """A step of k-means; a centre that no row is nearest to stays."""
+        cells = self.nearest(sample, 1, threads)[:, 0]
+        order = np.argsort(cells, kind="stable")
+        found, starts = np.unique(cells[order], return_index=True)
+        sums = np.add.reduceat(sample[order], starts, axis=0, dtype=np.float64)
+        counts = np.diff(starts, append=len(sample))
+        self.centres[found // BLOCK, :, found % BLOCK] = sums / counts[:, None]
+
     def nearest(self, queries, n_probes, threads):
         """The cells of the centres nearest to each query, the nearest first."""
         probes = np.empty((len(queries), n_probes), np.int32)
@@ -65,13 +80,15 @@ class Cells:
         Of the permuted rows from `first` to `last`.
         """
         begin, end = self.counts_before(first), self.counts_before(last)
+        if probes.shape[1] == 0:
+            return Sums.zeros(len(queries)), np.zeros(len(queries), np.int64)
         out = np.empty((len(queries), 3))
         geometry = self.permuted.training.geometry
         _C.cell_kernel_sums(
             kernels.CODES[geometry.kernel],
             geometry.n_bits,
             np.ascontiguousarray(queries, self.blocks.dtype),
-            probes,
+            np.ascontiguousarray(probes),
             self.blocks,
             self.first,
             begin,
@@ -82,7 +99,7 @@ class Cells:
         )
         return Sums(*out.T), (end - begin)[probes].sum(axis=1)
 
-    def few_sums(self, queries, probes, first, last, threads):
+    def few_sums(self, queries, probes, threads, first, last):
         """The same, for as few rows as a sample has of a few cells."""
         out = np.empty((len(queries), 4))
         geometry, permuted = self.permuted.training.geometry, self.permuted
@@ -90,7 +107,7 @@ class Cells:
             kernels.CODES[geometry.kernel],
             geometry.n_bits,
             np.ascontiguousarray(queries, self.blocks.dtype),
-            probes,
+            np.ascontiguousarray(probes),
             permuted.rows,
             self.order,
             self.indptr,

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 
 from lshkit import checks
-from lshkit.kde.cells import Cells, count_of
+from lshkit.kde.cells import Cells
 from lshkit.kde.held import RowsInType
 from lshkit.kde.method import Estimate, Tuned
 from lshkit.kde.random_sampling import cheapest_sample, expand, stages_of
@@ -19,7 +19,8 @@ from lshkit.kde.sums import PermutedRows, Sums
 N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 # Costs in rows (what brute force spends on one): of a centre, of a cell that is read, and of a row
 # of it. Measured at d = 64.
-CENTRE, PROBE, NEAR = 0.6, 60.0, 2.5
+CENTRE, PROBE, NEAR = 1.2, 30.0, 4.0
+SEEN = 0.01  # share of a density that is at risk wherever its rows are
 
 
 class NearFar(RowsInType):
@@ -37,20 +38,17 @@ class NearFar(RowsInType):
 
     @classmethod
     def tune(cls, pilot, rtol):
-        cells = Cells(pilot.permuted, count_of(len(pilot.permuted)), pilot.threads)
-        settings = {"n_cells": cells.n_cells} | cheapest_probes(pilot, cells, rtol)
-        settings |= pilot.thresholds
-        return Tuned(settings, lambda: cls._of(settings, cells))
+        settings = cheapest_probes(pilot, pilot.cells, rtol) | pilot.thresholds
+        return Tuned(settings, lambda: cls._of(settings, pilot.cells))
 
     @classmethod
     def from_settings(cls, settings, training, permuted=None):
-        n_cells = checks.integer("n_cells", settings["n_cells"], 1, len(training.X))
         permuted = PermutedRows(training) if permuted is None else permuted
-        return cls._of(settings, Cells(permuted, n_cells, 0))
+        return cls._of(settings, Cells(permuted, 0))
 
     @classmethod
     def _of(cls, settings, cells):
-        n_probes = checks.integer("n_probes", settings["n_probes"], 1, min(cells.n_cells, 4096))
+        n_probes = checks.integer("n_probes", settings["n_probes"], 1, cells.n_cells)
         return cls(cells, n_probes, stages_of(settings))
 
     def _sampled(self, queries, threads, stop):
@@ -58,9 +56,12 @@ class NearFar(RowsInType):
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
         stops = self.stages.stops(len(permuted), n)
         probes = cells.nearest(queries, self.n_probes, threads)
-        near, n_near = cells.sums(queries, probes, threads, last=n)
+        half = self.n_probes - self.n_probes // 2
+        near, n_near = cells.sums(queries, probes[:, :half], threads, last=n)
+        outer, n_outer = cells.sums(queries, probes[:, half:], threads, last=n)
+        near, n_near = near + outer, n_near + n_outer
         read = permuted.sums(queries, 0, stops[0], threads)
-        inside, n_inside = cells.few_sums(queries, probes, 0, stops[0], threads)
+        inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
         history, n_history = read.without(inside), stops[0] - n_inside
         n_later = n_near - n_inside  # near rows that are still to come
         shift, mean, error = read.shift, read.total, np.zeros(n_queries)
@@ -72,7 +73,7 @@ class NearFar(RowsInType):
                 whole = read + sample
                 shift[open_], mean[open_] = whole.shift, whole.total
                 break
-            inside, n_inside = cells.few_sums(some, probes[open_], seen, last, threads)
+            inside, n_inside = cells.few_sums(some, probes[open_], threads, seen, last)
             far = sample.without(inside)
             n_sampled = np.maximum(last - seen - n_inside, 1)
             population = n - seen - n_later
@@ -91,8 +92,11 @@ class NearFar(RowsInType):
             read, n_later = read + sample, n_later - n_inside
             read, near, history = read[~final], near[~final], history[~final]
             n_history, n_later, open_ = n_history[~final], n_later[~final], open_[~final]
+        at_risk = mean
+        if self.n_probes > 1:
+            at_risk = outer.total * relative(outer.shift, shift) + SEEN * mean
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows)
+        return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight)
 
     @property
     def nbytes(self):
@@ -129,7 +133,7 @@ def cheapest_probes(pilot, cells, rtol):
     for n_probes in N_PROBES:
         if n_probes > cells.n_cells:
             break
-        near = NearRows(pilot, cells, np.ascontiguousarray(probes[:, :n_probes]))
+        near = NearRows(pilot, cells, probes[:, :n_probes])
         cost = CENTRE * cells.n_cells + PROBE * n_probes + NEAR * near.count.mean()
         if best is not None and cost > best["cost"]:
             break
@@ -163,7 +167,7 @@ class NearRows:
         """What a history of so many rows foretells of it."""
         pilot = self.pilot
         inside, n_inside = self.cells.few_sums(
-            pilot.queries, self.probes, pilot.n_pilot, pilot.n_pilot + count, pilot.threads
+            pilot.queries, self.probes, pilot.threads, pilot.n_pilot, pilot.n_pilot + count
         )
         history = pilot.history(count).without(inside)
         foretold, log = foretell(history, count - n_inside, self.near, self.n_far)

@@ -14,8 +14,7 @@ from lshkit import checks
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned
 from lshkit.kde.sums import BLOCK, PermutedRows, Sums
 
-N_PILOT = 256  # rows of the permutation's head that are the pilot's queries, or next to them
-N_HISTORY = 128  # rows of the shortest history
+N_PILOT = 256  # rows of the permutation's head: in every history, and the pilot's queries
 N_PILOT_QUERIES = 128
 SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
@@ -83,7 +82,7 @@ def sample_size(spread, population, rtol, most=MOST):
 
 def history_of(n_samples):
     """Rows that are summed exactly before a sample, to predict whether it is enough."""
-    size = N_HISTORY
+    size = N_PILOT
     while size < n_samples // 16:
         size *= 2
     return size
