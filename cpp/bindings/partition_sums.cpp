@@ -9,9 +9,10 @@ namespace {
 
 static_assert(sizeof(PartitionSums) == 6 * sizeof(double), "out is an array of them");
 
-void find_sums(py::handle queries_object, py::handle rows_object, py::handle bias_object,
-               py::handle order_object, py::handle start_object, py::handle probes_object,
-               index_t min_count, py::handle sample_object, py::handle out_object, int threads) {
+void find_partition_sums(py::handle queries_object, py::handle rows_object, py::handle bias_object,
+                         py::handle order_object, py::handle start_object, py::handle probes_object,
+                         index_t min_count, py::handle sample_object, py::handle out_object,
+                         int threads) {
   const TensorView queries("queries", queries_object), rows("rows", rows_object),
       order("order", order_object), start("start", start_object), probes("probes", probes_object),
       sample("sample", sample_object), out("out", out_object);
@@ -57,8 +58,8 @@ void find_sums(py::handle queries_object, py::handle rows_object, py::handle bia
 
 void bind_partition_sums(py::module_& module) {
   using namespace pybind11::literals;
-  module.def("partition_sums", &find_sums, "queries"_a, "rows"_a, "bias"_a, "order"_a, "start"_a,
-             "probes"_a, "min_count"_a, "sample"_a, "out"_a, "threads"_a = 0);
+  module.def("partition_sums", &find_partition_sums, "queries"_a, "rows"_a, "bias"_a, "order"_a,
+             "start"_a, "probes"_a, "min_count"_a, "sample"_a, "out"_a, "threads"_a = 0);
 }
 
 }  // namespace lshkit

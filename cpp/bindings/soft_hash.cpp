@@ -23,13 +23,13 @@ struct Sharpness {
 };
 
 // The arrays of soft codes for the rows of x, with those that hold every probe.
-struct SoftViews {
+struct SoftHashViews {
   TensorView codes, bits, margins, weights;
   index_t n_probes;
 
-  SoftViews(py::handle codes_object, py::handle bits_object, py::handle margins_object,
-            py::handle weights_object, const TensorView& x, index_t n_bits, index_t n_hashes,
-            index_t probes)
+  SoftHashViews(py::handle codes_object, py::handle bits_object, py::handle margins_object,
+                py::handle weights_object, const TensorView& x, index_t n_bits, index_t n_hashes,
+                index_t probes)
       : codes("codes", codes_object, kAnyPlace),
         bits("bits", bits_object, kAnyPlace),
         margins("margins", margins_object, kAnyPlace),
@@ -66,10 +66,10 @@ bool soft_hash_codes(py::handle x_object, py::handle parameters_object, py::hand
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
   const Sharpness sharpness(sharpness_view, x.shape(1));
-  const SoftViews out(codes_object, bits_object, margins_object, weights_object, x, n_bits,
-                      n_hashes, n_probes);
+  const SoftHashViews out(codes_object, bits_object, margins_object, weights_object, x, n_bits,
+                          n_hashes, n_probes);
   probe_codes.require_type({code_type(n_bits)});
-  SoftViews::check(probe_codes, x, n_hashes * n_probes);
+  SoftHashViews::check(probe_codes, x, n_hashes * n_probes);
   for (const TensorView* view : {&out.codes, &out.bits, &out.margins, &out.weights, &probe_codes})
     view->require_output();
   if (out.codes.size() == 0) return true;
@@ -110,10 +110,10 @@ void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3));
   const Sharpness sharpness(sharpness_view, x.shape(1));
-  const SoftViews in(codes_object, bits_object, margins_object, weights_object, x, n_bits, n_hashes,
-                     n_probes);
+  const SoftHashViews in(codes_object, bits_object, margins_object, weights_object, x, n_bits,
+                         n_hashes, n_probes);
   grad_weights.require_type({kFloat32});
-  SoftViews::check(grad_weights, x, n_hashes * n_probes);
+  SoftHashViews::check(grad_weights, x, n_hashes * n_probes);
   check_vectors(grad_x, kFloat32).require_output();
   grad_x.require_shape({x.shape(0), x.shape(1), x.shape(2), x.shape(3)});
   grad_sharpness.require_type({kFloat32}).require_shape({x.shape(0), x.shape(1)});

@@ -4,6 +4,10 @@
 // floor costs one addition: 1.5 * 2^52 + v rounds v to the nearest integer and leaves it, modulo
 // 2^32 and in two's complement, in the low half of the lane, where the 32-bit multiplication takes
 // it from. floor(v) = round(v - 1/2), but for v an integer, which is then one bin's or the other's.
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "kernels.hpp"
 #include "simd.hpp"
 

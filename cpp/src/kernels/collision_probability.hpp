@@ -1,6 +1,10 @@
 #pragma once
 // The collision probability p(x) = (1 - acos(x) / pi)^n_bits of a pair with cosine x, and a pair's
 // weight in the gradient of queries and keys, a register of pairs at a time.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
 #include "kernels.hpp"
 #include "simd.hpp"
 

@@ -2,6 +2,10 @@
 // Every distinct pair that collides, once and with its count: a block of 128 keys is compared with
 // a query in all hashes at once. Quadratic, with a small factor: n_hashes / 64 comparisons and
 // additions of a vector for each pair of a query and a key, whether it collides or not.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
 #include "kernels.hpp"
 #include "simd.hpp"
 

@@ -99,14 +99,10 @@ struct Head {
                           const Visit& visit) const {
     const index_t start = row * d.n_hashes * c.n_probes;
     const Code* codes = static_cast<const Code*>(c.codes) + start;
-    if (!c.weights) {
-      for (index_t h = first; h < last; ++h) visit(h * d.n_buckets + codes[h], 1.0f);
-      return;
-    }
-    const float* weights = c.weights + start;
+    const float* weights = c.weights ? c.weights + start : nullptr;
     for (index_t h = first; h < last; ++h)
       for (index_t a = h * c.n_probes; a < (h + 1) * c.n_probes; ++a)
-        visit(h * d.n_buckets + codes[a], weights[a]);
+        visit(h * d.n_buckets + codes[a], weights ? weights[a] : 1.0f);
   }
 
   LSHKIT_INLINE void add(index_t row, index_t first, index_t last) const {
@@ -146,18 +142,17 @@ struct Head {
         fetch(d.queries, head * d.queries.rows + i, first, last);
   }
 
-  LSHKIT_INLINE void run(index_t first, index_t last) const {
-    if (d.causal) {
-      for (index_t i = 0; i < larger(d.keys.rows, d.queries.rows); ++i) {
-        if (i < d.keys.rows) add(i, first, last);
-        for (index_t head = 0; head < d.group && i < d.queries.rows; ++head)
-          read(head, i, first, last);
-      }
-      return;
+  // Key i is added before any head's query i reads.
+  LSHKIT_NOINLINE void rows(index_t n_keys, index_t n_queries, index_t first, index_t last) const {
+    for (index_t i = 0; i < larger(n_keys, n_queries); ++i) {
+      if (i < n_keys) add(i, first, last);
+      for (index_t head = 0; head < d.group && i < n_queries; ++head) read(head, i, first, last);
     }
-    for (index_t j = 0; j < d.keys.rows; ++j) add(j, first, last);
-    for (index_t head = 0; head < d.group; ++head)
-      for (index_t i = 0; i < d.queries.rows; ++i) read(head, i, first, last);
+  }
+  LSHKIT_INLINE void run(index_t first, index_t last) const {
+    if (d.causal) return rows(d.keys.rows, d.queries.rows, first, last);
+    rows(d.keys.rows, 0, first, last);
+    rows(0, d.queries.rows, first, last);
   }
 };
 

@@ -24,12 +24,11 @@ constexpr int kLine = kSliceBytes / kVectorBytes;  // registers a slice; each ha
 constexpr int kLaneCount = kSliceBytes / 4;        // 32-bit lanes a slice
 constexpr std::uint32_t kLowerHalf = 0xffff, kBias = 0x8000;  // of the lower halves
 
-template <class Code, int Slices, int Group>
+template <class Code, int Slices>
 struct FastPass {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kLaneCount;
   const FastSumPass& p;
 
-  LSHKIT_INLINE int group() const { return Group ? Group : p.group; }
   LSHKIT_INLINE std::uint32_t* row(int hash, Code code) const {
     return p.table + (hash * p.table_rows + code) * kStride;
   }
@@ -49,8 +48,8 @@ struct FastPass {
       std::memcpy(&line[i], value + i * 2 * W, kVectorBytes);
       flipped[i] = (U16)((U)line[i] ^ kBias);
     }
-    const int n = group();
-    LSHKIT_UNROLL
+    const int n = p.group;
+    LSHKIT_UNROLL_HASHES
     for (int h = 0; h < n; ++h) {
       std::uint32_t* bucket = row(h, code[h]);
       LSHKIT_UNROLL
@@ -74,8 +73,8 @@ struct FastPass {
     }
     U whole[kRegisterCount] = {};
     I upper[kRegisterCount] = {};
-    const int n = group();
-    LSHKIT_UNROLL
+    const int n = p.group;
+    LSHKIT_UNROLL_HASHES
     for (int h = 0; h < n; ++h) {
       const std::uint32_t* bucket = row(h, code[h]);
       LSHKIT_UNROLL
@@ -127,22 +126,15 @@ struct FastPass {
   }
 };
 
-template <class Code, int Slices>
-bool run(const FastSumPass& p) {
-  constexpr int kUsual = 8;
-  if (p.group == kUsual) return FastPass<Code, Slices, kUsual>{p}.run();
-  return FastPass<Code, Slices, 0>{p}.run();
-}
-
 template <class Code>
-bool run_slices(const FastSumPass& p) {
-  return p.slices == 1 ? run<Code, 1>(p) : run<Code, 2>(p);
+bool run(const FastSumPass& p) {
+  return p.slices == 1 ? FastPass<Code, 1>{p}.run() : FastPass<Code, 2>{p}.run();
 }
 
 }  // namespace
 
 bool fast_bucket_sum(const FastSumPass& p) {
-  return p.code_bytes == 1 ? run_slices<std::uint8_t>(p) : run_slices<std::uint16_t>(p);
+  return p.code_bytes == 1 ? run<std::uint8_t>(p) : run<std::uint16_t>(p);
 }
 
 void fast_values(Matrix<const float> values, const float* scale, std::int16_t* out,

@@ -57,7 +57,8 @@ LSHKIT_INLINE void rotate_and_transform(float* z, const float* angles) {
 // The first stage of a tile; sums: of |z| / 1024 over the even and the odd elements. False where a
 // row is not finite.
 template <int R>
-LSHKIT_INLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z, F* sums) {
+LSHKIT_NOINLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z,
+                                 F* sums) {
   Squares squares;
   for (index_t first = 0; first < h.n_features; first += W) {
     F r[W];

@@ -2,6 +2,10 @@
 // The linear form of a bucket with AVX512-BF16 dot products: products of bfloat16, sums in float32.
 // A word holds the bfloat16 of two neighbours in the dimension that is summed over, the lower in
 // its lower half. On CPUs without the instruction it is not available.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
 #include "kernels.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"

@@ -23,6 +23,7 @@ using Problem = LowerBoundGradient;
 constexpr index_t kCacheBytes = index_t(2) << 20;  // rows beyond that are prefetched
 constexpr index_t kChunk = 128;                    // rows of a bucket that are packed at once
 constexpr index_t kDirectRows = 24;  // rows of a bucket up to which packing does not pay
+constexpr index_t kMostVectors = kRegisters >= 32 ? 4 : 2;  // of such a row that is not packed
 
 struct BucketScratch {
   BucketSort sort;
@@ -185,7 +186,7 @@ struct Bucket {
   // A few rows of Vectors registers each, where they lie: two queries meet two keys at a time, and
   // nothing is packed.
   template <int Vectors>
-  LSHKIT_INLINE void direct(index_t nq, index_t nk) const {
+  LSHKIT_NOINLINE void direct(index_t nq, index_t nk) const {
     for (index_t i = 0; i < nq; i += 2) {
       const index_t a = queries[i], b = queries[i + 1 < nq ? i + 1 : i];
       const float b_takes_part = i + 1 < nq ? p.scale : 0;
@@ -316,9 +317,15 @@ void sketched(const Problem& p, const BucketScratch& s, const Costs& costs, inde
       }
 }
 
-// Vectors: as in Bucket::direct, or 0 where rows do not have that form.
-template <int Vectors>
-LSHKIT_NOINLINE void buckets(const Problem& p) {
+}  // namespace
+
+index_t lower_bound_buckets_scratch(const LowerBoundGradient& p) {
+  Cut cut{nullptr};
+  BucketScratch scratch(p, cut);
+  return cut.used;
+}
+
+void lower_bound_buckets(const LowerBoundGradient& p) {
   Cut cut{p.scratch};
   BucketScratch s(p, cut);
   clear(p.query_grad);
@@ -326,6 +333,11 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
   s.sketch.fill(p);
   s.words.fill(p);
   const Costs costs(p, s);
+  // Of each row, where Bucket::direct is compiled for as many; otherwise 0.
+  const int vectors = p.query.columns != p.value.columns    ? 0
+                      : p.query.columns == 2 * W            ? 2
+                      : p.query.columns == kMostVectors * W ? kMostVectors
+                                                            : 0;
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.sort.number) std::memset(s.sort.number, 0, sizeof(*s.sort.number) * p.n_buckets);
@@ -340,8 +352,8 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
       if (p.rank > 0 && !pairs) continue;  // sketched below
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
-      if (Vectors && nq <= kDirectRows && nk <= kDirectRows)
-        bucket.direct<(Vectors ? Vectors : 1)>(nq, nk);
+      if (vectors && nq <= kDirectRows && nk <= kDirectRows)
+        vectors == 2 ? bucket.direct<2>(nq, nk) : bucket.direct<kMostVectors>(nq, nk);
       else if (pairs)
         bucket.quadratic(0, nq, 0, nk);
       else if (p.causal)
@@ -352,21 +364,6 @@ LSHKIT_NOINLINE void buckets(const Problem& p) {
     if (p.rank > 0 && (h % kGroup == kGroup - 1 || h == p.n_hashes - 1))
       sketched(p, s, costs, h / kGroup * kGroup, h % kGroup + 1);
   }
-}
-
-}  // namespace
-
-index_t lower_bound_buckets_scratch(const LowerBoundGradient& p) {
-  Cut cut{nullptr};
-  BucketScratch scratch(p, cut);
-  return cut.used;
-}
-
-void lower_bound_buckets(const LowerBoundGradient& p) {
-  const bool equal = p.query.columns == p.value.columns;
-  if (equal && p.query.columns == 2 * W) return buckets<2>(p);
-  if (equal && p.query.columns == 4 * W && kRegisters >= 32) return buckets<4>(p);
-  buckets<0>(p);
 }
 
 }  // namespace LSHKIT_ISA

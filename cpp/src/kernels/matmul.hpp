@@ -4,8 +4,6 @@
 #include "kernels.hpp"
 #include "simd.hpp"
 
-#define LSHKIT_NOINLINE __attribute__((noinline))
-
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {

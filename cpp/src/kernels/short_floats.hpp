@@ -1,5 +1,9 @@
 #pragma once
 // A register of floats from bfloat16 or float16 and back, rounded to nearest even; NaN stays NaN.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#include <immintrin.h>
+#endif
+
 #include "simd.hpp"
 
 namespace lshkit {

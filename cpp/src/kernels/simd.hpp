@@ -6,20 +6,24 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "lshkit/tensor.hpp"
 
+#define LSHKIT_NOINLINE __attribute__((noinline))
 #ifndef LSHKIT_SANITIZED
 #define LSHKIT_INLINE inline __attribute__((always_inline))
 #define LSHKIT_ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 #define LSHKIT_UNROLL _Pragma("GCC unroll 16")
+// Of a loop over hashes, which takes a register or some of a table row of each.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#define LSHKIT_UNROLL_HASHES _Pragma("GCC unroll 8")
+#else
+#define LSHKIT_UNROLL_HASHES _Pragma("GCC unroll 2")
+#endif
 #else  // each access is checked wherever it stands: copies of it only take time to compile
 #define LSHKIT_INLINE inline
 #define LSHKIT_ALWAYS_INLINE
 #define LSHKIT_UNROLL
+#define LSHKIT_UNROLL_HASHES
 #endif
 
 namespace lshkit {

@@ -28,8 +28,8 @@ struct GradientTile {
   }
 
   // The hashes [first, first + hashes) of the tokens from `token` on.
-  void load_slopes(const SoftHashGradient& g, index_t first, index_t hashes, index_t token,
-                   index_t count) const {
+  LSHKIT_NOINLINE void load_slopes(const SoftHashGradient& g, index_t first, index_t hashes,
+                                   index_t token, index_t count) const {
     const index_t m = g.n_hashes, r = g.n_selected, pair = token * m + first;
     if (g.code_bytes == 1)
       load_rows(static_cast<const std::uint8_t*>(g.codes) + pair, m, hashes, count, codes);
@@ -110,6 +110,28 @@ LSHKIT_INLINE void rotate_planes_back(float* x, index_t columns, const float* pa
   }
 }
 
+// The transposed first stage of a tile's sums, which are its tokens' gradients then.
+LSHKIT_NOINLINE void finish(const SoftHashGradient& g, float* sum, index_t top, index_t token,
+                            index_t count) {
+  const index_t columns = g.columns;
+  const float scale = 1.0f / float(columns);
+  rotate_planes_back(sum, columns, g.parameters + 2 * columns);
+  transform(sum, columns, top);
+  rotate_planes_back(sum, columns, g.parameters + columns);
+  transform(sum, columns, top);
+  rotate_planes_back(sum, columns, g.parameters);
+  for (index_t first = 0; first < g.grad.columns; first += W) {
+    F v[W];
+    LSHKIT_UNROLL
+    for (int i = 0; i < W; ++i) v[i] = load(sum + (first + i) * W) * scale;
+    transpose<float>(v);
+    const int width = int(smaller(W, g.grad.columns - first));
+    LSHKIT_UNROLL
+    for (int t = 0; t < W; ++t)
+      if (t < count) store_first(g.grad.row(token + t) + first, v[t], width);
+  }
+}
+
 // Columns and Selected > 0: known at compile time.
 template <int Columns, int Selected>
 void hadamard_gradient(const SoftHashGradient& g) {
@@ -117,7 +139,6 @@ void hadamard_gradient(const SoftHashGradient& g) {
   const int r = Selected ? Selected : g.n_selected;
   const GradientTile tile(Cut{g.scratch}, g);
   float* sum = tile.sum;
-  const float scale = 1.0f / float(columns);
   for (index_t token = 0; token < g.grad.rows; token += W) {
     const index_t count = smaller(W, g.grad.rows - token);
     for (index_t i = 0; i < columns; ++i) store(sum + i * W, F{});
@@ -141,21 +162,7 @@ void hadamard_gradient(const SoftHashGradient& g) {
                          });
       }
     }
-    rotate_planes_back(sum, columns, g.parameters + 2 * columns);
-    transform(sum, columns, top);
-    rotate_planes_back(sum, columns, g.parameters + columns);
-    transform(sum, columns, top);
-    rotate_planes_back(sum, columns, g.parameters);
-    for (index_t first = 0; first < g.grad.columns; first += W) {
-      F v[W];
-      LSHKIT_UNROLL
-      for (int i = 0; i < W; ++i) v[i] = load(sum + (first + i) * W) * scale;
-      transpose<float>(v);
-      const int width = int(smaller(W, g.grad.columns - first));
-      LSHKIT_UNROLL
-      for (int t = 0; t < W; ++t)
-        if (t < count) store_first(g.grad.row(token + t) + first, v[t], width);
-    }
+    finish(g, sum, top, token, count);
   }
 }
 

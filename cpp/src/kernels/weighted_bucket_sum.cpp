@@ -37,8 +37,8 @@ LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
 }
 
 template <class T>
-__attribute__((noinline)) void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
-                                           int count) {
+LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
+                                 int count) {
   Vec<T> sums = sum_each<kLanes<T>, T>(partial) * scale;
   if (accumulate) sums += load_first(to, count);
   store_first(to, sums, count);
