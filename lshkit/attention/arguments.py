@@ -1,6 +1,8 @@
 """Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +77,7 @@ def resolve_causal_offset(
     return key.shape[-2] - query.shape[-2] if is_causal else 0
 
 
-def check_choice(name, value, choices) -> None:
+def check_choice(name: str, value: Any, choices: Collection[str | None]) -> None:
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 

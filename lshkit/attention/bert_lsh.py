@@ -120,8 +120,18 @@ def subset_sums(codes: Tensor, n_bits: int, table_size: int, seed: int) -> Tenso
 
 
 def _faithful(
-    query, key, value, key_mask, scale, parameters, family, n_bits, n_hashes, table_size, seed
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    table_size: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // max(key.shape[1], 1)
     if key_mask is not None:  # a masked key's score is copied to a row, but not its NaN
         unread = ~key_mask[:, None] & ~key.isfinite().all(-1)

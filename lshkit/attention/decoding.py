@@ -1,5 +1,8 @@
 """Attention step by step: a state of constant size instead of the keys and values so far."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -170,7 +173,14 @@ class YosoState:
             raise ValueError(f"key must have query's length {query.shape[-2]}, got {key.shape[-2]}")
         return self._decode(query, key, value, self._mask(attn_mask, key), True)
 
-    def _decode(self, query, key, value, mask, is_causal):
+    def _decode(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+    ) -> Tensor | None:
         out, masked = None, None
         if mask is not None:
             masked = self._masked + mask.logical_not().sum(1)
@@ -205,7 +215,7 @@ class YosoState:
                 self._positions += key.shape[2]
         return out if out is None else out.to(self.dtype)
 
-    def _check(self, **tensors) -> None:
+    def _check(self, **tensors: Tensor) -> None:
         sizes = {
             "query": (self.num_heads, self.head_dim),
             "key": (self.num_key_heads, self.head_dim),
@@ -237,7 +247,7 @@ class YosoState:
         if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
             raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
 
-    def _mask(self, mask, key):
+    def _mask(self, mask: Tensor | None, key: Tensor) -> Tensor | None:
         """The padding mask as (batch, n), its last dimension contiguous."""
         if mask is None:
             return None
@@ -346,7 +356,7 @@ class YosoState:
         return {name: x for name, x in tensors.items() if x is not None}
 
     @property
-    def _options(self):
+    def _options(self) -> tuple[Any, ...]:
         """Arguments of the core that are those of the state."""
         return (
             self._parameters,
@@ -363,7 +373,7 @@ class YosoState:
             sharpness = torch.tensor([self.estimator.sharpness], dtype=torch.float32, device=CPU)
         self._sharpness = None if sharpness is None else sharpness.to(self.device)
 
-    def _like(self, indices) -> "YosoState":
+    def _like(self, indices: Iterable[int]) -> "YosoState":
         """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
         other = object.__new__(YosoState)
         other.__dict__.update(self.__dict__)
@@ -377,7 +387,7 @@ class YosoState:
             setattr(other, f"_{name}", copy.view(other.batch_size * heads, *x.shape[1:]))
         return other
 
-    def _new_table(self, shape, dtype) -> Tensor:
+    def _new_table(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory without contents, in large pages where the system has them."""
         with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
             table = torch.empty(shape, dtype=dtype, device=self.device)
@@ -398,7 +408,7 @@ class YosoState:
         )
 
 
-def _checked_device(device) -> torch.device:
+def _checked_device(device: torch.device | str | None) -> torch.device:
     try:
         device = CPU if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:  # of a name that is no device's

@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Estimator(abc.ABC):
         else:
             self._set(lift_scale=float(scale))
 
-    def _set(self, **fields) -> None:
+    def _set(self, **fields: Any) -> None:
         """The plain Python numbers of what was given."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -229,7 +229,14 @@ class Hashed(Estimator):
         """Buckets of a hash that a query and a key belong to."""
         return 1, 1
 
-    def hash_functions(self, heads: int, columns: int, parameters: dict, seed, device) -> tuple:
+    def hash_functions(
+        self,
+        heads: int,
+        columns: int,
+        parameters: dict,
+        seed: int | Tensor | None,
+        device: torch.device,
+    ) -> tuple:
         """As the operators take them: the planes, given or drawn from the seed, of each key head;
         the number of the family, n_bits, n_hashes."""
         sizes, family = (self.n_bits, self.n_hashes), torch_ops.FAMILY[self.hasher]

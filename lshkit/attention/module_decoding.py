@@ -1,13 +1,20 @@
 """Step-by-step decoding of a module: the options of its state, and its output."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.parameters import sharpness_values
 
+if TYPE_CHECKING:
+    from lshkit.attention.modules import YosoAttention
 
-def module_options(module) -> dict:
+
+def module_options(module: YosoAttention) -> dict:
     """The arguments of the state that stands for a module's causal forward in eval mode.
 
     All but the seed and the parameters, which may be on a GPU.
@@ -21,7 +28,15 @@ def module_options(module) -> dict:
     }
 
 
-def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
+def decode(
+    module: YosoAttention,
+    state: YosoState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor:
     """The module's output `(B, n, embed_dim)` for positions that follow those in the state."""
     if not isinstance(state, YosoState):
         raise TypeError(f"state must be a YosoState, got {type(state).__name__}")
@@ -39,7 +54,7 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
     # values go with the seed, which differs among modules.
     seen = {"seed": _version(module.hash_seed), "sharpness": _version(module.log_sharpness)}
 
-    def as_before(name):
+    def as_before(name: str) -> bool:
         before = state._seen.get(name)
         return seen[name] is not None and before is not None and seen[name][:2] == before[:2]
 
@@ -67,12 +82,12 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
     return module.out_proj(out.transpose(1, 2).flatten(2))
 
 
-def _version(tensor):
+def _version(tensor: Tensor | None) -> tuple[int, int, Tensor] | None:
     """What changes with a tensor's numbers; None where it may not."""
     if tensor is None or tensor.is_cpu or tensor.is_inference():
         return None
     return tensor.data_ptr(), tensor._version, tensor.detach()  # kept, so is its address
 
 
-def _other(name, wanted, has) -> ValueError:
+def _other(name: str, wanted: Any, has: Any) -> ValueError:
     return ValueError(f"state must have the module's {name}={wanted!r}, has {has!r}")

@@ -3,6 +3,7 @@
 import math
 import numbers
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +86,8 @@ class YosoAttention(nn.Module):
         learn: Sequence[str] = (),
         conv_window: int | None = None,
         seed: int | None = None,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         embed_dim = checks.integer("embed_dim", embed_dim, 1)
@@ -325,7 +326,9 @@ class YosoAttention(nn.Module):
         before = self.conv_window - 1 if is_causal else self.conv_window // 2
         return convolve_positions(value, self.conv.weight[:, 0, :, 0], before)
 
-    def _check(self, query, key, value, attn_mask, is_causal) -> None:
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> None:
         wanted = (("query", query, self.embed_dim), ("key", key, self.kdim))
         for name, x, size in (*wanted, ("value", value, self.vdim)):
             if not isinstance(x, Tensor):
@@ -389,6 +392,6 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
     return ~ignored
 
 
-def _keep_seed(module, state_dict, prefix, *_) -> None:
+def _keep_seed(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """A state_dict of MultiheadAttention has no seed: the module keeps its own."""
     state_dict.setdefault(prefix + "hash_seed", module.hash_seed)

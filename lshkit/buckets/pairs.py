@@ -1,14 +1,23 @@
 """The pairs verb: pairs that collide, and products or distances of listed pairs."""
 
+from typing import Any
+
 import numpy as np
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import MAX_BUCKETS, as_codes, like, threads_of, wide_codes
 from lshkit.buckets.draw import HashTables
 from lshkit.hash_functions import MAX_HASHES
+from lshkit.typing import ArrayOrTensor
 
 
-def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+def collisions(
+    query_codes: ArrayOrTensor,
+    key_codes: ArrayOrTensor,
+    *,
+    causal: bool = False,
+    key_mask: ArrayOrTensor | None = None,
+) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
     """Every pair of a query and a key that collide in at least one hash, with the number of hashes.
 
     All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
@@ -87,7 +96,13 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     return like(torch, *find(*codes, key_mask, causal, torch))
 
 
-def _by_table_of_all(query_codes, key_codes, key_mask, causal, torch):
+def _by_table_of_all(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    key_mask: np.ndarray | None,
+    causal: bool,
+    torch: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes of up to 16 bits, in the core."""
     problem, threads = (query_codes, key_codes, key_mask, causal), threads_of(torch)
     indptr = np.empty(len(query_codes) + 1, np.int64)
@@ -97,7 +112,13 @@ def _by_table_of_all(query_codes, key_codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def _by_hash_tables(query_codes, key_codes, key_mask, causal, torch):
+def _by_hash_tables(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    key_mask: np.ndarray | None,
+    causal: bool,
+    torch: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes of any width: hash tables of the keys that take part."""
     kept = None if key_mask is None else np.flatnonzero(key_mask).astype(np.int32)
     if kept is not None:
@@ -114,7 +135,7 @@ def _by_hash_tables(query_codes, key_codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def _cuda_collisions(codes, key_mask, causal, torch):
+def _cuda_collisions(codes: Any, key_mask: Any, causal: bool, torch: Any) -> tuple[Any, Any, Any]:
     tensors = *(x.contiguous() for x in codes), None if key_mask is None else key_mask.contiguous()
     place = {"device": codes[0].device}
     indptr = torch.empty(len(codes[0]) + 1, dtype=torch.int64, **place)
@@ -125,7 +146,9 @@ def _cuda_collisions(codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def pair_products(queries, keys, indptr, indices):
+def pair_products(
+    queries: ArrayOrTensor, keys: ArrayOrTensor, indptr: ArrayOrTensor, indices: ArrayOrTensor
+) -> ArrayOrTensor:
     """Dot products of the pairs that a CSR structure lists: query i with `keys[indices[k]]`.
 
     Parameters
@@ -144,7 +167,14 @@ def pair_products(queries, keys, indptr, indices):
     return _pairs(queries, keys, indptr, indices, 0)
 
 
-def pair_distances(queries, keys, indptr, indices, *, p=2):
+def pair_distances(
+    queries: ArrayOrTensor,
+    keys: ArrayOrTensor,
+    indptr: ArrayOrTensor,
+    indices: ArrayOrTensor,
+    *,
+    p: int = 2,
+) -> ArrayOrTensor:
     """Distances of the pairs that a CSR structure lists: |x - y|_2 ** 2 for p=2, |x - y|_1 for p=1.
 
     See `pair_products` for the other arguments.
@@ -153,7 +183,7 @@ def pair_distances(queries, keys, indptr, indices, *, p=2):
     return _pairs(queries, keys, indptr, indices, measure)
 
 
-def _pairs(queries, keys, indptr, indices, measure):
+def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> Any:
     torch = checks.torch_of(queries=queries, keys=keys, indptr=indptr, indices=indices)
     rows = {"queries": queries, "keys": keys}
     rows = {name: checks.array(name, x, torch) for name, x in rows.items()}
@@ -185,13 +215,13 @@ def _pairs(queries, keys, indptr, indices, measure):
     return like(torch, out)[0]
 
 
-def _as_rows(x, torch):
+def _as_rows(x: Any, torch: Any) -> np.ndarray:
     if torch is None:
         return x
     return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
 
 
-def _contiguous_rows(x, dtype):
+def _contiguous_rows(x: np.ndarray, dtype: type) -> np.ndarray:
     x = np.asarray(x, dtype)
     step = x.strides[1] == x.itemsize and x.strides[0] % x.itemsize == 0
     return x if step and x.flags.aligned else np.ascontiguousarray(x)

@@ -1,24 +1,27 @@
 """The sum verb, of codes and of codes with weights."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import MAX_BUCKETS, as_codes, as_n_buckets
+from lshkit.typing import ArrayOrTensor
 
 
 def bucket_sum(
-    query_codes,
-    key_codes,
-    values,
-    n_buckets,
+    query_codes: ArrayOrTensor,
+    key_codes: ArrayOrTensor,
+    values: ArrayOrTensor,
+    n_buckets: int,
     *,
-    causal=False,
-    key_mask=None,
-    query_weights=None,
-    key_weights=None,
-):
+    causal: bool = False,
+    key_mask: ArrayOrTensor | None = None,
+    query_weights: ArrayOrTensor | None = None,
+    key_weights: ArrayOrTensor | None = None,
+) -> ArrayOrTensor:
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
     For codes from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p the collision
@@ -100,7 +103,7 @@ def bucket_sum(
     return sums.reshape(leading + tuple(sums.shape[-2:]))
 
 
-def _side(side, codes, weights, n_buckets, torch):
+def _side(side: str, codes: Any, weights: Any, n_buckets: int, torch: Any) -> tuple[Any, Any]:
     """Codes (..., rows, n_hashes, n_probes) and weights of the same shape or None."""
     name = f"{side}_codes"
     if weights is None:
@@ -120,7 +123,7 @@ def _side(side, codes, weights, n_buckets, torch):
     return as_codes(name, codes, n_buckets, torch, cuda=True), weights
 
 
-def _check_shapes(query_codes, key_codes, values, key_mask):
+def _check_shapes(query_codes: Any, key_codes: Any, values: Any, key_mask: Any) -> tuple[int, ...]:
     """The leading dimensions that all arguments broadcast to."""
     shapes = {
         "query_codes": tuple(query_codes.shape),
@@ -154,14 +157,21 @@ def _check_shapes(query_codes, key_codes, values, key_mask):
         raise ValueError(f"the leading dimensions do not match: {listed}") from None
 
 
-def _heads(x, leading, torch, n_own=2):
+def _heads(x: Any, leading: tuple[int, ...], torch: Any, n_own: int = 2) -> Any:
     """x broadcast to the leading dimensions and reshaped to (batch, 1, ...), n_own more of them."""
     own = tuple(x.shape[-n_own:])
     x = np.broadcast_to(x, leading + own) if torch is None else x.expand(leading + own)
     return x.reshape((math.prod(leading), 1) + own)
 
 
-def _numpy_sum(query, key, values, n_buckets, order, key_mask):
+def _numpy_sum(
+    query: Sequence[np.ndarray | None],
+    key: Sequence[np.ndarray | None],
+    values: np.ndarray,
+    n_buckets: int,
+    order: int,
+    key_mask: np.ndarray | None,
+) -> np.ndarray:
     given = values.dtype
     dtype = np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
     shape = query[0].shape[:3] + values.shape[-1:]

@@ -1,12 +1,19 @@
 """What the methods share that find rows by hashing: tables, pairs, far queries, and costs."""
 
+from __future__ import annotations
+
 import abc
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lshkit.buckets import HashTables, pair_distances, pair_products
+from lshkit.hashing.family import HashFamily
 from lshkit.kde.method import Estimate, Method
 from lshkit.kde.sums import DOUBLE_ROUNDING, ROUNDING, SAMPLED, Sums
+
+if TYPE_CHECKING:
+    from lshkit.kde.sums import PermutedRows
 
 # Costs in rows (what brute force spends on one): of a row that is looked up, of a bucket's entry
 # that is counted, of a draw, of hashing a query by one hash. Measured at d = 64.
@@ -19,7 +26,12 @@ class HashedMethod(Method):
     Distances from such a query would be wrong, or infinite; rows beside it there are none.
     """
 
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    buckets: Buckets
+    permuted: PermutedRows
+
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         held = self.buckets.hold(queries)
         if held.all():
             return self._sampled(queries, threads, stop)
@@ -38,45 +50,47 @@ class HashedMethod(Method):
         return out
 
     @abc.abstractmethod
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         """The same of queries that the buckets hold."""
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.buckets.nbytes
 
 
 class Buckets:
     """Hash tables of the permuted rows from `start` to `stop`."""
 
-    def __init__(self, permuted, hasher, start=0, stop=None):
+    def __init__(
+        self, permuted: PermutedRows, hasher: HashFamily, start: int = 0, stop: int | None = None
+    ) -> None:
         self.permuted, self.hasher, self.start = permuted, hasher, start
         self.stop = len(permuted) if stop is None else stop
         self.rows = permuted.rows[start:stop]
         self.weights = None if permuted.weights is None else permuted.weights[start:stop]
         self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
     @property
-    def kernel(self):
+    def kernel(self) -> str:
         return self.permuted.training.geometry.kernel
 
-    def hold(self, queries):
+    def hold(self, queries: np.ndarray) -> np.ndarray:
         """Which scaled queries have distances from the rows that are right in the rows' type."""
         unit = ROUNDING if self.rows.dtype == np.float32 else DOUBLE_ROUNDING
         with np.errstate(over="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
             return self.permuted.training.geometry.rounding(norms, unit) <= SAMPLED
 
-    def codes(self, queries):
+    def codes(self, queries: np.ndarray) -> np.ndarray:
         return self.hasher.hash(queries.astype(self.rows.dtype))
 
-    def weights_of(self, indices):
+    def weights_of(self, indices: np.ndarray) -> np.ndarray:
         return np.ones(len(indices)) if self.weights is None else self.weights[indices]
 
-    def distances(self, queries, indptr, indices):
+    def distances(self, queries: np.ndarray, indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """Of listed pairs: what the kernel is a function of, the angle for the angular one."""
         queries = queries.astype(self.rows.dtype)
         if self.kernel == "angular":
@@ -87,11 +101,11 @@ class Buckets:
         return distances if p == 1 else np.sqrt(distances)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.permuted.nbytes + self.tables.nbytes
 
 
-def sums_of_pairs(indptr, log_terms, factors):
+def sums_of_pairs(indptr: np.ndarray, log_terms: np.ndarray, factors: np.ndarray) -> Sums:
     """`Sums` over each query's listed pairs of factor * exp(log_term)."""
     n = len(indptr) - 1
     sums = Sums.zeros(n)

@@ -4,15 +4,25 @@ Z = w_j k(q, x_j) / (p(q, x_j) P(drawing j | bucket)), 0 for an empty bucket, is
 sum (Charikar and Siminelakis 2017).
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import checks, hashing
+from lshkit.hashing.family import HashFamily
 from lshkit.kde.hashed import DRAW, HASH, Buckets, HashedMethod, sums_of_pairs
-from lshkit.kde.method import MOST, MOST_TUNED, Estimate, Tuned
-from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
+from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import PermutedRows, Sums
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import Training
 
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
@@ -27,13 +37,13 @@ class HashedDraws(HashedMethod):
     name = "hbe"
     min_rows, worth = 20_000, 4000
 
-    def __init__(self, buckets):
+    def __init__(self, buckets: Buckets) -> None:
         self.buckets, self.permuted = buckets, buckets.permuted
         self.training = buckets.permuted.training
         self.looked_up = buckets.stop
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         training = pilot.training
         distance, n_projections = max(typical_distance(pilot), 1e-9), 4
         if training.geometry.kernel == "angular":
@@ -57,14 +67,16 @@ class HashedDraws(HashedMethod):
         )
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         distance = checks.positive("distance", settings["distance"])
         n_projections = checks.integer("n_projections", settings["n_projections"], 1, 64)
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls(tables(permuted, family(training, distance, n_hashes, n_projections)))
 
-    def draws(self, queries):
+    def draws(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each query and table log k of the row drawn, and its factor in the estimate."""
         buckets = self.buckets
         indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=self.training.seed)
@@ -80,7 +92,7 @@ class HashedDraws(HashedMethod):
         logs[found] = self.geometry.log_kernel(distances)
         return logs, factors
 
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         logs, factors = self.draws(queries)
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
@@ -100,13 +112,13 @@ class HashedDraws(HashedMethod):
         return Estimate(whole.shift, whole.total / weight, error / weight, rows)
 
 
-def tables(permuted, hasher):
+def tables(permuted: PermutedRows, hasher: HashFamily) -> Buckets:
     """`Buckets` without the rows that pilot and calibration ask for."""
     head = min(N_PILOT, len(permuted) // 2)
     return Buckets(permuted, hasher, head, len(permuted) - min(N_PILOT, len(permuted) // 8))
 
 
-def typical_distance(pilot):
+def typical_distance(pilot: Pilot) -> float:
     """Mean distance of rows weighted by their kernel: where the sums come from."""
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
@@ -123,7 +135,7 @@ def typical_distance(pilot):
     return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
 
 
-def family(training, distance, n_hashes, n_projections):
+def family(training: Training, distance: float, n_hashes: int, n_projections: int) -> HashFamily:
     """A family for the kernel's distance: rows at `distance` collide with probability about 1/2.
 
     n_projections: how many a code joins; for angular, the number of bits.
@@ -140,5 +152,6 @@ def family(training, distance, n_hashes, n_projections):
     for _ in range(60):  # the width, by bisection of the family's own formula
         width = np.sqrt(low * high)
         one = hashing.EuclideanLSH(1, n_projections, 1, width=width, seed=0)
-        low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
+        found = one.probability_of_distance(np.asarray(distance))
+        low, high = (low, width) if found > 0.5 else (width, high)
     return hashing.EuclideanLSH(d, n_projections, n_hashes, width=high, seed=seed)

@@ -6,13 +6,18 @@ al. 2022, with collisions for the neighbours and no row counted twice). Buckets 
 max_bucket_size rows are passed over: where rows lie so densely, a sample does.
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
 import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import _C, checks, hashing
+from lshkit.hashing.family import HashFamily
 from lshkit.kde import kernels
 from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
 from lshkit.kde.method import MOST_TUNED, Estimate, Tuned
@@ -22,6 +27,13 @@ from lshkit.kde.random_sampling import (
     stages_of,
 )
 from lshkit.kde.sums import PermutedRows, Sums
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.random_sampling import Stages
+    from lshkit.kde.sums import Training
 
 N_HASHES = 16
 N_SEARCHED, N_COMPARED = 2**15, 3  # rows among which families are compared, and the best of them
@@ -39,20 +51,28 @@ class NearFar(HashedMethod):
     name = "near_far"
     min_rows, worth = 20_000, 4000
 
-    def __init__(self, buckets, min_count, max_bucket_size, stages):
+    def __init__(
+        self, buckets: Buckets, min_count: int, max_bucket_size: int, stages: Stages
+    ) -> None:
         self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
         self.permuted, self.training = buckets.permuted, buckets.permuted.training
         self.stages = stages
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         settings, buckets = cheapest_tables(pilot, rtol)
         settings |= pilot.thresholds
         make = functools.partial(cls.from_settings, settings, pilot.training, buckets=buckets)
         return Tuned(settings, make)
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None, buckets=None):
+    def from_settings(
+        cls,
+        settings: dict[str, Any],
+        training: Training,
+        permuted: PermutedRows | None = None,
+        buckets: Buckets | None = None,
+    ) -> Self:
         checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         counts = (
             checks.integer("min_count", settings["min_count"], 1, 255),
@@ -64,7 +84,9 @@ class NearFar(HashedMethod):
             buckets = Buckets(permuted, hasher_of(training, settings))
         return cls(buckets, *counts, stages)
 
-    def near(self, queries, stops, threads):
+    def near(
+        self, queries: np.ndarray, stops: list[int], threads: int
+    ) -> tuple[list[Sums], np.ndarray]:
         """Sums over the near rows up to each stop from the one before, and their numbers."""
         buckets, tables = self.buckets, self.buckets.tables
         geometry = self.training.geometry
@@ -86,7 +108,7 @@ class NearFar(HashedMethod):
             out[:, :, 3]
         )
 
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         permuted = self.permuted
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
         stops = self.stages.stops(len(permuted), n)
@@ -125,13 +147,15 @@ class NearFar(HashedMethod):
         return Estimate(shift, mean / weight, error / weight, rows)
 
 
-def relative(shift, to):
+def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
     """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
     with np.errstate(invalid="ignore"):
         return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
-def foretell(history, n_history, near, population):
+def foretell(
+    history: Sums, n_history: Any, near: Sums, population: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """What a history of `n_history` far rows tells, with `population` of them still to come.
 
     Standard deviation of the far rows' sum over the whole, for a sample of one row, and the log of
@@ -148,7 +172,7 @@ def foretell(history, n_history, near, population):
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
-def cheapest_tables(pilot, rtol):
+def cheapest_tables(pilot: Pilot, rtol: float) -> tuple[dict[str, Any], Buckets]:
     """The cheapest settings and their tables.
 
     Hash families are compared among the first rows, where that takes less time, and the best of
@@ -161,17 +185,18 @@ def cheapest_tables(pilot, rtol):
         buckets = Buckets(few.permuted, hasher_of(few.training, settings), stop=few.stop)
         found.append((settings_for(few, buckets, rtol, part, True)["cost"], settings, buckets))
     found.sort(key=lambda x: x[0])
-    best = None
+    best: tuple[dict[str, Any], Buckets] | None = None
     for _, settings, buckets in found[: 1 if part == 1 else N_COMPARED]:
         if part < 1:
             buckets = Buckets(pilot.permuted, buckets.hasher)
         report = settings | settings_for(pilot, buckets, rtol)
         if best is None or report["cost"] < best[0]["cost"]:
             best = report, buckets
+    assert best is not None
     return best
 
 
-def hasher_of(training, settings):
+def hasher_of(training: Training, settings: dict[str, Any]) -> HashFamily:
     """FastHadamard, or EuclideanLSH where there is a width."""
     seed = int(np.random.default_rng([training.seed, 4]).integers(2**31))
     sizes = len(training.geometry.bandwidth), settings["n_bits"], settings["n_hashes"]
@@ -180,18 +205,20 @@ def hasher_of(training, settings):
     return hashing.EuclideanLSH(*sizes, width=settings["width"], seed=seed)
 
 
-def families(pilot):
+def families(pilot: Pilot) -> list[dict[str, Any]]:
     """Settings of hash functions that might find the rows near a query, from blunt to sharp."""
     kernel = pilot.training.geometry.kernel
     widest = int(np.clip(np.log2(max(len(pilot.permuted) / 8, 4)), 4, 16))
-    families = [{"n_bits": n_bits} for n_bits in sorted({widest, min(widest + 3, 16)})]
+    families: list[dict[str, Any]] = [
+        {"n_bits": n_bits} for n_bits in sorted({widest, min(widest + 3, 16)})
+    ]
     if kernel in ("gaussian", "exponential"):
         distance = near_distance(pilot)
         families += [{"n_bits": n_bits, "width": width * distance} for n_bits, width in WIDTHS]
     return [{"n_hashes": N_HASHES} | settings for settings in families]
 
 
-def near_distance(pilot):
+def near_distance(pilot: Pilot) -> float:
     """Median, over the pilot's queries, of the distance of their tenth nearest row."""
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 8192], np.float64)
     queries = pilot.queries[:64]
@@ -201,12 +228,15 @@ def near_distance(pilot):
     return max(float(np.sqrt(max(np.median(tenth), 0))), 1e-6)
 
 
-def settings_for(pilot, buckets, rtol, part=1.0, coarse=False):
+def settings_for(
+    pilot: Pilot, buckets: Buckets, rtol: float, part: float = 1.0, coarse: bool = False
+) -> dict[str, Any]:
     """The best settings for some tables. part: of all rows, those that the pilot and they have."""
     whole = pilot.population / part
     codes = buckets.codes(pilot.queries)
     sizes = buckets.tables.bucket_sizes(codes)
-    best, before = None, -1.0
+    best: dict[str, Any] | None = None
+    before = -1.0
     for most in MAX_BUCKET_SIZES:
         most = max(1, int(most * part))
         entries = np.where(sizes <= most, sizes, 0).sum() / len(codes) / part
@@ -230,20 +260,28 @@ def settings_for(pilot, buckets, rtol, part=1.0, coarse=False):
             if best is None or found["cost"] < best["cost"]:
                 largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
                 best = largest | found | {"n_samples": int(found["n_samples"])}
+    assert best is not None
     return best
 
 
 class NearRows:
     """Near rows of a pilot's queries, and what is left for a sample of the others."""
 
-    def __init__(self, buckets, indptr, indices, logs, keep):
+    def __init__(
+        self,
+        buckets: Buckets,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        logs: np.ndarray,
+        keep: np.ndarray,
+    ) -> None:
         self.buckets = buckets
         self.indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
         self.indices, self.logs = indices[keep], logs[keep]
         self.weights = buckets.weights_of(self.indices)
         self.counts = np.diff(self.indptr)
 
-    def sums(self, stop=None):
+    def sums(self, stop: int | None = None) -> tuple[Sums, np.ndarray]:
         """Over the near rows, or those of them below `stop`, and their numbers."""
         if stop is None:
             return sums_of_pairs(self.indptr, self.logs, self.weights), self.counts
@@ -251,7 +289,7 @@ class NearRows:
         indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
         return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
 
-    def far_of(self, pilot):
+    def far_of(self, pilot: Pilot) -> tuple[np.ndarray, Callable[[int], np.ndarray]]:
         """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
         near, counts = self.sums()
         far, n_far = pilot.sums.without(near), pilot.population - counts
@@ -260,7 +298,7 @@ class NearRows:
             scale = np.exp(far.shift - pilot.sums.shift) * pilot.counted(pilot.sums.log())
             spread = np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
 
-        def known(count):
+        def known(count: int) -> np.ndarray:
             inside, n_inside = self.sums(pilot.n_pilot + count)
             history = pilot.history(count).without(inside)
             foretold, log = foretell(history, count - n_inside, near, n_far)

@@ -1,5 +1,7 @@
 """Attention with soft codes."""
 
+from typing import TypeAlias
+
 import numpy as np
 
 from lshkit.reference.attention import (
@@ -13,25 +15,29 @@ from lshkit.reference.attention import (
 from lshkit.reference.buckets import probe_weights, weighted_sum
 from lshkit.reference.hashing import soft_codes, unit_projections
 
+# Parameters, family, n_bits and n_hashes; projections, probes and their weights.
+Hasher: TypeAlias = tuple[np.ndarray, str, int, int]
+Side: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-def _soft_side(x, hasher, n_probes, sharpness):
+
+def _soft_side(x: np.ndarray, hasher: Hasher, n_probes: int, sharpness: float | np.ndarray) -> Side:
     """Projections of the finite rows, their probes and the weights of these."""
     projected = unit_projections(_clean(x), *hasher)
     return projected, *soft_codes(projected, n_probes, sharpness)
 
 
 def soft_attention_forward(
-    query,
-    key,
-    value,
-    hasher,
-    n_probes=(4, 4),
-    sharpness=2.0,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    hasher: Hasher,
+    n_probes: tuple[int, int] = (4, 4),
+    sharpness: float | np.ndarray = 2.0,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> np.ndarray:
     """Attention whose weights are those of `probe_weights`: `(..., n_q, d_v)`.
 
     hasher: (parameters, family, n_bits, n_hashes). n_probes: of queries and keys. sharpness: a
@@ -46,18 +52,18 @@ def soft_attention_forward(
 
 @np.errstate(invalid="ignore")
 def soft_attention_backward(
-    query,
-    key,
-    value,
-    hasher,
-    grad_out,
-    n_probes=(4, 4),
-    sharpness=2.0,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    hasher: Hasher,
+    grad_out: np.ndarray,
+    n_probes: tuple[int, int] = (4, 4),
+    sharpness: float | np.ndarray = 2.0,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(grad_query, grad_key, grad_value, grad_sharpness) of `soft_attention_forward`.
 
     Exact where the selected bits do not change. grad_sharpness: for every head, `(...)`.
@@ -98,7 +104,13 @@ def soft_attention_backward(
     return *grads, grad_value, grad_sharpness
 
 
-def _soft_backward(x, side, grad_weights, hasher, sharpness):
+def _soft_backward(
+    x: np.ndarray,
+    side: Side,
+    grad_weights: np.ndarray,
+    hasher: Hasher,
+    sharpness: float | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """From the gradient of the weights of probes to those of x and, summed over it, sharpness."""
     projected, _, weights = side
     n_probes = weights.shape[-1]

@@ -4,6 +4,8 @@ query_starts and key_starts, int64, say where packed sequences start (batch 1). 
 `gradient_rotation`, goes with gradient_rank; window and gradient_rank 0 are off.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -52,23 +54,23 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
 
 
 def _yoso_attention(
-    query,
-    key,
-    value,
-    key_mask,
-    query_starts,
-    key_starts,
-    parameters,
-    family,
-    n_bits,
-    n_hashes,
-    is_causal,
-    normalize,
-    gradient,
-    window=0,
-    gradient_rank=0,
-    rotation=None,
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+    window: int = 0,
+    gradient_rank: int = 0,
+    rotation: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
     codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
@@ -87,23 +89,23 @@ def _yoso_attention(
 
 
 def _yoso_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    key_mask,
-    query_starts,
-    key_starts,
-    query_codes,
-    key_codes,
-    n_bits,
-    is_causal,
-    normalize,
-    gradient,
-    window=0,
-    gradient_rank=0,
-    rotation=None,
-):
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+    window: int = 0,
+    gradient_rank: int = 0,
+    rotation: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     dtype = _sampled_dtype(query)
     inputs = (query, key, value)
     gradients = [new_gradient(x, dtype) for x in inputs]
@@ -128,8 +130,17 @@ def _yoso_attention_backward(
 
 
 def _expected_attention(
-    query, key, value, key_mask, query_starts, key_starts, n_bits, is_causal, normalize, gradient
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+) -> Tensor:
     out = new_output(query, value, query.dtype)
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_()
@@ -144,8 +155,15 @@ def _expected_attention(
 
 
 def _expected_attention_backward(
-    grad_out, query, key, value, key_mask, query_starts, key_starts, *options
-):
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     inputs = (query, key, value)
     gradients = tuple(new_gradient(x, query.dtype) for x in inputs)
     if grad_out.numel() == 0 or key.numel() == 0:
@@ -171,7 +189,16 @@ for _name, _kernel in (
 
 
 @fake("yoso_attention")
-def _(query, key, value, key_mask, query_starts, key_starts, parameters, *options):
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    *options: Any,
+) -> Any:
     _, n_bits, n_hashes, *_ = options
     return (
         new_output(query, value, query.dtype),
@@ -181,16 +208,16 @@ def _(query, key, value, key_mask, query_starts, key_starts, parameters, *option
 
 
 @fake("expected_attention")
-def _(query, key, value, *options):
+def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     return new_output(query, value, query.dtype)
 
 
 @fake("yoso_attention_backward", "expected_attention_backward")
-def _(grad_out, query, key, value, *options):
+def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
 
 
-def _setup_yoso(ctx, inputs, output):
+def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation = inputs
     _, query_codes, key_codes = output
     ctx.mark_non_differentiable(query_codes, key_codes)
@@ -199,7 +226,7 @@ def _setup_yoso(ctx, inputs, output):
     ctx.options = (n_bits, is_causal, normalize, gradient, window, rank)
 
 
-def _yoso_backward(ctx, grad_out, *_):
+def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 16
     *tensors, rotation = ctx.saved_tensors
@@ -207,13 +234,13 @@ def _yoso_backward(ctx, grad_out, *_):
     return *gradients, *(None,) * 13
 
 
-def _setup_expected(ctx, inputs, output):
+def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, n_bits, is_causal, normalize, gradient = inputs
     ctx.save_for_backward(*tensors)
     ctx.options = (n_bits, is_causal, normalize, gradient)
 
 
-def _expected_backward(ctx, grad_out):
+def _expected_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     return *gradients, *(None,) * 7
 

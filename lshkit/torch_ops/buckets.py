@@ -1,6 +1,9 @@
 """The sum verb on codes."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
@@ -24,7 +27,14 @@ define(
 )
 
 
-def _bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask):
+def _bucket_sum(
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    n_buckets: int,
+    order: int,
+    key_mask: Tensor | None,
+) -> Tensor:
     dtype = float_dtype(values)
     out = new_output(query_codes, values, dtype)
     if out.numel() == 0 or key_codes.numel() == 0:
@@ -41,17 +51,24 @@ register_kernel("bucket_sum", _bucket_sum)
 
 
 @fake("bucket_sum")
-def _(query_codes, key_codes, values, n_buckets, order, key_mask):
+def _(
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    n_buckets: int,
+    order: int,
+    key_mask: Tensor | None,
+) -> Tensor:
     return new_output(query_codes, values, values.dtype)
 
 
-def _setup_bucket_sum(ctx, inputs, output):
+def _setup_bucket_sum(ctx: Any, inputs: Any, output: Any) -> None:
     query_codes, key_codes, _, n_buckets, order, key_mask = inputs
     ctx.save_for_backward(query_codes, key_codes, key_mask)
     ctx.n_buckets, ctx.order = n_buckets, order
 
 
-def _bucket_sum_backward(ctx, grad_out):
+def _bucket_sum_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     # Linear in the values with the collisions as its matrix, so the gradient is the same sum with
     # queries and keys exchanged; it can be differentiated again.
     query_codes, key_codes, key_mask = ctx.saved_tensors

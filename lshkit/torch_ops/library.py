@@ -1,6 +1,7 @@
 """How operators are registered: the library, and rules for autograd, autocast and vmap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ def define(*schemas: str) -> None:
 def fake(*names: str) -> Callable:
     """Decorator: the shapes and dtypes of these operators' results, without data."""
 
-    def register(function):
+    def register(function: Callable) -> Callable:
         for name in names:
             torch.library.register_fake(f"lshkit::{name}", function, lib=LIBRARY)
         return function
@@ -39,11 +40,11 @@ def not_differentiable(name: str) -> None:
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def nothing_to_save(ctx, inputs, output) -> None:
+def nothing_to_save(ctx: Any, inputs: Any, output: Any) -> None:
     pass
 
 
-def no_second_derivative(ctx, *grads):
+def no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
     raise NotImplementedError(
         "lshkit's operators can be differentiated once: the gradient of a gradient "
         "(create_graph=True, torch.func.hessian) is not available"
@@ -69,7 +70,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
         | {"generate_vmap_rule": True},
     )
 
-    def forward(ctx, *args):
+    def forward(ctx: Any, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             out = op(*args)
         setup(ctx, args, out)
@@ -84,7 +85,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
         {key: staticmethod(method) for key, method in methods.items()},
     )
 
-    def call(*args, **named):
+    def call(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return op(*args, **named)
         if named:
@@ -108,7 +109,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     return call
 
 
-def _differentiates(args) -> bool:
+def _differentiates(args: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
@@ -119,8 +120,8 @@ def register_autocast(name: str) -> None:
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def kernel_of(device):
-        def kernel(query, key, value, *rest):
+    def kernel_of(device: str) -> Callable:
+        def kernel(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
             dtype = torch.get_autocast_dtype(device)
             query, key, value = (
                 x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value)
@@ -144,13 +145,13 @@ def register_vmap(
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def fold(x, dim, size):
+    def fold(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
         if x is None:
             return None
         x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
         return x.flatten(0, 1)
 
-    def rule(info, in_dims, *args):
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
         mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
         if mapped <= set(with_batch) and all(

@@ -5,8 +5,10 @@ Pairs are found anew from the codes in the backward pass; what is saved is linea
 """
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.hashing import hash
@@ -41,7 +43,7 @@ define(
 )
 
 
-def key_centre(key, key_mask, is_causal, window):
+def key_centre(key: Tensor, key_mask: Tensor | None, is_causal: bool, window: int) -> Tensor:
     """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
     takes_part = None if key_mask is None else key_mask[:, None]
     centre = _mean_key(key, takes_part, is_causal, window)
@@ -54,7 +56,7 @@ def key_centre(key, key_mask, is_causal, window):
     return torch.where(known, centre, of_finite) if key.is_cuda else of_finite
 
 
-def _mean_key(key, takes_part, is_causal, window):
+def _mean_key(key: Tensor, takes_part: Tensor | None, is_causal: bool, window: int) -> Tensor:
     """takes_part: `(batch, 1 or key_heads, n_k)` or None."""
     if takes_part is None:
         key = key[:, :, : window if is_causal else None]
@@ -66,7 +68,7 @@ def _mean_key(key, takes_part, is_causal, window):
     return torch.where(takes_part[..., None], key / count, 0.0).sum(2, keepdim=True)
 
 
-def _hash_grouped(query, key_heads, parameters, *options):
+def _hash_grouped(query: Tensor, key_heads: int, parameters: Tensor, *options: Any) -> Tensor:
     """Codes of queries, which share the hash functions of the head of keys that they read."""
     batch, heads, n, d = query.shape
     grouped = query.reshape(batch, key_heads, heads // max(key_heads, 1) * n, d)
@@ -75,8 +77,17 @@ def _hash_grouped(query, key_heads, parameters, *options):
 
 
 def _lsh_attention(
-    query, key, value, key_mask, parameters, family, n_bits, n_hashes, center, *options
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    center: bool,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     _, _, is_causal, _, window, _ = options
     inputs = [rows(x, torch.float32) for x in (query, key, value)]
     if center and key.shape[2]:
@@ -100,19 +111,19 @@ def _lsh_attention(
 
 
 def _lsh_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    key_mask,
-    out,
-    log_sum,
-    centre,
-    query_codes,
-    key_codes,
-    n_bits,
-    *options,
-):
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    centre: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    n_bits: int,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     inputs = [rows(x, torch.float32) for x in (query, key, value)]
     inputs[1] = inputs[1] - centre
     gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
@@ -133,7 +144,17 @@ LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
 
 
 @fake("lsh_attention")
-def _(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options):
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     return (
         new_output(query, value, query.dtype),
         query.new_empty(query.shape[:-1], dtype=torch.float32),
@@ -145,11 +166,13 @@ def _(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *option
 
 
 @fake("lsh_attention_backward")
-def _(grad_out, query, key, value, *options):
+def _(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
+) -> tuple[Tensor, ...]:
     return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, _, _, n_bits, _, _, scale, weighting, is_causal, offset, window, n_sinks = inputs
     out, log_sum, query_codes, key_codes, centre, pairs = output
     ctx.mark_non_differentiable(log_sum, query_codes, key_codes, centre, pairs)
@@ -158,7 +181,7 @@ def _setup(ctx, inputs, output):
     ctx.options = n_bits, scale, weighting, is_causal, offset, window, n_sinks
 
 
-def _backward(ctx, grad_out, *_):
+def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 15
     gradients = lsh_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)

@@ -1,6 +1,9 @@
 """Soft codes: the most likely buckets of every hash with weights that are differentiable."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
@@ -37,7 +40,7 @@ def selected_bits(n_probes: int) -> int:
     return (n_probes - 1).bit_length()
 
 
-def check_sharpness(sharpness):
+def check_sharpness(sharpness: Tensor) -> None:
     if not may_be_read(sharpness):
         return
     sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
@@ -47,7 +50,7 @@ def check_sharpness(sharpness):
         raise ValueError(f"sharpness must be a finite number > 0, got {bad}")
 
 
-def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, ...]:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
@@ -59,7 +62,15 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     )
 
 
-def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+def _soft_hash(
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    n_probes: int,
+) -> tuple[Tensor, ...]:
     check_sharpness(sharpness)
     out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
     if x.numel() == 0:
@@ -73,7 +84,9 @@ def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
     return out
 
 
-def _new_gradients(x, parameters, parameters_too, dtype):
+def _new_gradients(
+    x: Tensor, parameters: Tensor, parameters_too: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     shape = parameters.shape if parameters_too else (0,)
     return (
         new_gradient(x, dtype),
@@ -83,18 +96,18 @@ def _new_gradients(x, parameters, parameters_too, dtype):
 
 
 def _soft_hash_backward(
-    grad_weights,
-    x,
-    parameters,
-    sharpness,
-    codes,
-    bits,
-    margins,
-    weights,
-    family,
-    n_bits,
-    parameters_too,
-):
+    grad_weights: Tensor,
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    codes: Tensor,
+    bits: Tensor,
+    margins: Tensor,
+    weights: Tensor,
+    family: int,
+    n_bits: int,
+    parameters_too: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     grads = _new_gradients(x, parameters, parameters_too, torch.float32)
     grad_x, grad_sharpness, grad_parameters = grads
     if x.numel() == 0:
@@ -122,16 +135,24 @@ register_kernel("soft_hash_backward", _soft_hash_backward)
 
 
 @fake("soft_hash")
-def _(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+def _(
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    n_probes: int,
+) -> Any:
     return _new_soft_codes(x, n_bits, n_hashes, n_probes)
 
 
 @fake("soft_hash_backward")
-def _(grad_weights, x, parameters, *rest):
+def _(grad_weights: Tensor, x: Tensor, parameters: Tensor, *rest: Any) -> Any:
     return _new_gradients(x, parameters, rest[-1], x.dtype)
 
 
-def _setup_soft_hash(ctx, inputs, output):
+def _setup_soft_hash(ctx: Any, inputs: Any, output: Any) -> None:
     x, parameters, sharpness, family, n_bits, _, _ = inputs
     weights, probe_codes, codes, bits, margins = output
     ctx.mark_non_differentiable(probe_codes, codes, bits, margins)
@@ -140,7 +161,7 @@ def _setup_soft_hash(ctx, inputs, output):
     ctx.options = family, n_bits
 
 
-def _soft_hash_grad(ctx, grad_weights, *_):
+def _soft_hash_grad(ctx: Any, grad_weights: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_weights is None:
         return (None,) * 7
     parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == FAMILY["hyperplane"]

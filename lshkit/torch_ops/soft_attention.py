@@ -1,6 +1,10 @@
 """Attention with soft codes."""
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
@@ -48,7 +52,7 @@ define(
 )
 
 
-def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, ...]:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
@@ -58,7 +62,17 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     )
 
 
-def _new_results(query, key, value, n_bits, n_hashes, query_probes, key_probes, normalize, dtype):
+def _new_results(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    n_bits: int,
+    n_hashes: int,
+    query_probes: int,
+    key_probes: int,
+    normalize: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
     return (
         new_output(query, value, dtype),
         *_new_soft_codes(query, n_bits, n_hashes, query_probes),
@@ -69,25 +83,40 @@ def _new_results(query, key, value, n_bits, n_hashes, query_probes, key_probes, 
     )
 
 
-def _core_dtype(x):
+def _core_dtype(x: Tensor) -> torch.dtype:
     """What the core reads and writes: 16-bit floats as they are."""
     return torch.float32 if x.dtype is torch.float64 else x.dtype
 
 
-def _core_inputs(query, key, value, key_mask, parameters, sharpness):
+def _core_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+) -> tuple[Tensor | None, ...]:
     inputs = (rows(x, _core_dtype(query)) for x in (query, key, value))
     sharpness = sharpness.to(torch.float32).contiguous()
     return *inputs, mask_rows(key_mask), parameters.contiguous(), sharpness
 
 
-def _flat(soft_codes):
+def _flat(soft_codes: Iterable[Tensor]) -> Iterator[Tensor]:
     """Hashes and what each has as one dimension, as the core takes them."""
     return (x.contiguous().flatten(3) for x in soft_codes)
 
 
 def _soft_attention(
-    query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     check_sharpness(sharpness)
     _, n_bits, n_hashes, *probes, _, normalize = options
     results = _new_results(
@@ -105,7 +134,15 @@ def _soft_attention(
     return out.to(query.dtype), *soft_codes, divisors
 
 
-def _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype):
+def _new_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor | None,
+    parameters: Tensor,
+    parameters_too: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, ...]:
     gradients = (new_gradient(x, dtype) for x in (query, key, value))
     sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
     shape = sequences, query.shape[1]
@@ -117,8 +154,16 @@ def _new_gradients(query, key, value, query_starts, parameters, parameters_too, 
 
 
 def _soft_attention_backward(
-    grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest
-):
+    grad_out: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
     soft_codes, divisors = rest[:6], rest[6]
     parameters, sharpness, *options, parameters_too = rest[7:]
     dtype = _core_dtype(query)
@@ -152,17 +197,37 @@ register_kernel("soft_attention_backward", _soft_attention_backward)
 
 
 @fake("soft_attention")
-def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options):
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     _, n_bits, n_hashes, *probes, _, normalize = options
     return _new_results(query, key, value, n_bits, n_hashes, *probes, normalize, query.dtype)
 
 
 @fake("soft_attention_backward")
-def _(grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest):
+def _(
+    grad_out: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
     return _new_gradients(query, key, value, query_starts, rest[7], rest[-1], query.dtype)
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, parameters, sharpness, _, _, _, _, _, _, _ = inputs
     out, *soft_codes = output  # and divisors
     ctx.mark_non_differentiable(*soft_codes)
@@ -174,7 +239,7 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(needed, *tensors, *soft_codes, parameters, sharpness)
 
 
-def _backward(ctx, grad_out, *_):
+def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 15
     tensors = ctx.saved_tensors  # once: unpacking is what makes checkpointing compute again

@@ -6,12 +6,16 @@ transformers' own `YosoModel`. transformers is imported only when one of them is
 """
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lshkit.attention.estimators import Estimator
 
 __all__ = ["register", "repair"]
+
+Model = TypeVar("Model", bound="nn.Module")
 
 
 def register(
@@ -51,7 +55,7 @@ def register(
     interface.register({"yoso": yoso, "lsh": lsh, "bert_lsh": bert_lsh})
 
 
-def repair(model, *, seed: int = 0):
+def repair(model: Model, *, seed: int = 0) -> Model:
     """Makes a model of transformers' YOSO family compute what its config specifies; returns it.
 
     Replaces the attention layers of the model, in place. Parameters keep their names, so that

@@ -1,6 +1,9 @@
 """Options of the attention functions: defaults, those of `register` and those of a model."""
 
+from typing import Any
+
 import torch
+from torch import nn
 
 from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
@@ -21,7 +24,7 @@ class Yoso:
     def defaults(self) -> dict:
         return Sampled().to_dict() | self.own
 
-    def complete(self, options, where: str, registered: dict | None = None) -> dict:
+    def complete(self, options: Any, where: str, registered: dict | None = None) -> dict:
         """The options in full; those that are missing are the registered ones, or the defaults.
 
         Of the registered ones an estimator's own go with the estimator.
@@ -75,7 +78,7 @@ class Lsh:
     def defaults(self) -> dict:
         return {name: self.function.__kwdefaults__[name] for name in self.names} | self.own
 
-    def complete(self, options, where: str, registered: dict | None = None) -> dict:
+    def complete(self, options: Any, where: str, registered: dict | None = None) -> dict:
         options = _as_dict(options, where)
         _check_names(options, tuple(self.defaults()), where, f"lshkit_{self.kind}")
         return (self.defaults() if registered is None else registered) | options
@@ -117,7 +120,7 @@ class BertLsh(Lsh):
 KINDS = {options.kind: options for options in (Yoso(), Lsh(), BertLsh())}
 
 
-def of_model(kind: str, registered: dict, module) -> dict:
+def of_model(kind: str, registered: dict, module: nn.Module) -> dict:
     """The options of a call by an attention layer: the model's own before the registered ones.
 
     In training mode hash functions are fresh ones, else the layer's own.
@@ -130,7 +133,7 @@ def of_model(kind: str, registered: dict, module) -> dict:
     return call | {"seed": None if module.training else call["seed"] + layer}
 
 
-def _as_dict(options, where: str, wanted: str = "a dict of options") -> dict:
+def _as_dict(options: Any, where: str, wanted: str = "a dict of options") -> dict:
     if options is not None and not isinstance(options, dict):
         raise TypeError(f"{where} must be {wanted}, got {type(options).__name__}")
     return dict(options or {})

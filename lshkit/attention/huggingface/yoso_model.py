@@ -39,7 +39,12 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
     no weights. An even conv_window has its larger half before the token.
     """
 
-    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor | None, ...]:
         if output_attentions:
             logger.warning_once("YOSO has no attention weights to return: they are never formed")
         heads = self.num_attention_heads, self.attention_head_size
@@ -56,7 +61,7 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
         context = context.transpose(1, 2).flatten(2)
         return (context, None) if output_attentions else (context,)
 
-    def _attend(self, query, key, value, mask) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         inputs = query, key, value, mask
         expected = Expected(n_bits=self.hash_code_len, gradient="lower_bound")
         if self.use_expectation:
@@ -76,7 +81,7 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
             sums = yoso_attention(*inputs, estimator=sampled, seed=seed, normalize=None)
         return unit_rows(sums + (mean - mean.detach()))
 
-    def _convolve(self, value, mask) -> Tensor:
+    def _convolve(self, value: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             value = torch.where(mask[:, None, :, None], value, 0)
         return self.conv(value)[:, :, : value.shape[2]]
