@@ -57,13 +57,15 @@ def write(
     text = _json(header)
     if len(text) > MAX_HEADER:
         raise ValueError(f"a header must be of {MAX_HEADER} bytes at most, got {len(text)}")
-    target = contextlib.nullcontext(file) if hasattr(file, "write") else _replacing(_ending(file))
+    target: Any = (
+        contextlib.nullcontext(file) if hasattr(file, "write") else _replacing(_ending(file))
+    )
     with target as open_file:
         _write(open_file, text, arrays)
 
 
 def _write(file: BinaryIO, text: bytes, arrays: dict[str, np.ndarray]) -> None:
-    members = [(_HEADER, b"", text)]
+    members: list[tuple[str, bytes, bytes | memoryview]] = [(_HEADER, b"", text)]
     for name, x in arrays.items():
         data = x.reshape(-1).view(np.uint8).data
         members.append((f"{name}.npy", _npy_header(x.dtype.str, x.shape), data))
@@ -132,13 +134,14 @@ def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
     """
     with contextlib.ExitStack() as stack:
         name = "the file object"
+        source: Any = file
         if not hasattr(file, "read"):
             name = os.fsdecode(file)
             if not os.path.exists(name) and os.path.exists(_ending(name)):
                 name = _ending(name)
-            file = stack.enter_context(open(name, "rb"))
+            source = stack.enter_context(open(name, "rb"))
         try:
-            yield Archive(file, kind, version)
+            yield Archive(source, kind, version)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # contents that are none are met in many ways

@@ -33,7 +33,7 @@ def seed_tensor(seed: int | Tensor | None, inputs_device: torch.device = CPU) ->
         return seed
     if seed.device == CPU:
         if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
-            return seed_tensor(seed.item(), inputs_device)
+            return seed_tensor(int(seed.item()), inputs_device)
         return seed.to(device, non_blocking=True)
     return seed.to(device)  # a wait for the GPU
 

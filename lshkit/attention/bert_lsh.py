@@ -1,6 +1,7 @@
 """BERT-LSH (2024): attention scores of the pairs that share a SimHash bucket, and no others."""
 
 import math
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -10,6 +11,42 @@ from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import check_cpu, check_tensors, key_padding_mask, seed_tensor
 
 MAX_TABLE = 2**31 - 1
+
+
+@overload
+def bert_lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    n_bits: int = ...,
+    table_size: int = ...,
+    n_hashes: int = ...,
+    faithful: bool = ...,
+    enable_gqa: bool = ...,
+    seed: int | Tensor | None = ...,
+    return_counts: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def bert_lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    n_bits: int = ...,
+    table_size: int = ...,
+    n_hashes: int = ...,
+    faithful: bool = ...,
+    enable_gqa: bool = ...,
+    seed: int | Tensor | None = ...,
+    return_counts: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def bert_lsh_attention(

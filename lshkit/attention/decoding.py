@@ -102,12 +102,15 @@ class YosoState:
         self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
-        self._seen = {}  # of a module's numbers on a GPU: those that have been compared
+        self._seen: dict[
+            str, Any
+        ] = {}  # of a module's numbers on a GPU: those that have been compared
         seed = seed_tensor(seed, self.device)
         given = {name: x.detach().to(CPU, copy=True) for name, x in parameters.items()}
         sizes = self.num_key_heads, self.head_dim
         place = CPU if "planes" in given else self.device
-        planes, *self._family = self.estimator.hash_functions(*sizes, given, seed, place)
+        planes, *family = self.estimator.hash_functions(*sizes, given, seed, place)
+        self._family = family[0], family[1], family[2]
         if "planes" in given:
             given["planes"] = planes = planes.contiguous()
         self._parameters = planes.to(self.device)
@@ -180,7 +183,8 @@ class YosoState:
         value: Tensor | None,
         mask: Tensor | None,
         is_causal: bool,
-    ) -> Tensor | None:
+    ) -> Any:
+        """The output, or None without queries."""
         out, masked = None, None
         if mask is not None:
             masked = self._masked + mask.logical_not().sum(1)
@@ -191,7 +195,7 @@ class YosoState:
             shape = *query.shape[:-1], self.value_dim
             out = torch.empty(shape, dtype=dtype, device=self.device)
             query = rows(query, dtype)
-        if key is not None:
+        if key is not None and value is not None:
             key, value = rows(key, dtype), rows(value, dtype)
         _C.decode(
             self._sums,
@@ -356,7 +360,7 @@ class YosoState:
         return {name: x for name, x in tensors.items() if x is not None}
 
     @property
-    def _options(self) -> tuple[Any, ...]:
+    def _options(self) -> tuple[Tensor, int, int, int, Tensor | None, int, int, int]:
         """Arguments of the core that are those of the state."""
         return (
             self._parameters,

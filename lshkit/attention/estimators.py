@@ -236,7 +236,7 @@ class Hashed(Estimator):
         parameters: dict,
         seed: int | Tensor | None,
         device: torch.device,
-    ) -> tuple:
+    ) -> tuple[Tensor, int, int, int]:
         """As the operators take them: the planes, given or drawn from the seed, of each key head;
         the number of the family, n_bits, n_hashes."""
         sizes, family = (self.n_bits, self.n_hashes), torch_ops.FAMILY[self.hasher]
@@ -310,8 +310,9 @@ class Sampled(Hashed):
                 f"window must be None to decode step by step, got {self.window}: a state "
                 "stores no keys"
             )
-        sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes}
-        return Sampled(**sizes, hasher=self.hasher, expectation="never")
+        return Sampled(
+            n_bits=self.n_bits, n_hashes=self.n_hashes, hasher=self.hasher, expectation="never"
+        )
 
     @property
     def depends_on_position(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lshkit.attention.decoding import YosoState
+from lshkit.attention.estimators import Soft
 from lshkit.attention.parameters import sharpness_values
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def decode(
         raise ValueError(f"state must have the module's {missing.pop()}: make it by new_state")
     # To look at numbers on a GPU is to wait for it: only where they may have changed. The planes'
     # values go with the seed, which differs among modules.
-    seen = {"seed": _version(module.hash_seed), "sharpness": _version(module.log_sharpness)}
+    seen: dict[str, Any] = {
+        "seed": _version(module.hash_seed),
+        "sharpness": _version(module.log_sharpness),
+    }
 
     def as_before(name: str) -> bool:
         before = state._seen.get(name)
@@ -61,6 +65,7 @@ def decode(
     if "sharpness" in parameters or "sharpness" in state._given:
         if not as_before("sharpness"):
             heads = state.num_key_heads
+            assert isinstance(state.estimator, Soft) and state._sharpness is not None
             given = parameters.get("sharpness", state.estimator.sharpness)
             wanted = sharpness_values(given, heads).expand(heads).tolist()
             has = state._sharpness.expand(heads).tolist()
@@ -73,6 +78,7 @@ def decode(
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
     out = state.prefill(query, key, value, mask)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        assert state._tail is not None
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         values = torch.cat((state._tail, value), -2)

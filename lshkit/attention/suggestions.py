@@ -25,7 +25,7 @@ MAX_HEADS = 4
 # Options that change what is called, from rows of a single head, which are what is measured.
 NOT_MEASURED = {"seed", "causal_offset", "return_pairs", "cu_seqlens", "cu_seqlens_k", "parameters"}
 PATIENCE = 0.5  # seconds after which a setting is timed no more
-FUNCTIONS = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
+FUNCTIONS: dict[str, Any] = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
 
 DEFAULT_SETTINGS = (
     Expected(n_bits=8),

@@ -38,11 +38,12 @@ class HashTables:
     """
 
     def __init__(self, codes: ArrayOrTensor, *, weights: ArrayOrTensor | None = None) -> None:
-        codes, torch = wide_codes("codes", codes)
-        self.n_rows, self.n_hashes = codes.shape
-        self._dtype = codes.dtype
-        weights = None if weights is None else as_weights(weights, self.n_rows)
-        self._tables = _build(codes, weights, threads_of(torch))
+        wide, torch = wide_codes("codes", codes)
+        self.n_rows: int = wide.shape[0]
+        self.n_hashes: int = wide.shape[1]
+        self._dtype = wide.dtype
+        checked = None if weights is None else as_weights(weights, self.n_rows)
+        self._tables = _build(wide, checked, threads_of(torch))
 
     @property
     def nbytes(self) -> int:
@@ -85,12 +86,12 @@ class HashTables:
         TypeError, ValueError
             query_codes are no integers of shape `(n_q, n_hashes)`; n_samples or seed out of range.
         """
-        query_codes, torch = self._queries(query_codes)
+        codes, torch = self._queries(query_codes)
         rotate = n_samples is not None
         n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
-        shape = len(query_codes), n_samples
+        shape = len(codes), n_samples
         draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
-        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, threads_of(torch))
+        _C.draw(self._tables, codes, rotate, as_seed(seed), *draws, threads_of(torch))
         return like(torch, *draws)
 
     def union(
@@ -112,22 +113,22 @@ class HashTables:
             stored tables. A row whose collision probability is p is included with probability 1 -
             (1 - p)^n_hashes.
         """
-        query_codes, torch = self._queries(query_codes)
+        codes, torch = self._queries(query_codes)
         most = MAX_ROWS
         if max_bucket_size is not None:
             most = checks.integer("max_bucket_size", max_bucket_size, 0)
-        indptr = np.empty(len(query_codes) + 1, np.int64)
+        indptr = np.empty(len(codes) + 1, np.int64)
         sizes = min(most, MAX_ROWS), indptr
-        found = _C.bucket_union(self._tables, query_codes, *sizes, threads_of(torch))
+        found = _C.bucket_union(self._tables, codes, *sizes, threads_of(torch))
         indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
         found.copy(indices, counts, threads_of(torch))
         return like(torch, indptr, indices, counts)
 
     def bucket_sizes(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
         """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
-        query_codes, torch = self._queries(query_codes)
-        sizes = np.empty(query_codes.shape, np.int64)
-        _C.bucket_sizes(self._tables, query_codes, sizes, threads_of(torch))
+        codes, torch = self._queries(query_codes)
+        sizes = np.empty(codes.shape, np.int64)
+        _C.bucket_sizes(self._tables, codes, sizes, threads_of(torch))
         return like(torch, sizes)[0]
 
     def bucket_weights(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
@@ -137,9 +138,9 @@ class HashTables:
         """
         if not self.weighted:
             return self.bucket_sizes(query_codes) * 1.0
-        query_codes, torch = self._queries(query_codes)
-        sums = np.empty(query_codes.shape)
-        _C.bucket_sizes(self._tables, query_codes, sums, threads_of(torch))
+        codes, torch = self._queries(query_codes)
+        sums = np.empty(codes.shape)
+        _C.bucket_sizes(self._tables, codes, sums, threads_of(torch))
         return like(torch, sums)[0]
 
     def look_up(self, query_codes: ArrayOrTensor) -> tuple[Tables, np.ndarray]:

@@ -60,8 +60,8 @@ def collisions(
     """
     torch = checks.torch_of(query_codes=query_codes, key_codes=key_codes, key_mask=key_mask)
     causal = checks.boolean("causal", causal)
-    on_gpu = torch is not None and query_codes.is_cuda and _C.with_cuda
-    given = {"query_codes": query_codes, "key_codes": key_codes}
+    given: dict[str, Any] = {"query_codes": query_codes, "key_codes": key_codes}
+    on_gpu = torch is not None and given["query_codes"].is_cuda and _C.with_cuda
     if on_gpu:
         small = all(x.dtype == torch.uint8 for x in given.values())
         n_buckets = 256 if small else MAX_BUCKETS
@@ -77,23 +77,25 @@ def collisions(
             f"key_codes must have the {codes[0].shape[1]} hashes of query_codes, "
             f"got shape {tuple(codes[1].shape)}"
         )
+    mask: Any = None
     if key_mask is not None:
-        key_mask = checks.array(
+        mask = checks.array(
             "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=on_gpu
         )
         wanted = (len(codes[1]),)
-        if tuple(key_mask.shape) != wanted:
-            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(key_mask.shape)}")
-        key_mask = key_mask != 0
+        if tuple(mask.shape) != wanted:
+            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(mask.shape)}")
+        mask = mask != 0
     if on_gpu:
-        return _cuda_collisions(codes, key_mask, causal, torch)
-    key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
+        return _cuda_collisions(codes, mask, causal, torch)
+    mask = None if mask is None else np.ascontiguousarray(mask)
     if any(x.dtype != np.uint8 for x in codes):  # of one type, the narrowest that holds both
         largest = max(int(x.max(initial=0)) for x in codes)
         dtype = np.result_type(np.uint16, np.min_scalar_type(largest))
         codes = [x.astype(dtype, copy=False) for x in codes]
     find = _by_table_of_all if codes[0].itemsize <= 2 else _by_hash_tables
-    return like(torch, *find(*codes, key_mask, causal, torch))
+    found = find(codes[0], codes[1], mask, causal, torch)
+    return like(torch, *found)
 
 
 def _by_table_of_all(
@@ -136,7 +138,8 @@ def _by_hash_tables(
 
 
 def _cuda_collisions(codes: Any, key_mask: Any, causal: bool, torch: Any) -> tuple[Any, Any, Any]:
-    tensors = *(x.contiguous() for x in codes), None if key_mask is None else key_mask.contiguous()
+    mask = None if key_mask is None else key_mask.contiguous()
+    tensors = codes[0].contiguous(), codes[1].contiguous(), mask
     place = {"device": codes[0].device}
     indptr = torch.empty(len(codes[0]) + 1, dtype=torch.int64, **place)
     _C.collision_indptr(*tensors, causal, indptr)

@@ -71,34 +71,34 @@ def bucket_sum(
     order = 1 if checks.boolean("causal", causal) else 0
     query = _side("query", query_codes, query_weights, n_buckets, torch)
     key = _side("key", key_codes, key_weights, n_buckets, torch)
-    values = checks.array("values", values, torch, cuda=True)
+    given: Any = checks.array("values", values, torch, cuda=True)
+    mask: Any = None
     if key_mask is not None:
-        key_mask = checks.array(
-            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True
-        )
+        mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True)
     # One probe stands for all: the shapes that must agree are those of plain codes.
-    leading = _check_shapes(query[0][..., 0], key[0][..., 0], values, key_mask)
+    leading = _check_shapes(query[0][..., 0], key[0][..., 0], given, mask)
 
-    query, key = (
+    sides: list[Any] = [
         [None if x is None else _heads(x, leading, torch, 3) for x in side] for side in (query, key)
-    )
-    values = _heads(values, leading, torch)
-    if key_mask is not None:
-        key_mask = _heads((key_mask != 0)[..., None], leading, torch)[:, 0, :, 0]
+    ]
+    given = _heads(given, leading, torch)
+    if mask is not None:
+        mask = _heads((mask != 0)[..., None], leading, torch)[:, 0, :, 0]
+    sums: Any
     if torch is None:
-        sums = _numpy_sum(query, key, values, n_buckets, order, key_mask)
+        sums = _numpy_sum(sides[0], sides[1], given, n_buckets, order, mask)
     else:
         from lshkit import torch_ops
 
-        values = values if values.is_floating_point() else values.double()
-        (query_codes, *weights), (key_codes, key_weights) = query, key
-        weights.append(key_weights)
-        if weights == [None, None]:
-            codes = query_codes[..., 0], key_codes[..., 0]
-            sums = torch_ops.bucket_sum(*codes, values, n_buckets, order, key_mask)
+        given = given if given.is_floating_point() else given.double()
+        of_queries, of_keys = sides[0][0], sides[1][0]
+        weights = sides[0][1], sides[1][1]
+        if weights == (None, None):
+            codes = of_queries[..., 0], of_keys[..., 0]
+            sums = torch_ops.bucket_sum(*codes, given, n_buckets, order, mask)
         else:
             sums = torch_ops.weighted_bucket_sum(
-                query_codes, key_codes, values, *weights, n_buckets, order, key_mask
+                of_queries, of_keys, given, *weights, n_buckets, order, mask
             )
     return sums.reshape(leading + tuple(sums.shape[-2:]))
 
@@ -165,8 +165,8 @@ def _heads(x: Any, leading: tuple[int, ...], torch: Any, n_own: int = 2) -> Any:
 
 
 def _numpy_sum(
-    query: Sequence[np.ndarray | None],
-    key: Sequence[np.ndarray | None],
+    query: Sequence[Any],
+    key: Sequence[Any],
     values: np.ndarray,
     n_buckets: int,
     order: int,
@@ -181,15 +181,15 @@ def _numpy_sum(
     # A broadcast or transposed array may reach this point as a view that is not contiguous.
     values = np.ascontiguousarray(values, dtype)
     key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
-    sides = []
+    sides: list[tuple[np.ndarray, np.ndarray | None, int]] = []
     for codes, weights in (query, key):
         flat = codes.shape[:3] + (-1,)
         if weights is not None:
             weights = np.ascontiguousarray(weights, dtype).reshape(flat)
         sides.append((np.ascontiguousarray(codes).reshape(flat), weights, codes.shape[-1]))
-    rest = values, n_buckets, order, key_mask, 1 / query[0].shape[3], sums, 0
+    rest = order, key_mask, 1 / query[0].shape[3], sums, 0
     if query[1] is None and key[1] is None:
-        _C.bucket_sum(sides[0][0], sides[1][0], *rest)
+        _C.bucket_sum(sides[0][0], sides[1][0], values, n_buckets, *rest)
     else:
-        _C.weighted_bucket_sum(*sides[0], *sides[1], *rest)
+        _C.weighted_bucket_sum(*(*sides[0], *sides[1], values, n_buckets), *rest)
     return sums.astype(given) if given == np.float16 else sums

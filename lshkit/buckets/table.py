@@ -70,6 +70,7 @@ class BucketTable:
         if known not in (np.float32, np.float64):
             raise TypeError(f"dtype must be float32 or float64, got {dtype!r}")
         shape = self.n_hashes, self.n_buckets, self.n_values
+        self.table: Any  # an array or a CUDA tensor
         if device is None or str(device) == "cpu":
             self.table = np.zeros(shape, known)
         else:
@@ -115,12 +116,12 @@ class BucketTable:
 
     def query(self, codes: ArrayOrTensor) -> ArrayOrTensor:
         """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes."""
-        codes, shape, torch = self._codes(codes)
+        rows, shape, torch = self._codes(codes)
         on_cpu = self.device == "cpu"
-        out_shape = len(codes), self.n_values
-        out = np.empty(out_shape, self.dtype) if on_cpu else self.table.new_empty(out_shape)
-        if len(codes):
-            _C.bucket_table_query(self.table, codes, 1 / self.n_hashes, out, 0)
+        out_shape = len(rows), self.n_values
+        out: Any = np.empty(out_shape, self.dtype) if on_cpu else self.table.new_empty(out_shape)
+        if len(rows):
+            _C.bucket_table_query(self.table, rows, 1 / self.n_hashes, out, 0)
         out = out.reshape(shape[:-1] + (self.n_values,))
         return torch.from_numpy(out) if torch is not None and on_cpu else out
 

@@ -55,6 +55,8 @@ class _AngularFamily(HashFamily):
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
     family: str  # the key of FAMILY
+    n_bits: int
+    parameters: NDArray[np.float32]
     directional = True
 
     def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
@@ -66,7 +68,9 @@ class _AngularFamily(HashFamily):
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, MAX_BITS)
         sizes = self.n_features, self.n_bits, self.n_hashes
-        shapes = {"parameters": (1, *parameter_shape(self.family, *sizes))}
+        shapes: dict[str, tuple[int, ...]] = {
+            "parameters": (1, *parameter_shape(self.family, *sizes))
+        }
         self._restore_numbers(arrays, shapes, np.float32)
 
     def _parameters_beside(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,31 +125,32 @@ class _AngularFamily(HashFamily):
             number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=True)
-        if torch is not None and x.is_cuda and self.n_bits > MAX_PROBE_BITS:
+        given: Any = self._rows("x", x, torch, cuda=True)
+        if torch is not None and given.is_cuda and self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"x must be on the cpu for codes of more than {MAX_PROBE_BITS} bits, got a tensor "
-                f"on {x.device} and n_bits={self.n_bits}"
+                f"on {given.device} and n_bits={self.n_bits}"
             )
-        shape = tuple(x.shape[:-1]) + (self.n_hashes,)
+        shape = tuple(given.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
+        codes: Any
         if torch is not None:
             from lshkit import torch_ops
 
-            rows = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
+            rows = _within_float32(given, torch).reshape(1, 1, -1, self.n_features)
             try:
                 codes = torch_ops.hash(rows, self._parameters_beside(rows), *options, check_finite)
             except ValueError:
-                self._refuse_non_finite(x, torch)  # names the row
+                self._refuse_non_finite(given, torch)  # names the row
                 raise
             return codes.reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
-            rows = self._float32_rows(x)
+            rows = self._float32_rows(given)
             out = codes.reshape(1, 1, -1, self.n_hashes)
             finite = _C.hash(rows, self.parameters, *options, out, 0)
             if check_finite and not finite:
-                self._refuse_non_finite(x, None)
+                self._refuse_non_finite(given, None)
         return codes
 
     def _float32_rows(self, x: np.ndarray) -> np.ndarray:
@@ -200,37 +205,49 @@ class _AngularFamily(HashFamily):
             n_bits is above 16, n_probes or sharpness is out of range, or x as in `hash`.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=True)
+        given: Any = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash needs a family with n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
             )
         n_probes = checks.integer("n_probes", n_probes, 1, self.n_buckets)
         options = FAMILY[self.family], self.n_bits, self.n_hashes, n_probes
-        shape = tuple(x.shape[:-1]) + (self.n_hashes, n_probes)
+        shape = tuple(given.shape[:-1]) + (self.n_hashes, n_probes)
+        probes: Any
+        weights: Any
         if torch is not None:
             from lshkit import torch_ops
 
-            sharpness = _sharpness_tensor(sharpness, torch, x.device)
+            scale = _sharpness_tensor(sharpness, torch, given.device)
             if check_finite:
-                self._refuse_non_finite(x, torch)
-            x = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
-            parameters = self._parameters_beside(x)
-            weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
+                self._refuse_non_finite(given, torch)
+            given = _within_float32(given, torch).reshape(1, 1, -1, self.n_features)
+            parameters = self._parameters_beside(given)
+            weights, probes, *_ = torch_ops.soft_hash(given, parameters, scale, *options)
             return probes.reshape(shape), weights.reshape(shape)
-        sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)
-        probes, weights = np.empty(shape, code_dtype(self.n_buckets)), np.empty(shape, np.float32)
+        scale = np.full(1, checks.positive("sharpness", sharpness), np.float32)
+        probes = np.empty(shape, code_dtype(self.n_buckets))
+        weights = np.empty(shape, np.float32)
         if probes.size:
             if check_finite:
-                self._refuse_non_finite(x, None)
-            x = self._float32_rows(x)
-            rows, n_selected = (1, 1, x.shape[2]), self.n_hashes * (n_probes - 1).bit_length()
+                self._refuse_non_finite(given, None)
+            given = self._float32_rows(given)
+            n, n_selected = given.shape[2], self.n_hashes * (n_probes - 1).bit_length()
             _C.soft_hash(
-                *(x, self.parameters, sharpness, *options),
-                np.empty((*rows, self.n_hashes), probes.dtype),
-                np.empty((*rows, n_selected), np.uint8),
-                np.empty((*rows, n_selected), np.float32),
-                *(probes.reshape(*rows, -1), weights.reshape(*rows, -1), 0),
+                *(
+                    given,
+                    self.parameters,
+                    scale,
+                    FAMILY[self.family],
+                    self.n_bits,
+                    self.n_hashes,
+                    n_probes,
+                ),
+                np.empty((1, 1, n, self.n_hashes), probes.dtype),
+                np.empty((1, 1, n, n_selected), np.uint8),
+                np.empty((1, 1, n, n_selected), np.float32),
+                probes.reshape(1, 1, n, -1),
+                weights.reshape(1, 1, n, -1),
             )
         return probes, weights
 
@@ -255,10 +272,10 @@ class _AngularFamily(HashFamily):
             NaN where the cosine is. Not differentiable.
         """
         torch = checks.torch_of(cosine=cosine)
-        cosine = checks.array("cosine", cosine, torch)
+        given: Any = checks.array("cosine", cosine, torch)
         if torch is not None:
-            cosine = cosine.detach().to(torch.float64).numpy()
-        negative = np.clip(-np.asarray(cosine, np.float64), -1, 1)
+            given = given.detach().to(torch.float64).numpy()
+        negative = np.clip(-np.asarray(given, np.float64), -1, 1)
         probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
         return like(torch, np.asarray(probability))[0]
 

@@ -24,6 +24,11 @@ MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
+    _core: Callable[..., None]
+
+    def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
     @property
     def n_buckets(self) -> int:
         """Number of different codes, 2^32."""
@@ -53,20 +58,20 @@ class _BinnedFamily(HashFamily):
             number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch)
+        given: Any = self._rows("x", x, torch)
         if check_finite:
-            self._refuse_non_finite(x, torch)
+            self._refuse_non_finite(given, torch)
         if torch is not None:
-            short = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
-            x = x.detach().to(torch.float32 if short else torch.float64).numpy()
-        shape = x.shape[:-1] + (self.n_hashes,)
-        short = x.dtype.kind == "f" and x.dtype.itemsize <= 4
-        x = np.ascontiguousarray(x, np.float32 if short else np.float64)
-        codes = np.empty(shape, np.uint32)
+            short = given.dtype in (torch.float16, torch.bfloat16, torch.float32)
+            given = given.detach().to(torch.float32 if short else torch.float64).numpy()
+        shape = given.shape[:-1] + (self.n_hashes,)
+        short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
+        given = np.ascontiguousarray(given, np.float32 if short else np.float64)
+        codes: Any = np.empty(shape, np.uint32)
         if codes.size:
             threads = 0 if torch is None else torch.get_num_threads()
             numbers = (getattr(self, name) for name in self._numbers)
-            rows = x.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
+            rows = given.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
             self._core(rows[0], *numbers, rows[1], threads)
         return codes if torch is None else torch.from_numpy(codes)
 
@@ -125,6 +130,7 @@ class EuclideanLSH(_BinnedFamily):
         Of the bins in the hash of a code.
     """
 
+    n_bits: int
     _numbers = ("directions", "shifts", "multipliers")
     _core = staticmethod(_C.euclidean_hash)
 
@@ -282,9 +288,10 @@ class RandomBinning(_BinnedFamily):
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
 
     def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        if np.ndim(self.bandwidth) == 0:
+        h = self.bandwidth
+        if isinstance(h, float):
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
-        return _sum_by_feature(x, y, lambda z, i: np.abs(z) / self.bandwidth[i])
+        return _sum_by_feature(x, y, lambda z, i: np.abs(z) / h[i])
 
     def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         scale = self.bandwidth if np.ndim(self.bandwidth) == 0 else 1.0

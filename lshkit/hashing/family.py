@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of to_arrays
 _PAIR_NUMBERS = 2**16  # of gathered rows at a time: they stay in cache
-FAMILIES = {}  # class name to class, filled as they are defined
+FAMILIES: dict[str, type[HashFamily]] = {}  # class name to class, filled as they are defined
 
 
 def integer_power(x: Any, exponent: int) -> Any:
@@ -50,14 +50,18 @@ class HashFamily:
     `_numbers`; two families are equal when these are.
     """
 
-    _sizes = ("n_features", "n_bits", "n_hashes")
-    _numbers = ("parameters",)
+    _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
+    _numbers: tuple[str, ...] = ("parameters",)
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
     n_features: int
     n_hashes: int
     seed: Seed
-    n_buckets: int
+
+    @property
+    def n_buckets(self) -> int:
+        """Number of different codes."""
+        raise NotImplementedError
 
     def hash(self, x: ArrayOrTensor, *, check_finite: bool = True) -> ArrayOrTensor:
         """Codes `(..., n_hashes)` of the rows of x `(..., n_features)`."""
@@ -148,8 +152,8 @@ class HashFamily:
         TypeError, ValueError
             x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
         """
-        x, y, torch = self._pairs(x, y)
-        return like(torch, self._distance_of_finite(x, y))[0]
+        a, b, torch = self._pairs(x, y)
+        return like(torch, self._distance_of_finite(a, b))[0]
 
     def probability_of_distance(self, distance: ArrayOrTensor) -> ArrayOrTensor:
         """`collision_probability` of rows whose `distance` is known.
@@ -165,13 +169,13 @@ class HashFamily:
             NaN where the distance is. Not differentiable.
         """
         torch = checks.torch_of(distance=distance)
-        distance = checks.array("distance", distance, torch)
+        given: Any = checks.array("distance", distance, torch)
         if torch is not None:
-            distance = distance.detach().to(torch.float64).numpy()
-        distance = np.asarray(distance, np.float64)
-        if (distance < 0).any():
-            raise ValueError(f"distance must be >= 0, got {np.nanmin(distance)}")
-        return like(torch, np.asarray(self._probability(distance)))[0]
+            given = given.detach().to(torch.float64).numpy()
+        given = np.asarray(given, np.float64)
+        if (given < 0).any():
+            raise ValueError(f"distance must be >= 0, got {np.nanmin(given)}")
+        return like(torch, np.asarray(self._probability(given)))[0]
 
     def collision_probability(self, x: ArrayOrTensor, y: ArrayOrTensor) -> ArrayOrTensor:
         """Probability that rows of x and y share a code, over the choice of the hash functions.
@@ -179,8 +183,8 @@ class HashFamily:
         `probability_of_distance` of their `distance` (see there for x, y and errors): a float64
         array or tensor `(...)`, NaN where the distance is.
         """
-        x, y, torch = self._pairs(x, y)
-        probability = self._probability(self._distance_of_finite(x, y))
+        a, b, torch = self._pairs(x, y)
+        probability = self._probability(self._distance_of_finite(a, b))
         return like(torch, np.asarray(probability))[0]
 
     def pair_probability(
@@ -210,17 +214,17 @@ class HashFamily:
             NaN where `collision_probability` is. Not differentiable.
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
-        x, y = self._rows("x", x, torch), self._rows("y", y, torch)
+        a, b = self._rows("x", x, torch), self._rows("y", y, torch)
         if torch is not None:
-            x, y = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (x, y))
-            x, y, indptr, indices = (z.numpy() for z in (x, y, indptr, indices))
-        indptr, indices = np.asarray(indptr), np.asarray(indices)
-        probability, left = self._quick_pairs(x, y, indptr, indices, y_norms)
-        of_pair = np.repeat(np.arange(len(x)), np.diff(indptr))
+            a, b = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (a, b))
+            a, b = a.numpy(), b.numpy()
+        starts, columns = np.asarray(indptr), np.asarray(indices)
+        probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
+        of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
         step = max(1, _PAIR_NUMBERS // self.n_features)
         for first in range(0, len(left), step):
             some = left[first : first + step]
-            pairs = x[of_pair[some]], y[indices[some]]
+            pairs = a[of_pair[some]], b[columns[some]]
             probability[some] = self._probability(self._distance_of_finite(*pairs))
         return like(torch, probability)[0]
 

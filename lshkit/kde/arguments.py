@@ -12,7 +12,8 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from lshkit import _C, checks
-from lshkit.kde import bandwidth as bandwidths, kernels
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import kernels
 from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row

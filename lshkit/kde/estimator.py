@@ -14,7 +14,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
-from lshkit.kde import bandwidth as bandwidths, kernels, persistence, pilot
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import (
     as_queries,
     as_rows,

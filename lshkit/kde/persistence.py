@@ -13,7 +13,8 @@ import numpy as np
 from lshkit import archive, checks
 from lshkit.archive import Archive, Expected
 from lshkit.hashing import FastHadamard, RandomBinning
-from lshkit.kde import bandwidth as bandwidths, forgetting, kernels
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import forgetting, kernels
 from lshkit.kde.arguments import as_weights, check_parameters
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import SKETCH_BITS, Sketch

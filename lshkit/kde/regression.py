@@ -11,7 +11,8 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from lshkit import checks
-from lshkit.kde import bandwidth as bandwidths, kernels
+from lshkit.kde import bandwidth as bandwidths
+from lshkit.kde import kernels
 from lshkit.kde.arguments import (
     as_queries,
     as_weights,

@@ -145,7 +145,7 @@ def _windowed(
 ) -> np.ndarray:
     """The sampled weights, with the probability itself where the pair is in the window."""
     weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    if not window:
+    if not window or n_bits is None:
         return weights
     exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
     return np.where(near_pairs(query, key, window, causal), exact, weights)

@@ -87,7 +87,7 @@ def sampled_pairs(
     exact = exact_pairs(n_queries, n_keys, **options)
     q, k = unit(np.nan_to_num(query)), unit(np.nan_to_num(key))
     p = cosine_probability(q @ np.swapaxes(k, -1, -2), n_bits)
-    both_zero = ~q.any(-1)[..., :, None] & ~k.any(-1)[..., None, :]  # code 0, both of them
+    both_zero = ~np.any(q, -1)[..., :, None] & ~np.any(k, -1)[..., None, :]  # code 0, both of them
     p = np.where(both_zero, 1.0, p)
     if weighting == "none":
         probability = np.ones_like(p)
@@ -134,7 +134,7 @@ def lsh_attention_sums(
     largest = np.where(pairs, score, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     largest = np.where(np.isfinite(largest), largest, 0)
     weights = np.where(pairs, np.exp(np.where(pairs, score - largest, 0)) / probability, 0)
-    numerator = weights @ np.where(pairs.any(-2)[..., None], value, 0)
+    numerator = weights @ np.where(np.any(pairs, -2)[..., None], value, 0)
     return numerator, weights.sum(-1, keepdims=True), largest, weights, pairs
 
 

@@ -86,7 +86,8 @@ def soft_attention_backward(
     if normalize == "sum":
         grad_pairs = grad_pairs - along * inverse
     grad_pairs = np.where(pairs, grad_pairs, 0)
-    grads, grad_sharpness = [], 0.0
+    grads: list[np.ndarray] = []
+    grad_sharpness = np.zeros(())
     for x, side, other, grad in (
         (query, sides[0], sides[1], grad_pairs),
         (key, sides[1], sides[0], np.swapaxes(grad_pairs, -1, -2)),
@@ -101,7 +102,7 @@ def soft_attention_backward(
     if key_mask is not None:
         grads[1] = np.where(np.asarray(key_mask)[..., None] != 0, grads[1], 0)
     grad_value = weighted_sum(np.swapaxes(weights, -1, -2), grad_raw)
-    return *grads, grad_value, grad_sharpness
+    return grads[0], grads[1], grad_value, grad_sharpness
 
 
 def _soft_backward(

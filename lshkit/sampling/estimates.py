@@ -152,7 +152,8 @@ def _by_blocks(
     """of_block for runs of queries with bounded unions: value and error of all queries."""
     codes = sampler.hasher.hash(query)
     size = np.cumsum(sampler.tables.bucket_sizes(codes).sum(1))
-    results, first = [], 0
+    results: list[Results] = []
+    first = 0
     while first < len(query) or not results:
         before = size[first - 1] if first else 0
         end = max(first + 1, int(np.searchsorted(size, before + _PAIRS, side="right")))

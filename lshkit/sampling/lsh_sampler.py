@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,13 @@ from lshkit.typing import ArrayOrTensor, File, Rows, Seed
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-Estimate = namedtuple("Estimate", ["value", "standard_error"])
+
+class Estimate(NamedTuple):
+    """Of the kind of the query: arrays or tensors."""
+
+    value: Any
+    standard_error: Any
+
 
 METHODS = {
     "horvitz_thompson": estimates.horvitz_thompson,
@@ -69,9 +74,11 @@ class LSHSampler:
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
         self._random = np.random.default_rng(seed)
-        self._parts = []  # dicts of arrays: rows, codes, indices and, or None, weights
-        self._next = None  # the index that the next row gets; None before fit
-        self._tables = self._norms = None  # of all parts; None after a change
+        # Arrays: rows, codes, indices and, or None, weights.
+        self._parts: list[dict[str, Any]] = []
+        self._next: int | None = None  # the index that the next row gets; None before fit
+        self._tables: HashTables | None = None  # of all parts; None after a change
+        self._norms: np.ndarray | None = None
 
     # ---------------------------------------------------------------- data
 
@@ -197,8 +204,8 @@ class LSHSampler:
             query has another shape, a NaN, an infinity or (angular families) a row of zeros;
             n_samples or seed out of range.
         """
-        query, single, torch = self._query(query)
-        indices, probabilities = self._draw(query, n_samples, seed)
+        queries, single, torch = self._query(query)
+        indices, probabilities = self._draw(queries, n_samples, seed)
         found = indices >= 0
         indices[found] = self.indices_[indices[found]]
         return _results(torch, single, indices, probabilities)
@@ -219,9 +226,9 @@ class LSHSampler:
         TypeError, ValueError
             query as in `sample`.
         """
-        query, _, torch = self._query(query)
-        indptr, rows, _ = self.tables.union(self.hasher.hash(query))
-        p = self._pair_probability(query, indptr, rows)
+        queries, _, torch = self._query(query)
+        indptr, rows, _ = self.tables.union(self.hasher.hash(queries))
+        p = self._pair_probability(queries, indptr, rows)
         inclusion = estimates.inclusion_probability(p, self.hasher.n_hashes)
         return _results(torch, False, indptr, self.indices_[rows], inclusion)
 
@@ -262,10 +269,10 @@ class LSHSampler:
         """
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        query, single, torch = self._query(query)
+        queries, single, torch = self._query(query)
+        assert self._next is not None
         values = estimates.Values(f, self._next, torch)
-        seed = as_seed(self._seed(seed))
-        value, error = METHODS[method](self, query, values, seed)
+        value, error = METHODS[method](self, queries, values, as_seed(self._seed(seed)))
         if values.one:
             value, error = value[:, 0], error[:, 0]
         return Estimate(*_results(torch, single, value, error))
@@ -278,7 +285,9 @@ class LSHSampler:
         file: a path, to which .npz is appended if it has another ending, or a binary file object.
         An existing file is replaced only once the new one is complete.
         """
-        persistence.save(file, self.hasher, self._data(), self._next)
+        data = self._data()
+        assert self._next is not None
+        persistence.save(file, self.hasher, data, self._next)
 
     @classmethod
     def load(cls, file: File, *, seed: Seed = None) -> Self:
@@ -317,6 +326,7 @@ class LSHSampler:
 
     def _append(self, part: dict[str, Any]) -> Self:
         n = len(part["codes"])
+        assert self._next is not None
         indices = np.arange(self._next, self._next + n)
         self._parts.append(dict(part, indices=indices))
         self._next += n

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +17,13 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-LogPartition = namedtuple("LogPartition", ["value", "standard_error"])
+
+class LogPartition(NamedTuple):
+    """Of the kind of the query: arrays or tensors, or single numbers."""
+
+    value: Any
+    standard_error: Any
+
 
 MAX_MIN_COUNT = 3  # what two bits of the core's counters hold
 _CLASSES_A_BUCKET = 60

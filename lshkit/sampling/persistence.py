@@ -17,9 +17,7 @@ Contents: TypeAlias = tuple[HashFamily, dict[str, Any], int]
 KIND, VERSION = "LSHSampler", 1
 
 
-def save(
-    file: File, hasher: HashFamily, data: dict[str, np.ndarray | None], following: int
-) -> None:
+def save(file: File, hasher: HashFamily, data: dict[str, Any], following: int) -> None:
     """Writes the file. data: rows, codes, indices and weights (or None); following: next index."""
     settings, arrays = archive.split_family(hasher)
     header = {"hasher": settings, "n_rows": len(data["rows"]), "next": int(following)}
@@ -47,7 +45,9 @@ def _checked(stored: Archive) -> Contents:
         expected["weights"] = (("<f8",), (n,))
     arrays = stored.read(expected | archive.family_arrays(settings))
     hasher = archive.join_family(settings, arrays)
-    data = {name: arrays.get(name) for name in ("rows", "codes", "weights", "indices")}
+    data: dict[str, Any] = {
+        name: arrays.get(name) for name in ("rows", "codes", "weights", "indices")
+    }
     codes, wanted = data["codes"], code_dtype(hasher.n_buckets)
     if codes.dtype != wanted or int(codes.max(initial=0)) >= hasher.n_buckets:
         raise ValueError(f"codes must be {wanted} below {hasher.n_buckets}, got {codes.dtype}")

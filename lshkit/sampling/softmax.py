@@ -91,6 +91,11 @@ class SampledSoftmaxLoss(nn.Module):
     >>> loss(torch.randn(8, 64), torch.randint(100_000, (8,))).backward()
     """
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    hasher_: FastHadamard | None
+    tables_: HashTables | None
+
     def __init__(
         self,
         n_features: int,
@@ -147,8 +152,8 @@ class SampledSoftmaxLoss(nn.Module):
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
         bias = False if linear.bias is None else linear.bias
-        sizes = linear.in_features, linear.out_features
-        return cls(*sizes, weight=linear.weight, bias=bias, **options)
+        shared: dict[str, Any] = {"weight": linear.weight, "bias": bias}
+        return cls(linear.in_features, linear.out_features, **shared, **options)
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Loss of rows and their classes.
@@ -190,8 +195,10 @@ class SampledSoftmaxLoss(nn.Module):
         if self.bias is not None:
             rows = torch.cat([rows, self.bias.detach()[:, None]], 1)
         rows = rows - rows.mean(0)
-        self.hasher_ = FastHadamard(rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed())
-        self.tables_ = HashTables(self.hasher_.hash(rows, check_finite=False))
+        self.hasher_ = hasher = FastHadamard(
+            rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed()
+        )
+        self.tables_ = HashTables(hasher.hash(rows, check_finite=False))
         self._age = 0
         return self
 
@@ -254,6 +261,7 @@ class SampledSoftmaxLoss(nn.Module):
         """The near classes of each row in CSR form. What they are does not depend on the sample."""
         if self.bias is not None:
             hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+        assert self.hasher_ is not None and self.tables_ is not None
         codes = self.hasher_.hash(hidden, check_finite=False)
         indptr, indices, counts = self.tables_.union(codes, max_bucket_size=self.max_bucket_size)
         if self.min_count > 1:
@@ -337,7 +345,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     @torch.autocast("cpu", enabled=False)
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]  # once_differentiable's
         saved = ctx.saved_tensors
         hidden, weight, target, indptr, indices, rows, samples, sample_weight = saved[:8]
         near, far, true = saved[8] * grad[rows], saved[9] * grad[:, None], saved[10] * grad
@@ -380,8 +388,9 @@ def _sum_rows(x: Tensor, indices: Tensor, indptr: Tensor, factors: Tensor) -> Te
     if len(indices) == 0:
         return x.new_zeros(len(indptr) - 1, x.shape[1])
     indptr = indptr.to(indices.dtype)
-    options = dict(mode="sum", per_sample_weights=factors, include_last_offset=True)
-    return F.embedding_bag(indices, x, indptr, **options)
+    return F.embedding_bag(
+        indices, x, indptr, mode="sum", per_sample_weights=factors, include_last_offset=True
+    )
 
 
 def _grad_of_rows(weight: Tensor, classes: Tensor, values: Tensor, sparse: bool) -> Tensor:

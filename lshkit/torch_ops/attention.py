@@ -18,6 +18,7 @@ from lshkit.torch_ops.library import (
     mask_rows,
     new_codes,
     new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
@@ -25,6 +26,7 @@ from lshkit.torch_ops.library import (
     register_kernel,
     register_vmap,
     rows,
+    rows_of,
 )
 
 NORMALIZE = {None: 0, "sum": 1, "l2": 2}
@@ -73,19 +75,18 @@ def _yoso_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
-    codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
+    query_codes, key_codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_().to(query.dtype), *(c.zero_() for c in codes)
+        return out.zero_().to(query.dtype), query_codes.zero_(), key_codes.zero_()
+    q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_forward(
-        *(rows(x, dtype) for x in (query, key, value)),
-        mask_rows(key_mask),
-        *(parameters.contiguous(), family, n_bits, n_hashes, is_causal, normalize),
-        *(out, *codes, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), parameters.contiguous(), family, n_bits, n_hashes),
+        *(is_causal, normalize, out, query_codes, key_codes, torch.get_num_threads()),
         window=window,
         query_starts=query_starts,
         key_starts=key_starts,
     )
-    return out.to(query.dtype), *codes
+    return out.to(query.dtype), query_codes, key_codes
 
 
 def _yoso_attention_backward(
@@ -107,18 +108,16 @@ def _yoso_attention_backward(
     rotation: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     dtype = _sampled_dtype(query)
-    inputs = (query, key, value)
-    gradients = [new_gradient(x, dtype) for x in inputs]
+    gradients = new_gradients(dtype, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
+    q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_backward(
-        *(rows(x, dtype) for x in inputs),
-        mask_rows(key_mask),
-        *(query_codes.contiguous(), key_codes.contiguous()),
-        *(n_bits, is_causal, normalize, gradient),
-        *(rows(grad_out, dtype), *gradients, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, is_causal, normalize, gradient, rows(grad_out, dtype)),
+        *(*gradients, torch.get_num_threads()),
         window=window,
         gradient_rank=gradient_rank,
         rotation=rotation,
@@ -144,10 +143,10 @@ def _expected_attention(
     out = new_output(query, value, query.dtype)
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_()
+    q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_forward(
-        *(rows(x, query.dtype) for x in (query, key, value)),
-        mask_rows(key_mask),
-        *(n_bits, is_causal, normalize, out, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, out),
+        torch.get_num_threads(),
         query_starts=query_starts,
         key_starts=key_starts,
     )
@@ -162,16 +161,17 @@ def _expected_attention_backward(
     key_mask: Tensor | None,
     query_starts: Tensor | None,
     key_starts: Tensor | None,
-    *options: Any,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
 ) -> tuple[Tensor, ...]:
-    inputs = (query, key, value)
-    gradients = tuple(new_gradient(x, query.dtype) for x in inputs)
+    gradients = new_gradients(query.dtype, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_() for g in gradients)
+    q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_backward(
-        *(rows(x, query.dtype) for x in inputs),
-        mask_rows(key_mask),
-        *options,
+        *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, gradient),
         *(rows(grad_out, query.dtype), *gradients, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,

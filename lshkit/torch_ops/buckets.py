@@ -41,9 +41,11 @@ def _bucket_sum(
         return out.zero_().to(values.dtype)
     check_codes("query_codes", query_codes, n_buckets)
     check_codes("key_codes", key_codes, n_buckets)
-    codes = query_codes.contiguous(), key_codes.contiguous()
-    options = n_buckets, order, mask_rows(key_mask), 1.0 / query_codes.shape[-1]
-    _C.bucket_sum(*codes, rows(values, dtype), *options, out, torch.get_num_threads())
+    _C.bucket_sum(
+        *(query_codes.contiguous(), key_codes.contiguous(), rows(values, dtype), n_buckets),
+        *(order, mask_rows(key_mask), 1.0 / query_codes.shape[-1], out),
+        torch.get_num_threads(),
+    )
     return out.to(values.dtype)
 
 

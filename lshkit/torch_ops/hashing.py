@@ -67,7 +67,7 @@ def _may_be_on_gpu(x: Tensor) -> bool:
 
 
 def _seed_of(tensor: Tensor) -> int:
-    seed = tensor.item()
+    seed = int(tensor.item())
     if seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed}")
     return seed

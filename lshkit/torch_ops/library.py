@@ -1,7 +1,7 @@
 """How operators are registered: the library, and rules for autograd, autocast and vmap."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch.autograd import forward_ad
 # Library.define and .impl cost less per call than the custom_op decorator. The object is kept
 # alive: the registrations end with it.
 LIBRARY = torch.library.Library("lshkit", "FRAGMENT")
+
+
+Three: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def define(*schemas: str) -> None:
@@ -63,7 +66,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     schema = op._schema.arguments
     defaults = [argument.default_value for argument in schema]
     methods = {"forward": op, "setup_context": setup, "backward": backward}
-    function = type(
+    function: Any = type(
         f"{name}_function",
         (torch.autograd.Function,),
         {key: staticmethod(method) for key, method in methods.items()}
@@ -79,7 +82,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     # The same in one piece, for plain calls: the operator's own way through autograd costs another
     # 80 us, most of them to read its schema.
     methods = {"forward": forward, "backward": backward}
-    plain = type(
+    plain: Any = type(
         f"plain_{name}",
         (torch.autograd.Function,),
         {key: staticmethod(method) for key, method in methods.items()},
@@ -183,6 +186,10 @@ def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def rows_of(dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    return rows(query, dtype), rows(key, dtype), rows(value, dtype)
+
+
 def mask_rows(key_mask: Tensor | None) -> Tensor | None:
     return key_mask if key_mask is None or key_mask.stride(-1) == 1 else key_mask.contiguous()
 
@@ -204,6 +211,10 @@ def new_codes(x: Tensor, n_bits: int, n_hashes: int) -> Tensor:
 
 def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
+
+
+def new_gradients(dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    return new_gradient(query, dtype), new_gradient(key, dtype), new_gradient(value, dtype)
 
 
 def new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:

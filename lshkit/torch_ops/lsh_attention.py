@@ -21,12 +21,14 @@ from lshkit.torch_ops.library import (
     mask_rows,
     new_codes,
     new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
     register_autocast,
     register_vmap,
     rows,
+    rows_of,
 )
 
 WEIGHTING = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
@@ -88,26 +90,26 @@ def _lsh_attention(
     center: bool,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    _, _, is_causal, _, window, _ = options
-    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    scale, weighting, is_causal, offset, window, n_sinks = options
+    q, k, v = rows_of(torch.float32, query, key, value)
     if center and key.shape[2]:
-        centre = key_centre(inputs[1], key_mask, is_causal, window)
-        inputs[1] = inputs[1] - centre
+        centre = key_centre(k, key_mask, is_causal, window)
+        k = k - centre
     else:
-        centre = inputs[1].new_zeros((*key.shape[:2], 1, key.shape[3]))
+        centre = k.new_zeros((*key.shape[:2], 1, key.shape[3]))
     out = new_output(query, value, torch.float32)
     log_sum = out.new_empty(out.shape[:-1])
     pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)
     hashing = parameters, family, n_bits, n_hashes
-    codes = _hash_grouped(inputs[0], key.shape[1], *hashing), hash(inputs[1], *hashing)
+    query_codes, key_codes = _hash_grouped(q, key.shape[1], *hashing), hash(k, *hashing)
     if out.numel() == 0 or key.numel() == 0:
         out.zero_(), log_sum.fill_(-math.inf), pairs.zero_()
     else:
         _C.lsh_attention_forward(
-            *(*inputs, mask_rows(key_mask), *codes, n_bits, *options),
-            *(out, log_sum, pairs, torch.get_num_threads()),
+            *(q, k, v, mask_rows(key_mask), query_codes, key_codes, n_bits, scale, weighting),
+            *(is_causal, offset, window, n_sinks, out, log_sum, pairs, torch.get_num_threads()),
         )
-    return out.to(query.dtype), log_sum, *codes, centre, pairs
+    return out.to(query.dtype), log_sum, query_codes, key_codes, centre, pairs
 
 
 def _lsh_attention_backward(
@@ -124,17 +126,18 @@ def _lsh_attention_backward(
     n_bits: int,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    inputs = [rows(x, torch.float32) for x in (query, key, value)]
-    inputs[1] = inputs[1] - centre
-    gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
+    q, k, v = rows_of(torch.float32, query, key, value)
+    gradients = new_gradients(torch.float32, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
+    scale, weighting, is_causal, offset, window, n_sinks = options
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
     _C.lsh_attention_backward(
-        *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
-        *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),
-        *(log_sum.contiguous(), *gradients, torch.get_num_threads()),
+        *(q, k - centre, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, scale, weighting, is_causal, offset, window),
+        *(n_sinks, rows(grad_out, torch.float32), rows(out, torch.float32), log_sum.contiguous()),
+        *(*gradients, torch.get_num_threads()),
     )
     return tuple(g.to(query.dtype) for g in gradients)
 

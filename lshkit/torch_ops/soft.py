@@ -78,9 +78,11 @@ def _soft_hash(
     weights, probe_codes, codes, bits, margins = out
     x, parameters = rows(x, torch.float32), parameters.contiguous()
     sharpness = sharpness.to(torch.float32).contiguous()
-    arrays = (a.flatten(3) for a in (bits, margins, probe_codes, weights))
-    options = family, n_bits, n_hashes, n_probes
-    _C.soft_hash(x, parameters, sharpness, *options, codes, *arrays, torch.get_num_threads())
+    _C.soft_hash(
+        *(x, parameters, sharpness, family, n_bits, n_hashes, n_probes, codes),
+        *(bits.flatten(3), margins.flatten(3), probe_codes.flatten(3), weights.flatten(3)),
+        torch.get_num_threads(),
+    )
     return out
 
 
@@ -115,15 +117,12 @@ def _soft_hash_backward(
     if bits.numel():  # the core trusts them as rows of the parameters
         check_codes("bits", bits, n_bits)
     n_hashes, n_probes = weights.shape[-2:]
-    saved = (a.contiguous().flatten(3) for a in (bits, margins, weights))
+    scale = sharpness.to(torch.float32).contiguous()
+    saved = [a.contiguous().flatten(3) for a in (bits, margins, weights)]
+    of_weights = grad_weights.to(torch.float32).contiguous().flatten(3)
     _C.soft_hash_backward(
-        rows(x, torch.float32),
-        parameters.contiguous(),
-        sharpness.to(torch.float32).contiguous(),
-        *(family, n_bits, n_hashes, n_probes),
-        codes.contiguous(),
-        *saved,
-        grad_weights.to(torch.float32).contiguous().flatten(3),
+        *(rows(x, torch.float32), parameters.contiguous(), scale, family, n_bits, n_hashes),
+        *(n_probes, codes.contiguous(), saved[0], saved[1], saved[2], of_weights),
         *(grad_x, grad_sharpness, grad_parameters if parameters_too else None),
         torch.get_num_threads(),
     )

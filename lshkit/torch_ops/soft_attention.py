@@ -1,7 +1,6 @@
 """Attention with soft codes."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -9,13 +8,14 @@ from torch import Tensor
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import (
+    Three,
     check_codes,
     define,
     differentiable,
     fake,
     mask_rows,
     new_codes,
-    new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
@@ -23,6 +23,7 @@ from lshkit.torch_ops.library import (
     register_kernel,
     register_vmap,
     rows,
+    rows_of,
 )
 from lshkit.torch_ops.soft import check_sharpness, selected_bits
 
@@ -52,7 +53,12 @@ define(
 )
 
 
-def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, ...]:
+# Codes, bits and margins of queries, then of keys.
+SoftCodes: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
+
+
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> Three:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
@@ -72,14 +78,14 @@ def _new_results(
     key_probes: int,
     normalize: int,
     dtype: torch.dtype,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, SoftCodes, Tensor]:
+    of_query = _new_soft_codes(query, n_bits, n_hashes, query_probes)
+    of_key = _new_soft_codes(key, n_bits, n_hashes, key_probes)
+    divisors = (*query.shape[:2], query.shape[2] if normalize else 0)
     return (
         new_output(query, value, dtype),
-        *_new_soft_codes(query, n_bits, n_hashes, query_probes),
-        *_new_soft_codes(key, n_bits, n_hashes, key_probes),
-        query.new_empty(
-            (*query.shape[:2], query.shape[2] if normalize else 0), dtype=torch.float32
-        ),
+        (*of_query, *of_key),
+        query.new_empty(divisors, dtype=torch.float32),
     )
 
 
@@ -95,15 +101,16 @@ def _core_inputs(
     key_mask: Tensor | None,
     parameters: Tensor,
     sharpness: Tensor,
-) -> tuple[Tensor | None, ...]:
-    inputs = (rows(x, _core_dtype(query)) for x in (query, key, value))
+) -> Inputs:
+    inputs = rows_of(_core_dtype(query), query, key, value)
     sharpness = sharpness.to(torch.float32).contiguous()
     return *inputs, mask_rows(key_mask), parameters.contiguous(), sharpness
 
 
-def _flat(soft_codes: Iterable[Tensor]) -> Iterator[Tensor]:
+def _flat(soft_codes: SoftCodes) -> SoftCodes:
     """Hashes and what each has as one dimension, as the core takes them."""
-    return (x.contiguous().flatten(3) for x in soft_codes)
+    a, b, c, d, e, f = (x.contiguous().flatten(3) for x in soft_codes)
+    return a, b, c, d, e, f
 
 
 def _soft_attention(
@@ -118,16 +125,18 @@ def _soft_attention(
     *options: Any,
 ) -> tuple[Tensor, ...]:
     check_sharpness(sharpness)
-    _, n_bits, n_hashes, *probes, _, normalize = options
-    results = _new_results(
-        query, key, value, n_bits, n_hashes, *probes, normalize, _core_dtype(query)
-    )
-    out, *soft_codes, divisors = results
+    family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
+    sizes = n_bits, n_hashes, query_probes, key_probes, normalize
+    out, soft_codes, divisors = _new_results(query, key, value, *sizes, _core_dtype(query))
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_().to(query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
     _C.soft_attention_forward(
         *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-        *(*options, out, *_flat(soft_codes), divisors, torch.get_num_threads()),
+        *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
+        normalize,
+        out,
+        *_flat(soft_codes),
+        *(divisors, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
     )
@@ -142,8 +151,8 @@ def _new_gradients(
     parameters: Tensor,
     parameters_too: bool,
     dtype: torch.dtype,
-) -> tuple[Tensor, ...]:
-    gradients = (new_gradient(x, dtype) for x in (query, key, value))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    gradients = new_gradients(dtype, query, key, value)
     sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
     shape = sequences, query.shape[1]
     return (
@@ -155,7 +164,7 @@ def _new_gradients(
 
 def _soft_attention_backward(
     grad_out: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -164,14 +173,16 @@ def _soft_attention_backward(
     key_starts: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    soft_codes, divisors = rest[:6], rest[6]
+    soft_codes: Any = rest[:6]
+    divisors = rest[6]
     parameters, sharpness, *options, parameters_too = rest[7:]
     dtype = _core_dtype(query)
     gradients = _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
-        gradients = tuple(g.zero_() for g in gradients)
+        for gradient in gradients:
+            gradient.zero_()
     else:
-        n_bits = options[1]
+        family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
         for name, codes, largest in zip(
             ("query_codes", "query_bits", "key_codes", "key_bits"),
             (*soft_codes[:2], *soft_codes[3:5]),
@@ -182,7 +193,11 @@ def _soft_attention_backward(
                 check_codes(name, codes, largest)
         _C.soft_attention_backward(
             *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-            *(*options, rows(grad_out, dtype), *_flat(soft_codes), divisors.contiguous()),
+            *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
+            normalize,
+            rows(grad_out, dtype),
+            *_flat(soft_codes),
+            divisors.contiguous(),
             None if out is None else rows(out, dtype),
             *(*gradients[:4], torch.get_num_threads()),
             query_starts=query_starts,
@@ -208,8 +223,10 @@ def _(
     sharpness: Tensor,
     *options: Any,
 ) -> tuple[Tensor, ...]:
-    _, n_bits, n_hashes, *probes, _, normalize = options
-    return _new_results(query, key, value, n_bits, n_hashes, *probes, normalize, query.dtype)
+    _, n_bits, n_hashes, query_probes, key_probes, _, normalize = options
+    sizes = n_bits, n_hashes, query_probes, key_probes, normalize
+    out, soft_codes, divisors = _new_results(query, key, value, *sizes, query.dtype)
+    return out, *soft_codes, divisors
 
 
 @fake("soft_attention_backward")

@@ -1,6 +1,6 @@
 """The sum verb with weights: codes and weights are (batch, heads, rows, n_hashes, n_probes)."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,6 +44,12 @@ def _side(
     return codes.contiguous().flatten(-2), weights, codes.shape[-1]
 
 
+# Codes, weights and n_probes of both sides; values, n_buckets, order, key_mask, scale.
+Arguments: TypeAlias = tuple[
+    Tensor, Tensor | None, int, Tensor, Tensor | None, int, Tensor, int, int, Tensor | None, float
+]
+
+
 def _arguments(
     query_codes: Tensor,
     key_codes: Tensor,
@@ -52,15 +58,13 @@ def _arguments(
     key_weights: Tensor | None,
     n_buckets: int,
     *options: Any,
-) -> tuple[Any, ...]:
+) -> Arguments:
     order, key_mask = options
     dtype = float_dtype(values)
-    return (
-        *_side("query_codes", query_codes, query_weights, n_buckets, dtype),
-        *_side("key_codes", key_codes, key_weights, n_buckets, dtype),
-        *(rows(values, dtype), n_buckets, order, mask_rows(key_mask)),
-        1.0 / query_codes.shape[-2],
-    )
+    query = _side("query_codes", query_codes, query_weights, n_buckets, dtype)
+    key = _side("key_codes", key_codes, key_weights, n_buckets, dtype)
+    scale = 1.0 / query_codes.shape[-2]
+    return *query, *key, rows(values, dtype), n_buckets, order, mask_rows(key_mask), scale
 
 
 def _weighted_bucket_sum(
@@ -86,9 +90,9 @@ def _weighted_bucket_sum_backward(
                 grad.zero_()
     else:
         arguments = _arguments(query_codes, key_codes, values, *rest)
-        flat = (grad if grad is None else grad.flatten(-2) for grad in grads[1:])
-        grad_out, threads = rows(grad_out, dtype), torch.get_num_threads()
-        _C.weighted_bucket_sum_backward(*arguments, grad_out, grads[0], *flat, threads)
+        flat = [grad if grad is None else grad.flatten(-2) for grad in grads[1:]]
+        given_rows, threads = rows(grad_out, dtype), torch.get_num_threads()
+        _C.weighted_bucket_sum_backward(*arguments, given_rows, grads[0], flat[0], flat[1], threads)
     return tuple(
         values.new_empty((values.shape[0], 0)) if grad is None else grad.to(x.dtype)
         for grad, x in zip(grads, given, strict=True)

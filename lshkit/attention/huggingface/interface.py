@@ -33,7 +33,7 @@ NO_SCORES = (
 )
 
 
-def register(given: dict[str, dict | None]) -> None:
+def register(given: dict[str, Any]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
     complete = {kind: KINDS[kind].complete(options, kind) for kind, options in given.items()}
     for kind, options in complete.items():
@@ -155,7 +155,7 @@ def _exact_step(
     if bias is not None:
         scores = bias.to(query.dtype)
         scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
-    own = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
+    own: dict[str, Any] = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
     out = F.scaled_dot_product_attention(query, key, value, scores, **own)
     return out if visible is None else out.masked_fill(~visible.any(-1, keepdim=True), 0)
 
@@ -200,7 +200,8 @@ def _by_sequence(
     """Each packed sequence by itself."""
     lengths = starts.diff().tolist()
     parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    return torch.cat([lsh_attention(*part, is_causal=True, **options) for part in parts], 2)
+    outs = [lsh_attention(q, k, v, is_causal=True, **options) for q, k, v in parts]
+    return torch.cat(outs, 2)
 
 
 _ATTEND = {"yoso": _yoso, "lsh": _lsh, "bert_lsh": _bert_lsh}

@@ -19,8 +19,8 @@ mask may be shorter than the keys: those beyond are the free places of a static 
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -105,8 +105,8 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         if pattern == "bidirectional":
             return _key_mask(keys, batch_size, kv_length, device)
         if takes_pairs or whole:
-            pairs = masking_utils.sdpa_mask(
-                *sizes,
+            pairs: Any = masking_utils.sdpa_mask(
+                *(batch_size, q_length, kv_length, cast("int", q_offset), cast("int", kv_offset)),
                 mask_function=mask_function,
                 attention_mask=attention_mask,
                 allow_is_causal_skip=False,
@@ -215,10 +215,10 @@ def _padding(mask: Tensor | None, kv_offset: int | Tensor, kv_length: int) -> Te
     """The padding mask of the keys at hand, bool (B, kv_length)."""
     if mask is None:
         return None
-    mask = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
+    padded: Any = masking_utils.prepare_padding_mask(mask, kv_length, cast("int", kv_offset))
     if isinstance(kv_offset, Tensor):
         kv_offset = int(kv_offset)
-    return mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+    return padded[:, kv_offset : kv_offset + kv_length].to(torch.bool)
 
 
 def _key_mask(
@@ -334,7 +334,7 @@ def _up_to_the_last_query(
     return pairs[..., : int(q_offset) + q_length - int(kv_offset)]
 
 
-def _parts(function: Callable) -> list[tuple[str, dict]]:
+def _parts(function: Callable) -> list[tuple[str, Mapping[str, Any]]]:
     """The mask functions of transformers whose intersection a function is: the name of what made
     each, and the values that it holds. A function of another origin has the name it has."""
     name = function.__qualname__.split(".<locals>")[0]
@@ -358,6 +358,7 @@ def _starts(sequences: Tensor) -> Tensor:
 def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
     """Moves the free places of a static cache to the front, so that the query's key is the last."""
     n_keys = mask.n_keys
+    assert mask.keys is not None
     free = mask.keys.any(0).flip(0).byte().argmax()
     order = (torch.arange(n_keys, device=key.device) - free) % n_keys
     bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)

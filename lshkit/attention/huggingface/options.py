@@ -1,5 +1,7 @@
 """Options of the attention functions: defaults, those of `register` and those of a model."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,11 +74,14 @@ class Yoso:
 class Lsh:
     """ "lshkit_lsh": arguments of `lsh_attention`, and exact_steps."""
 
-    kind, function, names = "lsh", staticmethod(lsh_attention), LSH
+    kind = "lsh"
+    function: Callable[..., Any] = staticmethod(lsh_attention)
+    names: tuple[str, ...] = LSH
     own = {"seed": 0, "exact_steps": True}
 
     def defaults(self) -> dict:
-        return {name: self.function.__kwdefaults__[name] for name in self.names} | self.own
+        usual = inspect.signature(self.function).parameters
+        return {name: usual[name].default for name in self.names} | self.own
 
     def complete(self, options: Any, where: str, registered: dict | None = None) -> dict:
         options = _as_dict(options, where)

@@ -1,5 +1,7 @@
 """transformers' own YOSO models, made to compute what their configs say."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.models.yoso import modeling_yoso
@@ -13,11 +15,13 @@ from lshkit.torch_ops.assertions import may_be_read, require
 logger = logging.get_logger(__name__)
 
 
-def repair(model: nn.Module, seed: int) -> nn.Module:
+def repair(model: nn.Module, seed: int) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     seed = checks.integer("seed", seed, 0, 2**62)
-    layers = [m for m in model.modules() if isinstance(m, modeling_yoso.YosoSelfAttention)]
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, modeling_yoso.YosoSelfAttention)
+    ]
     if not layers:
         known = ", ".join(name for name in modeling_yoso.__all__ if name != "YosoPreTrainedModel")
         raise ValueError(
@@ -28,7 +32,6 @@ def repair(model: nn.Module, seed: int) -> nn.Module:
     for i, layer in enumerate(layers):
         layer.__class__ = RepairedSelfAttention
         layer.hash_seed = seed + i
-    return model
 
 
 class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
@@ -38,6 +41,8 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
     the values that are not masked. Attention dropout does not apply, as in the original: there are
     no weights. An even conv_window has its larger half before the token.
     """
+
+    hash_seed: int
 
     def forward(
         self,
