@@ -20,7 +20,7 @@ mask may be shorter than the keys: those beyond are the free places of a static 
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
             return _key_mask(keys, batch_size, kv_length, device)
         if takes_pairs or whole:
             pairs: Any = masking_utils.sdpa_mask(
-                *(batch_size, q_length, kv_length, cast("int", q_offset), cast("int", kv_offset)),
+                *sizes,
                 mask_function=mask_function,
                 attention_mask=attention_mask,
                 allow_is_causal_skip=False,
@@ -215,7 +215,7 @@ def _padding(mask: Tensor | None, kv_offset: int | Tensor, kv_length: int) -> Te
     """The padding mask of the keys at hand, bool (B, kv_length)."""
     if mask is None:
         return None
-    padded: Any = masking_utils.prepare_padding_mask(mask, kv_length, cast("int", kv_offset))
+    padded: Any = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
     if isinstance(kv_offset, Tensor):
         kv_offset = int(kv_offset)
     return padded[:, kv_offset : kv_offset + kv_length].to(torch.bool)
