@@ -26,7 +26,7 @@ class Call(NamedTuple):
     seed: int | Tensor | None
 
     @property
-    def tensors(self) -> tuple:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         return self.query, self.key, self.value, self.key_mask, self.query_starts, self.key_starts
 
     @property

@@ -84,12 +84,12 @@ class Estimator(abc.ABC):
         ]
         return f"{type(self).__name__}({', '.join(fields)})"
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """{"estimator": its name, and its fields}, for `from_dict`, JSON and config files."""
         return {"estimator": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(options: Mapping) -> "Estimator":
+    def from_dict(options: Mapping[str, Any]) -> "Estimator":
         """The estimator from `to_dict`'s dict; missing fields have their defaults.
 
         Raises:
@@ -233,7 +233,7 @@ class Hashed(Estimator):
         self,
         heads: int,
         columns: int,
-        parameters: dict,
+        parameters: dict[str, Any],
         seed: int | Tensor | None,
         device: torch.device,
     ) -> tuple[Tensor, int, int, int]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lshkit.attention.modules import YosoAttention
 
 
-def module_options(module: YosoAttention) -> dict:
+def module_options(module: YosoAttention) -> dict[str, Any]:
     """The arguments of the state that stands for a module's causal forward in eval mode.
 
     All but the seed and the parameters, which may be on a GPU.

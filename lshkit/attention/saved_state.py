@@ -108,7 +108,7 @@ def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:
         )
 
 
-def _config(state: YosoState) -> dict:
+def _config(state: YosoState) -> dict[str, Any]:
     """As JSON gives it back."""
     config = {name: getattr(state, name) for name in CONFIG}
     for name in ("dtype", "table_dtype"):
@@ -116,7 +116,7 @@ def _config(state: YosoState) -> dict:
     return json.loads(json.dumps(config | state.estimator.to_dict()))
 
 
-def _decoded(config: Any) -> dict:
+def _decoded(config: Any) -> dict[str, Any]:
     if not isinstance(config, Tensor):
         raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
     config = _checked("config", config, torch.uint8, (config.numel(),))

@@ -53,7 +53,7 @@ class Suggestion:
     """
 
     function: str
-    options: dict
+    options: dict[str, Any]
     error: float
     softmax_error: float
     pairs: float | None
@@ -91,7 +91,7 @@ class Suggestions:
         )
 
     @property
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """As a dict, like `LSHKernelDensity.report_`: methods with their error and cost."""
         methods = {}
         for row in self.rows:
@@ -120,7 +120,7 @@ def suggest(
     key: np.ndarray | Tensor,
     value: np.ndarray | Tensor | None = None,
     *,
-    settings: Iterable[Estimator | tuple[str, dict]] | None = None,
+    settings: Iterable[Estimator | tuple[str, dict[str, Any]]] | None = None,
     scale: float | None = None,
     n_samples: int = 128,
     n_trials: int = 4,
@@ -214,7 +214,7 @@ def _heads(
     return query[chosen], key[chosen], value[chosen]
 
 
-def _checked(settings: Iterable[Any]) -> list[tuple[str, dict]]:
+def _checked(settings: Iterable[Any]) -> list[tuple[str, dict[str, Any]]]:
     given, checked = settings, []
     try:
         for setting in given:
@@ -250,7 +250,7 @@ def _runs(
 
 
 def _outputs(
-    attend: Callable,
+    attend: Callable[..., Any],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -278,7 +278,9 @@ def _angle(x: Tensor, y: Tensor) -> float:
     return cosine_similarity(x, y, -1).clamp(-1, 1).acos().mean().item()
 
 
-def _cost(attend: Callable, exact: Callable, query: Tensor, key: Tensor, value: Tensor) -> float:
+def _cost(
+    attend: Callable[..., Any], exact: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor
+) -> float:
     """Time of one head in full over exact's, the smallest of up to three each, in turns."""
     head = query[:1], key[:1], value[:1]
     best = [math.inf, math.inf]
@@ -305,7 +307,7 @@ def _measure(
     seed: int,
     softmax: Tensor,
     *,
-    exact: Callable | None,
+    exact: Callable[..., Any] | None,
 ) -> Suggestion:
     used = []
 

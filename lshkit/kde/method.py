@@ -76,7 +76,7 @@ class Tuned(NamedTuple):
     settings: dict[
         str, Any
     ]  # JSON values, for `from_settings`; "cost" of a query in rows, "error" expected
-    make: Callable  # () -> the method, from what tuning has built already
+    make: Callable[..., Any]  # () -> the method, from what tuning has built already
 
 
 class Method(abc.ABC):

@@ -20,10 +20,10 @@ def define(*schemas: str) -> None:
         LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
 
 
-def fake(*names: str) -> Callable:
+def fake(*names: str) -> Callable[..., Any]:
     """Decorator: the shapes and dtypes of these operators' results, without data."""
 
-    def register(function: Callable) -> Callable:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             torch.library.register_fake(f"lshkit::{name}", function, lib=LIBRARY)
         return function
@@ -31,7 +31,7 @@ def fake(*names: str) -> Callable:
     return register
 
 
-def register_kernel(name: str, kernel: Callable, *, cuda: bool = True) -> None:
+def register_kernel(name: str, kernel: Callable[..., Any], *, cuda: bool = True) -> None:
     """One function for CPU tensors and, where the core has kernels of it for them, CUDA tensors."""
     LIBRARY.impl(name, kernel, "CPU")
     if cuda:
@@ -54,7 +54,9 @@ def no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
     )
 
 
-def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
+def differentiable(
+    name: str, setup: Callable[..., Any], backward: Callable[..., Any]
+) -> Callable[..., Any]:
     """Registers what is kept for the backward pass and the backward pass; returns what to call.
 
     That is the operator, or an autograd.Function where torch.func or forward mode differentiates:
@@ -123,7 +125,7 @@ def register_autocast(name: str) -> None:
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def kernel_of(device: str) -> Callable:
+    def kernel_of(device: str) -> Callable[..., Any]:
         def kernel(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
             dtype = torch.get_autocast_dtype(device)
             query, key, value = (

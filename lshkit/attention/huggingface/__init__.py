@@ -6,7 +6,7 @@ transformers' own `YosoModel`. transformers is imported only when one of them is
 """
 
 import inspect
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,7 +19,10 @@ Model = TypeVar("Model", bound="nn.Module")
 
 
 def register(
-    *, yoso: "Estimator | dict | None" = None, lsh: dict | None = None, bert_lsh: dict | None = None
+    *,
+    yoso: "Estimator | dict[str, Any] | None" = None,
+    lsh: dict[str, Any] | None = None,
+    bert_lsh: dict[str, Any] | None = None,
 ) -> None:
     """Registers "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for `attn_implementation`.
 

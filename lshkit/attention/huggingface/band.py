@@ -5,6 +5,7 @@ Nothing is estimated then: softmax attention is softmax attention, YOSO is its e
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from lshkit.attention.unit_norm import unit_rows
 COSINE_FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}  # of 1 - x^2, as in yoso_attention
 
 
-def yoso_band(query: Tensor, key: Tensor, value: Tensor, rows: Tensor, options: dict) -> Tensor:
+def yoso_band(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, options: dict[str, Any]
+) -> Tensor:
     """YOSO-E (YOSO, ICML 2021, eq. 1-4) of the pairs in the band; options of `yoso_attention`.
 
     rows `(B, 2, N_k)`: the first query row that sees a key and the one behind the last.

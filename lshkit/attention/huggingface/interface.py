@@ -44,7 +44,9 @@ def register(given: dict[str, Any]) -> None:
         AttentionMaskInterface.register(name, mask_function(name, takes_pairs=kind != "yoso"))
 
 
-def _attention(name: str, kind: str, registered: dict) -> Callable[..., tuple[Tensor, None]]:
+def _attention(
+    name: str, kind: str, registered: dict[str, Any]
+) -> Callable[..., tuple[Tensor, None]]:
     attend, takes_pairs, own = _ATTEND[kind], kind != "yoso", KINDS[kind]
 
     def attention(

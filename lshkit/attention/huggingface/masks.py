@@ -69,7 +69,7 @@ def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
         kv_length: int,
         q_offset: int | Tensor = 0,
         kv_offset: int | Tensor = 0,
-        mask_function: Callable = masking_utils.causal_mask_function,
+        mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
         attention_mask: Tensor | None = None,
         local_size: int | None = None,
         use_vmap: bool = False,
@@ -261,7 +261,7 @@ _untraced_causal = torch.compiler.disable(_causal)
 
 @torch.compiler.disable
 def _pattern(
-    function: Callable,
+    function: Callable[..., Any],
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -334,7 +334,7 @@ def _up_to_the_last_query(
     return pairs[..., : int(q_offset) + q_length - int(kv_offset)]
 
 
-def _parts(function: Callable) -> list[tuple[str, Mapping[str, Any]]]:
+def _parts(function: Callable[..., Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The mask functions of transformers whose intersection a function is: the name of what made
     each, and the values that it holds. A function of another origin has the name it has."""
     name = function.__qualname__.split(".<locals>")[0]
