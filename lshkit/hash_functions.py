@@ -8,7 +8,7 @@ from lshkit.typing import Seed
 MAX_BITS = 64
 MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
-FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
+FAMILY: dict[str, int] = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
 ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
 
 _ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below

@@ -9,7 +9,7 @@ from torch import Tensor
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
 from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_dense, seed_tensor
-from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
+from lshkit.attention.estimators import Estimator, Hashed, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
 from lshkit.torch_ops.library import rows
@@ -53,6 +53,19 @@ class YosoState:
     grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
     used by two threads at once.
     """
+
+    batch_size: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    estimator: Hashed
+    normalize: str | None
+    dtype: torch.dtype
+    table_dtype: torch.dtype
+    conv_window: int | None
+    device: torch.device
+    seed: int
 
     def __init__(
         self,

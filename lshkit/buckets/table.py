@@ -51,6 +51,11 @@ class BucketTable:
     read while it is changed. Any number of threads may `query` at once.
     """
 
+    n_hashes: int
+    n_buckets: int
+    n_values: int
+    count: int
+
     def __init__(
         self,
         n_hashes: int,

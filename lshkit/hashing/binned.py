@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lshkit import _C, checks
 from lshkit.buckets.pairs import pair_distances
@@ -134,6 +134,12 @@ class EuclideanLSH(_BinnedFamily):
     _numbers = ("directions", "shifts", "multipliers")
     _core = staticmethod(_C.euclidean_hash)
 
+    width: float
+    p: int
+    directions: NDArray[np.float64]
+    shifts: NDArray[np.float64]
+    multipliers: NDArray[np.uint32]
+
     def __init__(
         self,
         n_features: int,
@@ -246,6 +252,11 @@ class RandomBinning(_BinnedFamily):
     def array_names(cls, numbers: Mapping[str, Any]) -> tuple[str, ...]:
         one_for_all = "bandwidth" in numbers
         return cls._numbers if one_for_all else (*cls._numbers, "bandwidth")
+
+    bandwidth: float | NDArray[np.float64]
+    scales: NDArray[np.float64]
+    shifts: NDArray[np.float64]
+    multipliers: NDArray[np.uint32]
 
     def __init__(
         self, n_features: int, n_hashes: int, *, bandwidth: float | ArrayLike, seed: Seed = None

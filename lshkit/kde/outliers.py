@@ -89,6 +89,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     array([ 1, -1])
     """
 
+    density: LSHKernelDensity | None
     density_: LSHKernelDensity
     n_features_in_: int
     feature_names_in_: np.ndarray

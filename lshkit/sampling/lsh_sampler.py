@@ -66,6 +66,8 @@ class LSHSampler:
     changes it and `tables` was read before.
     """
 
+    hasher: HashFamily
+
     def __init__(self, hasher: HashFamily, *, seed: Seed = None) -> None:
         if not isinstance(hasher, HashFamily):
             got = type(hasher).__name__

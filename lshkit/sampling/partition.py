@@ -61,6 +61,13 @@ class PartitionSampler:
     n_classes, nbytes : int
     """
 
+    n_classes: int
+    n_probes: int
+    min_count: int
+    center: bool
+    hasher: FastHadamard
+    tables: HashTables
+
     def __init__(
         self,
         weight_matrix: Rows,

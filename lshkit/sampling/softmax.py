@@ -91,6 +91,18 @@ class SampledSoftmaxLoss(nn.Module):
     >>> loss(torch.randn(8, 64), torch.randint(100_000, (8,))).backward()
     """
 
+    n_features: int
+    n_classes: int
+    n_samples: int
+    n_bits_: int
+    n_hashes_: int
+    min_count: int
+    max_bucket_size: int
+    rehash_every: int
+    sparse: bool
+    exact_eval: bool
+    ignore_index: int
+    reduction: str
     weight: nn.Parameter
     bias: nn.Parameter | None
     hasher_: FastHadamard | None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -29,9 +30,9 @@ from lshkit.torch_ops.library import (
     rows_of,
 )
 
-NORMALIZE = {None: 0, "sum": 1, "l2": 2}
+NORMALIZE: dict[str | None, int] = {None: 0, "sum": 1, "l2": 2}
 # "exact" is the expectation's alone, "collided" and "unbiased" are of sampling alone.
-GRADIENT = {"lower_bound": 0, "exact": 1, "collided": 2, "unbiased": 3}
+GRADIENT: dict[str, int] = {"lower_bound": 0, "exact": 1, "collided": 2, "unbiased": 3}
 
 _QKV = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
@@ -245,12 +246,14 @@ def _expected_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     return *gradients, *(None,) * 7
 
 
-yoso_attention = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
-yoso_attention_backward = differentiable(
+yoso_attention: Operator = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
+yoso_attention_backward: Operator = differentiable(
     "yoso_attention_backward", nothing_to_save, no_second_derivative
 )
-expected_attention = differentiable("expected_attention", _setup_expected, _expected_backward)
-expected_attention_backward = differentiable(
+expected_attention: Operator = differentiable(
+    "expected_attention", _setup_expected, _expected_backward
+)
+expected_attention_backward: Operator = differentiable(
     "expected_attention_backward", nothing_to_save, no_second_derivative
 )
 for _name in ("yoso_attention", "expected_attention"):

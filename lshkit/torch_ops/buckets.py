@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -81,5 +82,5 @@ def _bucket_sum_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...
     return None, None, grad, None, None, None
 
 
-bucket_sum = differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
+bucket_sum: Operator = differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
 register_vmap("bucket_sum", (0, 1, 2, 5))

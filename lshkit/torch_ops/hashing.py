@@ -13,6 +13,7 @@ from lshkit.hash_functions import (
     rotation_columns,
 )
 from lshkit.torch_ops.library import (
+    Operator,
     define,
     fake,
     new_codes,
@@ -131,6 +132,6 @@ register_vmap("hash_parameters", ())
 register_vmap("gradient_rotation", ())
 register_vmap("hash", (0,))
 
-hash_parameters = torch.ops.lshkit.hash_parameters.default
-gradient_rotation = torch.ops.lshkit.gradient_rotation.default
-hash = torch.ops.lshkit.hash.default
+hash_parameters: Operator = torch.ops.lshkit.hash_parameters.default
+gradient_rotation: Operator = torch.ops.lshkit.gradient_rotation.default
+hash: Operator = torch.ops.lshkit.hash.default

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 LIBRARY = torch.library.Library("lshkit", "FRAGMENT")
 
 
+Operator: TypeAlias = Callable[..., Any]
 Three: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
@@ -54,9 +55,7 @@ def no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
     )
 
 
-def differentiable(
-    name: str, setup: Callable[..., Any], backward: Callable[..., Any]
-) -> Callable[..., Any]:
+def differentiable(name: str, setup: Callable[..., Any], backward: Callable[..., Any]) -> Operator:
     """Registers what is kept for the backward pass and the backward pass; returns what to call.
 
     That is the operator, or an autograd.Function where torch.func or forward mode differentiates:

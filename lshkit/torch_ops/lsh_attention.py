@@ -14,6 +14,7 @@ from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
     LIBRARY,
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -31,7 +32,7 @@ from lshkit.torch_ops.library import (
     rows_of,
 )
 
-WEIGHTING = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
+WEIGHTING: dict[str, int] = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
 
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 _OPTIONS = (
@@ -191,8 +192,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
     return *gradients, *(None,) * 12
 
 
-lsh_attention = differentiable("lsh_attention", _setup, _backward)
-lsh_attention_backward = differentiable(
+lsh_attention: Operator = differentiable("lsh_attention", _setup, _backward)
+lsh_attention_backward: Operator = differentiable(
     "lsh_attention_backward", nothing_to_save, no_second_derivative
 )
 register_autocast("lsh_attention")

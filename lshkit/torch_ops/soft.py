@@ -9,6 +9,7 @@ from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.assertions import may_be_read
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -179,7 +180,9 @@ def _soft_hash_grad(ctx: Any, grad_weights: Tensor | None, *_: Any) -> tuple[Ten
     )
 
 
-soft_hash = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
-soft_hash_backward = differentiable("soft_hash_backward", nothing_to_save, no_second_derivative)
+soft_hash: Operator = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
+soft_hash_backward: Operator = differentiable(
+    "soft_hash_backward", nothing_to_save, no_second_derivative
+)
 register_vmap("soft_hash", (0,))
 register_vmap("soft_hash_backward", ())  # a gradient of the parameters is summed over the batch

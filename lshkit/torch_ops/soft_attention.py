@@ -8,6 +8,7 @@ from torch import Tensor
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import (
+    Operator,
     Three,
     check_codes,
     define,
@@ -279,8 +280,8 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
     )
 
 
-soft_attention = differentiable("soft_attention", _setup, _backward)
-soft_attention_backward = differentiable(
+soft_attention: Operator = differentiable("soft_attention", _setup, _backward)
+soft_attention_backward: Operator = differentiable(
     "soft_attention_backward", nothing_to_save, no_second_derivative
 )
 register_autocast("soft_attention")

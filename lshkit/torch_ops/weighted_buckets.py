@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -138,8 +139,8 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     return None, None, *grads, None, None, None
 
 
-weighted_bucket_sum = differentiable("weighted_bucket_sum", _setup, _backward)
-weighted_bucket_sum_backward = differentiable(
+weighted_bucket_sum: Operator = differentiable("weighted_bucket_sum", _setup, _backward)
+weighted_bucket_sum_backward: Operator = differentiable(
     "weighted_bucket_sum_backward", nothing_to_save, no_second_derivative
 )
 register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))
