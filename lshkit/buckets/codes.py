@@ -37,7 +37,7 @@ def fold(codes: ArrayOrTensor, n_buckets: int) -> ArrayOrTensor:
 
     Examples
     --------
-    >>> fold([7, 2**40, 7], 256).tolist()
+    >>> fold(np.array([7, 2**40, 7]), 256).tolist()
     [18, 0, 18]
     """
     torch = checks.torch_of(codes=codes)

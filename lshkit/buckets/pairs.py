@@ -54,7 +54,8 @@ def collisions(
 
     Examples
     --------
-    >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
+    >>> query_codes, key_codes = np.array([[3, 5], [3, 3]]), np.array([[3, 5], [1, 5]])
+    >>> indptr, indices, counts = collisions(query_codes, key_codes)
     >>> indptr.tolist(), indices.tolist(), counts.tolist()
     ([0, 2, 3], [0, 1, 0], [2, 1, 1])
     """

@@ -222,9 +222,8 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     kept = others != rows
     indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
     scaled, kernel = keys.queries(first, last), keys.geometry.kernel
-    if kernel in VALUES and isinstance(
-        keys, _RowsAsGiven
-    ):  # their edge is decided by rows as given
+    if kernel in VALUES:  # their edge is decided by rows as given
+        assert isinstance(keys, _RowsAsGiven)
         scaled = keys.given(first, last)
     distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
     if kernel == "angular":
