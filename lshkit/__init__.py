@@ -20,105 +20,52 @@ from typing import TYPE_CHECKING, Any
 from . import _compiled
 
 if TYPE_CHECKING:  # the names that __getattr__ finds
-    # isort: off, which would part them
+    # One import a module, of names that are exported again: isort would part them.
+    # isort: off
     from . import (
         attention as attention,
-    )
-    from . import (
         buckets as buckets,
-    )
-    from . import (
         hashing as hashing,
-    )
-    from . import (
         kde as kde,
-    )
-    from . import (
         reference as reference,
-    )
-    from . import (
         sampling as sampling,
-    )
-    from . import (
         torch_ops as torch_ops,
     )
     from ._versions import show_versions as show_versions
     from .attention import (
         Expected as Expected,
-    )
-    from .attention import (
         Sampled as Sampled,
-    )
-    from .attention import (
         Soft as Soft,
-    )
-    from .attention import (
         YosoAttention as YosoAttention,
-    )
-    from .attention import (
         YosoState as YosoState,
-    )
-    from .attention import (
         bert_lsh_attention as bert_lsh_attention,
-    )
-    from .attention import (
         lsh_attention as lsh_attention,
-    )
-    from .attention import (
         suggest as suggest,
-    )
-    from .attention import (
         yoso_attention as yoso_attention,
     )
     from .buckets import (
         BucketTable as BucketTable,
-    )
-    from .buckets import (
         HashTables as HashTables,
-    )
-    from .buckets import (
         bucket_sum as bucket_sum,
-    )
-    from .buckets import (
         collisions as collisions,
-    )
-    from .buckets import (
         fold as fold,
     )
     from .hashing import (
         EuclideanLSH as EuclideanLSH,
-    )
-    from .hashing import (
         FastHadamard as FastHadamard,
-    )
-    from .hashing import (
         Hyperplane as Hyperplane,
-    )
-    from .hashing import (
         RandomBinning as RandomBinning,
     )
     from .kde import (
         LSHKernelDensity as LSHKernelDensity,
-    )
-    from .kde import (
         LSHKernelRegressor as LSHKernelRegressor,
-    )
-    from .kde import (
         LSHOutlierDetector as LSHOutlierDetector,
-    )
-    from .kde import (
         likelihood_curve as likelihood_curve,
-    )
-    from .kde import (
         two_sample_test as two_sample_test,
     )
     from .sampling import (
         LSHSampler as LSHSampler,
-    )
-    from .sampling import (
         PartitionSampler as PartitionSampler,
-    )
-    from .sampling import (
         SampledSoftmaxLoss as SampledSoftmaxLoss,
     )
     # isort: on
