@@ -35,6 +35,19 @@ def bucket_union(
 def build_hash_tables(
     codes: object, tables: tuple[Any, ...], n_buckets: object, threads: int = 0
 ) -> None: ...
+def cell_kernel_sums(
+    kernel: int,
+    n_bits: int,
+    queries: object,
+    probes: object,
+    blocks: object,
+    first: object,
+    begin: object,
+    end: object,
+    weights: object,
+    out: object,
+    threads: int = 0,
+) -> None: ...
 def collision_indptr(
     query_codes: object,
     key_codes: object,
@@ -162,6 +175,20 @@ def leave_one_out(
     out: object,
     threads: int = 0,
 ) -> None: ...
+def listed_kernel_sums(
+    kernel: int,
+    n_bits: int,
+    queries: object,
+    probes: object,
+    rows: object,
+    order: object,
+    indptr: object,
+    weights: object,
+    low: int,
+    high: int,
+    out: object,
+    threads: int = 0,
+) -> None: ...
 def lsh_attention_backward(
     query: object,
     key: object,
@@ -204,19 +231,8 @@ def lsh_attention_forward(
     threads: int = 0,
 ) -> None: ...
 def max_threads() -> int: ...
-def near_kernel_sums(
-    kernel: int,
-    n_bits: int,
-    queries: object,
-    rows: object,
-    weights: object,
-    tables: tuple[Any, ...],
-    query_codes: object,
-    min_count: int,
-    max_bucket_size: int,
-    stops: object,
-    out: object,
-    threads: int = 0,
+def nearest_cells(
+    queries: object, centre_blocks: object, n_cells: int, out: object, threads: int = 0
 ) -> None: ...
 def pair_products(
     queries: object,

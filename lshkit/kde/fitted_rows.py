@@ -9,18 +9,20 @@ exactly, by halves, down to leaves of 32 rows of which every pair but a row with
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from lshkit.buckets import pair_distances
-from lshkit.kde.hashed import sums_of_pairs
+from lshkit.kde.cells import Cells
 from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
 from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import BLOCK, EXACT, PermutedRows, Sums, Training
+from lshkit.kde.sums import BLOCK, EXACT, PermutedRows, Sums, Training, sums_of_pairs
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most
@@ -102,7 +104,7 @@ def _without(method: RandomSampling | NearFar, first: int, last: int) -> RandomS
     without: Any = copy.copy(method)
     without.permuted = rows
     if isinstance(method, NearFar):
-        without.near = _NearWithoutBlock(without, rows)
+        without.cells = _CellsWithoutBlock(method.cells, rows)
     return without
 
 
@@ -111,42 +113,61 @@ class _WithoutBlock:
 
     def __init__(self, permuted: PermutedRows, first: int, last: int) -> None:
         self.permuted, self.first, self.last = permuted, first, last
+        self.hold = permuted.hold
 
     def __len__(self) -> int:
         return len(self.permuted) - (self.last - self.first)
 
-    def sums(self, queries: np.ndarray, first: int, last: int, threads: int) -> Sums:
+    def parts(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where the rows from `first` to `last` are among all."""
         size, parts = self.last - self.first, []
         if first < self.first or first == last:
             parts.append((first, min(last, self.first)))
         if last > self.first:
             parts.append((max(first, self.first) + size, last + size))
-        parts = [self.permuted.sums(queries, *part, threads) for part in parts]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return parts
+
+    def sums(self, queries: np.ndarray, first: int, last: int, threads: int) -> Sums:
+        parts = self.parts(first, last)
+        return functools.reduce(
+            operator.add, (self.permuted.sums(queries, *part, threads) for part in parts)
+        )
 
 
-class _NearWithoutBlock:
-    """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
+class _CellsWithoutBlock:
+    """`Cells` of a `_WithoutBlock`."""
 
-    def __init__(self, method: NearFar, rows: _WithoutBlock) -> None:
-        self.method, self.rows = method, rows
+    def __init__(self, cells: Cells, permuted: _WithoutBlock) -> None:
+        self.cells, self.permuted, self.nearest = cells, permuted, cells.nearest
 
-    def __call__(
-        self, queries: np.ndarray, stops: list[int], threads: int
-    ) -> tuple[list[Sums], np.ndarray]:
-        first, last = self.rows.first, self.rows.last
-        size = last - first
-        moved = {stop if stop <= first else stop + size for stop in stops}
-        moved = sorted(moved | {first, last} - {0})
-        parts, part_counts = NearFar.near(self.method, queries, moved, threads)
-        sums = [Sums.zeros(len(queries)) for _ in stops]
-        counts = np.zeros((len(queries), len(stops)))
-        for part, count, stop in zip(parts, part_counts.T, moved, strict=True):
-            if not first < stop <= last:
-                k = np.searchsorted(stops, stop if stop <= first else stop - size)
-                sums[k] += part
-                counts[:, k] += count
-        return sums, counts
+    def sums(
+        self,
+        queries: np.ndarray,
+        probes: np.ndarray,
+        threads: int,
+        first: int = 0,
+        last: int | None = None,
+    ) -> tuple[Sums, np.ndarray]:
+        last = len(self.permuted) if last is None else last
+        return self._of_parts(self.cells.sums, queries, probes, threads, first, last)
+
+    def few_sums(
+        self, queries: np.ndarray, probes: np.ndarray, threads: int, first: int, last: int
+    ) -> tuple[Sums, np.ndarray]:
+        return self._of_parts(self.cells.few_sums, queries, probes, threads, first, last)
+
+    def _of_parts(
+        self,
+        sums_of: Callable[..., tuple[Sums, np.ndarray]],
+        queries: np.ndarray,
+        probes: np.ndarray,
+        threads: int,
+        first: int,
+        last: int,
+    ) -> tuple[Sums, np.ndarray]:
+        parts = self.permuted.parts(first, last)
+        found = [sums_of(queries, probes, threads, *part) for part in parts]
+        return functools.reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), found)
 
 
 # --- Exact sums ---------------------------------------------------------------------------------
