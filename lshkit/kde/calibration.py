@@ -6,10 +6,17 @@ failures among them bounds the share to come (split conformal prediction, Vovk e
 probability, risk-controlling prediction sets, Bates et al. 2021), whatever the data.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import binom
+
+if TYPE_CHECKING:
+    from lshkit.kde.method import Accuracy, Estimate, Method, Tuned
+    from lshkit.kde.sums import PermutedRows, Sums
 
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
@@ -20,7 +27,7 @@ TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may sh
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
 
-def most_failures(n, share, risk=RISK):
+def most_failures(n: int, share: float, risk: float = RISK) -> int:
     """The most failures among n by which the share is below `share`; -1 where none shows it.
 
     A larger share would show so few with a probability of at most `risk`.
@@ -29,7 +36,7 @@ def most_failures(n, share, risk=RISK):
     return most if binom.cdf(most, n, share) <= risk else most - 1
 
 
-def least_of(sums):
+def least_of(sums: Sums) -> float:
     """Log of a sum that is below those of some queries: one of less is unlike them all."""
     return float(np.nan_to_num(sums.log().min() - MARGIN))
 
@@ -41,37 +48,43 @@ class HeldOut:
     the permutation they see what all queries see.
     """
 
-    def __init__(self, permuted, threads, given=None, stop=None):
-        self.permuted, self.threads, self.queries = permuted, threads, given
+    def __init__(
+        self,
+        permuted: PermutedRows,
+        threads: int,
+        given: np.ndarray | None = None,
+        stop: int | None = None,
+    ) -> None:
+        self.permuted, self.threads = permuted, threads
         n = len(permuted)
-        self.stop = n - min(N_HELD_OUT, n // 8) if stop is None else stop
+        self.stop: int | None = n - min(N_HELD_OUT, n // 8) if stop is None else stop
         if given is None:
             self.queries = np.asarray(permuted.rows[self.stop :], np.float64)
         else:
-            self.stop = None
+            self.queries, self.stop = given, None
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.queries)
 
-    def of(self, method):
+    def of(self, method: Method) -> HeldOut:
         """The same with queries that are unknown to the method."""
         if self.stop is None or self.stop >= method.looked_up:
             return self
         return HeldOut(self.permuted, self.threads, stop=method.looked_up)
 
     @functools.cached_property
-    def sums(self):
+    def sums(self) -> Sums:
         stop = len(self.permuted) if self.stop is None else self.stop
         return self.permuted.sums(self.queries, 0, stop, self.threads)
 
-    def run(self, method):
+    def run(self, method: Method) -> Run:
         return Run(self, method.sampled(self.queries, self.threads, self.stop))
 
 
 class Run:
     """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
 
-    def __init__(self, held_out, got):
+    def __init__(self, held_out: HeldOut, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
         self.rows, self.read_all = got.rows, got.rows >= n_rows
@@ -85,17 +98,17 @@ class Run:
         self.exact = sums.total / training.total * exact
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
-    def relative_errors(self, most, negligible):
+    def relative_errors(self, most: float, negligible: float) -> np.ndarray:
         """Of the larger of the exact density and the negligible one, at most `most`."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             wanted = np.maximum(self.exact, negligible * np.exp(-self.shift))
             return np.where(self.off > 0, np.fmin(self.off / wanted, most), 0)
 
-    def failures(self, accuracy):
+    def failures(self, accuracy: Accuracy) -> int:
         """How many errors are larger than rtol."""
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
-    def inflates(self, floor, most):
+    def inflates(self, floor: float | None, most: float) -> bool:
         """Whether the floor raises the median stated error above INFLATED times the errors."""
         if floor is None:
             return False
@@ -105,7 +118,7 @@ class Run:
             observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
         return bool(np.nanmedian(stated) > INFLATED * np.sqrt((observed**2).mean()))
 
-    def error_floor(self):
+    def error_floor(self) -> float | None:
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
 
         Of those that are not exact.
@@ -118,7 +131,7 @@ class Run:
         return float(least) if np.isfinite(least) else None
 
 
-def calibrate(tuned, held_out, accuracy):
+def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Method, bool, bool]:
     """A tuned method with its error floor, whether it keeps the accuracy, and whether it inflates.
 
     It inflates where the median stated error is more than INFLATED root mean squares of the errors.
@@ -144,7 +157,9 @@ def calibrate(tuned, held_out, accuracy):
     return method, kept, run.inflates(method.error_floor, method.most)
 
 
-def _bound(method, settings, held_out, run, accuracy):
+def _bound(
+    method: Method, settings: dict[str, Any], held_out: HeldOut, run: Run, accuracy: Accuracy
+) -> tuple[Run, bool]:
     """Sets the stages of a method to the cheapest that keep its errors below rtol.
 
     The run with them, and whether they do. Tried are falling limits, the larger the cheaper, for
@@ -152,6 +167,7 @@ def _bound(method, settings, held_out, run, accuracy):
     and "limit" of `Stages`, "cost" as far as they change it, and the share of the queries that are
     "read_in_full".
     """
+    assert accuracy.confidence is not None
     share, stages = 1 - accuracy.confidence, getattr(method, "stages", None)
     if stages is None:
         settings["read_in_full"] = 0.0

@@ -4,17 +4,19 @@ A Voronoi partition: where rows lie densely its cells are small, so that a few c
 rows of any query and hardly more. A cell's rows lie side by side, and are read as they lie.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from lshkit import _C
 from lshkit.kde import kernels
-from lshkit.kde.sums import BLOCK, Sums, blocks_of
+from lshkit.kde.sums import BLOCK, PermutedRows, Sums, blocks_of
 
 CENTRES, MOST_CELLS = 4.0, 2048  # times the root of the number of rows, rounded to a power of 2
 SAMPLE, N_STEPS = 16, 3  # rows of the sample, times the number of cells; steps of k-means
 
 
-def count_of(n_rows):
+def count_of(n_rows: int) -> int:
     """How many cells so many rows get."""
     return int(min(2 ** round(np.log2(CENTRES * np.sqrt(n_rows))), MOST_CELLS, n_rows))
 
@@ -26,7 +28,7 @@ class Cells:
     some cells are spread over it evenly.
     """
 
-    def __init__(self, permuted, threads):
+    def __init__(self, permuted: PermutedRows, threads: int) -> None:
         self.permuted = permuted
         rows, training = permuted.rows, permuted.training
         n_cells = count_of(len(rows))
@@ -58,7 +60,7 @@ class Cells:
             self.weights = np.zeros((len(self.blocks), BLOCK))
             self.weights.reshape(-1)[places] = permuted.weights[self.order]
 
-    def _move_centres(self, sample, threads):
+    def _move_centres(self, sample: np.ndarray, threads: int) -> None:
         """A step of k-means; a centre that no row is nearest to stays."""
         cells = self.nearest(sample, 1, threads)[:, 0]
         order = np.argsort(cells, kind="stable")
@@ -67,14 +69,21 @@ class Cells:
         counts = np.diff(starts, append=len(sample))
         self.centres[found // BLOCK, :, found % BLOCK] = sums / counts[:, None]
 
-    def nearest(self, queries, n_probes, threads):
+    def nearest(self, queries: np.ndarray, n_probes: int, threads: int) -> np.ndarray:
         """The cells of the centres nearest to each query, the nearest first."""
         probes = np.empty((len(queries), n_probes), np.int32)
         queries = np.ascontiguousarray(queries, self.centres.dtype)
         _C.nearest_cells(queries, self.centres, self.n_cells, probes, threads)
         return probes
 
-    def sums(self, queries, probes, threads, first=0, last=None):
+    def sums(
+        self,
+        queries: np.ndarray,
+        probes: np.ndarray,
+        threads: int,
+        first: int = 0,
+        last: int | None = None,
+    ) -> tuple[Sums, np.ndarray]:
         """`Sums` over the rows of some cells, and their number.
 
         Of the permuted rows from `first` to `last`.
@@ -99,7 +108,9 @@ class Cells:
         )
         return Sums(*out.T), (end - begin)[probes].sum(axis=1)
 
-    def few_sums(self, queries, probes, threads, first, last):
+    def few_sums(
+        self, queries: np.ndarray, probes: np.ndarray, threads: int, first: int, last: int
+    ) -> tuple[Sums, np.ndarray]:
         """The same, for as few rows as a sample has of a few cells."""
         out = np.empty((len(queries), 4))
         geometry, permuted = self.permuted.training.geometry, self.permuted
@@ -119,7 +130,7 @@ class Cells:
         )
         return Sums(*out.T[:3]), out[:, 3]
 
-    def counts_before(self, stop):
+    def counts_before(self, stop: int | None) -> np.ndarray:
         """How many rows of each cell are permuted rows before `stop`."""
         if stop is None or stop >= len(self.permuted):
             return self.counts
@@ -129,6 +140,6 @@ class Cells:
         return np.diff(before[self.indptr])
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         arrays = self.blocks, self.centres, self.order, self.indptr
         return self.permuted.nbytes + sum(x.nbytes for x in arrays)

@@ -5,6 +5,7 @@ import abc
 import numpy as np
 
 from lshkit.kde.method import Estimate, Method
+from lshkit.kde.sums import PermutedRows
 
 
 class RowsInType(Method):
@@ -13,7 +14,11 @@ class RowsInType(Method):
     Distances from such a query would be wrong, or infinite; rows beside it there are none.
     """
 
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    permuted: PermutedRows
+
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         held = self.permuted.hold(queries)
         if held.all():
             return self._sampled(queries, threads, stop)
@@ -32,5 +37,5 @@ class RowsInType(Method):
         return out
 
     @abc.abstractmethod
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         """The same of queries that the rows' type holds."""

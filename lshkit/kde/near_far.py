@@ -5,7 +5,10 @@ sample of their kind wherever the permutation put them: the estimate is unbiased
 al. 2022, with all rows of some cells for the neighbours, and no row counted twice).
 """
 
+from __future__ import annotations
+
 import itertools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +18,13 @@ from lshkit.kde.held import RowsInType
 from lshkit.kde.method import Estimate, Tuned
 from lshkit.kde.random_sampling import cheapest_sample, expand, stages_of
 from lshkit.kde.sums import PermutedRows, Sums
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.random_sampling import Stages
+    from lshkit.kde.sums import Training
 
 N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 # Costs in rows (what brute force spends on one): of a centre, of a cell that is read, and of a row
@@ -32,26 +42,28 @@ class NearFar(RowsInType):
     name = "near_far"
     min_rows, worth = 4000, 1500
 
-    def __init__(self, cells, n_probes, stages):
+    def __init__(self, cells: Cells, n_probes: int, stages: Stages) -> None:
         self.cells, self.n_probes, self.stages = cells, n_probes, stages
         self.permuted, self.training = cells.permuted, cells.permuted.training
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         settings = cheapest_probes(pilot, pilot.cells, rtol) | pilot.thresholds
         return Tuned(settings, lambda: cls._of(settings, pilot.cells))
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls._of(settings, Cells(permuted, 0))
 
     @classmethod
-    def _of(cls, settings, cells):
+    def _of(cls, settings: dict[str, Any], cells: Cells) -> Self:
         n_probes = checks.integer("n_probes", settings["n_probes"], 1, cells.n_cells)
         return cls(cells, n_probes, stages_of(settings))
 
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         permuted, cells = self.permuted, self.cells
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
         stops = self.stages.stops(len(permuted), n)
@@ -99,17 +111,19 @@ class NearFar(RowsInType):
         return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.cells.nbytes
 
 
-def relative(shift, to):
+def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
     """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
     with np.errstate(invalid="ignore"):
         return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
-def foretell(history, n_history, near, population):
+def foretell(
+    history: Sums, n_history: Any, near: Sums, population: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """What a history of `n_history` far rows tells, with `population` of them still to come.
 
     Standard deviation of the far rows' sum over the whole, for a sample of one row, and the log of
@@ -126,10 +140,10 @@ def foretell(history, n_history, near, population):
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
-def cheapest_probes(pilot, cells, rtol):
+def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
     """The cheapest number of cells to read, with its sample's settings."""
     probes = cells.nearest(pilot.queries, min(N_PROBES[-1], cells.n_cells), pilot.threads)
-    best = None
+    best: dict[str, Any] | None = None
     for n_probes in N_PROBES:
         if n_probes > cells.n_cells:
             break
@@ -140,13 +154,14 @@ def cheapest_probes(pilot, cells, rtol):
         found = cheapest_sample(near.spread, near.known, pilot.population, cost, rtol)
         if best is None or found["cost"] < best["cost"]:
             best = {"n_probes": n_probes} | found
+    assert best is not None
     return best
 
 
 class NearRows:
     """Near rows of a pilot's queries, and what is left for a sample of the others."""
 
-    def __init__(self, pilot, cells, probes):
+    def __init__(self, pilot: Pilot, cells: Cells, probes: np.ndarray) -> None:
         self.pilot, self.cells, self.probes = pilot, cells, probes
         self.near, self.count = cells.sums(
             pilot.queries, probes, pilot.threads, pilot.n_pilot, pilot.stop
@@ -154,7 +169,7 @@ class NearRows:
         self.n_far = pilot.population - self.count
 
     @property
-    def spread(self):
+    def spread(self) -> np.ndarray:
         """Standard deviation of a far term over the mean of all, for a sample of one row."""
         pilot = self.pilot
         far = pilot.sums.without(self.near)
@@ -163,7 +178,7 @@ class NearRows:
             scale = np.exp(far.shift - pilot.sums.shift) * pilot.counted(pilot.sums.log())
             return np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
 
-    def known(self, count):
+    def known(self, count: int) -> np.ndarray:
         """What a history of so many rows foretells of it."""
         pilot = self.pilot
         inside, n_inside = self.cells.few_sums(

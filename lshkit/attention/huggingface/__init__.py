@@ -6,16 +6,23 @@ transformers' own `YosoModel`. transformers is imported only when one of them is
 """
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lshkit.attention.estimators import Estimator
 
 __all__ = ["register", "repair"]
 
+Model = TypeVar("Model", bound="nn.Module")
+
 
 def register(
-    *, yoso: "Estimator | dict | None" = None, lsh: dict | None = None, bert_lsh: dict | None = None
+    *,
+    yoso: "Estimator | dict[str, Any] | None" = None,
+    lsh: dict[str, Any] | None = None,
+    bert_lsh: dict[str, Any] | None = None,
 ) -> None:
     """Registers "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for `attn_implementation`.
 
@@ -51,7 +58,7 @@ def register(
     interface.register({"yoso": yoso, "lsh": lsh, "bert_lsh": bert_lsh})
 
 
-def repair(model, *, seed: int = 0):
+def repair(model: Model, *, seed: int = 0) -> Model:
     """Makes a model of transformers' YOSO family compute what its config specifies; returns it.
 
     Replaces the attention layers of the model, in place. Parameters keep their names, so that
@@ -75,7 +82,8 @@ def repair(model, *, seed: int = 0):
     _require_transformers()
     from lshkit.attention.huggingface import yoso_model
 
-    return yoso_model.repair(model, seed)
+    yoso_model.repair(model, seed)
+    return model
 
 
 def _require_transformers() -> None:
