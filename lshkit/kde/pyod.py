@@ -3,7 +3,9 @@
 try:
     from pyod.models.base import BaseDetector
 except ImportError as error:
-    raise ImportError(f"lshkit.kde.pyod needs PyOD ({error}): pip install pyod") from error
+    raise ImportError(
+        f"lshkit.kde.pyod needs PyOD ({error}): pip install 'lshkit[pyod]'"
+    ) from error
 
 from sklearn.utils.validation import check_is_fitted
 
