@@ -97,3 +97,5 @@ def draw(curves: dict[int, LikelihoodCurve], factors: dict[int, float], out: pat
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/bandwidth_selection.png"

@@ -252,3 +252,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/extreme_softmax.png"

@@ -151,3 +151,5 @@ def draw(found: dict, names: list, out: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/kde_vs_sklearn.png"

@@ -142,3 +142,5 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/kernel_regression.png"

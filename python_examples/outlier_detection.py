@@ -124,3 +124,5 @@ def draw(points: np.ndarray, scores: list, strange: np.ndarray, out: pathlib.Pat
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/outlier_detection.png"

@@ -267,8 +267,8 @@ def draw(results: dict, args: argparse.Namespace) -> None:
     for x, y, name in ours:
         digits = [word for word in name.split() if word.isdigit()] or [args.n_bits, args.n_hashes]
         text = ", ".join(map(str, digits))
-        place = {"textcoords": "offset points", "ha": "right", "va": "top"}
-        axis.annotate(text, (x, y), xytext=(-4, -3), fontsize=8, **place)
+        place = {"textcoords": "offset points", "rotation": -50, "ha": "left", "va": "top"}
+        axis.annotate(text, (x, y), xytext=(-2, -4), fontsize=8, **place)
     markers = "sD^vP*XhdpH"
     for i, (x, y, name) in enumerate(others):
         axis.plot(x, y, markers[i % len(markers)], color=plt.cm.tab10(i % 10), label=name)
@@ -286,3 +286,5 @@ def draw(results: dict, args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/pretrained_encoder.png"

@@ -144,3 +144,5 @@ def merge(into: LSHKernelDensity, other: LSHKernelDensity) -> LSHKernelDensity:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/streaming_density.png"

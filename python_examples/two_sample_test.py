@@ -103,7 +103,8 @@ def draw(alarms: dict, last: dict, batches: int, out: pathlib.Path) -> None:
     right.axhline(0.05, color="black", lw=0.8, ls=":", label="level")
     right.set_title(f"alarms, {batches} batches of each share")
     right.set(xlabel="share of 9s, %", ylabel="share of alarms", ylim=(-0.03, 1.03))
-    right.legend(fontsize=8, loc="center right", bbox_to_anchor=(1, 0.35))
+    lines = right.get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower right", ncols=4, fontsize=8, frameon=False)
     for axis in (left, right):
         axis.title.set_fontsize(10)
     figure.savefig(out, dpi=120)
@@ -111,3 +112,5 @@ def draw(alarms: dict, last: dict, batches: int, out: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/two_sample_test.png"
