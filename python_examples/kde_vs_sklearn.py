@@ -6,7 +6,7 @@ Kernel density in many dimensions: scikit-learn's KernelDensity and LSHKernelDen
 Real data that ships with scikit-learn: the handwritten digits (64 pixels; shifted copies make more
 rows) and patches of its two photographs (8 x 8 pixels in grey, 64 dimensions, or colour, 192). Both
 estimators get the same rows and bandwidth, chosen for a median kernel mean of about 1e-3. At the
-end there is a Markdown table, and a picture of how the densities agree. Needs scikit-learn,
+end there are tables, and a picture of how the densities agree. Needs scikit-learn,
 matplotlib, tabulate and tqdm; the photographs also Pillow.
 """
 
