@@ -44,6 +44,11 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"  # beside what the docstrings say of each argument
 autodoc_typehints_description_target = "documented_params"
 autodoc_typehints_format = "short"
+# By their names, not by all that they stand for.
+autodoc_type_aliases = {
+    name: name
+    for name in ("ArrayLike", "ArrayOrTensor", "FloatArray", "File", "RandomState", "Rows", "Seed")
+}
 autodoc_docstring_signature = False
 autodoc_mock_imports = ["pyod"]  # of lshkit.kde.pyod, whose other imports the package needs itself
 napoleon_use_rtype = False
@@ -105,7 +110,20 @@ def underscores_stay(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"^(:(?:ivar|vartype) \w+)_:", r"\1\\_:", x) for x in lines]
 
 
+def types_in_sections(app, what, name, obj, options, lines):
+    """Types of arguments in the sections of napoleon_custom_sections, which autodoc leaves out."""
+    types = app.env.current_document.autodoc_annotations.get(name, {})
+    if types.get("return", "").endswith("Any"):  # of a function with overloads
+        del types["return"]
+    argument = re.compile(r"((?:^:\w+ arguments: |^ +)\* \*\*(\w+)\*\*)( -- )")
+    for i, line in enumerate(lines):
+        if (found := argument.match(line)) and found[2] in types:
+            type_ = re.sub(r"~?(?:\w+\.)*(\w+)", r"\1", types[found[2]])
+            lines[i] = f"{found[1]} (*{type_}*){line[found.end(1) :]}"
+
+
 def setup(app):
     app.connect("source-read", picture_of_an_example)
     app.connect("autodoc-process-docstring", bars_are_bars)
     app.connect("autodoc-process-docstring", underscores_stay, priority=900)
+    app.connect("autodoc-process-docstring", types_in_sections, priority=900)

@@ -25,6 +25,15 @@ def register(
     left or right, causal masks with any cache, and packed sequences are exact; an unsupported mask
     raises an error with the reason. Calling it again changes the options.
 
+    Each dict of options may have seed (0), of the hash functions in eval mode, to which every layer
+    adds its index. In training mode every call draws new ones from torch's generator. A model's own
+    options override these: `model.config.lshkit = {"n_bits": 10}`. For another estimator there,
+    missing options have their own defaults.
+
+    `save_pretrained` does not keep which function a model uses: a model that is loaded again
+    computes softmax attention, without a warning, unless `from_pretrained` is given
+    `attn_implementation` or `keep_attn_implementation` was called before it was saved.
+
     Args:
         yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`), or a
             dict of its `to_dict` form, {"estimator": "soft", "n_bits": 10}, which may also have
@@ -35,16 +44,6 @@ def register(
             (not with weighting="none").
         bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
             table_size, n_hashes, faithful.
-
-        In each dict: seed (0), of the hash functions in eval mode, to which every layer adds its
-        index. In training mode every call draws new ones from torch's generator.
-
-        A model's own options override these: `model.config.lshkit = {"n_bits": 10}`. For another
-        estimator there, missing options have their own defaults.
-
-        `save_pretrained` does not keep which function a model uses: a model that is loaded again
-        computes softmax attention, without a warning, unless `from_pretrained` is given
-        `attn_implementation` or `keep_attn_implementation` was called before it was saved.
 
     Raises:
         ImportError: transformers is missing, or older than 5.
