@@ -46,7 +46,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_decoding(module);
   lshkit::bind_partition_sums(module);
   lshkit::bind_draw(module);
-  lshkit::bind_near_kernel_sums(module);
+  lshkit::bind_cells(module);
   lshkit::bind_pair_products(module);
   lshkit::bind_parameters(module);
   module.def("instruction_set", &lshkit::instruction_set);

@@ -15,6 +15,7 @@ N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
+INFLATED = 1.5
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
@@ -80,6 +81,7 @@ class Run:
                 np.where(x.shift > -np.inf, np.exp(x.shift - self.shift), 0) for x in (got, sums)
             )
         self.mean, self.error = got.mean * mine, got.error * mine
+        self.at_risk = got.at_risk * mine
         self.exact = sums.total / training.total * exact
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
@@ -93,21 +95,33 @@ class Run:
         """How many errors are larger than rtol."""
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
+    def inflates(self, floor, most):
+        """Whether the floor raises the median stated error above INFLATED times the errors."""
+        if floor is None:
+            return False
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            least = np.sqrt(np.exp(floor - self.shift) * self.at_risk)
+            stated = np.where(self.read_all, 0, np.maximum(least, self.error)) / self.mean
+            observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
+        return bool(np.nanmedian(stated) > INFLATED * np.sqrt((observed**2).mean()))
+
     def error_floor(self):
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
 
         Of those that are not exact.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.mean)
-        short = (self.off > WITHIN * self.error) & (self.mean > 0)
+            wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.at_risk)
+        short = (self.off > WITHIN * self.error) & (self.at_risk > 0)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
         least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND), 0)]
         return float(least) if np.isfinite(least) else None
 
 
 def calibrate(tuned, held_out, accuracy):
-    """A tuned method with its error floor, and whether it keeps the accuracy.
+    """A tuned method with its error floor, whether it keeps the accuracy, and whether it inflates.
+
+    It inflates where the median stated error is more than INFLATED root mean squares of the errors.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -115,7 +129,7 @@ def calibrate(tuned, held_out, accuracy):
     method, settings = tuned.make(), tuned.settings
     held_out = held_out.of(method)
     if len(held_out) == 0:
-        return method, accuracy.confidence is None
+        return method, accuracy.confidence is None, False
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))
@@ -127,7 +141,7 @@ def calibrate(tuned, held_out, accuracy):
     if accuracy.confidence is None:
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
-    return method, kept
+    return method, kept, run.inflates(method.error_floor, method.most)
 
 
 def _bound(method, settings, held_out, run, accuracy):

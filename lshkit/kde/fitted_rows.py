@@ -7,15 +7,16 @@ exactly, by halves, down to leaves of 32 rows of which every pair but a row with
 """
 
 import copy
+import functools
+import operator
 
 import numpy as np
 
 from lshkit.buckets import pair_distances
-from lshkit.kde.hashed import sums_of_pairs
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
 from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import BLOCK, EXACT, Sums
+from lshkit.kde.sums import BLOCK, EXACT, Sums, sums_of_pairs
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most
@@ -96,7 +97,7 @@ def _without(method, first, last):
     method = copy.copy(method)
     method.permuted = _WithoutBlock(method.permuted, first, last)
     if isinstance(method, NearFar):
-        method.near = _NearWithoutBlock(method)
+        method.cells = _CellsWithoutBlock(method.cells, method.permuted)
     return method
 
 
@@ -105,40 +106,44 @@ class _WithoutBlock:
 
     def __init__(self, permuted, first, last):
         self.permuted, self.first, self.last = permuted, first, last
+        self.hold = permuted.hold
 
     def __len__(self):
         return len(self.permuted) - (self.last - self.first)
 
-    def sums(self, queries, first, last, threads):
+    def parts(self, first, last):
+        """Where the rows from `first` to `last` are among all."""
         size, parts = self.last - self.first, []
         if first < self.first or first == last:
             parts.append((first, min(last, self.first)))
         if last > self.first:
             parts.append((max(first, self.first) + size, last + size))
-        parts = [self.permuted.sums(queries, *part, threads) for part in parts]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return parts
+
+    def sums(self, queries, first, last, threads):
+        parts = self.parts(first, last)
+        return functools.reduce(
+            operator.add, (self.permuted.sums(queries, *part, threads) for part in parts)
+        )
 
 
-class _NearWithoutBlock:
-    """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
+class _CellsWithoutBlock:
+    """`Cells` of a `_WithoutBlock`."""
 
-    def __init__(self, method):
-        self.method, self.rows = method, method.permuted
+    def __init__(self, cells, permuted):
+        self.cells, self.permuted, self.nearest = cells, permuted, cells.nearest
 
-    def __call__(self, queries, stops, threads):
-        first, last = self.rows.first, self.rows.last
-        size = last - first
-        moved = {stop if stop <= first else stop + size for stop in stops}
-        moved = sorted(moved | {first, last} - {0})
-        parts, part_counts = NearFar.near(self.method, queries, moved, threads)
-        sums = [Sums.zeros(len(queries)) for _ in stops]
-        counts = np.zeros((len(queries), len(stops)))
-        for part, count, stop in zip(parts, part_counts.T, moved, strict=True):
-            if not first < stop <= last:
-                k = np.searchsorted(stops, stop if stop <= first else stop - size)
-                sums[k] += part
-                counts[:, k] += count
-        return sums, counts
+    def sums(self, queries, probes, threads, first=0, last=None):
+        last = len(self.permuted) if last is None else last
+        return self._of_parts(self.cells.sums, queries, probes, threads, first, last)
+
+    def few_sums(self, queries, probes, threads, first, last):
+        return self._of_parts(self.cells.few_sums, queries, probes, threads, first, last)
+
+    def _of_parts(self, sums_of, queries, probes, threads, first, last):
+        parts = self.permuted.parts(first, last)
+        found = [sums_of(queries, probes, threads, *part) for part in parts]
+        return functools.reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), found)
 
 
 # --- Exact sums ---------------------------------------------------------------------------------

@@ -9,16 +9,20 @@ import functools
 import numpy as np
 
 from lshkit import checks, hashing
-from lshkit.kde.hashed import DRAW, HASH, Buckets, HashedMethod, sums_of_pairs
+from lshkit.buckets import HashTables, pair_distances, pair_products
+from lshkit.kde.held import RowsInType
 from lshkit.kde.method import MOST, MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
-from lshkit.kde.sums import PermutedRows, Sums
+from lshkit.kde.sums import PermutedRows, Sums, sums_of_pairs
 
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
+# Costs in rows (what brute force spends on one): of a draw, of hashing a query by one hash.
+# Measured at d = 64.
+DRAW, HASH = 150.0, 5.0
 
 
-class HashedDraws(HashedMethod):
+class HashedDraws(RowsInType):
     """buckets: hash tables of all rows but the first, a draw from each.
 
     The first rows, the pilot's, and the last, those of calibration, are summed.
@@ -99,6 +103,10 @@ class HashedDraws(HashedMethod):
         rows = np.full(n_queries, min(n - len(buckets) + n_draws, n - 1))
         return Estimate(whole.shift, whole.total / weight, error / weight, rows)
 
+    @property
+    def nbytes(self):
+        return self.buckets.nbytes
+
 
 def tables(permuted, hasher):
     """`Buckets` without the rows that pilot and calibration ask for."""
@@ -142,3 +150,41 @@ def family(training, distance, n_hashes, n_projections):
         one = hashing.EuclideanLSH(1, n_projections, 1, width=width, seed=0)
         low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
     return hashing.EuclideanLSH(d, n_projections, n_hashes, width=high, seed=seed)
+
+
+class Buckets:
+    """Hash tables of the permuted rows from `start` to `stop`."""
+
+    def __init__(self, permuted, hasher, start=0, stop=None):
+        self.permuted, self.hasher, self.start = permuted, hasher, start
+        self.stop = len(permuted) if stop is None else stop
+        self.rows = permuted.rows[start:stop]
+        self.weights = None if permuted.weights is None else permuted.weights[start:stop]
+        self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
+
+    def __len__(self):
+        return len(self.rows)
+
+    @property
+    def kernel(self):
+        return self.permuted.training.geometry.kernel
+
+    def codes(self, queries):
+        return self.hasher.hash(queries.astype(self.rows.dtype))
+
+    def weights_of(self, indices):
+        return np.ones(len(indices)) if self.weights is None else self.weights[indices]
+
+    def distances(self, queries, indptr, indices):
+        """Of listed pairs: what the kernel is a function of, the angle for the angular one."""
+        queries = queries.astype(self.rows.dtype)
+        if self.kernel == "angular":
+            cosines = pair_products(queries, self.rows, indptr, indices).astype(np.float64)
+            return np.arccos(np.clip(cosines, -1, 1))
+        p = 1 if self.kernel == "laplacian" else 2
+        distances = pair_distances(queries, self.rows, indptr, indices, p=p).astype(np.float64)
+        return distances if p == 1 else np.sqrt(distances)
+
+    @property
+    def nbytes(self):
+        return self.permuted.nbytes + self.tables.nbytes

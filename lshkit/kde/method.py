@@ -22,13 +22,16 @@ MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is r
 class Estimate:
     """Kernel means: exp(shift) * mean with standard error exp(shift) * error (0: exact).
 
-    rows: how many rows were read for each, all of them where it is exact.
+    rows: how many rows were read for each, all of them where it is exact. at_risk: exp(shift) *
+    at_risk is the part of the mean that rows like those not read have; all of it where nothing is
+    said.
     """
 
-    __slots__ = ("error", "mean", "rows", "shift")
+    __slots__ = ("at_risk", "error", "mean", "rows", "shift")
 
-    def __init__(self, shift, mean, error, rows):
+    def __init__(self, shift, mean, error, rows, at_risk=None):
         self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
+        self.at_risk = mean.copy() if at_risk is None else at_risk
 
     def __setitem__(self, index, part):
         for name in ESTIMATE:
@@ -39,7 +42,7 @@ class Estimate:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error", "rows"
+ESTIMATE = "shift", "mean", "error", "rows", "at_risk"
 
 
 class Accuracy(NamedTuple):
@@ -84,9 +87,10 @@ class Method(abc.ABC):
     min_rows = worth = 0
     most = MOST  # the largest relative error that tuning expects of a query
     permuted = None  # `PermutedRows`, where it has them
-    # Log of the least squared error that is stated, over the kernel mean, or None. What a sample
-    # does not hold it does not know of: where that dominates a density, the error that it shows is
-    # too small. Such errors are like those of counts: squared, in proportion to the density.
+    # Log of the least squared error that is stated, over the part of the kernel mean that is at
+    # risk, or None. What a sample does not hold it does not know of: where that dominates a
+    # density, the error that it shows is too small. Such errors are like those of counts: squared,
+    # in proportion to what is counted.
     error_floor = None
     looked_up = 0  # permuted rows that `stop` cannot leave out
 
@@ -146,7 +150,7 @@ class Method(abc.ABC):
         if with_error and self.error_floor is not None:
             raised = got.rows < len(self.training.X)
             factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))
-            least = np.sqrt(factor * np.maximum(got.mean[raised], 0))
+            least = np.sqrt(factor * np.maximum(got.at_risk[raised], 0))
             got.error[raised] = np.maximum(got.error[raised], least)
         return got
 

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate, least_of
+from lshkit.kde.cells import Cells
 from lshkit.kde.methods import METHODS
 from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
 from lshkit.kde.sums import PermutedRows
@@ -14,6 +15,7 @@ from lshkit.kde.sums import PermutedRows
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
+N_TRIES = 2  # to tune a method for smaller errors
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 
 
@@ -38,6 +40,10 @@ class Pilot:
     @functools.cached_property
     def permuted(self):
         return PermutedRows(self.training)
+
+    @functools.cached_property
+    def cells(self):
+        return Cells(self.permuted, self.threads)
 
     @functools.cached_property
     def queries(self):
@@ -121,18 +127,18 @@ def choose(training, algorithm, accuracy, threads, queries=None, permuted=None):
         report["queries"] = "rows" if queries is None else "given"
         means = np.exp(pilot.sums.shift) * pilot.sums.total / training.total
         report["median_kernel_mean"] = float(np.median(means))
-    report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     if why is not None:
         name, method = exact.name, tuned[exact.name].make()
     else:
         given = None if queries is None else pilot.some_given(N_HELD_OUT)
         held_out = HeldOut(pilot.permuted, threads, given)
         if auto:
-            name, method, why = _cheapest(tuned, held_out, accuracy)
+            name, method, why = _cheapest(tuned, pilot, held_out, accuracy)
         else:
-            name, why, expected = algorithm, "asked for", methods[algorithm]["error"]
-            method, kept = calibrate(tuned[name], held_out, accuracy)
+            name, why, expected = algorithm, "asked for", tuned[algorithm].settings["error"]
+            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
             _warn(name, expected, kept, accuracy)
+    report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     report |= {"algorithm": name, "reason": why}
     costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())
     logger.info("algorithm %s (%s); cost of a query in rows: %s", name, why, costs)
@@ -165,7 +171,28 @@ def _reaches(found, rtol):
     return found.settings["error"] <= REACHED * rtol
 
 
-def _cheapest(tuned, held_out, accuracy):
+def _calibrated(name, tuned, pilot, held_out, accuracy):
+    """The method as it was calibrated, and whether it keeps the accuracy on the held-out queries.
+
+    Where it does not, or where the errors are so rare and large that those stated would have to
+    exceed them for most queries, it is tuned for smaller ones.
+    """
+    rtol = accuracy.mean
+    for _ in range(N_TRIES):
+        method, kept, inflated = calibrate(tuned[name], held_out, accuracy)
+        if kept and not inflated:
+            break
+        rtol /= 2
+        tighter = METHODS[name].tune(pilot, rtol)
+        if tighter is None or tighter.settings["cost"] >= pilot.population:
+            break
+        tuned[name] = tighter
+    else:
+        method, kept, _ = calibrate(tuned[name], held_out, accuracy)
+    return method, kept
+
+
+def _cheapest(tuned, pilot, held_out, accuracy):
     """Of the methods that reach rtol the name, the method and the reason.
 
     It is tried on the held-out queries, where it must keep the accuracy: if it does not, or costs
@@ -180,7 +207,7 @@ def _cheapest(tuned, held_out, accuracy):
         if METHODS[name].exact:
             method, kept = tuned[name].make(), True
         else:
-            method, kept = calibrate(tuned[name], held_out, accuracy)
+            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
         cost = tuned[name].settings["cost"]
         if not kept:
             failed.append(name)

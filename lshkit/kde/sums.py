@@ -60,6 +60,22 @@ class Sums:
 SUMS = "shift", "total", "squares"
 
 
+def sums_of_pairs(indptr, log_terms, factors):
+    """`Sums` over each query's listed pairs of factor * exp(log_term)."""
+    n = len(indptr) - 1
+    sums = Sums.zeros(n)
+    full = np.flatnonzero(np.diff(indptr))
+    if len(full) == 0:
+        return sums
+    starts = indptr[full]
+    sums.shift[full] = np.maximum.reduceat(log_terms, starts)
+    rows = np.repeat(np.arange(n), np.diff(indptr))
+    terms = factors * np.exp(log_terms - sums.shift[rows])
+    sums.total[full] = np.add.reduceat(terms, starts)
+    sums.squares[full] = np.add.reduceat(terms**2, starts)
+    return sums
+
+
 class Geometry:
     """A kernel, and how rows are brought to bandwidth 1: (x - centre) * inverse, of the bandwidth.
 
@@ -347,6 +363,13 @@ class PermutedRows:
             threads=threads,
             blocks=blocks,
         )
+
+    def hold(self, queries):
+        """Which scaled queries have distances from the rows that are right in the rows' type."""
+        unit = ROUNDING if self.rows.dtype == np.float32 else DOUBLE_ROUNDING
+        with np.errstate(over="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+            return self.training.geometry.rounding(norms, unit) <= SAMPLED
 
     @property
     def nbytes(self):
