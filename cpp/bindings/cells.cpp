@@ -33,8 +33,8 @@ void find_nearest(py::handle queries_object, py::handle blocks_object, index_t n
 
 // Queries and their cells.
 template <class T>
-CellSumProblem<T> problem_of(int kernel, index_t n_bits, const TensorView& queries,
-                             const TensorView& probes, index_t n_cells) {
+CellSumProblem<T> cell_problem(int kernel, index_t n_bits, const TensorView& queries,
+                               const TensorView& probes, index_t n_cells) {
   CellSumProblem<T> p;
   p.kernel = check_option("kernel", kernel, DensityKernel::angular);
   p.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, 64));
@@ -49,7 +49,7 @@ CellSumProblem<T> problem_of(int kernel, index_t n_bits, const TensorView& queri
   return p;
 }
 
-void check_queries(const TensorView& queries, const TensorView& probes) {
+void check_probing(const TensorView& queries, const TensorView& probes) {
   queries.require_type({kFloat32, kFloat64}).require_dims(2, "(queries, features)");
   queries.require_contiguous();
   probes.require_type({kInt32}).require_shape({queries.shape(0), TensorView::kAny});
@@ -63,7 +63,7 @@ void sum_cells(int kernel, index_t n_bits, py::handle queries_object, py::handle
   const TensorView queries("queries", queries_object), probes("probes", probes_object);
   const TensorView blocks("blocks", blocks_object), first("first", first_object);
   const TensorView begin("begin", begin_object), end("end", end_object), out("out", out_object);
-  check_queries(queries, probes);
+  check_probing(queries, probes);
   blocks.require_type({queries.type()}).require_contiguous();
   blocks.require_shape({TensorView::kAny, queries.shape(1), kKeyBlock});
   first.require_type({kInt64}).require_dims(1, "(cells)").require_contiguous();
@@ -87,7 +87,7 @@ void sum_cells(int kernel, index_t n_bits, py::handle queries_object, py::handle
   }
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
-    const auto p = problem_of<T>(kernel, n_bits, queries, probes, n_cells);
+    const auto p = cell_problem<T>(kernel, n_bits, queries, probes, n_cells);
     const CellBlocks<T> cells{blocks.data<const T>(), first.data<const index_t>(),
                               begin.data<const index_t>(), end.data<const index_t>(),
                               weights ? weights->data<const double>() : nullptr};
@@ -103,7 +103,7 @@ void sum_listed(int kernel, index_t n_bits, py::handle queries_object, py::handl
   const TensorView queries("queries", queries_object), probes("probes", probes_object);
   const TensorView rows("rows", rows_object), order("order", order_object);
   const TensorView indptr("indptr", indptr_object), out("out", out_object);
-  check_queries(queries, probes);
+  check_probing(queries, probes);
   rows.require_type({queries.type()}).require_contiguous();
   rows.require_shape({TensorView::kAny, queries.shape(1)});
   order.require_type({kInt32}).require_shape({rows.shape(0)}).require_contiguous();
@@ -124,7 +124,7 @@ void sum_listed(int kernel, index_t n_bits, py::handle queries_object, py::handl
   }
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
-    const auto p = problem_of<T>(kernel, n_bits, queries, probes, n_cells);
+    const auto p = cell_problem<T>(kernel, n_bits, queries, probes, n_cells);
     const CellRows<T> cells{rows.data<const T>(), weights ? weights->data<const double>() : nullptr,
                             order.data<const std::int32_t>(), at};
     WithoutGil without_gil;

@@ -167,7 +167,7 @@ class Estimator(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Expected(Estimator):
-    """YOSO-E: exact collision probabilities as weights (YOSO, ICML 2021, eq. 1 and 3).
+    """YOSO-E: exact collision probabilities as weights (YOSO, ICML 2021, equations 1 and 3).
 
     (1 - acos(cosine) / pi)^n_bits for every pair, in quadratic time and linear memory, without
     noise. Computed in float32, for float64 inputs in float64.
@@ -250,7 +250,7 @@ class Hashed(Estimator):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sampled(Hashed):
-    """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, eq. 2).
+    """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, equation 2).
 
     The mean over the hash functions is `Expected`. Time and memory are linear in the lengths.
     Queries and keys are only hashed, so their gradient is an estimate of the expectation's; values

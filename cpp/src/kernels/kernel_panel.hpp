@@ -1,6 +1,10 @@
 #pragma once
 // A panel of keys for kernel sums: converted, scaled and packed so that keys lie in lanes; and its
 // products with queries.
+#if defined(LSHKIT_ISA_AVX512)
+#include <immintrin.h>
+#endif
+
 #include "collision_probability.hpp"
 #include "kernel_sums.hpp"
 #include "kernels.hpp"
