@@ -89,19 +89,20 @@ class Run:
         n_rows = held_out.stop or len(training.X)
         self.rows, self.read_all = got.rows, got.rows >= n_rows
         self.shift = np.maximum(got.shift, sums.shift)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
                 np.where(x.shift > -np.inf, np.exp(x.shift - self.shift), 0) for x in (got, sums)
             )
+            # In logs: of an estimate that missed what dominates, it is below any float64.
+            self.log_at_risk = got.shift - self.shift + np.log(np.maximum(got.at_risk, 0))
         self.mean, self.error = got.mean * mine, got.error * mine
-        self.at_risk = got.at_risk * mine
         self.exact = sums.total / training.total * exact
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
     def relative_errors(self, most: float, negligible: float) -> np.ndarray:
         """Of the larger of the exact density and the negligible one, at most `most`."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            wanted = np.maximum(self.exact, negligible * np.exp(-self.shift))
+            wanted = np.maximum(self.exact, np.exp(np.log(np.float64(negligible)) - self.shift))
             return np.where(self.off > 0, np.fmin(self.off / wanted, most), 0)
 
     def failures(self, accuracy: Accuracy) -> int:
@@ -113,7 +114,7 @@ class Run:
         if floor is None:
             return False
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            least = np.sqrt(np.exp(floor - self.shift) * self.at_risk)
+            least = np.exp((floor - self.shift + self.log_at_risk) / 2)
             stated = np.where(self.read_all, 0, np.maximum(least, self.error)) / self.mean
             observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
         return bool(np.nanmedian(stated) > INFLATED * np.sqrt((observed**2).mean()))
@@ -124,8 +125,8 @@ class Run:
         Of those that are not exact.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.at_risk)
-        short = (self.off > WITHIN * self.error) & (self.at_risk > 0)
+            wanted = self.shift + 2 * np.log(self.off / WITHIN) - self.log_at_risk
+        short = (self.off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
         least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND), 0)]
         return float(least) if np.isfinite(least) else None
