@@ -62,7 +62,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         angular kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
-        random sample, as large as rtol requires. "near_far": rows that collide with the query
+        random sample, as large as rtol requires. "near_far": the rows of the cells around the query
         exactly, a sample of the others. "hbe": rows drawn from hash buckets. "bucket_sum": a sketch
         of constant size that keeps no rows, for the kernels "angular" and "laplacian"; n_hashes
         sets its error, not rtol. "auto": the cheapest of all, chosen by a pilot; rows are kept, and
