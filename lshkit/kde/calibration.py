@@ -22,7 +22,7 @@ N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
-INFLATED = 1.5
+INFLATED, LARGEST = 1.5, 1.0
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
@@ -109,15 +109,16 @@ class Run:
         """How many errors are larger than rtol."""
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
-    def inflates(self, floor: float | None, most: float) -> bool:
-        """Whether the floor raises the median stated error above INFLATED times the errors."""
+    def inflation(self, floor: float | None, most: float) -> tuple[float, float]:
+        """The median relative error that is stated with the floor, and over those observed."""
         if floor is None:
-            return False
+            return 0.0, 0.0
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             least = np.exp((floor - self.shift + self.log_at_risk) / 2)
             stated = np.where(self.read_all, 0, np.maximum(least, self.error)) / self.mean
             observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
-        return bool(np.nanmedian(stated) > INFLATED * np.sqrt((observed**2).mean()))
+            median = float(np.nanmedian(stated))
+            return median, float(median / np.sqrt((observed**2).mean()))
 
     def error_floor(self) -> float | None:
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
@@ -136,6 +137,7 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
     """A tuned method with its error floor, whether it keeps the accuracy, and whether it inflates.
 
     It inflates where the median stated error is more than INFLATED root mean squares of the errors.
+    Where that is more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -155,7 +157,8 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
     if accuracy.confidence is None:
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
-    return method, kept, run.inflates(method.error_floor, method.most)
+    stated, ratio = run.inflation(method.error_floor, method.most)
+    return method, kept and stated <= LARGEST, ratio > INFLATED
 
 
 def _bound(

@@ -186,7 +186,7 @@ def _warn(name: str, expected: float, kept: bool, accuracy: Accuracy) -> None:
 
 
 def _is_worthwhile(method: type[Method], n: int, tuned: dict[str, Tuned], rtol: float) -> bool:
-    """Whether "auto" tunes a method after others: it takes hash tables of all rows to do so."""
+    """Whether "auto" tunes a method after others: it takes tables or cells of all rows to do so."""
     cheapest = min(found.settings["cost"] for found in tuned.values() if _reaches(found, rtol))
     return n >= method.min_rows and cheapest > method.worth
 
