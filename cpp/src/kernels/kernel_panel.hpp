@@ -101,23 +101,25 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
     pack_transposed<T>(count, d, kPanel<T>, {rows, d}, T(1), nullptr, panel.packed);
   }
   const bool products = !angular && p.shape.kernel != DensityKernel::laplacian;
-  for (int i = 0; i < kPanel<T>; i += n) {
-    Vec<T> sum{};
-    if (products || angular)
-      for (index_t c = 0; c < d; ++c) {
-        const Vec<T> v = load(panel.values + c * panel.stride + i);
-        sum += v * v;
-      }
-    if (angular) {
-      const Vec<T> norm = root(sum);
+  Vec<T> square[kTileColumns] = {};
+  if (products || angular)
+    for (index_t c = 0; c < d; ++c)  // as the keys lie in memory
+      LSHKIT_UNROLL
+  for (int i = 0; i < kTileColumns; ++i) {
+    const Vec<T> v = load(panel.values + c * panel.stride + i * n);
+    square[i] += v * v;
+  }
+  if (angular)
+    for (int i = 0; i < kTileColumns; ++i) {
+      const Vec<T> norm = root(square[i]);
       const Vec<T> inverse = select(norm > T(0), T(1) / norm, Vec<T>{});
       for (index_t c = 0; c < d; ++c) {
-        T* v = panel.packed + c * kPanel<T> + i;
+        T* v = panel.packed + c * kPanel<T> + i * n;
         store(v, load(v) * inverse);
       }
     }
-    store(panel.norms + i, products ? sum * T(0.5) : Vec<T>{});
-  }
+  for (int i = 0; i < kTileColumns; ++i)
+    store(panel.norms + i * n, products ? square[i] * T(0.5) : Vec<T>{});
   for (index_t j = 0; j < kPanel<T>; ++j) {
     const bool counts = j < count && first + j >= p.skip;
     panel.weights[j] = !counts ? 0 : p.keys.weights ? float(p.keys.weights[first + j]) : 1;

@@ -6,21 +6,22 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-// One loop for all orders: add and read are large, and are compiled once.
+// Causal or reversed: one loop for both, as add and read are large.
+template <class Add, class Read>
+LSHKIT_INLINE void take_turns(Order order, index_t added, index_t readers, Add add, Read read) {
+  const index_t steps = larger(added, readers);
+  for (index_t step = 0; step < steps; ++step) {
+    const index_t i = order == Order::causal ? step : steps - 1 - step;
+    if (i < added) add(i);
+    if (i < readers) read(i);
+  }
+}
+
 template <class Add, class Read>
 LSHKIT_INLINE void in_order(Order order, index_t added, index_t readers, Add add, Read read) {
-  index_t steps = larger(added, readers), adds = 0, reads = 0, direction = 1;
-  if (order == Order::all) {
-    steps = added + readers;
-    reads = -added;
-  } else if (order == Order::reversed) {
-    adds = reads = steps - 1;
-    direction = -1;
-  }
-  for (; steps > 0; --steps, adds += direction, reads += direction) {
-    if (adds < added) add(adds);
-    if (reads >= 0 && reads < readers) read(reads);
-  }
+  if (order != Order::all) return take_turns(order, added, readers, add, read);
+  for (index_t j = 0; j < added; ++j) add(j);
+  for (index_t i = 0; i < readers; ++i) read(i);
 }
 
 }  // namespace

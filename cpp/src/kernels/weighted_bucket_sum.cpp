@@ -158,11 +158,18 @@ struct Run {
     reduce_dots<T>(partial, p.scale, p.accumulate_dots, to, count);
   }
 
+  // One function for any Sum and Dots.
+  LSHKIT_NOINLINE void add_all() const {
+    for (index_t j = 0; j < p.add.count; ++j) add(j);
+  }
   template <bool Sum, bool Dots>
   LSHKIT_INLINE void rows() {
-    in_order(
-        p.order, p.add.count, p.read.count, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
-        [&](index_t i) LSHKIT_ALWAYS_INLINE { read<Sum, Dots>(i); });
+    if (p.order != Order::all)
+      return take_turns(
+          p.order, p.add.count, p.read.count, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
+          [&](index_t i) LSHKIT_ALWAYS_INLINE { read<Sum, Dots>(i); });
+    add_all();
+    for (index_t i = 0; i < p.read.count; ++i) read<Sum, Dots>(i);
   }
   LSHKIT_INLINE void all() {
     if (!p.dots) return rows<true, false>();
