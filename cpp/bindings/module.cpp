@@ -57,5 +57,4 @@ PYBIND11_MODULE(_C, module) {
   module.attr("instruction_sets") = LSHKIT_INSTRUCTION_SETS;  // those compiled in
   module.attr("with_cuda") = lshkit::kWithCuda;
   module.def("cuda_architectures", &lshkit::cuda_architectures);
-  module.def("cuda_available", &lshkit::cuda_available);
 }

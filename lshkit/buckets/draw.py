@@ -143,10 +143,6 @@ class HashTables:
         _C.bucket_sizes(self._tables, codes, sums, threads_of(torch))
         return like(torch, sums)[0]
 
-    def look_up(self, query_codes: ArrayOrTensor) -> tuple[Tables, np.ndarray]:
-        """The arrays of the tables and the codes as the core takes them, for fused operations."""
-        return self._tables, self._queries(query_codes)[0]
-
     def _queries(self, query_codes: Any) -> tuple[np.ndarray, Any]:
         codes, torch = wide_codes("query_codes", query_codes)
         if codes.shape[1] != self.n_hashes:

@@ -14,6 +14,7 @@ from lshkit.kde.sums import BLOCK, PermutedRows, Sums, blocks_of
 
 CENTRES, MOST_CELLS = 4.0, 2048  # times the root of the number of rows, rounded to a power of 2
 SAMPLE, N_STEPS = 16, 3  # rows of the sample, times the number of cells; steps of k-means
+AT_ONCE = 256  # blocks that are filled from one copy of their rows
 
 
 def count_of(n_rows: int) -> int:
@@ -44,21 +45,7 @@ class Cells:
         self.order = np.argsort(cells, kind="stable").astype(np.int32)
         self.counts = np.bincount(cells, minlength=n_cells).astype(np.int64)
         self.indptr = np.concatenate([[0], np.cumsum(self.counts)])
-        n_blocks = -(-self.counts // BLOCK)
-        self.first = np.cumsum(n_blocks) - n_blocks
-        # Where the rows lie in the blocks: those of a cell from the start of its first one.
-        shift = self.first * BLOCK - self.indptr[:-1]
-        places = np.arange(len(rows)) + np.repeat(shift, self.counts)
-        self.blocks = np.zeros((int(n_blocks.sum()), rows.shape[1], BLOCK), rows.dtype)
-        for first in range(0, len(self.blocks), 256):
-            some = slice(*np.searchsorted(places, (first * BLOCK, (first + 256) * BLOCK)))
-            padded = np.zeros((min(256, len(self.blocks) - first) * BLOCK, rows.shape[1]))
-            padded[places[some] - first * BLOCK] = rows[self.order[some]]
-            self.blocks[first : first + 256] = blocks_of(padded)
-        self.weights = None
-        if permuted.weights is not None:
-            self.weights = np.zeros((len(self.blocks), BLOCK))
-            self.weights.reshape(-1)[places] = permuted.weights[self.order]
+        self._fill_blocks(rows, permuted.weights)
 
     def _move_centres(self, sample: np.ndarray, threads: int) -> None:
         """A step of k-means; a centre that no row is nearest to stays."""
@@ -68,6 +55,24 @@ class Cells:
         sums = np.add.reduceat(sample[order], starts, axis=0, dtype=np.float64)
         counts = np.diff(starts, append=len(sample))
         self.centres[found // BLOCK, :, found % BLOCK] = sums / counts[:, None]
+
+    def _fill_blocks(self, rows: np.ndarray, weights: np.ndarray | None) -> None:
+        """Copies the rows cell by cell; the rows of a cell begin a block."""
+        n_blocks = -(-self.counts // BLOCK)
+        self.first = np.cumsum(n_blocks) - n_blocks
+        shift = self.first * BLOCK - self.indptr[:-1]
+        places = np.arange(len(rows)) + np.repeat(shift, self.counts)
+        self.blocks = np.zeros((int(n_blocks.sum()), rows.shape[1], BLOCK), rows.dtype)
+        for first in range(0, len(self.blocks), AT_ONCE):
+            last = min(first + AT_ONCE, len(self.blocks))
+            some = slice(*np.searchsorted(places, (first * BLOCK, last * BLOCK)))
+            padded = np.zeros(((last - first) * BLOCK, rows.shape[1]), rows.dtype)
+            padded[places[some] - first * BLOCK] = rows[self.order[some]]
+            self.blocks[first:last] = blocks_of(padded)
+        self.weights = None
+        if weights is not None:
+            self.weights = np.zeros((len(self.blocks), BLOCK))
+            self.weights.reshape(-1)[places] = weights[self.order]
 
     def nearest(self, queries: np.ndarray, n_probes: int, threads: int) -> np.ndarray:
         """The cells of the centres nearest to each query, the nearest first."""
@@ -141,5 +146,5 @@ class Cells:
 
     @property
     def nbytes(self) -> int:
-        arrays = self.blocks, self.centres, self.order, self.indptr
-        return self.permuted.nbytes + sum(x.nbytes for x in arrays)
+        arrays = self.blocks, self.weights, self.centres, self.order, self.indptr
+        return self.permuted.nbytes + sum(x.nbytes for x in arrays if x is not None)

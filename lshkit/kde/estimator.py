@@ -384,6 +384,8 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
     def score_samples(
         self, X: ArrayLike, return_std: Literal[True]
     ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def score_samples(self, X: Rows, return_std: bool) -> Any: ...
     def score_samples(self, X: Any, return_std: bool = False) -> Any:
         """Log-density of each row of X `(n_samples, n_features)`.
 
@@ -438,6 +440,8 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
     def kernel_mean(
         self, X: ArrayLike, return_std: Literal[True]
     ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def kernel_mean(self, X: Rows, return_std: bool) -> Any: ...
     def kernel_mean(self, X: Any, return_std: bool = False) -> Any:
         """Weighted mean of the kernel between each row of X and the rows fitted: unnormalised.
 

@@ -168,11 +168,8 @@ def family(training: Training, distance: float, n_hashes: int, n_projections: in
 class Buckets:
     """Hash tables of the permuted rows from `start` to `stop`."""
 
-    def __init__(
-        self, permuted: PermutedRows, hasher: HashFamily, start: int = 0, stop: int | None = None
-    ) -> None:
-        self.permuted, self.hasher, self.start = permuted, hasher, start
-        self.stop = len(permuted) if stop is None else stop
+    def __init__(self, permuted: PermutedRows, hasher: HashFamily, start: int, stop: int) -> None:
+        self.permuted, self.hasher, self.start, self.stop = permuted, hasher, start, stop
         self.rows = permuted.rows[start:stop]
         self.weights = None if permuted.weights is None else permuted.weights[start:stop]
         self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)

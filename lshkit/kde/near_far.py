@@ -30,13 +30,13 @@ N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 # Costs in rows (what brute force spends on one): of a centre, of a cell that is read, and of a row
 # of it. Measured at d = 64.
 CENTRE, PROBE, NEAR = 1.2, 30.0, 4.0
-SEEN = 0.01  # share of a density that is at risk wherever its rows are
+LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
 class NearFar(RowsInType):
     """`RandomSampling` with the near rows taken out of history and samples.
 
-    cells: of all rows. n_probes: how many of them, around a query, have the near rows.
+    cells: of all rows. n_probes: the rows of so many cells, those nearest to a query, are near.
     """
 
     name = "near_far"
@@ -106,7 +106,7 @@ class NearFar(RowsInType):
             n_history, n_later, open_ = n_history[~final], n_later[~final], open_[~final]
         at_risk = mean
         if self.n_probes > 1:
-            at_risk = outer.total * relative(outer.shift, shift) + SEEN * mean
+            at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
         return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight)
 
@@ -163,9 +163,7 @@ class NearRows:
 
     def __init__(self, pilot: Pilot, cells: Cells, probes: np.ndarray) -> None:
         self.pilot, self.cells, self.probes = pilot, cells, probes
-        self.near, self.count = cells.sums(
-            pilot.queries, probes, pilot.threads, pilot.n_pilot, pilot.stop
-        )
+        self.near, self.count = cells.sums(pilot.queries, probes, pilot.threads, pilot.n_pilot)
         self.n_far = pilot.population - self.count
 
     @property

@@ -24,7 +24,7 @@ AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distan
 
 
 class Pilot:
-    """Queries, and their sums over the permuted rows after the first `n_pilot`, up to `stop`.
+    """Queries, and their sums over the permuted rows after the first `n_pilot`.
 
     Without queries, those first rows are the queries. All is made when it is first asked for.
     """
@@ -36,13 +36,11 @@ class Pilot:
         negligible: float = -np.inf,
         queries: np.ndarray | None = None,
         permuted: PermutedRows | None = None,
-        stop: int | None = None,
     ) -> None:
         self.training, self.threads, self.given = training, threads, queries
         self.negligible = negligible  # log of the sum
-        self.stop = len(training.X) if stop is None else min(stop, len(training.X))
         self.n_pilot = min(N_PILOT, len(training.X) // 2)
-        self.population = self.stop - self.n_pilot
+        self.population = len(training.X) - self.n_pilot
         self._histories: dict[int, Sums] = {}
         self._permuted = permuted
 
@@ -69,7 +67,7 @@ class Pilot:
 
     @functools.cached_property
     def sums(self) -> Sums:
-        return self._sums(self.n_pilot, self.stop)
+        return self._sums(self.n_pilot, len(self.training.X))
 
     @property
     def thresholds(self) -> dict[str, float | None]:
@@ -92,12 +90,6 @@ class Pilot:
         if count not in self._histories:
             self._histories[count] = self._sums(self.n_pilot, self.n_pilot + count)
         return self._histories[count]
-
-    def among(self, count: int) -> Pilot:
-        """The same with only so many rows after the pilot's own."""
-        stop = self.n_pilot + count
-        negligible = self.negligible + np.log(min(count / self.population, 1))
-        return Pilot(self.training, self.threads, negligible, self.given, self.permuted, stop)
 
     def _sums(self, first: int, last: int) -> Sums:
         return self.permuted.sums(self.queries, first, last, self.threads)
@@ -186,7 +178,7 @@ def _warn(name: str, expected: float, kept: bool, accuracy: Accuracy) -> None:
 
 
 def _is_worthwhile(method: type[Method], n: int, tuned: dict[str, Tuned], rtol: float) -> bool:
-    """Whether "auto" tunes a method after others: it takes tables or cells of all rows to do so."""
+    """Whether "auto" tunes a method after others: that may need cells or tables of all rows."""
     cheapest = min(found.settings["cost"] for found in tuned.values() if _reaches(found, rtol))
     return n >= method.min_rows and cheapest > method.worth
 

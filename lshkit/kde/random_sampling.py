@@ -119,7 +119,6 @@ def cheapest_sample(
     population: float,
     other: float,
     rtol: float,
-    coarse: bool = False,
 ) -> dict[str, Any]:
     """Size and limit of the cheapest sampling that keeps rtol on a pilot's queries, as a report.
 
@@ -128,7 +127,7 @@ def cheapest_sample(
     rows are read in the end, so that it holds for others that are not so many.
 
     spread: standard deviation of a term over the mean, for each query. known(count): what a history
-    of so many rows predicts. other: cost of all else. coarse: for a comparison, in less time.
+    of so many rows predicts. other: cost of all else.
     """
     best: dict[str, Any] = {
         "n_samples": population,
@@ -139,9 +138,9 @@ def cheapest_sample(
     sizes, size = [], 64.0
     while size < population / 2:
         sizes.append(int(-(-size // BLOCK) * BLOCK))
-        size *= 2 if coarse else 1.25
+        size *= 1.25
     foretold = functools.lru_cache(maxsize=None)(known)
-    limits = sorted({min(x * rtol, MAX_LIMIT) for x in (LIMITS[1:2] if coarse else LIMITS)})
+    limits = sorted({min(x * rtol, MAX_LIMIT) for x in LIMITS})
     for n_samples in sorted(set(sizes)):
         if other + n_samples >= best["cost"]:
             break

@@ -72,6 +72,10 @@ assert_type(LSHOutlierDetector(density).fit_predict(x), NDArray[np.int64])
 assert_type(lshkit.likelihood_curve(x), LikelihoodCurve)
 assert_type(lshkit.two_sample_test(x, t), TwoSampleTestResult)
 assert_type(lshkit.two_sample_test(x, x).pvalue, float)
+flag = bool(x.any())  # where it is not known which overload applies
+assert_type(density.score_samples(x, return_std=flag), Any)
+assert_type(density.kernel_mean(t, return_std=flag), Any)
+assert_type(LSHKernelRegressor().predict(x, return_std=flag), Any)
 LSHKernelDensity(kernel=3)  # type: ignore[arg-type]  # refused: no name
 
 # Samplers.

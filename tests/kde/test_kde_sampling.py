@@ -204,13 +204,13 @@ def test_auto_reports_its_pick(caplog):
 
 @pytest.fixture
 def few_rows_do(monkeypatch):
-    """Hash tables are tried from few rows on, where a test takes less."""
+    """Cells and hash tables are tried from few rows on, where a test takes less."""
     for method in METHODS.values():
         monkeypatch.setattr(method, "min_rows", min(method.min_rows, 2000))
         monkeypatch.setattr(method, "worth", min(method.worth, 600))
 
 
-def test_auto_tries_hash_tables_where_random_sampling_is_dear(few_rows_do):
+def test_auto_tries_cells_and_hash_tables_where_random_sampling_is_expensive(few_rows_do):
     rows, queries = clustered(12_000, 16, 2000, scale=0.05, seed=5, n_queries=100)
     density = LSHKernelDensity(bandwidth=0.15, random_state=0, normalize=False).fit(rows)
     costs = {name: found["cost"] for name, found in density.report_["methods"].items()}
