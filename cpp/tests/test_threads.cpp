@@ -166,6 +166,7 @@ TEST(a_child_of_a_process_at_work_computes) {
 }
 #endif
 
+#ifndef LSHKIT_EMULATOR  // qemu ends with an assertion of its own where such a child starts threads
 TEST(exit_waits_for_nobody) {
   // A thread at work while the process exits, as a daemon thread of Python's.
   for (int i = 0; i < 5; ++i)
@@ -179,6 +180,7 @@ TEST(exit_waits_for_nobody) {
       return false;
     }));
 }
+#endif
 
 TEST(library_that_is_closed_leaves_its_threads_asleep) {
   // A library with a copy of the core of its own, closed while its threads spin or sleep.

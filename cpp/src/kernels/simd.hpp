@@ -116,6 +116,8 @@ LSHKIT_INLINE V rounded(V v) {
   __asm__("" : "+v"(v));
 #elif defined(__x86_64__)
   __asm__("" : "+x"(v));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(v));
 #else
   __asm__("" : "+m"(v));
 #endif

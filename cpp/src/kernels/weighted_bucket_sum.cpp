@@ -18,7 +18,11 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
 #define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 4")
+#else  // a table row is a loop's worth of registers
+#define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 1")
+#endif
 
 constexpr index_t kAhead = 12;      // rows to prefetch ahead
 constexpr index_t kSlotsAhead = 4;  // rows whose table rows are prefetched: some are not in L2
