@@ -59,6 +59,7 @@ def build(python, build_folder, wheels, tools):
     """The wheel of one Python, before and after auditwheel."""
     raw = pathlib.Path(tempfile.mkdtemp(dir=wheels, prefix=".raw-"))
     options = {"build-dir": build_folder, "cmake.define.LSHKIT_BUNDLE_LIBGOMP": "ON"}
+    options["cmake.define.LSHKIT_CUDA"] = "OFF"
     # The tools of pip's isolated environment are gone after it, and with them what was compiled.
     path = {"PATH": f"{tools}:{os.environ['PATH']}"}
     ask = [tools / "python", "-m", "pybind11", "--cmakedir"]
