@@ -1,5 +1,6 @@
 """Settings of Sphinx: `sphinx-build -W docs build/docs` makes the site."""
 
+import os
 import pathlib
 import re
 import sys
@@ -17,7 +18,11 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
     "mathml",
 ]
 html_math_renderer = "mathml"
@@ -36,7 +41,14 @@ default_role = "py:obj"
 smartquotes_action = "D"  # dashes alone: words in quotes are values
 autosummary_generate = False  # the tables only: the pages of docs/reference hold the entries
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the docstrings say what is wanted, shapes and dtypes too
+autodoc_typehints = "description"  # beside what the docstrings say of each argument
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
+# By their names, not by all that they stand for.
+autodoc_type_aliases = {
+    name: name
+    for name in ("ArrayLike", "ArrayOrTensor", "FloatArray", "File", "RandomState", "Rows", "Seed")
+}
 autodoc_docstring_signature = False
 autodoc_mock_imports = ["pyod"]  # of lshkit.kde.pyod, whose other imports the package needs itself
 napoleon_use_rtype = False
@@ -46,6 +58,30 @@ python_maximum_signature_line_length = 88
 python_use_unqualified_type_names = True
 add_module_names = False
 
+# Links to the types of other libraries. Inventories are fetched only when asked for, because a
+# build without a network must not fail.
+if os.environ.get("LSHKIT_DOCS_ONLINE"):
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "sklearn": ("https://scikit-learn.org/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+    }
+
+# The examples' pictures are those of docs/images, made by their full runs: nothing is run here.
+sphinx_gallery_conf = {
+    "examples_dirs": "../python_examples",
+    "gallery_dirs": "gallery",
+    "plot_gallery": False,
+    "within_subsection_order": "FileNameSortKey",
+    "notebook_extensions": set(),  # they read a command line
+    "download_all_examples": False,
+    "remove_config_comments": True,
+    "show_signature": False,
+    "write_computation_times": False,
+}
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on output
+
 html_theme = "furo"
 html_title = "lshkit"
 html_static_path = ["_static"]
@@ -53,6 +89,15 @@ html_css_files = ["lshkit.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
+
+
+def picture_of_an_example(app, docname, source):
+    """What the full run of an example drew, and a link to its file, above its code."""
+    folder, _, name = docname.rpartition("/")
+    if folder == "gallery" and name != "index":
+        head = f".. image:: /images/{name}.png\n   :alt: What the example draws\n\n"
+        head += f":download:`Download {name}.py <{name}.py>`\n\n"
+        source[0] = source[0].replace(".. code-block:: Python", f"{head}.. code-block:: Python", 1)
 
 
 def bars_are_bars(app, what, name, obj, options, lines):
@@ -65,6 +110,20 @@ def underscores_stay(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"^(:(?:ivar|vartype) \w+)_:", r"\1\\_:", x) for x in lines]
 
 
+def types_in_sections(app, what, name, obj, options, lines):
+    """Types of arguments in the sections of napoleon_custom_sections, which autodoc leaves out."""
+    types = app.env.current_document.autodoc_annotations.get(name, {})
+    if types.get("return", "").endswith("Any"):  # of a function with overloads
+        del types["return"]
+    argument = re.compile(r"((?:^:\w+ arguments: |^ +)\* \*\*(\w+)\*\*)( -- )")
+    for i, line in enumerate(lines):
+        if (found := argument.match(line)) and found[2] in types:
+            type_ = re.sub(r"~?(?:\w+\.)*(\w+)", r"\1", types[found[2]])
+            lines[i] = f"{found[1]} (*{type_}*){line[found.end(1) :]}"
+
+
 def setup(app):
+    app.connect("source-read", picture_of_an_example)
     app.connect("autodoc-process-docstring", bars_are_bars)
     app.connect("autodoc-process-docstring", underscores_stay, priority=900)
+    app.connect("autodoc-process-docstring", types_in_sections, priority=900)

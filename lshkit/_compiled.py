@@ -6,7 +6,7 @@ import sys
 from importlib.machinery import PathFinder
 
 
-def folders(own, version):
+def folders(own: list[str], version: str) -> list[str]:
     """`__path__` of lshkit: `own` where it has the compiled module, or an installed copy's.
 
     All modules then come from there, as in a checkout after `pip install .`, where Python finds

@@ -5,18 +5,19 @@ import os
 import pathlib
 import platform
 import sys
+from types import ModuleType
 
 BACKENDS = {"openmp": "OpenMP", "std": "std::thread"}
 
 
-def _version(distribution):
+def _version(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def _torch():
+def _torch() -> str:
     # Threads are torch's to tell, and asking must not import it.
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
@@ -24,14 +25,14 @@ def _torch():
     return f"{torch.__version__} ({torch.get_num_threads()} threads)"
 
 
-def _instruction_set(core):
+def _instruction_set(core: ModuleType) -> str:
     forced = os.environ.get("LSHKIT_ISA")
     asked = f"; LSHKIT_ISA={forced}" if forced else ""
     compiled = ", ".join(core.instruction_sets.split())
     return f"{core.instruction_set()} (compiled: {compiled}{asked})"
 
 
-def show_versions():
+def show_versions() -> None:
     """Print the versions, instruction set and threads that lshkit runs with.
 
     torch is not imported for it: its thread count appears when it already is.

@@ -8,20 +8,28 @@ must match the size of the file before any array is allocated, and no member can
 file, overlap another or be described in two ways.
 """
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
 import secrets
 import struct
 import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from lshkit import hashing
-from lshkit.hashing.family import FAMILIES
+from lshkit.hashing.family import FAMILIES, HashFamily
+from lshkit.typing import File
 
 MAX_HEADER = 2**20  # bytes: what JSON makes of them is some 30 times as large
 FLOATS, UNSIGNED = ("<f4", "<f8"), ("|u1", "<u2", "<u4", "<u8")
+# The types that an array may have and its shape (None: any), by its name.
+Expected: TypeAlias = dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]]
+
 TYPES = (*FLOATS, *UNSIGNED, "<i8")
 _HEADER = "header.json"
 _CHUNK = 2**20
@@ -33,7 +41,9 @@ _IN_EXTRA = 2**32 - 1  # a size that stands in the field of 64 bits
 # --- Writing ------------------------------------------------------------------------------------
 
 
-def write(file, kind, version, header, arrays):
+def write(
+    file: File, kind: str, version: int, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     """Writes an object of a kind: header, a dict for JSON, and arrays by name.
 
     file: a path, which gets the ending .npz where it has another, or a binary file object. At a
@@ -47,13 +57,15 @@ def write(file, kind, version, header, arrays):
     text = _json(header)
     if len(text) > MAX_HEADER:
         raise ValueError(f"a header must be of {MAX_HEADER} bytes at most, got {len(text)}")
-    target = contextlib.nullcontext(file) if hasattr(file, "write") else _replacing(_ending(file))
+    target: Any = (
+        contextlib.nullcontext(file) if hasattr(file, "write") else _replacing(_ending(file))
+    )
     with target as open_file:
         _write(open_file, text, arrays)
 
 
-def _write(file, text, arrays):
-    members = [(_HEADER, b"", text)]
+def _write(file: BinaryIO, text: bytes, arrays: dict[str, np.ndarray]) -> None:
+    members: list[tuple[str, bytes, bytes | memoryview]] = [(_HEADER, b"", text)]
     for name, x in arrays.items():
         data = x.reshape(-1).view(np.uint8).data
         members.append((f"{name}.npy", _npy_header(x.dtype.str, x.shape), data))
@@ -70,7 +82,7 @@ def _write(file, text, arrays):
 
 
 @contextlib.contextmanager
-def _replacing(path):
+def _replacing(path: str) -> Iterator[BinaryIO]:
     """A new file that takes the place of the one at path in the end, or is removed."""
     mode = None
     if os.path.exists(path):
@@ -96,12 +108,12 @@ def _replacing(path):
         raise
 
 
-def _ending(path):
+def _ending(path: str | os.PathLike[str]) -> str:
     path = os.fsdecode(path)
     return path if path.endswith(".npz") else f"{path}.npz"
 
 
-def _little_endian(x):
+def _little_endian(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, order="C")
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
     if x.dtype.str not in TYPES:
@@ -113,7 +125,7 @@ def _little_endian(x):
 
 
 @contextlib.contextmanager
-def opened(file, kind, version):
+def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
     """The `Archive` in a file that `write` made, of this kind and at most this version.
 
     file: a path, to which .npz is added where there is none of that name, or a binary file object.
@@ -122,13 +134,14 @@ def opened(file, kind, version):
     """
     with contextlib.ExitStack() as stack:
         name = "the file object"
+        source: Any = file
         if not hasattr(file, "read"):
             name = os.fsdecode(file)
             if not os.path.exists(name) and os.path.exists(_ending(name)):
                 name = _ending(name)
-            file = stack.enter_context(open(name, "rb"))
+            source = stack.enter_context(open(name, "rb"))
         try:
-            yield Archive(file, kind, version)
+            yield Archive(source, kind, version)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # contents that are none are met in many ways
@@ -139,7 +152,7 @@ def opened(file, kind, version):
 class Archive:
     """header: what `write` was given. arrays: (type, shape) of each that is there, by name."""
 
-    def __init__(self, file, kind, version):
+    def __init__(self, file: BinaryIO, kind: str, version: int) -> None:
         self._file, start = file, file.tell()
         file.seek(0, os.SEEK_END)
         size = file.tell() - start
@@ -163,7 +176,7 @@ class Archive:
         if size != implied:
             raise ValueError(f"it has {size} bytes where its header implies {implied}")
 
-    def read(self, expected):
+    def read(self, expected: Expected) -> dict[str, np.ndarray]:
         """All arrays, by name. Once, as the file is read in order.
 
         expected: (types, shape) of each by name; shape None: any. ValueError, before anything is
@@ -185,7 +198,7 @@ class Archive:
             raise ValueError("its directory is damaged")
         return arrays
 
-    def _read_header(self):
+    def _read_header(self) -> tuple[bytes, bytes, int]:
         entry = self._take(len(_local_entry(_HEADER, 0, 0)))
         checksum, size = _checksum(entry), int.from_bytes(entry[-8:], "little")
         if entry != _local_entry(_HEADER, checksum, size):
@@ -197,7 +210,7 @@ class Archive:
             raise ValueError("its header is damaged")
         return text, _directory_entry(_HEADER, checksum, size, 0), len(entry) + size
 
-    def _implied_size(self):
+    def _implied_size(self) -> int:
         size, directory = self._offset, len(self._directory)
         for name, (dtype, shape) in self.arrays.items():
             name = f"{name}.npy"
@@ -206,7 +219,7 @@ class Archive:
             directory += len(_directory_entry(name, 0, 0, 0))
         return size + directory + len(_end(0, 0, 0))
 
-    def _read_array(self, name, dtype, shape):
+    def _read_array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         start = _npy_header(dtype, shape)
         member, size = f"{name}.npy", len(start) + _data_size(dtype, shape)
         entry = self._take(len(_local_entry(member, 0, 0)))
@@ -226,7 +239,7 @@ class Archive:
         self._offset += len(entry) + size
         return x.astype(x.dtype.newbyteorder("="), copy=False)
 
-    def _take(self, size):
+    def _take(self, size: int) -> bytes:
         data = self._file.read(size)
         while data and len(data) < size and (more := self._file.read(size - len(data))):
             data += more
@@ -235,7 +248,7 @@ class Archive:
         return data
 
 
-def _declared(name, dtype, shape):
+def _declared(name: str, dtype: str, shape: list[int]) -> tuple[str, tuple[int, ...]]:
     """Type and shape as a header gives them: ValueError for what no array may have."""
     if dtype not in TYPES:
         raise ValueError(f"{name} must be of one of {', '.join(TYPES)}, got {dtype!r}")
@@ -247,42 +260,42 @@ def _declared(name, dtype, shape):
 # --- The bytes of an archive --------------------------------------------------------------------
 
 
-def _json(header):
+def _json(header: dict[str, Any]) -> bytes:
     return json.dumps(header).encode()
 
 
-def _data_size(dtype, shape):
+def _data_size(dtype: str, shape: tuple[int, ...]) -> int:
     size = int(dtype[2:])
     for n in shape:
         size *= n
     return size
 
 
-def _npy_header(dtype, shape):
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
     text += b" " * (-(len(text) + 11) % 64) + b"\n"
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
 
 
-def _local_entry(name, checksum, size):
+def _local_entry(name: str, checksum: int, size: int) -> bytes:
     """What stands before a member (APPNOTE.TXT of PKWARE, 4.3.7 and 4.5.3)."""
     name, extra = name.encode(), struct.pack("<HHQQ", 1, 16, size, size)
     numbers = 45, 0, 0, 0, _DATE, checksum, _IN_EXTRA, _IN_EXTRA, len(name), len(extra)
     return struct.pack("<4s5H3I2H", b"PK\3\4", *numbers) + name + extra
 
 
-def _checksum(entry):
+def _checksum(entry: bytes) -> int:
     return int.from_bytes(entry[14:18], "little")
 
 
-def _directory_entry(name, checksum, size, offset):
+def _directory_entry(name: str, checksum: int, size: int, offset: int) -> bytes:
     """What the directory at the end says of a member (4.3.12)."""
     name, extra = name.encode(), struct.pack("<HHQQQ", 1, 24, size, size, offset)
     numbers = 45, 45, 0, 0, 0, _DATE, checksum, _IN_EXTRA, _IN_EXTRA, len(name), len(extra)
     return struct.pack("<4s6H3I5H2I", b"PK\1\2", *numbers, 0, 0, 0, 0, _IN_EXTRA) + name + extra
 
 
-def _end(count, size, offset):
+def _end(count: int, size: int, offset: int) -> bytes:
     """After a directory of so many entries and bytes at offset (4.3.14 to 4.3.16)."""
     numbers = 44, 45, 45, 0, 0, count, count, size, offset
     return (
@@ -295,14 +308,14 @@ def _end(count, size, offset):
 # --- Hash families in archives ------------------------------------------------------------------
 
 
-def split_family(hasher):
+def split_family(hasher: HashFamily) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A hash family as a dict for the header and one of arrays, their names with "hasher."."""
     entries = hasher.to_arrays()
     arrays = {f"hasher.{name}": x for name, x in entries.items() if x.ndim}
     return {name: x.item() for name, x in entries.items() if not x.ndim}, arrays
 
 
-def family_arrays(settings):
+def family_arrays(settings: dict[str, Any]) -> Expected:
     """What `Archive.read` is to expect of the family of which these are the header's settings."""
     family = FAMILIES.get(settings["family"])
     if family is None:
@@ -311,7 +324,7 @@ def family_arrays(settings):
     return {f"hasher.{name}": (TYPES, None) for name in family.array_names(settings)}
 
 
-def join_family(settings, arrays):
+def join_family(settings: dict[str, Any], arrays: dict[str, np.ndarray]) -> HashFamily:
     """The family of these settings, with its arrays among others. ValueError where it is none."""
     named = {name: x for name, x in arrays.items() if name.startswith("hasher.")}
     return hashing.from_arrays(settings | {k.removeprefix("hasher."): x for k, x in named.items()})

@@ -2,6 +2,7 @@
 
 import operator
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ HOW_TO_BUILD = (
 )
 
 
-def integer(name, value, low, high=None):
+def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     """value as an int in low..high. TypeError for anything but an integer (a bool is none)."""
     wanted = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
     try:
@@ -27,7 +28,7 @@ def integer(name, value, low, high=None):
     return number
 
 
-def positive(name, value):
+def positive(name: str, value: Any) -> float:
     """value as a float that float32 holds and that is > 0. TypeError for what is no real number."""
     wanted = f"{name} must be a finite number > 0"
     kinds = int, float, np.integer, np.floating
@@ -40,14 +41,14 @@ def positive(name, value):
     return float(value)
 
 
-def boolean(name, value):
+def boolean(name: str, value: Any) -> bool:
     """value as a bool. TypeError for anything but a bool, Python's or numpy's."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be a bool, got {value!r} ({type(value).__name__})")
     return bool(value)
 
 
-def torch_of(**arguments):
+def torch_of(**arguments: Any) -> Any:
     """The torch module when the arguments are torch tensors, None when none is.
 
     Never imports torch. Arguments that are None count for neither side; a mixture is a TypeError.
@@ -67,7 +68,15 @@ def torch_of(**arguments):
     return torch
 
 
-def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=False):
+def array(
+    name: str,
+    value: Any,
+    torch: Any = None,
+    *,
+    kinds: str = "fiub",
+    wanted: str = "real numbers",
+    cuda: bool = False,
+) -> Any:
     """value as a numpy array, or with torch as the dense CPU tensor that it is.
 
     cuda: a CUDA tensor is taken too, in a build with kernels for it.
@@ -90,7 +99,7 @@ def array(name, value, torch=None, *, kinds="fiub", wanted="real numbers", cuda=
     return converted if converted.flags.aligned else converted.copy()
 
 
-def _tensor(name, tensor, torch, kinds, wanted, cuda):
+def _tensor(name: str, tensor: Any, torch: Any, kinds: str, wanted: str, cuda: bool) -> Any:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor of {wanted}, got {type(tensor).__name__}")
     if tensor.is_nested:

@@ -3,10 +3,12 @@ families in the layout of the core (hash.hpp)."""
 
 import numpy as np
 
+from lshkit.typing import Seed
+
 MAX_BITS = 64
 MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
-FAMILY = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
+FAMILY: dict[str, int] = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
 ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
 
 _ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
@@ -15,12 +17,14 @@ _ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
 _BYTE_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, -1, 1).astype(np.float32)
 
 
-def code_dtype(n_buckets):
+def code_dtype(n_buckets: int) -> np.dtype:
     """The smallest unsigned numpy dtype that holds the codes 0 .. n_buckets - 1."""
     return np.min_scalar_type(n_buckets - 1)
 
 
-def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
+def make_parameters(
+    family: str, n_features: int, n_bits: int, n_hashes: int, n_sets: int = 1, seed: Seed = None
+) -> np.ndarray:
     """The random numbers that make `n_sets` independent hash function sets.
 
     Returns a float32 array `(n_sets,) + parameter_shape(...)` in the layout of the core (hash.hpp).
@@ -43,7 +47,7 @@ def make_parameters(family, n_features, n_bits, n_hashes, n_sets=1, seed=None):
     return parameters
 
 
-def make_rotation(n_values, n_sets=1, seed=None):
+def make_rotation(n_values: int, n_sets: int = 1, seed: Seed = None) -> np.ndarray:
     """The random numbers of `n_sets` rotations of `n_values` coordinates, for a gradient's sketch.
 
     Returns a float32 array `(n_sets, ANGLE_ROWS, D)` as the core takes it (GradientSketch), D a
@@ -56,7 +60,7 @@ def make_rotation(n_values, n_sets=1, seed=None):
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
 
 
-def _random_words(seed, n, stream=0):
+def _random_words(seed: Seed, n: int, stream: int = 0) -> np.ndarray:
     """64-bit words of a counter's block cipher, for attention, which draws new functions in every
     training step: a Generator takes twice as long, and a GPU cannot make its numbers."""
     if not isinstance(seed, (int, np.integer)):
@@ -64,14 +68,14 @@ def _random_words(seed, n, stream=0):
     return np.random.Philox(key=int(seed) + stream).random_raw(n)
 
 
-def _angles(words):
+def _angles(words: np.ndarray) -> np.ndarray:
     """Of 32 bits each, from 0 to 2 pi."""
     angles = words.astype(np.float32)
     angles *= np.float32(2 * np.pi / 2**32)
     return angles
 
 
-def _normals(seed, n_sets, n):
+def _normals(seed: Seed, n_sets: int, n: int) -> np.ndarray:
     """`n_sets` times `n` standard normal numbers, two a word (Box and Muller 1958)."""
     words = -(-n // 2)
     bits = _random_words(seed, n_sets * words).view(np.uint32).reshape(n_sets, words, 2)
@@ -84,12 +88,12 @@ def _normals(seed, n_sets, n):
     return np.ascontiguousarray(normals.reshape(n_sets, 2 * words)[:, :n])
 
 
-def rotation_columns(n_values):
+def rotation_columns(n_values: int) -> int:
     """D of `make_rotation`: the power of two that holds the coordinates, 16 or more."""
     return max(16, 1 << (n_values - 1).bit_length())
 
 
-def parameter_shape(family, n_features, n_bits, n_hashes):
+def parameter_shape(family: str, n_features: int, n_bits: int, n_hashes: int) -> tuple[int, int]:
     """(rows, columns) of one hash function set."""
     if family == "hyperplane":
         return n_hashes * n_bits, n_features

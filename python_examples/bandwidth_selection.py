@@ -1,9 +1,12 @@
-"""Bandwidths of a kernel density: Scott's rule, Silverman's rule and leave-one-out likelihood.
+"""Bandwidth selection
+===================
+
+Bandwidths of a kernel density: Scott's rule, Silverman's rule and leave-one-out likelihood.
 
 Rows are drawn from clusters in 2 to 512 features. For each number of features
 `likelihood_curve` scores every bandwidth by the log-density of each row under all other rows, in
 one pass over the distances. At the end there are a table with the log-density of rows that no
-rule has seen, and a picture of the curves. Needs matplotlib and tqdm.
+rule has seen, and a picture of the curves. Needs matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -14,6 +17,7 @@ try:
     import matplotlib
     import numpy as np
     from matplotlib import pyplot as plt
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
@@ -21,6 +25,7 @@ except ImportError as error:
 from lshkit.kde import LikelihoodCurve, LSHKernelDensity, likelihood_curve
 
 RULES = "scott", "silverman", "likelihood"
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def clusters(n: int, n_features: int) -> np.ndarray:
@@ -31,7 +36,7 @@ def clusters(n: int, n_features: int) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--quick", action="store_true", help="1,000 rows, two numbers of features")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("bandwidth_selection.png"))
@@ -40,37 +45,39 @@ def main() -> None:
     if args.quick:
         args.rows, numbers = 1000, (2, 32)
     matplotlib.use("Agg")
-    curves, factors, table = {}, {}, []
+    curves, factors, seconds, table = {}, {}, [], []
     for d in tqdm(numbers, desc="features"):
         rows = clusters(args.rows + 1000, d)
         others, rows = rows[:1000], rows[1000:]
         start = time.perf_counter()
         curve = likelihood_curve(rows, scale="std", random_state=0)
-        seconds = time.perf_counter() - start
+        seconds.append(time.perf_counter() - start)
         scores = {}
         for rule in RULES:
             density = LSHKernelDensity(bandwidth=rule, rtol=0, random_state=0).fit(rows)
             scores[rule] = density.score(others) / len(others)
         curves[d], factors[d] = curve, args.rows ** (-1 / (d + 4))
-        table.append(
-            (d, factors[d], curve.best, curve.best_standard_error, *scores.values(), seconds)
-        )
-    print(
-        "\n| features | Scott's factor | best factor | Scott | Silverman | likelihood | curve, s |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for d, factor, best, std, scott, silverman, likelihood, seconds in table:
-        row = f"| {d} | {factor:.3f} | {best:.3f} +- {std:.3f} | {scott:.2f} | {silverman:.2f} "
-        print(row + f"| {likelihood:.2f} | {seconds:.2f} |")
+        means = [f"{scores[rule]:.2f}" for rule in RULES]
+        table.append((str(d), f"{factors[d]:.3f}", f"{curve.best:.3f}", *means))
+    header = ["features", "by Scott", "best", *RULES]
+    print(f"\n{tabulate(table, header, **TABLE)}\n")
+    error = max(curve.best_standard_error for curve in curves.values())
+    print("by Scott, best: factors of the features' deviations; the best ones have")
+    print(f"standard errors of at most {error:.3f}. Then log-densities of 1,000 new rows.")
+    print(f"A curve took {min(seconds):.2f} to {max(seconds):.2f} s.")
     draw(curves, factors, args.out)
     print(f"\npicture: {args.out}")
 
 
 def draw(curves: dict[int, LikelihoodCurve], factors: dict[int, float], out: pathlib.Path) -> None:
     """A curve for each number of features, with the maximum and Scott's factor."""
-    size = 2.6 * len(curves), 2.8
-    figure, axes = plt.subplots(1, len(curves), figsize=size, layout="constrained")
-    for axis, (d, curve) in zip(axes, curves.items(), strict=True):
+    n_rows = -(-len(curves) // 3)
+    size = {"figsize": (9, 2.8 * n_rows), "layout": "constrained"}
+    figure, axes = plt.subplots(n_rows, -(-len(curves) // n_rows), **size)
+    axes = axes.ravel()
+    for axis in axes[len(curves) :]:
+        axis.remove()
+    for axis, (d, curve) in zip(axes, curves.items(), strict=False):
         curve.plot(axis)
         axis.axvline(factors[d], color="0.45", ls="--", lw=1, label="Scott's rule")
         axis.axvline(curve.best, color="C1", lw=1, label="maximum")
@@ -82,11 +89,13 @@ def draw(curves: dict[int, LikelihoodCurve], factors: dict[int, float], out: pat
         shown = curve.bandwidths[curve.log_likelihood > low]
         axis.set_xlim(0.9 * min(shown[0], factors[d]), 1.1 * max(shown[-1], factors[d]))
         axis.set_xscale("linear")
-        axis.set_ylabel("")
-    axes[0].set_ylabel("log-likelihood per row")
-    axes[0].legend(frameon=False, fontsize=8, loc="lower center")
-    figure.savefig(out, dpi=100)
+        axis.set_ylabel("log-likelihood per row" if axis.get_subplotspec().is_first_col() else "")
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False)
+    figure.savefig(out, dpi=110)
 
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/bandwidth_selection.png"

@@ -1,10 +1,13 @@
-"""An output layer of 100,000 classes: trained with the full softmax and with SampledSoftmaxLoss.
+"""An output layer of many classes
+===============================
+
+An output layer of 100,000 classes: trained with the full softmax and with SampledSoftmaxLoss.
 
 The classes are the most frequent pairs of neighbouring words and signs in the source code of
 Python's own standard library; a small network guesses the next pair from the eight words before it.
 Every tenth file is held out, and there the loss is the exact one for all. The methods start from
 the same weights and see the same batches. At the end there are a table and a picture. Needs torch,
-matplotlib and tqdm.
+matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -19,6 +22,7 @@ try:
     import numpy as np
     import torch
     from matplotlib import pyplot as plt
+    from tabulate import tabulate
     from torch import Tensor, nn
     from torch.nn import functional as F
     from tqdm import tqdm
@@ -28,6 +32,7 @@ except ImportError as error:
 from lshkit.sampling import SampledSoftmaxLoss
 
 CONTEXT = 8  # words that are seen
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 VOCABULARY = 20_000  # different ones; the others are one
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 METHODS = {  # options of SampledSoftmaxLoss
@@ -146,23 +151,25 @@ def train(name: str, training: Pairs, held_out: Pairs, args: argparse.Namespace)
 
 def print_table(results: dict[str, dict], training: Pairs, args: argparse.Namespace) -> None:
     print(
-        f"\n{args.classes:,} classes, {args.features} features, {args.steps} steps of "
-        f"{args.batch_size} pairs out of {len(training):,}; {args.samples} sampled classes, "
-        f"{args.n_hashes} hash tables, {args.threads} threads\n"
+        f"\n{args.classes:,} classes, {args.features} features; steps: {args.steps} of "
+        f"{args.batch_size} pairs;\nsampled classes: {args.samples}, hash tables: "
+        f"{args.n_hashes}, threads: {args.threads}\n"
     )
     full = results["full softmax"]["step"]
     few = max(1, args.steps // 10)
-    print(f"| method | a step, ms | speed | loss after {args.steps} steps | loss in equal time |")
-    print("|---|---|---|---|---|")
+    table = []
     for name, result in results.items():
         _, seconds, losses = result["curve"].T
-        print(
-            f"| {name} | {1e3 * result['step']:.1f} | {full / result['step']:.1f} | "
-            f"{losses[-1]:.3f} | {np.interp(few * full, seconds, losses):.3f} |"
-        )
+        in_equal_time = np.interp(few * full, seconds, losses)
+        speed = f"{full / result['step']:.1f}"
+        cells = f"{1e3 * result['step']:.1f}", speed, f"{losses[-1]:.3f}", f"{in_equal_time:.3f}"
+        table.append((name, *cells))
+    header = ["method", "a step, ms", "speed", "end loss", "equal time"]
+    print(tabulate(table, header, colalign=["left"], **TABLE))
     print(
-        f"\nLosses are exact, on held-out text, in nats a pair. The equal time is that of {few} "
-        f"steps\nwith the full softmax, {few * full:.1f} s; done before: the last loss.\n"
+        "\nend loss: after all steps; equal time: after the time of the first tenth of the\n"
+        f"steps with the full softmax, {few * full:.1f} s, or at the end if that is earlier.\n"
+        "Both are exact, on held-out text, in nats a pair.\n"
     )
 
 
@@ -173,8 +180,11 @@ def draw(results: dict[str, dict], args: argparse.Namespace) -> None:
         steps, seconds, losses = result["curve"].T
         axes[0].plot(steps, losses, "o-", markersize=3, color=color, label=name)
         axes[1].plot(seconds[1:], losses[1:], "o-", markersize=3, color=color, label=name)
-    axes[0].set(xlabel="training steps", ylabel="held-out loss, exact (nats a pair)")
-    axes[1].set(xlabel="seconds of training", xscale="log")
+    axes[0].set(
+        title="by steps", xlabel="training steps", ylabel="held-out loss, exact (nats a pair)"
+    )
+    axes[1].set(title="by time", xlabel="seconds of training", xscale="log")
+    axes[1].xaxis.set_minor_formatter("")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False)
@@ -196,7 +206,8 @@ positive.__name__ = "positive integer"  # the name in argparse's message
 
 def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--classes", type=positive, default=100_000, help="of the output layer")
@@ -232,7 +243,7 @@ def main() -> None:
         parser.error(f"--text: {args.text} has too little text")
     torch.set_num_threads(args.threads)
     torch.sparse.check_sparse_tensor_invariants.disable()  # or Adagrad makes torch warn of them
-    print(f"{len(training):,} pairs of {args.text} to train on, {len(held_out):,} held out")
+    print(f"{args.text}:\n{len(training):,} pairs to train on, {len(held_out):,} held out")
     results = {name: train(name, training, held_out, args) for name in METHODS}
     print_table(results, training, args)
     draw(results, args)
@@ -241,3 +252,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/extreme_softmax.png"

@@ -1,10 +1,14 @@
-"""Kernel regression on many rows: exact, from a sample and from a sketch, each with its error.
+"""Kernel regression
+=================
+
+Kernel regression on many rows: exact, from a sample and from a sketch, each with its error.
 
 A response of three features is learnt from noisy rows. A grid search in a scikit-learn pipeline
 picks the bandwidth on some of them; then the same regression is computed from all rows, from as
 many as an error of 0.05 standard deviations of the targets needs, and from a sketch of constant
 size through which the rows only streamed. At the end there are a table, and a picture of a cut
-through the predictions beside one of the errors, stated and observed. Needs matplotlib and tqdm.
+through the predictions beside one of the errors, stated and observed. Needs
+matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -20,6 +24,7 @@ try:
     from sklearn.neighbors import KNeighborsRegressor
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
@@ -27,6 +32,7 @@ except ImportError as error:
 from lshkit.kde import LSHKernelRegressor
 
 NOISE = 0.5
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def response(X: np.ndarray) -> np.ndarray:
@@ -47,7 +53,7 @@ def searched(model, name: str, values, X: np.ndarray, y: np.ndarray) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--queries", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="small sizes, to see it run")
@@ -67,7 +73,7 @@ def main() -> None:
         "exact": LSHKernelRegressor(algorithm="brute", **width),
         "sample": LSHKernelRegressor(algorithm="random", rtol=0.05, random_state=0, **width),
         "sketch": LSHKernelRegressor(random_state=0, **sketch),
-        "scikit-learn, neighbors": KNeighborsRegressor(**k),
+        "k neighbors": KNeighborsRegressor(**k),
     }
     laplacian = LSHKernelRegressor("laplacian", sketch["bandwidth"], algorithm="brute").fit(X, y)
     exact = {"sketch": laplacian.predict(queries)}
@@ -96,10 +102,11 @@ def main() -> None:
         size = f"{model.extra_memory_ / 1e6:,.1f}" if hasattr(model, "extra_memory_") else ""
         table.append((name, *cells, size))
     print(f"\n{args.rows:,} rows, bandwidth {width['bandwidth']:.2f}\n")
-    print("| model | us a query | R^2 | error | stated | beyond 3 stated | extra MB |")
-    print("|---|---|---|---|---|---|---|")
-    for row in table:
-        print(f"| {' | '.join(row)} |")
+    header = ["model", "us a query", "R^2", "error", "stated", "beyond 3", "MB"]
+    print(tabulate(table, header, colalign=["left"], **TABLE))
+    print("\nerror: root mean square over the queries, against the same kernel's exact sums")
+    print("stated: the same of the standard errors; beyond 3: errors above three of them")
+    print("MB: beside the rows; k neighbors: scikit-learn's KNeighborsRegressor")
     draw(models, errors, args.out)
     print(f"\npicture: {args.out}")
 
@@ -114,7 +121,8 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
         std = np.where(np.isfinite(std), std, 0)
         left.plot(cut[:, 0], mean, color=colour, lw=1.2, label=name)
         left.fill_between(cut[:, 0], mean - 2 * std, mean + 2 * std, color=colour, alpha=0.25, lw=0)
-    left.set(xlabel="first feature, the others 1", ylabel="prediction, 2 stated errors")
+    left.set(title="a cut through the predictions", xlabel="first feature, the others 1")
+    left.set_ylabel("prediction, 2 stated errors")
     left.legend(frameon=False, fontsize=8)
     for name, colour in (("sample", "C1"), ("sketch", "C2")):
         std, error = errors[name]
@@ -125,6 +133,7 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
     for factor, style in ((1, "-"), (3, ":")):
         right.plot(ends, factor * ends, color="black", lw=0.8, ls=style, label=f"{factor} stated")
     right.set(xscale="log", yscale="log", xlabel="stated error", ylabel="observed error")
+    right.set_title("each query's error")
     right.set_ylim(bottom=ends[0] / 30)
     right.xaxis.set_minor_formatter("")
     right.legend(frameon=False, fontsize=8)
@@ -133,3 +142,5 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/kernel_regression.png"

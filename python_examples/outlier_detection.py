@@ -1,9 +1,12 @@
-"""Outlier and novelty detection with LSHOutlierDetector: interface of IsolationForest, no tuning.
+"""Outlier and novelty detection
+=============================
+
+Outlier and novelty detection with LSHOutlierDetector: interface of IsolationForest, no tuning.
 
 Novelties: nine of the ten handwritten digits are fitted, the tenth was never seen; the detector
 tells it from held-out normal ones. Outliers: the strangest of all digits, each judged by the
 others. A stream: a sketch of constant size learns rows in parts. Ends in a table for every digit
-left out, and a picture. Needs matplotlib and tqdm.
+left out, and a picture. Needs matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -18,11 +21,14 @@ try:
     from sklearn.metrics import roc_auc_score
     from sklearn.model_selection import train_test_split
     from sklearn.neighbors import LocalOutlierFactor
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
 from lshkit.kde import LSHKernelDensity, LSHOutlierDetector
+
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def novelties(digit: int, pixels: np.ndarray, labels: np.ndarray) -> tuple[list, tuple]:
@@ -51,7 +57,7 @@ def streamed(rows: np.ndarray, truth: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--quick", action="store_true", help="two digits")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("outlier_detection.png"))
     args = parser.parse_args()
@@ -59,11 +65,14 @@ def main() -> None:
     pixels, labels = load_digits(return_X_y=True)
     left_out = range(2 if args.quick else 10)
     found = [novelties(k, pixels, labels) for k in tqdm(left_out, desc="digits")]
-    print("\n| novel digit | lshkit | IsolationForest | LOF | caught | false alarms |")
-    print("|---|---|---|---|---|---|")
-    for digit, ours, forest, lof, caught, alarms in (row for row, _ in found):
-        print(f"| {digit} | {ours:.3f} | {forest:.3f} | {lof:.3f} | {caught:.0%} | {alarms:.1%} |")
-    print("\nAUC; caught and false alarms: with contamination=0.05")
+    table = [
+        [str(digit), *(f"{area:.3f}" for area in areas), f"{caught:.0%}", f"{alarms:.1%}"]
+        for (digit, *areas, caught, alarms), _ in found
+    ]
+    header = ["novel", "lshkit", "IsolationForest", "LOF", "caught", "false alarms"]
+    print(f"\n{tabulate(table, header, **TABLE)}\n")
+    print("novel: the digit left out; areas under the ROC curve")
+    print("caught, false alarms: of lshkit with contamination=0.05\n")
 
     detector = LSHOutlierDetector(contamination=0.01, random_state=0)
     strange = np.flatnonzero(detector.fit_predict(pixels) < 0)
@@ -115,3 +124,5 @@ def draw(points: np.ndarray, scores: list, strange: np.ndarray, out: pathlib.Pat
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/outlier_detection.png"

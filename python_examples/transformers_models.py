@@ -1,15 +1,19 @@
-"""Models of the package transformers with lshkit's attention: what works, and what it costs.
+"""Models of transformers
+======================
+
+Models of the package transformers with lshkit's attention: what works, and what it costs.
 
 Small random models of four families (BERT, Llama-style with grouped heads, T5, T5Gemma) get each of
 lshkit's attention functions by their name. The first table says what each of them does: forward,
 backward, padding that changes no bit, and generation with a cache that equals generation without.
 The second has the time of an encoder and of a decoder against `sdpa`, which the picture shows. The
 weights are random: this is about interfaces and time, not about quality. Needs transformers,
-matplotlib and tqdm.
+matplotlib, tabulate and tqdm.
 """
 
 import argparse
 import pathlib
+import textwrap
 import time
 import warnings
 
@@ -17,6 +21,7 @@ try:
     import matplotlib
     import torch
     from matplotlib import pyplot as plt
+    from tabulate import tabulate
     from tqdm import tqdm
     from transformers import (
         BertConfig,
@@ -37,6 +42,7 @@ from lshkit.attention.huggingface import register
 
 IMPLEMENTATIONS = ("sdpa", "lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh")
 VOCABULARY = 100
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 
 
@@ -192,32 +198,27 @@ def timings(args: argparse.Namespace) -> dict:
 # --- Tables and picture ---------------------------------------------------------------------------
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def draw(times: dict, lengths: list[int], out: pathlib.Path) -> None:
     titles = list(dict.fromkeys(what for what, _, _ in times))
-    figure, axes = plt.subplots(1, len(titles), figsize=(4 * len(titles), 3.4), sharey=True)
+    figure, axes = plt.subplots(1, len(titles), figsize=(3.3 * len(titles), 3.4), sharey=True)
     for axis, what in zip(axes, titles, strict=True):
         for implementation in IMPLEMENTATIONS:
             y = [1000 * times[what, implementation, n] for n in lengths]
             axis.loglog(lengths, y, marker="o", label=implementation)
-        axis.set_title(what)
+        axis.set_title(what, fontsize=11)
         axis.set_xlabel("tokens")
-        axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
+        axis.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=30)
         axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("milliseconds")
     axes[0].legend(frameon=False, fontsize=8)
     figure.tight_layout()
-    figure.savefig(out, dpi=150)
+    figure.savefig(out, dpi=120)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     lengths = [256, 512, 1024, 2048, 4096]
     parser.add_argument("--lengths", type=int, nargs="+", default=lengths, help="to time")
     parser.add_argument("--hidden", type=int, default=256, help="size of the models, 64 a head")
@@ -242,22 +243,26 @@ def main() -> None:
     for family, name in tqdm(trials, desc="models"):
         shown = "eager" if (family, name) == ("T5Gemma", "sdpa") else name
         rows.append([family, shown, *what_works(family, name, args).values()])
-    print("\n" + table(["model", "attention", "forward", "backward", "padding", "generate"], rows))
+    header = ["model", "attention", "runs", "trains", "padding", "generate"]
+    print(f"\n{tabulate(rows, header, colalign=['left', 'left'], **TABLE)}")
     for reason in REASONS:
-        print(f"\nrefused: {reason}")
+        print("\n" + textwrap.fill(f"refused: {reason}", 80))
 
     times = timings(args)
     rows = []
-    for what, name, n in times:
-        if name != "sdpa":
-            mine, softmax = times[what, name, n], times[what, "sdpa", n]
-            row = [what, name, f"{n:,}", f"{1000 * mine:.1f}", f"{1000 * softmax:.1f}"]
-            rows.append([*row, f"{softmax / mine:.2f}"])
-    header = ["what", "attention", "tokens", "ms", "sdpa ms", "times as fast"]
-    print("\n" + table(header, sorted(rows, key=lambda row: row[:2])))
+    for (what, name, n), mine in times.items():
+        speed_up = times[what, "sdpa", n] / mine
+        rows.append([what, name, f"{n:,}", f"{1000 * mine:.1f}", f"{speed_up:.2f}"])
+    order = {name: i for i, name in enumerate(IMPLEMENTATIONS)}
+    rows.sort(key=lambda row: (row[0], order[row[1]]))
+    header = ["what", "attention", "tokens", "ms", "speed-up"]
+    print(f"\n{tabulate(rows, header, colalign=['left', 'left'], **TABLE)}")
+    print("\nspeed-up: over sdpa, of the whole model")
     draw(times, args.lengths, args.out)
     print(f"\npicture: {args.out}")
 
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/transformers_models.png"

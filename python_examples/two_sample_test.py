@@ -1,10 +1,13 @@
-"""Two-sample tests: has a stream of handwritten digits changed?
+"""Two-sample tests
+================
+
+Two-sample tests: has a stream of handwritten digits changed?
 
 Reference rows are pictures of the digits 0 to 8. New batches are such pictures too, of which a
 growing share is the 9. The maximum mean discrepancy with permutations tells from what share on the
 batch differs: exactly, from all pairs of rows, and by sums over hash buckets, which take time
 linear in the rows and so can test many more. At the end there are a table of how often an alarm
-is raised, and a picture of that beside a null distribution. Needs matplotlib and tqdm.
+is raised, and a picture of that beside a null distribution. Needs matplotlib, tabulate and tqdm.
 """
 
 import argparse
@@ -16,6 +19,7 @@ try:
     import numpy as np
     from matplotlib import pyplot as plt
     from sklearn.datasets import load_digits
+    from tabulate import tabulate
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
@@ -23,6 +27,7 @@ except ImportError as error:
 from lshkit.kde import two_sample_test
 
 SHARES = 0.0, 0.02, 0.05, 0.1, 0.2
+TABLE = {"tablefmt": "github", "disable_numparse": True, "colglobalalign": "right"}
 
 
 def pictures(n: int, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -37,7 +42,7 @@ def pictures(n: int, share: float, rng: np.random.Generator) -> np.ndarray:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--rows", type=int, default=1000, help="of both samples of an exact test")
     parser.add_argument("--many", type=int, default=10_000, help="of a test by bucket sums")
     parser.add_argument("--batches", type=int, default=20, help="that are tested at each share")
@@ -68,21 +73,22 @@ def main() -> None:
             seconds[name] += time.perf_counter() - start
             pvalues[name][share].append(result.pvalue)
             last[name, share] = result
-    print("\nalarms at the level 0.05, of", args.batches, "batches\n")
-    print("| share of 9s |", " | ".join(f"{x:.0%}" for x in SHARES), "| seconds a test |")
-    print("|---|" + "---|" * (len(SHARES) + 1))
     alarms = {
         name: [np.mean(np.array(found[share]) <= 0.05) for share in SHARES]
         for name, found in pvalues.items()
     }
-    for name, found in alarms.items():
-        cells = " | ".join(f"{x:.0%}" for x in found)
-        print(f"| {name} | {cells} | {seconds[name] / len(batches):.2f} |")
-    draw(alarms, last, args.out)
+    print(f"\nAlarms at the level 0.05, of {args.batches} batches of each share\n")
+    table = [
+        (name, *(f"{x:.0%}" for x in found), f"{seconds[name] / len(batches):.2f}")
+        for name, found in alarms.items()
+    ]
+    header = ["share of 9s", *(f"{x:.0%}" for x in SHARES), "s a test"]
+    print(tabulate(table, header, colalign=["left"], **TABLE))
+    draw(alarms, last, args.batches, args.out)
     print(f"\npicture: {args.out}")
 
 
-def draw(alarms: dict, last: dict, out: pathlib.Path) -> None:
+def draw(alarms: dict, last: dict, batches: int, out: pathlib.Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     name = list(alarms)[-1]
     left.hist(last[name, 0.0].null_distribution, 30, color="grey", alpha=0.6, label="permuted")
@@ -95,8 +101,10 @@ def draw(alarms: dict, last: dict, out: pathlib.Path) -> None:
     for (name, found), style in zip(alarms.items(), ("o-", "s--", "^-"), strict=True):
         right.plot(100 * np.array(SHARES), found, style, label=name, ms=5)
     right.axhline(0.05, color="black", lw=0.8, ls=":", label="level")
+    right.set_title(f"alarms, {batches} batches of each share")
     right.set(xlabel="share of 9s, %", ylabel="share of alarms", ylim=(-0.03, 1.03))
-    right.legend(frameon=False, fontsize=8, loc="lower right")
+    lines = right.get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower right", ncols=4, fontsize=8, frameon=False)
     for axis in (left, right):
         axis.title.set_fontsize(10)
     figure.savefig(out, dpi=120)
@@ -104,3 +112,5 @@ def draw(alarms: dict, last: dict, out: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+# sphinx_gallery_thumbnail_path = "images/two_sample_test.png"

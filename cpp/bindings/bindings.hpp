@@ -40,7 +40,7 @@ void bind_weighted_buckets(py::module_& module);
 void bind_decoding(py::module_& module);
 void bind_partition_sums(py::module_& module);
 void bind_draw(py::module_& module);
-void bind_near_kernel_sums(py::module_& module);
+void bind_cells(py::module_& module);
 void bind_pair_products(py::module_& module);
 void bind_parameters(py::module_& module);
 

@@ -20,13 +20,6 @@ inline const char* cuda_architectures() {
   return "";
 #endif
 }
-inline bool cuda_available() {
-#ifdef LSHKIT_WITH_CUDA
-  return cuda::available();
-#else
-  return false;
-#endif
-}
 
 class CudaCall {
  public:

@@ -46,7 +46,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_decoding(module);
   lshkit::bind_partition_sums(module);
   lshkit::bind_draw(module);
-  lshkit::bind_near_kernel_sums(module);
+  lshkit::bind_cells(module);
   lshkit::bind_pair_products(module);
   lshkit::bind_parameters(module);
   module.def("instruction_set", &lshkit::instruction_set);
@@ -57,5 +57,4 @@ PYBIND11_MODULE(_C, module) {
   module.attr("instruction_sets") = LSHKIT_INSTRUCTION_SETS;  // those compiled in
   module.attr("with_cuda") = lshkit::kWithCuda;
   module.def("cuda_architectures", &lshkit::cuda_architectures);
-  module.def("cuda_available", &lshkit::cuda_available);
 }

@@ -1,8 +1,6 @@
 #include "kernels/kernel_sums.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -16,20 +14,6 @@ namespace {
 // a query's sum does not either.
 constexpr index_t kQueryRun = 512, kKeyRun = 4096;
 static_assert(kKeyRun % kKeyBlock == 0);
-
-void add(KernelSum& sum, const KernelSum& more) {
-  if (more.total == 0 && more.squares == 0) {  // keys without weight
-    if (sum.total == 0 && sum.squares == 0) sum.shift = std::max(sum.shift, more.shift);
-    return;
-  }
-  if (sum.total == 0 && sum.squares == 0) {
-    sum = more;
-    return;
-  }
-  const double shift = std::max(sum.shift, more.shift);
-  const double a = std::exp(sum.shift - shift), b = std::exp(more.shift - shift);
-  sum = {shift, sum.total * a + more.total * b, sum.squares * a * a + more.squares * b * b};
-}
 
 }  // namespace
 

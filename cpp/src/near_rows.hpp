@@ -19,12 +19,11 @@ inline void prefetch_rows(BucketRows bucket) {
 }
 
 // The rows that are in min_count of the buckets, each once, into near, which has room for one more;
-// returns their number. counts.add(row) counts a row and returns its count with this one;
-// found(row, n) is called for near row number n. Everything by value: a store of a count might
-// change whatever is not in a register.
-template <class Counts, class Found>
+// returns their number. counts.add(row) counts a row and returns its count with this one.
+// Everything by value: a store of a count might change whatever is not in a register.
+template <class Counts>
 index_t find_near(const BucketRows* bucket, const BucketRows* end, const int min_count,
-                  Counts counts, std::int32_t* const near, const Found found) {
+                  Counts counts, std::int32_t* const near) {
   constexpr index_t kBucketsAhead = 6;
   index_t n = 0;
   for (; bucket < end; ++bucket) {
@@ -32,9 +31,7 @@ index_t find_near(const BucketRows* bucket, const BucketRows* end, const int min
     const std::int32_t* const last = bucket->end;
     for (const std::int32_t* row = bucket->begin; row < last; ++row) {
       near[n] = *row;
-      const bool is_near = counts.add(*row) == min_count;
-      if (is_near) found(*row, n);
-      n += is_near;
+      n += counts.add(*row) == min_count;
     }
   }
   return n;

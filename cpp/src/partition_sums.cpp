@@ -81,8 +81,8 @@ void find_buckets(const PartitionProblem& p, index_t query, std::vector<BucketRo
 PartitionSums sums_of_query(const PartitionProblem& p, index_t query, float* far,
                             const std::vector<BucketRows>& buckets, const RunScratch& s,
                             Counts& counts) {
-  const index_t n_near = find_near(buckets.data(), buckets.data() + buckets.size(),
-                                   int(p.min_count), counts, s.near, [](std::int32_t, index_t) {});
+  const index_t n_near =
+      find_near(buckets.data(), buckets.data() + buckets.size(), int(p.min_count), counts, s.near);
   measure_rows(PairMeasure::product, p.queries + query * p.n_features, p.rows, p.n_features, s.near,
                n_near, s.logits);
   if (p.bias)

@@ -17,22 +17,10 @@ const char* refusal(int device) {
   return major < 8 ? "lshkit's CUDA kernels need compute capability 8.0 (sm_80) or newer" : nullptr;
 }
 
-bool available() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  for (int device = 0; device < count; ++device)
-    if (!refusal(device)) return true;
-  return false;
-}
-
 #else
 
 const char* architectures() { return "emulated on the CPU"; }
 const char* refusal(int) { return nullptr; }
-bool available() { return true; }
 
 #endif
 

@@ -1,6 +1,8 @@
 """Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
+from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ def seed_tensor(seed: int | Tensor | None, inputs_device: torch.device = CPU) ->
         return seed
     if seed.device == CPU:
         if may_be_read(seed) and not torch._C._functorch.is_functorch_wrapped_tensor(seed):
-            return seed_tensor(seed.item(), inputs_device)
+            return seed_tensor(int(seed.item()), inputs_device)
         return seed.to(device, non_blocking=True)
     return seed.to(device)  # a wait for the GPU
 
@@ -75,7 +77,7 @@ def resolve_causal_offset(
     return key.shape[-2] - query.shape[-2] if is_causal else 0
 
 
-def check_choice(name, value, choices) -> None:
+def check_choice(name: str, value: Any, choices: Collection[str | None]) -> None:
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 

@@ -1,6 +1,7 @@
 """BERT-LSH (2024): attention scores of the pairs that share a SimHash bucket, and no others."""
 
 import math
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -10,6 +11,42 @@ from lshkit import checks, hash_functions, torch_ops
 from lshkit.attention.arguments import check_cpu, check_tensors, key_padding_mask, seed_tensor
 
 MAX_TABLE = 2**31 - 1
+
+
+@overload
+def bert_lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    n_bits: int = ...,
+    table_size: int = ...,
+    n_hashes: int = ...,
+    faithful: bool = ...,
+    enable_gqa: bool = ...,
+    seed: int | Tensor | None = ...,
+    return_counts: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def bert_lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    *,
+    scale: float | None = ...,
+    n_bits: int = ...,
+    table_size: int = ...,
+    n_hashes: int = ...,
+    faithful: bool = ...,
+    enable_gqa: bool = ...,
+    seed: int | Tensor | None = ...,
+    return_counts: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def bert_lsh_attention(
@@ -120,8 +157,18 @@ def subset_sums(codes: Tensor, n_bits: int, table_size: int, seed: int) -> Tenso
 
 
 def _faithful(
-    query, key, value, key_mask, scale, parameters, family, n_bits, n_hashes, table_size, seed
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    table_size: int,
+    seed: int,
+) -> tuple[Tensor, Tensor]:
     groups = query.shape[1] // max(key.shape[1], 1)
     if key_mask is not None:  # a masked key's score is copied to a row, but not its NaN
         unread = ~key_mask[:, None] & ~key.isfinite().all(-1)

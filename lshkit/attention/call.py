@@ -26,7 +26,7 @@ class Call(NamedTuple):
     seed: int | Tensor | None
 
     @property
-    def tensors(self) -> tuple:
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         return self.query, self.key, self.value, self.key_mask, self.query_starts, self.key_starts
 
     @property
@@ -55,7 +55,7 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     mask = call.key_mask
     masks = (None, None) if mask is None else (mask[:, :past], mask[:, past:])
     keys, values = (x.split((past, n_keys - past), 2) for x in (key, value))
-    out = 0
+    parts = []
     for i in range(2):
         part = call._replace(
             query=query,
@@ -66,7 +66,8 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
             offset=0,
             normalize=None,
         )
-        out = out + of_pairs(part)
+        parts.append(of_pairs(part))
+    out = parts[0] + parts[1]
     if call.normalize == "l2":
         out = unit_rows(out)
     elif call.normalize == "sum":

@@ -1,6 +1,7 @@
 """Softmax attention from the pairs whose codes collide, as a function."""
 
 import math
+from typing import Literal, overload
 
 from torch import Tensor
 
@@ -14,6 +15,54 @@ from lshkit.attention.arguments import (
     resolve_causal_offset,
     seed_tensor,
 )
+
+
+@overload
+def lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    weighting: str = ...,
+    n_bits: int = ...,
+    n_hashes: int = ...,
+    hasher: str = ...,
+    window: int | None = ...,
+    n_sinks: int = ...,
+    center: bool = ...,
+    causal_offset: int | None = ...,
+    seed: int | Tensor | None = ...,
+    return_pairs: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def lsh_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = ...,
+    dropout_p: float = ...,
+    is_causal: bool = ...,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    *,
+    weighting: str = ...,
+    n_bits: int = ...,
+    n_hashes: int = ...,
+    hasher: str = ...,
+    window: int | None = ...,
+    n_sinks: int = ...,
+    center: bool = ...,
+    causal_offset: int | None = ...,
+    seed: int | Tensor | None = ...,
+    return_pairs: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
 
 
 def lsh_attention(

@@ -1,5 +1,7 @@
 """The depthwise convolution of YOSO-C as products with banded matrices."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,17 +35,17 @@ class _Convolution(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value, weight, before):
+    def forward(value: Tensor, weight: Tensor, before: int) -> Tensor:
         return _banded_product(value, weight, before)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         value, weight, ctx.before = inputs
         ctx.save_for_backward(value, weight)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_out):
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         value, weight = ctx.saved_tensors
         width = weight.shape[-1]
         grad_value = grad_weight = None

@@ -1,12 +1,15 @@
 """Attention step by step: a state of constant size instead of the keys and values so far."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
 from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_dense, seed_tensor
-from lshkit.attention.estimators import Estimator, Sampled, Soft, estimator_of
+from lshkit.attention.estimators import Estimator, Hashed, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
 from lshkit.torch_ops.library import rows
@@ -50,6 +53,19 @@ class YosoState:
     grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
     used by two threads at once.
     """
+
+    batch_size: int
+    num_heads: int
+    num_key_heads: int
+    head_dim: int
+    value_dim: int
+    estimator: Hashed
+    normalize: str | None
+    dtype: torch.dtype
+    table_dtype: torch.dtype
+    conv_window: int | None
+    device: torch.device
+    seed: int
 
     def __init__(
         self,
@@ -99,12 +115,15 @@ class YosoState:
         self.device = _checked_device(device)
         seed = seed_tensor(seed)
         self.seed = int(seed)
-        self._seen = {}  # of a module's numbers on a GPU: those that have been compared
+        self._seen: dict[
+            str, Any
+        ] = {}  # of a module's numbers on a GPU: those that have been compared
         seed = seed_tensor(seed, self.device)
         given = {name: x.detach().to(CPU, copy=True) for name, x in parameters.items()}
         sizes = self.num_key_heads, self.head_dim
         place = CPU if "planes" in given else self.device
-        planes, *self._family = self.estimator.hash_functions(*sizes, given, seed, place)
+        planes, *family = self.estimator.hash_functions(*sizes, given, seed, place)
+        self._family = family[0], family[1], family[2]
         if "planes" in given:
             given["planes"] = planes = planes.contiguous()
         self._parameters = planes.to(self.device)
@@ -170,7 +189,15 @@ class YosoState:
             raise ValueError(f"key must have query's length {query.shape[-2]}, got {key.shape[-2]}")
         return self._decode(query, key, value, self._mask(attn_mask, key), True)
 
-    def _decode(self, query, key, value, mask, is_causal):
+    def _decode(
+        self,
+        query: Tensor | None,
+        key: Tensor | None,
+        value: Tensor | None,
+        mask: Tensor | None,
+        is_causal: bool,
+    ) -> Any:
+        """The output, or None without queries."""
         out, masked = None, None
         if mask is not None:
             masked = self._masked + mask.logical_not().sum(1)
@@ -181,7 +208,7 @@ class YosoState:
             shape = *query.shape[:-1], self.value_dim
             out = torch.empty(shape, dtype=dtype, device=self.device)
             query = rows(query, dtype)
-        if key is not None:
+        if key is not None and value is not None:
             key, value = rows(key, dtype), rows(value, dtype)
         _C.decode(
             self._sums,
@@ -205,7 +232,7 @@ class YosoState:
                 self._positions += key.shape[2]
         return out if out is None else out.to(self.dtype)
 
-    def _check(self, **tensors) -> None:
+    def _check(self, **tensors: Tensor) -> None:
         sizes = {
             "query": (self.num_heads, self.head_dim),
             "key": (self.num_key_heads, self.head_dim),
@@ -237,7 +264,7 @@ class YosoState:
         if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
             raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
 
-    def _mask(self, mask, key):
+    def _mask(self, mask: Tensor | None, key: Tensor) -> Tensor | None:
         """The padding mask as (batch, n), its last dimension contiguous."""
         if mask is None:
             return None
@@ -346,7 +373,7 @@ class YosoState:
         return {name: x for name, x in tensors.items() if x is not None}
 
     @property
-    def _options(self):
+    def _options(self) -> tuple[Tensor, int, int, int, Tensor | None, int, int, int]:
         """Arguments of the core that are those of the state."""
         return (
             self._parameters,
@@ -363,7 +390,7 @@ class YosoState:
             sharpness = torch.tensor([self.estimator.sharpness], dtype=torch.float32, device=CPU)
         self._sharpness = None if sharpness is None else sharpness.to(self.device)
 
-    def _like(self, indices) -> "YosoState":
+    def _like(self, indices: Iterable[int]) -> "YosoState":
         """Another state, whose sequence i is a copy of sequence indices[i] of this one."""
         other = object.__new__(YosoState)
         other.__dict__.update(self.__dict__)
@@ -377,7 +404,7 @@ class YosoState:
             setattr(other, f"_{name}", copy.view(other.batch_size * heads, *x.shape[1:]))
         return other
 
-    def _new_table(self, shape, dtype) -> Tensor:
+    def _new_table(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory without contents, in large pages where the system has them."""
         with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
             table = torch.empty(shape, dtype=dtype, device=self.device)
@@ -398,7 +425,7 @@ class YosoState:
         )
 
 
-def _checked_device(device) -> torch.device:
+def _checked_device(device: torch.device | str | None) -> torch.device:
     try:
         device = CPU if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:  # of a name that is no device's

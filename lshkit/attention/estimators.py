@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Estimator(abc.ABC):
         else:
             self._set(lift_scale=float(scale))
 
-    def _set(self, **fields) -> None:
+    def _set(self, **fields: Any) -> None:
         """The plain Python numbers of what was given."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -84,12 +84,12 @@ class Estimator(abc.ABC):
         ]
         return f"{type(self).__name__}({', '.join(fields)})"
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """{"estimator": its name, and its fields}, for `from_dict`, JSON and config files."""
         return {"estimator": self.name, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(options: Mapping) -> "Estimator":
+    def from_dict(options: Mapping[str, Any]) -> "Estimator":
         """The estimator from `to_dict`'s dict; missing fields have their defaults.
 
         Raises:
@@ -167,7 +167,7 @@ class Estimator(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Expected(Estimator):
-    """YOSO-E: exact collision probabilities as weights (YOSO, ICML 2021, eq. 1 and 3).
+    """YOSO-E: exact collision probabilities as weights (YOSO, ICML 2021, equations 1 and 3).
 
     (1 - acos(cosine) / pi)^n_bits for every pair, in quadratic time and linear memory, without
     noise. Computed in float32, for float64 inputs in float64.
@@ -229,7 +229,14 @@ class Hashed(Estimator):
         """Buckets of a hash that a query and a key belong to."""
         return 1, 1
 
-    def hash_functions(self, heads: int, columns: int, parameters: dict, seed, device) -> tuple:
+    def hash_functions(
+        self,
+        heads: int,
+        columns: int,
+        parameters: dict[str, Any],
+        seed: int | Tensor | None,
+        device: torch.device,
+    ) -> tuple[Tensor, int, int, int]:
         """As the operators take them: the planes, given or drawn from the seed, of each key head;
         the number of the family, n_bits, n_hashes."""
         sizes, family = (self.n_bits, self.n_hashes), torch_ops.FAMILY[self.hasher]
@@ -243,7 +250,7 @@ class Hashed(Estimator):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sampled(Hashed):
-    """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, eq. 2).
+    """YOSO-m: counts of the collisions of n_hashes codes as weights (YOSO, ICML 2021, equation 2).
 
     The mean over the hash functions is `Expected`. Time and memory are linear in the lengths.
     Queries and keys are only hashed, so their gradient is an estimate of the expectation's; values
@@ -303,8 +310,9 @@ class Sampled(Hashed):
                 f"window must be None to decode step by step, got {self.window}: a state "
                 "stores no keys"
             )
-        sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes}
-        return Sampled(**sizes, hasher=self.hasher, expectation="never")
+        return Sampled(
+            n_bits=self.n_bits, n_hashes=self.n_hashes, hasher=self.hasher, expectation="never"
+        )
 
     @property
     def depends_on_position(self) -> bool:

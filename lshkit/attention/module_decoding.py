@@ -1,13 +1,21 @@
 """Step-by-step decoding of a module: the options of its state, and its output."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
 from lshkit.attention.decoding import YosoState
+from lshkit.attention.estimators import Soft
 from lshkit.attention.parameters import sharpness_values
 
+if TYPE_CHECKING:
+    from lshkit.attention.modules import YosoAttention
 
-def module_options(module) -> dict:
+
+def module_options(module: YosoAttention) -> dict[str, Any]:
     """The arguments of the state that stands for a module's causal forward in eval mode.
 
     All but the seed and the parameters, which may be on a GPU.
@@ -21,7 +29,15 @@ def module_options(module) -> dict:
     }
 
 
-def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
+def decode(
+    module: YosoAttention,
+    state: YosoState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+) -> Tensor:
     """The module's output `(B, n, embed_dim)` for positions that follow those in the state."""
     if not isinstance(state, YosoState):
         raise TypeError(f"state must be a YosoState, got {type(state).__name__}")
@@ -37,15 +53,19 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
         raise ValueError(f"state must have the module's {missing.pop()}: make it by new_state")
     # To look at numbers on a GPU is to wait for it: only where they may have changed. The planes'
     # values go with the seed, which differs among modules.
-    seen = {"seed": _version(module.hash_seed), "sharpness": _version(module.log_sharpness)}
+    seen: dict[str, Any] = {
+        "seed": _version(module.hash_seed),
+        "sharpness": _version(module.log_sharpness),
+    }
 
-    def as_before(name):
+    def as_before(name: str) -> bool:
         before = state._seen.get(name)
         return seen[name] is not None and before is not None and seen[name][:2] == before[:2]
 
     if "sharpness" in parameters or "sharpness" in state._given:
         if not as_before("sharpness"):
             heads = state.num_key_heads
+            assert isinstance(state.estimator, Soft) and state._sharpness is not None
             given = parameters.get("sharpness", state.estimator.sharpness)
             wanted = sharpness_values(given, heads).expand(heads).tolist()
             has = state._sharpness.expand(heads).tolist()
@@ -58,6 +78,7 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
     out = state.prefill(query, key, value, mask)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        assert state._tail is not None
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         values = torch.cat((state._tail, value), -2)
@@ -67,12 +88,12 @@ def decode(module, state, query, key, value, mask, is_causal) -> Tensor:
     return module.out_proj(out.transpose(1, 2).flatten(2))
 
 
-def _version(tensor):
+def _version(tensor: Tensor | None) -> tuple[int, int, Tensor] | None:
     """What changes with a tensor's numbers; None where it may not."""
     if tensor is None or tensor.is_cpu or tensor.is_inference():
         return None
     return tensor.data_ptr(), tensor._version, tensor.detach()  # kept, so is its address
 
 
-def _other(name, wanted, has) -> ValueError:
+def _other(name: str, wanted: Any, has: Any) -> ValueError:
     return ValueError(f"state must have the module's {name}={wanted!r}, has {has!r}")

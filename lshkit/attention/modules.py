@@ -2,7 +2,8 @@
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,31 @@ class YosoAttention(nn.Module):
     until then its weights and its seed are undefined.
     """
 
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    kdim: int
+    vdim: int
+    dropout: float
+    batch_first: bool
+    fresh_hashes: bool
+    normalize: str | None
+    conv_window: int | None
+    estimator: Estimator
+    eval_estimator: Estimator
+    in_proj_weight: nn.Parameter | None
+    q_proj_weight: nn.Parameter | None
+    k_proj_weight: nn.Parameter | None
+    v_proj_weight: nn.Parameter | None
+    in_proj_bias: nn.Parameter | None
+    out_proj: nn.Linear
+    conv: nn.Conv2d | None
+    planes: nn.Parameter | None
+    log_sharpness: nn.Parameter | None
+    log_lift_scale: nn.Parameter | None
+    hash_seed: Tensor
+    _seed: int | None
+
     def __init__(
         self,
         embed_dim: int,
@@ -85,8 +111,8 @@ class YosoAttention(nn.Module):
         learn: Sequence[str] = (),
         conv_window: int | None = None,
         seed: int | None = None,
-        device=None,
-        dtype=None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         embed_dim = checks.integer("embed_dim", embed_dim, 1)
@@ -123,7 +149,7 @@ class YosoAttention(nn.Module):
         # path, which would put softmax attention in the place of this module's.
         self.batch_first, self._qkv_same_embed_dim = True, False
 
-        options = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
         if self.kdim == self.vdim == embed_dim:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **options))
@@ -187,7 +213,7 @@ class YosoAttention(nn.Module):
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]
-        changed = {"kdim": self.embed_dim, "vdim": self.embed_dim, "dropout": 0.0}
+        changed: dict[str, Any] = {"kdim": self.embed_dim, "vdim": self.embed_dim, "dropout": 0.0}
         changed |= {"fresh_hashes": True, "conv_window": None}
         names += [name for name, usual in changed.items() if getattr(self, name) != usual]
         parts = [f"{name}={getattr(self, name)!r}" for name in names]
@@ -306,26 +332,30 @@ class YosoAttention(nn.Module):
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Projected and split into heads, `(..., H, N, head_dim)`, as views where possible."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
+        projected: Iterable[Tensor]
         if weight is not None and query is key and key is value:
             projected = F.linear(query, weight, bias).chunk(3, -1)
         else:
+            weights: Sequence[Any] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
             if weight is not None:
                 weights = weight.chunk(3)
-            else:
-                weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
             biases = (None, None, None) if bias is None else bias.chunk(3)
             projected = map(F.linear, (query, key, value), weights, biases)
-        return tuple(
+        q, k, v = (
             x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2) for x in projected
         )
+        return q, k, v
 
     def _convolve(self, value: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
+        assert self.conv is not None and self.conv_window is not None
         before = self.conv_window - 1 if is_causal else self.conv_window // 2
         return convolve_positions(value, self.conv.weight[:, 0, :, 0], before)
 
-    def _check(self, query, key, value, attn_mask, is_causal) -> None:
+    def _check(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+    ) -> None:
         wanted = (("query", query, self.embed_dim), ("key", key, self.kdim))
         for name, x, size in (*wanted, ("value", value, self.vdim)):
             if not isinstance(x, Tensor):
@@ -389,6 +419,6 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
     return ~ignored
 
 
-def _keep_seed(module, state_dict, prefix, *_) -> None:
+def _keep_seed(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """A state_dict of MultiheadAttention has no seed: the module keeps its own."""
     state_dict.setdefault(prefix + "hash_seed", module.hash_seed)

@@ -7,13 +7,15 @@ They are handed to `yoso_attention` and `YosoState` as `parameters`, a dict by n
 - "lift_scale": of unit_norm="lift", in the place of the estimator's number.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lshkit import checks
 
 
-def check_parameters(parameters, estimator) -> None:
+def check_parameters(parameters: Any, estimator: Any) -> None:
     """A dict of tensors that the estimator knows."""
     if not isinstance(parameters, dict):
         raise TypeError(

@@ -1,12 +1,18 @@
 """What `YosoState.state_dict` holds, and whether it fits a state that is to load it."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lshkit.attention.arguments import CPU, check_dense
+
+if TYPE_CHECKING:
+    from lshkit.attention.decoding import YosoState
 
 VERSION = 2
 TABLE_DTYPES = (torch.float32, torch.float16)
@@ -17,7 +23,7 @@ CONFIG = (
 )
 
 
-def save(state) -> dict[str, Tensor]:
+def save(state: YosoState) -> dict[str, Tensor]:
     """Plain tensors: "version", "config" (JSON as bytes) and copies of all that was added."""
     config = json.dumps(_config(state)).encode()
     return {
@@ -29,7 +35,7 @@ def save(state) -> dict[str, Tensor]:
     }
 
 
-def load(state, saved: dict[str, Tensor]) -> None:
+def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     """Into the state, which stays as it was, bit for bit, where an error says what does not fit."""
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, got {type(saved).__name__}")
@@ -75,7 +81,7 @@ def load(state, saved: dict[str, Tensor]) -> None:
     state._positions = positions
 
 
-def _checked(name, x, dtype, *shapes) -> Tensor:
+def _checked(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
     """x without its graph; TypeError or ValueError unless it is a tensor like this, with contents.
 
     In an order in which nothing is asked of a tensor that its kind cannot answer.
@@ -91,7 +97,7 @@ def _checked(name, x, dtype, *shapes) -> Tensor:
     return x.detach()
 
 
-def _check_sharpness(state, sharpness):
+def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:
     heads = state.num_key_heads
     mine = state._given["sharpness"].expand(heads)
     sharpness = _checked("sharpness", sharpness, torch.float32, (1,), (heads,)).to(CPU)
@@ -102,7 +108,7 @@ def _check_sharpness(state, sharpness):
         )
 
 
-def _config(state) -> dict:
+def _config(state: YosoState) -> dict[str, Any]:
     """As JSON gives it back."""
     config = {name: getattr(state, name) for name in CONFIG}
     for name in ("dtype", "table_dtype"):
@@ -110,7 +116,7 @@ def _config(state) -> dict:
     return json.loads(json.dumps(config | state.estimator.to_dict()))
 
 
-def _decoded(config) -> dict:
+def _decoded(config: Any) -> dict[str, Any]:
     if not isinstance(config, Tensor):
         raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
     config = _checked("config", config, torch.uint8, (config.numel(),))

@@ -1,9 +1,12 @@
 """Error and cost of several settings of attention on a user's queries and keys."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,12 +18,14 @@ from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.estimators import Estimator, Expected, Sampled, Soft, estimator_of
 from lshkit.attention.functional import yoso_attention
 
+Runs: TypeAlias = list[tuple[int, tuple[int, int]]]  # (head, (first, end)) of queries
+
 RUN = 16  # sampled queries come in runs of neighbours, as windows go by position
 MAX_HEADS = 4
 # Options that change what is called, from rows of a single head, which are what is measured.
 NOT_MEASURED = {"seed", "causal_offset", "return_pairs", "cu_seqlens", "cu_seqlens_k", "parameters"}
 PATIENCE = 0.5  # seconds after which a setting is timed no more
-FUNCTIONS = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
+FUNCTIONS: dict[str, Any] = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
 
 DEFAULT_SETTINGS = (
     Expected(n_bits=8),
@@ -48,7 +53,7 @@ class Suggestion:
     """
 
     function: str
-    options: dict
+    options: dict[str, Any]
     error: float
     softmax_error: float
     pairs: float | None
@@ -86,7 +91,7 @@ class Suggestions:
         )
 
     @property
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """As a dict, like `LSHKernelDensity.report_`: methods with their error and cost."""
         methods = {}
         for row in self.rows:
@@ -111,11 +116,11 @@ class Suggestions:
 
 
 def suggest(
-    query,
-    key,
-    value=None,
+    query: np.ndarray | Tensor,
+    key: np.ndarray | Tensor,
+    value: np.ndarray | Tensor | None = None,
     *,
-    settings: Iterable[Estimator | tuple[str, dict]] | None = None,
+    settings: Iterable[Estimator | tuple[str, dict[str, Any]]] | None = None,
     scale: float | None = None,
     n_samples: int = 128,
     n_trials: int = 4,
@@ -162,7 +167,7 @@ def suggest(
     runs = _runs(query, n_samples, generator)
     with torch.no_grad():
 
-        def exact(q, k, v, *unused):
+        def exact(q: Tensor, k: Tensor, v: Tensor, *unused: Any) -> Tensor:
             return scaled_dot_product_attention(q, k, v, scale=scale)
 
         softmax = _outputs(exact, query, key, value, runs, 1)
@@ -176,7 +181,9 @@ def suggest(
     return Suggestions(tuple(rows), key.shape[-2], sum(len(range(*run)) for _, run in runs))
 
 
-def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(
+    query: Any, key: Any, value: Any, generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor]:
     """`(heads, rows, columns)` each, of at most MAX_HEADS heads, in float32."""
     tensors = {}
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -207,7 +214,7 @@ def _heads(query, key, value, generator) -> tuple[Tensor, Tensor, Tensor]:
     return query[chosen], key[chosen], value[chosen]
 
 
-def _checked(settings) -> list[tuple[str, dict]]:
+def _checked(settings: Iterable[Any]) -> list[tuple[str, dict[str, Any]]]:
     given, checked = settings, []
     try:
         for setting in given:
@@ -231,7 +238,9 @@ def _checked(settings) -> list[tuple[str, dict]]:
     return checked
 
 
-def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int, int]]]:
+def _runs(
+    query: Tensor, n_samples: int, generator: torch.Generator
+) -> list[tuple[int, tuple[int, int]]]:
     """(head, (first, end)) of neighbouring queries."""
     heads, n = query.shape[:2]
     length = min(RUN, n, n_samples)
@@ -240,7 +249,15 @@ def _runs(query: Tensor, n_samples: int, generator) -> list[tuple[int, tuple[int
     return [(i * heads // count, (first, first + length)) for i, first in enumerate(firsts)]
 
 
-def _outputs(attend: Callable, query, key, value, runs, n_trials, in_full=False) -> Tensor:
+def _outputs(
+    attend: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: Runs,
+    n_trials: int,
+    in_full: bool = False,
+) -> Tensor:
     """Output rows of the sampled queries, `(n_trials, samples, d_v)`. In full: from whole heads."""
     trials = []
     for trial in range(n_trials):
@@ -261,7 +278,9 @@ def _angle(x: Tensor, y: Tensor) -> float:
     return cosine_similarity(x, y, -1).clamp(-1, 1).acos().mean().item()
 
 
-def _cost(attend: Callable, exact: Callable, query, key, value) -> float:
+def _cost(
+    attend: Callable[..., Any], exact: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor
+) -> float:
     """Time of one head in full over exact's, the smallest of up to three each, in turns."""
     head = query[:1], key[:1], value[:1]
     best = [math.inf, math.inf]
@@ -276,10 +295,23 @@ def _cost(attend: Callable, exact: Callable, query, key, value) -> float:
     return best[0] / best[1]
 
 
-def _measure(function, options, query, key, value, runs, scale, n_trials, seed, softmax, *, exact):
+def _measure(
+    function: str,
+    options: dict[str, Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    runs: Runs,
+    scale: float,
+    n_trials: int,
+    seed: int,
+    softmax: Tensor,
+    *,
+    exact: Callable[..., Any] | None,
+) -> Suggestion:
     used = []
 
-    def attend(q, k, v, first, trial):
+    def attend(q: Tensor, k: Tensor, v: Tensor, first: int, trial: int) -> Tensor:
         own = options | {"seed": seed + trial}
         if function == "yoso_attention":
             return yoso_attention(q, k, v, **own)
@@ -288,7 +320,7 @@ def _measure(function, options, query, key, value, runs, scale, n_trials, seed, 
         used.append(pairs.float().mean().item() / k.shape[-2])
         return out
 
-    def in_full(q, k, v):
+    def in_full(q: Tensor, k: Tensor, v: Tensor) -> Any:
         own = options if function == "yoso_attention" else options | {"scale": scale}
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
 

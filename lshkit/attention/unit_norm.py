@@ -84,7 +84,7 @@ def _by_key_head(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """The queries of the heads that share a key head in a row, and the keys; finite rows alone."""
     groups = query.shape[1] // max(1, key.shape[1])
     query = query.unflatten(1, (key.shape[1], groups)).flatten(2, 3)
-    return tuple(torch.where(_finite(x), x, 0) for x in (query, key))
+    return torch.where(_finite(query), query, 0), torch.where(_finite(key), key, 0)
 
 
 def _largest_number(query: Tensor, key: Tensor) -> Tensor:
@@ -109,12 +109,14 @@ def _lift(x: Tensor, tau: float | Tensor, is_query: bool) -> Tensor:
     # A NaN must not reach the gradient of a scale that other rows share.
     shared = isinstance(tau, Tensor) and tau.requires_grad
     finite = _finite(x) if shared else None
-    scaled = _over_root(torch.where(finite, x, 0) if shared else x, tau)
+    scaled = _over_root(x if finite is None else torch.where(finite, x, 0), tau)
     rest = 1 - (scaled * scaled).sum(-1, keepdim=True)
     rest = rest + (torch.finfo(x.dtype).eps - rest.detach()).clamp(min=0)
     root, other = rest.sqrt(), torch.zeros_like(rest)
     lifted = torch.cat((scaled, root, other) if is_query else (scaled, other, root), -1)
-    return torch.where(finite, lifted, torch.nn.functional.pad(x, (0, 2))) if shared else lifted
+    if finite is None:
+        return lifted
+    return torch.where(finite, lifted, torch.nn.functional.pad(x, (0, 2)))
 
 
 def _over_root(x: Tensor, tau: float | Tensor) -> Tensor:
@@ -129,7 +131,7 @@ def _require_inside(name: str, given: Tensor, x: Tensor, tau: float | Tensor) ->
     square = (scaled * scaled).sum(-1)
     inside = (square <= 1 + slack) | ~_finite(x).squeeze(-1)
 
-    def details():
+    def details() -> str:
         worst = int(square.masked_fill(inside, 0).argmax())
         norm = float(x.reshape(-1, x.shape[-1])[worst].double().norm())
         bound = norm / float(scaled.reshape(-1, x.shape[-1])[worst].double().norm())

@@ -1,16 +1,19 @@
 """Codes as arguments. Sums have tables of all buckets; pairs and draws accept any width."""
 
+from typing import Any
+
 import numpy as np
 
 from lshkit import checks
 from lshkit.hash_functions import MAX_HASHES, code_dtype
+from lshkit.typing import ArrayOrTensor
 
 MAX_BUCKETS = 2**16
 MAX_ROWS = 2**31 - 1
 _TO_FOLD = "lshkit.buckets.fold maps wider codes to fewer buckets"
 
 
-def fold(codes, n_buckets):
+def fold(codes: ArrayOrTensor, n_buckets: int) -> ArrayOrTensor:
     """Maps codes of any width to 0 to n_buckets - 1; equal codes stay equal.
 
     For `bucket_sum` and `BucketTable`, which need a table of all buckets. Different codes share a
@@ -34,7 +37,7 @@ def fold(codes, n_buckets):
 
     Examples
     --------
-    >>> fold([7, 2**40, 7], 256).tolist()
+    >>> fold(np.array([7, 2**40, 7]), 256).tolist()
     [18, 0, 18]
     """
     torch = checks.torch_of(codes=codes)
@@ -50,7 +53,7 @@ def fold(codes, n_buckets):
     return like(torch, np.asarray(words).astype(code_dtype(n_buckets)))[0]
 
 
-def as_n_buckets(n_buckets):
+def as_n_buckets(n_buckets: int) -> int:
     """n_buckets of a verb that keeps a table of all buckets."""
     try:
         return checks.integer("n_buckets", n_buckets, 1, MAX_BUCKETS)
@@ -58,7 +61,9 @@ def as_n_buckets(n_buckets):
         raise ValueError(f"{error}: {_TO_FOLD}") from None
 
 
-def as_codes(name, codes, n_buckets, torch=None, *, cuda=False):
+def as_codes(
+    name: str, codes: Any, n_buckets: int, torch: Any = None, *, cuda: bool = False
+) -> Any:
     """Integer codes as contiguous uint8 (n_buckets <= 256) or uint16, each below n_buckets.
 
     The operators of torch_ops check the range themselves, so tensors of the right type pass.
@@ -89,7 +94,7 @@ def as_codes(name, codes, n_buckets, torch=None, *, cuda=False):
     return codes.to(getattr(torch, wanted))
 
 
-def wide_codes(name, codes):
+def wide_codes(name: str, codes: Any) -> tuple[np.ndarray, Any]:
     """Codes of any width as a contiguous unsigned array (n, n_hashes); torch if a tensor."""
     torch = checks.torch_of(**{name: codes})
     codes = _unsigned(name, codes, torch)
@@ -99,7 +104,7 @@ def wide_codes(name, codes):
     return np.ascontiguousarray(codes, codes.dtype.newbyteorder("=")), torch
 
 
-def _unsigned(name, codes, torch):
+def _unsigned(name: str, codes: Any, torch: Any) -> np.ndarray:
     codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
     codes = codes if torch is None else codes.detach().numpy()
     if codes.dtype.kind == "i":
@@ -110,11 +115,11 @@ def _unsigned(name, codes, torch):
     return codes
 
 
-def threads_of(torch):
+def threads_of(torch: Any) -> int:
     """How many threads the core is to use: torch's for tensors, 0 for all there are."""
     return 0 if torch is None else torch.get_num_threads()
 
 
-def like(torch, *arrays):
+def like(torch: Any, *arrays: np.ndarray) -> tuple[Any, ...]:
     """The arrays, as tensors where the codes were."""
     return arrays if torch is None else tuple(torch.from_numpy(x) for x in arrays)

@@ -1,9 +1,15 @@
 """Hash tables of codes, and the draw verb: members of a query's bucket with exact probabilities."""
 
+from typing import Any, TypeAlias
+
 import numpy as np
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import MAX_ROWS, like, threads_of, wide_codes
+from lshkit.typing import ArrayOrTensor, Seed
+
+# Of lshkit::HashTables, in the order in which the core takes them.
+Tables: TypeAlias = tuple[np.ndarray | None, ...]
 
 
 class HashTables:
@@ -31,24 +37,27 @@ class HashTables:
         (named by the row).
     """
 
-    def __init__(self, codes, *, weights=None):
-        codes, torch = wide_codes("codes", codes)
-        self.n_rows, self.n_hashes = codes.shape
-        self._dtype = codes.dtype
-        weights = None if weights is None else as_weights(weights, self.n_rows)
-        self._tables = _build(codes, weights, threads_of(torch))
+    def __init__(self, codes: ArrayOrTensor, *, weights: ArrayOrTensor | None = None) -> None:
+        wide, torch = wide_codes("codes", codes)
+        self.n_rows: int = wide.shape[0]
+        self.n_hashes: int = wide.shape[1]
+        self._dtype = wide.dtype
+        checked = None if weights is None else as_weights(weights, self.n_rows)
+        self._tables = _build(wide, checked, threads_of(torch))
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Memory of the tables."""
         return sum(x.nbytes for x in self._tables if x is not None)
 
     @property
-    def weighted(self):
+    def weighted(self) -> bool:
         """Whether draws are in proportion to weights."""
         return self._tables[5] is not None
 
-    def draw(self, query_codes, n_samples=None, *, seed=None):
+    def draw(
+        self, query_codes: ArrayOrTensor, n_samples: int | None = None, *, seed: Seed = None
+    ) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
         """Members of the queries' buckets, drawn with replacement, and the draws' probabilities.
 
         Parameters
@@ -77,15 +86,17 @@ class HashTables:
         TypeError, ValueError
             query_codes are no integers of shape `(n_q, n_hashes)`; n_samples or seed out of range.
         """
-        query_codes, torch = self._queries(query_codes)
+        codes, torch = self._queries(query_codes)
         rotate = n_samples is not None
         n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
-        shape = len(query_codes), n_samples
+        shape = len(codes), n_samples
         draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
-        _C.draw(self._tables, query_codes, rotate, as_seed(seed), *draws, threads_of(torch))
+        _C.draw(self._tables, codes, rotate, as_seed(seed), *draws, threads_of(torch))
         return like(torch, *draws)
 
-    def union(self, query_codes, *, max_bucket_size=None):
+    def union(
+        self, query_codes: ArrayOrTensor, *, max_bucket_size: int | None = None
+    ) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
         """Every row that shares a bucket with the query, once, and in how many tables it collides.
 
         Parameters
@@ -102,41 +113,37 @@ class HashTables:
             stored tables. A row whose collision probability is p is included with probability 1 -
             (1 - p)^n_hashes.
         """
-        query_codes, torch = self._queries(query_codes)
+        codes, torch = self._queries(query_codes)
         most = MAX_ROWS
         if max_bucket_size is not None:
             most = checks.integer("max_bucket_size", max_bucket_size, 0)
-        indptr = np.empty(len(query_codes) + 1, np.int64)
+        indptr = np.empty(len(codes) + 1, np.int64)
         sizes = min(most, MAX_ROWS), indptr
-        found = _C.bucket_union(self._tables, query_codes, *sizes, threads_of(torch))
+        found = _C.bucket_union(self._tables, codes, *sizes, threads_of(torch))
         indices, counts = (np.empty(found.size(), np.int32) for _ in range(2))
         found.copy(indices, counts, threads_of(torch))
         return like(torch, indptr, indices, counts)
 
-    def bucket_sizes(self, query_codes):
+    def bucket_sizes(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
         """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
-        query_codes, torch = self._queries(query_codes)
-        sizes = np.empty(query_codes.shape, np.int64)
-        _C.bucket_sizes(self._tables, query_codes, sizes, threads_of(torch))
+        codes, torch = self._queries(query_codes)
+        sizes = np.empty(codes.shape, np.int64)
+        _C.bucket_sizes(self._tables, codes, sizes, threads_of(torch))
         return like(torch, sizes)[0]
 
-    def bucket_weights(self, query_codes):
+    def bucket_weights(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
         """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`.
 
         The sizes where there are no weights.
         """
         if not self.weighted:
             return self.bucket_sizes(query_codes) * 1.0
-        query_codes, torch = self._queries(query_codes)
-        sums = np.empty(query_codes.shape)
-        _C.bucket_sizes(self._tables, query_codes, sums, threads_of(torch))
+        codes, torch = self._queries(query_codes)
+        sums = np.empty(codes.shape)
+        _C.bucket_sizes(self._tables, codes, sums, threads_of(torch))
         return like(torch, sums)[0]
 
-    def look_up(self, query_codes):
-        """The arrays of the tables and the codes as the core takes them, for fused operations."""
-        return self._tables, self._queries(query_codes)[0]
-
-    def _queries(self, query_codes):
+    def _queries(self, query_codes: Any) -> tuple[np.ndarray, Any]:
         codes, torch = wide_codes("query_codes", query_codes)
         if codes.shape[1] != self.n_hashes:
             wanted = f"(n_q, {self.n_hashes})"
@@ -151,12 +158,12 @@ class HashTables:
             codes = codes.astype(self._dtype)
         return codes, torch
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         weighted = ", weighted" if self.weighted else ""
         return f"HashTables(n_rows={self.n_rows}, n_hashes={self.n_hashes}{weighted})"
 
 
-def _build(codes, weights, threads):
+def _build(codes: np.ndarray, weights: np.ndarray | None, threads: int) -> Tables:
     """The arrays of lshkit::HashTables, in the order in which the core takes them."""
     n, m = codes.shape
     order = np.empty((m, n), np.int32)
@@ -184,13 +191,20 @@ def _build(codes, weights, threads):
     return order, bins, bucket_codes, bucket_starts, first, weights, sums
 
 
-def _range_of(codes):
+def _range_of(codes: np.ndarray) -> int:
     """A number that all codes are below; no more than twice the smallest where that matters."""
     n, most = len(codes), np.iinfo(codes.dtype).max + 1
     return most if most <= 2 * n + 1024 else int(codes.max(initial=0)) + 1
 
 
-def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
+def draw(
+    query_codes: ArrayOrTensor,
+    key_codes: ArrayOrTensor,
+    n_samples: int | None = None,
+    *,
+    weights: ArrayOrTensor | None = None,
+    seed: Seed = None,
+) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
     """`HashTables(key_codes, weights=weights).draw(query_codes, n_samples, seed=seed)`."""
     checks.torch_of(query_codes=query_codes, key_codes=key_codes, weights=weights)
     wide_codes("key_codes", key_codes)  # by the name that it has here
@@ -198,14 +212,14 @@ def draw(query_codes, key_codes, n_samples=None, *, weights=None, seed=None):
     return tables.draw(query_codes, n_samples, seed=seed)
 
 
-def as_seed(seed):
+def as_seed(seed: Seed) -> int:
     """A 64-bit integer from None, an int >= 0 or a numpy Generator."""
     if seed is None or isinstance(seed, np.random.Generator):
         return int(np.random.default_rng(seed).integers(2**64, dtype=np.uint64))
     return checks.integer("seed", seed, 0, 2**64 - 1)
 
 
-def as_weights(weights, n_rows, name="weights"):
+def as_weights(weights: Any, n_rows: int, name: str = "weights") -> np.ndarray:
     """Finite float64 weights >= 0, one for each row."""
     torch = checks.torch_of(**{name: weights})
     weights = checks.array(name, weights, torch)

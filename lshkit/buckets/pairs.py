@@ -1,14 +1,23 @@
 """The pairs verb: pairs that collide, and products or distances of listed pairs."""
 
+from typing import Any
+
 import numpy as np
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import MAX_BUCKETS, as_codes, like, threads_of, wide_codes
 from lshkit.buckets.draw import HashTables
 from lshkit.hash_functions import MAX_HASHES
+from lshkit.typing import ArrayOrTensor
 
 
-def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+def collisions(
+    query_codes: ArrayOrTensor,
+    key_codes: ArrayOrTensor,
+    *,
+    causal: bool = False,
+    key_mask: ArrayOrTensor | None = None,
+) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
     """Every pair of a query and a key that collide in at least one hash, with the number of hashes.
 
     All arrays or all tensors. One set of codes at a time: ValueError for leading dimensions.
@@ -45,14 +54,15 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
 
     Examples
     --------
-    >>> indptr, indices, counts = collisions([[3, 5], [3, 3]], [[3, 5], [1, 5]])
+    >>> query_codes, key_codes = np.array([[3, 5], [3, 3]]), np.array([[3, 5], [1, 5]])
+    >>> indptr, indices, counts = collisions(query_codes, key_codes)
     >>> indptr.tolist(), indices.tolist(), counts.tolist()
     ([0, 2, 3], [0, 1, 0], [2, 1, 1])
     """
     torch = checks.torch_of(query_codes=query_codes, key_codes=key_codes, key_mask=key_mask)
     causal = checks.boolean("causal", causal)
-    on_gpu = torch is not None and query_codes.is_cuda and _C.with_cuda
-    given = {"query_codes": query_codes, "key_codes": key_codes}
+    given: dict[str, Any] = {"query_codes": query_codes, "key_codes": key_codes}
+    on_gpu = torch is not None and given["query_codes"].is_cuda and _C.with_cuda
     if on_gpu:
         small = all(x.dtype == torch.uint8 for x in given.values())
         n_buckets = 256 if small else MAX_BUCKETS
@@ -68,26 +78,34 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
             f"key_codes must have the {codes[0].shape[1]} hashes of query_codes, "
             f"got shape {tuple(codes[1].shape)}"
         )
+    mask: Any = None
     if key_mask is not None:
-        key_mask = checks.array(
+        mask = checks.array(
             "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=on_gpu
         )
         wanted = (len(codes[1]),)
-        if tuple(key_mask.shape) != wanted:
-            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(key_mask.shape)}")
-        key_mask = key_mask != 0
+        if tuple(mask.shape) != wanted:
+            raise ValueError(f"key_mask must have shape {wanted}, got {tuple(mask.shape)}")
+        mask = mask != 0
     if on_gpu:
-        return _cuda_collisions(codes, key_mask, causal, torch)
-    key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
+        return _cuda_collisions(codes, mask, causal, torch)
+    mask = None if mask is None else np.ascontiguousarray(mask)
     if any(x.dtype != np.uint8 for x in codes):  # of one type, the narrowest that holds both
         largest = max(int(x.max(initial=0)) for x in codes)
         dtype = np.result_type(np.uint16, np.min_scalar_type(largest))
         codes = [x.astype(dtype, copy=False) for x in codes]
     find = _by_table_of_all if codes[0].itemsize <= 2 else _by_hash_tables
-    return like(torch, *find(*codes, key_mask, causal, torch))
+    found = find(codes[0], codes[1], mask, causal, torch)
+    return like(torch, *found)
 
 
-def _by_table_of_all(query_codes, key_codes, key_mask, causal, torch):
+def _by_table_of_all(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    key_mask: np.ndarray | None,
+    causal: bool,
+    torch: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes of up to 16 bits, in the core."""
     problem, threads = (query_codes, key_codes, key_mask, causal), threads_of(torch)
     indptr = np.empty(len(query_codes) + 1, np.int64)
@@ -97,7 +115,13 @@ def _by_table_of_all(query_codes, key_codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def _by_hash_tables(query_codes, key_codes, key_mask, causal, torch):
+def _by_hash_tables(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    key_mask: np.ndarray | None,
+    causal: bool,
+    torch: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Codes of any width: hash tables of the keys that take part."""
     kept = None if key_mask is None else np.flatnonzero(key_mask).astype(np.int32)
     if kept is not None:
@@ -114,8 +138,9 @@ def _by_hash_tables(query_codes, key_codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def _cuda_collisions(codes, key_mask, causal, torch):
-    tensors = *(x.contiguous() for x in codes), None if key_mask is None else key_mask.contiguous()
+def _cuda_collisions(codes: Any, key_mask: Any, causal: bool, torch: Any) -> tuple[Any, Any, Any]:
+    mask = None if key_mask is None else key_mask.contiguous()
+    tensors = codes[0].contiguous(), codes[1].contiguous(), mask
     place = {"device": codes[0].device}
     indptr = torch.empty(len(codes[0]) + 1, dtype=torch.int64, **place)
     _C.collision_indptr(*tensors, causal, indptr)
@@ -125,7 +150,9 @@ def _cuda_collisions(codes, key_mask, causal, torch):
     return indptr, indices, counts
 
 
-def pair_products(queries, keys, indptr, indices):
+def pair_products(
+    queries: ArrayOrTensor, keys: ArrayOrTensor, indptr: ArrayOrTensor, indices: ArrayOrTensor
+) -> ArrayOrTensor:
     """Dot products of the pairs that a CSR structure lists: query i with `keys[indices[k]]`.
 
     Parameters
@@ -144,7 +171,14 @@ def pair_products(queries, keys, indptr, indices):
     return _pairs(queries, keys, indptr, indices, 0)
 
 
-def pair_distances(queries, keys, indptr, indices, *, p=2):
+def pair_distances(
+    queries: ArrayOrTensor,
+    keys: ArrayOrTensor,
+    indptr: ArrayOrTensor,
+    indices: ArrayOrTensor,
+    *,
+    p: int = 2,
+) -> ArrayOrTensor:
     """Distances of the pairs that a CSR structure lists: |x - y|_2 ** 2 for p=2, |x - y|_1 for p=1.
 
     See `pair_products` for the other arguments.
@@ -153,7 +187,7 @@ def pair_distances(queries, keys, indptr, indices, *, p=2):
     return _pairs(queries, keys, indptr, indices, measure)
 
 
-def _pairs(queries, keys, indptr, indices, measure):
+def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> Any:
     torch = checks.torch_of(queries=queries, keys=keys, indptr=indptr, indices=indices)
     rows = {"queries": queries, "keys": keys}
     rows = {name: checks.array(name, x, torch) for name, x in rows.items()}
@@ -185,13 +219,13 @@ def _pairs(queries, keys, indptr, indices, measure):
     return like(torch, out)[0]
 
 
-def _as_rows(x, torch):
+def _as_rows(x: Any, torch: Any) -> np.ndarray:
     if torch is None:
         return x
     return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
 
 
-def _contiguous_rows(x, dtype):
+def _contiguous_rows(x: np.ndarray, dtype: type) -> np.ndarray:
     x = np.asarray(x, dtype)
     step = x.strides[1] == x.itemsize and x.strides[0] % x.itemsize == 0
     return x if step and x.flags.aligned else np.ascontiguousarray(x)

@@ -1,24 +1,27 @@
 """The sum verb, of codes and of codes with weights."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import MAX_BUCKETS, as_codes, as_n_buckets
+from lshkit.typing import ArrayOrTensor
 
 
 def bucket_sum(
-    query_codes,
-    key_codes,
-    values,
-    n_buckets,
+    query_codes: ArrayOrTensor,
+    key_codes: ArrayOrTensor,
+    values: ArrayOrTensor,
+    n_buckets: int,
     *,
-    causal=False,
-    key_mask=None,
-    query_weights=None,
-    key_weights=None,
-):
+    causal: bool = False,
+    key_mask: ArrayOrTensor | None = None,
+    query_weights: ArrayOrTensor | None = None,
+    key_weights: ArrayOrTensor | None = None,
+) -> ArrayOrTensor:
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
     For codes from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p the collision
@@ -68,39 +71,39 @@ def bucket_sum(
     order = 1 if checks.boolean("causal", causal) else 0
     query = _side("query", query_codes, query_weights, n_buckets, torch)
     key = _side("key", key_codes, key_weights, n_buckets, torch)
-    values = checks.array("values", values, torch, cuda=True)
+    given: Any = checks.array("values", values, torch, cuda=True)
+    mask: Any = None
     if key_mask is not None:
-        key_mask = checks.array(
-            "key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True
-        )
+        mask = checks.array("key_mask", key_mask, torch, kinds="biu", wanted="booleans", cuda=True)
     # One probe stands for all: the shapes that must agree are those of plain codes.
-    leading = _check_shapes(query[0][..., 0], key[0][..., 0], values, key_mask)
+    leading = _check_shapes(query[0][..., 0], key[0][..., 0], given, mask)
 
-    query, key = (
+    sides: list[Any] = [
         [None if x is None else _heads(x, leading, torch, 3) for x in side] for side in (query, key)
-    )
-    values = _heads(values, leading, torch)
-    if key_mask is not None:
-        key_mask = _heads((key_mask != 0)[..., None], leading, torch)[:, 0, :, 0]
+    ]
+    given = _heads(given, leading, torch)
+    if mask is not None:
+        mask = _heads((mask != 0)[..., None], leading, torch)[:, 0, :, 0]
+    sums: Any
     if torch is None:
-        sums = _numpy_sum(query, key, values, n_buckets, order, key_mask)
+        sums = _numpy_sum(sides[0], sides[1], given, n_buckets, order, mask)
     else:
         from lshkit import torch_ops
 
-        values = values if values.is_floating_point() else values.double()
-        (query_codes, *weights), (key_codes, key_weights) = query, key
-        weights.append(key_weights)
-        if weights == [None, None]:
-            codes = query_codes[..., 0], key_codes[..., 0]
-            sums = torch_ops.bucket_sum(*codes, values, n_buckets, order, key_mask)
+        given = given if given.is_floating_point() else given.double()
+        of_queries, of_keys = sides[0][0], sides[1][0]
+        weights = sides[0][1], sides[1][1]
+        if weights == (None, None):
+            codes = of_queries[..., 0], of_keys[..., 0]
+            sums = torch_ops.bucket_sum(*codes, given, n_buckets, order, mask)
         else:
             sums = torch_ops.weighted_bucket_sum(
-                query_codes, key_codes, values, *weights, n_buckets, order, key_mask
+                of_queries, of_keys, given, *weights, n_buckets, order, mask
             )
     return sums.reshape(leading + tuple(sums.shape[-2:]))
 
 
-def _side(side, codes, weights, n_buckets, torch):
+def _side(side: str, codes: Any, weights: Any, n_buckets: int, torch: Any) -> tuple[Any, Any]:
     """Codes (..., rows, n_hashes, n_probes) and weights of the same shape or None."""
     name = f"{side}_codes"
     if weights is None:
@@ -120,7 +123,7 @@ def _side(side, codes, weights, n_buckets, torch):
     return as_codes(name, codes, n_buckets, torch, cuda=True), weights
 
 
-def _check_shapes(query_codes, key_codes, values, key_mask):
+def _check_shapes(query_codes: Any, key_codes: Any, values: Any, key_mask: Any) -> tuple[int, ...]:
     """The leading dimensions that all arguments broadcast to."""
     shapes = {
         "query_codes": tuple(query_codes.shape),
@@ -154,14 +157,21 @@ def _check_shapes(query_codes, key_codes, values, key_mask):
         raise ValueError(f"the leading dimensions do not match: {listed}") from None
 
 
-def _heads(x, leading, torch, n_own=2):
+def _heads(x: Any, leading: tuple[int, ...], torch: Any, n_own: int = 2) -> Any:
     """x broadcast to the leading dimensions and reshaped to (batch, 1, ...), n_own more of them."""
     own = tuple(x.shape[-n_own:])
     x = np.broadcast_to(x, leading + own) if torch is None else x.expand(leading + own)
     return x.reshape((math.prod(leading), 1) + own)
 
 
-def _numpy_sum(query, key, values, n_buckets, order, key_mask):
+def _numpy_sum(
+    query: Sequence[Any],
+    key: Sequence[Any],
+    values: np.ndarray,
+    n_buckets: int,
+    order: int,
+    key_mask: np.ndarray | None,
+) -> np.ndarray:
     given = values.dtype
     dtype = np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
     shape = query[0].shape[:3] + values.shape[-1:]
@@ -171,15 +181,15 @@ def _numpy_sum(query, key, values, n_buckets, order, key_mask):
     # A broadcast or transposed array may reach this point as a view that is not contiguous.
     values = np.ascontiguousarray(values, dtype)
     key_mask = None if key_mask is None else np.ascontiguousarray(key_mask)
-    sides = []
+    sides: list[tuple[np.ndarray, np.ndarray | None, int]] = []
     for codes, weights in (query, key):
         flat = codes.shape[:3] + (-1,)
         if weights is not None:
             weights = np.ascontiguousarray(weights, dtype).reshape(flat)
         sides.append((np.ascontiguousarray(codes).reshape(flat), weights, codes.shape[-1]))
-    rest = values, n_buckets, order, key_mask, 1 / query[0].shape[3], sums, 0
+    rest = order, key_mask, 1 / query[0].shape[3], sums, 0
     if query[1] is None and key[1] is None:
-        _C.bucket_sum(sides[0][0], sides[1][0], *rest)
+        _C.bucket_sum(sides[0][0], sides[1][0], values, n_buckets, *rest)
     else:
-        _C.weighted_bucket_sum(*sides[0], *sides[1], *rest)
+        _C.weighted_bucket_sum(*(*sides[0], *sides[1], values, n_buckets), *rest)
     return sums.astype(given) if given == np.float16 else sums

@@ -1,9 +1,19 @@
 """Tables of bucket sums, kept."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+from numpy.typing import DTypeLike
 
 from lshkit import _C, checks
 from lshkit.buckets.codes import as_codes, as_n_buckets
+from lshkit.typing import ArrayOrTensor
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
 
 
 class BucketTable:
@@ -41,7 +51,20 @@ class BucketTable:
     read while it is changed. Any number of threads may `query` at once.
     """
 
-    def __init__(self, n_hashes, n_buckets, n_values, *, dtype=np.float32, device=None):
+    n_hashes: int
+    n_buckets: int
+    n_values: int
+    count: int
+
+    def __init__(
+        self,
+        n_hashes: int,
+        n_buckets: int,
+        n_values: int,
+        *,
+        dtype: DTypeLike = np.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
         self.n_hashes = checks.integer("n_hashes", n_hashes, 1)
         self.n_buckets = as_n_buckets(n_buckets)
         self.n_values = checks.integer("n_values", n_values, 1)
@@ -52,6 +75,7 @@ class BucketTable:
         if known not in (np.float32, np.float64):
             raise TypeError(f"dtype must be float32 or float64, got {dtype!r}")
         shape = self.n_hashes, self.n_buckets, self.n_values
+        self.table: Any  # an array or a CUDA tensor
         if device is None or str(device) == "cpu":
             self.table = np.zeros(shape, known)
         else:
@@ -59,24 +83,24 @@ class BucketTable:
         self.count = 0
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         """Of the sums, float32 or float64."""
         return np.dtype(str(self.table.dtype).removeprefix("torch."))
 
     @property
-    def device(self):
+    def device(self) -> str | torch.device:
         """Where the table is: "cpu", or a torch device."""
         return "cpu" if isinstance(self.table, np.ndarray) else self.table.device
 
-    def add(self, codes, values):
+    def add(self, codes: ArrayOrTensor, values: ArrayOrTensor) -> Self:
         """Adds values `(..., n, n_values)` to the buckets `(..., n, n_hashes)`; returns self."""
         return self._add(codes, values, 1)
 
-    def remove(self, codes, values):
+    def remove(self, codes: ArrayOrTensor, values: ArrayOrTensor) -> Self:
         """Reverts `add` of the same rows; ValueError for more rows than the table holds."""
         return self._add(codes, values, -1)
 
-    def _add(self, codes, values, sign):
+    def _add(self, codes: Any, values: Any, sign: int) -> Self:
         codes, shape, torch = self._codes(codes)
         values = self._here("values", values)[0]
         wanted = shape[:-1] + (self.n_values,)
@@ -95,18 +119,18 @@ class BucketTable:
         self.count += sign * rows
         return self
 
-    def query(self, codes):
+    def query(self, codes: ArrayOrTensor) -> ArrayOrTensor:
         """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes."""
-        codes, shape, torch = self._codes(codes)
+        rows, shape, torch = self._codes(codes)
         on_cpu = self.device == "cpu"
-        out_shape = len(codes), self.n_values
-        out = np.empty(out_shape, self.dtype) if on_cpu else self.table.new_empty(out_shape)
-        if len(codes):
-            _C.bucket_table_query(self.table, codes, 1 / self.n_hashes, out, 0)
+        out_shape = len(rows), self.n_values
+        out: Any = np.empty(out_shape, self.dtype) if on_cpu else self.table.new_empty(out_shape)
+        if len(rows):
+            _C.bucket_table_query(self.table, rows, 1 / self.n_hashes, out, 0)
         out = out.reshape(shape[:-1] + (self.n_values,))
         return torch.from_numpy(out) if torch is not None and on_cpu else out
 
-    def _codes(self, codes):
+    def _codes(self, codes: Any) -> tuple[Any, tuple[int, ...], Any]:
         """Codes as (rows, n_hashes) where the table is, their shape as given, and torch if tensors.
 
         On the CPU they become a numpy array.
@@ -122,7 +146,7 @@ class BucketTable:
         codes = codes.reshape(-1, self.n_hashes)
         return (codes if self.device == "cpu" else codes.contiguous()), shape, torch
 
-    def _here(self, name, x):
+    def _here(self, name: str, x: Any) -> tuple[Any, Any]:
         """Real numbers as an array, or as a tensor where the table is CUDA's; torch if a tensor."""
         torch = checks.torch_of(x=x)
         if self.device == "cpu":
@@ -133,7 +157,7 @@ class BucketTable:
             raise ValueError(f"{name} must be on {self.device}, got a tensor on {x.device}")
         return checks.array(name, x, torch, cuda=True), torch
 
-    def merge(self, other):
+    def merge(self, other: BucketTable) -> Self:
         """Adds other's rows to this table, in place; returns self."""
         if not isinstance(other, BucketTable):
             raise TypeError(f"other must be a BucketTable, got {type(other).__name__}")
@@ -144,18 +168,20 @@ class BucketTable:
         self.count += other.count
         return self
 
-    def copy(self):
+    def copy(self) -> BucketTable:
         """A table with the same contents that shares no memory with this one."""
         sizes = self.n_hashes, self.n_buckets, self.n_values
         return BucketTable(*sizes, dtype=self.dtype, device=self.device).merge(self)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         sizes = f"{self.n_hashes}, {self.n_buckets}, {self.n_values}"
         place = "" if self.device == "cpu" else f", device={str(self.device)!r}"
         return f"BucketTable({sizes}, dtype={self.dtype.name}{place}, count={self.count})"
 
 
-def _cuda_zeros(shape, dtype, device):
+def _cuda_zeros(
+    shape: tuple[int, ...], dtype: np.dtype, device: torch.device | str
+) -> torch.Tensor:
     import torch
 
     device = torch.device(device)
@@ -166,7 +192,7 @@ def _cuda_zeros(shape, dtype, device):
     return torch.zeros(shape, dtype=getattr(torch, dtype.name), device=device)
 
 
-def _as_numpy(name, x):
+def _as_numpy(name: str, x: Any) -> np.ndarray:
     """A numpy array of an array or tensor of real numbers."""
     torch = checks.torch_of(x=x)
     x = checks.array(name, x, torch)

@@ -12,5 +12,5 @@ from lshkit.hashing.family import from_arrays
 __all__ = ["EuclideanLSH", "FastHadamard", "Hyperplane", "RandomBinning", "from_arrays"]
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return __all__

@@ -1,6 +1,12 @@
 """The families of the angle: a bit of a code is the sign of a random projection."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lshkit import _C, checks, reference
 from lshkit.buckets.codes import like
@@ -15,11 +21,15 @@ from lshkit.hash_functions import (
     parameter_shape,
 )
 from lshkit.hashing.family import HashFamily, holds, integer_power, squared_norms
+from lshkit.typing import ArrayOrTensor, Seed
+
+if TYPE_CHECKING:
+    import torch
 
 _CLOSE = 0.99  # cosine beyond which float32 products would not give the angle
 
 
-def _sharpness_tensor(sharpness, torch, device):
+def _sharpness_tensor(sharpness: Any, torch: Any, device: Any) -> Any:
     """A number, or a tensor of one, as the operators take it: `(1,)`. They check its value."""
     if not isinstance(sharpness, torch.Tensor):
         sharpness = checks.positive("sharpness", sharpness)
@@ -33,7 +43,7 @@ def _sharpness_tensor(sharpness, torch, device):
     return sharpness.reshape(1)
 
 
-def _within_float32(x, torch):
+def _within_float32(x: Any, torch: Any) -> Any:
     """Rows of float64 with numbers of about 1, by powers of two; others as they are."""
     if x.dtype is not torch.float64:
         return x
@@ -45,21 +55,25 @@ class _AngularFamily(HashFamily):
     """What the families of the angle share: codes of n_bits signs of random projections."""
 
     family: str  # the key of FAMILY
+    n_bits: int
+    parameters: NDArray[np.float32]
     directional = True
 
-    def __init__(self, n_features, n_bits, n_hashes, *, seed=None):
+    def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
         self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
         self._set_seed(seed)
         sizes = self.n_features, self.n_bits, self.n_hashes
         self.parameters = make_parameters(self.family, *sizes, 1, self.seed)
 
-    def _restore(self, arrays):
+    def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, MAX_BITS)
         sizes = self.n_features, self.n_bits, self.n_hashes
-        shapes = {"parameters": (1, *parameter_shape(self.family, *sizes))}
+        shapes: dict[str, tuple[int, ...]] = {
+            "parameters": (1, *parameter_shape(self.family, *sizes))
+        }
         self._restore_numbers(arrays, shapes, np.float32)
 
-    def _parameters_beside(self, x):
+    def _parameters_beside(self, x: torch.Tensor) -> torch.Tensor:
         """As a tensor on the device of x, a tensor too. Copied to a GPU once: a copy from the CPU
         waits for all that is queued there, and cannot be captured in a CUDA graph."""
         import torch
@@ -75,15 +89,15 @@ class _AngularFamily(HashFamily):
             copies[x.device] = self.parameters, copy
         return copy
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_copies"}
 
     @property
-    def n_buckets(self):
+    def n_buckets(self) -> int:
         """Number of different codes, 2^n_bits."""
         return 2**self.n_bits
 
-    def hash(self, x, *, check_finite=True):
+    def hash(self, x: ArrayOrTensor, *, check_finite: bool = True) -> ArrayOrTensor:
         """Codes of the rows of x.
 
         Parameters
@@ -111,41 +125,49 @@ class _AngularFamily(HashFamily):
             number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=True)
-        if torch is not None and x.is_cuda and self.n_bits > MAX_PROBE_BITS:
+        given: Any = self._rows("x", x, torch, cuda=True)
+        if torch is not None and given.is_cuda and self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"x must be on the cpu for codes of more than {MAX_PROBE_BITS} bits, got a tensor "
-                f"on {x.device} and n_bits={self.n_bits}"
+                f"on {given.device} and n_bits={self.n_bits}"
             )
-        shape = tuple(x.shape[:-1]) + (self.n_hashes,)
+        shape = tuple(given.shape[:-1]) + (self.n_hashes,)
         options = FAMILY[self.family], self.n_bits, self.n_hashes
+        codes: Any
         if torch is not None:
             from lshkit import torch_ops
 
-            rows = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
+            rows = _within_float32(given, torch).reshape(1, 1, -1, self.n_features)
             try:
                 codes = torch_ops.hash(rows, self._parameters_beside(rows), *options, check_finite)
             except ValueError:
-                self._refuse_non_finite(x, torch)  # names the row
+                self._refuse_non_finite(given, torch)  # names the row
                 raise
             return codes.reshape(shape)
         codes = np.empty(shape, code_dtype(self.n_buckets))
         if codes.size:
-            rows = self._float32_rows(x)
+            rows = self._float32_rows(given)
             out = codes.reshape(1, 1, -1, self.n_hashes)
             finite = _C.hash(rows, self.parameters, *options, out, 0)
             if check_finite and not finite:
-                self._refuse_non_finite(x, None)
+                self._refuse_non_finite(given, None)
         return codes
 
-    def _float32_rows(self, x):
+    def _float32_rows(self, x: np.ndarray) -> np.ndarray:
         """x as the core takes it: float32 `(1, 1, n, n_features)`."""
         if x.dtype.kind == "f" and x.itemsize > 4:
             x = self.within_float32(x)
         with np.errstate(over="ignore"):  # infinity is one in any type
             return np.ascontiguousarray(x, np.float32).reshape(1, 1, -1, self.n_features)
 
-    def soft_hash(self, x, n_probes, sharpness, *, check_finite=True):
+    def soft_hash(
+        self,
+        x: ArrayOrTensor,
+        n_probes: int,
+        sharpness: float | torch.Tensor,
+        *,
+        check_finite: bool = True,
+    ) -> tuple[ArrayOrTensor, ArrayOrTensor]:
         """The n_probes most likely buckets of every row and hash, with weights that sum to 1.
 
         With z the projections of `x / |x|` at unit variance, bucket c has the likelihood
@@ -183,48 +205,60 @@ class _AngularFamily(HashFamily):
             n_bits is above 16, n_probes or sharpness is out of range, or x as in `hash`.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch, cuda=True)
+        given: Any = self._rows("x", x, torch, cuda=True)
         if self.n_bits > MAX_PROBE_BITS:
             raise ValueError(
                 f"soft_hash needs a family with n_bits <= {MAX_PROBE_BITS}, got {self.n_bits}"
             )
         n_probes = checks.integer("n_probes", n_probes, 1, self.n_buckets)
         options = FAMILY[self.family], self.n_bits, self.n_hashes, n_probes
-        shape = tuple(x.shape[:-1]) + (self.n_hashes, n_probes)
+        shape = tuple(given.shape[:-1]) + (self.n_hashes, n_probes)
+        probes: Any
+        weights: Any
         if torch is not None:
             from lshkit import torch_ops
 
-            sharpness = _sharpness_tensor(sharpness, torch, x.device)
+            scale = _sharpness_tensor(sharpness, torch, given.device)
             if check_finite:
-                self._refuse_non_finite(x, torch)
-            x = _within_float32(x, torch).reshape(1, 1, -1, self.n_features)
-            parameters = self._parameters_beside(x)
-            weights, probes, *_ = torch_ops.soft_hash(x, parameters, sharpness, *options)
+                self._refuse_non_finite(given, torch)
+            given = _within_float32(given, torch).reshape(1, 1, -1, self.n_features)
+            parameters = self._parameters_beside(given)
+            weights, probes, *_ = torch_ops.soft_hash(given, parameters, scale, *options)
             return probes.reshape(shape), weights.reshape(shape)
-        sharpness = np.full(1, checks.positive("sharpness", sharpness), np.float32)
-        probes, weights = np.empty(shape, code_dtype(self.n_buckets)), np.empty(shape, np.float32)
+        scale = np.full(1, checks.positive("sharpness", sharpness), np.float32)
+        probes = np.empty(shape, code_dtype(self.n_buckets))
+        weights = np.empty(shape, np.float32)
         if probes.size:
             if check_finite:
-                self._refuse_non_finite(x, None)
-            x = self._float32_rows(x)
-            rows, n_selected = (1, 1, x.shape[2]), self.n_hashes * (n_probes - 1).bit_length()
+                self._refuse_non_finite(given, None)
+            given = self._float32_rows(given)
+            n, n_selected = given.shape[2], self.n_hashes * (n_probes - 1).bit_length()
             _C.soft_hash(
-                *(x, self.parameters, sharpness, *options),
-                np.empty((*rows, self.n_hashes), probes.dtype),
-                np.empty((*rows, n_selected), np.uint8),
-                np.empty((*rows, n_selected), np.float32),
-                *(probes.reshape(*rows, -1), weights.reshape(*rows, -1), 0),
+                *(
+                    given,
+                    self.parameters,
+                    scale,
+                    FAMILY[self.family],
+                    self.n_bits,
+                    self.n_hashes,
+                    n_probes,
+                ),
+                np.empty((1, 1, n, self.n_hashes), probes.dtype),
+                np.empty((1, 1, n, n_selected), np.uint8),
+                np.empty((1, 1, n, n_selected), np.float32),
+                probes.reshape(1, 1, n, -1),
+                weights.reshape(1, 1, n, -1),
             )
         return probes, weights
 
-    def _distance(self, x, y):
+    def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return reference.angle(x, y)
 
-    def _probability(self, distance):
+    def _probability(self, distance: np.ndarray) -> np.ndarray:
         """(1 - angle / pi)^n_bits (Charikar 2002): exactly 1 for a row and itself."""
         return integer_power(np.maximum(1 - distance / np.pi, 0), self.n_bits)
 
-    def probability_of_cosine(self, cosine):
+    def probability_of_cosine(self, cosine: ArrayOrTensor) -> ArrayOrTensor:
         """`probability_of_distance` of arccos(cosine): (arccos(-cosine) / pi)^n_bits.
 
         Parameters
@@ -238,14 +272,21 @@ class _AngularFamily(HashFamily):
             NaN where the cosine is. Not differentiable.
         """
         torch = checks.torch_of(cosine=cosine)
-        cosine = checks.array("cosine", cosine, torch)
+        given: Any = checks.array("cosine", cosine, torch)
         if torch is not None:
-            cosine = cosine.detach().to(torch.float64).numpy()
-        negative = np.clip(-np.asarray(cosine, np.float64), -1, 1)
+            given = given.detach().to(torch.float64).numpy()
+        negative = np.clip(-np.asarray(given, np.float64), -1, 1)
         probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
         return like(torch, np.asarray(probability))[0]
 
-    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+    def _quick_pairs(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        y_norms: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         y_norms = self.row_norms(y) if y_norms is None else y_norms
         products = pair_products(x, y, indptr, indices)
         norms = np.repeat(self.row_norms(x), np.diff(indptr)) * y_norms[indices]
@@ -254,11 +295,11 @@ class _AngularFamily(HashFamily):
         left = np.flatnonzero(~(np.abs(cosine) <= _CLOSE))  # also where norms are NaN
         return self.probability_of_cosine(cosine), left
 
-    def row_norms(self, x):
+    def row_norms(self, x: np.ndarray) -> np.ndarray:
         sums = squared_norms(x)  # NaN where the type of the rows does not hold norms or products
         return np.sqrt(np.where(holds(sums), sums, np.nan)).astype(np.float64)
 
-    def within_float32(self, x):
+    def within_float32(self, x: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             squares = np.einsum("...d,...d->...", x, x)
         beyond = ~((squares > 1e-30) & (squares < 1e30))
@@ -298,7 +339,7 @@ class Hyperplane(_AngularFamily):
     family = "hyperplane"
 
     @property
-    def planes(self):
+    def planes(self) -> NDArray[np.float32]:
         """Normals of the hyperplanes, `(n_hashes, n_bits, n_features)`."""
         return self.parameters.reshape(self.n_hashes, self.n_bits, self.n_features)
 
@@ -335,12 +376,12 @@ class FastHadamard(_AngularFamily):
     family = "hadamard"
 
     @property
-    def angles(self):
+    def angles(self) -> NDArray[np.float32]:
         """Angles `(3, D/2)` of G0, G1 and G2, which rotate the planes (i, i + D/2)."""
         cosines, sines = np.split(self.parameters[0, :ANGLE_ROWS], 2, axis=-1)
         return np.arctan2(sines, cosines)
 
     @property
-    def signs(self):
+    def signs(self) -> NDArray[np.float32]:
         """Diagonals of +1 and -1, `(ceil(n_hashes / D), n_bits, D)`, one for each rotation."""
         return self.parameters[0, ANGLE_ROWS:].reshape(-1, self.n_bits, self.parameters.shape[-1])

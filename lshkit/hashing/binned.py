@@ -5,11 +5,18 @@ The integers of the bins are hashed to 32 bits: the sum of bin times a random 32
 collision probabilities include: a weight 1 / p of a pair of far rows is bounded.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from lshkit import _C, checks
 from lshkit.buckets.pairs import pair_distances
 from lshkit.hashing.family import HashFamily, entry, holds, integer_power
+from lshkit.typing import ArrayOrTensor, Seed
 
 MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 
@@ -17,12 +24,17 @@ MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
+    _core: Callable[..., None]
+
+    def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
     @property
-    def n_buckets(self):
+    def n_buckets(self) -> int:
         """Number of different codes, 2^32."""
         return 2**32
 
-    def hash(self, x, *, check_finite=True):
+    def hash(self, x: ArrayOrTensor, *, check_finite: bool = True) -> ArrayOrTensor:
         """Codes of the rows of x.
 
         Parameters
@@ -46,30 +58,32 @@ class _BinnedFamily(HashFamily):
             number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
-        x = self._rows("x", x, torch)
+        given: Any = self._rows("x", x, torch)
         if check_finite:
-            self._refuse_non_finite(x, torch)
+            self._refuse_non_finite(given, torch)
         if torch is not None:
-            short = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
-            x = x.detach().to(torch.float32 if short else torch.float64).numpy()
-        shape = x.shape[:-1] + (self.n_hashes,)
-        short = x.dtype.kind == "f" and x.dtype.itemsize <= 4
-        x = np.ascontiguousarray(x, np.float32 if short else np.float64)
-        codes = np.empty(shape, np.uint32)
+            short = given.dtype in (torch.float16, torch.bfloat16, torch.float32)
+            given = given.detach().to(torch.float32 if short else torch.float64).numpy()
+        shape = given.shape[:-1] + (self.n_hashes,)
+        short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
+        given = np.ascontiguousarray(given, np.float32 if short else np.float64)
+        codes: Any = np.empty(shape, np.uint32)
         if codes.size:
             threads = 0 if torch is None else torch.get_num_threads()
             numbers = (getattr(self, name) for name in self._numbers)
-            rows = x.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
+            rows = given.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
             self._core(rows[0], *numbers, rows[1], threads)
         return codes if torch is None else torch.from_numpy(codes)
 
-    def _probability(self, distance):
+    def _probability(self, distance: np.ndarray) -> np.ndarray:
         of_bins = self._bin_probability(distance)
         return of_bins + (1 - of_bins) / self.n_buckets
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _sum_by_feature(x, y, term):
+def _sum_by_feature(
+    x: np.ndarray, y: np.ndarray, term: Callable[[np.ndarray, int], np.ndarray]
+) -> Any:
     """sum_i term(x_i - y_i, i), feature by feature: all pairs of two sets take no (pairs, d)."""
     total = 0.0
     for i, (u, v) in enumerate(zip(np.moveaxis(x, -1, 0), np.moveaxis(y, -1, 0), strict=True)):
@@ -116,10 +130,26 @@ class EuclideanLSH(_BinnedFamily):
         Of the bins in the hash of a code.
     """
 
+    n_bits: int
     _numbers = ("directions", "shifts", "multipliers")
     _core = staticmethod(_C.euclidean_hash)
 
-    def __init__(self, n_features, n_bits, n_hashes, *, width, p=2, seed=None):
+    width: float
+    p: int
+    directions: NDArray[np.float64]
+    shifts: NDArray[np.float64]
+    multipliers: NDArray[np.uint32]
+
+    def __init__(
+        self,
+        n_features: int,
+        n_bits: int,
+        n_hashes: int,
+        *,
+        width: float,
+        p: int = 2,
+        seed: Seed = None,
+    ) -> None:
         sizes = {"n_features": n_features, "n_bits": n_bits, "n_hashes": n_hashes}
         self._set_sizes(MAX_PROJECTIONS, **sizes)
         self.width = checks.positive("width", width)
@@ -132,17 +162,17 @@ class EuclideanLSH(_BinnedFamily):
         self.shifts = rng.random(shape)
         self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
 
-    def _options(self):
+    def _options(self) -> tuple[str, ...]:
         return "width", "p"
 
-    def _identity(self):
+    def _identity(self) -> tuple[Any, ...]:
         return *super()._identity(), self.width, self.p
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         sizes = f"{self.n_features}, {self.n_bits}, {self.n_hashes}"
         return f"EuclideanLSH({sizes}, width={self.width}, p={self.p}, seed={self.seed!r})"
 
-    def _restore(self, arrays):
+    def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, MAX_PROJECTIONS)
         self.p = checks.integer("p", np.asarray(entry(arrays, "p"))[()], 1, 2)
         self.width = checks.positive("width", np.asarray(entry(arrays, "width"))[()])
@@ -151,18 +181,25 @@ class EuclideanLSH(_BinnedFamily):
         self._restore_numbers(arrays, directions, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
 
-    def _distance(self, x, y):
+    def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         if self.p == 1:
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
         return np.sqrt(_sum_by_feature(x, y, lambda z, i: z * z))
 
-    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+    def _quick_pairs(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        y_norms: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         distance = pair_distances(x, y, indptr, indices, p=self.p)
         left = np.flatnonzero(~holds(distance))
         distance = np.sqrt(distance, dtype=np.float64) if self.p == 2 else distance
         return self._probability(distance.astype(np.float64, copy=False)), left
 
-    def _bin_probability(self, distance):
+    def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         from scipy.special import erf
 
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -212,11 +249,18 @@ class RandomBinning(_BinnedFamily):
     _core = staticmethod(_C.random_binning_hash)
 
     @classmethod
-    def array_names(cls, numbers):
+    def array_names(cls, numbers: Mapping[str, Any]) -> tuple[str, ...]:
         one_for_all = "bandwidth" in numbers
         return cls._numbers if one_for_all else (*cls._numbers, "bandwidth")
 
-    def __init__(self, n_features, n_hashes, *, bandwidth, seed=None):
+    bandwidth: float | NDArray[np.float64]
+    scales: NDArray[np.float64]
+    shifts: NDArray[np.float64]
+    multipliers: NDArray[np.uint32]
+
+    def __init__(
+        self, n_features: int, n_hashes: int, *, bandwidth: float | ArrayLike, seed: Seed = None
+    ) -> None:
         self._set_sizes(None, n_features=n_features, n_hashes=n_hashes)
         self.bandwidth = self._checked(bandwidth)
         self._set_seed(seed)
@@ -226,7 +270,7 @@ class RandomBinning(_BinnedFamily):
         self.shifts = rng.random(shape)
         self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
 
-    def _checked(self, bandwidth):
+    def _checked(self, bandwidth: Any) -> float | np.ndarray:
         if np.ndim(bandwidth) == 0:
             return checks.positive("bandwidth", bandwidth)
         bandwidth = checks.array("bandwidth", bandwidth).astype(np.float64)
@@ -237,28 +281,29 @@ class RandomBinning(_BinnedFamily):
             checks.positive("bandwidth", float(h))
         return bandwidth
 
-    def _options(self):
+    def _options(self) -> tuple[str, ...]:
         return ("bandwidth",)
 
-    def _identity(self):
+    def _identity(self) -> tuple[Any, ...]:
         return *super()._identity(), np.asarray(self.bandwidth).tobytes()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         sizes = f"{self.n_features}, {self.n_hashes}"
         return f"RandomBinning({sizes}, bandwidth={self.bandwidth}, seed={self.seed!r})"
 
-    def _restore(self, arrays):
+    def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, None)
         self.bandwidth = self._checked(np.asarray(entry(arrays, "bandwidth"))[()])
         shape = self.n_hashes, self.n_features
         self._restore_numbers(arrays, {"scales": shape, "shifts": shape}, np.float64)
         self._restore_numbers(arrays, {"multipliers": shape}, np.uint32)
 
-    def _distance(self, x, y):
-        if np.ndim(self.bandwidth) == 0:
+    def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        h = self.bandwidth
+        if isinstance(h, float):
             return _sum_by_feature(x, y, lambda z, i: np.abs(z))
-        return _sum_by_feature(x, y, lambda z, i: np.abs(z) / self.bandwidth[i])
+        return _sum_by_feature(x, y, lambda z, i: np.abs(z) / h[i])
 
-    def _bin_probability(self, distance):
+    def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         scale = self.bandwidth if np.ndim(self.bandwidth) == 0 else 1.0
         return np.exp(-distance / scale)

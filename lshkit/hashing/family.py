@@ -1,17 +1,26 @@
 """What all hash families share: checks, equality, and conversion to arrays and back."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from lshkit import checks
 from lshkit.buckets.codes import like
 from lshkit.hash_functions import MAX_HASHES
+from lshkit.typing import ArrayOrTensor, Seed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FORMAT = 1  # of to_arrays
 _PAIR_NUMBERS = 2**16  # of gathered rows at a time: they stay in cache
-FAMILIES = {}  # class name to class, filled as they are defined
+FAMILIES: dict[str, type[HashFamily]] = {}  # class name to class, filled as they are defined
 
 
-def integer_power(x, exponent):
+def integer_power(x: Any, exponent: int) -> Any:
     """x^exponent by squaring: several times faster than numpy's power."""
     power = None
     while exponent:
@@ -24,11 +33,11 @@ def integer_power(x, exponent):
 
 
 @np.errstate(over="ignore", invalid="ignore", under="ignore")
-def squared_norms(x):
+def squared_norms(x: np.ndarray) -> np.ndarray:
     return np.einsum("nd,nd->n", x, x)
 
 
-def holds(sums):
+def holds(sums: np.ndarray) -> np.ndarray:
     """Whether sums of squares are neither near the smallest nor beyond the largest numbers."""
     limits = np.finfo(sums.dtype)
     return (sums > limits.tiny / limits.eps**1.5) & (sums < limits.max)
@@ -41,27 +50,46 @@ class HashFamily:
     `_numbers`; two families are equal when these are.
     """
 
-    _sizes = ("n_features", "n_bits", "n_hashes")
-    _numbers = ("parameters",)
+    _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
+    _numbers: tuple[str, ...] = ("parameters",)
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
-    def __init_subclass__(cls):
+    n_features: int
+    n_hashes: int
+    seed: Seed
+
+    @property
+    def n_buckets(self) -> int:
+        """Number of different codes."""
+        raise NotImplementedError
+
+    def hash(self, x: ArrayOrTensor, *, check_finite: bool = True) -> ArrayOrTensor:
+        """Codes `(..., n_hashes)` of the rows of x `(..., n_features)`."""
+        raise NotImplementedError
+
+    def _distance(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _probability(self, distance: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def __init_subclass__(cls) -> None:
         if not cls.__name__.startswith("_"):
             FAMILIES[cls.__name__] = cls
 
-    def _set_sizes(self, max_bits, **sizes):
+    def _set_sizes(self, max_bits: int | None, **sizes: Any) -> None:
         limits = {"n_bits": max_bits, "n_hashes": MAX_HASHES}
         for name in self._sizes:
             setattr(self, name, checks.integer(name, sizes[name], 1, limits.get(name)))
 
-    def _set_seed(self, seed):
+    def _set_seed(self, seed: Seed) -> None:
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
             if seed >= 2**128:  # the key of a counter
                 raise ValueError(f"seed must be below 2**128, got {seed}")
         self.seed = seed
 
-    def _rows(self, name, x, torch, cuda=False):
+    def _rows(self, name: str, x: Any, torch: Any, cuda: bool = False) -> Any:
         x = checks.array(name, x, torch, cuda=cuda)
         if x.ndim == 0 or x.shape[-1] != self.n_features:
             wanted = f"(..., {self.n_features}), the last dimension being n_features"
@@ -69,7 +97,7 @@ class HashFamily:
         return x
 
     @staticmethod
-    def _refuse_non_finite(x, torch):
+    def _refuse_non_finite(x: Any, torch: Any) -> None:
         """ValueError naming the first row of x with a NaN or infinity."""
         if torch is not None:
             from lshkit.torch_ops.assertions import may_be_read
@@ -90,7 +118,7 @@ class HashFamily:
             "check_finite=False for an undefined code"
         )
 
-    def _pairs(self, x, y):
+    def _pairs(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray, Any]:
         """x and y as numpy arrays whose leading dimensions broadcast, and torch if tensors."""
         torch = checks.torch_of(x=x, y=y)
         x, y = self._rows("x", x, torch), self._rows("y", y, torch)
@@ -105,7 +133,7 @@ class HashFamily:
 
     # ---------------------------------------------------------------- probabilities
 
-    def distance(self, x, y):
+    def distance(self, x: ArrayOrTensor, y: ArrayOrTensor) -> ArrayOrTensor:
         """The angle or distance that determines the collision probability of two rows.
 
         Parameters
@@ -124,10 +152,10 @@ class HashFamily:
         TypeError, ValueError
             x or y as in `hash`, not of one kind, or leading dimensions that do not broadcast.
         """
-        x, y, torch = self._pairs(x, y)
-        return like(torch, self._distance_of_finite(x, y))[0]
+        a, b, torch = self._pairs(x, y)
+        return like(torch, self._distance_of_finite(a, b))[0]
 
-    def probability_of_distance(self, distance):
+    def probability_of_distance(self, distance: ArrayOrTensor) -> ArrayOrTensor:
         """`collision_probability` of rows whose `distance` is known.
 
         Parameters
@@ -141,25 +169,33 @@ class HashFamily:
             NaN where the distance is. Not differentiable.
         """
         torch = checks.torch_of(distance=distance)
-        distance = checks.array("distance", distance, torch)
+        given: Any = checks.array("distance", distance, torch)
         if torch is not None:
-            distance = distance.detach().to(torch.float64).numpy()
-        distance = np.asarray(distance, np.float64)
-        if (distance < 0).any():
-            raise ValueError(f"distance must be >= 0, got {np.nanmin(distance)}")
-        return like(torch, np.asarray(self._probability(distance)))[0]
+            given = given.detach().to(torch.float64).numpy()
+        given = np.asarray(given, np.float64)
+        if (given < 0).any():
+            raise ValueError(f"distance must be >= 0, got {np.nanmin(given)}")
+        return like(torch, np.asarray(self._probability(given)))[0]
 
-    def collision_probability(self, x, y):
+    def collision_probability(self, x: ArrayOrTensor, y: ArrayOrTensor) -> ArrayOrTensor:
         """Probability that rows of x and y share a code, over the choice of the hash functions.
 
         `probability_of_distance` of their `distance` (see there for x, y and errors): a float64
         array or tensor `(...)`, NaN where the distance is.
         """
-        x, y, torch = self._pairs(x, y)
-        probability = self._probability(self._distance_of_finite(x, y))
+        a, b, torch = self._pairs(x, y)
+        probability = self._probability(self._distance_of_finite(a, b))
         return like(torch, np.asarray(probability))[0]
 
-    def pair_probability(self, x, y, indptr, indices, *, y_norms=None):
+    def pair_probability(
+        self,
+        x: ArrayOrTensor,
+        y: ArrayOrTensor,
+        indptr: ArrayOrTensor,
+        indices: ArrayOrTensor,
+        *,
+        y_norms: np.ndarray | None = None,
+    ) -> ArrayOrTensor:
         """`collision_probability` of listed pairs: row i of x with `y[indices[k]]`, in CSR form.
 
         Parameters
@@ -178,68 +214,75 @@ class HashFamily:
             NaN where `collision_probability` is. Not differentiable.
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
-        x, y = self._rows("x", x, torch), self._rows("y", y, torch)
+        a, b = self._rows("x", x, torch), self._rows("y", y, torch)
         if torch is not None:
-            x, y = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (x, y))
-            x, y, indptr, indices = (z.numpy() for z in (x, y, indptr, indices))
-        indptr, indices = np.asarray(indptr), np.asarray(indices)
-        probability, left = self._quick_pairs(x, y, indptr, indices, y_norms)
-        of_pair = np.repeat(np.arange(len(x)), np.diff(indptr))
+            a, b = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (a, b))
+            a, b = a.numpy(), b.numpy()
+        starts, columns = np.asarray(indptr), np.asarray(indices)
+        probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
+        of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
         step = max(1, _PAIR_NUMBERS // self.n_features)
         for first in range(0, len(left), step):
             some = left[first : first + step]
-            pairs = x[of_pair[some]], y[indices[some]]
+            pairs = a[of_pair[some]], b[columns[some]]
             probability[some] = self._probability(self._distance_of_finite(*pairs))
         return like(torch, probability)[0]
 
-    def row_norms(self, x):
+    def row_norms(self, x: np.ndarray) -> np.ndarray | None:
         """float64 `(n,)` for `pair_probability`, or None where it needs none."""
         return None
 
-    def within_float32(self, x):
+    def within_float32(self, x: np.ndarray) -> np.ndarray:
         """Rows `(..., n_features)` with the same codes that float32 holds.
 
         Of a family of directions: those of another size are scaled by a power of two.
         """
         return x
 
-    def _quick_pairs(self, x, y, indptr, indices, y_norms):
+    def _quick_pairs(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        indptr: np.ndarray,
+        indices: np.ndarray,
+        y_norms: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities of pairs, and the numbers of those that must be computed one by one."""
         return np.empty(len(indices)), np.arange(len(indices))
 
     @np.errstate(invalid="ignore", over="ignore")
-    def _distance_of_finite(self, x, y):
+    def _distance_of_finite(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         finite = np.isfinite(x).all(-1) & np.isfinite(y).all(-1)
         return np.where(finite, self._distance(x, y), np.nan)
 
     # ---------------------------------------------------------------- identity
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
         return self._identity() == other._identity() and all(
             np.array_equal(getattr(self, name), getattr(other, name)) for name in self._numbers
         )
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         first = getattr(self, self._numbers[0])
         return hash((type(self), self._identity(), first.ravel()[-16:].tobytes()))
 
-    def _identity(self):
+    def _identity(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self._sizes)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         options = [repr(size) for size in self._identity()]
         options += [f"{name}={getattr(self, name)!r}" for name in (*self._options(), "seed")]
         return f"{type(self).__name__}({', '.join(options)})"
 
-    def _options(self):
+    def _options(self) -> tuple[str, ...]:
         """Names of the settings beside the sizes; numbers or arrays."""
         return ()
 
     # ---------------------------------------------------------------- persistence
 
-    def to_arrays(self):
+    def to_arrays(self) -> dict[str, np.ndarray]:
         """The family as a dict of numpy arrays, from which `from_arrays` makes an equal one.
 
         Numbers and short strings, so that `numpy.savez` needs no pickle.
@@ -257,7 +300,7 @@ class HashFamily:
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays):
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> Self:
         """The family from the arrays of `to_arrays`; ValueError if they are not valid.
 
         Called on a subclass, the family must be of that class. `lshkit.hashing.from_arrays` accepts
@@ -281,17 +324,19 @@ class HashFamily:
         return self
 
     @classmethod
-    def array_names(cls, numbers):
+    def array_names(cls, numbers: Mapping[str, Any]) -> tuple[str, ...]:
         """Which entries of `to_arrays` are arrays, for a family with these single numbers."""
         return cls._numbers
 
-    def _restore(self, arrays):
+    def _restore(self, arrays: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def _restore_sizes(self, arrays, max_bits):
+    def _restore_sizes(self, arrays: Mapping[str, Any], max_bits: int | None) -> None:
         self._set_sizes(max_bits, **{name: _integer(arrays, name) for name in self._sizes})
 
-    def _restore_numbers(self, arrays, shapes, dtype):
+    def _restore_numbers(
+        self, arrays: Mapping[str, Any], shapes: dict[str, tuple[int, ...]], dtype: type
+    ) -> None:
         """The arrays of these names and shapes; finite, and of dtype."""
         for name, shape in shapes.items():
             value = np.asarray(entry(arrays, name))
@@ -303,7 +348,7 @@ class HashFamily:
             setattr(self, name, np.array(value, order="C"))
 
 
-def from_arrays(arrays):
+def from_arrays(arrays: Mapping[str, Any]) -> HashFamily:
     """The hash family, of any class, from the arrays of `to_arrays`.
 
     >>> from_arrays(FastHadamard(64, 8, 32, seed=0).to_arrays())  # doctest: +SKIP
@@ -312,7 +357,7 @@ def from_arrays(arrays):
     return HashFamily.from_arrays(arrays)
 
 
-def entry(arrays, name):
+def entry(arrays: Mapping[str, Any], name: str) -> Any:
     try:
         return arrays[name]
     except KeyError:
@@ -322,7 +367,7 @@ def entry(arrays, name):
         raise TypeError(f"arrays must be a dict of arrays, as of to_arrays, got {got}") from None
 
 
-def _integer(arrays, name):
+def _integer(arrays: Mapping[str, Any], name: str) -> int:
     value = np.asarray(entry(arrays, name))
     if value.dtype.kind not in "iu" or value.size != 1:
         got = f"{value.dtype} {value.shape}"

@@ -3,9 +3,12 @@
 import contextlib
 import math
 import numbers
+from collections.abc import Iterator
+from typing import Any, overload
 
 import numpy as np
 from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from lshkit import _C, checks
@@ -14,13 +17,14 @@ from lshkit.kde import kernels
 from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sums import has_zero_row
+from lshkit.typing import Rows
 
 
-def keeps_rows(algorithm):
+def keeps_rows(algorithm: str) -> bool:
     return algorithm == "auto" or METHODS[algorithm].keeps_rows
 
 
-def check_parameters(estimator):
+def check_parameters(estimator: BaseEstimator) -> int:
     """n_bits in use; raises for parameters that are wrong or do not go together."""
     if not isinstance(estimator.kernel, str) or estimator.kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {estimator.kernel!r}")
@@ -30,7 +34,9 @@ def check_parameters(estimator):
     for name in ("rtol", "atol"):
         check_tolerance(name, getattr(estimator, name))
     confidence = estimator.confidence
-    if confidence is not None and not (isinstance(confidence, numbers.Real) and 0 < confidence < 1):
+    if confidence is not None and not (
+        isinstance(confidence, numbers.Real) and 0 < float(confidence) < 1
+    ):
         raise ValueError(f"confidence must be None or in (0, 1), got {confidence!r}")
     if estimator.algorithm == "bucket_sum":
         for name, none in (("atol", 0), ("confidence", None)):
@@ -58,13 +64,17 @@ def check_parameters(estimator):
     return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
 
 
-def _check_forgetting(estimator):
+def _check_forgetting(estimator: BaseEstimator) -> None:
     window, error = estimator.sliding_window, estimator.sliding_window_error
-    if isinstance(error, bool) or not isinstance(error, numbers.Real) or not 0 <= error <= 0.5:
+    if (
+        isinstance(error, bool)
+        or not isinstance(error, numbers.Real)
+        or not 0 <= float(error) <= 0.5
+    ):
         raise ValueError(f"sliding_window_error must be a number from 0 to 0.5, got {error!r}")
     if window is not None:
         checks.integer("sliding_window", window, 1, 2**63 - 1)
-    elif error > 0:
+    elif float(error) > 0:
         raise ValueError("sliding_window_error needs a sliding_window")
     if estimator.half_life is not None:
         check_half_life(estimator.half_life)
@@ -75,7 +85,7 @@ def _check_forgetting(estimator):
             raise ValueError(f"{name} needs algorithm='bucket_sum'")
 
 
-def as_queries(estimator, X, kernel):
+def as_queries(estimator: BaseEstimator, X: Rows, kernel: str) -> np.ndarray:
     """`as_rows` of rows to be asked for: without scikit-learn's checks where all is in order."""
     if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64) or X.ndim != 2:
         return as_rows(estimator, X, False, kernel)
@@ -87,7 +97,7 @@ def as_queries(estimator, X, kernel):
     return X
 
 
-def detached(name, value):
+def detached(name: str, value: Any) -> Any:
     """A tensor on the CPU as an array, of half precision as float32; all else as it is."""
     torch = checks.torch_of(**{name: value})
     if torch is None:
@@ -96,7 +106,7 @@ def detached(name, value):
     return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
 
 
-def as_rows(estimator, X, reset, kernel):
+def as_rows(estimator: BaseEstimator, X: Rows, reset: bool, kernel: str) -> np.ndarray:
     X = detached("X", X)
     X = validate_data(estimator, X, reset=reset, order="C", dtype=[np.float64, np.float32])
     if kernel == "angular" and has_zero_row(X):
@@ -104,7 +114,7 @@ def as_rows(estimator, X, reset, kernel):
     return X
 
 
-def as_weights(weights, n, all_zero=False):
+def as_weights(weights: Rows | None, n: int, all_zero: bool = False) -> np.ndarray | None:
     """all_zero: whether they may all be 0, as those of rows beside others may."""
     if weights is None:
         return None
@@ -122,13 +132,13 @@ def as_weights(weights, n, all_zero=False):
     return weights
 
 
-def check_tolerance(name, value):
+def check_tolerance(name: str, value: float) -> None:
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (real and 0 <= value < math.inf):
+    if not (real and 0 <= float(value) < math.inf):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
-def check_n_jobs(n_jobs):
+def check_n_jobs(n_jobs: int | None) -> None:
     if n_jobs is None:
         return
     if (
@@ -141,7 +151,7 @@ def check_n_jobs(n_jobs):
 
 
 @contextlib.contextmanager
-def core_threads(n_jobs):
+def core_threads(n_jobs: int | None) -> Iterator[int]:
     """The number of threads, which hashing, drawing and sorting inside take too.
 
     They are set for the calling thread alone.
@@ -154,7 +164,7 @@ def core_threads(n_jobs):
         _C.set_max_threads(before)
 
 
-def check_mergeable(mine, other):
+def check_mergeable(mine: BaseEstimator, other: BaseEstimator) -> None:
     """Raises where two fitted estimators do not describe rows in the same way."""
     if not isinstance(other, type(mine)):
         raise TypeError(f"other must be a {type(mine).__name__}, got {type(other).__name__}")
@@ -163,7 +173,7 @@ def check_mergeable(mine, other):
     if sketches[0] != sketches[1]:
         kinds = f"{mine.algorithm!r} and {other.algorithm!r}"
         raise ValueError(f"sketches can only be merged with sketches, got algorithms {kinds}")
-    names = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
+    names: Any = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
     if all(x is not None for x in names) and not np.array_equal(*names):
         raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")
     kinds = [
@@ -176,12 +186,20 @@ def check_mergeable(mine, other):
         if not np.array_equal(mine.bandwidth_, other.bandwidth_):
             raise ValueError(f"bandwidth_ differ: {mine.bandwidth_} and {other.bandwidth_}")
         return
-    widths = [bandwidths.check(x.bandwidth, x.n_features_in_, x.kernel) for x in (mine, other)]
+    widths: Any = [bandwidths.check(x.bandwidth, x.n_features_in_, x.kernel) for x in (mine, other)]
     if not np.array_equal(*widths):
         raise ValueError(f"bandwidth differ: {mine.bandwidth!r} and {other.bandwidth!r}")
 
 
-def of_unit_size(weights):
+@overload
+def of_unit_size(weights: np.ndarray) -> np.ndarray: ...
+
+
+@overload
+def of_unit_size(weights: None) -> None: ...
+
+
+def of_unit_size(weights: np.ndarray | None) -> np.ndarray | None:
     """Weights times a power of 2 that brings the largest to 1 or so: only their ratios count."""
     if weights is None:
         return None

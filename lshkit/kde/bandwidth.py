@@ -3,6 +3,7 @@
 import numbers
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lshkit.kde.deviations import effective_rows, standard_deviations
 from lshkit.kde.likelihood import of_largest_likelihood
@@ -11,8 +12,8 @@ from lshkit.kde.neighbors import of_neighbors
 RULES = ("scott", "silverman", "likelihood", "neighbors")
 
 
-def check(bandwidth, n_features, kernel):
-    """bandwidth as a rule's name or a float64 array `(n_features,)`, or a ValueError."""
+def check(bandwidth: float | str | ArrayLike, n_features: int, kernel: str) -> str | np.ndarray:
+    """bandwidth as a rule's name or as of `check_widths`, or a ValueError."""
     if isinstance(bandwidth, str):
         if bandwidth not in RULES:
             raise ValueError(
@@ -22,6 +23,11 @@ def check(bandwidth, n_features, kernel):
         if kernel == "angular":
             raise ValueError("bandwidth must be 1.0 for the angular kernel: n_bits is its width")
         return bandwidth
+    return check_widths(bandwidth, n_features, kernel)
+
+
+def check_widths(bandwidth: float | ArrayLike, n_features: int, kernel: str) -> np.ndarray:
+    """Numbers as a float64 array `(n_features,)`, or a ValueError."""
     if isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool):
         widths = np.full(n_features, float(bandwidth))
     else:
@@ -50,7 +56,7 @@ def check(bandwidth, n_features, kernel):
     return widths
 
 
-def check_rows(name, X, weights):
+def check_rows(name: str, X: np.ndarray, weights: np.ndarray | None) -> None:
     """ValueError where a rule cannot give bandwidths for rows."""
     if name == "neighbors":
         if effective_rows(X, weights) <= 1 + 1e-9:
@@ -66,7 +72,15 @@ def check_rows(name, X, weights):
         )
 
 
-def rule(name, kernel, X, weights, seed, threads, sketch=False):
+def rule(
+    name: str,
+    kernel: str,
+    X: np.ndarray,
+    weights: np.ndarray | None,
+    seed: int,
+    threads: int,
+    sketch: bool = False,
+) -> np.ndarray:
     """The rule's bandwidths, float64 `(n_features,)`; ValueError as `check_rows`."""
     if name in ("scott", "silverman"):
         return of_deviations(name, X, weights)
@@ -76,7 +90,7 @@ def rule(name, kernel, X, weights, seed, threads, sketch=False):
     return of_largest_likelihood(kernel, X, weights, seed, threads)
 
 
-def of_deviations(name, X, weights):
+def of_deviations(name: str, X: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Scott's or Silverman's factor times the standard deviation of every feature.
 
     scipy.stats.gaussian_kde's factors and weighting, of the diagonal of its covariance: equal to it

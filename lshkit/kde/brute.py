@@ -1,11 +1,20 @@
 """algorithm="brute": every row, exactly."""
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit.kde import kernels
 from lshkit.kde.method import Estimate, Method, Tuned
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import PermutedRows, Training
 
 
 class BruteForce(Method):
@@ -14,32 +23,36 @@ class BruteForce(Method):
     exact = True
     uses_rtol = False
 
-    def __init__(self, training):
+    def __init__(self, training: Training) -> None:
         self.training = training
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         settings = {"cost": float(len(pilot.training.X)), "error": 0.0}
         return Tuned(settings, functools.partial(cls, pilot.training))
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         return cls(training)
 
-    def estimate(self, X, threads, with_error=True):
+    def estimate(self, X: np.ndarray, threads: int, with_error: bool = True) -> Estimate:
         return self._exact(self.scaled(X), threads, X)
 
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         if stop is not None:
             raise ValueError(f"stop must be None, got {stop}: brute force has no permuted rows")
         return self._exact(queries, threads, None)
 
-    def _exact(self, queries, threads, given):
+    def _exact(self, queries: np.ndarray, threads: int, given: np.ndarray | None) -> Estimate:
         sums = self.training.sums(queries, threads, given=given)
         rows = np.full(len(queries), len(self.training.X))
         mean = sums.total / self.training.total
         return Estimate(sums.shift, mean, np.zeros(len(queries)), rows)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.training.nbytes_of_blocks

@@ -6,20 +6,28 @@ failures among them bounds the share to come (split conformal prediction, Vovk e
 probability, risk-controlling prediction sets, Bates et al. 2021), whatever the data.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.stats import binom
+
+if TYPE_CHECKING:
+    from lshkit.kde.method import Accuracy, Estimate, Method, Tuned
+    from lshkit.kde.sums import PermutedRows, Sums
 
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
+INFLATED, LARGEST = 1.5, 1.0
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
 
-def most_failures(n, share, risk=RISK):
+def most_failures(n: int, share: float, risk: float = RISK) -> int:
     """The most failures among n by which the share is below `share`; -1 where none shows it.
 
     A larger share would show so few with a probability of at most `risk`.
@@ -28,7 +36,7 @@ def most_failures(n, share, risk=RISK):
     return most if binom.cdf(most, n, share) <= risk else most - 1
 
 
-def least_of(sums):
+def least_of(sums: Sums) -> float:
     """Log of a sum that is below those of some queries: one of less is unlike them all."""
     return float(np.nan_to_num(sums.log().min() - MARGIN))
 
@@ -40,74 +48,96 @@ class HeldOut:
     the permutation they see what all queries see.
     """
 
-    def __init__(self, permuted, threads, given=None, stop=None):
-        self.permuted, self.threads, self.queries = permuted, threads, given
+    def __init__(
+        self,
+        permuted: PermutedRows,
+        threads: int,
+        given: np.ndarray | None = None,
+        stop: int | None = None,
+    ) -> None:
+        self.permuted, self.threads = permuted, threads
         n = len(permuted)
-        self.stop = n - min(N_HELD_OUT, n // 8) if stop is None else stop
+        self.stop: int | None = n - min(N_HELD_OUT, n // 8) if stop is None else stop
         if given is None:
             self.queries = np.asarray(permuted.rows[self.stop :], np.float64)
         else:
-            self.stop = None
+            self.queries, self.stop = given, None
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.queries)
 
-    def of(self, method):
+    def of(self, method: Method) -> HeldOut:
         """The same with queries that are unknown to the method."""
         if self.stop is None or self.stop >= method.looked_up:
             return self
         return HeldOut(self.permuted, self.threads, stop=method.looked_up)
 
     @functools.cached_property
-    def sums(self):
+    def sums(self) -> Sums:
         stop = len(self.permuted) if self.stop is None else self.stop
         return self.permuted.sums(self.queries, 0, stop, self.threads)
 
-    def run(self, method):
+    def run(self, method: Method) -> Run:
         return Run(self, method.sampled(self.queries, self.threads, self.stop))
 
 
 class Run:
     """Estimates of the held-out queries and their errors, and the exact ones: times exp(shift)."""
 
-    def __init__(self, held_out, got):
+    def __init__(self, held_out: HeldOut, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
         self.rows, self.read_all = got.rows, got.rows >= n_rows
         self.shift = np.maximum(got.shift, sums.shift)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
                 np.where(x.shift > -np.inf, np.exp(x.shift - self.shift), 0) for x in (got, sums)
             )
+            # In logs: of an estimate that missed what dominates, it is below any float64.
+            self.log_at_risk = got.shift - self.shift + np.log(np.maximum(got.at_risk, 0))
         self.mean, self.error = got.mean * mine, got.error * mine
         self.exact = sums.total / training.total * exact
         self.off = np.where(self.read_all, 0, np.abs(self.mean - self.exact))
 
-    def relative_errors(self, most, negligible):
+    def relative_errors(self, most: float, negligible: float) -> np.ndarray:
         """Of the larger of the exact density and the negligible one, at most `most`."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            wanted = np.maximum(self.exact, negligible * np.exp(-self.shift))
+            wanted = np.maximum(self.exact, np.exp(np.log(np.float64(negligible)) - self.shift))
             return np.where(self.off > 0, np.fmin(self.off / wanted, most), 0)
 
-    def failures(self, accuracy):
+    def failures(self, accuracy: Accuracy) -> int:
         """How many errors are larger than rtol."""
         return int((self.relative_errors(np.inf, accuracy.negligible) > accuracy.rtol).sum())
 
-    def error_floor(self):
+    def inflation(self, floor: float | None, most: float) -> tuple[float, float]:
+        """The median relative error that is stated with the floor, and over those observed."""
+        if floor is None:
+            return 0.0, 0.0
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            least = np.exp((floor - self.shift + self.log_at_risk) / 2)
+            stated = np.where(self.read_all, 0, np.maximum(least, self.error)) / self.mean
+            observed = np.fmin(np.where(self.off > 0, self.off / self.exact, 0), most)
+            median = float(np.nanmedian(stated))
+            return median, float(median / np.sqrt((observed**2).mean()))
+
+    def error_floor(self) -> float | None:
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
 
         Of those that are not exact.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
-            wanted = self.shift + 2 * np.log(self.off / WITHIN) - np.log(self.mean)
-        short = (self.off > WITHIN * self.error) & (self.mean > 0)
+            wanted = self.shift + 2 * np.log(self.off / WITHIN) - self.log_at_risk
+        short = (self.off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
         least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND), 0)]
         return float(least) if np.isfinite(least) else None
 
 
-def calibrate(tuned, held_out, accuracy):
-    """A tuned method with its error floor, and whether it keeps the accuracy.
+def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Method, bool, bool]:
+    """A tuned method with its error floor, whether it keeps the accuracy, and whether it inflates.
+
+    It inflates where the median stated error is more than INFLATED root mean squares of the errors.
+    Where that is more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -115,7 +145,7 @@ def calibrate(tuned, held_out, accuracy):
     method, settings = tuned.make(), tuned.settings
     held_out = held_out.of(method)
     if len(held_out) == 0:
-        return method, accuracy.confidence is None
+        return method, accuracy.confidence is None, False
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))
@@ -127,10 +157,13 @@ def calibrate(tuned, held_out, accuracy):
     if accuracy.confidence is None:
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
-    return method, kept
+    stated, ratio = run.inflation(method.error_floor, method.most)
+    return method, kept and stated <= LARGEST, ratio > INFLATED
 
 
-def _bound(method, settings, held_out, run, accuracy):
+def _bound(
+    method: Method, settings: dict[str, Any], held_out: HeldOut, run: Run, accuracy: Accuracy
+) -> tuple[Run, bool]:
     """Sets the stages of a method to the cheapest that keep its errors below rtol.
 
     The run with them, and whether they do. Tried are falling limits, the larger the cheaper, for
@@ -138,6 +171,7 @@ def _bound(method, settings, held_out, run, accuracy):
     and "limit" of `Stages`, "cost" as far as they change it, and the share of the queries that are
     "read_in_full".
     """
+    assert accuracy.confidence is not None
     share, stages = 1 - accuracy.confidence, getattr(method, "stages", None)
     if stages is None:
         settings["read_in_full"] = 0.0

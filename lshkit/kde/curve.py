@@ -1,16 +1,20 @@
 """The leave-one-out likelihood of a density as a curve over bandwidths."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 from joblib import effective_n_jobs
+from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_random_state
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights, of_unit_size
+from lshkit.kde.arguments import as_weights, detached, of_unit_size
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -23,6 +27,10 @@ from lshkit.kde.likelihood import (
     joined,
     maximum,
 )
+from lshkit.typing import RandomState, Rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,11 +73,11 @@ class LikelihoodCurve:
     n_distinct: int
 
     @property
-    def bandwidth(self):
+    def bandwidth(self) -> float | np.ndarray:
         """The best bandwidth as `LSHKernelDensity` takes it: a float, or `(n_features,)`."""
         return self.best if self.scale is None else self.best * self.scale
 
-    def plot(self, ax=None):
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the curve with a band of two standard errors and its maximum; returns the axes.
 
         ax: of matplotlib, the current ones by default. Needs matplotlib.
@@ -89,16 +97,16 @@ class LikelihoodCurve:
 
 
 def likelihood_curve(
-    X,
-    bandwidths=None,
-    kernel="gaussian",
+    X: Rows,
+    bandwidths: ArrayLike | None = None,
+    kernel: str = "gaussian",
     *,
-    scale=None,
-    sample_weight=None,
-    n_held_out=HELD_OUT,
-    random_state=None,
-    n_jobs=None,
-):
+    scale: str | ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
+    n_held_out: int | None = HELD_OUT,
+    random_state: RandomState = None,
+    n_jobs: int | None = None,
+) -> LikelihoodCurve:
     """Leave-one-out log-likelihood of a kernel density at many bandwidths, in one pass.
 
     Row i is scored with the density of all other rows (Duin 1976; Habbema, Hermans and van den
@@ -151,11 +159,7 @@ def likelihood_curve(
     >>> density = LSHKernelDensity(bandwidth=curve.bandwidth).fit(X)
     """
     check_kernel(kernel)
-    torch = checks.torch_of(X=X)
-    if torch is not None:
-        X = checks.array("X", X.detach(), torch)
-        X = (X.float() if X.dtype in (torch.bfloat16, torch.float16) else X).numpy()
-    X = check_array(X, order="C", dtype=[np.float64, np.float32], input_name="X")
+    X = check_array(detached("X", X), order="C", dtype=[np.float64, np.float32], input_name="X")
     weights = of_unit_size(as_weights(sample_weight, len(X)))
     if bandwidths is not None:
         bandwidths = _checked("bandwidths", bandwidths, None)
@@ -202,7 +206,7 @@ def likelihood_curve(
     )
 
 
-def check_kernel(kernel):
+def check_kernel(kernel: str) -> None:
     if not isinstance(kernel, str) or kernel not in kernels.CODES:
         raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {kernel!r}")
     if kernel == "angular":
@@ -212,7 +216,7 @@ def check_kernel(kernel):
         )
 
 
-def _checked(name, values, size):
+def _checked(name: str, values: ArrayLike, size: int | None) -> np.ndarray:
     values = np.asarray(checks.array(name, values), np.float64)
     shape = "(n_bandwidths,)" if size is None else f"({size},)"
     if values.ndim != 1 or len(values) == 0 or (size is not None and len(values) != size):
@@ -222,7 +226,7 @@ def _checked(name, values, size):
     return values
 
 
-def _best_given(found, left_out):
+def _best_given(found: list[np.ndarray], left_out: LeaveOneOut) -> tuple[float, float, float]:
     bandwidths, values, _, slopes, _ = found
     if not (values > -np.inf).any():
         least, largest = left_out.nearest().max() * left_out.unit, bandwidths[-1] * left_out.unit

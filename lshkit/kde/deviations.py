@@ -3,12 +3,12 @@
 import numpy as np
 
 
-def effective_rows(X, weights):
+def effective_rows(X: np.ndarray, weights: np.ndarray | None) -> float:
     """(sum of weights)^2 over the sum of their squares."""
     return 1 / np.sum(_shares(X, weights) ** 2)
 
 
-def standard_deviations(X, weights):
+def standard_deviations(X: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     """Of every feature, float64 `(n_features,)`, unbiased variances; 0 for constant features.
 
     All are 0 where a single row counts.
@@ -31,5 +31,5 @@ def standard_deviations(X, weights):
     return np.ldexp(np.sqrt(variance), units)
 
 
-def _shares(X, weights):
+def _shares(X: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     return np.full(len(X), 1 / len(X)) if weights is None else weights / weights.sum()

@@ -1,19 +1,28 @@
 """The exact log-density as torch computes it, differentiable in the query as often as wanted."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lshkit.kde import kernels
 from lshkit.kde.arguments import as_rows
+from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import DOUBLE_ROUNDING
+
+if TYPE_CHECKING:
+    from lshkit.kde.estimator import LSHKernelDensity
+    from lshkit.kde.sums import Geometry
 
 BLOCK = 2**21  # numbers in memory for a block of pairs
 
 
-def log_mean(estimator, X):
+def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
     """log of the kernel mean of the rows of X, with gradients; float64 inside, the type of X out.
 
     Blocks of pairs are computed again for the gradient, so that memory stays a block's. Where two
@@ -21,7 +30,7 @@ def log_mean(estimator, X):
     """
     method = estimator._method
     as_rows(estimator, X, False, method.geometry.kernel)
-    if not method.exact:
+    if isinstance(method, Sketch) or not method.exact:
         raise ValueError(
             f"a gradient needs algorithm='brute' or rtol=0, got {method.name!r}: fit again, "
             "or pass X.detach()"
@@ -50,7 +59,7 @@ def log_mean(estimator, X):
     return result.to(X.dtype)
 
 
-def _scaled(X, geometry):
+def _scaled(X: Tensor, geometry: Geometry) -> Tensor:
     X = (X - torch.from_numpy(geometry.centre)) * torch.from_numpy(geometry.inverse)
     if geometry.kernel == "angular":
         X = X / X.detach().abs().amax(1, keepdim=True)  # squares neither overflow nor underflow
@@ -58,11 +67,13 @@ def _scaled(X, geometry):
     return X
 
 
-def _log_sum(queries, keys, log_weights, geometry, direct):
+def _log_sum(
+    queries: Tensor, keys: Tensor, log_weights: Tensor, geometry: Geometry, direct: bool
+) -> Tensor:
     return torch.logsumexp(_log_kernel(queries, keys, geometry, direct) + log_weights, 1)
 
 
-def _log_kernel(queries, keys, geometry, direct):
+def _log_kernel(queries: Tensor, keys: Tensor, geometry: Geometry, direct: bool) -> Tensor:
     """log k of all pairs, -1e300 for 0: whose gradient is 0, and not NaN."""
     kernel = geometry.kernel
     if kernel == "laplacian":
@@ -82,20 +93,20 @@ def _log_kernel(queries, keys, geometry, direct):
     return _log_radial((queries**2).sum(1)[:, None] + (keys**2).sum(1) - 2 * products, kernel)
 
 
-def _squares(queries, keys, widths=None):
+def _squares(queries: Tensor, keys: Tensor, widths: np.ndarray | None = None) -> Tensor:
     """Squared distances by differences, the features in order: as the core adds them."""
-    squares = 0.0
+    squares = queries.new_zeros(len(queries), len(keys))
     for c in range(queries.shape[1]):
         difference = queries[:, c, None] - keys[:, c]
         squares = squares + (difference if widths is None else difference / widths[c]) ** 2
     return squares
 
 
-def _log_radial(squares, kernel):
+def _log_radial(squares: Tensor, kernel: str) -> Tensor:
     return -0.5 * squares.clamp_min(0) if kernel == "gaussian" else -_root(squares, 1e-20)
 
 
-def _log_compact(squares, kernel, edge):
+def _log_compact(squares: Tensor, kernel: str, edge: float) -> Tensor:
     distances = _root(squares, 1e-20 * edge**2)
     inside, r = distances < edge, distances / edge
     if kernel == "tophat":
@@ -107,11 +118,11 @@ def _log_compact(squares, kernel, edge):
     return _log((math.pi / 2 * r).cos(), inside)
 
 
-def _root(squares, least):
+def _root(squares: Tensor, least: float) -> Tensor:
     """The root, from `least` on: else 0, of the gradient 0."""
     apart = squares > least
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0)
 
 
-def _log(values, inside):
+def _log(values: Tensor, inside: Tensor) -> Tensor:
     return torch.where(inside, torch.where(inside, values, 1.0).log(), -1e300)

@@ -1,9 +1,14 @@
 """`LSHKernelDensity`: the estimator, which knows scikit-learn's contract and no method."""
 
+from __future__ import annotations
+
 import threading
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from joblib import effective_n_jobs
+from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
@@ -26,7 +31,14 @@ from lshkit.kde.forgetting import forgetting_of
 from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry, training_of
+from lshkit.kde.sums import Geometry, Training, training_of
+from lshkit.typing import File, FloatArray, RandomState, Rows
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+    from lshkit.kde.method import Method
 
 
 class LSHKernelDensity(DensityMixin, FittedEstimator):
@@ -50,7 +62,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         angular kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
-        random sample, as large as rtol requires. "near_far": rows that collide with the query
+        random sample, as large as rtol requires. "near_far": the rows of the cells around the query
         exactly, a sample of the others. "hbe": rows drawn from hash buckets. "bucket_sum": a sketch
         of constant size that keeps no rows, for the kernels "angular" and "laplacian"; n_hashes
         sets its error, not rtol. "auto": the cheapest of all, chosen by a pilot; rows are kept, and
@@ -117,25 +129,34 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
     (3,)
     """
 
+    _kde_seed: int
+    _kde_rows: list[np.ndarray]
+    _kde_weights: list[np.ndarray | None]
+    _kde_sketch: Sketch | None
+    _kde_method: Method | None
+    _kde_picked: dict[str, Any] | None  # the report
+    # Kernel, n_bits and widths of the pick: parameters may be set.
+    _kde_fitted: tuple[str, int, np.ndarray] | None
+
     def __init__(
         self,
-        kernel="gaussian",
-        bandwidth=1.0,
+        kernel: str = "gaussian",
+        bandwidth: float | str | ArrayLike = 1.0,
         *,
-        algorithm="auto",
-        rtol=0.1,
-        atol=0.0,
-        confidence=None,
-        n_bits=None,
-        n_hashes=32,
-        normalize=True,
-        sliding_window=None,
-        sliding_window_error=0.0,
-        half_life=None,
-        random_state=None,
-        n_jobs=None,
-        batch_size=1024,
-    ):
+        algorithm: str = "auto",
+        rtol: float = 0.1,
+        atol: float = 0.0,
+        confidence: float | None = None,
+        n_bits: int | None = None,
+        n_hashes: int = 32,
+        normalize: bool = True,
+        sliding_window: int | None = None,
+        sliding_window_error: float = 0.0,
+        half_life: float | None = None,
+        random_state: RandomState = None,
+        n_jobs: int | None = None,
+        batch_size: int = 1024,
+    ) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
         self.algorithm = algorithm
@@ -154,7 +175,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
 
     # ---- fitting ----
 
-    def fit(self, X, y=None, sample_weight=None):
+    def fit(self, X: Rows, y: object = None, sample_weight: Rows | None = None) -> Self:
         """Fits the rows X `(n_samples, n_features)`; float32 stays float32. Returns self.
 
         sample_weight: `(n_samples,)`, >= 0 and not all 0. y is ignored.
@@ -163,7 +184,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             delattr(self, name)
         return self._add(X, sample_weight, all_rows=True)._prepare()
 
-    def partial_fit(self, X, y=None, sample_weight=None):
+    def partial_fit(self, X: Rows, y: object = None, sample_weight: Rows | None = None) -> Self:
         """Adds rows, as if all rows had been passed to `fit`; returns self.
 
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
@@ -171,7 +192,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         """
         return self._add(X, sample_weight)
 
-    def _add(self, X, sample_weight, all_rows=False):
+    def _add(self, X: Rows, sample_weight: Rows | None, all_rows: bool = False) -> Self:
         """Adds rows; all_rows: no others are to come, so that a rule must suit them. self."""
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
@@ -191,8 +212,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             seed = check_random_state(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = None
-            self._kde_picked = None  # the report
-            self._kde_fitted = None  # kernel, n_bits and widths of the pick: parameters may be set
+            self._kde_picked = self._kde_fitted = None
             self._kde_lock = threading.RLock()  # of the method, which queries may make anew
         if streams:
             with core_threads(self.n_jobs):
@@ -205,7 +225,9 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             self._kde_method = self._kde_picked = None
         return self
 
-    def _add_to_sketch(self, X, weights, widths, n_bits):
+    def _add_to_sketch(
+        self, X: np.ndarray, weights: np.ndarray | None, widths: str | np.ndarray, n_bits: int
+    ) -> None:
         if self._kde_sketch is None:
             if isinstance(widths, str):
                 widths = self._by_rule(widths, X, weights, sketch=True)
@@ -220,11 +242,13 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             self._kde_sketch.add(X, weights)
         self.n_samples_seen_ = self._kde_sketch.n_rows
 
-    def _by_rule(self, rule, X, weights, sketch=False):
+    def _by_rule(
+        self, rule: str, X: np.ndarray, weights: np.ndarray | None, sketch: bool = False
+    ) -> np.ndarray:
         threads = effective_n_jobs(self.n_jobs)
         return bandwidths.rule(rule, self.kernel, X, weights, self._kde_seed, threads, sketch)
 
-    def partial_unfit(self, X, sample_weight=None):
+    def partial_unfit(self, X: Rows, sample_weight: Rows | None = None) -> Self:
         """Removes rows that were fitted, with their weights; "bucket_sum" only.
 
         The result is bit for bit the same as if they had never been added. Returns self.
@@ -243,7 +267,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 
-    def merge(self, other):
+    def merge(self, other: LSHKernelDensity) -> Self:
         """Adds other's rows to this estimator's, as if fitted after them; returns self.
 
         Both must have the same kernel, bandwidth and kind of algorithm; sketches also the same
@@ -253,6 +277,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         check_is_fitted(self)
         check_mergeable(self, other)
         if self._kde_sketch is not None:
+            assert other._kde_sketch is not None
             self._kde_sketch.merge(other._kde_sketch)
             self.n_samples_seen_ = self._kde_sketch.n_rows
             return self
@@ -262,7 +287,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         self._kde_method = self._kde_picked = None
         return self
 
-    def tune(self, queries):
+    def tune(self, queries: Rows) -> Self:
         """Selects the method and its settings for queries like these, `(n_queries, n_features)`.
 
         The pilot runs with 128 of them, evenly spaced, instead of rows of the data. Worthwhile if
@@ -276,11 +301,12 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         if self._kde_sketch is not None:
             raise ValueError("tune needs the rows, which algorithm='bucket_sum' does not keep")
         with self._kde_lock:
-            kernel = self.kernel if self._kde_picked is None else self._kde_fitted[0]
+            fitted = None if self._kde_picked is None else self._kde_fitted
+            kernel = self.kernel if fitted is None else fitted[0]
             self._make_method(as_queries(self, queries, kernel))
         return self
 
-    def _prepare(self):
+    def _prepare(self) -> Self:
         """Makes the method that answers queries where there is none since rows came; self."""
         if self._kde_sketch is None and self._kde_method is None:
             with self._kde_lock:
@@ -288,7 +314,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
                     self._make_method()
         return self
 
-    def _make_method(self, queries=None):
+    def _make_method(self, queries: np.ndarray | None = None) -> None:
         picked, method = self._kde_picked, self._kde_method
         training = self._training() if method is None else method.training
         if picked is None:
@@ -305,7 +331,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
                 method = METHODS[name].restored(picked["methods"][name], training)
         self._kde_method = method  # the last: other threads go on when they see it
 
-    def _training(self):
+    def _training(self) -> Training:
         X, weights = self._training_rows()
         weights = of_unit_size(weights)
         if self._kde_picked is None:
@@ -313,17 +339,20 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             if isinstance(widths, str):
                 widths = self._by_rule(widths, X, weights)
             self._kde_fitted = self.kernel, check_parameters(self), widths
+        assert self._kde_fitted is not None
         return training_of(*self._kde_fitted, X, weights, self._kde_seed)
 
     @property
-    def _method(self):
+    def _method(self) -> Sketch | Method:
         """What answers queries."""
         if "n_samples_seen_" not in vars(self):  # check_is_fitted alone takes longer than a sketch
             check_is_fitted(self)
         self._prepare()
-        return self._kde_sketch or self._kde_method
+        method = self._kde_sketch or self._kde_method
+        assert method is not None
+        return method
 
-    def _training_rows(self):
+    def _training_rows(self) -> tuple[np.ndarray, np.ndarray | None]:
         if len(self._kde_rows) > 1:
             given = [w is not None for w in self._kde_weights]
             if any(given):
@@ -336,14 +365,28 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         return self._kde_rows[0], self._kde_weights[0]
 
     @property
-    def report_(self):
+    def report_(self) -> dict[str, Any]:
         """Results of the pilot, and the reason for the choice."""
         name = self.algorithm_
         return self._kde_picked or {"algorithm": name, "reason": "asked for", "methods": {}}
 
     # ---- queries ----
 
-    def score_samples(self, X, return_std=False):
+    @overload
+    def score_samples(self, X: torch.Tensor, return_std: Literal[False] = ...) -> torch.Tensor: ...
+    @overload
+    def score_samples(
+        self, X: torch.Tensor, return_std: Literal[True]
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def score_samples(self, X: ArrayLike, return_std: Literal[False] = ...) -> FloatArray: ...
+    @overload
+    def score_samples(
+        self, X: ArrayLike, return_std: Literal[True]
+    ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def score_samples(self, X: Rows, return_std: bool) -> Any: ...
+    def score_samples(self, X: Any, return_std: bool = False) -> Any:
         """Log-density of each row of X `(n_samples, n_features)`.
 
         Returns
@@ -378,13 +421,28 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
             results = [x.astype(dtype, copy=False) for x in results]  # below float32: -inf
         return _like(torch, X, results)
 
-    def score(self, X, y=None):
+    def score(self, X: Rows, y: object = None) -> float:
         """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
+        rows: Any = X
         if checks.torch_of(X=X) is not None:
-            X = X.detach()
-        return float(np.sum(np.asarray(self.score_samples(X)), dtype=np.float64))
+            rows = rows.detach()
+        return float(np.sum(np.asarray(self.score_samples(rows)), dtype=np.float64))
 
-    def kernel_mean(self, X, return_std=False):
+    @overload
+    def kernel_mean(self, X: torch.Tensor, return_std: Literal[False] = ...) -> torch.Tensor: ...
+    @overload
+    def kernel_mean(
+        self, X: torch.Tensor, return_std: Literal[True]
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def kernel_mean(self, X: ArrayLike, return_std: Literal[False] = ...) -> FloatArray: ...
+    @overload
+    def kernel_mean(
+        self, X: ArrayLike, return_std: Literal[True]
+    ) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def kernel_mean(self, X: Rows, return_std: bool) -> Any: ...
+    def kernel_mean(self, X: Any, return_std: bool = False) -> Any:
         """Weighted mean of the kernel between each row of X and the rows fitted: unnormalised.
 
         Returns
@@ -400,7 +458,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         scale = np.exp(estimate.shift)
         return _like(torch, X, [(scale * x).astype(dtype, copy=False) for x in parts])
 
-    def _estimate(self, X, with_error):
+    def _estimate(self, X: Rows, with_error: bool) -> tuple[Estimate, np.dtype, bool]:
         """An `Estimate`, the dtype that is wanted of it, and whether the method is exact."""
         method = self._method
         X = as_queries(self, X, method.geometry.kernel)
@@ -411,7 +469,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         estimate = parts[0] if len(parts) == 1 else Estimate.joined(parts)
         return estimate, X.dtype, method.exact
 
-    def _accuracy(self, geometry):
+    def _accuracy(self, geometry: Geometry) -> Accuracy:
         """`Accuracy`; atol is one of the kernel mean there."""
         negligible = 0.0
         if self.atol > 0 and self.rtol > 0:
@@ -422,14 +480,14 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         confidence = None if self.confidence is None else float(self.confidence)
         return Accuracy(float(self.rtol), negligible, confidence)
 
-    def _log_normalizer(self, geometry):
+    def _log_normalizer(self, geometry: Geometry) -> float:
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
         if not self.normalize:
             return 0.0
         norm = kernels.log_normalizer(geometry.kernel, self.n_features_in_)
         return norm + geometry.log_volume
 
-    def sample(self, n_samples=1, random_state=None):
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> FloatArray:
         """Random rows `(n_samples, n_features)` from the fitted density, for every kernel.
 
         ValueError for the angular kernel, which has no density, and for "bucket_sum", which keeps
@@ -455,7 +513,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
 
     # ---- persistence ----
 
-    def save(self, file):
+    def save(self, file: File) -> None:
         """Writes the estimator to an .npz file, without pickle.
 
         file: a path, to which .npz is appended if it has another ending, or a binary file object.
@@ -466,7 +524,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         persistence.save(self, file)
 
     @classmethod
-    def load(cls, file):
+    def load(cls, file: File) -> Self:
         """Reads an estimator written by `save`, from the same path or a file object.
 
         ValueError for a file that is truncated, damaged, of another kind, or of a newer version of
@@ -474,20 +532,20 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         """
         return persistence.load(cls, file)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
         if state.get("_kde_method") is not None:
             state["_kde_method"] = None  # made again, equal, at first use
         state.pop("_kde_lock", None)
         return state
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.__sklearn_is_fitted__():
             self._kde_lock = threading.RLock()
 
 
-def _like(torch, X, results):
+def _like(torch: ModuleType | None, X: Any, results: list[np.ndarray]) -> Any:
     """Arrays as tensors of X's type where X is one; one alone not in a tuple."""
     if torch is not None:
         kept = X.dtype if X.is_floating_point() else torch.float64

@@ -6,21 +6,28 @@ is left to the method (a sample of it, or its near rows and a sample), what lies
 exactly, by halves, down to leaves of 32 rows of which every pair but a row with itself is listed.
 """
 
+from __future__ import annotations
+
 import copy
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from lshkit.buckets import pair_distances
-from lshkit.kde.hashed import sums_of_pairs
+from lshkit.kde.cells import Cells
+from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
 from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import BLOCK, EXACT, Sums
+from lshkit.kde.sums import BLOCK, EXACT, PermutedRows, Sums, Training, sums_of_pairs
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most
 PAIRS = 2**33  # of a call, at most: the core needs 24 bytes for each query and 4096 rows, 50 MB
-VALUES = {  # of compact kernels at distances below 1
+VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of compact kernels at distances below 1
     "tophat": np.ones_like,
     "epanechnikov": lambda r: 1 - r**2,
     "linear": lambda r: 1 - r,
@@ -29,7 +36,7 @@ VALUES = {  # of compact kernels at distances below 1
 N_BLOCKS = 256  # of the rows of a sampled method
 
 
-def log_means_of_rows(method, threads):
+def log_means_of_rows(method: Method, threads: int) -> np.ndarray:
     """log of the kernel mean of every row of `method.training` over the others, `(n_rows,)`.
 
     As accurate as the method; exact for those that cannot leave a row out ("hbe"). -inf where the
@@ -49,7 +56,7 @@ def log_means_of_rows(method, threads):
     return _within(_RowsAsGiven(training), 0, n, threads).log() - _log_rest(training.total, own)
 
 
-def log_without_own(mean, total, own):
+def log_without_own(mean: np.ndarray, total: float, own: np.ndarray) -> np.ndarray:
     """log of means over rows of weight `total` without the rows' own weights, whose kernel is 1.
 
     For sketches; -inf where nothing is left. With equal weights their sums have no rounding. Other
@@ -62,12 +69,12 @@ def log_without_own(mean, total, own):
         return np.log(rest) - _log_rest(total, own)
 
 
-def _log_rest(total, own):
+def _log_rest(total: float, own: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):
         return np.log(np.maximum(total - own, 0))
 
 
-def _in_order(x, order):
+def _in_order(x: np.ndarray, order: np.ndarray) -> np.ndarray:
     out = np.empty(len(x))
     out[order] = x
     return out
@@ -76,7 +83,7 @@ def _in_order(x, order):
 # --- Sampled methods ----------------------------------------------------------------------------
 
 
-def _sampled(method, threads):
+def _sampled(method: RandomSampling | NearFar, threads: int) -> Sums:
     """`Sums` over the other rows for each of the permuted rows."""
     permuted = method.permuted
     n = len(permuted)
@@ -91,54 +98,76 @@ def _sampled(method, threads):
     return Sums.joined(parts)
 
 
-def _without(method, first, last):
+def _without(method: RandomSampling | NearFar, first: int, last: int) -> RandomSampling | NearFar:
     """The method as of the permuted rows without those from `first` to `last`."""
-    method = copy.copy(method)
-    method.permuted = _WithoutBlock(method.permuted, first, last)
+    rows = _WithoutBlock(method.permuted, first, last)
+    without: Any = copy.copy(method)
+    without.permuted = rows
     if isinstance(method, NearFar):
-        method.near = _NearWithoutBlock(method)
-    return method
+        without.cells = _CellsWithoutBlock(method.cells, rows)
+    return without
 
 
 class _WithoutBlock:
     """`PermutedRows` without those from `first` to `last`: later ones move up."""
 
-    def __init__(self, permuted, first, last):
+    def __init__(self, permuted: PermutedRows, first: int, last: int) -> None:
         self.permuted, self.first, self.last = permuted, first, last
+        self.hold = permuted.hold
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.permuted) - (self.last - self.first)
 
-    def sums(self, queries, first, last, threads):
+    def parts(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Where the rows from `first` to `last` are among all."""
         size, parts = self.last - self.first, []
         if first < self.first or first == last:
             parts.append((first, min(last, self.first)))
         if last > self.first:
             parts.append((max(first, self.first) + size, last + size))
-        parts = [self.permuted.sums(queries, *part, threads) for part in parts]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        return parts
+
+    def sums(self, queries: np.ndarray, first: int, last: int, threads: int) -> Sums:
+        parts = self.parts(first, last)
+        return functools.reduce(
+            operator.add, (self.permuted.sums(queries, *part, threads) for part in parts)
+        )
 
 
-class _NearWithoutBlock:
-    """`NearFar.near` of a method whose `permuted` is a `_WithoutBlock`."""
+class _CellsWithoutBlock:
+    """`Cells` of a `_WithoutBlock`."""
 
-    def __init__(self, method):
-        self.method, self.rows = method, method.permuted
+    def __init__(self, cells: Cells, permuted: _WithoutBlock) -> None:
+        self.cells, self.permuted, self.nearest = cells, permuted, cells.nearest
 
-    def __call__(self, queries, stops, threads):
-        first, last = self.rows.first, self.rows.last
-        size = last - first
-        moved = {stop if stop <= first else stop + size for stop in stops}
-        moved = sorted(moved | {first, last} - {0})
-        parts, part_counts = NearFar.near(self.method, queries, moved, threads)
-        sums = [Sums.zeros(len(queries)) for _ in stops]
-        counts = np.zeros((len(queries), len(stops)))
-        for part, count, stop in zip(parts, part_counts.T, moved, strict=True):
-            if not first < stop <= last:
-                k = np.searchsorted(stops, stop if stop <= first else stop - size)
-                sums[k] += part
-                counts[:, k] += count
-        return sums, counts
+    def sums(
+        self,
+        queries: np.ndarray,
+        probes: np.ndarray,
+        threads: int,
+        first: int = 0,
+        last: int | None = None,
+    ) -> tuple[Sums, np.ndarray]:
+        last = len(self.permuted) if last is None else last
+        return self._of_parts(self.cells.sums, queries, probes, threads, first, last)
+
+    def few_sums(
+        self, queries: np.ndarray, probes: np.ndarray, threads: int, first: int, last: int
+    ) -> tuple[Sums, np.ndarray]:
+        return self._of_parts(self.cells.few_sums, queries, probes, threads, first, last)
+
+    def _of_parts(
+        self,
+        sums_of: Callable[..., tuple[Sums, np.ndarray]],
+        queries: np.ndarray,
+        probes: np.ndarray,
+        threads: int,
+        first: int,
+        last: int,
+    ) -> tuple[Sums, np.ndarray]:
+        parts = self.permuted.parts(first, last)
+        found = [sums_of(queries, probes, threads, *part) for part in parts]
+        return functools.reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]), found)
 
 
 # --- Exact sums ---------------------------------------------------------------------------------
@@ -147,21 +176,23 @@ class _NearWithoutBlock:
 class _RowsAsGiven:
     """Rows of a training in their order."""
 
-    def __init__(self, training):
+    def __init__(self, training: Training) -> None:
         self.training, self.geometry, self.weights = training, training.geometry, training.weights
 
-    def queries(self, first, last):
+    def queries(self, first: int, last: int) -> np.ndarray:
         return self.geometry.scale(self.training.X[first:last])
 
-    def given(self, first, last):
+    def given(self, first: int, last: int) -> np.ndarray:
         rows, widths = np.asarray(self.training.X[first:last], np.float64), self.geometry.widths
         return rows if widths is None else rows / widths
 
-    def sums_of(self, start, stop, first, last, threads):
+    def sums_of(self, start: int, stop: int, first: int, last: int, threads: int) -> Sums:
         """Sums of the rows from start to stop over those from first to last."""
         training = self.training
         weights = None if self.weights is None else self.weights[first:last]
-        options = dict(scaled=False, tolerance=EXACT, reach=training.reach, threads=threads)
+        options: dict[str, Any] = dict(
+            scaled=False, tolerance=EXACT, reach=training.reach, threads=threads
+        )
         rows, given = training.X[first:last], training.X[start:stop]
         return self.geometry.sums(self.queries(start, stop), rows, weights, given=given, **options)
 
@@ -169,18 +200,18 @@ class _RowsAsGiven:
 class _PermutedRows:
     """Rows of a `PermutedRows`."""
 
-    def __init__(self, permuted):
+    def __init__(self, permuted: PermutedRows) -> None:
         self.geometry, self.weights = permuted.training.geometry, permuted.weights
         self.permuted = permuted
 
-    def queries(self, first, last):
+    def queries(self, first: int, last: int) -> np.ndarray:
         return np.asarray(self.permuted.rows[first:last], np.float64)
 
-    def sums_of(self, start, stop, first, last, threads):
+    def sums_of(self, start: int, stop: int, first: int, last: int, threads: int) -> Sums:
         return self.permuted.sums(self.queries(start, stop), first, last, threads)
 
 
-def _within(keys, first, last, threads):
+def _within(keys: _RowsAsGiven | _PermutedRows, first: int, last: int, threads: int) -> Sums:
     """`Sums` for each of the rows from `first` to `last` over the others of them."""
     parts = [
         _leaves(keys, low, min(low + LEAF * LEAVES, last))
@@ -201,7 +232,7 @@ def _within(keys, first, last, threads):
     return sums
 
 
-def _leaves(keys, first, last):
+def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     """`Sums` for each row over the others of its leaf."""
     n = last - first
     ends = np.minimum((np.arange(n) // LEAF + 1) * LEAF, n)
@@ -213,6 +244,7 @@ def _leaves(keys, first, last):
     indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
     scaled, kernel = keys.queries(first, last), keys.geometry.kernel
     if kernel in VALUES:  # their edge is decided by rows as given
+        assert isinstance(keys, _RowsAsGiven)
         scaled = keys.given(first, last)
     distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
     if kernel == "angular":

@@ -4,13 +4,20 @@ Objects of these classes add rows to the sketch's table and take out of it what 
 count rows, not calls: results do not depend on how a stream is cut into batches.
 """
 
+from __future__ import annotations
+
 import abc
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import checks
+from lshkit.archive import Expected
 from lshkit.buckets import BucketTable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MIN_BLOCK = 256  # rows: the end of a block costs a few passes over the table
 MAX_GROWTH = 256  # half-lives until the table is scaled down: 2^256 times 2^29 is far from infinity
@@ -22,50 +29,56 @@ class Forgetting(abc.ABC):
 
     name: str
     exact = True  # sums of weights have no rounding
-    oldest = None  # `BucketTable` of the oldest rows, of which only the share `inside` counts
+    oldest: BucketTable | None = None  # of the oldest rows, of which only the share `inside` counts
     inside = 1.0
 
     @abc.abstractmethod
-    def add(self, table, codes, weights):
+    def add(self, table: BucketTable, codes: np.ndarray, weights: np.ndarray) -> None:
         """Adds rows, codes `(n, n_hashes)` and weights `(n,)`, to the table and forgets others."""
 
-    def weight(self, table):
+    def weight(self, table: BucketTable) -> float:
         """Of the rows that count, in the unit of the table."""
         return float(table.table[0].sum())
 
-    def n_rows(self, table):
+    def n_rows(self, table: BucketTable) -> int:
         return table.count
 
     @abc.abstractmethod
-    def weights_of(self, ages):
+    def weights_of(self, ages: np.ndarray) -> np.ndarray:
         """What rows of these ages `(n,)`, added with weight 1, count in the unit of the table."""
 
-    def merge(self, table, other, other_table):
+    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
         """Adds the table of another sketch, as if its rows had come after this one's."""
         raise ValueError(
             "sketches with a sliding window cannot be merged: pass their rows to partial_fit"
         )
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return 0
 
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
         """For the header of a file, JSON values."""
         return {"name": self.name}
 
-    def arrays(self):
+    def arrays(self) -> dict[str, np.ndarray]:
         """For a file, by name."""
         return {}
 
     @classmethod
-    def expected(cls, settings, table_shape):
+    def expected(cls, settings: dict[str, Any], table_shape: tuple[int, int, int]) -> Expected:
         """What `Archive.read` is to expect of `arrays`; ValueError for settings that cannot be."""
         return {}
 
     @classmethod
     @abc.abstractmethod
-    def restored(cls, settings, arrays, table, n_rows):
+    def restored(
+        cls,
+        settings: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        table: BucketTable,
+        n_rows: int,
+    ) -> Self:
         """As it was saved; sets the table's count. ValueError for what doesn't fit the table."""
 
 
@@ -74,12 +87,12 @@ class SlidingWindow(Forgetting):
 
     name = "sliding_window"
 
-    def __init__(self, size, n_hashes, n_buckets):
+    def __init__(self, size: int, n_hashes: int, n_buckets: int) -> None:
         self.size, self.at, self.filled = size, 0, 0
         self.codes = np.zeros((size, n_hashes), f"=u{_code_bytes(n_buckets)}")
         self.weights = np.zeros(size)
 
-    def add(self, table, codes, weights):
+    def add(self, table: BucketTable, codes: np.ndarray, weights: np.ndarray) -> None:
         codes, weights = codes[-self.size :], weights[-self.size :]  # others would go at once
         slots = (self.at + np.arange(len(codes))) % self.size
         n_old = max(0, self.filled + len(slots) - self.size)
@@ -90,21 +103,21 @@ class SlidingWindow(Forgetting):
         self.at = int((self.at + len(slots)) % self.size)
         self.filled = min(self.size, self.filled + len(slots))
 
-    def weights_of(self, ages):
+    def weights_of(self, ages: np.ndarray) -> np.ndarray:
         return np.where(ages < self.size, 1.0, 0.0)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.codes.nbytes + self.weights.nbytes
 
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
         return {"name": self.name, "size": self.size, "at": self.at, "filled": self.filled}
 
-    def arrays(self):
+    def arrays(self) -> dict[str, np.ndarray]:
         return {"forgetting.codes": self.codes, "forgetting.weights": self.weights}
 
     @classmethod
-    def expected(cls, settings, table_shape):
+    def expected(cls, settings: dict[str, Any], table_shape: tuple[int, int, int]) -> Expected:
         size = checks.integer("sliding_window", settings["size"], 1)
         checks.integer("the sliding window's place", settings["at"], 0, size - 1)
         checks.integer("the sliding window's rows", settings["filled"], 0, size)
@@ -115,7 +128,13 @@ class SlidingWindow(Forgetting):
         }
 
     @classmethod
-    def restored(cls, settings, arrays, table, n_rows):
+    def restored(
+        cls,
+        settings: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        table: BucketTable,
+        n_rows: int,
+    ) -> Self:
         codes, weights = arrays["forgetting.codes"], arrays["forgetting.weights"]
         if codes.max(initial=0) >= table.n_buckets:
             raise ValueError(f"forgetting.codes must be below {table.n_buckets}")
@@ -139,13 +158,15 @@ class BlockedWindow(Forgetting):
 
     name = "blocked_window"
 
-    def __init__(self, size, rows, n_hashes, n_buckets):
+    def __init__(self, size: int, rows: int, n_hashes: int, n_buckets: int) -> None:
         self.size, self.rows = size, rows
         self.filled = 0  # rows after the last whole block
-        self.blocks = deque()  # sums of whole blocks, the oldest first, in the smallest type
+        self.blocks: deque[np.ndarray] = (
+            deque()
+        )  # sums of whole blocks, the oldest first, in the smallest type
         self.whole = np.zeros((n_hashes, n_buckets, 1))  # all of them: the rest is the table's
 
-    def add(self, table, codes, weights):
+    def add(self, table: BucketTable, codes: np.ndarray, weights: np.ndarray) -> None:
         while len(codes):
             n = min(len(codes), self.rows - self.filled)
             table.add(codes[:n], weights[:n, None])
@@ -156,7 +177,7 @@ class BlockedWindow(Forgetting):
                 self.whole[:], self.filled = table.table, 0
             self._forget(table)
 
-    def _forget(self, table):
+    def _forget(self, table: BucketTable) -> None:
         outside = table.count - self.size
         if outside >= self.rows:
             gone = self.blocks.popleft()
@@ -169,32 +190,32 @@ class BlockedWindow(Forgetting):
             self.oldest.table[:], self.oldest.count = self.blocks[0], self.rows
         self.inside = 1 - max(outside, 0) / self.rows
 
-    def weights_of(self, ages):
+    def weights_of(self, ages: np.ndarray) -> np.ndarray:
         held = len(self.blocks) * self.rows + self.filled
         return np.where(ages < held - self.rows, 1.0, np.where(ages < held, self.inside, 0.0))
 
-    def weight(self, table):
+    def weight(self, table: BucketTable) -> float:
         outside = (1 - self.inside) * self.oldest.table[0].sum() if self.oldest else 0.0
         return float(table.table[0].sum() - outside)
 
-    def n_rows(self, table):
+    def n_rows(self, table: BucketTable) -> int:
         return min(table.count, self.size)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         kept = sum(block.nbytes for block in self.blocks) + self.whole.nbytes
         return kept + (self.oldest.table.nbytes if self.oldest else 0)
 
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
         sizes = {"size": self.size, "rows": self.rows, "filled": self.filled}
         return {"name": self.name, "n_blocks": len(self.blocks)} | sizes
 
-    def arrays(self):
+    def arrays(self) -> dict[str, np.ndarray]:
         shape = 0, *self.whole.shape
         return {"forgetting.blocks": np.stack(self.blocks) if self.blocks else np.zeros(shape)}
 
     @classmethod
-    def expected(cls, settings, table_shape):
+    def expected(cls, settings: dict[str, Any], table_shape: tuple[int, int, int]) -> Expected:
         size = checks.integer("sliding_window", settings["size"], 1, 2**63 - 1)
         rows = checks.integer("a block's rows", settings["rows"], 1, size)
         filled = checks.integer("the last block's rows", settings["filled"], 0, rows - 1)
@@ -205,7 +226,13 @@ class BlockedWindow(Forgetting):
         return {"forgetting.blocks": (types, (n_blocks, *table_shape))}
 
     @classmethod
-    def restored(cls, settings, arrays, table, n_rows):
+    def restored(
+        cls,
+        settings: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        table: BucketTable,
+        n_rows: int,
+    ) -> Self:
         window = cls(settings["size"], settings["rows"], *table.table.shape[:2])
         window.filled = settings["filled"]
         for block in arrays["forgetting.blocks"]:
@@ -233,12 +260,12 @@ class HalfLife(Forgetting):
 
     name, exact = "half_life", False
 
-    def __init__(self, half_life):
+    def __init__(self, half_life: float) -> None:
         self.half_life = half_life
         self.period = max(1, int(MAX_GROWTH * half_life))
         self.place = 0  # rows since the table was scaled
 
-    def add(self, table, codes, weights):
+    def add(self, table: BucketTable, codes: np.ndarray, weights: np.ndarray) -> None:
         while len(codes):
             if self.place == self.period:
                 table.table *= 2.0 ** (-self.period / self.half_life)
@@ -249,10 +276,10 @@ class HalfLife(Forgetting):
             codes, weights = codes[n:], weights[n:]
             self.place += n
 
-    def weights_of(self, ages):
+    def weights_of(self, ages: np.ndarray) -> np.ndarray:
         return np.exp2((self.place - 1 - ages) / self.half_life)
 
-    def merge(self, table, other, other_table):
+    def merge(self, table: BucketTable, other: Self, other_table: BucketTable) -> None:
         if other.half_life != self.half_life:
             raise ValueError(f"half_life differ: {self.half_life} and {other.half_life}")
         # The newest row of each has weight 2^((place - 1) / half_life); the rows here become older
@@ -262,11 +289,17 @@ class HalfLife(Forgetting):
         table.count += other_table.count
         self.place = other.place
 
-    def settings(self):
+    def settings(self) -> dict[str, Any]:
         return {"name": self.name, "half_life": self.half_life, "place": self.place}
 
     @classmethod
-    def restored(cls, settings, arrays, table, n_rows):
+    def restored(
+        cls,
+        settings: dict[str, Any],
+        arrays: dict[str, np.ndarray],
+        table: BucketTable,
+        n_rows: int,
+    ) -> Self:
         forgetting = cls(check_half_life(settings["half_life"]))
         forgetting.place = checks.integer(
             "the place in half_life", settings["place"], 0, min(forgetting.period, n_rows)
@@ -278,7 +311,9 @@ class HalfLife(Forgetting):
 BY_NAME = {x.name: x for x in (SlidingWindow, BlockedWindow, HalfLife)}
 
 
-def forgetting_of(sliding_window, error, half_life, n_hashes, n_buckets):
+def forgetting_of(
+    sliding_window: int | None, error: float, half_life: float | None, n_hashes: int, n_buckets: int
+) -> Forgetting | None:
     """How a new sketch forgets: None, or a `Forgetting`.
 
     The window is exact where blocks would be tiny, or take more memory (with weights of 1).
@@ -297,17 +332,17 @@ def forgetting_of(sliding_window, error, half_life, n_hashes, n_buckets):
     return SlidingWindow(sliding_window, n_hashes, n_buckets)
 
 
-def check_half_life(half_life):
+def check_half_life(half_life: float) -> float:
     if checks.positive("half_life", half_life) < 1:
         raise ValueError(f"half_life must be at least 1 (row), got {half_life!r}")
     return float(half_life)
 
 
-def _code_bytes(n_buckets):
+def _code_bytes(n_buckets: int) -> int:
     return 1 if n_buckets <= 256 else 2
 
 
-def _packed(sums):
+def _packed(sums: np.ndarray) -> np.ndarray:
     """Sums >= 0 in the smallest type that holds them exactly."""
     if (sums == np.floor(sums)).all():
         for name, too_large in PACKED:

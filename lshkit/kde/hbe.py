@@ -4,21 +4,35 @@ Z = w_j k(q, x_j) / (p(q, x_j) P(drawing j | bucket)), 0 for an empty bucket, is
 sum (Charikar and Siminelakis 2017).
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import checks, hashing
-from lshkit.kde.hashed import DRAW, HASH, Buckets, HashedMethod, sums_of_pairs
-from lshkit.kde.method import MOST, MOST_TUNED, Estimate, Tuned
-from lshkit.kde.random_sampling import MEAN_ABSOLUTE, N_PILOT, sample_size, spread_of_trials
-from lshkit.kde.sums import PermutedRows, Sums
+from lshkit.buckets import HashTables, pair_distances, pair_products
+from lshkit.hashing.family import HashFamily
+from lshkit.kde.held import RowsInType
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
+from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
+from lshkit.kde.sums import PermutedRows, Sums, sums_of_pairs
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import Training
 
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64
+# Costs in rows (what brute force spends on one): of a draw, of hashing a query by one hash.
+# Measured at d = 64.
+DRAW, HASH = 150.0, 5.0
 
 
-class HashedDraws(HashedMethod):
+class HashedDraws(RowsInType):
     """buckets: hash tables of all rows but the first, a draw from each.
 
     The first rows, the pilot's, and the last, those of calibration, are summed.
@@ -27,13 +41,13 @@ class HashedDraws(HashedMethod):
     name = "hbe"
     min_rows, worth = 20_000, 4000
 
-    def __init__(self, buckets):
+    def __init__(self, buckets: Buckets) -> None:
         self.buckets, self.permuted = buckets, buckets.permuted
         self.training = buckets.permuted.training
         self.looked_up = buckets.stop
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
         training = pilot.training
         distance, n_projections = max(typical_distance(pilot), 1e-9), 4
         if training.geometry.kernel == "angular":
@@ -57,14 +71,16 @@ class HashedDraws(HashedMethod):
         )
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         distance = checks.positive("distance", settings["distance"])
         n_projections = checks.integer("n_projections", settings["n_projections"], 1, 64)
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls(tables(permuted, family(training, distance, n_hashes, n_projections)))
 
-    def draws(self, queries):
+    def draws(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each query and table log k of the row drawn, and its factor in the estimate."""
         buckets = self.buckets
         indices, chance, _ = buckets.tables.draw(buckets.codes(queries), seed=self.training.seed)
@@ -80,7 +96,7 @@ class HashedDraws(HashedMethod):
         logs[found] = self.geometry.log_kernel(distances)
         return logs, factors
 
-    def _sampled(self, queries, threads, stop):
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         logs, factors = self.draws(queries)
         n_queries, n_draws = logs.shape
         finite = np.isfinite(logs)
@@ -99,14 +115,18 @@ class HashedDraws(HashedMethod):
         rows = np.full(n_queries, min(n - len(buckets) + n_draws, n - 1))
         return Estimate(whole.shift, whole.total / weight, error / weight, rows)
 
+    @property
+    def nbytes(self) -> int:
+        return self.buckets.nbytes
 
-def tables(permuted, hasher):
+
+def tables(permuted: PermutedRows, hasher: HashFamily) -> Buckets:
     """`Buckets` without the rows that pilot and calibration ask for."""
     head = min(N_PILOT, len(permuted) // 2)
     return Buckets(permuted, hasher, head, len(permuted) - min(N_PILOT, len(permuted) // 8))
 
 
-def typical_distance(pilot):
+def typical_distance(pilot: Pilot) -> float:
     """Mean distance of rows weighted by their kernel: where the sums come from."""
     queries = pilot.queries[:16]
     rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 20_000], np.float64)
@@ -123,7 +143,7 @@ def typical_distance(pilot):
     return float(np.median((weights * distances).sum(axis=1) / weights.sum(axis=1)))
 
 
-def family(training, distance, n_hashes, n_projections):
+def family(training: Training, distance: float, n_hashes: int, n_projections: int) -> HashFamily:
     """A family for the kernel's distance: rows at `distance` collide with probability about 1/2.
 
     n_projections: how many a code joins; for angular, the number of bits.
@@ -140,5 +160,43 @@ def family(training, distance, n_hashes, n_projections):
     for _ in range(60):  # the width, by bisection of the family's own formula
         width = np.sqrt(low * high)
         one = hashing.EuclideanLSH(1, n_projections, 1, width=width, seed=0)
-        low, high = (low, width) if one.probability_of_distance(distance) > 0.5 else (width, high)
+        found = one.probability_of_distance(np.asarray(distance))
+        low, high = (low, width) if found > 0.5 else (width, high)
     return hashing.EuclideanLSH(d, n_projections, n_hashes, width=high, seed=seed)
+
+
+class Buckets:
+    """Hash tables of the permuted rows from `start` to `stop`."""
+
+    def __init__(self, permuted: PermutedRows, hasher: HashFamily, start: int, stop: int) -> None:
+        self.permuted, self.hasher, self.start, self.stop = permuted, hasher, start, stop
+        self.rows = permuted.rows[start:stop]
+        self.weights = None if permuted.weights is None else permuted.weights[start:stop]
+        self.tables = HashTables(hasher.hash(self.rows), weights=self.weights)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def kernel(self) -> str:
+        return self.permuted.training.geometry.kernel
+
+    def codes(self, queries: np.ndarray) -> np.ndarray:
+        return self.hasher.hash(queries.astype(self.rows.dtype))
+
+    def weights_of(self, indices: np.ndarray) -> np.ndarray:
+        return np.ones(len(indices)) if self.weights is None else self.weights[indices]
+
+    def distances(self, queries: np.ndarray, indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """Of listed pairs: what the kernel is a function of, the angle for the angular one."""
+        queries = queries.astype(self.rows.dtype)
+        if self.kernel == "angular":
+            cosines = pair_products(queries, self.rows, indptr, indices).astype(np.float64)
+            return np.arccos(np.clip(cosines, -1, 1))
+        p = 1 if self.kernel == "laplacian" else 2
+        distances = pair_distances(queries, self.rows, indptr, indices, p=p).astype(np.float64)
+        return distances if p == 1 else np.sqrt(distances)
+
+    @property
+    def nbytes(self) -> int:
+        return self.permuted.nbytes + self.tables.nbytes

@@ -24,7 +24,7 @@ COMPACT = ("tophat", "epanechnikov", "linear", "cosine")  # zero from the distan
 COLLISION = ("laplacian", "angular")  # probabilities that hash codes are equal
 
 
-def log_normalizer(kernel, n_features):
+def log_normalizer(kernel: str, n_features: int) -> float:
     """log of the integral of the kernel over R^n_features, at bandwidth 1.
 
     ValueError for the angular kernel, whose integral is infinite.
@@ -59,7 +59,7 @@ def log_normalizer(kernel, n_features):
     )
 
 
-def compact(kernel, distances, edge):
+def compact(kernel: str, distances: np.ndarray, edge: float) -> np.ndarray:
     """Kernels of distances that are 0 from the distance edge on, rounded as the core's are."""
     inside = distances < edge
     if kernel == "tophat":
@@ -80,7 +80,7 @@ def compact(kernel, distances, edge):
     return values
 
 
-def draw(kernel, n_samples, n_features, rng):
+def draw(kernel: str, n_samples: int, n_features: int, rng: np.random.RandomState) -> np.ndarray:
     """n_samples random rows of the kernel's density at bandwidth 1, float64. rng: RandomState."""
     shape = n_samples, n_features
     if kernel == "gaussian":
@@ -92,7 +92,7 @@ def draw(kernel, n_samples, n_features, rng):
     return directions * _radii(kernel, n_samples, n_features, rng)[:, None]
 
 
-def _radii(kernel, n_samples, d, rng):
+def _radii(kernel: str, n_samples: int, d: int, rng: np.random.RandomState) -> np.ndarray:
     """Distances of rows from the centre: of density r^(d - 1) k(r)."""
     if kernel == "exponential":
         return rng.gamma(d, size=n_samples)

@@ -9,12 +9,12 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 class KnownRows:
     """An index of rows by a hash of their values: 16 bytes a row. The rows are kept elsewhere."""
 
-    def __init__(self, X):
+    def __init__(self, X: np.ndarray) -> None:
         keys = hashes_of_rows(X)
         self.order = np.argsort(keys, kind="stable")
         self.keys = keys[self.order]
 
-    def find(self, queries, X):
+    def find(self, queries: np.ndarray, X: np.ndarray) -> np.ndarray:
         """The first row of X, those of the index, that is equal to each query; -1: none."""
         keys = hashes_of_rows(queries)
         at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -25,7 +25,7 @@ class KnownRows:
         return rows
 
 
-def hashes_of_rows(X):
+def hashes_of_rows(X: np.ndarray) -> np.ndarray:
     """64 bits for each row, the same for equal rows."""
     rng = np.random.default_rng(0)
     factors = rng.integers(2**64, size=X.shape[1], dtype=np.uint64) | np.uint64(1)

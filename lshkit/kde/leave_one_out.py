@@ -1,8 +1,13 @@
 """Leave-one-out log-densities of rows at many bandwidths, and their slopes in the bandwidth."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
 from lshkit import _C
@@ -37,7 +42,18 @@ class LeaveOneOut:
     overflows. Bandwidths and distances that go in and come out are multiples of scale * unit.
     """
 
-    def __init__(self, X, weights, kernel, scale, threads):
+    held_out: np.ndarray
+    counts: np.ndarray
+    _queries: np.ndarray
+
+    def __init__(
+        self,
+        X: np.ndarray,
+        weights: np.ndarray | None,
+        kernel: str,
+        scale: np.ndarray,
+        threads: int,
+    ) -> None:
         self.X, self.weights, self.kernel, self.scale = X, weights, kernel, scale
         self.threads = threads
         self.centre = centre_of(X)
@@ -56,7 +72,7 @@ class LeaveOneOut:
         self.squares = squares / reach**2  # of the distances from the centre, relative
         self._log_scales = np.log(scale).sum() + X.shape[1] * np.log(self.unit)
 
-    def holding_out(self, held_out, counts):
+    def holding_out(self, held_out: np.ndarray, counts: np.ndarray) -> LeaveOneOut:
         """A copy that leaves out these rows in turn, which count so much in means over them."""
         part = object.__new__(LeaveOneOut)
         vars(part).update(vars(self))
@@ -64,7 +80,7 @@ class LeaveOneOut:
         part._queries = self._scaled(self.X[held_out])
         return part
 
-    def mean(self, values):
+    def mean(self, values: np.ndarray) -> tuple[Any, Any]:
         """Mean over the rows left out and its standard error, of values `(n_queries, ...)`."""
         shares = self.counts / self.counts.sum()
         with np.errstate(invalid="ignore"):  # -inf
@@ -73,9 +89,9 @@ class LeaveOneOut:
             squares = np.tensordot(shares**2, (values - mean) ** 2, 1) * n / max(n - 1, 1)
         return mean, np.sqrt(squares)
 
-    def variance(self):
+    def variance(self) -> np.ndarray:
         """Of every feature, over all distinct rows."""
-        shares = 1 / len(self.X) if self.weights is None else self.weights / self.weights.sum()
+        shares: Any = 1 / len(self.X) if self.weights is None else self.weights / self.weights.sum()
         mean = squares = 0.0
         for first, rows in self._parts(np.float64):
             some = shares if self.weights is None else shares[first : first + len(rows), None]
@@ -83,14 +99,14 @@ class LeaveOneOut:
             squares = squares + (some * rows**2).sum(axis=0)
         return np.maximum(squares - mean**2, 0)
 
-    def nearest(self):
+    def nearest(self) -> np.ndarray:
         """The least distance of each row left out from another row."""
         if self.kernel in kernels.COMPACT:
             return np.concatenate([distances.min(axis=1) for distances, _ in self._distances()])
         least, _ = self._sums(self._queries, self.held_out, np.empty(0), np.float64)
         return np.sqrt(2 * least) if self.kernel == "gaussian" else least
 
-    def log_densities(self, bandwidths):
+    def log_densities(self, bandwidths: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """log f_-i(x_i), and its derivative in the logarithm of the bandwidth.
 
         bandwidths: `(n_bandwidths,)`. Returns two arrays `(n_queries, n_bandwidths)`: densities of
@@ -117,15 +133,15 @@ class LeaveOneOut:
                 sums[mask] = self._sums(*some, widths**-power, dtype)[1]
         return sums[..., 0] - norms, power * sums[..., 1] - n_features
 
-    def _scaled(self, X):
+    def _scaled(self, X: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray((np.asarray(X, np.float64) - self.centre) * self._inverse)
 
-    def _parts(self, dtype):
+    def _parts(self, dtype: type) -> Iterator[tuple[int, np.ndarray]]:
         for first in range(0, len(self.X), ROWS_AT_ONCE):
             rows = self._scaled(self.X[first : first + ROWS_AT_ONCE])
             yield first, np.ascontiguousarray(rows, dtype)
 
-    def _in_float32(self, width):
+    def _in_float32(self, width: float) -> np.ndarray:
         """Whether float32 loses no more than TOLERANCE of the distances that count."""
         if not self._float_fits:
             return np.zeros(len(self.held_out), bool)
@@ -134,7 +150,9 @@ class LeaveOneOut:
         lost = many * ROUNDING * (norms if self.kernel == "laplacian" else norms**2)
         return lost <= TOLERANCE
 
-    def _sums(self, queries, held_out, scales, dtype):
+    def _sums(
+        self, queries: np.ndarray, held_out: np.ndarray, scales: np.ndarray, dtype: type
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The core's, over all rows, part by part: nearest exponents, and sums of terms."""
         queries = np.ascontiguousarray(queries, dtype)
         nearest = np.full(len(queries), np.inf)
@@ -156,7 +174,7 @@ class LeaveOneOut:
             log_sums = both
         return nearest, np.stack([log_sums, exponents], axis=-1)
 
-    def _distances(self):
+    def _distances(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of the compact kernels: distances of some rows left out from all, own: inf."""
         mantissas, exponents = np.frexp(self.scale)
         scaling = dict(metric="seuclidean", V=mantissas**2)
@@ -166,7 +184,9 @@ class LeaveOneOut:
         # Features that do not vary, however large: to 0.
         exponents[(self.X == self.X[0]).all(axis=0)] = 4096
 
-        def as_given(rows):  # but for powers of 2, which keep squares in float64
+        def as_given(
+            rows: np.ndarray,
+        ) -> np.ndarray:  # but for powers of 2, which keep squares in float64
             return np.ldexp(np.asarray(rows, np.float64), -exponents)
 
         for first in range(0, len(self.held_out), COMPACT_QUERIES):
@@ -180,7 +200,9 @@ class LeaveOneOut:
             distances[np.arange(len(held_out)), held_out] = np.inf
             yield distances, held_out
 
-    def _log_sums(self, distances, held_out, widths):
+    def _log_sums(
+        self, distances: np.ndarray, held_out: np.ndarray, widths: np.ndarray
+    ) -> np.ndarray:
         weights = np.ones(len(self.X)) if self.weights is None else self.weights
         rounding = 4 * (8 + self.X.shape[1]) * DOUBLE_ROUNDING
         logs = np.empty((len(distances), len(widths)))
@@ -194,7 +216,7 @@ class LeaveOneOut:
                 logs[:, column] = np.log(values @ weights)
         return logs
 
-    def _at_edge(self, i, j, width):
+    def _at_edge(self, i: np.ndarray, j: np.ndarray, width: float) -> np.ndarray:
         """Kernels of pairs of rows, by the rule by which the density's kernels end: `Geometry`."""
         divisors, edge = edge_of(width * self.unit * self.scale)
         squares = np.zeros(len(i))
@@ -204,7 +226,9 @@ class LeaveOneOut:
         return kernels.compact(self.kernel, np.sqrt(squares), edge)
 
 
-def distinct_rows(X, weights):
+def distinct_rows(
+    X: np.ndarray, weights: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Rows that differ from each other, with the sums of their weights; X itself where all do.
 
     Rows whose weight is below LEAST of the largest are left out.

@@ -1,8 +1,10 @@
 """The rule bandwidth="likelihood": where the leave-one-out likelihood has its maximum."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 from scipy.interpolate import CubicHermiteSpline
 
 from lshkit.kde import kernels
@@ -22,7 +24,9 @@ MOST_MOVES = 200  # of that bracket
 FINE, PAIRS, LEAST_POINTS, MOST_POINTS = 1e-3, 2**24, 6, 2000
 
 
-def of_largest_likelihood(kernel, X, weights, seed, threads):
+def of_largest_likelihood(
+    kernel: str, X: np.ndarray, weights: np.ndarray | None, seed: int, threads: int
+) -> np.ndarray:
     """The rule "likelihood": bandwidths `(n_features,)` for rows that are checked.
 
     One number for all features, or one number times each feature's standard deviation: what has
@@ -44,7 +48,9 @@ def of_largest_likelihood(kernel, X, weights, seed, threads):
 # --- Rows held out ------------------------------------------------------------------------------
 
 
-def holding_out(candidates, n_held_out, seed):
+def holding_out(
+    candidates: Sequence[LeaveOneOut], n_held_out: int | None, seed: int
+) -> list[LeaveOneOut]:
     """The candidates, all leaving out the same rows: a sample in random order, or all.
 
     A row is sampled with a probability in proportion to its weight and to 1 + its squared distance
@@ -67,7 +73,7 @@ def holding_out(candidates, n_held_out, seed):
     return [x.holding_out(drawn, weights[drawn] / chances[drawn]) for x in candidates]
 
 
-def inclusion_chances(sizes, count):
+def inclusion_chances(sizes: np.ndarray, count: int) -> np.ndarray:
     """min(1, c * sizes) that add up to count."""
     chances, certain = np.zeros(len(sizes)), np.zeros(len(sizes), bool)
     while True:
@@ -82,13 +88,13 @@ def inclusion_chances(sizes, count):
 # --- The maximum --------------------------------------------------------------------------------
 
 
-def at_bandwidths(left_out, bandwidths):
+def at_bandwidths(left_out: LeaveOneOut, bandwidths: ArrayLike) -> list[np.ndarray]:
     """Bandwidths, mean log-likelihoods and their standard errors, slopes and theirs."""
     values, slopes = left_out.log_densities(bandwidths)
     return [np.asarray(bandwidths), *left_out.mean(values), *left_out.mean(slopes)]
 
 
-def _bounds(left_out):
+def _bounds(left_out: LeaveOneOut) -> tuple[float, float]:
     """The least and largest bandwidth that can be a maximum.
 
     Where the slope is 0, a mean over the rows of a weighted mean of exponents r^2 / h^2 (gaussian)
@@ -117,7 +123,7 @@ def _bounds(left_out):
     return low, max(1.001 * low, high)
 
 
-def first_look(left_out):
+def first_look(left_out: LeaveOneOut) -> tuple[float, float]:
     """About where the maximum is and how large, from some of the rows held out."""
     if left_out.kernel not in kernels.COMPACT:
         left_out = left_out.holding_out(left_out.held_out[:FIRST], left_out.counts[:FIRST])
@@ -131,7 +137,7 @@ def first_look(left_out):
     return best, likelihood
 
 
-def around_maximum(left_out, look):
+def around_maximum(left_out: LeaveOneOut, look: tuple[float, float]) -> list[np.ndarray]:
     """`at_bandwidths` around the maximum: the bracket moves until the maximum is inside."""
     best, _ = look
     least = _bounds(left_out)[0] if left_out.kernel in kernels.COMPACT else 0.0
@@ -150,7 +156,7 @@ def around_maximum(left_out, look):
     return found
 
 
-def with_maximum(left_out, found, look):
+def with_maximum(left_out: LeaveOneOut, found: list[np.ndarray], look: float) -> list[np.ndarray]:
     """`at_bandwidths` and there also the maximum, of compact kernels.
 
     Their curve has a corner or a step at every distance, so that few rows give many maxima: first
@@ -167,19 +173,19 @@ def with_maximum(left_out, found, look):
         finer = joined(finer, at_bandwidths(left_out, between))
 
 
-def _points(left_out):
+def _points(left_out: LeaveOneOut) -> int:
     pairs = len(left_out.held_out) * len(left_out.X)
     return min(max(PAIRS // pairs, LEAST_POINTS), MOST_POINTS)
 
 
-def joined(found, more):
+def joined(found: list[np.ndarray], more: list[np.ndarray]) -> list[np.ndarray]:
     """Two of `at_bandwidths` in the order of bandwidths, each once."""
     both = [np.concatenate(pair) for pair in zip(found, more, strict=True)]
     _, order = np.unique(both[0], return_index=True)
     return [values[order] for values in both]
 
 
-def beside(left_out, bracket):
+def beside(left_out: LeaveOneOut, bracket: np.ndarray) -> np.ndarray:
     """Bandwidths around a bracket, as far as a maximum could be and to BESIDE times its ends."""
     low, high = _bounds(left_out)
     if left_out.kernel not in kernels.COMPACT:  # 0 below
@@ -188,7 +194,7 @@ def beside(left_out, bracket):
     return wide[(wide < bracket[0] / 1.01) | (wide > bracket[-1] * 1.01)]
 
 
-def maximum(found, kernel):
+def maximum(found: list[np.ndarray], kernel: str) -> tuple[float, float, float]:
     """The maximum of the curve through the points and their slopes, its standard error, its value.
 
     The curve is a cubic in log h between points.

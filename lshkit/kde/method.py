@@ -1,15 +1,23 @@
 """The base class of density methods, the result of tuning, and estimates."""
 
+from __future__ import annotations
+
 import abc
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.stats import norm
 
 from lshkit import checks
 from lshkit.kde import kernels
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import Geometry, PermutedRows, Training
 
 MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more are refused
 # Of tables that are made again from a file's settings: no pilot asks for more.
@@ -22,24 +30,34 @@ MOST = 2.0  # relative error expected of an estimate >= 0 whose expectation is r
 class Estimate:
     """Kernel means: exp(shift) * mean with standard error exp(shift) * error (0: exact).
 
-    rows: how many rows were read for each, all of them where it is exact.
+    rows: how many rows were read for each, all of them where it is exact. at_risk: exp(shift) *
+    at_risk is the part of the mean that rows like those not read have; all of it where nothing is
+    said.
     """
 
-    __slots__ = ("error", "mean", "rows", "shift")
+    __slots__ = ("at_risk", "error", "mean", "rows", "shift")
 
-    def __init__(self, shift, mean, error, rows):
+    def __init__(
+        self,
+        shift: np.ndarray,
+        mean: np.ndarray,
+        error: np.ndarray,
+        rows: np.ndarray,
+        at_risk: np.ndarray | None = None,
+    ) -> None:
         self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
+        self.at_risk = mean.copy() if at_risk is None else at_risk
 
-    def __setitem__(self, index, part):
+    def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:
             getattr(self, name)[index] = getattr(part, name)
 
     @classmethod
-    def joined(cls, parts):
+    def joined(cls, parts: Sequence[Estimate]) -> Estimate:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error", "rows"
+ESTIMATE = "shift", "mean", "error", "rows", "at_risk"
 
 
 class Accuracy(NamedTuple):
@@ -53,7 +71,7 @@ class Accuracy(NamedTuple):
     confidence: float | None = None
 
     @property
-    def mean(self):
+    def mean(self) -> float:
         """The mean relative error to tune for."""
         if self.confidence is None:
             return self.rtol
@@ -63,8 +81,10 @@ class Accuracy(NamedTuple):
 class Tuned(NamedTuple):
     """What a pilot found out about a method."""
 
-    settings: dict  # JSON values, for `from_settings`; "cost" of a query in rows, "error" expected
-    make: Callable  # () -> the method, from what tuning has built already
+    settings: dict[
+        str, Any
+    ]  # JSON values, for `from_settings`; "cost" of a query in rows, "error" expected
+    make: Callable[[], Any]  # () -> the method, from what tuning has built already
 
 
 class Method(abc.ABC):
@@ -75,7 +95,10 @@ class Method(abc.ABC):
     """
 
     name: str  # as `algorithm`
-    kernels = tuple(k for k in kernels.CODES if k not in kernels.COMPACT)  # that it can do
+    training: Training
+    kernels: tuple[str, ...] = tuple(
+        k for k in kernels.CODES if k not in kernels.COMPACT
+    )  # that it can do
     exact = False
     uses_rtol = True  # where it is asked for by name
     keeps_rows = True  # where it is asked for by name
@@ -83,16 +106,17 @@ class Method(abc.ABC):
     # "auto" tunes it from so many rows on, where the methods before it cost more than `worth`.
     min_rows = worth = 0
     most = MOST  # the largest relative error that tuning expects of a query
-    permuted = None  # `PermutedRows`, where it has them
-    # Log of the least squared error that is stated, over the kernel mean, or None. What a sample
-    # does not hold it does not know of: where that dominates a density, the error that it shows is
-    # too small. Such errors are like those of counts: squared, in proportion to the density.
-    error_floor = None
+    permuted: PermutedRows | None = None  # where it has them
+    # Log of the least squared error that is stated, over the part of the kernel mean that is at
+    # risk, or None. What a sample does not hold it does not know of: where that dominates a
+    # density, the error that it shows is too small. Such errors are like those of counts: squared,
+    # in proportion to what is counted.
+    error_floor: float | None = None
     looked_up = 0  # permuted rows that `stop` cannot leave out
 
     @classmethod
     @abc.abstractmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned | None:
         """`Tuned` with the cheapest settings of mean relative error rtol on the pilot's queries.
 
         Where none reach it, with those that come nearest. None where the method cannot be used.
@@ -100,14 +124,16 @@ class Method(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         """The method; ValueError, TypeError or KeyError for settings that cannot be.
 
         permuted: `PermutedRows` of the training, where there are some.
         """
 
     @classmethod
-    def restored(cls, settings, training):
+    def restored(cls, settings: dict[str, Any], training: Training) -> Self:
         """The method as it was calibrated, from settings of a file or a pickle."""
         method = cls.from_settings(settings, training)
         floor = settings.get("error_floor")
@@ -117,7 +143,7 @@ class Method(abc.ABC):
         return method
 
     @classmethod
-    def check_saved(cls, settings, n_rows, kernel, n_bits):
+    def check_saved(cls, settings: dict[str, Any], n_rows: int, kernel: str, n_bits: int) -> None:
         """ValueError for a file's settings whose tables would be larger than any that are tuned."""
         most = {"n_hashes": MOST_HASHES, "n_bits": MOST_BITS, "n_projections": MOST_BITS}
         sizes = {k: checks.integer(k, settings[k], 1, most[k]) for k in most if k in settings}
@@ -129,32 +155,34 @@ class Method(abc.ABC):
             raise ValueError(f"{cls.name} must have at least 4 rows, got {n_rows}")
 
     @abc.abstractmethod
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         """`Estimate` of scaled queries, with the errors that their own samples show.
 
         stop: of the permuted rows only those before it count (their kernels, over the total weight
         of all), as if the others had never been: those may then be the queries.
         """
 
-    def scaled(self, X):
+    def scaled(self, X: np.ndarray) -> np.ndarray:
         """Rows as `sampled` takes them."""
         return self.geometry.scale(X)
 
-    def estimate(self, X, threads, with_error=True):
+    def estimate(self, X: np.ndarray, threads: int, with_error: bool = True) -> Estimate:
         """`Estimate` of rows X as given; errors are at least `error_floor`, unless all is read."""
         got = self.sampled(self.scaled(X), threads, None, with_error)
         if with_error and self.error_floor is not None:
             raised = got.rows < len(self.training.X)
             factor = np.exp(np.minimum(self.error_floor - got.shift[raised], 700))
-            least = np.sqrt(factor * np.maximum(got.mean[raised], 0))
+            least = np.sqrt(factor * np.maximum(got.at_risk[raised], 0))
             got.error[raised] = np.maximum(got.error[raised], least)
         return got
 
     @property
     @abc.abstractmethod
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Bytes beside the rows as given."""
 
     @property
-    def geometry(self):
+    def geometry(self) -> Geometry:
         return self.training.geometry

@@ -1,137 +1,129 @@
-"""algorithm="near_far": rows that collide often exactly, the others by a random sample.
+"""algorithm="near_far": the rows of the cells around a query exactly, the others by a sample.
 
-Which rows are near depends on the hash functions alone, so the rows that are not near are a uniform
+Which rows are near does not depend on the permutation, so the rows that are not near are a uniform
 sample of their kind wherever the permutation put them: the estimate is unbiased (DEANN, Karppa et
-al. 2022, with collisions for the neighbours and no row counted twice). Buckets of more than
-max_bucket_size rows are passed over: where rows lie so densely, a sample does.
+al. 2022, with all rows of some cells for the neighbours, and no row counted twice).
 """
 
-import functools
+from __future__ import annotations
+
 import itertools
-import operator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lshkit import _C, checks, hashing
-from lshkit.kde import kernels
-from lshkit.kde.hashed import ENTRY, HASH, LOOK_UP, Buckets, HashedMethod, sums_of_pairs
-from lshkit.kde.method import MOST_TUNED, Estimate, Tuned
-from lshkit.kde.random_sampling import (
-    cheapest_sample,
-    expand,
-    stages_of,
-)
+from lshkit import checks
+from lshkit.kde.cells import Cells
+from lshkit.kde.held import RowsInType
+from lshkit.kde.method import Estimate, Tuned
+from lshkit.kde.random_sampling import cheapest_sample, expand, stages_of
 from lshkit.kde.sums import PermutedRows, Sums
 
-N_HASHES = 16
-N_SEARCHED, N_COMPARED = 2**15, 3  # rows among which families are compared, and the best of them
-WIDTHS = (4, 4.0), (4, 12.0), (8, 8.0), (16, 8.0)  # of EuclideanLSH: n_bits, bins in near distances
-MIN_COUNTS = 1, 2, 4
-MAX_BUCKET_SIZES = 100, 300, 1000, 3000, 2**31 - 1
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.random_sampling import Stages
+    from lshkit.kde.sums import Training
+
+N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
+# Costs in rows (what brute force spends on one): of a centre, of a cell that is read, and of a row
+# of it. Measured at d = 64.
+CENTRE, PROBE, NEAR = 1.2, 30.0, 4.0
+LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
-class NearFar(HashedMethod):
+class NearFar(RowsInType):
     """`RandomSampling` with the near rows taken out of history and samples.
 
-    buckets: hash tables of all rows. min_count: of collisions that make a row near.
+    cells: of all rows. n_probes: the rows of so many cells, those nearest to a query, are near.
     """
 
     name = "near_far"
-    min_rows, worth = 20_000, 4000
+    min_rows, worth = 4000, 1500
 
-    def __init__(self, buckets, min_count, max_bucket_size, stages):
-        self.buckets, self.min_count, self.max_bucket_size = buckets, min_count, max_bucket_size
-        self.permuted, self.training = buckets.permuted, buckets.permuted.training
-        self.stages = stages
-
-    @classmethod
-    def tune(cls, pilot, rtol):
-        settings, buckets = cheapest_tables(pilot, rtol)
-        settings |= pilot.thresholds
-        make = functools.partial(cls.from_settings, settings, pilot.training, buckets=buckets)
-        return Tuned(settings, make)
+    def __init__(self, cells: Cells, n_probes: int, stages: Stages) -> None:
+        self.cells, self.n_probes, self.stages = cells, n_probes, stages
+        self.permuted, self.training = cells.permuted, cells.permuted.training
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None, buckets=None):
-        checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
-        counts = (
-            checks.integer("min_count", settings["min_count"], 1, 255),
-            checks.integer("max_bucket_size", settings["max_bucket_size"], 0, 2**31 - 1),
-        )
-        stages = stages_of(settings)
-        if buckets is None:
-            permuted = PermutedRows(training) if permuted is None else permuted
-            buckets = Buckets(permuted, hasher_of(training, settings))
-        return cls(buckets, *counts, stages)
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
+        settings = cheapest_probes(pilot, pilot.cells, rtol) | pilot.thresholds
+        return Tuned(settings, lambda: cls._of(settings, pilot.cells))
 
-    def near(self, queries, stops, threads):
-        """Sums over the near rows up to each stop from the one before, and their numbers."""
-        buckets, tables = self.buckets, self.buckets.tables
-        geometry = self.training.geometry
-        out = np.empty((len(queries), len(stops), 4))
-        _C.near_kernel_sums(
-            kernels.CODES[geometry.kernel],
-            geometry.n_bits,
-            np.ascontiguousarray(queries, buckets.rows.dtype),
-            buckets.rows,
-            buckets.weights,
-            *tables.look_up(buckets.codes(queries)),
-            self.min_count,
-            self.max_bucket_size,
-            np.array(stops),
-            out,
-            threads,
-        )
-        return [Sums(*(out[:, k, i].copy() for i in range(3))) for k in range(len(stops))], (
-            out[:, :, 3]
-        )
+    @classmethod
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
+        permuted = PermutedRows(training) if permuted is None else permuted
+        return cls._of(settings, Cells(permuted, 0))
 
-    def _sampled(self, queries, threads, stop):
-        permuted = self.permuted
+    @classmethod
+    def _of(cls, settings: dict[str, Any], cells: Cells) -> Self:
+        n_probes = checks.integer("n_probes", settings["n_probes"], 1, cells.n_cells)
+        return cls(cells, n_probes, stages_of(settings))
+
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
+        permuted, cells = self.permuted, self.cells
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
         stops = self.stages.stops(len(permuted), n)
-        near, counts = self.near(
-            queries, stops if stop is None else [*stops, len(permuted)], threads
-        )
-        near, counts = near[: len(stops)], counts[:, : len(stops)]
-        whole_near = functools.reduce(operator.add, near)
-        history = permuted.sums(queries, 0, stops[0], threads).without(near[0])
-        known = whole_near + history  # of few rows it is all
-        shift, mean, error = known.shift, known.total, np.zeros(n_queries)
+        probes = cells.nearest(queries, self.n_probes, threads)
+        half = self.n_probes - self.n_probes // 2
+        near, n_near = cells.sums(queries, probes[:, :half], threads, last=n)
+        outer, n_outer = cells.sums(queries, probes[:, half:], threads, last=n)
+        near, n_near = near + outer, n_near + n_outer
+        read = permuted.sums(queries, 0, stops[0], threads)
+        inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
+        history, n_history = read.without(inside), stops[0] - n_inside
+        n_later = n_near - n_inside  # near rows that are still to come
+        shift, mean, error = read.shift, read.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
-        for k, (seen, last) in enumerate(itertools.pairwise(stops), 1):
-            sample = permuted.sums(queries[open_], seen, last, threads).without(near[k][open_])
-            n_sampled = last - seen - counts[open_, k]
-            population = n - seen - counts[open_, k:].sum(axis=1)
-            n_history = seen - counts[open_, :k].sum(axis=1)
-            close = whole_near[open_]
-            final = np.ones(len(open_), bool)
-            if last < n:
-                foretold, log = foretell(history, n_history, close, population)
-                final = self.stages.enough(foretold, log, n_sampled)
-            done, got = open_[final], sample[final]
-            n_sampled = np.maximum(n_sampled[final], 1)
-            total, variance = expand(got, n_sampled, np.maximum(population[final], 1))
+        for seen, last in itertools.pairwise(stops):
+            some = queries if len(open_) == n_queries else queries[open_]
+            sample = permuted.sums(some, seen, last, threads)
+            if last == n:
+                whole = read + sample
+                shift[open_], mean[open_] = whole.shift, whole.total
+                break
+            inside, n_inside = cells.few_sums(some, probes[open_], threads, seen, last)
+            far = sample.without(inside)
+            n_sampled = np.maximum(last - seen - n_inside, 1)
+            population = n - seen - n_later
+            foretold, log = foretell(history, n_history, near, population)
+            final = self.stages.enough(foretold, log, n_sampled)
+            done, got = open_[final], far[final]
+            total, variance = expand(got, n_sampled[final], np.maximum(population[final], 1))
             # Of near rows and history only the sums are wanted.
-            whole = close[final] + history[final] + Sums(got.shift, total, variance)
+            whole = near[final] + history[final] + Sums(got.shift, total, variance)
             shift[done], mean[done] = whole.shift, whole.total
             error[done] = np.sqrt(variance) * relative(got.shift, whole.shift)
-            rows[done] = n if last == n else np.minimum(last + counts[done, k:].sum(axis=1), n - 1)
+            rows[done] = np.minimum(last + n_later[final], n - 1)
             if final.all():
                 break
-            history = (history + sample)[~final]
-            open_ = open_[~final]
+            history, n_history = history + far, n_history + n_sampled
+            read, n_later = read + sample, n_later - n_inside
+            read, near, history = read[~final], near[~final], history[~final]
+            n_history, n_later, open_ = n_history[~final], n_later[~final], open_[~final]
+        at_risk = mean
+        if self.n_probes > 1:
+            at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows)
+        return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight)
+
+    @property
+    def nbytes(self) -> int:
+        return self.cells.nbytes
 
 
-def relative(shift, to):
+def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
     """exp(shift - to), 0 where there is nothing; of a part to the whole, no more than 1."""
     with np.errstate(invalid="ignore"):
         return np.where(shift > -np.inf, np.exp(np.minimum(shift - to, 0)), 0)
 
 
-def foretell(history, n_history, near, population):
+def foretell(
+    history: Sums, n_history: Any, near: Sums, population: Any
+) -> tuple[np.ndarray, np.ndarray]:
     """What a history of `n_history` far rows tells, with `population` of them still to come.
 
     Standard deviation of the far rows' sum over the whole, for a sample of one row, and the log of
@@ -148,122 +140,48 @@ def foretell(history, n_history, near, population):
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
-def cheapest_tables(pilot, rtol):
-    """The cheapest settings and their tables.
-
-    Hash families are compared among the first rows, where that takes less time, and the best of
-    them with all rows.
-    """
-    few = pilot.among(N_SEARCHED)
-    part = few.population / pilot.population
-    found = []
-    for settings in families(few):
-        buckets = Buckets(few.permuted, hasher_of(few.training, settings), stop=few.stop)
-        found.append((settings_for(few, buckets, rtol, part, True)["cost"], settings, buckets))
-    found.sort(key=lambda x: x[0])
-    best = None
-    for _, settings, buckets in found[: 1 if part == 1 else N_COMPARED]:
-        if part < 1:
-            buckets = Buckets(pilot.permuted, buckets.hasher)
-        report = settings | settings_for(pilot, buckets, rtol)
-        if best is None or report["cost"] < best[0]["cost"]:
-            best = report, buckets
-    return best
-
-
-def hasher_of(training, settings):
-    """FastHadamard, or EuclideanLSH where there is a width."""
-    seed = int(np.random.default_rng([training.seed, 4]).integers(2**31))
-    sizes = len(training.geometry.bandwidth), settings["n_bits"], settings["n_hashes"]
-    if settings.get("width") is None:
-        return hashing.FastHadamard(*sizes, seed=seed)
-    return hashing.EuclideanLSH(*sizes, width=settings["width"], seed=seed)
-
-
-def families(pilot):
-    """Settings of hash functions that might find the rows near a query, from blunt to sharp."""
-    kernel = pilot.training.geometry.kernel
-    widest = int(np.clip(np.log2(max(len(pilot.permuted) / 8, 4)), 4, 16))
-    families = [{"n_bits": n_bits} for n_bits in sorted({widest, min(widest + 3, 16)})]
-    if kernel in ("gaussian", "exponential"):
-        distance = near_distance(pilot)
-        families += [{"n_bits": n_bits, "width": width * distance} for n_bits, width in WIDTHS]
-    return [{"n_hashes": N_HASHES} | settings for settings in families]
-
-
-def near_distance(pilot):
-    """Median, over the pilot's queries, of the distance of their tenth nearest row."""
-    rows = np.asarray(pilot.permuted.rows[pilot.n_pilot : pilot.n_pilot + 8192], np.float64)
-    queries = pilot.queries[:64]
-    squares = (queries**2).sum(1)[:, None] + (rows**2).sum(1) - 2 * queries @ rows.T
-    nearest = min(9, len(rows) - 1)
-    tenth = np.partition(squares, nearest, axis=1)[:, nearest]
-    return max(float(np.sqrt(max(np.median(tenth), 0))), 1e-6)
-
-
-def settings_for(pilot, buckets, rtol, part=1.0, coarse=False):
-    """The best settings for some tables. part: of all rows, those that the pilot and they have."""
-    whole = pilot.population / part
-    codes = buckets.codes(pilot.queries)
-    sizes = buckets.tables.bucket_sizes(codes)
-    best, before = None, -1.0
-    for most in MAX_BUCKET_SIZES:
-        most = max(1, int(most * part))
-        entries = np.where(sizes <= most, sizes, 0).sum() / len(codes) / part
-        other = HASH * buckets.hasher.n_hashes + ENTRY * entries
-        if entries == before or (best is not None and other > best["cost"]):
-            continue
-        before = entries
-        indptr, indices, counts = buckets.tables.union(codes, max_bucket_size=most)
-        keep = indices >= pilot.n_pilot  # the pilot's own rows may be its queries
-        indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
-        indices, counts = indices[keep], counts[keep]
-        distances = buckets.distances(pilot.queries, indptr, indices)
-        logs = pilot.training.geometry.log_kernel(distances)
-        for min_count in MIN_COUNTS:
-            near = NearRows(buckets, indptr, indices, logs, counts >= min_count)
-            cost = other + LOOK_UP * near.counts.mean() / part
-            if best is not None and cost > best["cost"]:
-                continue
-            spread, known = near.far_of(pilot)
-            found = cheapest_sample(spread, known, whole, cost, rtol, coarse)
-            if best is None or found["cost"] < best["cost"]:
-                largest = {"min_count": min_count, "max_bucket_size": int(most / part)}
-                best = largest | found | {"n_samples": int(found["n_samples"])}
+def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
+    """The cheapest number of cells to read, with its sample's settings."""
+    probes = cells.nearest(pilot.queries, min(N_PROBES[-1], cells.n_cells), pilot.threads)
+    best: dict[str, Any] | None = None
+    for n_probes in N_PROBES:
+        if n_probes > cells.n_cells:
+            break
+        near = NearRows(pilot, cells, probes[:, :n_probes])
+        cost = CENTRE * cells.n_cells + PROBE * n_probes + NEAR * near.count.mean()
+        if best is not None and cost > best["cost"]:
+            break
+        found = cheapest_sample(near.spread, near.known, pilot.population, cost, rtol)
+        if best is None or found["cost"] < best["cost"]:
+            best = {"n_probes": n_probes} | found
+    assert best is not None
     return best
 
 
 class NearRows:
     """Near rows of a pilot's queries, and what is left for a sample of the others."""
 
-    def __init__(self, buckets, indptr, indices, logs, keep):
-        self.buckets = buckets
-        self.indptr = np.concatenate([[0], np.cumsum(keep)])[indptr]
-        self.indices, self.logs = indices[keep], logs[keep]
-        self.weights = buckets.weights_of(self.indices)
-        self.counts = np.diff(self.indptr)
+    def __init__(self, pilot: Pilot, cells: Cells, probes: np.ndarray) -> None:
+        self.pilot, self.cells, self.probes = pilot, cells, probes
+        self.near, self.count = cells.sums(pilot.queries, probes, pilot.threads, pilot.n_pilot)
+        self.n_far = pilot.population - self.count
 
-    def sums(self, stop=None):
-        """Over the near rows, or those of them below `stop`, and their numbers."""
-        if stop is None:
-            return sums_of_pairs(self.indptr, self.logs, self.weights), self.counts
-        inside = self.indices < stop
-        indptr = np.concatenate([[0], np.cumsum(inside)])[self.indptr]
-        return sums_of_pairs(indptr, self.logs[inside], self.weights[inside]), np.diff(indptr)
-
-    def far_of(self, pilot):
-        """What `cheapest_sample` wants of the far rows: their spread over the whole sum."""
-        near, counts = self.sums()
-        far, n_far = pilot.sums.without(near), pilot.population - counts
+    @property
+    def spread(self) -> np.ndarray:
+        """Standard deviation of a far term over the mean of all, for a sample of one row."""
+        pilot = self.pilot
+        far = pilot.sums.without(self.near)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            spread = np.sqrt(np.maximum(n_far * far.squares - far.total**2, 0))
+            spread = np.sqrt(np.maximum(self.n_far * far.squares - far.total**2, 0))
             scale = np.exp(far.shift - pilot.sums.shift) * pilot.counted(pilot.sums.log())
-            spread = np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
+            return np.where(pilot.sums.total > 0, spread * scale / pilot.sums.total, np.inf)
 
-        def known(count):
-            inside, n_inside = self.sums(pilot.n_pilot + count)
-            history = pilot.history(count).without(inside)
-            foretold, log = foretell(history, count - n_inside, near, n_far)
-            return foretold * pilot.counted(log)
-
-        return spread, known
+    def known(self, count: int) -> np.ndarray:
+        """What a history of so many rows foretells of it."""
+        pilot = self.pilot
+        inside, n_inside = self.cells.few_sums(
+            pilot.queries, self.probes, pilot.threads, pilot.n_pilot, pilot.n_pilot + count
+        )
+        history = pilot.history(count).without(inside)
+        foretold, log = foretell(history, count - n_inside, self.near, self.n_far)
+        return foretold * pilot.counted(log)

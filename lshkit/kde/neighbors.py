@@ -1,5 +1,7 @@
 """bandwidth="neighbors": a width from distances between rows, for any units and dimension."""
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.spatial.distance import cdist
 from sklearn.metrics import euclidean_distances
@@ -15,7 +17,9 @@ COPY = 1e-7  # the distance, of a row's own size, below which another is a copy
 SHARE = 0.05  # the kernel mean that a sketch of 256 hashes tells from its noise
 
 
-def of_neighbors(kernel, X, weights, sketch=False):
+def of_neighbors(
+    kernel: str, X: np.ndarray, weights: np.ndarray | None, sketch: bool = False
+) -> np.ndarray:
     """The bandwidths `(n_features,)`: a width times the standard deviations, or 1 where one is 0.
 
     sketch: for one of a few hundred hashes, whose noise hides less than a twentieth of the rows.
@@ -27,7 +31,7 @@ def of_neighbors(kernel, X, weights, sketch=False):
     return width(counted, 1 / deviations, kernel) * deviations
 
 
-def _width_of_share(X, scale, kernel):
+def _width_of_share(X: np.ndarray, scale: np.ndarray, kernel: str) -> float:
     """The bandwidth of scaled rows at which the median kernel mean is SHARE, without copies.
 
     Of 128 rows over 4,096 at most, evenly spaced, equal rows counted once: where most are equal,
@@ -44,13 +48,13 @@ def _width_of_share(X, scale, kernel):
         return 1.0
     power = 2 if kernel == "gaussian" else 1
 
-    def share(width):
+    def share(width: float) -> float:
         return np.median(np.exp(-((distances / width) ** power) / power).mean(axis=1))
 
     return _width_at(SHARE, share, found)
 
 
-def _neighbor_distance(X, scale, kernel):
+def _neighbor_distance(X: np.ndarray, scale: np.ndarray, kernel: str) -> float:
     """The bandwidth of scaled rows at which a median row has 5 effective neighbors.
 
     (sum k)^2 / sum k^2 of them (Kish 1965), equal rows counted once; of compact kernels, the
@@ -82,14 +86,14 @@ def _neighbor_distance(X, scale, kernel):
         return float(np.median(nearest[np.arange(len(nearest)), at]))
     power = 2 if kernel == "gaussian" else 1
 
-    def neighbors(width):
+    def neighbors(width: float) -> float:
         k = np.exp(((nearest[:, :1] / width) ** power - (nearest / width) ** power) / power)
         return np.median(k.sum(axis=1) ** 2 / (k**2).sum(axis=1))
 
     return _width_at(NEIGHBORS, neighbors, nearest[np.isfinite(nearest)])
 
 
-def _width_at(wanted, of_width, distances):
+def _width_at(wanted: float, of_width: Callable[[float], float], distances: np.ndarray) -> float:
     """The width at which a value that grows with it is as wanted, to 0.1 %, by bisection."""
     low, high = 1e-3 * distances.min(), 1e3 * distances.max()
     while high > 1.001 * low:

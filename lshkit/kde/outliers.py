@@ -1,10 +1,14 @@
 """`LSHOutlierDetector`: outliers and novelties by their density."""
 
+from __future__ import annotations
+
 import math
 import numbers
 import threading
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OutlierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -14,6 +18,11 @@ from lshkit.kde.arguments import as_queries, as_rows, core_threads
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
 from lshkit.kde.known_rows import KnownRows
+from lshkit.kde.method import Method
+from lshkit.typing import File, RandomState, Rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 FENCE = 1.5  # interquartile ranges below the lower quartile (Tukey 1977): contamination="auto"
 N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
@@ -80,7 +89,22 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
     array([ 1, -1])
     """
 
-    def __init__(self, density=None, *, contamination="auto", random_state=None, n_jobs=None):
+    density: LSHKernelDensity | None
+    density_: LSHKernelDensity
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    _n_added: int
+    _kept: Any  # of a sketch: some of its rows, and their keys
+    _prepared: tuple[float, np.ndarray, KnownRows] | None
+
+    def __init__(
+        self,
+        density: LSHKernelDensity | None = None,
+        *,
+        contamination: float | str = "auto",
+        random_state: RandomState = None,
+        n_jobs: int | None = None,
+    ) -> None:
         self.density = density
         self.contamination = contamination
         self.random_state = random_state
@@ -88,7 +112,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
 
     # ---- fitting ----
 
-    def fit(self, X, y=None):
+    def fit(self, X: Rows, y: object = None) -> Self:
         """Fits the rows X `(n_samples, n_features)`, outliers among them or not. Returns self.
 
         y is ignored. ValueError for fewer than 2 rows, and as `LSHKernelDensity.fit`.
@@ -97,7 +121,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         self._prepare()
         return self
 
-    def partial_fit(self, X, y=None):
+    def partial_fit(self, X: Rows, y: object = None) -> Self:
         """Adds the rows X `(n_samples, n_features)`; returns self. Sketches need constant memory.
 
         y is ignored. One row is enough; scores need 2 in all. ValueError for another number of
@@ -109,7 +133,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         self._add(X, first=not self.__sklearn_is_fitted__())
         return self
 
-    def _add(self, X, first):
+    def _add(self, X: Rows, first: bool) -> None:
         check_contamination(self.contamination)
         density = self._new_density() if first else self.density_
         X = as_rows(self, X, first, density.kernel)
@@ -120,7 +144,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
             self._keep(X)
         self._prepared = None
 
-    def _new_density(self):
+    def _new_density(self) -> LSHKernelDensity:
         density = self.density
         if density is None:
             density = LSHKernelDensity(bandwidth="neighbors")
@@ -130,10 +154,10 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         given = {name: value for name, value in given.items() if value is not None}
         return clone(density).set_params(normalize=False, **given)
 
-    def _is_sketch(self):
+    def _is_sketch(self) -> bool:
         return self.density_.algorithm == "bucket_sum"
 
-    def _keep(self, X):
+    def _keep(self, X: np.ndarray) -> None:
         """Keeps the rows with the largest keys: random ones, or numbers that count the rows."""
         density, kept = self.density_, N_KEPT
         rows, keys = self._kept or (X[:0], np.zeros(0))
@@ -150,7 +174,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
             rows, keys = rows[largest], keys[largest]
         self._kept = rows, keys
 
-    def _prepare(self):
+    def _prepare(self) -> tuple[float, np.ndarray, KnownRows]:
         """Threshold, and of rows their scores and their index; computed when there are none."""
         check_is_fitted(self)
         prepared = self._prepared
@@ -161,7 +185,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
                     prepared = self._prepared = self._make()
         return prepared
 
-    def _make(self):
+    def _make(self) -> tuple[float, np.ndarray, KnownRows]:
         if self.density_.n_samples_seen_ < 2:
             raise ValueError("X must have at least 2 rows, got n_samples = 1: others score a row")
         if self._is_sketch():
@@ -170,6 +194,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         else:
             density = self.density_
             method = density._method
+            assert isinstance(method, Method)
             with core_threads(density.n_jobs) as threads:
                 scores = np.maximum(log_means_of_rows(method, threads), LEAST)
         known = KnownRows(self._known_rows())
@@ -178,42 +203,43 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         scores = scores[np.where(first >= 0, first, np.arange(len(scores)))]
         return threshold(scores, self.contamination, self._weights_of_kept()), scores, known
 
-    def _weights_of_kept(self):
+    def _weights_of_kept(self) -> np.ndarray | None:
         """What the rows kept by a sketch with a half-life count for the threshold; or None."""
         half_life = self.density_.half_life if self._is_sketch() else None
         if half_life is None:
             return None
         return np.exp2((self._kept[1] - (self._n_added - 1)) / half_life)
 
-    def _known_rows(self):
+    def _known_rows(self) -> np.ndarray:
         return self._kept[0] if self._is_sketch() else self.density_._training_rows()[0]
 
-    def _without_own(self, X, ages):
+    def _without_own(self, X: np.ndarray, ages: np.ndarray) -> np.ndarray:
         """Scores of rows that were added to a sketch, each without itself.
 
         ages: the number of rows after each; not read where the sketch doesn't forget.
         """
         mean = self.density_.kernel_mean(np.asarray(X, np.float64))
         sketch = self.density_._kde_sketch
+        assert sketch is not None
         logs = log_without_own(mean, sketch.total, sketch.weights_of(ages))
         return np.maximum(logs, self._least())
 
-    def _least(self):
+    def _least(self) -> float:
         """The least score: of a sketch half of what one row adds in one hash."""
-        if not self._is_sketch():
-            return LEAST
         sketch = self.density_._kde_sketch
+        if sketch is None:
+            return LEAST
         (newest,) = sketch.weights_of(np.zeros(1))
         return -math.log(2 * sketch.n_hashes * max(sketch.total / newest, 1.0))
 
     @property
-    def offset_(self):
+    def offset_(self) -> float:
         """The threshold."""
         return self._prepare()[0]
 
     # ---- queries ----
 
-    def score_samples(self, X):
+    def score_samples(self, X: Rows) -> NDArray[np.float64]:
         """log of the kernel mean of each row of X `(n_samples, n_features)`.
 
         `(n_samples,)` float64, finite: the lower, the more of an outlier. Fitted rows are scored
@@ -227,21 +253,21 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         rows = known.find(X, self._known_rows())
         return np.where(rows >= 0, known_scores[rows], scores)
 
-    def decision_function(self, X):
+    def decision_function(self, X: Rows) -> NDArray[np.float64]:
         """`score_samples` minus `offset_`: negative for outliers; `(n_samples,)` float64.
 
         Rows X and errors as of `score_samples`.
         """
         return self.score_samples(X) - self.offset_
 
-    def predict(self, X):
+    def predict(self, X: Rows) -> NDArray[np.int64]:
         """-1 for outliers and 1 for inliers, `(n_samples,)` int64.
 
         Rows X and errors as of `score_samples`.
         """
         return np.where(self.decision_function(X) < 0, -1, 1)
 
-    def fit_predict(self, X, y=None):
+    def fit_predict(self, X: Rows, y: object = None) -> NDArray[np.int64]:
         """Fits X and returns -1 for its outliers, each judged by the other rows, and 1 for others.
 
         X `(n_samples, n_features)`, the result `(n_samples,)` int64; errors as of `fit`.
@@ -250,7 +276,7 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
         self.fit(X)
         return np.where(self._scores_of_fitted(X) < self.offset_, -1, 1)
 
-    def _scores_of_fitted(self, X):
+    def _scores_of_fitted(self, X: Rows) -> np.ndarray:
         """Scores of the rows X that `fit` was last given, each without itself; `(n_samples,)`."""
         _, scores, _ = self._prepare()
         if not self._is_sketch() or len(scores) == self._n_added:
@@ -260,17 +286,19 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
 
     # ---- persistence ----
 
-    def save(self, file):
+    def save(self, file: File) -> None:
         """Writes the detector to an .npz file, without pickle; see `LSHKernelDensity.save`."""
         self._prepare()
         persistence.save_detector(self, file)
 
     @classmethod
-    def load(cls, file):
+    def load(cls, file: File) -> Self:
         """Reads a detector written by `save`; ValueError for other files."""
         return persistence.load_detector(cls, LSHKernelDensity, file)
 
-    def _restore(self, density, header, arrays):
+    def _restore(
+        self, density: LSHKernelDensity, header: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> None:
         """Takes the contents of a file; ValueError for what no detector has."""
         check_contamination(self.contamination)
         self.density_, self._lock, self._kept = density, threading.RLock(), None
@@ -292,33 +320,35 @@ class LSHOutlierDetector(OutlierMixin, BaseEstimator):
             raise ValueError(f"offset must be a finite number, got {offset}")
         self._prepared = offset, scores, KnownRows(rows)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
         state.pop("_lock", None)
         return state
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.__sklearn_is_fitted__():
             self._lock = threading.RLock()
 
-    def __sklearn_is_fitted__(self):
+    def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "density_")
 
 
-def check_contamination(contamination):
+def check_contamination(contamination: float | str) -> None:
     if isinstance(contamination, str) and contamination == "auto":
         return
     number = isinstance(contamination, numbers.Real) and not isinstance(contamination, bool)
-    if not number or not 0 < contamination <= 0.5:
+    if not number or not 0 < float(contamination) <= 0.5:
         raise ValueError(
             f"contamination must be 'auto' or a number in (0, 0.5], got {contamination!r}"
         )
 
 
-def threshold(scores, contamination, weights=None):
+def threshold(
+    scores: np.ndarray, contamination: float | str, weights: np.ndarray | None = None
+) -> float:
     """The score below which rows are outliers; those without density always are."""
-    if contamination == "auto":
+    if isinstance(contamination, str):  # "auto"
         low, high = (quantile(scores, share, weights) for share in (0.25, 0.75))
         level = float(low - FENCE * (high - low))
     else:
@@ -326,7 +356,7 @@ def threshold(scores, contamination, weights=None):
     return level if level > LEAST else float(np.min(scores[scores > LEAST], initial=0.0))
 
 
-def quantile(scores, share, weights):
+def quantile(scores: np.ndarray, share: float, weights: np.ndarray | None) -> float:
     """np.quantile; with weights, the least score at or below which this share of them lies."""
     if weights is None:
         return np.percentile(scores, 100 * share)

@@ -1,12 +1,17 @@
 """Files of LSHKernelDensity: what is in them, and whether it makes an estimator."""
 
+from __future__ import annotations
+
 import math
 import numbers
 import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from lshkit import archive, checks
+from lshkit.archive import Archive, Expected
 from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import forgetting, kernels
@@ -14,6 +19,14 @@ from lshkit.kde.arguments import as_weights, check_parameters
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row
+from lshkit.typing import File
+
+if TYPE_CHECKING:
+    from lshkit.kde.estimator import LSHKernelDensity
+    from lshkit.kde.outliers import LSHOutlierDetector
+
+Density = TypeVar("Density", bound="LSHKernelDensity")
+Detector = TypeVar("Detector", bound="LSHOutlierDetector")
 
 KIND, VERSION = "LSHKernelDensity", 1
 DETECTOR = "LSHOutlierDetector"
@@ -23,11 +36,11 @@ KEPT = "detector.rows", "detector.keys"  # of a sketch
 # --- Writing ------------------------------------------------------------------------------------
 
 
-def save(estimator, file):
+def save(estimator: LSHKernelDensity, file: File) -> None:
     archive.write(file, KIND, VERSION, *_contents(estimator))
 
 
-def save_detector(detector, file):
+def save_detector(detector: LSHOutlierDetector, file: File) -> None:
     """A file of an LSHOutlierDetector: its density's, and what it found out about the rows."""
     density, arrays = _contents(detector.density_)
     offset, scores, _ = detector._prepare()
@@ -46,21 +59,21 @@ def save_detector(detector, file):
     archive.write(file, DETECTOR, VERSION, header, arrays)
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     """A number of NumPy as one for JSON."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _joined(feature_names):
+def _joined(feature_names: np.ndarray) -> np.ndarray:
     names = "\0".join(str(x) for x in feature_names)
     if names.count("\0") != len(feature_names) - 1:
         raise ValueError("a feature name with a NUL character cannot be saved")
     return np.frombuffer(names.encode(), np.uint8)
 
 
-def _contents(estimator):
+def _contents(estimator: LSHKernelDensity) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and arrays of an LSHKernelDensity's file."""
-    header = {"parameters": {}, "seed": int(estimator._kde_seed)}
+    header: dict[str, Any] = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)
     arrays = {}
@@ -80,18 +93,21 @@ def _contents(estimator):
     return header, arrays
 
 
-def _save_rows(estimator, header, arrays):
+def _save_rows(
+    estimator: LSHKernelDensity, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     arrays["X"], weights = estimator._training_rows()
     if weights is not None:
         arrays["weights"] = weights
     header["weighted"] = weights is not None
     header["picked"] = estimator._kde_picked
-    if estimator._kde_picked is not None:
-        kernel, n_bits, arrays["bandwidth"] = estimator._kde_fitted
+    fitted = estimator._kde_fitted
+    if estimator._kde_picked is not None and fitted is not None:
+        kernel, n_bits, arrays["bandwidth"] = fitted
         header["fitted"] = {"kernel": str(kernel), "n_bits": n_bits}
 
 
-def _save_sketch(sketch, header, arrays):
+def _save_sketch(sketch: Sketch, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     settings, of_family = archive.split_family(sketch.hasher)
     arrays |= of_family | {"bandwidth": sketch.geometry.bandwidth, "table": sketch.table.table}
     header["fitted"] = {"kernel": str(sketch.geometry.kernel), "n_bits": int(sketch.n_bits)}
@@ -105,7 +121,7 @@ def _save_sketch(sketch, header, arrays):
 # --- Reading ------------------------------------------------------------------------------------
 
 
-def load(cls, file):
+def load(cls: type[Density], file: File) -> Density:
     with archive.opened(file, KIND, VERSION) as stored:
         return _restore(cls, stored)
 
@@ -113,19 +129,22 @@ def load(cls, file):
 class _DensityOf:
     """The density in a detector's archive: what `_restore` reads. The rest is in `own`."""
 
-    def __init__(self, stored, expected):
+    def __init__(self, stored: Archive, expected: Expected) -> None:
         self.header, self.stored, self.expected = stored.header["density"], stored, expected
         self.arrays = {k: x for k, x in stored.arrays.items() if k not in expected}
 
-    def read(self, expected):
+    def read(self, expected: Expected) -> dict[str, np.ndarray]:
         arrays = self.stored.read(expected | self.expected)
         self.own = {name: arrays.pop(name) for name in self.expected}
         return arrays
 
 
-def load_detector(cls, density_class, file):
+def load_detector(
+    cls: type[Detector], density_class: type[LSHKernelDensity], file: File
+) -> Detector:
     with archive.opened(file, DETECTOR, VERSION) as stored:
-        header, expected = stored.header, {"detector.scores": (("<f8",), None)}
+        header = stored.header
+        expected: Expected = {"detector.scores": (("<f8",), None)}
         if "detector.feature_names" in stored.arrays:
             expected["detector.feature_names"] = (("|u1",), None)
         if "n_added" in header:
@@ -140,19 +159,19 @@ def load_detector(cls, density_class, file):
         return detector
 
 
-def _split(names, n_features):
+def _split(names: np.ndarray, n_features: int) -> np.ndarray:
     names = names.tobytes()
     if names.count(b"\0") != n_features - 1:
         raise ValueError(f"feature_names must have {n_features} names")
     return np.array(names.decode().split("\0"), object)
 
 
-def _restore(cls, stored):
+def _restore(cls: type[Density], stored: Archive | _DensityOf) -> Density:
     header = stored.header
     n = checks.integer("n_samples_seen", header["n_samples_seen"], 0, 2**63 - 1)
     d = checks.integer("n_features", header["n_features"], 1)
     listed = [x for x in cls._get_param_names() if f"parameter.{x}" in stored.arrays]
-    expected = {f"parameter.{x}": (("<f8",), None) for x in listed}
+    expected: Expected = {f"parameter.{x}": (("<f8",), None) for x in listed}
     if "feature_names" in stored.arrays:
         expected["feature_names"] = (("|u1",), None)
     if "sketch" in header:
@@ -160,7 +179,8 @@ def _restore(cls, stored):
     else:
         expected |= _row_arrays(header, n, d)
     arrays = stored.read(expected)
-    estimator = cls(**header["parameters"], **{x: arrays[f"parameter.{x}"] for x in listed})
+    own: dict[str, Any] = {x: arrays[f"parameter.{x}"] for x in listed}
+    estimator = cls(**header["parameters"], **own)
     check_parameters(estimator)
     estimator._kde_seed = checks.integer("seed", header["seed"], 0, 2**31 - 2)
     estimator._kde_sketch = estimator._kde_method = None
@@ -177,9 +197,9 @@ def _restore(cls, stored):
     return estimator._prepare()
 
 
-def _row_arrays(header, n, d):
+def _row_arrays(header: dict[str, Any], n: int, d: int) -> Expected:
     """What `Archive.read` is to expect of an estimator that keeps its rows."""
-    expected = {"X": (archive.FLOATS, (n, d))}
+    expected: Expected = {"X": (archive.FLOATS, (n, d))}
     if checks.boolean("weighted", header["weighted"]):
         expected["weights"] = (("<f8",), (n,))
     if header["picked"] is not None:
@@ -187,7 +207,9 @@ def _row_arrays(header, n, d):
     return expected
 
 
-def _restore_rows(estimator, header, arrays):
+def _restore_rows(
+    estimator: LSHKernelDensity, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     X = arrays["X"]
     if len(X) == 0 or not np.isfinite(X).all():
         raise ValueError("X must have at least one row and finite numbers")
@@ -198,7 +220,7 @@ def _restore_rows(estimator, header, arrays):
         fitted = header["fitted"]
         kernel, n_bits = fitted["kernel"], checks.integer("n_bits", fitted["n_bits"], 1, 64)
         _check_kernel(kernel, kernels.CODES)
-        widths = bandwidths.check(arrays["bandwidth"], X.shape[1], kernel)
+        widths = bandwidths.check_widths(arrays["bandwidth"], X.shape[1], kernel)
         for name, settings in header["picked"]["methods"].items():
             if name not in METHODS:
                 raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
@@ -208,7 +230,7 @@ def _restore_rows(estimator, header, arrays):
         raise ValueError("X has a row of zeros, which has no angle")
 
 
-def _sketch_arrays(header, d):
+def _sketch_arrays(header: dict[str, Any], d: int) -> Expected:
     """What `Archive.read` is to expect of a sketch."""
     sketch, n_bits = header["sketch"], header["fitted"]["n_bits"]
     n_hashes = checks.integer("n_hashes", sketch["hasher"]["n_hashes"], 1, 65535)
@@ -225,11 +247,13 @@ def _sketch_arrays(header, d):
     return expected
 
 
-def _restore_sketch(estimator, header, arrays):
+def _restore_sketch(
+    estimator: LSHKernelDensity, header: dict[str, Any], arrays: dict[str, np.ndarray]
+) -> None:
     settings, fitted = header["sketch"], header["fitted"]
     kernel, n_bits = fitted["kernel"], fitted["n_bits"]
     _check_kernel(kernel, kernels.COLLISION)
-    widths = bandwidths.check(arrays["bandwidth"], estimator.n_features_in_, kernel)
+    widths = bandwidths.check_widths(arrays["bandwidth"], estimator.n_features_in_, kernel)
     hasher = archive.join_family(settings["hasher"], arrays)
     family = FastHadamard if kernel == "angular" else RandomBinning
     if type(hasher) is not family or getattr(hasher, "n_bits", n_bits) != n_bits:
@@ -251,7 +275,7 @@ def _restore_sketch(estimator, header, arrays):
     estimator._kde_sketch = sketch
 
 
-def _check_sums(table, total):
+def _check_sums(table: np.ndarray, total: float) -> None:
     """ValueError unless every hash's buckets hold all of the weight.
 
     A bucket below 0 is possible: `partial_unfit` takes rows that were never added.
@@ -264,6 +288,6 @@ def _check_sums(table, total):
         )
 
 
-def _check_kernel(kernel, known):
+def _check_kernel(kernel: str, known: Iterable[str]) -> None:
     if kernel not in known:
         raise ValueError(f"kernel must be one of {list(known)}, got {kernel!r}")

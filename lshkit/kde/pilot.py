@@ -1,93 +1,108 @@
 """Choice of the method: what each would cost at the requested error, from a few queries."""
 
+from __future__ import annotations
+
 import functools
 import logging
 import warnings
+from typing import Any
 
 import numpy as np
 
 from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate, least_of
+from lshkit.kde.cells import Cells
+from lshkit.kde.method import Accuracy, Method, Tuned
 from lshkit.kde.methods import METHODS
 from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
-from lshkit.kde.sums import PermutedRows
+from lshkit.kde.sums import PermutedRows, Sums, Training
 
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
+N_TRIES = 2  # to tune a method for smaller errors
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 
 
 class Pilot:
-    """Queries, and their sums over the permuted rows after the first `n_pilot`, up to `stop`.
+    """Queries, and their sums over the permuted rows after the first `n_pilot`.
 
     Without queries, those first rows are the queries. All is made when it is first asked for.
     """
 
     def __init__(
-        self, training, threads, negligible=-np.inf, queries=None, permuted=None, stop=None
-    ):
+        self,
+        training: Training,
+        threads: int,
+        negligible: float = -np.inf,
+        queries: np.ndarray | None = None,
+        permuted: PermutedRows | None = None,
+    ) -> None:
         self.training, self.threads, self.given = training, threads, queries
         self.negligible = negligible  # log of the sum
-        self.stop = len(training.X) if stop is None else min(stop, len(training.X))
         self.n_pilot = min(N_PILOT, len(training.X) // 2)
-        self.population = self.stop - self.n_pilot
-        self._histories = {}
-        if permuted is not None:
-            self.permuted = permuted
+        self.population = len(training.X) - self.n_pilot
+        self._histories: dict[int, Sums] = {}
+        self._permuted = permuted
 
     @functools.cached_property
-    def permuted(self):
-        return PermutedRows(self.training)
+    def permuted(self) -> PermutedRows:
+        return PermutedRows(self.training) if self._permuted is None else self._permuted
 
     @functools.cached_property
-    def queries(self):
+    def cells(self) -> Cells:
+        return Cells(self.permuted, self.threads)
+
+    @functools.cached_property
+    def queries(self) -> np.ndarray:
         if self.given is None:
             rows = self.permuted.rows[: min(self.n_pilot, N_PILOT_QUERIES)]
             return np.asarray(rows, np.float64)
         return self.some_given(N_PILOT_QUERIES)
 
-    def some_given(self, most):
+    def some_given(self, most: int) -> np.ndarray:
         """Of the queries given, evenly spaced, scaled."""
+        assert self.given is not None
         some = np.linspace(0, len(self.given) - 1, min(len(self.given), most)).astype(int)
         return np.clip(self.training.geometry.scale(self.given[some]), -AWAY, AWAY)
 
     @functools.cached_property
-    def sums(self):
-        return self._sums(self.n_pilot, self.stop)
+    def sums(self) -> Sums:
+        return self._sums(self.n_pilot, len(self.training.X))
 
     @property
-    def thresholds(self):
+    def thresholds(self) -> dict[str, float | None]:
         """Logs of sums, for `Stages`: below those of the queries, one is unlike them all."""
         return {
             "least": least_of(self.sums),
             "negligible": None if self.negligible == -np.inf else float(self.negligible),
         }
 
-    def counted(self, log):
+    def counted(self, log: np.ndarray) -> np.ndarray:
         """What share of a relative error counts, of sums whose logs are given."""
         return counted(log, self.negligible)
 
     @functools.cached_property
-    def spread(self):
+    def spread(self) -> np.ndarray:
         return relative_spread(self.sums, self.population)
 
-    def history(self, count):
+    def history(self, count: int) -> Sums:
         """Sums over the first rows after the pilot's own: what a method would know of it."""
         if count not in self._histories:
             self._histories[count] = self._sums(self.n_pilot, self.n_pilot + count)
         return self._histories[count]
 
-    def among(self, count):
-        """The same with only so many rows after the pilot's own."""
-        stop = self.n_pilot + count
-        negligible = self.negligible + np.log(min(count / self.population, 1))
-        return Pilot(self.training, self.threads, negligible, self.given, self.permuted, stop)
-
-    def _sums(self, first, last):
+    def _sums(self, first: int, last: int) -> Sums:
         return self.permuted.sums(self.queries, first, last, self.threads)
 
 
-def choose(training, algorithm, accuracy, threads, queries=None, permuted=None):
+def choose(
+    training: Training,
+    algorithm: str,
+    accuracy: Accuracy,
+    threads: int,
+    queries: np.ndarray | None = None,
+    permuted: PermutedRows | None = None,
+) -> tuple[Method, dict[str, Any]]:
     """The method of an algorithm ("auto": the cheapest that keeps an `Accuracy`), and a report.
 
     queries: rows as given, for the pilot; without, it takes rows of the data.
@@ -109,8 +124,15 @@ def choose(training, algorithm, accuracy, threads, queries=None, permuted=None):
     with np.errstate(divide="ignore"):
         negligible = np.log(np.float64(accuracy.negligible)) + np.log(training.total)
     pilot = Pilot(training, threads, negligible, queries, permuted)
-    tuned = {exact.name: exact.tune(pilot, rtol)}
-    report = {"asked": algorithm, "n_samples": n, "queries": "rows", **accuracy._asdict()}
+    tuned: dict[str, Tuned] = {}
+    if (found := exact.tune(pilot, rtol)) is not None:
+        tuned[exact.name] = found
+    report: dict[str, Any] = {
+        "asked": algorithm,
+        "n_samples": n,
+        "queries": "rows",
+        **accuracy._asdict(),
+    }
     if why is None:
         for method in asked[1:]:
             if auto and not _is_worthwhile(method, n, tuned, rtol):
@@ -121,25 +143,25 @@ def choose(training, algorithm, accuracy, threads, queries=None, permuted=None):
         report["queries"] = "rows" if queries is None else "given"
         means = np.exp(pilot.sums.shift) * pilot.sums.total / training.total
         report["median_kernel_mean"] = float(np.median(means))
-    report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     if why is not None:
         name, method = exact.name, tuned[exact.name].make()
     else:
         given = None if queries is None else pilot.some_given(N_HELD_OUT)
         held_out = HeldOut(pilot.permuted, threads, given)
         if auto:
-            name, method, why = _cheapest(tuned, held_out, accuracy)
+            name, method, why = _cheapest(tuned, pilot, held_out, accuracy)
         else:
-            name, why, expected = algorithm, "asked for", methods[algorithm]["error"]
-            method, kept = calibrate(tuned[name], held_out, accuracy)
+            name, why, expected = algorithm, "asked for", tuned[algorithm].settings["error"]
+            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
             _warn(name, expected, kept, accuracy)
+    report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     report |= {"algorithm": name, "reason": why}
     costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())
     logger.info("algorithm %s (%s); cost of a query in rows: %s", name, why, costs)
     return method, report
 
 
-def _warn(name, expected, kept, accuracy):
+def _warn(name: str, expected: float, kept: bool, accuracy: Accuracy) -> None:
     """Where the algorithm that was asked for does not keep the accuracy."""
     if accuracy.confidence is not None and not kept:
         off = f"cannot be shown to keep rtol={accuracy.rtol:g} with a probability of " + (
@@ -155,17 +177,42 @@ def _warn(name, expected, kept, accuracy):
     )
 
 
-def _is_worthwhile(method, n, tuned, rtol):
-    """Whether "auto" tunes a method after others: it takes hash tables of all rows to do so."""
+def _is_worthwhile(method: type[Method], n: int, tuned: dict[str, Tuned], rtol: float) -> bool:
+    """Whether "auto" tunes a method after others: that may need cells or tables of all rows."""
     cheapest = min(found.settings["cost"] for found in tuned.values() if _reaches(found, rtol))
     return n >= method.min_rows and cheapest > method.worth
 
 
-def _reaches(found, rtol):
+def _reaches(found: Tuned, rtol: float) -> bool:
     return found.settings["error"] <= REACHED * rtol
 
 
-def _cheapest(tuned, held_out, accuracy):
+def _calibrated(
+    name: str, tuned: dict[str, Tuned], pilot: Pilot, held_out: HeldOut, accuracy: Accuracy
+) -> tuple[Method, bool]:
+    """The method as it was calibrated, and whether it keeps the accuracy on the held-out queries.
+
+    Where it does not, or where the errors are so rare and large that those stated would have to
+    exceed them for most queries, it is tuned for smaller ones.
+    """
+    rtol = accuracy.mean
+    for _ in range(N_TRIES):
+        method, kept, inflated = calibrate(tuned[name], held_out, accuracy)
+        if kept and not inflated:
+            break
+        rtol /= 2
+        tighter = METHODS[name].tune(pilot, rtol)
+        if tighter is None or tighter.settings["cost"] >= pilot.population:
+            break
+        tuned[name] = tighter
+    else:
+        method, kept, _ = calibrate(tuned[name], held_out, accuracy)
+    return method, kept
+
+
+def _cheapest(
+    tuned: dict[str, Tuned], pilot: Pilot, held_out: HeldOut, accuracy: Accuracy
+) -> tuple[str, Method, str]:
     """Of the methods that reach rtol the name, the method and the reason.
 
     It is tried on the held-out queries, where it must keep the accuracy: if it does not, or costs
@@ -173,14 +220,15 @@ def _cheapest(tuned, held_out, accuracy):
     """
     able = [name for name in tuned if _reaches(tuned[name], accuracy.mean)]
     able.sort(key=lambda name: tuned[name].settings["cost"])
-    best, failed = None, []
+    best: tuple[float, str, Method] | None = None
+    failed = []
     for name in able:
         if best is not None and best[0] <= tuned[name].settings["cost"]:
             break
         if METHODS[name].exact:
             method, kept = tuned[name].make(), True
         else:
-            method, kept = calibrate(tuned[name], held_out, accuracy)
+            method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
         cost = tuned[name].settings["cost"]
         if not kept:
             failed.append(name)
@@ -189,4 +237,5 @@ def _cheapest(tuned, held_out, accuracy):
     why = "the cheapest of " + ", ".join(able)
     if failed:
         why = "the cheapest that kept rtol on held-out queries (not " + ", ".join(failed) + ")"
-    return *best[1:], why
+    assert best is not None  # brute force keeps all
+    return best[1], best[2], why

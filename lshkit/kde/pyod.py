@@ -1,13 +1,25 @@
 """`LSHKDE`: `LSHOutlierDetector` as a detector of PyOD. Importing this module imports pyod."""
 
+from __future__ import annotations
+
 try:
     from pyod.models.base import BaseDetector
 except ImportError as error:
-    raise ImportError(f"lshkit.kde.pyod needs PyOD ({error}): pip install pyod") from error
+    raise ImportError(
+        f"lshkit.kde.pyod needs PyOD ({error}): pip install 'lshkit[pyod]'"
+    ) from error
 
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.outliers import LSHOutlierDetector
+from lshkit.typing import RandomState, Rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class LSHKDE(BaseDetector):
@@ -35,22 +47,28 @@ class LSHKDE(BaseDetector):
     >>> LSHKDE(contamination=0.05).fit(X).predict(X_new)  # doctest: +SKIP
     """
 
-    def __init__(self, contamination=0.1, density=None, random_state=None, n_jobs=None):
+    def __init__(
+        self,
+        contamination: float = 0.1,
+        density: LSHKernelDensity | None = None,
+        random_state: RandomState = None,
+        n_jobs: int | None = None,
+    ) -> None:
         super().__init__(contamination=contamination)
         self.density = density
         self.random_state = random_state
         self.n_jobs = n_jobs
 
-    def fit(self, X, y=None):
+    def fit(self, X: Rows, y: object = None) -> Self:
         """Fits the rows X `(n_samples, n_features)`. y is ignored. Returns self."""
         self._set_n_classes(y)
-        options = {"random_state": self.random_state, "n_jobs": self.n_jobs}
+        options: dict[str, Any] = {"random_state": self.random_state, "n_jobs": self.n_jobs}
         self.detector_ = LSHOutlierDetector(self.density, **options).fit(X)
         self.decision_scores_ = -self.detector_._scores_of_fitted(X)
         self._process_decision_scores()
         return self
 
-    def decision_function(self, X):
+    def decision_function(self, X: Rows) -> np.ndarray:
         """Scores of the rows of X `(n_samples, n_features)`, float64: high for outliers.
 
         Rows that were fitted have the scores in `decision_scores_`, which leave the row itself out.

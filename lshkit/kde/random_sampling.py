@@ -5,14 +5,24 @@ per row it costs what brute force does, and no other simple method is faster (Ka
 DEANN, call it RSP).
 """
 
+from __future__ import annotations
+
 import functools
 import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import checks
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned
 from lshkit.kde.sums import BLOCK, PermutedRows, Sums
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import Training
 
 N_PILOT = 256  # rows of the permutation's head: in every history, and the pilot's queries
 N_PILOT_QUERIES = 128
@@ -23,7 +33,7 @@ UNLIKELY = 4  # standard errors that a mean is off by
 CALL = 100.0  # cost of a query's share in what a call does once for a batch of 256
 
 
-def expand(sums, sample, population):
+def expand(sums: Sums, sample: Any, population: Any) -> tuple[np.ndarray, np.ndarray]:
     """Sums over a population from those of a uniform sample of it: (shift, total, variance)."""
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = sums.total / sample
@@ -34,14 +44,14 @@ def expand(sums, sample, population):
     return population * mean, variance
 
 
-def relative_spread(sums, count):
+def relative_spread(sums: Sums, count: int) -> np.ndarray:
     """Standard deviation of a term over its mean; inf where nothing was seen."""
     with np.errstate(invalid="ignore", divide="ignore"):
         c = np.sqrt(np.maximum(count * sums.squares / sums.total**2 - 1, 0))
     return np.where(sums.total > 0, c, np.inf)
 
 
-def spread_of_trials(terms, expected):
+def spread_of_trials(terms: np.ndarray, expected: float) -> np.ndarray:
     """Standard deviation of independent estimates `(queries, estimates)` of a known number.
 
     Where single huge terms dominate the number, most trials miss them: their spread is small, but
@@ -55,7 +65,9 @@ def spread_of_trials(terms, expected):
     return np.where(np.isfinite(spread), spread, np.inf)
 
 
-def mean_error(spread, sample, population, most=MOST):
+def mean_error(
+    spread: np.ndarray, sample: int, population: int, most: float = MOST
+) -> tuple[float, float]:
     """Mean over the queries of the expected relative error at a sample size, and its error.
 
     spread: `relative_spread` of each query. The error of a query is taken for normal, and at most
@@ -67,7 +79,7 @@ def mean_error(spread, sample, population, most=MOST):
     return errors.mean(), errors.std() / np.sqrt(len(errors))
 
 
-def sample_size(spread, population, rtol, most=MOST):
+def sample_size(spread: np.ndarray, population: int, rtol: float, most: float = MOST) -> int:
     """The smallest sample of mean relative error rtol, one standard error on the safe side.
 
     And a tenth: queries share the sample, so that their errors do not average out as theirs do.
@@ -80,7 +92,7 @@ def sample_size(spread, population, rtol, most=MOST):
     return low
 
 
-def history_of(n_samples):
+def history_of(n_samples: float) -> int:
     """Rows that are summed exactly before a sample, to predict whether it is enough."""
     size = N_PILOT
     while size < n_samples // 16:
@@ -88,7 +100,7 @@ def history_of(n_samples):
     return size
 
 
-def stages(history, n_samples, population):
+def stages(history: float, n_samples: int, population: Any) -> list[Any]:
     """Where the history and the samples end: each sample is four times the one before.
 
     Where more than half of the rows would have been read, the rest costs about as much.
@@ -101,7 +113,13 @@ def stages(history, n_samples, population):
     return stops
 
 
-def cheapest_sample(spread, known, population, other, rtol, coarse=False):
+def cheapest_sample(
+    spread: np.ndarray,
+    known: Callable[[int], np.ndarray],
+    population: float,
+    other: float,
+    rtol: float,
+) -> dict[str, Any]:
     """Size and limit of the cheapest sampling that keeps rtol on a pilot's queries, as a report.
 
     Each size is tried with the rule that the methods have: what a history of the rows predicts for
@@ -109,9 +127,9 @@ def cheapest_sample(spread, known, population, other, rtol, coarse=False):
     rows are read in the end, so that it holds for others that are not so many.
 
     spread: standard deviation of a term over the mean, for each query. known(count): what a history
-    of so many rows predicts. other: cost of all else. coarse: for a comparison, in less time.
+    of so many rows predicts. other: cost of all else.
     """
-    best = {
+    best: dict[str, Any] = {
         "n_samples": population,
         "limit": MAX_LIMIT,
         "cost": float(population + N_PILOT + other),
@@ -120,22 +138,24 @@ def cheapest_sample(spread, known, population, other, rtol, coarse=False):
     sizes, size = [], 64.0
     while size < population / 2:
         sizes.append(int(-(-size // BLOCK) * BLOCK))
-        size *= 2 if coarse else 1.25
+        size *= 1.25
     foretold = functools.lru_cache(maxsize=None)(known)
-    limits = sorted({min(x * rtol, MAX_LIMIT) for x in (LIMITS[1:2] if coarse else LIMITS)})
-    for size in sorted(set(sizes)):
-        if other + size >= best["cost"]:
+    limits = sorted({min(x * rtol, MAX_LIMIT) for x in LIMITS})
+    for n_samples in sorted(set(sizes)):
+        if other + n_samples >= best["cost"]:
             break
-        stops = stages(min(history_of(size), population), size, population)
+        stops = stages(min(history_of(n_samples), population), n_samples, population)
         for limit in limits:
             cost, error = _staged(spread, foretold, limit / MEAN_ABSOLUTE, stops)
             if error <= SAFETY * rtol and other + cost < best["cost"]:
-                best = {"n_samples": size, "limit": float(limit), "cost": float(other + cost)}
+                best = {"n_samples": n_samples, "limit": float(limit), "cost": float(other + cost)}
                 best["error"] = float(error)
     return best
 
 
-def _staged(spread, foretold, limit, stops):
+def _staged(
+    spread: np.ndarray, foretold: Callable[[int], np.ndarray], limit: float, stops: list[int]
+) -> tuple[float, float]:
     """Mean of the rows that are read, and of the errors, one standard error on the safe side."""
     population = stops[-1]
     left, rows, errors = np.arange(len(spread)), 0.0, []
@@ -156,12 +176,12 @@ def _staged(spread, foretold, limit, stops):
     return rows / len(spread), mean + np.sqrt(((errors - mean) ** 2).sum()) / len(errors)
 
 
-def _known_of(seen):
+def _known_of(seen: int) -> int:
     """A history of about as many rows, one of few sizes."""
     return seen if seen < 2 * N_PILOT else 1 << (int(seen).bit_length() - 1)
 
 
-def counted(log, negligible):
+def counted(log: np.ndarray, negligible: float) -> np.ndarray:
     """What share of a relative error counts, of sums whose logs are given.
 
     negligible: log of the sum below which an error relative to that sum is enough.
@@ -169,7 +189,7 @@ def counted(log, negligible):
     return np.exp(np.minimum(log - negligible, 0))
 
 
-def stages_of(settings):
+def stages_of(settings: dict[str, Any]) -> Stages:
     """`Stages` from a method's settings."""
     n_samples = checks.integer("n_samples", settings["n_samples"], 1)
     limit = checks.positive("limit", settings["limit"])
@@ -192,11 +212,18 @@ class Stages:
     may not show; set where rtol is a bound.
     """
 
-    def __init__(self, n_samples, limit, least=-np.inf, negligible=-np.inf, unseen=-np.inf):
+    def __init__(
+        self,
+        n_samples: int,
+        limit: float,
+        least: float = -np.inf,
+        negligible: float = -np.inf,
+        unseen: float = -np.inf,
+    ) -> None:
         self.n_samples, self.limit, self.least = n_samples, limit, least
         self.negligible, self.unseen = negligible, unseen
 
-    def stops(self, n_rows, stop):
+    def stops(self, n_rows: int, stop: int) -> list[int]:
         """Where the history and the samples of n_rows end, of which those up to `stop` count.
 
         `stop` takes the place of n_rows alone: other samples are the same with and without it.
@@ -204,7 +231,7 @@ class Stages:
         stops = stages(history_of(self.n_samples), min(self.n_samples, n_rows), n_rows)
         return [x for x in stops[:-1] if x < stop] + [stop]
 
-    def enough(self, foretold, log, n_sampled):
+    def enough(self, foretold: np.ndarray, log: np.ndarray, n_sampled: Any) -> np.ndarray:
         """For which queries a sample does.
 
         foretold: their relative error of a sample of one row. log: of their sums, as foretold.
@@ -225,13 +252,14 @@ class RandomSampling(Method):
     """
 
     name = "random"
+    permuted: PermutedRows
 
-    def __init__(self, permuted, stages):
+    def __init__(self, permuted: PermutedRows, stages: Stages) -> None:
         self.permuted, self.stages, self.training = permuted, stages, permuted.training
 
     @classmethod
-    def tune(cls, pilot, rtol):
-        def known(count):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned:
+        def known(count: int) -> np.ndarray:
             history = pilot.history(count)
             log = history.log() + np.log(pilot.population / count)
             return relative_spread(history, count) * pilot.counted(log)
@@ -243,11 +271,15 @@ class RandomSampling(Method):
         return Tuned(settings, make)
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         permuted = PermutedRows(training) if permuted is None else permuted
         return cls(permuted, stages_of(settings))
 
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         permuted, n_queries = self.permuted, len(queries)
         n = len(permuted) if stop is None else stop
         stops = self.stages.stops(len(permuted), n)
@@ -277,5 +309,5 @@ class RandomSampling(Method):
         return Estimate(shift, mean / weight, error / weight, rows)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.permuted.nbytes

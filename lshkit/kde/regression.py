@@ -1,8 +1,13 @@
 """`LSHKernelRegressor`: Nadaraya-Watson regression on kernel sums, exact, sampled or sketched."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+
 import numpy as np
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from lshkit import checks
@@ -22,12 +27,18 @@ from lshkit.kde.sketch import SKETCH_BITS
 from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
 from lshkit.kde.value_sketch import ValueSketch
 from lshkit.kde.value_sums import ExactMeans, SampledMeans
+from lshkit.typing import FloatArray, RandomState, Rows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ALGORITHMS = "auto", "brute", "random", "bucket_sum"
 RULES = "scott", "silverman"
 # "auto" samples from so many rows on, if queries like so many of them (evenly spaced) then cost at
 # most that share of what all rows do.
 MIN_SAMPLED, PILOT, WORTHWHILE = 20_000, 64, 0.8
+# Of each output the number from which values are counted, their unit and their mean.
+Units: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 LARGEST = 1e307  # target, whose differences float64 holds
 
 
@@ -98,19 +109,26 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     array([0.48])
     """
 
+    _regression_seed: int
+    _regression_shape: tuple[int, ...]  # of the targets, but for the rows
+    _regression_parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]]  # rows, values, weights
+    _regression_sketch: ValueSketch | None
+    _regression_method: tuple[ExactMeans | SampledMeans, Units] | None
+    _regression_fitted: tuple[str, int, np.ndarray, float | None] | None
+
     def __init__(
         self,
-        kernel="gaussian",
-        bandwidth=1.0,
+        kernel: str = "gaussian",
+        bandwidth: float | str | ArrayLike = 1.0,
         *,
-        algorithm="auto",
-        rtol=0.1,
-        n_bits=None,
-        n_hashes=32,
-        random_state=None,
-        n_jobs=None,
-        batch_size=1024,
-    ):
+        algorithm: str = "auto",
+        rtol: float = 0.1,
+        n_bits: int | None = None,
+        n_hashes: int = 32,
+        random_state: RandomState = None,
+        n_jobs: int | None = None,
+        batch_size: int = 1024,
+    ) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
         self.algorithm = algorithm
@@ -123,7 +141,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     # ---- fitting ----
 
-    def fit(self, X, y, sample_weight=None):
+    def fit(self, X: Rows, y: Rows, sample_weight: Rows | None = None) -> Self:
         """Fits rows X `(n_samples, n_features)` and y `(n_samples,)` or `(n_samples, n_outputs)`.
 
         float32 rows stay float32. sample_weight: `(n_samples,)`, >= 0 and not all 0. Returns self.
@@ -141,7 +159,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         self._method  # noqa: B018  made ready
         return self
 
-    def partial_fit(self, X, y, sample_weight=None):
+    def partial_fit(self, X: Rows, y: Rows, sample_weight: Rows | None = None) -> Self:
         """Adds rows, as if all had been passed to `fit`; returns self.
 
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
@@ -194,7 +212,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         self._regression_method = self._regression_fitted = None
         return self
 
-    def _check_parameters(self):
+    def _check_parameters(self) -> None:
         if not isinstance(self.kernel, str) or self.kernel not in kernels.CODES:
             raise ValueError(f"kernel must be one of {list(kernels.CODES)}, got {self.kernel!r}")
         if not isinstance(self.algorithm, str) or self.algorithm not in ALGORITHMS:
@@ -221,15 +239,22 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         check_n_jobs(self.n_jobs)
         self._bits()
 
-    def _bits(self):
+    def _bits(self) -> int:
         if self.n_bits is None:
             return 8 if self.kernel == "angular" else 12
         most = SKETCH_BITS if self.algorithm == "bucket_sum" else 64
         return checks.integer("n_bits", self.n_bits, 1, most)
 
-    def _add_to_sketch(self, X, values, weights, widths):
+    def _add_to_sketch(
+        self,
+        X: np.ndarray,
+        values: np.ndarray,
+        weights: np.ndarray | None,
+        widths: str | np.ndarray,
+    ) -> None:
         sketch = self._regression_sketch
         if sketch is None:
+            assert not isinstance(widths, str)  # of the first rows no rule is left
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
             options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)
@@ -239,7 +264,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     # ---- the method ----
 
     @property
-    def _method(self):
+    def _method(self) -> ValueSketch | ExactMeans | SampledMeans:
         """What answers queries: the sketch, or what is made of all rows."""
         check_is_fitted(self)
         if self._regression_sketch is not None:
@@ -250,19 +275,21 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         return self._regression_method[0]
 
     @property
-    def _units(self):
-        """Of each output the number from which values are counted, their unit and their mean."""
+    def _units(self) -> Units:
         if self._regression_sketch is not None:
             sketch = self._regression_sketch
             unit = np.ldexp(1.0, sketch.exponents)
             return sketch.offset * unit, unit, sketch.totals[1:] / sketch.totals[0]
+        assert self._regression_method is not None
         return self._regression_method[1]
 
-    def _make_method(self):
+    def _make_method(
+        self,
+    ) -> tuple[ExactMeans | SampledMeans, Units]:
         parts = self._regression_parts
         if len(parts) > 1:
-            parts = [tuple(np.concatenate(x) for x in zip(*parts, strict=True))]
-            self._regression_parts = parts
+            X, values, weights = (np.concatenate(x) for x in zip(*parts, strict=True))
+            parts = self._regression_parts = [(X, values, weights)]
         X, values, weights = parts[0]
         weights = of_unit_size(weights)
         counted = weights >= LEAST
@@ -287,17 +314,19 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
                 fitted = self.kernel, self._bits(), widths, rtol
             kernel, n_bits, widths, rtol = fitted
             training = training_of(kernel, n_bits, widths, *rows)
+            method: ExactMeans | SampledMeans
             if rtol is None:
                 method = ExactMeans(training, values)
             else:
                 method = SampledMeans(training, values, rtol * spread)
-            if rtol is not None and self._regression_fitted is None and self.algorithm == "auto":
+            tried = self.algorithm == "auto" and self._regression_fitted is None
+            if tried and isinstance(method, SampledMeans):
                 if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:
                     method, fitted = method.exact, (kernel, n_bits, widths, None)
         self._regression_fitted = fitted
         return method, (offset, unit, mean)
 
-    def _may_sample(self, n):
+    def _may_sample(self, n: int) -> bool:
         if self.algorithm == "random":
             return True
         wanted = self.rtol > 0 and self.kernel not in kernels.COMPACT
@@ -305,7 +334,13 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     # ---- queries ----
 
-    def predict(self, X, return_std=False):
+    @overload
+    def predict(self, X: Rows, return_std: Literal[False] = ...) -> FloatArray: ...
+    @overload
+    def predict(self, X: Rows, return_std: Literal[True]) -> tuple[FloatArray, FloatArray]: ...
+    @overload
+    def predict(self, X: Rows, return_std: bool) -> Any: ...
+    def predict(self, X: Rows, return_std: bool = False) -> Any:
         """m(x) of each row of X `(n_samples, n_features)`.
 
         Returns
@@ -347,13 +382,13 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
     # ---- scikit-learn ----
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__().copy()
         if state.get("_regression_method") is not None:
             state["_regression_method"] = None  # made again, equal, at first use
         return state
 
-    def __sklearn_tags__(self):
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags

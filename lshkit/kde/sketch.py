@@ -4,16 +4,36 @@ Every row adds its weight to one bucket of each hash; the mean over the hashes o
 is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept.
 """
 
+from __future__ import annotations
+
 import functools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lshkit import checks, hashing
 from lshkit.buckets import BucketTable
+from lshkit.hashing.family import HashFamily
 from lshkit.kde import kernels
-from lshkit.kde.method import MOST, MOST_BITS, MOST_BYTES, MOST_TUNED, Estimate, Method, Tuned
-from lshkit.kde.random_sampling import MEAN_ABSOLUTE, sample_size, spread_of_trials
+from lshkit.kde.forgetting import Forgetting
+from lshkit.kde.method import (
+    MEAN_ABSOLUTE,
+    MOST,
+    MOST_BITS,
+    MOST_BYTES,
+    MOST_TUNED,
+    Estimate,
+    Method,
+    Tuned,
+)
+from lshkit.kde.random_sampling import sample_size, spread_of_trials
 from lshkit.kde.sums import Geometry, PermutedRows
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lshkit.kde.pilot import Pilot
+    from lshkit.kde.sums import Training
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.
@@ -36,7 +56,15 @@ class Sketch:
 
     name, exact = "bucket_sum", False
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, forgetting=None, hasher=None):
+    def __init__(
+        self,
+        geometry: Geometry,
+        n_bits: int,
+        n_hashes: int,
+        seed: int,
+        forgetting: Forgetting | None = None,
+        hasher: HashFamily | None = None,
+    ) -> None:
         self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
@@ -49,7 +77,7 @@ class Sketch:
         self.total = 0.0
         self.forgetting = forgetting
 
-    def codes(self, X):
+    def codes(self, X: np.ndarray) -> np.ndarray:
         if self.geometry.kernel == "angular":
             return self.hasher.hash(X)
         codes = self.hasher.hash(self.geometry.scale(X)).astype(np.uint64)
@@ -57,7 +85,7 @@ class Sketch:
             np.uint8 if self.n_bits <= 8 else np.uint16
         )
 
-    def add(self, X, weights, sign=1):
+    def add(self, X: np.ndarray, weights: np.ndarray | None, sign: int = 1) -> None:
         """Adds (or takes out) rows; ValueError when less than nothing would be left."""
         if weights is None:
             rounded = np.ones(len(X))
@@ -89,20 +117,20 @@ class Sketch:
         self.total = total if self.forgetting is None else self.forgetting.weight(self.table)
 
     @property
-    def _held(self):
+    def _held(self) -> float:
         """Weight in the table, in its unit."""
         return self.total if self.forgetting is None else float(self.table.table[0].sum())
 
     @property
-    def n_rows(self):
+    def n_rows(self) -> int:
         """Rows that count."""
         return self.table.count if self.forgetting is None else self.forgetting.n_rows(self.table)
 
-    def weights_of(self, ages):
+    def weights_of(self, ages: np.ndarray) -> np.ndarray:
         """What rows of these ages, the numbers of rows after them, count if added with weight 1."""
         return np.ones(len(ages)) if self.forgetting is None else self.forgetting.weights_of(ages)
 
-    def merge(self, other):
+    def merge(self, other: Sketch) -> None:
         """Adds the rows of another sketch, as if they had come after this one's."""
         if type(self.forgetting) is not type(other.forgetting):
             raise ValueError(
@@ -113,7 +141,7 @@ class Sketch:
                 "sketches with different hash functions cannot be merged: fit both with the same "
                 "integer random_state, n_bits, n_hashes and bandwidth"
             )
-        if self.forgetting is not None:
+        if self.forgetting is not None and other.forgetting is not None:
             self.forgetting.merge(self.table, other.forgetting, other.table)
             self.total = self.forgetting.weight(self.table)
             return
@@ -122,7 +150,9 @@ class Sketch:
         self.table.merge(other.table)
         self.total += other.total
 
-    def estimate(self, X, threads=None, with_error=True):
+    def estimate(
+        self, X: np.ndarray, threads: int | None = None, with_error: bool = True
+    ) -> Estimate:
         """Of rows as given. with_error=False skips the error, which is then 0.
 
         threads are not read: the verb uses the core's.
@@ -130,12 +160,13 @@ class Sketch:
         parts = [self._estimate(X[i : i + CHUNK], with_error) for i in range(0, len(X), CHUNK)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
-    def _estimate(self, X, with_error):
+    def _estimate(self, X: np.ndarray, with_error: bool) -> Estimate:
         codes = self.codes(X)
         sums = self.table.query(codes)[:, 0]
-        oldest = None if self.forgetting is None else self.forgetting.oldest
-        if oldest is not None:
-            inside, old = self.forgetting.inside, oldest.query(codes)[:, 0]
+        forgetting = self.forgetting
+        oldest = None if forgetting is None else forgetting.oldest
+        if forgetting is not None and oldest is not None:
+            inside, old = forgetting.inside, oldest.query(codes)[:, 0]
             sums = sums - (1 - inside) * old
         error = np.zeros(len(X))
         if with_error and self.n_hashes == 1:
@@ -150,11 +181,11 @@ class Sketch:
                 error = np.hypot(error, moved / (1 - self._chance))
         return Estimate(np.zeros(len(X)), self._corrected(sums), error, np.zeros(len(X), np.int64))
 
-    def of_each_hash(self, X):
+    def of_each_hash(self, X: np.ndarray) -> np.ndarray:
         """The estimate of each hash alone, `(len(X), n_hashes)`."""
         return self._of_each(self.codes(X))
 
-    def _of_each(self, codes):
+    def _of_each(self, codes: np.ndarray) -> np.ndarray:
         at = np.arange(self.n_hashes), codes.astype(np.intp), 0
         single = self.table.table[at]
         if self.forgetting is not None and self.forgetting.oldest is not None:
@@ -162,17 +193,17 @@ class Sketch:
         return self._corrected(single)
 
     @property
-    def _chance(self):
+    def _chance(self) -> float:
         """That different codes share a bucket."""
         return 0.0 if self.geometry.kernel == "angular" else 2.0**-self.n_bits
 
-    def _corrected(self, sums):
+    def _corrected(self, sums: np.ndarray) -> np.ndarray:
         if self.total == 0:
             return 0 * sums
         return (sums / self.total - self._chance) / (1 - self._chance)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         kept = 0 if self.forgetting is None else self.forgetting.nbytes
         return self.table.table.nbytes + kept
 
@@ -186,13 +217,15 @@ class SketchedRows(Method):
     max_bits = SKETCH_BITS
     min_rows = 20_000
 
-    def __init__(self, permuted, n_hashes):
+    permuted: PermutedRows
+
+    def __init__(self, permuted: PermutedRows, n_hashes: int) -> None:
         self.permuted, self.training = permuted, permuted.training
         self.sketch, self.unit = sketch_of(permuted, n_hashes)
         self.most = most_of(self.geometry.kernel)
 
     @classmethod
-    def tune(cls, pilot, rtol):
+    def tune(cls, pilot: Pilot, rtol: float) -> Tuned | None:
         geometry, weights = pilot.training.geometry, pilot.training.weights
         narrow = weights is not None and weights.min() < 1e-3 * weights.mean()
         if geometry.n_bits > cls.max_bits or narrow:
@@ -212,21 +245,25 @@ class SketchedRows(Method):
         return Tuned({"n_hashes": n_hashes, "cost": cost, "error": error}, make)
 
     @classmethod
-    def from_settings(cls, settings, training, permuted=None):
+    def from_settings(
+        cls, settings: dict[str, Any], training: Training, permuted: PermutedRows | None = None
+    ) -> Self:
         n_hashes = checks.integer("n_hashes", settings["n_hashes"], 1, MOST_TUNED)
         return cls(PermutedRows(training) if permuted is None else permuted, n_hashes)
 
     @classmethod
-    def check_saved(cls, settings, n_rows, kernel, n_bits):
+    def check_saved(cls, settings: dict[str, Any], n_rows: int, kernel: str, n_bits: int) -> None:
         n_buckets = 2 ** checks.integer("n_bits", n_bits, 1, MOST_BITS)
         # Never of fewer rows than hashes: the hash functions could be larger than the file.
         most = min(n_rows, MOST_BYTES // (8 * n_buckets))
         checks.integer("n_hashes", settings["n_hashes"], 1, most)
 
-    def scaled(self, X):
+    def scaled(self, X: np.ndarray) -> np.ndarray:
         return X if self.geometry.kernel == "angular" else super().scaled(X)  # its codes need none
 
-    def sampled(self, queries, threads, stop=None, with_error=True):
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
         sketch = self.sketch
         if stop is not None:
             sketch, _ = sketch_of(self.permuted, sketch.n_hashes, slice(stop))
@@ -235,11 +272,13 @@ class SketchedRows(Method):
         return Estimate(got.shift, got.mean * share, got.error * share, got.rows)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.permuted.nbytes + self.sketch.nbytes
 
 
-def sketch_of(permuted, n_hashes, part=slice(None)):
+def sketch_of(
+    permuted: PermutedRows, n_hashes: int, part: slice = slice(None)
+) -> tuple[Sketch, float]:
     """A `Sketch` of the permuted rows, or a part, and the weight that counts as 1 in it."""
     d, training = permuted.rows.shape[1], permuted.training
     kernel, n_bits = training.geometry.kernel, training.geometry.n_bits
@@ -251,7 +290,7 @@ def sketch_of(permuted, n_hashes, part=slice(None)):
     return sketch, unit
 
 
-def most_of(kernel):
+def most_of(kernel: str) -> float:
     """The largest relative error that may be expected of a query.
 
     No bound for the laplacian kernel: where far rows alone are folded into a query's buckets,

@@ -1,5 +1,10 @@
 """Exact kernel sums over rows, as given or permuted: the core's `kernel_sums`, in log space."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import numpy as np
 
 from lshkit import _C
@@ -22,42 +27,58 @@ class Sums:
 
     __slots__ = ("shift", "squares", "total")
 
-    def __init__(self, shift, total, squares):
+    def __init__(self, shift: np.ndarray, total: np.ndarray, squares: np.ndarray) -> None:
         self.shift, self.total, self.squares = shift, total, squares
 
     @classmethod
-    def zeros(cls, n):
+    def zeros(cls, n: int) -> Sums:
         return cls(np.full(n, -np.inf), np.zeros(n), np.zeros(n))
 
     @classmethod
-    def joined(cls, parts):
+    def joined(cls, parts: Sequence[Sums]) -> Sums:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in SUMS))
 
-    def __add__(self, other):
+    def __add__(self, other: Sums) -> Sums:
         shift = np.maximum(self.shift, other.shift)
         finite = np.maximum(shift, LOWEST)  # so that the factor of a shift of -inf is 0
         a, b = np.exp(self.shift - finite), np.exp(other.shift - finite)
         squares = self.squares * a**2 + other.squares * b**2
         return Sums(shift, self.total * a + other.total * b, squares)
 
-    def without(self, part):
+    def without(self, part: Sums) -> Sums:
         """The sums without those of a part of the rows; what rounding leaves below 0 is 0."""
         rest = self + Sums(part.shift, -part.total, -part.squares)
         return Sums(rest.shift, np.maximum(rest.total, 0), np.maximum(rest.squares, 0))
 
-    def log(self):
+    def log(self) -> np.ndarray:
         with np.errstate(divide="ignore"):
             return self.shift + np.log(self.total)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Sums:
         return Sums(self.shift[index], self.total[index], self.squares[index])
 
-    def __setitem__(self, index, part):
+    def __setitem__(self, index: Any, part: Sums) -> None:
         for name in SUMS:
             getattr(self, name)[index] = getattr(part, name)
 
 
 SUMS = "shift", "total", "squares"
+
+
+def sums_of_pairs(indptr: np.ndarray, log_terms: np.ndarray, factors: np.ndarray) -> Sums:
+    """`Sums` over each query's listed pairs of factor * exp(log_term)."""
+    n = len(indptr) - 1
+    sums = Sums.zeros(n)
+    full = np.flatnonzero(np.diff(indptr))
+    if len(full) == 0:
+        return sums
+    starts = indptr[full]
+    sums.shift[full] = np.maximum.reduceat(log_terms, starts)
+    rows = np.repeat(np.arange(n), np.diff(indptr))
+    terms = factors * np.exp(log_terms - sums.shift[rows])
+    sums.total[full] = np.add.reduceat(terms, starts)
+    sums.squares[full] = np.add.reduceat(terms**2, starts)
+    return sums
 
 
 class Geometry:
@@ -71,7 +92,7 @@ class Geometry:
     sqrt(sum ((x - y) / bandwidth)^2) < 1. `widths` (None: 1) and `edge` say it for both.
     """
 
-    def __init__(self, kernel, n_bits, centre, bandwidth):
+    def __init__(self, kernel: str, n_bits: int, centre: np.ndarray, bandwidth: np.ndarray) -> None:
         self.kernel, self.n_bits = kernel, n_bits
         self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
         if kernel == "angular":
@@ -79,14 +100,14 @@ class Geometry:
         self.widths, self.edge = edge_of(bandwidth)
         self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
-    def scale(self, X):
+    def scale(self, X: np.ndarray) -> np.ndarray:
         """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
         X = (np.asarray(X, np.float64) - self.centre) * self.inverse
         if self.kernel == "angular":
             X = unit_rows(X)
         return np.ascontiguousarray(X)
 
-    def log_kernel(self, distances):
+    def log_kernel(self, distances: np.ndarray) -> np.ndarray:
         """log k of distances at bandwidth 1, for kernels that do not end."""
         if self.kernel == "gaussian":
             return -0.5 * distances**2
@@ -94,7 +115,7 @@ class Geometry:
             return self.n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
         return -distances
 
-    def rounding(self, norms, unit=ROUNDING):
+    def rounding(self, norms: Any, unit: float = ROUNDING) -> Any:
         """About the error of a log kernel (for compact kernels, of the kernel) in float32.
 
         unit: the rounding of the type, where it is another.
@@ -110,17 +131,17 @@ class Geometry:
 
     def sums(
         self,
-        queries,
-        keys,
-        weights=None,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        weights: np.ndarray | None = None,
         *,
-        scaled,
-        tolerance,
-        reach,
-        threads,
-        blocks=None,
-        given=None,
-    ):
+        scaled: bool,
+        tolerance: float,
+        reach: float,
+        threads: int,
+        blocks: np.ndarray | None = None,
+        given: np.ndarray | None = None,
+    ) -> Sums:
         """Sums over the keys of weight * k for queries that are scaled (float64).
 
         keys: as they were given, or scaled=True: scaled. tolerance: the error of a log kernel that
@@ -132,25 +153,28 @@ class Geometry:
         norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
         sums = np.empty((len(queries), 3))
         as_they_are = scaled or self.kernel == "angular"
-        scaling = (None, None) if as_they_are else (self.centre, self.inverse)
+        centre, inverse = (None, None) if as_they_are else (self.centre, self.inverse)
         rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
         compact = self.kernel in kernels.COMPACT and not scaled
 
-        def add_up(some, dtype, out):
-            edge = ()
+        def add_up(some: Any, dtype: type, out: np.ndarray) -> None:
+            ends: dict[str, Any] = {}
             if compact:
-                edge = np.ascontiguousarray(given[some], np.float64), self.widths, self.edge
+                assert given is not None
+                rows_given = np.ascontiguousarray(given[some], np.float64)
+                ends = {"given": rows_given, "widths": self.widths, "edge": self.edge}
             _C.kernel_sums(
                 kernels.CODES[self.kernel],
                 self.n_bits,
                 np.ascontiguousarray(queries[some], dtype),
                 rows,
-                *scaling,
+                centre,
+                inverse,
                 weights,
                 out,
                 threads,
                 n_keys,
-                *edge,
+                **ends,
             )
 
         if self.rounding(float(norms.max(initial=reach))) <= tolerance:
@@ -178,7 +202,7 @@ class Geometry:
             sums[~(norms < FARTHEST)] = -np.inf, 0, 0
         return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
 
-    def _cancel(self, norms, shift, tolerance):
+    def _cancel(self, norms: np.ndarray, shift: np.ndarray, tolerance: float) -> np.ndarray:
         """Queries so far from the centre that float64 loses their distances from rows near them.
 
         Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2.
@@ -192,7 +216,9 @@ class Geometry:
                 lost = lost / np.maximum(np.abs(shift), np.sqrt(lost))
         return (lost > wanted) & (norms < FARTHEST)
 
-    def _sums_of_logs(self, queries, keys, weights, scaled):
+    def _sums_of_logs(
+        self, queries: np.ndarray, keys: np.ndarray, weights: np.ndarray | None, scaled: bool
+    ) -> np.ndarray:
         """The angular kernel where its powers, or their squares, leave float32."""
         sums = Sums.zeros(len(queries))
         for first in range(0, len(keys), 1024):
@@ -206,12 +232,20 @@ class Geometry:
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
-    def _cell_size(self, tolerance):
+    def _cell_size(self, tolerance: float) -> float:
         """The side of cubes, a power of 2, in which nothing cancels that matters."""
         lost = tolerance**2 if self.kernel == "exponential" else 0.5 * tolerance
         return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
 
-    def _sums_around(self, queries, size, keys, weights, scaled, threads):
+    def _sums_around(
+        self,
+        queries: np.ndarray,
+        size: float,
+        keys: np.ndarray,
+        weights: np.ndarray | None,
+        scaled: bool,
+        threads: int,
+    ) -> np.ndarray:
         """The sums of queries with the rows centred in their cell, a cube of this size."""
         groups = list(_groups(size * np.rint(queries / size)))
         sums, ones = Sums.zeros(len(queries)), np.ones(queries.shape[1])
@@ -237,7 +271,7 @@ class Geometry:
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 
 
-def edge_of(bandwidth):
+def edge_of(bandwidth: np.ndarray) -> tuple[np.ndarray | None, float]:
     """What compact kernels divide differences by (None: 1), and the distance where they end."""
     width = bandwidth[0]  # which must not take squares out of float64
     one = (bandwidth == width).all() and 1e-140 < width < 1e140
@@ -251,11 +285,14 @@ class Training:
     ValueError for rows that are FARTHEST or more from the centre, in bandwidths.
     """
 
-    def __init__(self, X, weights, geometry, seed):
+    def __init__(
+        self, X: np.ndarray, weights: np.ndarray | None, geometry: Geometry, seed: int
+    ) -> None:
         self.X = in_range_of_squares(X) if geometry.kernel == "angular" else X
         self.weights, self.geometry, self.seed = weights, geometry, seed
         self.total = float(len(X)) if weights is None else float(np.sum(weights))
-        self.reach, self.blocks = 0.0, None
+        self.reach = 0.0
+        self.blocks: np.ndarray | None = None
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, len(X), 4096):
                 scaled = geometry.scale(X[first : first + 4096])
@@ -267,7 +304,13 @@ class Training:
                 f"farther rows overflow), got {self.reach:.2g}"
             )
 
-    def sums(self, queries, threads, in_blocks=True, given=None):
+    def sums(
+        self,
+        queries: np.ndarray,
+        threads: int,
+        in_blocks: bool = True,
+        given: np.ndarray | None = None,
+    ) -> Sums:
         """`Sums` over all rows for queries that are scaled.
 
         in_blocks: whether the rows may be kept in blocks too. given: the queries as given, which
@@ -288,19 +331,26 @@ class Training:
         )
 
     @property
-    def nbytes_of_blocks(self):
+    def nbytes_of_blocks(self) -> int:
         """Bytes of the rows in blocks, which the first call of few queries makes."""
         return bytes_of_blocks(self.X, len(self.X))
 
 
-def training_of(kernel, n_bits, bandwidth, X, weights, seed):
+def training_of(
+    kernel: str,
+    n_bits: int,
+    bandwidth: np.ndarray,
+    X: np.ndarray,
+    weights: np.ndarray | None,
+    seed: int,
+) -> Training:
     """The `Training` of rows, centred for their distances; without rows that do not count."""
     if weights is not None and weights.min() < LEAST:
         X, weights = X[weights >= LEAST], weights[weights >= LEAST]
     return Training(X, weights, Geometry(kernel, n_bits, centre_of(X), bandwidth), seed)
 
 
-def centre_of(X):
+def centre_of(X: np.ndarray) -> np.ndarray:
     """The mean, but for features where a few far rows take it away from the others."""
     low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
     with np.errstate(over="ignore", invalid="ignore"):
@@ -310,7 +360,9 @@ def centre_of(X):
 class PermutedRows:
     """A random permutation of the rows, scaled, in float32 where that is enough."""
 
-    def __init__(self, training):
+    rows: np.ndarray
+
+    def __init__(self, training: Training) -> None:
         self.training = training
         rng = np.random.default_rng([training.seed, 1])
         n = len(training.X)
@@ -323,12 +375,12 @@ class PermutedRows:
             self.rows[first : first + 4096] = geometry.scale(training.X[part])
         weights = training.weights
         self.weights = None if weights is None else weights[self.order]
-        self.blocks = np.empty((0, self.rows.shape[1], BLOCK), self.rows.dtype)
+        self.blocks = np.empty((0, training.X.shape[1], BLOCK), self.rows.dtype)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
-    def sums(self, queries, first, last, threads):
+    def sums(self, queries: np.ndarray, first: int, last: int, threads: int) -> Sums:
         """`Sums` over the permuted rows from `first` to `last` for queries that are scaled."""
         weights = None if self.weights is None else self.weights[first:last]
         blocks = None
@@ -348,13 +400,20 @@ class PermutedRows:
             blocks=blocks,
         )
 
+    def hold(self, queries: np.ndarray) -> np.ndarray:
+        """Which scaled queries have distances from the rows that are right in the rows' type."""
+        unit = ROUNDING if self.rows.dtype == np.float32 else DOUBLE_ROUNDING
+        with np.errstate(over="ignore"):
+            norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+            return self.training.geometry.rounding(norms, unit) <= SAMPLED
+
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         blocks = bytes_of_blocks(self.rows, min(len(self.rows), IN_BLOCKS))
         return self.rows.nbytes + self.order.nbytes + blocks
 
 
-def _groups(rows):
+def _groups(rows: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Each distinct row, and where it is."""
     distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -363,7 +422,7 @@ def _groups(rows):
     return zip(distinct, np.split(order, ends[:-1]), strict=True)
 
 
-def blocks_of(rows):
+def blocks_of(rows: np.ndarray) -> np.ndarray:
     """Rows in blocks of 64 with features first, `(n_blocks, n_features, 64)`: 0 past the last."""
     n, d = rows.shape
     blocks = np.zeros((-(-n // BLOCK), d, BLOCK), rows.dtype)
@@ -374,11 +433,11 @@ def blocks_of(rows):
     return blocks
 
 
-def bytes_of_blocks(rows, n):
+def bytes_of_blocks(rows: np.ndarray, n: int) -> int:
     return -(-n // BLOCK) * BLOCK * rows.shape[1] * rows.itemsize
 
 
-def unit_rows(X):
+def unit_rows(X: np.ndarray) -> np.ndarray:
     """Rows divided by their norms; rows of 0 stay."""
     if in_range_of_hashing(X):
         return X / np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
@@ -388,7 +447,7 @@ def unit_rows(X):
     return X / np.where(norms > 0, norms, 1)
 
 
-def in_range_of_squares(X):
+def in_range_of_squares(X: np.ndarray) -> np.ndarray:
     """Rows whose squares leave float64 times a power of 2 each; a copy where there are any."""
     if X.dtype == np.float32:  # whose squares are computed in float64
         return X
@@ -402,14 +461,14 @@ def in_range_of_squares(X):
     return X
 
 
-def has_zero_row(X):
+def has_zero_row(X: np.ndarray) -> bool:
     with np.errstate(over="ignore"):
         squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
     small = squares < 1e-30
     return bool(small.any()) and not np.any(X[small], axis=1).all()
 
 
-def in_range_of_hashing(X):
+def in_range_of_hashing(X: np.ndarray) -> bool:
     """Whether rows may be hashed by their angle as they are, in float32."""
     with np.errstate(over="ignore"):
         squares = np.einsum("ij,ij->i", X, X)

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 from joblib import Parallel, delayed
+from numpy.typing import ArrayLike
 from scipy.spatial.distance import pdist
 from sklearn.utils import check_array, check_random_state
 from threadpoolctl import threadpool_limits
@@ -16,6 +17,7 @@ from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import CHUNK, SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
 from lshkit.kde.value_sums import log_kernels
+from lshkit.typing import RandomState, Rows
 
 KERNELS = "laplacian", "angular", "gaussian"
 MAX_EXACT = 5000  # rows of both samples, up to which "auto" is "brute" for collision kernels
@@ -64,18 +66,18 @@ class TwoSampleTestResult:
 
 
 def two_sample_test(
-    X,
-    Y,
+    X: Rows,
+    Y: Rows,
     *,
-    kernel="laplacian",
-    bandwidth="median",
-    n_permutations=999,
-    algorithm="auto",
-    n_bits=None,
-    n_hashes=64,
-    random_state=None,
-    n_jobs=None,
-):
+    kernel: str = "laplacian",
+    bandwidth: float | str | ArrayLike = "median",
+    n_permutations: int = 999,
+    algorithm: str = "auto",
+    n_bits: int | None = None,
+    n_hashes: int = 64,
+    random_state: RandomState = None,
+    n_jobs: int | None = None,
+) -> TwoSampleTestResult:
     """Tests whether the rows of X and of Y come from one distribution.
 
     The statistic is the squared maximum mean discrepancy, as the unbiased U-statistic (Gretton et
@@ -188,7 +190,7 @@ def two_sample_test(
 # --- Arguments ----------------------------------------------------------------------------------
 
 
-def _pooled(X, Y, kernel):
+def _pooled(X: Rows, Y: Rows, kernel: str) -> tuple[np.ndarray, int]:
     """The rows of both, float64, and how many are X's."""
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {list(KERNELS)}, got {kernel!r}")
@@ -207,7 +209,13 @@ def _pooled(X, Y, kernel):
     return np.concatenate(samples), len(samples[0])
 
 
-def _geometry(rows, kernel, bandwidth, n_bits, rng):
+def _geometry(
+    rows: np.ndarray,
+    kernel: str,
+    bandwidth: float | str | ArrayLike,
+    n_bits: int | None,
+    rng: np.random.RandomState,
+) -> Geometry:
     """The kernel with its width, which depends on the rows of both alike."""
     d = rows.shape[1]
     median = isinstance(bandwidth, str)
@@ -216,7 +224,7 @@ def _geometry(rows, kernel, bandwidth, n_bits, rng):
         raise ValueError(f"bandwidth must be {wanted}, got {bandwidth!r}")
     if n_bits is not None:
         n_bits = checks.integer("n_bits", n_bits, 1, SKETCH_BITS)
-    widths = np.ones(d) if median else bandwidths.check(bandwidth, d, kernel)
+    widths = np.ones(d) if median else bandwidths.check_widths(bandwidth, d, kernel)
     centre = np.quantile(rows, 0.5, axis=0, method="nearest")  # which no few far rows move
     if kernel == "angular" and n_bits is None:
         n_bits = _bits_of_median(unit_rows(rows), rng) if median else 8
@@ -230,7 +238,7 @@ def _geometry(rows, kernel, bandwidth, n_bits, rng):
     return geometry
 
 
-def _median_distance(rows, kernel, rng):
+def _median_distance(rows: np.ndarray, kernel: str, rng: np.random.RandomState) -> float:
     """Of distinct rows, where more than half of the pairs are equal; 1 if all are."""
     rows = _some(rows, rng)
     info = np.finfo(np.float64)
@@ -253,14 +261,14 @@ def _median_distance(rows, kernel, rng):
     return np.clip(median, info.tiny, info.max)
 
 
-def _bits_of_median(rows, rng):
+def _bits_of_median(rows: np.ndarray, rng: np.random.RandomState) -> int:
     """The width at which the kernel of the median angle is nearest to 1/e."""
     angle = 2 * np.arcsin(min(np.median(pdist(_some(rows, rng))) / 2, 1))
     kernels = np.maximum(1 - angle / np.pi, 0) ** np.arange(1, SKETCH_BITS + 1)
     return 1 + int(np.argmin(np.abs(kernels - np.exp(-1))))
 
 
-def _some(rows, rng):
+def _some(rows: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
     if len(rows) <= MEDIAN_OF:
         return rows
     return rows[rng.choice(len(rows), MEDIAN_OF, replace=False)]
@@ -272,7 +280,7 @@ def _some(rows, rng):
 # means follow from s'Ks, s'K1 and 1'K1: a permutation changes s alone.
 
 
-def _labels(n_rows, n, n_permutations, rng):
+def _labels(n_rows: int, n: int, n_permutations: int, rng: np.random.Generator) -> np.ndarray:
     """s of the samples and of random permutations of it, bool `(n_rows, 1 + n_permutations)`."""
     labels = np.zeros((1 + n_permutations, n_rows), bool)
     labels[0, :n] = True
@@ -281,12 +289,14 @@ def _labels(n_rows, n, n_permutations, rng):
     return labels.T
 
 
-def _exact_sums(geometry, rows, labels, threads):
+def _exact_sums(
+    geometry: Geometry, rows: np.ndarray, labels: np.ndarray, threads: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """s'Ks, s'K1 `(n_labels, 1)` and 1'K1 `(1,)`: K in blocks, on one side of its diagonal."""
     rows = geometry.scale(rows)
     firsts = range(0, len(rows), BLOCK)
 
-    def of_block(first):
+    def of_block(first: int) -> tuple[np.ndarray, np.ndarray]:
         part = slice(first, first + BLOCK)
         products, row_sums = np.zeros((len(rows[part]), labels.shape[1])), np.zeros(len(rows))
         for other in range(first, len(rows), BLOCK):
@@ -309,7 +319,9 @@ def _exact_sums(geometry, rows, labels, threads):
     return inner[:, None], (row_sums @ labels)[:, None], row_sums.sum()[None]
 
 
-def _bucket_sums(sketch, rows, labels):
+def _bucket_sums(
+    sketch: Sketch, rows: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same for the kernel "share a bucket of hash h", `(n_labels, n_hashes)`.
 
     With x_b and t_b the rows of X and of both in bucket b: s'Ks = sum x_b^2 - n, s'K1 = sum x_b t_b
@@ -339,7 +351,9 @@ def _bucket_sums(sketch, rows, labels):
     return inner, across, total
 
 
-def _statistics(inner, across, total, n, m):
+def _statistics(
+    inner: np.ndarray, across: np.ndarray, total: np.ndarray, n: int, m: int
+) -> tuple[np.ndarray, float]:
     """The U-statistics of the sums, and the mean kernel between two rows."""
     cross = across - inner
     rest = total - 2 * across + inner

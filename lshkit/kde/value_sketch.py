@@ -4,6 +4,7 @@ import numpy as np
 
 from lshkit.buckets import BucketTable
 from lshkit.kde.sketch import CHUNK, Sketch
+from lshkit.kde.sums import Geometry
 
 LEAST = 1e-12  # share of the weight that float64's rounding leaves in a query's buckets
 NOISE = 2.0
@@ -19,7 +20,15 @@ class ValueSketch(Sketch):
     the first rows' largest: powers of 2, which round nothing and keep squares within float64.
     """
 
-    def __init__(self, geometry, n_bits, n_hashes, seed, weights, values):
+    def __init__(
+        self,
+        geometry: Geometry,
+        n_bits: int,
+        n_hashes: int,
+        seed: int,
+        weights: np.ndarray | None,
+        values: np.ndarray,
+    ) -> None:
         super().__init__(geometry, n_bits, n_hashes, seed)
         self.n_outputs = values.shape[1]
         self.table = BucketTable(n_hashes, 2**n_bits, 1 + self.n_outputs, dtype=np.float64)
@@ -32,7 +41,9 @@ class ValueSketch(Sketch):
         self.low = np.full(self.n_outputs, np.inf)
         self.high = -self.low
 
-    def add(self, X, weights, values):
+    def add(  # type: ignore[override]  # rows have values here
+        self, X: np.ndarray, weights: np.ndarray | None, values: np.ndarray
+    ) -> None:
         weights = np.ones(len(X)) if weights is None else weights
         weights = np.ldexp(weights, -self.weight_exponent)
         values = np.ldexp(values, -self.exponents)
@@ -49,7 +60,9 @@ class ValueSketch(Sketch):
         self.squared_weights += float(weights @ weights)
         self.total = float(self.totals[0])
 
-    def estimate(self, X, threads=None):
+    def estimate(  # type: ignore[override]  # of several outputs
+        self, X: np.ndarray, threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row.
 
         The error by the delta method: of the mean over the hashes of A - mean * B, with A and B a
@@ -63,9 +76,10 @@ class ValueSketch(Sketch):
         """
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
         parts = [self._means(X[i : i + step]) for i in range(0, len(X), step)]
-        return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
+        means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))
+        return means, errors
 
-    def _means(self, X):
+    def _means(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         codes = self.codes(X).astype(np.intp)
         each = self.table.table[np.arange(self.n_hashes), codes]  # (n, n_hashes, 1 + n_outputs)
         least = LEAST * self.total
@@ -83,11 +97,11 @@ class ValueSketch(Sketch):
                 errors = np.maximum(errors, self._spread() / np.sqrt(met))
         return np.clip(means, self.low - self.offset, self.high - self.offset), errors
 
-    def _spread(self):
+    def _spread(self) -> np.ndarray:
         """Standard deviation of the values `(n_outputs,)`."""
         mean, square = self.totals[1:] / self.total, self.squared_values / self.total
         return np.sqrt(np.maximum(square - mean**2, 0))
 
-    def _error(self, of_each_hash):
+    def _error(self, of_each_hash: np.ndarray) -> np.ndarray:
         """Standard error of the mean over the hashes."""
         return of_each_hash.std(axis=1, ddof=1) / np.sqrt(self.n_hashes)

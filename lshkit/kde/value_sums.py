@@ -4,11 +4,15 @@ The core sums weights >= 0. Values are therefore counted from a number in their 
 sign; weights w |y| give the sums of a sign, w sqrt |y| those of squares that an error takes.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.sums import EXACT, ROUNDING, SAMPLED
+from lshkit.kde.sums import EXACT, ROUNDING, SAMPLED, Geometry, Sums, Training
 
 SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding moves it as much
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15
@@ -27,48 +31,48 @@ class Moments:
 
     __slots__ = ("first", "second", "shift")
 
-    def __init__(self, shift, first, second):
+    def __init__(self, shift: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
         self.shift, self.first, self.second = shift, first, second
 
     @classmethod
-    def zeros(cls, n, n_outputs):
+    def zeros(cls, n: int, n_outputs: int) -> Moments:
         return cls(np.full(n, -np.inf), np.zeros((n, 1 + n_outputs)), np.zeros((n, 3, n_outputs)))
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Moments:
         return Moments(self.shift[index], self.first[index], self.second[index])
 
-    def __setitem__(self, index, part):
+    def __setitem__(self, index: Any, part: Moments) -> None:
         self.shift[index], self.first[index] = part.shift, part.first
         self.second[index] = part.second
 
-    def __add__(self, other):
+    def __add__(self, other: Moments) -> Moments:
         shift = np.maximum(self.shift, other.shift)
         a, b = (factor(x.shift, shift)[:, None] for x in (self, other))
         second = self.second * a[..., None] ** 2 + other.second * b[..., None] ** 2
         return Moments(shift, self.first * a + other.first * b, second)
 
-    def times(self, factors):
+    def times(self, factors: np.ndarray) -> Moments:
         """Of as many copies of the rows: squares are not meant."""
         return Moments(self.shift, self.first * factors[:, None], self.second)
 
-    def ratio(self):
+    def ratio(self) -> np.ndarray:
         """The weighted means `(n_queries, n_outputs)`; NaN where nothing was summed."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.first[:, 1:] / self.first[:, :1]
 
-    def squared_residuals(self, means):
+    def squared_residuals(self, means: np.ndarray) -> np.ndarray:
         """Sums of t^2 (z - mean)^2, `(n_queries, n_outputs)`."""
         zeroth, one, two = np.moveaxis(self.second, 1, 0)
         return np.maximum(two - 2 * means * one + means**2 * zeroth, 0)
 
-    def effective(self):
+    def effective(self) -> np.ndarray:
         """Rows of equal weight that would have the same error."""
         with np.errstate(invalid="ignore", divide="ignore"):
             rows = self.first[:, 0] ** 2 / self.second[:, 0, 0]
         return np.where(self.first[:, 0] > 0, rows, 0.0)
 
 
-def factor(shift, new):
+def factor(shift: np.ndarray, new: np.ndarray) -> np.ndarray:
     """exp(shift - new), 0 for a shift of -inf."""
     with np.errstate(invalid="ignore"):
         return np.where(shift == -np.inf, 0.0, np.exp(shift - new))
@@ -82,11 +86,21 @@ class ValueRows:
     of the others.
     """
 
-    def __init__(self, geometry, rows, weights, values, *, scaled, reach, tolerance):
+    def __init__(
+        self,
+        geometry: Geometry,
+        rows: np.ndarray,
+        weights: np.ndarray | None,
+        values: np.ndarray,
+        *,
+        scaled: bool,
+        reach: float,
+        tolerance: float,
+    ) -> None:
         order = np.argsort(values[:, 0] < 0, kind="stable")
         self.geometry, self.rows = geometry, np.ascontiguousarray(rows[order])
         self.weights = None if weights is None else weights[order]
-        self.options = {"scaled": scaled, "reach": reach, "tolerance": tolerance}
+        self.options: dict[str, Any] = {"scaled": scaled, "reach": reach, "tolerance": tolerance}
         self.n_outputs, self.parts = values.shape[1], []
         for output, column in enumerate(values[order].T):
             for sign in (1, -1):
@@ -100,17 +114,23 @@ class ValueRows:
                     weights = 1.0 if self.weights is None else self.weights[part]
                     self.parts.append((output, sign * unit, part, weights, here[part]))
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
-    def moments(self, queries, threads, second=False, given=None):
+    def moments(
+        self,
+        queries: np.ndarray,
+        threads: int,
+        second: bool = False,
+        given: np.ndarray | None = None,
+    ) -> Moments:
         """`Moments` for queries that are scaled; those of squares are 0 unless asked for.
 
         given: the queries as given, which compact kernels want.
         """
         out = Moments.zeros(len(queries), self.n_outputs)
 
-        def sums(part, weights):
+        def sums(part: slice, weights: np.ndarray | None) -> Sums:
             return self.geometry.sums(
                 queries, self.rows[part], weights, threads=threads, given=given, **self.options
             )
@@ -131,12 +151,14 @@ class ValueRows:
         return out
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         of_parts = sum(size.nbytes + np.asarray(w).nbytes for *_, w, size in self.parts)
         return self.rows.nbytes + of_parts
 
 
-def log_kernels(geometry, queries, rows, width=1.0):
+def log_kernels(
+    geometry: Geometry, queries: np.ndarray, rows: np.ndarray, width: float = 1.0
+) -> np.ndarray:
     """log k between all queries and rows in float64, scaled up to the width: -inf for 0."""
     r = cdist(queries, rows, "cityblock" if geometry.kernel == "laplacian" else "euclidean") / width
     if geometry.kernel == "angular":
@@ -161,7 +183,9 @@ class FewRows:
     apart, which is where compact kernels end, no scaling rounds them.
     """
 
-    def __init__(self, geometry, rows, weights, values):
+    def __init__(
+        self, geometry: Geometry, rows: np.ndarray, weights: np.ndarray | None, values: np.ndarray
+    ) -> None:
         widths = geometry.bandwidth
         self.given = geometry.kernel != "angular" and (widths == widths[0]).all()
         self.given &= 1e-140 < widths[0] < 1e140  # whose squares float64 holds
@@ -171,10 +195,10 @@ class FewRows:
         weights = np.ones(len(rows)) if weights is None else weights
         self.columns = np.column_stack([weights, weights[:, None] * values])
 
-    def _as_kept(self, rows):
+    def _as_kept(self, rows: np.ndarray) -> np.ndarray:
         return np.asarray(rows, np.float64) if self.given else self.geometry.scale(rows)
 
-    def moments(self, X, threads):
+    def moments(self, X: np.ndarray, threads: int) -> Moments:
         """`Moments` of rows as given."""
         logs = log_kernels(self.geometry, self._as_kept(X), self.rows, self.width)
         out = Moments.zeros(len(X), self.columns.shape[1] - 1)
@@ -186,7 +210,7 @@ class FewRows:
         return out
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.rows.nbytes + self.columns.nbytes
 
 
@@ -195,20 +219,24 @@ class ExactMeans:
 
     name = "brute"
 
-    def __init__(self, training, values):
+    def __init__(self, training: Training, values: np.ndarray) -> None:
         self.geometry = training.geometry
         rows = training.geometry, training.X, training.weights, values
-        self.few = len(training.X) <= FEW
-        if self.few:
+        self.values: FewRows | ValueRows
+        if len(training.X) <= FEW:
             self.values = FewRows(*rows)
         else:
             tolerance = SINGLE if training.X.dtype == np.float32 else EXACT
-            options = {"scaled": False, "reach": training.reach, "tolerance": tolerance}
+            options: dict[str, Any] = {
+                "scaled": False,
+                "reach": training.reach,
+                "tolerance": tolerance,
+            }
             self.values = ValueRows(*rows, **options)
 
-    def estimate(self, X, threads):
+    def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
-        if self.few:
+        if isinstance(self.values, FewRows):
             moments = self.values.moments(X, threads)
         else:
             moments = self.values.moments(self.geometry.scale(X), threads, given=X)
@@ -216,7 +244,7 @@ class ExactMeans:
         return means, np.zeros(means.shape)
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.values.nbytes
 
 
@@ -234,7 +262,7 @@ class SampledMeans:
 
     name = "random"
 
-    def __init__(self, training, values, limit):
+    def __init__(self, training: Training, values: np.ndarray, limit: np.ndarray) -> None:
         self.exact, self.limit = ExactMeans(training, values), limit
         self.geometry, self.n = training.geometry, len(training.X)
         order = np.random.default_rng([training.seed, 1]).permutation(self.n)
@@ -257,20 +285,22 @@ class SampledMeans:
             self.ends.append(last)
             first, last = last, GROWTH * last
 
-    def estimate(self, X, threads):
+    def estimate(self, X: np.ndarray, threads: int) -> tuple[np.ndarray, np.ndarray]:
         """Means `(n, n_outputs)` of rows as given and their standard errors; NaN without a row."""
         means, errors, rest, _ = self._sampled(self.geometry.scale(X), threads)
         if len(rest):
             means[rest], errors[rest] = self.exact.estimate(X[rest], threads)
         return means, errors
 
-    def cost(self, X, threads):
+    def cost(self, X: np.ndarray, threads: int) -> float:
         """Of queries like the rows X, over that of the exact method."""
         *_, rest, read = self._sampled(self.geometry.scale(X), threads)
         # Of the rows that are read, the sums of three weights instead of two.
         return 1.5 * read / (len(X) * self.n) + len(rest) / len(X)
 
-    def _sampled(self, queries, threads):
+    def _sampled(
+        self, queries: np.ndarray, threads: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Means and errors, the queries that need all rows instead, and pairs that were read."""
         n, n_outputs, read = len(queries), len(self.limit), 0
         known, sample = Moments.zeros(n, n_outputs), Moments.zeros(n, n_outputs)
@@ -296,7 +326,7 @@ class SampledMeans:
                 break
         return means, errors, np.concatenate([*rest, left]), read
 
-    def _stop(self, known, count):
+    def _stop(self, known: Moments, count: int) -> np.ndarray:
         """Where the sample of a query ends, 0 as long as too few rows carry its weight."""
         with np.errstate(invalid="ignore", divide="ignore"):
             errors = np.sqrt(known.squared_residuals(known.ratio())) / known.first[:, :1]
@@ -307,7 +337,9 @@ class SampledMeans:
             stop[(end > count) & (count + wanted <= end)] = end
         return np.where(known.effective() >= MIN_EFFECTIVE, stop, 0)
 
-    def _combined(self, known, sample, seen, last):
+    def _combined(
+        self, known: Moments, sample: Moments, seen: np.ndarray, last: int
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The history and the sample, extrapolated to the rows that are not history.
 
         The variance of a ratio's error by the delta method: that of the sum of w k (z - mean) over
@@ -325,5 +357,5 @@ class SampledMeans:
             return means, deviation * scale / whole.first[:, :1]
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self.exact.nbytes + sum(segment.nbytes for segment in self.segments)

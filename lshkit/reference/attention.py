@@ -4,6 +4,8 @@ Both estimators are weights @ value (eq. 2), then a normalisation. The weights a
 frequencies of m hashes (YOSO-m) or the collision probabilities (YOSO-E); the rest is the same.
 """
 
+from typing import TypeAlias
+
 import numpy as np
 
 from lshkit.reference.buckets import collision_counts, visible, weighted_sum
@@ -14,9 +16,12 @@ from lshkit.reference.hashing import (
     walsh_hadamard,
 )
 
+# Of query, key and value.
+Gradients: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
 
 @np.errstate(invalid="ignore")
-def attention_forward(weights, value, normalize):
+def attention_forward(weights: np.ndarray, value: np.ndarray, normalize: str | None) -> np.ndarray:
     """Raw sums normalised by "l2" (to unit rows), "sum" (of the weights) or None.
 
     A query whose raw sum is 0 or that has no weight gives 0.
@@ -24,7 +29,7 @@ def attention_forward(weights, value, normalize):
     return weighted_sum(weights, value) * _inverse_scale(weights, value, normalize)
 
 
-def _inverse_scale(weights, value, normalize):
+def _inverse_scale(weights: np.ndarray, value: np.ndarray, normalize: str | None) -> np.ndarray:
     if normalize is None:
         return np.ones(weights.shape[:-1] + (1,))
     if normalize == "sum":
@@ -40,7 +45,15 @@ def _inverse_scale(weights, value, normalize):
 
 
 @np.errstate(invalid="ignore")
-def attention_backward(query, key, value, weights, slopes, normalize, grad_out):
+def attention_backward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    weights: np.ndarray,
+    slopes: np.ndarray,
+    normalize: str | None,
+    grad_out: np.ndarray,
+) -> Gradients:
     """Gradients of query, key and value. slopes: the derivatives of the weights in the cosines.
 
     With s_ij the derivative of the loss in weight ij, the unit rows get
@@ -56,7 +69,9 @@ def attention_backward(query, key, value, weights, slopes, normalize, grad_out):
     )
 
 
-def _grad_raw(value, weights, normalize, grad_out):
+def _grad_raw(
+    value: np.ndarray, weights: np.ndarray, normalize: str | None, grad_out: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | float]:
     """g and b, for which the derivative of the loss in weight ij is g_i . v_j + b_i."""
     inverse = _inverse_scale(weights, value, normalize)
     out = weighted_sum(weights, value) * inverse
@@ -67,67 +82,98 @@ def _grad_raw(value, weights, normalize, grad_out):
     return grad_out * inverse, -along * inverse if normalize == "sum" else 0.0
 
 
-def _through_unit(x, grad):
+def _through_unit(x: np.ndarray, grad: np.ndarray) -> np.ndarray:
     """Gradient through u = x / |x|: (grad - (grad . u) u) / |x|, and 0 for a row of zeros."""
     norm = np.linalg.norm(x, axis=-1, keepdims=True)
     tangent = grad - (grad * unit(x)).sum(-1, keepdims=True) * unit(x)
     return np.divide(tangent, norm, out=np.zeros_like(tangent), where=norm != 0)
 
 
-def _finite_rows(x):
+def _finite_rows(x: np.ndarray) -> np.ndarray:
     return np.isfinite(x).all(-1)
 
 
-def _clean(x):
+def _clean(x: np.ndarray) -> np.ndarray:
     """x in float64 with its NaN and infinite rows replaced by zeros."""
     x = np.asarray(x, np.float64)
     return np.where(_finite_rows(x)[..., None], x, 0)
 
 
-def _attending(query, key, causal, key_mask):
+def _attending(
+    query: np.ndarray, key: np.ndarray, causal: bool, key_mask: np.ndarray | None
+) -> np.ndarray:
     """Visible pairs of a finite query and a finite key."""
     pairs = visible(query.shape[-2], key.shape[-2], causal, key_mask)
     return pairs & _finite_rows(query)[..., :, None] & _finite_rows(key)[..., None, :]
 
 
-def _sampled(query, key, query_codes, key_codes, causal, key_mask):
+def _sampled(
+    query: np.ndarray,
+    key: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    causal: bool,
+    key_mask: np.ndarray | None,
+) -> np.ndarray:
     counts = collision_counts(query_codes, key_codes)
     return _attending(query, key, causal, key_mask) * counts / query_codes.shape[-1]
 
 
-def _expected(query, key, n_bits, causal, key_mask):
+def _expected(
+    query: np.ndarray, key: np.ndarray, n_bits: int, causal: bool, key_mask: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     cosine = unit(_clean(query)) @ np.swapaxes(unit(_clean(key)), -1, -2)
     pairs = _attending(query, key, causal, key_mask)
     return pairs * cosine_probability(cosine, n_bits), pairs, cosine
 
 
-def near_pairs(query, key, window, causal):
+def near_pairs(query: np.ndarray, key: np.ndarray, window: int, causal: bool) -> np.ndarray:
     """The pairs |i - j| < window, causal: 0 <= i - j < window."""
     distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
     return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
 
 
-def _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask):
+def _windowed(
+    query: np.ndarray,
+    key: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_bits: int | None,
+    window: int,
+    causal: bool,
+    key_mask: np.ndarray | None,
+) -> np.ndarray:
     """The sampled weights, with the probability itself where the pair is in the window."""
     weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    if not window:
+    if not window or n_bits is None:
         return weights
     exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
     return np.where(near_pairs(query, key, window, causal), exact, weights)
 
 
-def _forward(query, value, weights, normalize):
+def _forward(
+    query: np.ndarray, value: np.ndarray, weights: np.ndarray, normalize: str | None
+) -> np.ndarray:
     out = attention_forward(weights, np.asarray(value, np.float64), normalize)
     return np.where(_finite_rows(query)[..., None], out, np.nan)
 
 
-def _slopes(gradient, weights, pairs, cosine, n_bits, floor):
+def _slopes(
+    gradient: str,
+    weights: np.ndarray,
+    pairs: np.ndarray,
+    cosine: np.ndarray,
+    n_bits: int,
+    floor: float,
+) -> np.ndarray:
     if gradient == "lower_bound":  # eq. 4: dp/dx >= n_bits / 2 * p
         return n_bits / 2 * weights
     return pairs * cosine_probability_slope(cosine, n_bits, floor)
 
 
-def _collided(gradient, weights, cosine, n_bits, n_hashes):
+def _collided(
+    gradient: str, weights: np.ndarray, cosine: np.ndarray, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """What the slopes of the pairs are multiplied by where only those that collide count."""
     if gradient == "collided":
         return weights > 0
@@ -137,7 +183,16 @@ def _collided(gradient, weights, cosine, n_bits, n_hashes):
     return np.divide(weights > 0, seen, out=np.zeros_like(cosine), where=seen > 0)
 
 
-def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask):
+def _backward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    weights: np.ndarray,
+    slopes: np.ndarray,
+    normalize: str | None,
+    grad_out: np.ndarray,
+    key_mask: np.ndarray | None,
+) -> Gradients:
     grad_out = np.where(_finite_rows(query)[..., None], np.asarray(grad_out, np.float64), 0)
     if key_mask is None:
         key_mask = np.ones(key.shape[-2], bool)
@@ -152,18 +207,18 @@ def _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
 def yoso_forward(
-    query,
-    key,
-    value,
-    query_codes,
-    key_codes,
-    n_bits=None,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_bits: int | None = None,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-    window=0,
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+    window: int = 0,
+) -> np.ndarray:
     """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
 
     A query with a NaN or infinity gives a NaN row, such a key is ignored. normalize: "l2",
@@ -175,21 +230,21 @@ def yoso_forward(
 
 
 def yoso_backward(
-    query,
-    key,
-    value,
-    query_codes,
-    key_codes,
-    grad_out,
-    n_bits,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    grad_out: np.ndarray,
+    n_bits: int,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-    gradient="lower_bound",
-    floor=1e-6,
-    window=0,
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+    gradient: str = "lower_bound",
+    floor: float = 1e-6,
+    window: int = 0,
+) -> Gradients:
     """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
 
     A code is a step function of its input, so the queries and keys get the gradient of the
@@ -212,25 +267,34 @@ def yoso_backward(
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
-def expected_forward(query, key, value, n_bits, *, causal=False, key_mask=None, normalize="l2"):
+def expected_forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    n_bits: int,
+    *,
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> np.ndarray:
     """YOSO-E, the expectation of eq. 2 over the hash functions; otherwise like `yoso_forward`."""
     weights, _, _ = _expected(query, key, n_bits, causal, key_mask)
     return _forward(query, value, weights, normalize)
 
 
 def expected_backward(
-    query,
-    key,
-    value,
-    grad_out,
-    n_bits,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    grad_out: np.ndarray,
+    n_bits: int,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-    gradient="lower_bound",
-    floor=1e-12,
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+    gradient: str = "lower_bound",
+    floor: float = 1e-12,
+) -> Gradients:
     """(grad_query, grad_key, grad_value) of `expected_forward`.
 
     gradient: "lower_bound" or "exact": all pairs count, with their own weights.
@@ -240,7 +304,7 @@ def expected_backward(
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 
-def rotation_matrix(parameters, n_values):
+def rotation_matrix(parameters: np.ndarray, n_values: int) -> np.ndarray:
     """U = H G2 H G1 H G0 / D^1.5 without the columns beyond n_values, `(..., D, n_values)`.
 
     G rotates the planes (i, i + D/2). Rows u of a random U have E[u u^T] = 1 / D.
@@ -258,20 +322,20 @@ def rotation_matrix(parameters, n_values):
 
 
 def sketched_backward(
-    query,
-    key,
-    value,
-    query_codes,
-    key_codes,
-    grad_out,
-    n_bits,
-    rotation,
-    rank,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    grad_out: np.ndarray,
+    n_bits: int,
+    rotation: np.ndarray,
+    rank: int,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> tuple[np.ndarray, np.ndarray]:
     """(grad_query, grad_key) of `yoso_backward`'s lower bound from `rank` coordinates a hash.
 
     In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over one of the C = ceil(D / R) groups

@@ -1,14 +1,17 @@
 """The verbs on codes: sums, pairs and draws."""
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
-def collision_counts(query_codes, key_codes):
+def collision_counts(query_codes: np.ndarray, key_codes: np.ndarray) -> np.ndarray:
     """How many hashes collide: `(..., n_q, m)` and `(..., n_k, m)` to `(..., n_q, n_k)`."""
     return (query_codes[..., :, None, :] == key_codes[..., None, :, :]).sum(-1)
 
 
-def visible(n_queries, n_keys, causal=False, key_mask=None):
+def visible(
+    n_queries: int, n_keys: int, causal: bool = False, key_mask: np.ndarray | None = None
+) -> np.ndarray:
     """The pairs that count, `(..., n_q, n_k)`: query i sees the keys j <= i when causal."""
     pairs = np.ones((n_queries, n_keys), bool)
     if causal:
@@ -17,7 +20,7 @@ def visible(n_queries, n_keys, causal=False, key_mask=None):
 
 
 @np.errstate(invalid="ignore")
-def weighted_sum(weights, values):
+def weighted_sum(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
     """weights @ values, where a zero weight means absent: 0 * NaN and 0 * infinity count as 0."""
     if np.isfinite(weights).all() and np.isfinite(values).all():
         return weights @ values
@@ -26,15 +29,15 @@ def weighted_sum(weights, values):
 
 
 def bucket_sum(
-    query_codes,
-    key_codes,
-    values,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    values: np.ndarray,
     *,
-    causal=False,
-    key_mask=None,
-    query_weights=None,
-    key_weights=None,
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    query_weights: np.ndarray | None = None,
+    key_weights: np.ndarray | None = None,
+) -> np.ndarray:
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
     Pair by pair: the count of a pair's collisions over m estimates its collision probability. With
@@ -50,14 +53,19 @@ def bucket_sum(
     return weighted_sum(weights * pairs, np.asarray(values, np.float64))
 
 
-def as_probes(codes, weights):
+def as_probes(codes: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Codes and weights `(..., n, m, t)`; codes without weights are single probes of weight 1."""
     if weights is None:
         return codes[..., None], np.ones(codes.shape + (1,))
     return codes, np.asarray(weights, np.float64)
 
 
-def probe_weights(query_codes, query_weights, key_codes, key_weights):
+def probe_weights(
+    query_codes: np.ndarray,
+    query_weights: np.ndarray,
+    key_codes: np.ndarray,
+    key_weights: np.ndarray,
+) -> np.ndarray:
     """`(..., n_q, m, t_q)` and `(..., n_k, m, t_k)` to weights of pairs `(..., n_q, n_k)`.
 
     The mean over the hashes of the product of both weights, summed over the shared buckets.
@@ -67,7 +75,13 @@ def probe_weights(query_codes, query_weights, key_codes, key_weights):
     return np.where(shared, products, 0).sum((-1, -2)).mean(-1)
 
 
-def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
+def collisions(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    *,
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The colliding pairs of `(n_q, m)` and `(n_k, m)` codes in CSR form: indptr, indices, counts.
 
     Query i collides with the keys indices[indptr[i]:indptr[i + 1]], in counts[...] hashes.
@@ -78,14 +92,14 @@ def collisions(query_codes, key_codes, *, causal=False, key_mask=None):
     return np.append(0, np.cumsum((counts > 0).sum(-1))), indices, counts[counts > 0]
 
 
-def random_words(seed, streams, n):
+def random_words(seed: int, streams: ArrayLike, n: int) -> np.ndarray:
     """n random 64-bit words for each stream number: a uint64 array `(..., n)`.
 
     SplitMix64 (Steele, Lea, Flood 2014), started for each stream at a mixed counter: word t of a
     stream is known without the others, so no result depends on who computes it.
     """
 
-    def mix(z):  # a bijection of 64-bit words
+    def mix(z: np.ndarray) -> np.ndarray:  # a bijection of 64-bit words
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
@@ -96,7 +110,7 @@ def random_words(seed, streams, n):
     return mix(start[..., None] + np.arange(1, n + 1, dtype=np.uint64) * step)
 
 
-def below(words, bounds):
+def below(words: np.ndarray, bounds: ArrayLike) -> np.ndarray:
     """Uniform integers from 0 to bounds - 1: the high half of the 128-bit product word * bound."""
     words = np.asarray(words, np.uint64)
     bounds = np.broadcast_to(np.asarray(bounds, np.uint64), words.shape)
@@ -104,7 +118,13 @@ def below(words, bounds):
     return np.array(high, np.int64).reshape(words.shape)
 
 
-def draw(query_codes, key_codes, n_samples=None, weights=None, seed=0):
+def draw(
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_samples: int | None = None,
+    weights: np.ndarray | None = None,
+    seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Members of the queries' buckets and the probability of each draw, given its table.
 
     Sample t of query i comes from table (offset_i + t) mod m, offset_i uniform; without n_samples

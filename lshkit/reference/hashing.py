@@ -7,7 +7,7 @@ rotations; Datar et al. (2004) for p-stable projections; Rahimi and Recht (2007)
 import numpy as np
 
 
-def walsh_hadamard(size):
+def walsh_hadamard(size: int) -> np.ndarray:
     """Sylvester's matrix in natural order, unnormalised: H[i, j] = (-1)^popcount(i & j)."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:
@@ -16,14 +16,18 @@ def walsh_hadamard(size):
 
 
 @np.errstate(invalid="ignore")  # infinity - infinity, in the rows that hold them
-def hyperplane_projections(x, parameters, n_bits, n_hashes):
+def hyperplane_projections(
+    x: np.ndarray, parameters: np.ndarray, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """Dot products with random normals (Charikar 2002): row j * n_bits + b is bit b of hash j."""
     planes = np.asarray(parameters, np.float64).reshape(n_hashes, n_bits, x.shape[-1])
     return np.einsum("...d,hbd->...hb", x, planes)
 
 
 @np.errstate(invalid="ignore")  # infinity - infinity, in the rows that hold them
-def hadamard_projections(x, parameters, n_bits, n_hashes):
+def hadamard_projections(
+    x: np.ndarray, parameters: np.ndarray, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """Pseudo-random rotations H S G2 H G1 H G0 x (after Andoni et al. 2015).
 
     G rotates the planes (i, i + D/2), S are signs, others for each bit: no two bits of a
@@ -35,10 +39,10 @@ def hadamard_projections(x, parameters, n_bits, n_hashes):
     signs = parameters[3:].reshape(-1, n_bits, columns)  # (group, bit, column)
     matrix = walsh_hadamard(columns)
 
-    def hadamard(z):
+    def hadamard(z: np.ndarray) -> np.ndarray:
         return (z.reshape(-1, columns) @ matrix).reshape(z.shape)
 
-    def rotate_planes(z, angles):
+    def rotate_planes(z: np.ndarray, angles: np.ndarray) -> np.ndarray:
         cosine, sine = angles[:half], angles[half:]
         upper, lower = z[..., :half], z[..., half:]
         return np.concatenate([cosine * upper - sine * lower, sine * upper + cosine * lower], -1)
@@ -53,7 +57,9 @@ def hadamard_projections(x, parameters, n_bits, n_hashes):
     return by_hash.reshape(x.shape[:-1] + (-1, n_bits))[..., :n_hashes, :]
 
 
-def projections(x, parameters, family, n_bits, n_hashes):
+def projections(
+    x: np.ndarray, parameters: np.ndarray, family: str, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """`(..., n, n_features)` to `(..., n, n_hashes, n_bits)`, whose signs are the codes' bits.
 
     family: "hyperplane" or "hadamard". parameters: one set `(rows, columns)` or `(1, rows,
@@ -71,7 +77,7 @@ def projections(x, parameters, family, n_bits, n_hashes):
     return project(x, parameters, n_bits, n_hashes)
 
 
-def codes(projected):
+def codes(projected: np.ndarray) -> np.ndarray:
     """Bit b of a code is 1 where projection b is > 0, so zero and NaN give 0; its weight is 2^b."""
     n_bits = projected.shape[-1]
     weights = np.uint64(1) << np.arange(n_bits, dtype=np.uint64)
@@ -79,12 +85,14 @@ def codes(projected):
     return ((projected > 0) * weights).sum(-1, dtype=np.uint64).astype(dtype)
 
 
-def hash(x, parameters, family, n_bits, n_hashes):
+def hash(
+    x: np.ndarray, parameters: np.ndarray, family: str, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """Codes `(..., n, n_hashes)`. See `projections` for the arguments."""
     return codes(projections(x, parameters, family, n_bits, n_hashes))
 
 
-def projection_bins(x, directions, shifts):
+def projection_bins(x: np.ndarray, directions: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """floor(a . x / w + b / w) of p-stable projections (Datar et al. 2004): `(..., n_hashes, k)`.
 
     directions: a / w `(n_hashes, k, n_features)`, shifts: b / w `(n_hashes, k)`.
@@ -92,12 +100,12 @@ def projection_bins(x, directions, shifts):
     return np.floor(np.einsum("...d,hbd->...hb", np.asarray(x, np.float64), directions) + shifts)
 
 
-def feature_bins(x, scales, shifts):
+def feature_bins(x: np.ndarray, scales: np.ndarray, shifts: np.ndarray) -> np.ndarray:
     """The cell of every hash's grid (Rahimi and Recht 2007): `(..., n_hashes, n_features)`."""
     return np.floor(np.asarray(x, np.float64)[..., None, :] * scales + shifts)
 
 
-def bin_codes(bins, multipliers):
+def bin_codes(bins: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
     """32 bits of a hash of `(..., n_hashes, k)` bins: the sum of bin times multiplier, mixed.
 
     Both are taken modulo 2^32 and summed modulo 2^64; the mix is MurmurHash3's finaliser.
@@ -109,13 +117,17 @@ def bin_codes(bins, multipliers):
     return ((h ^ h >> np.uint64(33)) >> np.uint64(32)).astype(np.uint32)
 
 
-def unit_projections(x, parameters, family, n_bits, n_hashes):
+def unit_projections(
+    x: np.ndarray, parameters: np.ndarray, family: str, n_bits: int, n_hashes: int
+) -> np.ndarray:
     """`projections` of the rows' directions at unit variance: what soft codes are made of."""
     scale = np.shape(parameters)[-1] if family == "hadamard" else 1  # three transforms of D^(1/2)
     return projections(unit(x), parameters, family, n_bits, n_hashes) / scale
 
 
-def soft_codes(projected, n_probes, sharpness):
+def soft_codes(
+    projected: np.ndarray, n_probes: int, sharpness: float | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The n_probes likely buckets of every hash: codes and weights `(..., n_hashes, n_probes)`.
 
     Probe a is the own code with the k-th of the bits of smallest |z| flipped where bit k of a is
@@ -131,7 +143,7 @@ def soft_codes(projected, n_probes, sharpness):
     return probes, likelihood / likelihood.sum(-1, keepdims=True)
 
 
-def unit(x):
+def unit(x: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; a row of zeros stays zero."""
     x = np.asarray(x, np.float64)
     largest = np.abs(x).max(-1, keepdims=True, initial=0)  # the squares of 1e200 would overflow
@@ -140,7 +152,7 @@ def unit(x):
     return np.divide(x, norm, out=np.zeros_like(x), where=norm != 0)
 
 
-def lift(query, key, scale):
+def lift(query: np.ndarray, key: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Unit rows of two more features with the inner products of query and key over the scale.
 
     [q, sqrt(scale - |q|^2), 0] / sqrt(scale) and [k, 0, sqrt(scale - |k|^2)] / sqrt(scale) for
@@ -153,12 +165,12 @@ def lift(query, key, scale):
     return lifted_query / np.sqrt(scale), lifted_key / np.sqrt(scale)
 
 
-def cosine_probability(cosine, n_bits):
+def cosine_probability(cosine: np.ndarray, n_bits: int) -> np.ndarray:
     """Probability that two unit vectors share a code: the expectation of B in eq. 2."""
     return (1 - np.arccos(np.clip(cosine, -1, 1)) / np.pi) ** n_bits
 
 
-def cosine_probability_slope(cosine, n_bits, floor):
+def cosine_probability_slope(cosine: np.ndarray, n_bits: int, floor: float) -> np.ndarray:
     """Its derivative in the cosine (eq. 3), with 1 - cosine^2 floored: it is infinite at +-1."""
     cosine = np.clip(cosine, -1, 1)
     sine = np.sqrt(np.maximum(1 - cosine**2, floor))
@@ -166,12 +178,12 @@ def cosine_probability_slope(cosine, n_bits, floor):
 
 
 @np.errstate(invalid="ignore")
-def collision_probability(x, y, n_bits):
+def collision_probability(x: np.ndarray, y: np.ndarray, n_bits: int) -> np.ndarray:
     """For rows `(..., d)` of x and y, broadcast. A zero vector has no angle: NaN."""
     return (1 - angle(x, y) / np.pi) ** n_bits
 
 
-def angle(x, y):
+def angle(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Of rows `(..., d)` of x and y, broadcast; NaN for a zero vector.
 
     2 atan2(|u - v|, |u + v|) of the unit vectors (Kahan): acos would lose small ones.

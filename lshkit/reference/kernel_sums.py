@@ -3,7 +3,15 @@
 import numpy as np
 
 
-def partition_sums(queries, rows, bias, row_codes, probes, min_count, sample):
+def partition_sums(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    bias: np.ndarray | None,
+    row_codes: np.ndarray,
+    probes: np.ndarray,
+    min_count: int,
+    sample: np.ndarray,
+) -> np.ndarray:
     """Sums of exp(query . row + bias) over near rows, and over sampled rows that are not near.
 
     A row is near when its codes `(n, n_hashes)` are among the query's probes
@@ -26,7 +34,13 @@ def partition_sums(queries, rows, bias, row_codes, probes, min_count, sample):
     return out
 
 
-def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
+def log_kernel(
+    kernel: str,
+    queries: np.ndarray,
+    rows: np.ndarray,
+    bandwidth: float | np.ndarray = 1.0,
+    n_bits: int = 8,
+) -> np.ndarray:
     """log of the density kernels of lshkit.kde for all pairs `(n_q, n)`; -inf where one is 0."""
     queries, rows = (np.asarray(x, np.float64) for x in (queries, rows))
     difference = queries[:, None] - rows
@@ -60,14 +74,26 @@ def log_kernel(kernel, queries, rows, bandwidth=1.0, n_bits=8):
         return np.where(inside, np.log(np.where(inside, values, 1)), -np.inf)
 
 
-def kernel_sums(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
+def kernel_sums(
+    kernel: str,
+    queries: np.ndarray,
+    rows: np.ndarray,
+    bandwidth: float | np.ndarray = 1.0,
+    n_bits: int = 8,
+    weights: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """Sums over the rows of weight * k, and of its square, for each query: two `(n_q,)` arrays."""
     values = np.exp(log_kernel(kernel, queries, rows, bandwidth, n_bits))
     terms = values if weights is None else values * weights
     return terms.sum(axis=1), (terms**2).sum(axis=1)
 
 
-def leave_one_out(kernel, rows, bandwidth=1.0, weights=None):
+def leave_one_out(
+    kernel: str,
+    rows: np.ndarray,
+    bandwidth: float | np.ndarray = 1.0,
+    weights: np.ndarray | None = None,
+) -> np.ndarray:
     """log of the mean of the other rows' kernels at every row, `(n,)`: -inf where none reaches it.
 
     log sum over j != i of w_j k(x_i, x_j) - log (W - w_i), where W is the sum of the weights. Rows

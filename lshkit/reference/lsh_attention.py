@@ -5,13 +5,17 @@ exp(score) divided by it are unbiased for the sums over all pairs (Horvitz and T
 numerator and the denominator of softmax attention alike. Their ratio is what comes out.
 """
 
+from typing import Any
+
 import numpy as np
 
 from lshkit.reference.buckets import collision_counts, visible
 from lshkit.reference.hashing import cosine_probability, unit
 
 
-def key_centre(key, key_mask=None, *, causal=False, window=0):
+def key_centre(
+    key: np.ndarray, key_mask: np.ndarray | None = None, *, causal: bool = False, window: int = 0
+) -> np.ndarray:
     """The mean of the keys that take part, `(..., 1, d)`: it is taken from them before hashing.
 
     Causal: of those less than `window` behind the first one that takes part, which no query that
@@ -28,7 +32,9 @@ def key_centre(key, key_mask=None, *, causal=False, window=0):
     return total / np.maximum(count, 1)
 
 
-def inclusion_probability(p, n_hashes, weighting="horvitz_thompson"):
+def inclusion_probability(
+    p: np.ndarray | float, n_hashes: int, weighting: str = "horvitz_thompson"
+) -> np.ndarray:
     """Of a pair that collides in one hash with probability p: in any, or ("magicpig") in two.
 
     1 - (1 - p)^m, and 1 - (1 - p)^m - m p (1 - p)^(m - 1) (Chen et al. 2024).
@@ -40,7 +46,16 @@ def inclusion_probability(p, n_hashes, weighting="horvitz_thompson"):
     return 1 - miss - n_hashes * p * miss / np.maximum(1 - p, 1e-16)
 
 
-def exact_pairs(n_queries, n_keys, *, causal, offset, window, n_sinks, key_mask=None):
+def exact_pairs(
+    n_queries: int,
+    n_keys: int,
+    *,
+    causal: bool,
+    offset: int,
+    window: int,
+    n_sinks: int,
+    key_mask: np.ndarray | None = None,
+) -> np.ndarray:
     """Pairs in the window of positions i + offset and j, and those of the first keys that count."""
     distance = np.arange(n_queries)[:, None] + offset - np.arange(n_keys)
     near = (np.abs(distance) < window) & ((distance >= 0) | (not causal))
@@ -49,7 +64,15 @@ def exact_pairs(n_queries, n_keys, *, causal, offset, window, n_sinks, key_mask=
     return near | sinks[..., None, :]
 
 
-def sampled_pairs(query, key, query_codes, key_codes, n_bits, weighting, options):
+def sampled_pairs(
+    query: np.ndarray,
+    key: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_bits: int,
+    weighting: str,
+    options: dict[str, Any],
+) -> tuple[np.ndarray, np.ndarray]:
     """(pairs that are used, their inclusion probabilities), both `(..., n_q, n_k)`.
 
     key: centred, as it was hashed. weighting "none" takes every probability for 1.
@@ -64,7 +87,7 @@ def sampled_pairs(query, key, query_codes, key_codes, n_bits, weighting, options
     exact = exact_pairs(n_queries, n_keys, **options)
     q, k = unit(np.nan_to_num(query)), unit(np.nan_to_num(key))
     p = cosine_probability(q @ np.swapaxes(k, -1, -2), n_bits)
-    both_zero = ~q.any(-1)[..., :, None] & ~k.any(-1)[..., None, :]  # code 0, both of them
+    both_zero = ~np.any(q, -1)[..., :, None] & ~np.any(k, -1)[..., None, :]  # code 0, both of them
     p = np.where(both_zero, 1.0, p)
     if weighting == "none":
         probability = np.ones_like(p)
@@ -75,22 +98,22 @@ def sampled_pairs(query, key, query_codes, key_codes, n_bits, weighting, options
 
 
 def lsh_attention_sums(
-    query,
-    key,
-    value,
-    query_codes,
-    key_codes,
-    n_bits,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_bits: int,
     *,
-    scale,
-    weighting="horvitz_thompson",
-    causal=False,
-    offset=0,
-    key_mask=None,
-    window=0,
-    n_sinks=0,
-    centre=0.0,
-):
+    scale: float,
+    weighting: str = "horvitz_thompson",
+    causal: bool = False,
+    offset: int = 0,
+    key_mask: np.ndarray | None = None,
+    window: int = 0,
+    n_sinks: int = 0,
+    centre: np.ndarray | float = 0.0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(numerator, denominator, log scale, weights, pairs): out = numerator / denominator.
 
     weights `(..., n_q, n_k)`: exp(score - log scale) over the probability, 0 where a pair is not
@@ -111,11 +134,19 @@ def lsh_attention_sums(
     largest = np.where(pairs, score, -np.inf).max(-1, keepdims=True, initial=-np.inf)
     largest = np.where(np.isfinite(largest), largest, 0)
     weights = np.where(pairs, np.exp(np.where(pairs, score - largest, 0)) / probability, 0)
-    numerator = weights @ np.where(pairs.any(-2)[..., None], value, 0)
+    numerator = weights @ np.where(np.any(pairs, -2)[..., None], value, 0)
     return numerator, weights.sum(-1, keepdims=True), largest, weights, pairs
 
 
-def lsh_attention_forward(query, key, value, query_codes, key_codes, n_bits, **options):
+def lsh_attention_forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    n_bits: int,
+    **options: Any,
+) -> np.ndarray:
     """Attention for given codes, `(..., n_q, d_v)`. A query without any pair gives zeros.
 
     A query with a NaN or infinity gives a NaN row, such a key is ignored. Options: see
@@ -129,8 +160,18 @@ def lsh_attention_forward(query, key, value, query_codes, key_codes, n_bits, **o
 
 
 def lsh_attention_backward(
-    query, key, value, query_codes, key_codes, grad_out, n_bits, *, scale, centre=0.0, **options
-):
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_codes: np.ndarray,
+    key_codes: np.ndarray,
+    grad_out: np.ndarray,
+    n_bits: int,
+    *,
+    scale: float,
+    centre: np.ndarray | float = 0.0,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(grad_query, grad_key, grad_value) of `lsh_attention_forward` for given codes, finite rows.
 
     The inclusion probabilities are constants of the sample, so the derivatives of numerator and
@@ -151,7 +192,15 @@ def lsh_attention_backward(
     )
 
 
-def bert_lsh_forward(query, key, value, query_buckets, key_buckets, scale, key_mask=None):
+def bert_lsh_forward(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    query_buckets: np.ndarray,
+    key_buckets: np.ndarray,
+    scale: float,
+    key_mask: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """BERT-LSH as its paper's code has it (section 2.2.2): (output, number of dot products).
 
     Pairs i <= j whose buckets `(..., n, n_hashes)` agree in some hash are scored, the score is

@@ -1,5 +1,7 @@
 """Attention with soft codes."""
 
+from typing import TypeAlias
+
 import numpy as np
 
 from lshkit.reference.attention import (
@@ -13,25 +15,29 @@ from lshkit.reference.attention import (
 from lshkit.reference.buckets import probe_weights, weighted_sum
 from lshkit.reference.hashing import soft_codes, unit_projections
 
+# Parameters, family, n_bits and n_hashes; projections, probes and their weights.
+Hasher: TypeAlias = tuple[np.ndarray, str, int, int]
+Side: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-def _soft_side(x, hasher, n_probes, sharpness):
+
+def _soft_side(x: np.ndarray, hasher: Hasher, n_probes: int, sharpness: float | np.ndarray) -> Side:
     """Projections of the finite rows, their probes and the weights of these."""
     projected = unit_projections(_clean(x), *hasher)
     return projected, *soft_codes(projected, n_probes, sharpness)
 
 
 def soft_attention_forward(
-    query,
-    key,
-    value,
-    hasher,
-    n_probes=(4, 4),
-    sharpness=2.0,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    hasher: Hasher,
+    n_probes: tuple[int, int] = (4, 4),
+    sharpness: float | np.ndarray = 2.0,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> np.ndarray:
     """Attention whose weights are those of `probe_weights`: `(..., n_q, d_v)`.
 
     hasher: (parameters, family, n_bits, n_hashes). n_probes: of queries and keys. sharpness: a
@@ -46,18 +52,18 @@ def soft_attention_forward(
 
 @np.errstate(invalid="ignore")
 def soft_attention_backward(
-    query,
-    key,
-    value,
-    hasher,
-    grad_out,
-    n_probes=(4, 4),
-    sharpness=2.0,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    hasher: Hasher,
+    grad_out: np.ndarray,
+    n_probes: tuple[int, int] = (4, 4),
+    sharpness: float | np.ndarray = 2.0,
     *,
-    causal=False,
-    key_mask=None,
-    normalize="l2",
-):
+    causal: bool = False,
+    key_mask: np.ndarray | None = None,
+    normalize: str | None = "l2",
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(grad_query, grad_key, grad_value, grad_sharpness) of `soft_attention_forward`.
 
     Exact where the selected bits do not change. grad_sharpness: for every head, `(...)`.
@@ -80,7 +86,8 @@ def soft_attention_backward(
     if normalize == "sum":
         grad_pairs = grad_pairs - along * inverse
     grad_pairs = np.where(pairs, grad_pairs, 0)
-    grads, grad_sharpness = [], 0.0
+    grads: list[np.ndarray] = []
+    grad_sharpness = np.zeros(())
     for x, side, other, grad in (
         (query, sides[0], sides[1], grad_pairs),
         (key, sides[1], sides[0], np.swapaxes(grad_pairs, -1, -2)),
@@ -95,10 +102,16 @@ def soft_attention_backward(
     if key_mask is not None:
         grads[1] = np.where(np.asarray(key_mask)[..., None] != 0, grads[1], 0)
     grad_value = weighted_sum(np.swapaxes(weights, -1, -2), grad_raw)
-    return *grads, grad_value, grad_sharpness
+    return grads[0], grads[1], grad_value, grad_sharpness
 
 
-def _soft_backward(x, side, grad_weights, hasher, sharpness):
+def _soft_backward(
+    x: np.ndarray,
+    side: Side,
+    grad_weights: np.ndarray,
+    hasher: Hasher,
+    sharpness: float | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """From the gradient of the weights of probes to those of x and, summed over it, sharpness."""
     projected, _, weights = side
     n_probes = weights.shape[-1]

@@ -2,9 +2,13 @@
 
 import importlib
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from lshkit.sampling.lsh_sampler import Estimate, LSHSampler
 from lshkit.sampling.partition import LogPartition, PartitionSampler, log_partition
+
+if TYPE_CHECKING:
+    from lshkit.sampling.softmax import SampledSoftmaxLoss as SampledSoftmaxLoss
 
 _OF_TORCH = {"SampledSoftmaxLoss": "softmax"}  # loaded on first use, as they import torch
 
@@ -19,7 +23,7 @@ if importlib.util.find_spec("torch") is not None:
     __all__ += [*_OF_TORCH]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _OF_TORCH:
         from lshkit import _torch  # noqa: F401
 

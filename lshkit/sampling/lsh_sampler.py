@@ -1,16 +1,30 @@
 """LSHSampler: the rows of a data set that collide with a query, with exact probabilities."""
 
-from collections import namedtuple
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lshkit import checks
 from lshkit.buckets.draw import HashTables, as_seed, as_weights
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling import estimates, persistence
 from lshkit.sampling.rows import as_numpy, check_rows
+from lshkit.typing import ArrayOrTensor, File, Rows, Seed
 
-Estimate = namedtuple("Estimate", ["value", "standard_error"])
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Estimate(NamedTuple):
+    """Of the kind of the query: arrays or tensors."""
+
+    value: Any
+    standard_error: Any
+
 
 METHODS = {
     "horvitz_thompson": estimates.horvitz_thompson,
@@ -52,7 +66,9 @@ class LSHSampler:
     changes it and `tables` was read before.
     """
 
-    def __init__(self, hasher, *, seed=None):
+    hasher: HashFamily
+
+    def __init__(self, hasher: HashFamily, *, seed: Seed = None) -> None:
         if not isinstance(hasher, HashFamily):
             got = type(hasher).__name__
             raise TypeError(f"hasher must be a family of lshkit.hashing, got {got}")
@@ -60,13 +76,15 @@ class LSHSampler:
         if not (seed is None or isinstance(seed, np.random.Generator)):
             seed = checks.integer("seed", seed, 0)
         self._random = np.random.default_rng(seed)
-        self._parts = []  # dicts of arrays: rows, codes, indices and, or None, weights
-        self._next = None  # the index that the next row gets; None before fit
-        self._tables = self._norms = None  # of all parts; None after a change
+        # Arrays: rows, codes, indices and, or None, weights.
+        self._parts: list[dict[str, Any]] = []
+        self._next: int | None = None  # the index that the next row gets; None before fit
+        self._tables: HashTables | None = None  # of all parts; None after a change
+        self._norms: np.ndarray | None = None
 
     # ---------------------------------------------------------------- data
 
-    def fit(self, X, weights=None):
+    def fit(self, X: Rows, weights: Rows | None = None) -> Self:
         """Sets the data set to X `(n, n_features)`, n >= 1, replacing any earlier one.
 
         weights: `(n,)`, finite and >= 0, optional. Draws within a bucket are then proportional to
@@ -77,7 +95,7 @@ class LSHSampler:
         self._parts, self._next, self._tables = [], 0, None
         return self._append(part)
 
-    def partial_fit(self, X, weights=None):
+    def partial_fit(self, X: Rows, weights: Rows | None = None) -> Self:
         """Adds rows, with weights if the sampler has weights. Returns self."""
         part = self._part(X, weights, self._parts[0]["rows"].dtype if self._parts else None)
         if self._next is None:
@@ -87,7 +105,7 @@ class LSHSampler:
             raise ValueError(f"weights must be {wanted}, as in fit")
         return self._append(part)
 
-    def remove(self, indices):
+    def remove(self, indices: Rows) -> Self:
         """Removes rows, as if they had never been added. The others keep their indices.
 
         indices: distinct integers, each of a row in the sampler. Returns self.
@@ -108,7 +126,7 @@ class LSHSampler:
         self._tables = None
         return self
 
-    def merge(self, other):
+    def merge(self, other: LSHSampler) -> Self:
         """Adds the rows of another sampler with equal hash functions. Returns self.
 
         They get the next indices, in their order in the other sampler.
@@ -127,17 +145,17 @@ class LSHSampler:
         return self._append(dict(theirs, rows=rows))
 
     @property
-    def n_rows(self):
+    def n_rows(self) -> int:
         """Number of rows."""
         return sum(len(part["indices"]) for part in self._parts)
 
     @property
-    def indices_(self):
+    def indices_(self) -> NDArray[np.int64]:
         """The rows' indices, int64 `(n_rows,)`, which never change."""
         return self._data()["indices"]
 
     @property
-    def tables(self):
+    def tables(self) -> HashTables:
         """`lshkit.buckets.HashTables` of the current rows, in order of their indices."""
         data = self._data()
         if self._tables is None:
@@ -146,14 +164,16 @@ class LSHSampler:
         return self._tables
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Memory of the rows, codes and tables."""
         arrays = [x for x in self._data().values() if x is not None]
         return sum(x.nbytes for x in arrays) + self.tables.nbytes
 
     # ---------------------------------------------------------------- queries
 
-    def sample(self, query, n_samples=None, *, seed=None):
+    def sample(
+        self, query: ArrayOrTensor, n_samples: int | None = None, *, seed: Seed = None
+    ) -> tuple[ArrayOrTensor, ArrayOrTensor]:
         """Rows drawn from the query's buckets, with replacement, and the draws' probabilities.
 
         The tables are used in turn, starting from a random one; each draw takes one row of the
@@ -186,13 +206,13 @@ class LSHSampler:
             query has another shape, a NaN, an infinity or (angular families) a row of zeros;
             n_samples or seed out of range.
         """
-        query, single, torch = self._query(query)
-        indices, probabilities = self._draw(query, n_samples, seed)
+        queries, single, torch = self._query(query)
+        indices, probabilities = self._draw(queries, n_samples, seed)
         found = indices >= 0
         indices[found] = self.indices_[indices[found]]
         return _results(torch, single, indices, probabilities)
 
-    def union(self, query):
+    def union(self, query: ArrayOrTensor) -> tuple[ArrayOrTensor, ArrayOrTensor, ArrayOrTensor]:
         """Every row that shares a bucket with the query, once, with its inclusion probability.
 
         A row whose collision probability is p is in the union with probability 1 - (1 - p)^m, over
@@ -208,13 +228,20 @@ class LSHSampler:
         TypeError, ValueError
             query as in `sample`.
         """
-        query, _, torch = self._query(query)
-        indptr, rows, _ = self.tables.union(self.hasher.hash(query))
-        p = self._pair_probability(query, indptr, rows)
+        queries, _, torch = self._query(query)
+        indptr, rows, _ = self.tables.union(self.hasher.hash(queries))
+        p = self._pair_probability(queries, indptr, rows)
         inclusion = estimates.inclusion_probability(p, self.hasher.n_hashes)
         return _results(torch, False, indptr, self.indices_[rows], inclusion)
 
-    def estimate(self, query, f, method="horvitz_thompson", *, seed=None):
+    def estimate(
+        self,
+        query: ArrayOrTensor,
+        f: Callable[[Any, Any], Any] | Rows,
+        method: str = "horvitz_thompson",
+        *,
+        seed: Seed = None,
+    ) -> Estimate:
         """Estimates of sum_j f(q, x_j) over all rows, with standard errors. Unbiased.
 
         Parameters
@@ -244,26 +271,28 @@ class LSHSampler:
         """
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-        query, single, torch = self._query(query)
+        queries, single, torch = self._query(query)
+        assert self._next is not None
         values = estimates.Values(f, self._next, torch)
-        seed = as_seed(self._seed(seed))
-        value, error = METHODS[method](self, query, values, seed)
+        value, error = METHODS[method](self, queries, values, as_seed(self._seed(seed)))
         if values.one:
             value, error = value[:, 0], error[:, 0]
         return Estimate(*_results(torch, single, value, error))
 
     # ---------------------------------------------------------------- persistence
 
-    def save(self, file):
+    def save(self, file: File) -> None:
         """Writes rows, codes, weights and hash functions to an .npz file, without pickle.
 
         file: a path, to which .npz is appended if it has another ending, or a binary file object.
         An existing file is replaced only once the new one is complete.
         """
-        persistence.save(file, self.hasher, self._data(), self._next)
+        data = self._data()
+        assert self._next is not None
+        persistence.save(file, self.hasher, data, self._next)
 
     @classmethod
-    def load(cls, file, *, seed=None):
+    def load(cls, file: File, *, seed: Seed = None) -> Self:
         """Reads a sampler written by `save`, with the same draws for the same seeds.
 
         ValueError for a file that is truncated, damaged, of another kind, or of a newer version of
@@ -274,17 +303,17 @@ class LSHSampler:
         sampler._parts, sampler._next = [data], following
         return sampler
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         weighted = ", weighted" if self._weighted else ""
         return f"LSHSampler({self.hasher!r}, n_rows={self.n_rows}{weighted})"
 
     # ----------------------------------------------------------------
 
     @property
-    def _weighted(self):
+    def _weighted(self) -> bool:
         return bool(self._parts) and self._parts[0]["weights"] is not None
 
-    def _part(self, X, weights, dtype=None):
+    def _part(self, X: Rows, weights: Rows | None, dtype: np.dtype | None = None) -> dict[str, Any]:
         rows, _ = as_numpy("X", X)
         n_features = self.hasher.n_features
         if rows.ndim != 2 or rows.shape[1] != n_features:
@@ -297,15 +326,16 @@ class LSHSampler:
         weights = None if weights is None else as_weights(weights, len(rows)).copy()
         return {"rows": np.array(rows), "codes": self.hasher.hash(rows), "weights": weights}
 
-    def _append(self, part):
+    def _append(self, part: dict[str, Any]) -> Self:
         n = len(part["codes"])
+        assert self._next is not None
         indices = np.arange(self._next, self._next + n)
         self._parts.append(dict(part, indices=indices))
         self._next += n
         self._tables = None
         return self
 
-    def _data(self):
+    def _data(self) -> dict[str, Any]:
         """All parts as one."""
         if self._next is None:
             from sklearn.exceptions import NotFittedError
@@ -317,7 +347,7 @@ class LSHSampler:
             self._parts = [{"weights": None} | whole]
         return self._parts[0]
 
-    def _query(self, query):
+    def _query(self, query: Any) -> tuple[np.ndarray, bool, Any]:
         rows = self._data()["rows"]
         query, torch = as_numpy("query", query)
         single = query.ndim == 1
@@ -328,7 +358,7 @@ class LSHSampler:
         check_rows("query", query, direction=self.hasher.directional)
         return self._as("query", query, rows.dtype), single, torch
 
-    def _as(self, name, x, dtype):
+    def _as(self, name: str, x: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """x in the type of the rows and at sizes that can be hashed."""
         x = self.hasher.within_float32(x)
         if x.dtype == dtype:
@@ -338,10 +368,12 @@ class LSHSampler:
         check_rows(f"{name} in {dtype}, the type of the rows,", x)
         return x
 
-    def _seed(self, seed):
+    def _seed(self, seed: Seed) -> int | np.random.Generator:
         return self._random if seed is None else seed
 
-    def _draw(self, query, n_samples, seed):
+    def _draw(
+        self, query: np.ndarray, n_samples: int | None, seed: Seed
+    ) -> tuple[np.ndarray, np.ndarray]:
         """`sample`, but for the indices: positions in the tables' rows."""
         codes = self.hasher.hash(query)
         indices, chance, _ = self.tables.draw(codes, n_samples, seed=self._seed(seed))
@@ -350,11 +382,13 @@ class LSHSampler:
         chance[found] *= self._pair_probability(query, indptr, indices[found])
         return indices, chance
 
-    def _pair_probability(self, query, indptr, rows):
+    def _pair_probability(
+        self, query: np.ndarray, indptr: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray:
         pairs = query, self._data()["rows"], indptr, rows
         return self.hasher.pair_probability(*pairs, y_norms=self._norms)
 
 
-def _results(torch, single, *arrays):
+def _results(torch: Any, single: bool, *arrays: np.ndarray) -> tuple[Any, ...]:
     arrays = tuple(x[0] for x in arrays) if single else arrays
     return arrays if torch is None else tuple(torch.from_numpy(np.asarray(x)) for x in arrays)

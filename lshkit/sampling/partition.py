@@ -1,6 +1,8 @@
 """Log normalisers of a softmax over many classes: near classes exactly, a sample of the others."""
 
-from collections import namedtuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -9,8 +11,19 @@ from lshkit.buckets import HashTables
 from lshkit.hash_functions import MAX_PROBE_BITS
 from lshkit.hashing import FastHadamard
 from lshkit.sampling.rows import as_numpy, check_rows
+from lshkit.typing import ArrayOrTensor, Rows, Seed
 
-LogPartition = namedtuple("LogPartition", ["value", "standard_error"])
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+
+class LogPartition(NamedTuple):
+    """Of the kind of the query: arrays or tensors, or single numbers."""
+
+    value: Any
+    standard_error: Any
+
 
 MAX_MIN_COUNT = 3  # what two bits of the core's counters hold
 _CLASSES_A_BUCKET = 60
@@ -48,17 +61,24 @@ class PartitionSampler:
     n_classes, nbytes : int
     """
 
+    n_classes: int
+    n_probes: int
+    min_count: int
+    center: bool
+    hasher: FastHadamard
+    tables: HashTables
+
     def __init__(
         self,
-        weight_matrix,
+        weight_matrix: Rows,
         *,
-        n_bits=None,
-        n_hashes=24,
-        n_probes=8,
-        min_count=2,
-        center=True,
-        seed=None,
-    ):
+        n_bits: int | None = None,
+        n_hashes: int = 24,
+        n_probes: int = 8,
+        min_count: int = 2,
+        center: bool = True,
+        seed: Seed = None,
+    ) -> None:
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.n_classes, n_features = weights.shape
         if self.n_classes == 0:
@@ -77,7 +97,7 @@ class PartitionSampler:
         self.center = checks.boolean("center", center)
         self._build(weights)
 
-    def refresh(self, weight_matrix):
+    def refresh(self, weight_matrix: Rows) -> Self:
         """Rebuilds the tables for changed weights, with the same hash functions. Returns self."""
         weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
         self.check_shape(weights)
@@ -85,35 +105,43 @@ class PartitionSampler:
         self._build(weights)
         return self
 
-    def check_shape(self, weight_matrix):
+    def check_shape(self, weight_matrix: np.ndarray | torch.Tensor) -> None:
         """ValueError if the weights have another shape than those of the tables."""
         wanted = self.n_classes, self.hasher.n_features
         if tuple(weight_matrix.shape) != wanted:
             got = tuple(weight_matrix.shape)
             raise ValueError(f"weight_matrix must have the sampler's shape {wanted}, got {got}")
 
-    def _build(self, weights):
+    def _build(self, weights: np.ndarray) -> None:
         if self.center:
             weights = weights - weights.mean(0, dtype=np.float64).astype(np.float32)
         self.tables = HashTables(self.hasher.hash(weights))
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         """Memory of the tables."""
         return self.tables.nbytes
 
-    def probes(self, query):
+    def probes(self, query: ArrayOrTensor) -> ArrayOrTensor:
         """Codes of the buckets that a query reads: `(n_q, n_hashes, n_probes)`."""
         codes, _ = self.hasher.soft_hash(query, self.n_probes, _SHARPNESS)
         return codes
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         names = "n_probes", "min_count", "center"
         options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
         return f"PartitionSampler(n_classes={self.n_classes}, {self.hasher!r}, {options})"
 
 
-def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=8192, seed=None):
+def log_partition(
+    query: Rows,
+    weight_matrix: Rows,
+    *,
+    bias: Rows | None = None,
+    sampler: PartitionSampler | None = None,
+    n_samples: int = 8192,
+    seed: Seed = None,
+) -> LogPartition:
     """Estimates of the logarithms of a softmax's normalisers, with their standard errors.
 
     The normaliser of a query is Z = sum_j exp(query . weight_j + bias_j). It is estimated as the
@@ -193,7 +221,7 @@ def log_partition(query, weight_matrix, *, bias=None, sampler=None, n_samples=81
     return LogPartition(value, error)
 
 
-def _of_sums(sums, n, s):
+def _of_sums(sums: np.ndarray, n: int, s: int) -> tuple[np.ndarray, np.ndarray]:
     """log Z and its standard error, from the columns of PartitionSums (partition_sums.hpp)."""
     largest, near, far, squares = sums.T[:4]
     scale = n / s
@@ -208,7 +236,7 @@ def _of_sums(sums, n, s):
         return largest + np.log(total), error
 
 
-def _explain(value, weights, bias):
+def _explain(value: np.ndarray, weights: np.ndarray, bias: np.ndarray | None) -> None:
     """Raises for a result that is not finite."""
     check_rows("weight_matrix", weights)
     if bias is not None:
@@ -217,7 +245,7 @@ def _explain(value, weights, bias):
     raise ValueError(f"the logits of query {query} overflow float32")
 
 
-def _float32(name, x, dims, wanted):
+def _float32(name: str, x: Any, dims: int | tuple[int, ...], wanted: str) -> tuple[np.ndarray, Any]:
     """A contiguous float32 numpy array of so many dimensions, and torch if it was a tensor."""
     x, torch = as_numpy(name, x)
     if x.ndim not in np.atleast_1d(dims):

@@ -1,15 +1,23 @@
 """Files of LSHSampler: what is in them, and whether it makes a sampler."""
 
+from typing import Any, TypeAlias
+
 import numpy as np
 
 from lshkit import archive, checks
+from lshkit.archive import Archive
 from lshkit.hash_functions import code_dtype
+from lshkit.hashing.family import HashFamily
 from lshkit.sampling.rows import check_rows
+from lshkit.typing import File
+
+# Hasher, data and the index that the next row gets.
+Contents: TypeAlias = tuple[HashFamily, dict[str, Any], int]
 
 KIND, VERSION = "LSHSampler", 1
 
 
-def save(file, hasher, data, following):
+def save(file: File, hasher: HashFamily, data: dict[str, Any], following: int) -> None:
     """Writes the file. data: rows, codes, indices and weights (or None); following: next index."""
     settings, arrays = archive.split_family(hasher)
     header = {"hasher": settings, "n_rows": len(data["rows"]), "next": int(following)}
@@ -18,13 +26,13 @@ def save(file, hasher, data, following):
     archive.write(file, KIND, VERSION, header, arrays)
 
 
-def load(file):
+def load(file: File) -> Contents:
     """What `save` was given: hasher, data, following. ValueError for any other file."""
     with archive.opened(file, KIND, VERSION) as stored:
         return _checked(stored)
 
 
-def _checked(stored):
+def _checked(stored: Archive) -> Contents:
     header = stored.header
     settings, n = header["hasher"], checks.integer("n_rows", header["n_rows"], 0)
     n_features, n_hashes = settings["n_features"], settings["n_hashes"]
@@ -37,7 +45,9 @@ def _checked(stored):
         expected["weights"] = (("<f8",), (n,))
     arrays = stored.read(expected | archive.family_arrays(settings))
     hasher = archive.join_family(settings, arrays)
-    data = {name: arrays.get(name) for name in ("rows", "codes", "weights", "indices")}
+    data: dict[str, Any] = {
+        name: arrays.get(name) for name in ("rows", "codes", "weights", "indices")
+    }
     codes, wanted = data["codes"], code_dtype(hasher.n_buckets)
     if codes.dtype != wanted or int(codes.max(initial=0)) >= hasher.n_buckets:
         raise ValueError(f"codes must be {wanted} below {hasher.n_buckets}, got {codes.dtype}")

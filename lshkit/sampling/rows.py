@@ -1,11 +1,13 @@
 """Rows and queries as the samplers take them."""
 
+from typing import Any
+
 import numpy as np
 
 from lshkit import checks
 
 
-def as_numpy(name, x):
+def as_numpy(name: str, x: Any) -> tuple[np.ndarray, Any]:
     """A numpy array of an array or tensor of real numbers, and torch if it was a tensor.
 
     float32 and float64 are kept, shorter floats become float32 and all others float64.
@@ -21,7 +23,7 @@ def as_numpy(name, x):
     return np.ascontiguousarray(x, x.dtype.newbyteorder("=")), torch
 
 
-def check_rows(name, x, *, direction=False):
+def check_rows(name: str, x: np.ndarray, *, direction: bool = False) -> None:
     """ValueError naming the first row that is not finite; with direction, or that is zero."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         sums = np.einsum("nd,nd->n", x, x)

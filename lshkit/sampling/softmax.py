@@ -1,15 +1,21 @@
 """Cross entropy over very many classes: near classes exactly, a uniform sample of the others."""
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks
 from lshkit.buckets import HashTables, pair_products
 from lshkit.hashing import FastHadamard
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _CLASSES_A_BUCKET = 16
 _REDUCTIONS = "mean", "sum", "none"
@@ -85,24 +91,41 @@ class SampledSoftmaxLoss(nn.Module):
     >>> loss(torch.randn(8, 64), torch.randint(100_000, (8,))).backward()
     """
 
+    n_features: int
+    n_classes: int
+    n_samples: int
+    n_bits_: int
+    n_hashes_: int
+    min_count: int
+    max_bucket_size: int
+    rehash_every: int
+    sparse: bool
+    exact_eval: bool
+    ignore_index: int
+    reduction: str
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    hasher_: FastHadamard | None
+    tables_: HashTables | None
+
     def __init__(
         self,
-        n_features,
-        n_classes,
+        n_features: int,
+        n_classes: int,
         *,
-        bias=False,
-        weight=None,
-        n_samples=4096,
-        n_bits=None,
-        n_hashes=16,
-        min_count=1,
-        max_bucket_size=1024,
-        rehash_every=100,
-        sparse=False,
-        exact_eval=True,
-        ignore_index=-100,
-        reduction="mean",
-    ):
+        bias: bool | nn.Parameter = False,
+        weight: nn.Parameter | None = None,
+        n_samples: int = 4096,
+        n_bits: int | None = None,
+        n_hashes: int = 16,
+        min_count: int = 1,
+        max_bucket_size: int = 1024,
+        rehash_every: int = 100,
+        sparse: bool = False,
+        exact_eval: bool = True,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+    ) -> None:
         super().__init__()
         self.n_features = checks.integer("n_features", n_features, 1)
         self.n_classes = checks.integer("n_classes", n_classes, 1, 2**31 - 1)
@@ -136,15 +159,15 @@ class SampledSoftmaxLoss(nn.Module):
         self._age = 0  # of the tables, in training steps
 
     @classmethod
-    def from_linear(cls, linear, **options):
+    def from_linear(cls, linear: nn.Linear, **options: Any) -> Self:
         """The loss with the parameters of an `nn.Linear`, which are shared."""
         if not isinstance(linear, nn.Linear):
             raise TypeError(f"linear must be a torch.nn.Linear, got a {type(linear).__name__}")
         bias = False if linear.bias is None else linear.bias
-        sizes = linear.in_features, linear.out_features
-        return cls(*sizes, weight=linear.weight, bias=bias, **options)
+        shared: dict[str, Any] = {"weight": linear.weight, "bias": bias}
+        return cls(linear.in_features, linear.out_features, **shared, **options)
 
-    def forward(self, hidden, target):
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:
         """Loss of rows and their classes.
 
         Parameters
@@ -174,7 +197,7 @@ class SampledSoftmaxLoss(nn.Module):
             return losses.mean()
         return losses.new_zeros(counted.shape).masked_scatter(counted, losses).reshape(shape)
 
-    def rehash(self):
+    def rehash(self) -> Self:
         """Hashes the classes with their current weights and new hash functions. Returns self.
 
         The mean of the weights is subtracted, because it adds the same to all logits of a row and
@@ -184,12 +207,14 @@ class SampledSoftmaxLoss(nn.Module):
         if self.bias is not None:
             rows = torch.cat([rows, self.bias.detach()[:, None]], 1)
         rows = rows - rows.mean(0)
-        self.hasher_ = FastHadamard(rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed())
-        self.tables_ = HashTables(self.hasher_.hash(rows, check_finite=False))
+        self.hasher_ = hasher = FastHadamard(
+            rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed()
+        )
+        self.tables_ = HashTables(hasher.hash(rows, check_finite=False))
         self._age = 0
         return self
 
-    def _check(self, hidden, target):
+    def _check(self, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
         """Rows whose target counts and their targets, which ones they are, and target's shape."""
         for name, x in (("hidden", hidden), ("target", target)):
             if not isinstance(x, torch.Tensor):
@@ -220,7 +245,7 @@ class SampledSoftmaxLoss(nn.Module):
             raise ValueError(f"target must be {wanted} = {self.ignore_index}, got {got}")
         return hidden, target, counted, shape
 
-    def _exact(self, hidden, target):
+    def _exact(self, hidden: Tensor, target: Tensor) -> Tensor:
         rows = max(1, min(len(hidden), 1024))
         step = max(1, _CHUNK // rows)
         losses = []
@@ -234,7 +259,7 @@ class SampledSoftmaxLoss(nn.Module):
             losses.append(torch.stack(parts).logsumexp(0) - true)
         return torch.cat(losses)
 
-    def _sampled(self, hidden, target):
+    def _sampled(self, hidden: Tensor, target: Tensor) -> Tensor:
         old = self.training and self._age >= self.rehash_every
         if self.tables_ is None or old:
             self.rehash()
@@ -244,10 +269,11 @@ class SampledSoftmaxLoss(nn.Module):
         arguments = hidden, self.weight, self.bias, target, indptr, indices, samples, log_weights
         return _SampledCrossEntropy.apply(*arguments, self.sparse)
 
-    def _near(self, hidden):
+    def _near(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The near classes of each row in CSR form. What they are does not depend on the sample."""
         if self.bias is not None:
             hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
+        assert self.hasher_ is not None and self.tables_ is not None
         codes = self.hasher_.hash(hidden, check_finite=False)
         indptr, indices, counts = self.tables_.union(codes, max_bucket_size=self.max_bucket_size)
         if self.min_count > 1:
@@ -256,7 +282,7 @@ class SampledSoftmaxLoss(nn.Module):
             indptr, indices = before[indptr], indices[near]
         return indptr, indices
 
-    def _sample(self, dtype):
+    def _sample(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Distinct classes, ascending, and the logarithms of their weights in the sum.
 
         One from each of n_samples equal parts of the classes. A class that lies in two parts may
@@ -269,11 +295,11 @@ class SampledSoftmaxLoss(nn.Module):
         samples, times = torch.unique_consecutive(drawn.clamp_(max=n - 1), return_counts=True)
         return samples, (times.to(dtype) * (n / s)).log()
 
-    def _load_from_state_dict(self, *args, **kwargs):
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.hasher_ = self.tables_ = None
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         names = (
             *("n_features", "n_classes", "n_samples", "n_bits_", "n_hashes_", "min_count"),
             *("max_bucket_size", "rehash_every", "sparse", "exact_eval", "ignore_index"),
@@ -288,7 +314,18 @@ class _SampledCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)
-    def forward(ctx, hidden, weight, bias, target, indptr, indices, samples, log_weights, sparse):
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        indptr: Tensor,
+        indices: Tensor,
+        samples: Tensor,
+        log_weights: Tensor,
+        sparse: bool,
+    ) -> Tensor:
         rows = torch.repeat_interleave(torch.arange(len(target)), indptr.diff())
         sample_weight = weight[samples]
         near = pair_products(hidden, weight, indptr, indices)
@@ -320,7 +357,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     @torch.autocast("cpu", enabled=False)
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]  # once_differentiable's
         saved = ctx.saved_tensors
         hidden, weight, target, indptr, indices, rows, samples, sample_weight = saved[:8]
         near, far, true = saved[8] * grad[rows], saved[9] * grad[:, None], saved[10] * grad
@@ -350,7 +387,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, *(None,) * 6
 
 
-def _find(sorted_classes, rows, classes):
+def _find(sorted_classes: Tensor, rows: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Which (row, class) pairs have their class among the sorted ones: rows and places there."""
     classes = classes.long()
     places = torch.searchsorted(sorted_classes, classes).clamp_(max=len(sorted_classes) - 1)
@@ -358,16 +395,17 @@ def _find(sorted_classes, rows, classes):
     return rows[found], places[found]
 
 
-def _sum_rows(x, indices, indptr, factors):
+def _sum_rows(x: Tensor, indices: Tensor, indptr: Tensor, factors: Tensor) -> Tensor:
     """Sums of factor * x[index] over each range of a CSR structure."""
     if len(indices) == 0:
         return x.new_zeros(len(indptr) - 1, x.shape[1])
     indptr = indptr.to(indices.dtype)
-    options = dict(mode="sum", per_sample_weights=factors, include_last_offset=True)
-    return F.embedding_bag(indices, x, indptr, **options)
+    return F.embedding_bag(
+        indices, x, indptr, mode="sum", per_sample_weights=factors, include_last_offset=True
+    )
 
 
-def _grad_of_rows(weight, classes, values, sparse):
+def _grad_of_rows(weight: Tensor, classes: Tensor, values: Tensor, sparse: bool) -> Tensor:
     if not sparse:
         return torch.zeros_like(weight).index_copy_(0, classes, values)
     return torch.sparse_coo_tensor(
@@ -375,11 +413,13 @@ def _grad_of_rows(weight, classes, values, sparse):
     )
 
 
-def _seed():
+def _seed() -> int:
     return int(torch.randint(2**62, ()))
 
 
-def _check_parameter(name, x, shape, dtype=None):
+def _check_parameter(
+    name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype | None = None
+) -> None:
     if not isinstance(x, nn.Parameter):
         raise TypeError(f"{name} must be a Parameter, got a {type(x).__name__}")
     checks.array(name, x, torch)

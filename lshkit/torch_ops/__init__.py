@@ -9,6 +9,7 @@ The public doors with the checks of shapes and words are lshkit.attention and ls
 """
 
 from lshkit import _torch  # noqa: F401
+from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.attention import (
     GRADIENT,
     NORMALIZE,
@@ -18,7 +19,7 @@ from lshkit.torch_ops.attention import (
     yoso_attention_backward,
 )
 from lshkit.torch_ops.buckets import bucket_sum
-from lshkit.torch_ops.hashing import FAMILY, gradient_rotation, hash, hash_parameters
+from lshkit.torch_ops.hashing import gradient_rotation, hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
 from lshkit.torch_ops.lsh_attention import WEIGHTING, lsh_attention, lsh_attention_backward
 from lshkit.torch_ops.soft import soft_hash, soft_hash_backward

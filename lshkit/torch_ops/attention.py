@@ -4,11 +4,14 @@ query_starts and key_starts, int64, say where packed sequences start (batch 1). 
 `gradient_rotation`, goes with gradient_rank; window and gradient_rank 0 are off.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -16,6 +19,7 @@ from lshkit.torch_ops.library import (
     mask_rows,
     new_codes,
     new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
@@ -23,11 +27,12 @@ from lshkit.torch_ops.library import (
     register_kernel,
     register_vmap,
     rows,
+    rows_of,
 )
 
-NORMALIZE = {None: 0, "sum": 1, "l2": 2}
+NORMALIZE: dict[str | None, int] = {None: 0, "sum": 1, "l2": 2}
 # "exact" is the expectation's alone, "collided" and "unbiased" are of sampling alone.
-GRADIENT = {"lower_bound": 0, "exact": 1, "collided": 2, "unbiased": 3}
+GRADIENT: dict[str, int] = {"lower_bound": 0, "exact": 1, "collided": 2, "unbiased": 3}
 
 _QKV = (
     "Tensor query, Tensor key, Tensor value, Tensor? key_mask, Tensor? query_starts, "
@@ -52,71 +57,68 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
 
 
 def _yoso_attention(
-    query,
-    key,
-    value,
-    key_mask,
-    query_starts,
-    key_starts,
-    parameters,
-    family,
-    n_bits,
-    n_hashes,
-    is_causal,
-    normalize,
-    gradient,
-    window=0,
-    gradient_rank=0,
-    rotation=None,
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+    window: int = 0,
+    gradient_rank: int = 0,
+    rotation: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
-    codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
+    query_codes, key_codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_().to(query.dtype), *(c.zero_() for c in codes)
+        return out.zero_().to(query.dtype), query_codes.zero_(), key_codes.zero_()
+    q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_forward(
-        *(rows(x, dtype) for x in (query, key, value)),
-        mask_rows(key_mask),
-        *(parameters.contiguous(), family, n_bits, n_hashes, is_causal, normalize),
-        *(out, *codes, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), parameters.contiguous(), family, n_bits, n_hashes),
+        *(is_causal, normalize, out, query_codes, key_codes, torch.get_num_threads()),
         window=window,
         query_starts=query_starts,
         key_starts=key_starts,
     )
-    return out.to(query.dtype), *codes
+    return out.to(query.dtype), query_codes, key_codes
 
 
 def _yoso_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    key_mask,
-    query_starts,
-    key_starts,
-    query_codes,
-    key_codes,
-    n_bits,
-    is_causal,
-    normalize,
-    gradient,
-    window=0,
-    gradient_rank=0,
-    rotation=None,
-):
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+    window: int = 0,
+    gradient_rank: int = 0,
+    rotation: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     dtype = _sampled_dtype(query)
-    inputs = (query, key, value)
-    gradients = [new_gradient(x, dtype) for x in inputs]
+    gradients = new_gradients(dtype, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
+    q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_backward(
-        *(rows(x, dtype) for x in inputs),
-        mask_rows(key_mask),
-        *(query_codes.contiguous(), key_codes.contiguous()),
-        *(n_bits, is_causal, normalize, gradient),
-        *(rows(grad_out, dtype), *gradients, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, is_causal, normalize, gradient, rows(grad_out, dtype)),
+        *(*gradients, torch.get_num_threads()),
         window=window,
         gradient_rank=gradient_rank,
         rotation=rotation,
@@ -128,15 +130,24 @@ def _yoso_attention_backward(
 
 
 def _expected_attention(
-    query, key, value, key_mask, query_starts, key_starts, n_bits, is_causal, normalize, gradient
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+) -> Tensor:
     out = new_output(query, value, query.dtype)
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_()
+    q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_forward(
-        *(rows(x, query.dtype) for x in (query, key, value)),
-        mask_rows(key_mask),
-        *(n_bits, is_causal, normalize, out, torch.get_num_threads()),
+        *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, out),
+        torch.get_num_threads(),
         query_starts=query_starts,
         key_starts=key_starts,
     )
@@ -144,16 +155,24 @@ def _expected_attention(
 
 
 def _expected_attention_backward(
-    grad_out, query, key, value, key_mask, query_starts, key_starts, *options
-):
-    inputs = (query, key, value)
-    gradients = tuple(new_gradient(x, query.dtype) for x in inputs)
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    n_bits: int,
+    is_causal: bool,
+    normalize: int,
+    gradient: int,
+) -> tuple[Tensor, ...]:
+    gradients = new_gradients(query.dtype, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_() for g in gradients)
+    q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_backward(
-        *(rows(x, query.dtype) for x in inputs),
-        mask_rows(key_mask),
-        *options,
+        *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, gradient),
         *(rows(grad_out, query.dtype), *gradients, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
@@ -171,7 +190,16 @@ for _name, _kernel in (
 
 
 @fake("yoso_attention")
-def _(query, key, value, key_mask, query_starts, key_starts, parameters, *options):
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    *options: Any,
+) -> Any:
     _, n_bits, n_hashes, *_ = options
     return (
         new_output(query, value, query.dtype),
@@ -181,16 +209,16 @@ def _(query, key, value, key_mask, query_starts, key_starts, parameters, *option
 
 
 @fake("expected_attention")
-def _(query, key, value, *options):
+def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     return new_output(query, value, query.dtype)
 
 
 @fake("yoso_attention_backward", "expected_attention_backward")
-def _(grad_out, query, key, value, *options):
+def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
     return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
 
 
-def _setup_yoso(ctx, inputs, output):
+def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation = inputs
     _, query_codes, key_codes = output
     ctx.mark_non_differentiable(query_codes, key_codes)
@@ -199,7 +227,7 @@ def _setup_yoso(ctx, inputs, output):
     ctx.options = (n_bits, is_causal, normalize, gradient, window, rank)
 
 
-def _yoso_backward(ctx, grad_out, *_):
+def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 16
     *tensors, rotation = ctx.saved_tensors
@@ -207,23 +235,25 @@ def _yoso_backward(ctx, grad_out, *_):
     return *gradients, *(None,) * 13
 
 
-def _setup_expected(ctx, inputs, output):
+def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, n_bits, is_causal, normalize, gradient = inputs
     ctx.save_for_backward(*tensors)
     ctx.options = (n_bits, is_causal, normalize, gradient)
 
 
-def _expected_backward(ctx, grad_out):
+def _expected_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     return *gradients, *(None,) * 7
 
 
-yoso_attention = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
-yoso_attention_backward = differentiable(
+yoso_attention: Operator = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
+yoso_attention_backward: Operator = differentiable(
     "yoso_attention_backward", nothing_to_save, no_second_derivative
 )
-expected_attention = differentiable("expected_attention", _setup_expected, _expected_backward)
-expected_attention_backward = differentiable(
+expected_attention: Operator = differentiable(
+    "expected_attention", _setup_expected, _expected_backward
+)
+expected_attention_backward: Operator = differentiable(
     "expected_attention_backward", nothing_to_save, no_second_derivative
 )
 for _name in ("yoso_attention", "expected_attention"):

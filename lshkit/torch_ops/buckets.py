@@ -1,9 +1,13 @@
 """The sum verb on codes."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -24,16 +28,25 @@ define(
 )
 
 
-def _bucket_sum(query_codes, key_codes, values, n_buckets, order, key_mask):
+def _bucket_sum(
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    n_buckets: int,
+    order: int,
+    key_mask: Tensor | None,
+) -> Tensor:
     dtype = float_dtype(values)
     out = new_output(query_codes, values, dtype)
     if out.numel() == 0 or key_codes.numel() == 0:
         return out.zero_().to(values.dtype)
     check_codes("query_codes", query_codes, n_buckets)
     check_codes("key_codes", key_codes, n_buckets)
-    codes = query_codes.contiguous(), key_codes.contiguous()
-    options = n_buckets, order, mask_rows(key_mask), 1.0 / query_codes.shape[-1]
-    _C.bucket_sum(*codes, rows(values, dtype), *options, out, torch.get_num_threads())
+    _C.bucket_sum(
+        *(query_codes.contiguous(), key_codes.contiguous(), rows(values, dtype), n_buckets),
+        *(order, mask_rows(key_mask), 1.0 / query_codes.shape[-1], out),
+        torch.get_num_threads(),
+    )
     return out.to(values.dtype)
 
 
@@ -41,17 +54,24 @@ register_kernel("bucket_sum", _bucket_sum)
 
 
 @fake("bucket_sum")
-def _(query_codes, key_codes, values, n_buckets, order, key_mask):
+def _(
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    n_buckets: int,
+    order: int,
+    key_mask: Tensor | None,
+) -> Tensor:
     return new_output(query_codes, values, values.dtype)
 
 
-def _setup_bucket_sum(ctx, inputs, output):
+def _setup_bucket_sum(ctx: Any, inputs: Any, output: Any) -> None:
     query_codes, key_codes, _, n_buckets, order, key_mask = inputs
     ctx.save_for_backward(query_codes, key_codes, key_mask)
     ctx.n_buckets, ctx.order = n_buckets, order
 
 
-def _bucket_sum_backward(ctx, grad_out):
+def _bucket_sum_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     # Linear in the values with the collisions as its matrix, so the gradient is the same sum with
     # queries and keys exchanged; it can be differentiated again.
     query_codes, key_codes, key_mask = ctx.saved_tensors
@@ -62,5 +82,5 @@ def _bucket_sum_backward(ctx, grad_out):
     return None, None, grad, None, None, None
 
 
-bucket_sum = differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
+bucket_sum: Operator = differentiable("bucket_sum", _setup_bucket_sum, _bucket_sum_backward)
 register_vmap("bucket_sum", (0, 1, 2, 5))

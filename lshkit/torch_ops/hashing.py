@@ -1,6 +1,7 @@
 """Hash functions from a seed, and codes."""
 
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import (
@@ -12,6 +13,7 @@ from lshkit.hash_functions import (
     rotation_columns,
 )
 from lshkit.torch_ops.library import (
+    Operator,
     define,
     fake,
     new_codes,
@@ -34,7 +36,9 @@ define(
 )
 
 
-def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
+def _hash_parameters(
+    seed: Tensor, n_sets: int, n_features: int, n_bits: int, n_hashes: int, family: int
+) -> Tensor:
     """On CUDA a kernel makes them, which takes any 64 bits for the seed."""
     sizes = n_features, n_bits, n_hashes
     if _may_be_on_gpu(seed):
@@ -50,7 +54,7 @@ def _hash_parameters(seed, n_sets, n_features, n_bits, n_hashes, family):
     return torch.from_numpy(parameters)
 
 
-def _gradient_rotation(seed, n_sets, n_values):
+def _gradient_rotation(seed: Tensor, n_sets: int, n_values: int) -> Tensor:
     if _may_be_on_gpu(seed):
         shape = n_sets, ANGLE_ROWS, rotation_columns(n_values)
         rotation = seed.new_empty(shape, dtype=torch.float32)
@@ -59,18 +63,25 @@ def _gradient_rotation(seed, n_sets, n_values):
     return torch.from_numpy(make_rotation(n_values, n_sets, _seed_of(seed)))
 
 
-def _may_be_on_gpu(x):
+def _may_be_on_gpu(x: Tensor) -> bool:
     return x.is_cuda or _EMULATES
 
 
-def _seed_of(tensor):
-    seed = tensor.item()
+def _seed_of(tensor: Tensor) -> int:
+    seed = int(tensor.item())
     if seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed}")
     return seed
 
 
-def _hash(x, parameters, family, n_bits, n_hashes, check_finite=False):
+def _hash(
+    x: Tensor,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    check_finite: bool = False,
+) -> Tensor:
     codes = new_codes(x, n_bits, n_hashes)
     if x.numel() == 0:
         return codes.zero_()
@@ -87,7 +98,9 @@ register_kernel("hash", _hash)
 
 
 @fake("hash_parameters")
-def _(seed, n_sets, n_features, n_bits, n_hashes, family):
+def _(
+    seed: Tensor, n_sets: int, n_features: int, n_bits: int, n_hashes: int, family: int
+) -> Tensor:
     if family == FAMILY["hadamard"]:
         n_features = int(n_features)  # padded to a power of two, which no symbol can be
     shape = parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
@@ -95,13 +108,20 @@ def _(seed, n_sets, n_features, n_bits, n_hashes, family):
 
 
 @fake("gradient_rotation")
-def _(seed, n_sets, n_values):
+def _(seed: Tensor, n_sets: int, n_values: int) -> Tensor:
     columns = rotation_columns(int(n_values))
     return seed.new_empty((n_sets, ANGLE_ROWS, columns), dtype=torch.float32)
 
 
 @fake("hash")
-def _(x, parameters, family, n_bits, n_hashes, check_finite=False):
+def _(
+    x: Tensor,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    check_finite: bool = False,
+) -> Tensor:
     return new_codes(x, n_bits, n_hashes)
 
 
@@ -112,6 +132,6 @@ register_vmap("hash_parameters", ())
 register_vmap("gradient_rotation", ())
 register_vmap("hash", (0,))
 
-hash_parameters = torch.ops.lshkit.hash_parameters.default
-gradient_rotation = torch.ops.lshkit.gradient_rotation.default
-hash = torch.ops.lshkit.hash.default
+hash_parameters: Operator = torch.ops.lshkit.hash_parameters.default
+gradient_rotation: Operator = torch.ops.lshkit.gradient_rotation.default
+hash: Operator = torch.ops.lshkit.hash.default

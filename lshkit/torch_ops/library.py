@@ -1,6 +1,7 @@
 """How operators are registered: the library, and rules for autograd, autocast and vmap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,15 +12,19 @@ from torch.autograd import forward_ad
 LIBRARY = torch.library.Library("lshkit", "FRAGMENT")
 
 
+Operator: TypeAlias = Callable[..., Any]
+Three: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+
 def define(*schemas: str) -> None:
     for schema in schemas:
         LIBRARY.define(schema, tags=torch.Tag.pt2_compliant_tag)
 
 
-def fake(*names: str) -> Callable:
+def fake(*names: str) -> Callable[..., Any]:
     """Decorator: the shapes and dtypes of these operators' results, without data."""
 
-    def register(function):
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
             torch.library.register_fake(f"lshkit::{name}", function, lib=LIBRARY)
         return function
@@ -27,7 +32,7 @@ def fake(*names: str) -> Callable:
     return register
 
 
-def register_kernel(name: str, kernel: Callable, *, cuda: bool = True) -> None:
+def register_kernel(name: str, kernel: Callable[..., Any], *, cuda: bool = True) -> None:
     """One function for CPU tensors and, where the core has kernels of it for them, CUDA tensors."""
     LIBRARY.impl(name, kernel, "CPU")
     if cuda:
@@ -39,18 +44,18 @@ def not_differentiable(name: str) -> None:
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def nothing_to_save(ctx, inputs, output) -> None:
+def nothing_to_save(ctx: Any, inputs: Any, output: Any) -> None:
     pass
 
 
-def no_second_derivative(ctx, *grads):
+def no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
     raise NotImplementedError(
         "lshkit's operators can be differentiated once: the gradient of a gradient "
         "(create_graph=True, torch.func.hessian) is not available"
     )
 
 
-def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
+def differentiable(name: str, setup: Callable[..., Any], backward: Callable[..., Any]) -> Operator:
     """Registers what is kept for the backward pass and the backward pass; returns what to call.
 
     That is the operator, or an autograd.Function where torch.func or forward mode differentiates:
@@ -62,14 +67,14 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     schema = op._schema.arguments
     defaults = [argument.default_value for argument in schema]
     methods = {"forward": op, "setup_context": setup, "backward": backward}
-    function = type(
+    function: Any = type(
         f"{name}_function",
         (torch.autograd.Function,),
         {key: staticmethod(method) for key, method in methods.items()}
         | {"generate_vmap_rule": True},
     )
 
-    def forward(ctx, *args):
+    def forward(ctx: Any, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             out = op(*args)
         setup(ctx, args, out)
@@ -78,13 +83,13 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     # The same in one piece, for plain calls: the operator's own way through autograd costs another
     # 80 us, most of them to read its schema.
     methods = {"forward": forward, "backward": backward}
-    plain = type(
+    plain: Any = type(
         f"plain_{name}",
         (torch.autograd.Function,),
         {key: staticmethod(method) for key, method in methods.items()},
     )
 
-    def call(*args, **named):
+    def call(*args: Any, **named: Any) -> Any:
         if torch.compiler.is_compiling():
             return op(*args, **named)
         if named:
@@ -108,7 +113,7 @@ def differentiable(name: str, setup: Callable, backward: Callable) -> Callable:
     return call
 
 
-def _differentiates(args) -> bool:
+def _differentiates(args: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
@@ -119,8 +124,8 @@ def register_autocast(name: str) -> None:
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def kernel_of(device):
-        def kernel(query, key, value, *rest):
+    def kernel_of(device: str) -> Callable[..., Any]:
+        def kernel(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Any:
             dtype = torch.get_autocast_dtype(device)
             query, key, value = (
                 x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value)
@@ -144,13 +149,13 @@ def register_vmap(
     """
     op = getattr(torch.ops.lshkit, name).default
 
-    def fold(x, dim, size):
+    def fold(x: Tensor | None, dim: int | None, size: int) -> Tensor | None:
         if x is None:
             return None
         x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
         return x.flatten(0, 1)
 
-    def rule(info, in_dims, *args):
+    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
         mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
         if mapped <= set(with_batch) and all(
@@ -182,6 +187,10 @@ def rows(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def rows_of(dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    return rows(query, dtype), rows(key, dtype), rows(value, dtype)
+
+
 def mask_rows(key_mask: Tensor | None) -> Tensor | None:
     return key_mask if key_mask is None or key_mask.stride(-1) == 1 else key_mask.contiguous()
 
@@ -203,6 +212,10 @@ def new_codes(x: Tensor, n_bits: int, n_hashes: int) -> Tensor:
 
 def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
+
+
+def new_gradients(dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor) -> Three:
+    return new_gradient(query, dtype), new_gradient(key, dtype), new_gradient(value, dtype)
 
 
 def new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:

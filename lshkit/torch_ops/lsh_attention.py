@@ -5,13 +5,16 @@ Pairs are found anew from the codes in the backward pass; what is saved is linea
 """
 
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
     LIBRARY,
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -19,15 +22,17 @@ from lshkit.torch_ops.library import (
     mask_rows,
     new_codes,
     new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
     register_autocast,
     register_vmap,
     rows,
+    rows_of,
 )
 
-WEIGHTING = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
+WEIGHTING: dict[str, int] = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
 
 _QKV = "Tensor query, Tensor key, Tensor value, Tensor? key_mask"
 _OPTIONS = (
@@ -41,7 +46,7 @@ define(
 )
 
 
-def key_centre(key, key_mask, is_causal, window):
+def key_centre(key: Tensor, key_mask: Tensor | None, is_causal: bool, window: int) -> Tensor:
     """What is taken from every key, `(batch, key_heads, 1, d)`: see reference.key_centre."""
     takes_part = None if key_mask is None else key_mask[:, None]
     centre = _mean_key(key, takes_part, is_causal, window)
@@ -54,7 +59,7 @@ def key_centre(key, key_mask, is_causal, window):
     return torch.where(known, centre, of_finite) if key.is_cuda else of_finite
 
 
-def _mean_key(key, takes_part, is_causal, window):
+def _mean_key(key: Tensor, takes_part: Tensor | None, is_causal: bool, window: int) -> Tensor:
     """takes_part: `(batch, 1 or key_heads, n_k)` or None."""
     if takes_part is None:
         key = key[:, :, : window if is_causal else None]
@@ -66,7 +71,7 @@ def _mean_key(key, takes_part, is_causal, window):
     return torch.where(takes_part[..., None], key / count, 0.0).sum(2, keepdim=True)
 
 
-def _hash_grouped(query, key_heads, parameters, *options):
+def _hash_grouped(query: Tensor, key_heads: int, parameters: Tensor, *options: Any) -> Tensor:
     """Codes of queries, which share the hash functions of the head of keys that they read."""
     batch, heads, n, d = query.shape
     grouped = query.reshape(batch, key_heads, heads // max(key_heads, 1) * n, d)
@@ -75,55 +80,65 @@ def _hash_grouped(query, key_heads, parameters, *options):
 
 
 def _lsh_attention(
-    query, key, value, key_mask, parameters, family, n_bits, n_hashes, center, *options
-):
-    _, _, is_causal, _, window, _ = options
-    inputs = [rows(x, torch.float32) for x in (query, key, value)]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    center: bool,
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    scale, weighting, is_causal, offset, window, n_sinks = options
+    q, k, v = rows_of(torch.float32, query, key, value)
     if center and key.shape[2]:
-        centre = key_centre(inputs[1], key_mask, is_causal, window)
-        inputs[1] = inputs[1] - centre
+        centre = key_centre(k, key_mask, is_causal, window)
+        k = k - centre
     else:
-        centre = inputs[1].new_zeros((*key.shape[:2], 1, key.shape[3]))
+        centre = k.new_zeros((*key.shape[:2], 1, key.shape[3]))
     out = new_output(query, value, torch.float32)
     log_sum = out.new_empty(out.shape[:-1])
     pairs = out.new_empty(out.shape[:-1], dtype=torch.int32)
     hashing = parameters, family, n_bits, n_hashes
-    codes = _hash_grouped(inputs[0], key.shape[1], *hashing), hash(inputs[1], *hashing)
+    query_codes, key_codes = _hash_grouped(q, key.shape[1], *hashing), hash(k, *hashing)
     if out.numel() == 0 or key.numel() == 0:
         out.zero_(), log_sum.fill_(-math.inf), pairs.zero_()
     else:
         _C.lsh_attention_forward(
-            *(*inputs, mask_rows(key_mask), *codes, n_bits, *options),
-            *(out, log_sum, pairs, torch.get_num_threads()),
+            *(q, k, v, mask_rows(key_mask), query_codes, key_codes, n_bits, scale, weighting),
+            *(is_causal, offset, window, n_sinks, out, log_sum, pairs, torch.get_num_threads()),
         )
-    return out.to(query.dtype), log_sum, *codes, centre, pairs
+    return out.to(query.dtype), log_sum, query_codes, key_codes, centre, pairs
 
 
 def _lsh_attention_backward(
-    grad_out,
-    query,
-    key,
-    value,
-    key_mask,
-    out,
-    log_sum,
-    centre,
-    query_codes,
-    key_codes,
-    n_bits,
-    *options,
-):
-    inputs = [rows(x, torch.float32) for x in (query, key, value)]
-    inputs[1] = inputs[1] - centre
-    gradients = [new_gradient(x, torch.float32) for x in (query, key, value)]
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    out: Tensor,
+    log_sum: Tensor,
+    centre: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    n_bits: int,
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    q, k, v = rows_of(torch.float32, query, key, value)
+    gradients = new_gradients(torch.float32, query, key, value)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
+    scale, weighting, is_causal, offset, window, n_sinks = options
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
     _C.lsh_attention_backward(
-        *(*inputs, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
-        *(n_bits, *options, rows(grad_out, torch.float32), rows(out, torch.float32)),
-        *(log_sum.contiguous(), *gradients, torch.get_num_threads()),
+        *(q, k - centre, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
+        *(n_bits, scale, weighting, is_causal, offset, window),
+        *(n_sinks, rows(grad_out, torch.float32), rows(out, torch.float32), log_sum.contiguous()),
+        *(*gradients, torch.get_num_threads()),
     )
     return tuple(g.to(query.dtype) for g in gradients)
 
@@ -133,7 +148,17 @@ LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
 
 
 @fake("lsh_attention")
-def _(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *options):
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     return (
         new_output(query, value, query.dtype),
         query.new_empty(query.shape[:-1], dtype=torch.float32),
@@ -145,11 +170,13 @@ def _(query, key, value, key_mask, parameters, family, n_bits, n_hashes, *option
 
 
 @fake("lsh_attention_backward")
-def _(grad_out, query, key, value, *options):
+def _(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
+) -> tuple[Tensor, ...]:
     return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, _, _, n_bits, _, _, scale, weighting, is_causal, offset, window, n_sinks = inputs
     out, log_sum, query_codes, key_codes, centre, pairs = output
     ctx.mark_non_differentiable(log_sum, query_codes, key_codes, centre, pairs)
@@ -158,15 +185,15 @@ def _setup(ctx, inputs, output):
     ctx.options = n_bits, scale, weighting, is_causal, offset, window, n_sinks
 
 
-def _backward(ctx, grad_out, *_):
+def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 15
     gradients = lsh_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
     return *gradients, *(None,) * 12
 
 
-lsh_attention = differentiable("lsh_attention", _setup, _backward)
-lsh_attention_backward = differentiable(
+lsh_attention: Operator = differentiable("lsh_attention", _setup, _backward)
+lsh_attention_backward: Operator = differentiable(
     "lsh_attention_backward", nothing_to_save, no_second_derivative
 )
 register_autocast("lsh_attention")

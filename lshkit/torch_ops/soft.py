@@ -1,11 +1,15 @@
 """Soft codes: the most likely buckets of every hash with weights that are differentiable."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.assertions import may_be_read
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -37,7 +41,7 @@ def selected_bits(n_probes: int) -> int:
     return (n_probes - 1).bit_length()
 
 
-def check_sharpness(sharpness):
+def check_sharpness(sharpness: Tensor) -> None:
     if not may_be_read(sharpness):
         return
     sharpness = sharpness.to(torch.float32)  # what is computed with: 1e60 would be infinite
@@ -47,7 +51,7 @@ def check_sharpness(sharpness):
         raise ValueError(f"sharpness must be a finite number > 0, got {bad}")
 
 
-def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> tuple[Tensor, ...]:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
@@ -59,7 +63,15 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     )
 
 
-def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+def _soft_hash(
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    n_probes: int,
+) -> tuple[Tensor, ...]:
     check_sharpness(sharpness)
     out = _new_soft_codes(x, n_bits, n_hashes, n_probes)
     if x.numel() == 0:
@@ -67,13 +79,17 @@ def _soft_hash(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
     weights, probe_codes, codes, bits, margins = out
     x, parameters = rows(x, torch.float32), parameters.contiguous()
     sharpness = sharpness.to(torch.float32).contiguous()
-    arrays = (a.flatten(3) for a in (bits, margins, probe_codes, weights))
-    options = family, n_bits, n_hashes, n_probes
-    _C.soft_hash(x, parameters, sharpness, *options, codes, *arrays, torch.get_num_threads())
+    _C.soft_hash(
+        *(x, parameters, sharpness, family, n_bits, n_hashes, n_probes, codes),
+        *(bits.flatten(3), margins.flatten(3), probe_codes.flatten(3), weights.flatten(3)),
+        torch.get_num_threads(),
+    )
     return out
 
 
-def _new_gradients(x, parameters, parameters_too, dtype):
+def _new_gradients(
+    x: Tensor, parameters: Tensor, parameters_too: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     shape = parameters.shape if parameters_too else (0,)
     return (
         new_gradient(x, dtype),
@@ -83,18 +99,18 @@ def _new_gradients(x, parameters, parameters_too, dtype):
 
 
 def _soft_hash_backward(
-    grad_weights,
-    x,
-    parameters,
-    sharpness,
-    codes,
-    bits,
-    margins,
-    weights,
-    family,
-    n_bits,
-    parameters_too,
-):
+    grad_weights: Tensor,
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    codes: Tensor,
+    bits: Tensor,
+    margins: Tensor,
+    weights: Tensor,
+    family: int,
+    n_bits: int,
+    parameters_too: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     grads = _new_gradients(x, parameters, parameters_too, torch.float32)
     grad_x, grad_sharpness, grad_parameters = grads
     if x.numel() == 0:
@@ -102,15 +118,12 @@ def _soft_hash_backward(
     if bits.numel():  # the core trusts them as rows of the parameters
         check_codes("bits", bits, n_bits)
     n_hashes, n_probes = weights.shape[-2:]
-    saved = (a.contiguous().flatten(3) for a in (bits, margins, weights))
+    scale = sharpness.to(torch.float32).contiguous()
+    saved = [a.contiguous().flatten(3) for a in (bits, margins, weights)]
+    of_weights = grad_weights.to(torch.float32).contiguous().flatten(3)
     _C.soft_hash_backward(
-        rows(x, torch.float32),
-        parameters.contiguous(),
-        sharpness.to(torch.float32).contiguous(),
-        *(family, n_bits, n_hashes, n_probes),
-        codes.contiguous(),
-        *saved,
-        grad_weights.to(torch.float32).contiguous().flatten(3),
+        *(rows(x, torch.float32), parameters.contiguous(), scale, family, n_bits, n_hashes),
+        *(n_probes, codes.contiguous(), saved[0], saved[1], saved[2], of_weights),
         *(grad_x, grad_sharpness, grad_parameters if parameters_too else None),
         torch.get_num_threads(),
     )
@@ -122,16 +135,24 @@ register_kernel("soft_hash_backward", _soft_hash_backward)
 
 
 @fake("soft_hash")
-def _(x, parameters, sharpness, family, n_bits, n_hashes, n_probes):
+def _(
+    x: Tensor,
+    parameters: Tensor,
+    sharpness: Tensor,
+    family: int,
+    n_bits: int,
+    n_hashes: int,
+    n_probes: int,
+) -> Any:
     return _new_soft_codes(x, n_bits, n_hashes, n_probes)
 
 
 @fake("soft_hash_backward")
-def _(grad_weights, x, parameters, *rest):
+def _(grad_weights: Tensor, x: Tensor, parameters: Tensor, *rest: Any) -> Any:
     return _new_gradients(x, parameters, rest[-1], x.dtype)
 
 
-def _setup_soft_hash(ctx, inputs, output):
+def _setup_soft_hash(ctx: Any, inputs: Any, output: Any) -> None:
     x, parameters, sharpness, family, n_bits, _, _ = inputs
     weights, probe_codes, codes, bits, margins = output
     ctx.mark_non_differentiable(probe_codes, codes, bits, margins)
@@ -140,7 +161,7 @@ def _setup_soft_hash(ctx, inputs, output):
     ctx.options = family, n_bits
 
 
-def _soft_hash_grad(ctx, grad_weights, *_):
+def _soft_hash_grad(ctx: Any, grad_weights: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_weights is None:
         return (None,) * 7
     parameters_too = ctx.needs_input_grad[1] and ctx.options[0] == FAMILY["hyperplane"]
@@ -159,7 +180,9 @@ def _soft_hash_grad(ctx, grad_weights, *_):
     )
 
 
-soft_hash = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
-soft_hash_backward = differentiable("soft_hash_backward", nothing_to_save, no_second_derivative)
+soft_hash: Operator = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
+soft_hash_backward: Operator = differentiable(
+    "soft_hash_backward", nothing_to_save, no_second_derivative
+)
 register_vmap("soft_hash", (0,))
 register_vmap("soft_hash_backward", ())  # a gradient of the parameters is summed over the batch

@@ -1,17 +1,22 @@
 """Attention with soft codes."""
 
+from typing import Any, TypeAlias
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import (
+    Operator,
+    Three,
     check_codes,
     define,
     differentiable,
     fake,
     mask_rows,
     new_codes,
-    new_gradient,
+    new_gradients,
     new_output,
     no_second_derivative,
     nothing_to_save,
@@ -19,6 +24,7 @@ from lshkit.torch_ops.library import (
     register_kernel,
     register_vmap,
     rows,
+    rows_of,
 )
 from lshkit.torch_ops.soft import check_sharpness, selected_bits
 
@@ -48,7 +54,12 @@ define(
 )
 
 
-def _new_soft_codes(x, n_bits, n_hashes, n_probes):
+# Codes, bits and margins of queries, then of keys.
+SoftCodes: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor]
+
+
+def _new_soft_codes(x: Tensor, n_bits: int, n_hashes: int, n_probes: int) -> Three:
     codes = new_codes(x, n_bits, n_hashes)
     selected = (*codes.shape, selected_bits(n_probes))
     return (
@@ -58,55 +69,91 @@ def _new_soft_codes(x, n_bits, n_hashes, n_probes):
     )
 
 
-def _new_results(query, key, value, n_bits, n_hashes, query_probes, key_probes, normalize, dtype):
+def _new_results(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    n_bits: int,
+    n_hashes: int,
+    query_probes: int,
+    key_probes: int,
+    normalize: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, SoftCodes, Tensor]:
+    of_query = _new_soft_codes(query, n_bits, n_hashes, query_probes)
+    of_key = _new_soft_codes(key, n_bits, n_hashes, key_probes)
+    divisors = (*query.shape[:2], query.shape[2] if normalize else 0)
     return (
         new_output(query, value, dtype),
-        *_new_soft_codes(query, n_bits, n_hashes, query_probes),
-        *_new_soft_codes(key, n_bits, n_hashes, key_probes),
-        query.new_empty(
-            (*query.shape[:2], query.shape[2] if normalize else 0), dtype=torch.float32
-        ),
+        (*of_query, *of_key),
+        query.new_empty(divisors, dtype=torch.float32),
     )
 
 
-def _core_dtype(x):
+def _core_dtype(x: Tensor) -> torch.dtype:
     """What the core reads and writes: 16-bit floats as they are."""
     return torch.float32 if x.dtype is torch.float64 else x.dtype
 
 
-def _core_inputs(query, key, value, key_mask, parameters, sharpness):
-    inputs = (rows(x, _core_dtype(query)) for x in (query, key, value))
+def _core_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+) -> Inputs:
+    inputs = rows_of(_core_dtype(query), query, key, value)
     sharpness = sharpness.to(torch.float32).contiguous()
     return *inputs, mask_rows(key_mask), parameters.contiguous(), sharpness
 
 
-def _flat(soft_codes):
+def _flat(soft_codes: SoftCodes) -> SoftCodes:
     """Hashes and what each has as one dimension, as the core takes them."""
-    return (x.contiguous().flatten(3) for x in soft_codes)
+    a, b, c, d, e, f = (x.contiguous().flatten(3) for x in soft_codes)
+    return a, b, c, d, e, f
 
 
 def _soft_attention(
-    query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+    *options: Any,
+) -> tuple[Tensor, ...]:
     check_sharpness(sharpness)
-    _, n_bits, n_hashes, *probes, _, normalize = options
-    results = _new_results(
-        query, key, value, n_bits, n_hashes, *probes, normalize, _core_dtype(query)
-    )
-    out, *soft_codes, divisors = results
+    family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
+    sizes = n_bits, n_hashes, query_probes, key_probes, normalize
+    out, soft_codes, divisors = _new_results(query, key, value, *sizes, _core_dtype(query))
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_().to(query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
     _C.soft_attention_forward(
         *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-        *(*options, out, *_flat(soft_codes), divisors, torch.get_num_threads()),
+        *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
+        normalize,
+        out,
+        *_flat(soft_codes),
+        *(divisors, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
     )
     return out.to(query.dtype), *soft_codes, divisors
 
 
-def _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype):
-    gradients = (new_gradient(x, dtype) for x in (query, key, value))
+def _new_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor | None,
+    parameters: Tensor,
+    parameters_too: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    gradients = new_gradients(dtype, query, key, value)
     sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
     shape = sequences, query.shape[1]
     return (
@@ -117,16 +164,26 @@ def _new_gradients(query, key, value, query_starts, parameters, parameters_too, 
 
 
 def _soft_attention_backward(
-    grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest
-):
-    soft_codes, divisors = rest[:6], rest[6]
+    grad_out: Tensor,
+    out: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    soft_codes: Any = rest[:6]
+    divisors = rest[6]
     parameters, sharpness, *options, parameters_too = rest[7:]
     dtype = _core_dtype(query)
     gradients = _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
-        gradients = tuple(g.zero_() for g in gradients)
+        for gradient in gradients:
+            gradient.zero_()
     else:
-        n_bits = options[1]
+        family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
         for name, codes, largest in zip(
             ("query_codes", "query_bits", "key_codes", "key_bits"),
             (*soft_codes[:2], *soft_codes[3:5]),
@@ -137,7 +194,11 @@ def _soft_attention_backward(
                 check_codes(name, codes, largest)
         _C.soft_attention_backward(
             *_core_inputs(query, key, value, key_mask, parameters, sharpness),
-            *(*options, rows(grad_out, dtype), *_flat(soft_codes), divisors.contiguous()),
+            *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
+            normalize,
+            rows(grad_out, dtype),
+            *_flat(soft_codes),
+            divisors.contiguous(),
             None if out is None else rows(out, dtype),
             *(*gradients[:4], torch.get_num_threads()),
             query_starts=query_starts,
@@ -152,17 +213,39 @@ register_kernel("soft_attention_backward", _soft_attention_backward)
 
 
 @fake("soft_attention")
-def _(query, key, value, key_mask, query_starts, key_starts, parameters, sharpness, *options):
-    _, n_bits, n_hashes, *probes, _, normalize = options
-    return _new_results(query, key, value, n_bits, n_hashes, *probes, normalize, query.dtype)
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    parameters: Tensor,
+    sharpness: Tensor,
+    *options: Any,
+) -> tuple[Tensor, ...]:
+    _, n_bits, n_hashes, query_probes, key_probes, _, normalize = options
+    sizes = n_bits, n_hashes, query_probes, key_probes, normalize
+    out, soft_codes, divisors = _new_results(query, key, value, *sizes, query.dtype)
+    return out, *soft_codes, divisors
 
 
 @fake("soft_attention_backward")
-def _(grad_out, out, query, key, value, key_mask, query_starts, key_starts, *rest):
+def _(
+    grad_out: Tensor,
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
     return _new_gradients(query, key, value, query_starts, rest[7], rest[-1], query.dtype)
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, parameters, sharpness, _, _, _, _, _, _, _ = inputs
     out, *soft_codes = output  # and divisors
     ctx.mark_non_differentiable(*soft_codes)
@@ -174,7 +257,7 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(needed, *tensors, *soft_codes, parameters, sharpness)
 
 
-def _backward(ctx, grad_out, *_):
+def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 15
     tensors = ctx.saved_tensors  # once: unpacking is what makes checkpointing compute again
@@ -197,8 +280,8 @@ def _backward(ctx, grad_out, *_):
     )
 
 
-soft_attention = differentiable("soft_attention", _setup, _backward)
-soft_attention_backward = differentiable(
+soft_attention: Operator = differentiable("soft_attention", _setup, _backward)
+soft_attention_backward: Operator = differentiable(
     "soft_attention_backward", nothing_to_save, no_second_derivative
 )
 register_autocast("soft_attention")

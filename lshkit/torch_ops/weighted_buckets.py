@@ -1,9 +1,13 @@
 """The sum verb with weights: codes and weights are (batch, heads, rows, n_hashes, n_probes)."""
 
+from typing import Any, TypeAlias
+
 import torch
+from torch import Tensor
 
 from lshkit import _C
 from lshkit.torch_ops.library import (
+    Operator,
     check_codes,
     define,
     differentiable,
@@ -27,11 +31,13 @@ define(
 )
 
 
-def _new_output(query_codes, values, dtype):
+def _new_output(query_codes: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
     return values.new_empty((*query_codes.shape[:-2], values.shape[-1]), dtype=dtype)
 
 
-def _side(name, codes, weights, n_buckets, dtype):
+def _side(
+    name: str, codes: Tensor, weights: Tensor | None, n_buckets: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None, int]:
     """Codes, weights or None, and n_probes, as the core takes them."""
     check_codes(name, codes, n_buckets)
     if weights is not None:
@@ -39,18 +45,32 @@ def _side(name, codes, weights, n_buckets, dtype):
     return codes.contiguous().flatten(-2), weights, codes.shape[-1]
 
 
-def _arguments(query_codes, key_codes, values, query_weights, key_weights, n_buckets, *options):
+# Codes, weights and n_probes of both sides; values, n_buckets, order, key_mask, scale.
+Arguments: TypeAlias = tuple[
+    Tensor, Tensor | None, int, Tensor, Tensor | None, int, Tensor, int, int, Tensor | None, float
+]
+
+
+def _arguments(
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    query_weights: Tensor | None,
+    key_weights: Tensor | None,
+    n_buckets: int,
+    *options: Any,
+) -> Arguments:
     order, key_mask = options
     dtype = float_dtype(values)
-    return (
-        *_side("query_codes", query_codes, query_weights, n_buckets, dtype),
-        *_side("key_codes", key_codes, key_weights, n_buckets, dtype),
-        *(rows(values, dtype), n_buckets, order, mask_rows(key_mask)),
-        1.0 / query_codes.shape[-2],
-    )
+    query = _side("query_codes", query_codes, query_weights, n_buckets, dtype)
+    key = _side("key_codes", key_codes, key_weights, n_buckets, dtype)
+    scale = 1.0 / query_codes.shape[-2]
+    return *query, *key, rows(values, dtype), n_buckets, order, mask_rows(key_mask), scale
 
 
-def _weighted_bucket_sum(query_codes, key_codes, values, *rest):
+def _weighted_bucket_sum(
+    query_codes: Tensor, key_codes: Tensor, values: Tensor, *rest: Any
+) -> Tensor:
     out = _new_output(query_codes, values, float_dtype(values))
     if out.numel() == 0 or key_codes.numel() == 0:
         return out.zero_().to(values.dtype)
@@ -59,7 +79,9 @@ def _weighted_bucket_sum(query_codes, key_codes, values, *rest):
     return out.to(values.dtype)
 
 
-def _weighted_bucket_sum_backward(grad_out, query_codes, key_codes, values, *rest):
+def _weighted_bucket_sum_backward(
+    grad_out: Tensor, query_codes: Tensor, key_codes: Tensor, values: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     dtype = float_dtype(values)
     given = values, *rest[:2]
     grads = [None if x is None else x.new_empty(x.shape, dtype=dtype) for x in given]
@@ -69,9 +91,9 @@ def _weighted_bucket_sum_backward(grad_out, query_codes, key_codes, values, *res
                 grad.zero_()
     else:
         arguments = _arguments(query_codes, key_codes, values, *rest)
-        flat = (grad if grad is None else grad.flatten(-2) for grad in grads[1:])
-        grad_out, threads = rows(grad_out, dtype), torch.get_num_threads()
-        _C.weighted_bucket_sum_backward(*arguments, grad_out, grads[0], *flat, threads)
+        flat = [grad if grad is None else grad.flatten(-2) for grad in grads[1:]]
+        given_rows, threads = rows(grad_out, dtype), torch.get_num_threads()
+        _C.weighted_bucket_sum_backward(*arguments, given_rows, grads[0], flat[0], flat[1], threads)
     return tuple(
         values.new_empty((values.shape[0], 0)) if grad is None else grad.to(x.dtype)
         for grad, x in zip(grads, given, strict=True)
@@ -83,25 +105,33 @@ register_kernel("weighted_bucket_sum_backward", _weighted_bucket_sum_backward)
 
 
 @fake("weighted_bucket_sum")
-def _(query_codes, key_codes, values, *options):
+def _(query_codes: Tensor, key_codes: Tensor, values: Tensor, *options: Any) -> Any:
     return _new_output(query_codes, values, values.dtype)
 
 
 @fake("weighted_bucket_sum_backward")
-def _(grad_out, query_codes, key_codes, values, query_weights, key_weights, *options):
+def _(
+    grad_out: Tensor,
+    query_codes: Tensor,
+    key_codes: Tensor,
+    values: Tensor,
+    query_weights: Tensor | None,
+    key_weights: Tensor | None,
+    *options: Any,
+) -> Any:
     return tuple(
         values.new_empty((values.shape[0], 0)) if x is None else x.new_empty(x.shape)
         for x in (values, query_weights, key_weights)
     )
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, n_buckets, order, key_mask = inputs
     ctx.save_for_backward(*tensors, key_mask)
     ctx.options = n_buckets, order
 
 
-def _backward(ctx, grad_out):
+def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, key_mask = ctx.saved_tensors
     grads = weighted_bucket_sum_backward(grad_out, *tensors, *ctx.options, key_mask)
     given = tensors[2:]
@@ -109,8 +139,8 @@ def _backward(ctx, grad_out):
     return None, None, *grads, None, None, None
 
 
-weighted_bucket_sum = differentiable("weighted_bucket_sum", _setup, _backward)
-weighted_bucket_sum_backward = differentiable(
+weighted_bucket_sum: Operator = differentiable("weighted_bucket_sum", _setup, _backward)
+weighted_bucket_sum_backward: Operator = differentiable(
     "weighted_bucket_sum_backward", nothing_to_save, no_second_derivative
 )
 register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))

@@ -188,6 +188,39 @@ def test_inside_transformer_encoder_layer(masked, is_causal):
     torch.testing.assert_close(out, by_layers)
 
 
+def test_transformer_encoder_hands_over_dense_tensors():
+    """It makes nested ones of padded rows, unless its layers had this module when it was built."""
+    layer = nn.TransformerEncoderLayer(24, 4, 32, batch_first=True)
+    late = nn.TransformerEncoder(layer, 1).eval()
+    late.layers[0].self_attn = YosoAttention(24, 4)
+    layer.self_attn = YosoAttention(24, 4)
+    with pytest.warns(UserWarning, match="use_nested_tensor is False"):
+        early = nn.TransformerEncoder(layer, 1).eval()
+    ignored = torch.arange(11) >= torch.tensor([[7], [11]])  # at the end: only this is nested
+    with torch.no_grad():
+        assert early(tokens(), src_key_padding_mask=ignored).shape == (2, 11, 24)
+        with pytest.raises(TypeError, match="query must be a dense tensor, got a nested one"):
+            late(tokens(), src_key_padding_mask=ignored)
+
+
+def test_inside_transformer_decoder_layer():
+    layer = nn.TransformerDecoderLayer(24, 4, 32, dropout=0.0, batch_first=True)
+    layer.self_attn, layer.multihead_attn = (YosoAttention(24, 4, **SAMPLED) for _ in range(2))
+    x, memory = tokens(7), tokens(11)
+    causal = nn.Transformer.generate_square_subsequent_mask(7)
+    arguments = {"tgt_mask": causal, "tgt_is_causal": True}
+    arguments["memory_key_padding_mask"] = ~padding_mask(2, 11)
+    layer.train()(x, memory, **arguments).square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
+    layer.eval()
+    with torch.no_grad():
+        out = layer(x, memory, **arguments)
+        inner = layer.norm1(x + layer.self_attn(x, x, x, is_causal=True)[0])
+        ignored = {"key_padding_mask": ~padding_mask(2, 11)}
+        inner = layer.norm2(inner + layer.multihead_attn(inner, memory, memory, **ignored)[0])
+        assert torch.equal(out, layer.norm3(inner + layer._ff_block(inner)))
+
+
 def test_dropout_only_while_training():
     module = YosoAttention(24, 3, estimator="expected", dropout=0.5)
     x = tokens()

@@ -19,7 +19,7 @@ OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
 def test_kde_benchmark_writes_all_results(tmp_path):
     path = tmp_path / "new" / "kde.json"
-    sections = "mixture_16", "goals", "small_calls", "kernels_that_end", "stream"
+    sections = "mixture_16", "goals", "small_calls", "compact_kernels", "stream"
     done = run(KDE, "--quick", "--sections", *sections, "--json", path)
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
@@ -37,8 +37,8 @@ def test_kde_benchmark_writes_all_results(tmp_path):
             assert found["build_seconds"] > 0 and found["bytes"] >= 0
     assert results["goals"].keys() == {"brute, 0.001", "auto, 0.001", "auto, 0.0001"}
     assert results["goals"]["brute, 0.001"]["largest_difference"] < 1e-5
-    assert len(results["small_calls"]["seconds"]) == 4
-    for found in results["kernels_that_end"].values():
+    assert len(results["small_calls"]["seconds"]) == 5
+    for found in results["compact_kernels"].values():
         assert {"gaussian", "tophat", "epanechnikov"} <= found["seconds"].keys()
 
     stream = results["stream"]

@@ -67,4 +67,5 @@ def rows_of(printed):
 
 def needs_example_packages():
     pytest.importorskip("matplotlib")
+    pytest.importorskip("tabulate")
     pytest.importorskip("tqdm")

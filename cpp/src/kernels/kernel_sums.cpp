@@ -19,40 +19,6 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-// tile(q, j) = sum over the features of the product, or of the absolute difference, of query first
-// + q and key j. Queries past the last repeat it.
-template <class T, bool Products, int Queries>
-LSHKIT_NOINLINE void multiply(const KernelSumPass<T>& p, index_t first, const Panel<T>& panel) {
-  constexpr int n = kLanes<T>;
-  const index_t d = p.shape.n_features;
-  const T* row[Queries];
-  LSHKIT_UNROLL
-  for (int q = 0; q < Queries; ++q)
-    row[q] = p.queries + smaller(first + q, p.shape.n_queries - 1) * d;
-  Vec<T> sum[Queries][kTileColumns] = {};
-  for (index_t c = 0; c < d; ++c) {
-    Vec<T> v[kTileColumns];
-    LSHKIT_UNROLL
-    for (int i = 0; i < kTileColumns; ++i) v[i] = load(panel.values + c * kPanel<T> + i * n);
-    LSHKIT_UNROLL
-    for (int q = 0; q < Queries; ++q) {
-      const T x = row[q][c];
-      LSHKIT_UNROLL
-      for (int i = 0; i < kTileColumns; ++i) {
-        if constexpr (Products) {
-          sum[q][i] += x * v[i];
-        } else {
-          const Vec<T> difference = v[i] - x;
-          sum[q][i] += select(difference < T(0), -difference, difference);
-        }
-      }
-    }
-  }
-  LSHKIT_UNROLL
-  for (int q = 0; q < Queries; ++q) LSHKIT_UNROLL
-  for (int i = 0; i < kTileColumns; ++i) store(panel.tile + q * kPanel<T> + i * n, sum[q][i]);
-}
-
 // A register of floats from one of floats or two of doubles.
 LSHKIT_INLINE Vec<float> to_floats(const Vec<float>* v) { return v[0]; }
 template <class V, std::size_t... I>
@@ -67,20 +33,6 @@ LSHKIT_INLINE Vec<float> to_floats(const Vec<double>* v) {
 template <class T>
 constexpr int kPerFloats = sizeof(T) / sizeof(float);  // registers of T to one of floats
 
-// Bit i: whether lane i is below the bound.
-template <class T>
-LSHKIT_INLINE unsigned lanes_below(Vec<T> v, T bound) {
-#if defined(LSHKIT_ISA_AVX512)
-  if constexpr (sizeof(T) == 4)
-    return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
-  else
-    return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
-#else
-  unsigned lanes = 0;
-  for (int i = 0; i < kLanes<T>; ++i) lanes |= unsigned(v[i] < bound) << i;
-  return lanes;
-#endif
-}
 template <class T>
 LSHKIT_INLINE bool any_below(Vec<T> v, T bound) {
   return lanes_below<T>(v, bound) != 0;
@@ -308,15 +260,14 @@ void run(const KernelSumPass<T>& p) {
   Panel<T> panel(p.scratch, p.shape.n_features);
   const DensityKernel kernel = p.shape.kernel;
   for (index_t first = 0; first < p.shape.n_keys; first += kPanel<T>) {
-    panel.first = first;
     pack_panel(p, first, smaller(kPanel<T>, p.shape.n_keys - first), panel);
-    for (index_t query = 0; query < p.shape.n_queries; query += kQueries) {
-      const bool alone = query + 1 == p.shape.n_queries;
+    for (index_t query = 0, last; query < p.shape.n_queries; query = last) {
+      const index_t count = queries_at_once(p.shape.n_queries - query);
+      last = smaller(query + count, p.shape.n_queries);
       if (kernel == DensityKernel::laplacian)
-        (alone ? multiply<T, false, 1> : multiply<T, false, kQueries>)(p, query, panel);
+        multiply_some<T, false>(p, query, count, panel);
       else
-        (alone ? multiply<T, true, 1> : multiply<T, true, kQueries>)(p, query, panel);
-      const index_t last = smaller(query + kQueries, p.shape.n_queries);
+        multiply_some<T, true>(p, query, count, panel);
       for (index_t q = query; q < last; ++q) {
         const Row<T> row{p, panel, q};
         const T* tile = panel.tile + (q - query) * kPanel<T>;

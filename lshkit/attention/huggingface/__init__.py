@@ -1,21 +1,29 @@
 """Attention functions for models of transformers 5.
 
 `register()` registers the names "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for
-`attn_implementation=...` of any model that uses the attention interface. `repair(model)` fixes
+`attn_implementation=...` of any model that uses the attention interface, and
+`keep_attn_implementation(model)` has the name saved with the model. `repair(model)` fixes
 transformers' own `YosoModel`. transformers is imported only when one of them is called.
 """
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lshkit.attention.estimators import Estimator
 
-__all__ = ["register", "repair"]
+__all__ = ["keep_attn_implementation", "register", "repair"]
+
+Model = TypeVar("Model", bound="nn.Module")
 
 
 def register(
-    *, yoso: "Estimator | dict | None" = None, lsh: dict | None = None, bert_lsh: dict | None = None
+    *,
+    yoso: "Estimator | dict[str, Any] | None" = None,
+    lsh: dict[str, Any] | None = None,
+    bert_lsh: dict[str, Any] | None = None,
 ) -> None:
     """Registers "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for `attn_implementation`.
 
@@ -23,6 +31,15 @@ def register(
     later by `model.set_attn_implementation(...)`. Their masks then also come from lshkit: padding,
     left or right, causal masks with any cache, and packed sequences are exact; an unsupported mask
     raises an error with the reason. Calling it again changes the options.
+
+    Each dict of options may have seed (0), of the hash functions in eval mode, to which every layer
+    adds its index. In training mode every call draws new ones from torch's generator. A model's own
+    options override these: `model.config.lshkit = {"n_bits": 10}`. For another estimator there,
+    missing options have their own defaults.
+
+    `save_pretrained` does not keep which function a model uses: a model that is loaded again
+    computes softmax attention, without a warning, unless `from_pretrained` is given
+    `attn_implementation` or `keep_attn_implementation` was called before it was saved.
 
     Args:
         yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`), or a
@@ -35,12 +52,6 @@ def register(
         bert_lsh: options of "lshkit_bert_lsh", arguments of `bert_lsh_attention`: n_bits,
             table_size, n_hashes, faithful.
 
-        In each dict: seed (0), of the hash functions in eval mode, to which every layer adds its
-        index. In training mode every call draws new ones from torch's generator.
-
-        A model's own options override these: `model.config.lshkit = {"n_bits": 10}`. For another
-        estimator there, missing options have their own defaults.
-
     Raises:
         ImportError: transformers is missing, or older than 5.
         TypeError, ValueError: an option is unknown or wrong.
@@ -51,7 +62,45 @@ def register(
     interface.register({"yoso": yoso, "lsh": lsh, "bert_lsh": bert_lsh})
 
 
-def repair(model, *, seed: int = 0):
+def keep_attn_implementation(model: Model) -> Model:
+    """Has `save_pretrained` save which of lshkit's functions a model uses; returns the model.
+
+    Writes "attn_implementation" into the model's config and the configs of its parts, which
+    `from_pretrained` then reads: after `register()` it selects the function again; without it, it
+    raises an error instead of computing softmax attention. An argument `attn_implementation` of
+    `from_pretrained` comes before it. Call it again after `set_attn_implementation`, and on a
+    loaded model that is to be saved again.
+
+    Args:
+        model: of transformers. If it does not use a function of lshkit, an earlier entry is
+            removed.
+
+    Raises:
+        ImportError: transformers is missing, or older than 5.
+        TypeError: model has no config of transformers.
+    """
+    _require_transformers()
+    from transformers import PretrainedConfig
+
+    config = getattr(model, "config", None)
+    if not isinstance(config, PretrainedConfig):
+        raise TypeError(f"model must have a config of transformers, got {type(model).__name__}")
+    _keep(config)
+    return model
+
+
+def _keep(config: Any) -> None:
+    name = config._attn_implementation
+    if name is not None and name.startswith("lshkit_"):
+        config.attn_implementation = name
+    else:
+        vars(config).pop("attn_implementation", None)
+    for part in config.sub_configs:
+        if getattr(config, part, None) is not None:
+            _keep(getattr(config, part))
+
+
+def repair(model: Model, *, seed: int = 0) -> Model:
     """Makes a model of transformers' YOSO family compute what its config specifies; returns it.
 
     Replaces the attention layers of the model, in place. Parameters keep their names, so that
@@ -75,7 +124,8 @@ def repair(model, *, seed: int = 0):
     _require_transformers()
     from lshkit.attention.huggingface import yoso_model
 
-    return yoso_model.repair(model, seed)
+    yoso_model.repair(model, seed)
+    return model
 
 
 def _require_transformers() -> None:

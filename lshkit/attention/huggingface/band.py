@@ -4,6 +4,8 @@ Nothing is estimated then: softmax attention is softmax attention, YOSO is its e
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,9 @@ from lshkit.attention.unit_norm import unit_rows
 COSINE_FLOOR = {torch.float32: 1e-6, torch.float64: 1e-12}  # of 1 - x^2, as in yoso_attention
 
 
-def yoso_band(query, key, value, rows: Tensor, options: dict) -> Tensor:
+def yoso_band(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, options: dict[str, Any]
+) -> Tensor:
     """YOSO-E (YOSO, ICML 2021, eq. 1-4) of the pairs in the band; options of `yoso_attention`.
 
     rows `(B, 2, N_k)`: the first query row that sees a key and the one behind the last.
@@ -29,7 +33,7 @@ def yoso_band(query, key, value, rows: Tensor, options: dict) -> Tensor:
         raise NotImplementedError("unit_norm must not be 'lift' in a sliding window")
     n_bits, exact_slope = mean.n_bits, mean.gradient == "exact"
 
-    def weigh(q, k, visible):
+    def weigh(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         cosine = unit_rows(q) @ unit_rows(k).transpose(-1, -2)
         x = cosine.detach().clamp(-1, 1)
         base = 1 - torch.acos(x) / math.pi
@@ -50,11 +54,13 @@ def yoso_band(query, key, value, rows: Tensor, options: dict) -> Tensor:
     return out.to(query.dtype)
 
 
-def softmax_band(query, key, value, rows: Tensor, scale: float | None) -> Tensor:
+def softmax_band(
+    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, scale: float | None
+) -> Tensor:
     """Softmax attention of the pairs in the band."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
 
-    def weigh(q, k, visible):
+    def weigh(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         score = torch.where(visible, scale * (q @ k.transpose(-1, -2)), -math.inf)
         alone = ~visible.any(-1, keepdim=True)
         return torch.where(alone, 0.0, torch.softmax(torch.where(alone, 0.0, score), -1))
@@ -63,7 +69,13 @@ def softmax_band(query, key, value, rows: Tensor, scale: float | None) -> Tensor
 
 
 @torch.compiler.disable  # the width of the band is read from the mask
-def _banded(query, key, value, rows, weigh) -> tuple[Tensor, Tensor]:
+def _banded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
     """Sums of values by weight, and of the weights, block of queries by block."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

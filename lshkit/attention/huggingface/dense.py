@@ -93,7 +93,9 @@ def dense_lsh_attention(
     return (weight @ torch.where(takes_part[..., None], value, 0.0)).to(dtype)
 
 
-def _inclusion(query, key, dots, n_bits: int, n_hashes: int, weighting: str) -> Tensor:
+def _inclusion(
+    query: Tensor, key: Tensor, dots: Tensor, n_bits: int, n_hashes: int, weighting: str
+) -> Tensor:
     """The probability that a pair is in the sample, 1 without weights."""
     if weighting == "none":
         return torch.ones_like(dots)

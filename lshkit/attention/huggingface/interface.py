@@ -1,6 +1,8 @@
 """Attention functions as transformers calls them, `(B, H, N, D)` in and `(B, N, H, D)` out."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ NO_SCORES = (
 )
 
 
-def register(given: dict[str, dict | None]) -> None:
+def register(given: dict[str, Any]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
     complete = {kind: KINDS[kind].complete(options, kind) for kind, options in given.items()}
     for kind, options in complete.items():
@@ -42,7 +44,9 @@ def register(given: dict[str, dict | None]) -> None:
         AttentionMaskInterface.register(name, mask_function(name, takes_pairs=kind != "yoso"))
 
 
-def _attention(name: str, kind: str, registered: dict):
+def _attention(
+    name: str, kind: str, registered: dict[str, Any]
+) -> Callable[..., tuple[Tensor, None]]:
     attend, takes_pairs, own = _ATTEND[kind], kind != "yoso", KINDS[kind]
 
     def attention(
@@ -55,7 +59,7 @@ def _attention(name: str, kind: str, registered: dict):
         dropout: float = 0.0,
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> tuple[Tensor, None]:
         for word, reason in REFUSED.items():
             if kwargs.get(word) is not None:
@@ -90,7 +94,7 @@ def _attention(name: str, kind: str, registered: dict):
     return attention
 
 
-def _is_cross(module, query: Tensor, key: Tensor) -> bool:
+def _is_cross(module: torch.nn.Module, query: Tensor, key: Tensor) -> bool:
     """Of a layer without causal order: positions of its queries and keys have nothing in common,
     and with a cache the row of a query is not its position either."""
     in_decoder = getattr(module, "is_decoder", False) or "Cross" in type(module).__name__
@@ -102,7 +106,14 @@ def _in_a_row(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None]
 
 
-def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
+def _yoso(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> Tensor:
     """Cosines have no scale: scaling does not apply."""
     if mask.rows is not None:
         return yoso_band(query, key, value, mask.rows, options)
@@ -114,7 +125,14 @@ def _yoso(query, key, value, mask: Mask, scaling, options) -> Tensor:
     return yoso_attention(query, key, value, mask.keys, causal_offset=past, **options)
 
 
-def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
+def _lsh(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> Tensor:
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
     if query.shape[2] == 1 and not KINDS["lsh"].depends_on_positions(options):
@@ -124,7 +142,9 @@ def _lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     return _collided(query, key, value, mask, options)
 
 
-def _exact_step(query, key, value, mask: Mask, scaling) -> Tensor:
+def _exact_step(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float | None
+) -> Tensor:
     """Softmax attention of a single query, which sees all keys but for the mask."""
     keys, _, bias, pairs = mask.of_pairs(1)
     visible = None if keys is None else keys[:, None, None]
@@ -137,12 +157,19 @@ def _exact_step(query, key, value, mask: Mask, scaling) -> Tensor:
     if bias is not None:
         scores = bias.to(query.dtype)
         scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
-    own = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
+    own: dict[str, Any] = {"scale": scaling, "enable_gqa": key.shape[1] != query.shape[1]}
     out = F.scaled_dot_product_attention(query, key, value, scores, **own)
     return out if visible is None else out.masked_fill(~visible.any(-1, keepdim=True), 0)
 
 
-def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
+def _bert_lsh(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask,
+    scaling: float | None,
+    options: dict[str, Any],
+) -> Tensor:
     if not (mask.is_causal or mask.is_dense or mask.starts is not None):
         return bert_lsh_attention(query, key, value, mask.keys, scale=scaling, **options)
     # Without the quirks of its paper it is lsh_attention without weights, which takes these masks.
@@ -158,7 +185,9 @@ def _bert_lsh(query, key, value, mask: Mask, scaling, options) -> Tensor:
     return _collided(query, key, value, mask, options)
 
 
-def _collided(query, key, value, mask: Mask, options) -> Tensor:
+def _collided(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, options: dict[str, Any]
+) -> Tensor:
     if mask.is_dense:
         return dense_lsh_attention(query, key, value, *mask.of_pairs(query.shape[2]), **options)
     if mask.starts is not None:
@@ -167,11 +196,14 @@ def _collided(query, key, value, mask: Mask, options) -> Tensor:
 
 
 @torch.compiler.disable  # a graph can't know the lengths
-def _by_sequence(query, key, value, starts, options) -> Tensor:
+def _by_sequence(
+    query: Tensor, key: Tensor, value: Tensor, starts: Tensor, options: dict[str, Any]
+) -> Tensor:
     """Each packed sequence by itself."""
     lengths = starts.diff().tolist()
     parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    return torch.cat([lsh_attention(*part, is_causal=True, **options) for part in parts], 2)
+    outs = [lsh_attention(q, k, v, is_causal=True, **options) for q, k, v in parts]
+    return torch.cat(outs, 2)
 
 
 _ATTEND = {"yoso": _yoso, "lsh": _lsh, "bert_lsh": _bert_lsh}

@@ -19,7 +19,8 @@ mask may be shorter than the keys: those beyond are the free places of a static 
 """
 
 import inspect
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Mask(NamedTuple):
         return self.keys, self.is_causal, bias, pairs
 
 
-def mask_function(name: str, takes_pairs: bool):
+def mask_function(name: str, takes_pairs: bool) -> Callable[..., Tensor]:
     """What `AttentionMaskInterface` registers under `name`."""
 
     def mask(
@@ -68,14 +69,14 @@ def mask_function(name: str, takes_pairs: bool):
         kv_length: int,
         q_offset: int | Tensor = 0,
         kv_offset: int | Tensor = 0,
-        mask_function=masking_utils.causal_mask_function,
+        mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
         attention_mask: Tensor | None = None,
         local_size: int | None = None,
         use_vmap: bool = False,
         allow_is_causal_skip: bool | None = None,
         allow_is_bidirectional_skip: bool | None = None,
         device: torch.device | str = "cpu",
-        **_,
+        **_: Any,
     ) -> Tensor:
         keys = _padding(attention_mask, kv_offset, kv_length)
         sizes = batch_size, q_length, kv_length, q_offset, kv_offset
@@ -104,7 +105,7 @@ def mask_function(name: str, takes_pairs: bool):
         if pattern == "bidirectional":
             return _key_mask(keys, batch_size, kv_length, device)
         if takes_pairs or whole:
-            pairs = masking_utils.sdpa_mask(
+            pairs: Any = masking_utils.sdpa_mask(
                 *sizes,
                 mask_function=mask_function,
                 attention_mask=attention_mask,
@@ -210,17 +211,19 @@ def _keys(keys: Tensor, query: Tensor) -> Tensor:
     return keys.expand(query.shape[0], -1)
 
 
-def _padding(mask: Tensor | None, kv_offset, kv_length: int) -> Tensor | None:
+def _padding(mask: Tensor | None, kv_offset: int | Tensor, kv_length: int) -> Tensor | None:
     """The padding mask of the keys at hand, bool (B, kv_length)."""
     if mask is None:
         return None
-    mask = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
+    padded: Any = masking_utils.prepare_padding_mask(mask, kv_length, kv_offset)
     if isinstance(kv_offset, Tensor):
         kv_offset = int(kv_offset)
-    return mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+    return padded[:, kv_offset : kv_offset + kv_length].to(torch.bool)
 
 
-def _key_mask(keys: Tensor | None, batch_size: int, n_keys: int, device) -> Tensor:
+def _key_mask(
+    keys: Tensor | None, batch_size: int, n_keys: int, device: torch.device | str
+) -> Tensor:
     if keys is None:
         keys = torch.ones(batch_size, n_keys, dtype=torch.bool, device=device)
     return keys[:, None, None, :]
@@ -233,7 +236,7 @@ def _causal(
     kv_length: int,
     q_offset: int | Tensor,
     kv_offset: int | Tensor,
-    device,
+    device: torch.device | str,
 ) -> Tensor:
     if q_length == 1:
         seen = torch.arange(kv_length, device=device) + kv_offset <= q_offset
@@ -258,14 +261,14 @@ _untraced_causal = torch.compiler.disable(_causal)
 
 @torch.compiler.disable
 def _pattern(
-    function,
+    function: Callable[..., Any],
     batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor,
     kv_offset: int | Tensor,
     keys: Tensor | None,
-    device,
+    device: torch.device | str,
     whole_window: bool,
 ) -> str | Tensor:
     """Of a pattern made of several: its mask, the name of a simple pattern that it equals at these
@@ -313,7 +316,7 @@ def _band(
     first_query: int,
     back: int,
     ahead: int,
-    device,
+    device: torch.device | str,
 ) -> Tensor:
     """A query sees the keys less than `back` positions before it and up to `ahead` behind it."""
     row = torch.arange(n_keys, dtype=torch.int32, device=device) - first_query
@@ -324,12 +327,14 @@ def _band(
 
 
 @torch.compiler.disable  # with a static cache the offset is a tensor
-def _up_to_the_last_query(pairs: Tensor, q_length: int, q_offset, kv_offset) -> Tensor:
+def _up_to_the_last_query(
+    pairs: Tensor, q_length: int, q_offset: int | Tensor, kv_offset: int | Tensor
+) -> Tensor:
     """Without the free places of a static cache: the last query stands at the last key."""
     return pairs[..., : int(q_offset) + q_length - int(kv_offset)]
 
 
-def _parts(function) -> list[tuple[str, dict]]:
+def _parts(function: Callable[..., Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """The mask functions of transformers whose intersection a function is: the name of what made
     each, and the values that it holds. A function of another origin has the name it has."""
     name = function.__qualname__.split(".<locals>")[0]
@@ -353,6 +358,7 @@ def _starts(sequences: Tensor) -> Tensor:
 def align(key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Mask]:
     """Moves the free places of a static cache to the front, so that the query's key is the last."""
     n_keys = mask.n_keys
+    assert mask.keys is not None
     free = mask.keys.any(0).flip(0).byte().argmax()
     order = (torch.arange(n_keys, device=key.device) - free) % n_keys
     bias = mask.bias if mask.bias is None else mask.bias.index_select(-1, order)

@@ -1,5 +1,7 @@
 """transformers' own YOSO models, made to compute what their configs say."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.models.yoso import modeling_yoso
@@ -13,11 +15,13 @@ from lshkit.torch_ops.assertions import may_be_read, require
 logger = logging.get_logger(__name__)
 
 
-def repair(model: nn.Module, seed: int) -> nn.Module:
+def repair(model: nn.Module, seed: int) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     seed = checks.integer("seed", seed, 0, 2**62)
-    layers = [m for m in model.modules() if isinstance(m, modeling_yoso.YosoSelfAttention)]
+    layers: list[Any] = [
+        m for m in model.modules() if isinstance(m, modeling_yoso.YosoSelfAttention)
+    ]
     if not layers:
         known = ", ".join(name for name in modeling_yoso.__all__ if name != "YosoPreTrainedModel")
         raise ValueError(
@@ -28,7 +32,6 @@ def repair(model: nn.Module, seed: int) -> nn.Module:
     for i, layer in enumerate(layers):
         layer.__class__ = RepairedSelfAttention
         layer.hash_seed = seed + i
-    return model
 
 
 class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
@@ -39,7 +42,14 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
     no weights. An even conv_window has its larger half before the token.
     """
 
-    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+    hash_seed: int
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[Tensor | None, ...]:
         if output_attentions:
             logger.warning_once("YOSO has no attention weights to return: they are never formed")
         heads = self.num_attention_heads, self.attention_head_size
@@ -56,7 +66,7 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
         context = context.transpose(1, 2).flatten(2)
         return (context, None) if output_attentions else (context,)
 
-    def _attend(self, query, key, value, mask) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         inputs = query, key, value, mask
         expected = Expected(n_bits=self.hash_code_len, gradient="lower_bound")
         if self.use_expectation:
@@ -76,7 +86,7 @@ class RepairedSelfAttention(modeling_yoso.YosoSelfAttention):
             sums = yoso_attention(*inputs, estimator=sampled, seed=seed, normalize=None)
         return unit_rows(sums + (mean - mean.detach()))
 
-    def _convolve(self, value, mask) -> Tensor:
+    def _convolve(self, value: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             value = torch.where(mask[:, None, :, None], value, 0)
         return self.conv(value)[:, :, : value.shape[2]]

@@ -11,7 +11,6 @@
 
 namespace lshkit::cuda {
 
-bool available();             // a GPU that the kernels run on
 const char* architectures();  // that machine code was compiled for
 // Null, or why no kernel can run on this device.
 const char* refusal(int device);

@@ -1,0 +1,41 @@
+"""The base class of the methods that measure single rows, in the type that the rows have."""
+
+import abc
+
+import numpy as np
+
+from lshkit.kde.method import Estimate, Method
+from lshkit.kde.sums import PermutedRows
+
+
+class RowsInType(Method):
+    """A method that answers queries which the type of its `permuted` rows does not hold exactly.
+
+    Distances from such a query would be wrong, or infinite; rows beside it there are none.
+    """
+
+    permuted: PermutedRows
+
+    def sampled(
+        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
+    ) -> Estimate:
+        held = self.permuted.hold(queries)
+        if held.all():
+            return self._sampled(queries, threads, stop)
+        n = len(queries)
+        out = Estimate(np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n, np.int64))
+        if held.any():
+            out[held] = self._sampled(queries[held], threads, stop)
+        rest = queries[~held]
+        last = len(self.permuted) if stop is None else stop
+        if last == len(self.training.X):
+            sums = self.training.sums(rest, threads, in_blocks=False)
+        else:  # those before `stop`, or all but a block
+            sums = self.permuted.sums(rest, 0, last, threads)
+        rows = np.full(len(rest), last)
+        out[~held] = Estimate(sums.shift, sums.total / self.training.total, 0.0 * sums.total, rows)
+        return out
+
+    @abc.abstractmethod
+    def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
+        """The same of queries that the rows' type holds."""
