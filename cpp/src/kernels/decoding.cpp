@@ -99,10 +99,14 @@ struct Head {
                           const Visit& visit) const {
     const index_t start = row * d.n_hashes * c.n_probes;
     const Code* codes = static_cast<const Code*>(c.codes) + start;
-    const float* weights = c.weights ? c.weights + start : nullptr;
+    if (!c.weights) {
+      for (index_t h = first; h < last; ++h) visit(h * d.n_buckets + codes[h], 1.0f);
+      return;
+    }
+    const float* weights = c.weights + start;
     for (index_t h = first; h < last; ++h)
       for (index_t a = h * c.n_probes; a < (h + 1) * c.n_probes; ++a)
-        visit(h * d.n_buckets + codes[a], weights ? weights[a] : 1.0f);
+        visit(h * d.n_buckets + codes[a], weights[a]);
   }
 
   LSHKIT_INLINE void add(index_t row, index_t first, index_t last) const {

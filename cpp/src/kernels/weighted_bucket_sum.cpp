@@ -162,9 +162,11 @@ struct Run {
     reduce_dots<T>(partial, p.scale, p.accumulate_dots, to, count);
   }
 
-  // One function for any Sum and Dots.
-  LSHKIT_NOINLINE void add_all() const {
-    for (index_t j = 0; j < p.add.count; ++j) add(j);
+  // One function for any Sum and Dots. Static: where a function takes the address of a Run, its
+  // members stay in memory.
+  LSHKIT_NOINLINE static void add_all(const WeightedPass<T>& p) {
+    const Run run{p};
+    for (index_t j = 0; j < p.add.count; ++j) run.add(j);
   }
   template <bool Sum, bool Dots>
   LSHKIT_INLINE void rows() {
@@ -172,7 +174,7 @@ struct Run {
       return take_turns(
           p.order, p.add.count, p.read.count, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
           [&](index_t i) LSHKIT_ALWAYS_INLINE { read<Sum, Dots>(i); });
-    add_all();
+    add_all(p);
     for (index_t i = 0; i < p.read.count; ++i) read<Sum, Dots>(i);
   }
   LSHKIT_INLINE void all() {
