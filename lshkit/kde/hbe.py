@@ -14,7 +14,7 @@ import numpy as np
 from lshkit import checks, hashing
 from lshkit.buckets import HashTables, pair_distances, pair_products
 from lshkit.hashing.family import HashFamily
-from lshkit.kde.held import RowsInType
+from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
 from lshkit.kde.sums import PermutedRows, Sums, sums_of_pairs
@@ -32,7 +32,7 @@ TRIAL_DRAWS = 64
 DRAW, HASH = 150.0, 5.0
 
 
-class HashedDraws(RowsInType):
+class HashedDraws(ExactFarQueries):
     """buckets: hash tables of all rows but the first, a draw from each.
 
     The first rows, the pilot's, and the last, those of calibration, are summed.

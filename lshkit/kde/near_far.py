@@ -14,7 +14,7 @@ import numpy as np
 
 from lshkit import checks
 from lshkit.kde.cells import Cells
-from lshkit.kde.held import RowsInType
+from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
 from lshkit.kde.random_sampling import cheapest_sample, expand, stages_of
 from lshkit.kde.sums import PermutedRows, Sums
@@ -33,7 +33,7 @@ CENTRE, PROBE, NEAR = 1.2, 30.0, 4.0
 LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
-class NearFar(RowsInType):
+class NearFar(ExactFarQueries):
     """`RandomSampling` with the near rows taken out of history and samples.
 
     cells: of all rows. n_probes: the rows of so many cells, those nearest to a query, are near.

@@ -1,4 +1,4 @@
-"""The base class of the methods that measure single rows, in the type that the rows have."""
+"""The base class of methods that measure single rows: queries too far off are summed exactly."""
 
 import abc
 
@@ -8,7 +8,7 @@ from lshkit.kde.method import Estimate, Method
 from lshkit.kde.sums import PermutedRows
 
 
-class RowsInType(Method):
+class ExactFarQueries(Method):
     """A method that answers queries which the type of its `permuted` rows does not hold exactly.
 
     Distances from such a query would be wrong, or infinite; rows beside it there are none.
