@@ -265,8 +265,8 @@ class Hashed(Estimator):
         if call.heads is None or "planes" in parameters:  # which are those of the call's heads
             return self.hash_functions(n_heads, columns, parameters, seed, device)
         first, of_all = call.heads
-        planes, *family = self.hash_functions(of_all, columns, parameters, seed, device)
-        return planes[first : first + n_heads], *family
+        planes, *sizes = self.hash_functions(of_all, columns, parameters, seed, device)
+        return planes[first : first + n_heads], sizes[0], sizes[1], sizes[2]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -86,9 +86,9 @@ def yoso_attention(
         causal_offset: position of query 0 among the keys, with is_causal. None: N_k - N_q, so that
             the last query sees all keys, as with a cache (`scaled_dot_product_attention` has 0
             there, which is the same where N_q = N_k). None with cu_seqlens.
-        context_parallel: a `lshkit.distributed.ContextParallel`, where the tensors are a rank's rows
-            of a sequence that is spread over ranks. N_q and N_k of what is said here are then the
-            lengths of the whole sequence, the mask is that of the rank's keys, and cu_seqlens goes
+        context_parallel: a `lshkit.distributed.ContextParallel`, where the tensors are a rank's
+            rows of a sequence that is spread over ranks. In what is said here N_q and N_k are then
+            the lengths of the whole sequence; attn_mask is that of the rank's keys, cu_seqlens goes
             to the `ContextParallel`. All ranks must call.
 
     Returns:
@@ -100,7 +100,7 @@ def yoso_attention(
             row has a norm above sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels.
     """
-    arguments = (
+    arguments: tuple[Any, ...] = (
         *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, estimator),
         *(parameters, normalize, seed, cu_seqlens, cu_seqlens_k, causal_offset),
     )
@@ -118,15 +118,18 @@ def _across_ranks(context_parallel: Any, *arguments: Any) -> Tensor:
         got = type(context_parallel).__name__
         raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
     *rest, cu_seqlens, cu_seqlens_k, causal_offset = arguments
-    with context_parallel.refusals():
+
+    def checked() -> tuple[Estimator, Call]:
         if cu_seqlens is not None or cu_seqlens_k is not None:
             raise ValueError(
-                "cu_seqlens must be None with context_parallel: give those of the whole sequence to "
-                "ContextParallel(cu_seqlens=...)"
+                "cu_seqlens must be None with context_parallel: give those of the whole sequence "
+                "to ContextParallel(cu_seqlens=...)"
             )
         if context_parallel.cu_seqlens is not None and causal_offset is not None:
             raise ValueError(f"causal_offset must be None with cu_seqlens, got {causal_offset!r}")
-        estimator, call = _checked_call(*rest, None, None, causal_offset or 0)
+        return _checked_call(*rest, None, None, 0 if causal_offset is None else causal_offset)
+
+    estimator, call = context_parallel.checked(checked)
     return _like(rest[0], context_parallel.attend(estimator, call, causal_offset))
 
 

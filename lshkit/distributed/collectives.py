@@ -127,8 +127,8 @@ def _move(
     row = batch * heads * columns
     out = x.new_zeros((batch, heads, rows, columns), dtype=dtype)
     parts = [x[:, :, at : at + n] for spans in send for at, n in spans]
-    sizes = [[row * sum(n for _, n in spans) for spans in side] for side in (send, receive)]
-    arrived = ranks.all_to_all(_flat(parts, x), *sizes)
+    sent, awaited = ([row * sum(n for _, n in s) for s in side] for side in (send, receive))
+    arrived = ranks.all_to_all(_flat(parts, x), sent, awaited)
     position = 0
     for spans in receive:
         for at, n in spans:

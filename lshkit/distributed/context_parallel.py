@@ -5,9 +5,8 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from lshkit import _torch  # noqa: F401  (says how to get torch)
 
@@ -34,6 +33,7 @@ from lshkit.distributed.rows import LAYOUTS, Rows
 
 EXCHANGES = ("auto", "tables", "keys", "heads")
 REFUSED = -1  # the digest of a rank whose arguments are wrong
+T = TypeVar("T")
 LOGGER = logging.getLogger("lshkit.distributed")
 
 
@@ -150,6 +150,7 @@ class ContextParallel:
         out = fetch(self._ranks, rows, plan)
         return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
 
+    @torch.compiler.disable(reason="ranks exchange rows")
     def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int]]:
         """Each chunk of this rank's x `(B, H, n, D)` with the rows around it, for a convolution.
 
@@ -159,33 +160,32 @@ class ContextParallel:
         """
         lengths = self._ranks.all_gather(torch.tensor([x.shape[2]], device=x.device))
         held = Rows(lengths.flatten().tolist(), self.layout)
-        spans = [
-            [(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks
-        ]
+        spans = [[(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks]
         plan = fetch_plan(self.rank, held, spans)
         rows = fetch(self._ranks, x, plan)
         parts, position = [], 0
         for a, b, local in held.chunks[self.rank]:
-            if a < b:
-                size = before + b - a + after
-                parts.append((rows[:, :, position : position + size], local, local + b - a))
-                position += size
+            size = before + b - a + after if a < b else 0
+            parts.append((rows[:, :, position : position + size], local, local + b - a))
+            position += size
         return parts
 
     # --- Attention --------------------------------------------------------------------------------
 
-    @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Tells the other ranks of an error that is raised within, so that they raise one too."""
+    @torch.compiler.disable(reason="ranks exchange what they agree on")
+    def checked(self, check: Callable[..., T], *args: Any) -> T:
+        """What check returns. An error that it raises is raised on the other ranks, too."""
         try:
-            yield
+            return check(*args)
         except (TypeError, ValueError, NotImplementedError) as error:
             self._agree({}, [REFUSED, 0, 0, 0, 0], str(error))
             raise
 
     def attend(self, estimator: Estimator, call: Call, causal_offset: int | None) -> Tensor:
-        """What `yoso_attention` returns for this rank's rows: the call is checked, its causal offset
-        is not yet resolved."""
+        """What `yoso_attention` returns for this rank's rows.
+
+        The call is checked, and its causal offset not yet resolved.
+        """
         call = _cast(call)
         seed = int(seed_tensor(call.seed))
         n_rows = call.query.shape[2], call.key.shape[2]
@@ -250,7 +250,8 @@ class ContextParallel:
     def _agree(
         self, description: dict[str, Any], header: list[int], refusal: str | None = None
     ) -> list[list[int]]:
-        """All ranks' headers: digest, seed, rows of queries and of keys, whether there is a mask."""
+        """All ranks' headers: digest, seed, rows of queries and of keys, and whether it has a
+        mask."""
         place = torch.device("cpu")
         if "nccl" in str(dist.get_backend(self.group)):
             place = torch.device("cuda", torch.cuda.current_device())
@@ -406,7 +407,8 @@ def _group_of(given: Any) -> dist.ProcessGroup:
         return given.get_group()
     if not isinstance(given, dist.ProcessGroup):
         raise TypeError(
-            f"group_or_mesh must be a ProcessGroup, a DeviceMesh or None, got {type(given).__name__}"
+            f"group_or_mesh must be a ProcessGroup, a DeviceMesh or None, got "
+            f"{type(given).__name__}"
         )
     if dist.get_rank(given) < 0:
         raise ValueError("group_or_mesh must be a group that this rank belongs to")

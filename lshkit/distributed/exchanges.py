@@ -1,5 +1,6 @@
 """The ways in which ranks compute the attention of a sequence that is spread over them."""
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ class Sequences(NamedTuple):
     offset: int  # query i of all sees the keys j <= i + offset
 
     def runs(self, rank: int) -> list[Run]:
-        return runs_of(rank, self.queries, self.keys.total, self.starts, self.is_causal, self.offset)
+        n_keys = self.keys.total
+        return runs_of(rank, self.queries, n_keys, self.starts, self.is_causal, self.offset)
 
     def wanted(self, rank: int) -> list[tuple[int, int]]:
         """Ranges of the keys that a rank's queries need."""
@@ -176,8 +178,6 @@ def _border_runs(rank: int, where: Sequences) -> list[tuple[int, int, int, int]]
 
 def _sequences_of(starts: Sequence[int], start: int, stop: int) -> list[int]:
     """The first and the last sequence, empty ones aside, that have rows within [start, stop)."""
-    import bisect
-
     if start == stop:
         return []
     first = bisect.bisect_right(starts, start) - 1
@@ -216,12 +216,13 @@ def attend_by_tables(ranks: Ranks, estimator: Hashed, call: Call, where: Sequenc
     value = call.value
     if call.normalize == "sum":
         value = torch.nn.functional.pad(value, (0, 1), value=1.0)  # the sum of the weights
-    planes, *family = estimator.functions_of(call)
+    planes, family, n_bits, n_hashes = estimator.functions_of(call)
     sharpness = None
     if isinstance(estimator, Soft):
         sharpness = estimator.sharpness_of(call).to(torch.float32)
-    functions = tables.Functions(planes, *family, sharpness, *estimator.probes())
-    rows = tables.Rows(call.query, call.key, value, call.key_mask)
+    sizes = family, n_bits, n_hashes
+    functions = tables.Functions(planes, *sizes, sharpness, *estimator.probes())
+    rows = tables.Inputs(call.query, call.key, value, call.key_mask)
     # Without a gradient a pass over a slot's rows does all: what it reads is normalised, too.
     code = torch_ops.NORMALIZE[call.normalize] if call.normalize == "l2" else 0
     fused = not differentiated and (where.is_causal or code != 0)

@@ -27,6 +27,7 @@ class Rows:
     def __init__(self, lengths: Sequence[int], layout: str) -> None:
         self.lengths = tuple(lengths)
         self.total = sum(self.lengths)
+        self.chunks: list[tuple[Chunk, ...]]
         ranks = len(self.lengths)
         if layout == "contiguous":
             starts = list(accumulate(self.lengths, initial=0))

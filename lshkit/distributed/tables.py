@@ -22,7 +22,7 @@ from lshkit.torch_ops.library import code_dtype
 
 # Tables of the heads in flight, which are in memory twice. Others wait.
 TABLE_BYTES = 2**28
-# Rows whose soft codes are in memory at once in the backward pass.
+# Inputs whose soft codes are in memory at once in the backward pass.
 CODE_ROWS = 2**15
 
 Span = tuple[int, int]  # local rows [first, last)
@@ -64,7 +64,7 @@ class Functions(NamedTuple):
         return self._replace(query_probes=self.key_probes, key_probes=self.query_probes)
 
 
-class Rows(NamedTuple):
+class Inputs(NamedTuple):
     query: Tensor  # (B, H, n_q, D)
     key: Tensor  # (B, H_k, n_k, D)
     value: Tensor  # (B, H_k, n_k, columns)
@@ -72,61 +72,67 @@ class Rows(NamedTuple):
 
 
 def attend_by_tables(
-    ranks: Ranks, plan: Plan, rows: Rows, functions: Functions, normalize: int, own: bool
+    ranks: Ranks, plan: Plan, inputs: Inputs, functions: Functions, normalize: int, own: bool
 ) -> Tensor:
     """The mean over the hashes of the sums that the queries read, `(B, H, n_q, columns)` float32.
 
-    Rows outside the slots are zeros. own: causal queries read the keys j <= i of their own slot
+    Inputs outside the slots are zeros. own: causal queries read the keys j <= i of their own slot
     too, in the same pass; this and a normalisation are not differentiable.
     """
     if not own and not normalize:
-        return _TableSums.apply(*rows, functions.planes, functions.sharpness, functions, ranks, plan)
+        learnt = functions.planes, functions.sharpness
+        out: Tensor = _TableSums.apply(*inputs, *learnt, functions, ranks, plan)
+        return out
     with torch.no_grad():
-        return _forward(ranks, plan, _floats(rows), functions, normalize, own)
+        return _forward(ranks, plan, _floats(inputs), functions, normalize, own)
 
 
-def _floats(rows: Rows) -> Rows:
-    query, key, value = (x.detach().to(torch.float32) for x in rows[:3])
-    return Rows(*(x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value)), rows[3])
+def _floats(inputs: Inputs) -> Inputs:
+    query, key, value = (x.detach().to(torch.float32) for x in inputs[:3])
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    return Inputs(query, key, value, inputs.key_mask)
 
 
 # --- Heads in flight ------------------------------------------------------------------------------
 
 
 class _Part(NamedTuple):
-    """Rows of some sequences and key heads, whose tables are in memory together."""
+    """Inputs of some sequences and key heads, whose tables are in memory together."""
 
-    rows: Rows
+    inputs: Inputs
     functions: Functions
     out: Any  # of the same heads: views to write to
 
     @property
     def units(self) -> int:
-        return self.rows.key.shape[0] * self.rows.key.shape[1]
+        return self.inputs.key.shape[0] * self.inputs.key.shape[1]
 
     def new_tables(self, slots: int) -> Tensor:
-        f, value = self.functions, self.rows.value
+        f, value = self.functions, self.inputs.value
         shape = slots, self.units, f.n_hashes, 2**f.n_bits, value.shape[-1]
         return value.new_zeros(shape)
 
 
 def _parts(
-    rows: Rows, functions: Functions, slots: int, outs: Sequence[tuple[Tensor, bool]]
+    inputs: Inputs, functions: Functions, slots: int, outs: Sequence[tuple[Tensor, bool]]
 ) -> Iterator[_Part]:
     """outs: tensors (B, heads, ...), and whether their heads are those of queries."""
-    batch, heads = rows.key.shape[:2]
-    group = rows.query.shape[1] // max(1, heads)
-    table = 4 * functions.n_hashes * 2**functions.n_bits * rows.value.shape[-1] * max(1, slots)
+    batch, heads = inputs.key.shape[:2]
+    group = inputs.query.shape[1] // max(1, heads)
+    table = 4 * functions.n_hashes * 2**functions.n_bits * inputs.value.shape[-1] * max(1, slots)
     at_once = max(1, TABLE_BYTES // max(1, table))
     sequences, heads_at_once = max(1, at_once // max(1, heads)), min(heads, at_once)
     for b in range(0, batch, sequences):
         for h in range(0, heads, heads_at_once):
             some, those = slice(b, b + sequences), slice(h, h + heads_at_once)
             of_queries = slice(h * group, (h + heads_at_once) * group)
-            mask = None if rows.key_mask is None else rows.key_mask[some]
+            mask = None if inputs.key_mask is None else inputs.key_mask[some]
             yield _Part(
-                Rows(
-                    rows.query[some, of_queries], rows.key[some, those], rows.value[some, those], mask
+                Inputs(
+                    inputs.query[some, of_queries],
+                    inputs.key[some, those],
+                    inputs.value[some, those],
+                    mask,
                 ),
                 functions.of_heads(those),
                 [x[some, of_queries if queries else those] for x, queries in outs],
@@ -168,8 +174,13 @@ def _decode(
     is_causal: bool = False,
 ) -> None:
     _C.decode(
-        *(tables, None, batch, f.planes, f.family, f.n_bits, f.n_hashes, f.sharpness),
-        *(f.query_probes, f.key_probes, normalize, query, key, value, mask, is_causal, out),
+        *(tables, None, batch, f.planes),
+        *(f.family, f.n_bits, f.n_hashes),
+        f.sharpness,
+        *(f.query_probes, f.key_probes, normalize),
+        *(query, key, value, mask),
+        is_causal,
+        out,
         torch.get_num_threads(),
     )
 
@@ -180,9 +191,9 @@ def _decode(
 def _summed_tables(ranks: Ranks, plan: Plan, part: _Part) -> Tensor:
     """(slots, units, n_hashes, buckets, columns): what the queries of each slot read."""
     tables = part.new_tables(plan.n_slots)
-    rows = part.rows
+    inputs = part.inputs
     for slot, (_, keys) in zip(tables, plan.slots, strict=False):
-        _add(slot, part.functions, rows.key, rows.value, rows.key_mask, keys)
+        _add(slot, part.functions, inputs.key, inputs.value, inputs.key_mask, keys)
     order = "before" if plan.is_causal else "all"
     sum_tables(ranks, _by_unit(tables), plan.chains, order)
     return tables
@@ -193,12 +204,12 @@ def _by_unit(tables: Tensor) -> Tensor:
 
 
 def _forward(
-    ranks: Ranks, plan: Plan, rows: Rows, functions: Functions, normalize: int, own: bool
+    ranks: Ranks, plan: Plan, inputs: Inputs, functions: Functions, normalize: int, own: bool
 ) -> Tensor:
-    out = rows.query.new_zeros((*rows.query.shape[:3], rows.value.shape[-1]))
-    for part in _parts(rows, functions, plan.n_slots, [(out, True)]):
+    out = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[-1]))
+    for part in _parts(inputs, functions, plan.n_slots, [(out, True)]):
         tables = _summed_tables(ranks, plan, part)
-        f, (query, key, value, mask) = part.functions, part.rows
+        f, (query, key, value, mask) = part.functions, part.inputs
         for slot, (queries, keys) in zip(tables, plan.slots, strict=False):
             for (a, b), (c, d) in zip(queries, keys, strict=True):
                 if a == b:
@@ -236,8 +247,8 @@ class _TableSums(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(query, key, value, key_mask, planes, sharpness)
         ctx.rest = functions, ranks, plan
-        rows = _floats(Rows(query, key, value, key_mask))
-        return _forward(ranks, plan, rows, functions, 0, False)
+        inputs = _floats(Inputs(query, key, value, key_mask))
+        return _forward(ranks, plan, inputs, functions, 0, False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -245,21 +256,22 @@ class _TableSums(torch.autograd.Function):
         query, key, value, key_mask, planes, sharpness = ctx.saved_tensors
         functions, ranks, plan = ctx.rest
         functions = functions._replace(planes=planes, sharpness=sharpness)
-        rows = _floats(Rows(query, key, value, key_mask))
+        inputs = _floats(Inputs(query, key, value, key_mask))
         grad_out = grad_out.to(torch.float32).contiguous()
         soft = sharpness is not None
-        grads = [torch.zeros_like(x) for x in rows[:3]]
+        grads = [torch.zeros_like(x) if soft else x for x in inputs[:2]]
+        grads.append(torch.zeros_like(inputs.value))
         grad_planes = torch.zeros_like(planes) if ctx.needs_input_grad[4] else None
         grad_sharpness = torch.zeros_like(sharpness) if soft else None
-        outs = [(rows.query, True), (grad_out, True), (grads[0], True)]
+        outs = [(inputs.query, True), (grad_out, True), (grads[0], True)]
         outs += [(grads[1], False), (grads[2], False)]
         heads = torch.arange(key.shape[1]).expand(key.shape[0], -1)
-        for part in _parts(rows, functions, plan.n_slots, [*outs, (heads, False)]):
+        for part in _parts(inputs, functions, plan.n_slots, [*outs, (heads, False)]):
             _backward(ranks, plan, part, grad_planes, grad_sharpness)
-        if not soft:
-            grads[0] = grads[1] = None
         return (
-            *(None if g is None else g.to(x.dtype) for g, x in zip(grads, ctx.saved_tensors[:3])),
+            grads[0].to(query.dtype) if soft else None,
+            grads[1].to(key.dtype) if soft else None,
+            grads[2].to(value.dtype),
             *(None, grad_planes, grad_sharpness, None, None, None),
         )
 
@@ -273,10 +285,10 @@ def _backward(
 ) -> None:
     """Writes the gradients of one part's rows, and adds to those of the functions."""
     _, grad_out, grad_query, grad_key, grad_value, heads = part.out
-    query, key, value, mask = part.rows
+    query, key, value, mask = part.inputs
     f = part.functions
     soft = f.sharpness is not None
-    batch, group = key.shape[0], query.shape[1] // key.shape[1]
+    group = query.shape[1] // key.shape[1]
 
     def codes_of(x: Tensor, unit: int, probes: int) -> "_SoftRows":
         return _SoftRows(x, f, unit % key.shape[1], probes, grad_planes is not None)
