@@ -127,7 +127,8 @@ def _across_ranks(context_parallel: Any, *arguments: Any) -> Tensor:
             )
         if context_parallel.cu_seqlens is not None and causal_offset is not None:
             raise ValueError(f"causal_offset must be None with cu_seqlens, got {causal_offset!r}")
-        return _checked_call(*rest, None, None, 0 if causal_offset is None else causal_offset)
+        offset = 0 if causal_offset is None else causal_offset
+        return _checked_call(*(*rest, None, None, offset))
 
     estimator, call = context_parallel.checked(checked)
     return _like(rest[0], context_parallel.attend(estimator, call, causal_offset))

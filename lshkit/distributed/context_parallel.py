@@ -143,7 +143,7 @@ class ContextParallel:
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
         """The rows of all ranks in order, on every rank. Differentiable; all ranks must call."""
         x = x.movedim(dim, 0)
-        rows = x.reshape(1, 1, len(x), -1)
+        rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
         lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
         held = Rows(lengths.flatten().tolist(), self.layout)
         plan = fetch_plan(self.rank, held, [[(0, held.total)]] * self.size)

@@ -109,8 +109,7 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
     if outs:
         return torch.cat(outs, 2)
     # No rows, but the others await this rank's part in the backward pass.
-    shape = *call.query.shape[:3], call.value.shape[-1]
-    return both[:1, :1, :0, n_features:].expand(shape)
+    return both[:1, :1, :0, n_features:] + call.query[..., :1]
 
 
 # --- Tables ---------------------------------------------------------------------------------------
