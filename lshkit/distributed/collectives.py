@@ -43,7 +43,7 @@ class Ranks:
         out = x.new_empty((self.size, *x.shape))
         self.bytes_sent += x.nbytes * (self.size - 1)
         with _of_all(self.size):
-            dist.all_gather_into_tensor(out.flatten(), x.flatten(), group=self.group)
+            dist.all_gather(list(out.unbind()), x, group=self.group)
         return out
 
     def all_gather_object(self, value: Any) -> list[Any]:

@@ -290,7 +290,7 @@ def disagree(group, options):
     else:
         answer = None
     # The group goes on.
-    yoso_attention(cp.shard(query), cp.shard(key), cp.shard(value), seed=0, context_parallel=cp)
+    yoso_attention(*(cp.shard(x) for x in inputs()[:3]), seed=0, context_parallel=cp)
     return answer
 
 
