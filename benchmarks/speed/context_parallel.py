@@ -248,12 +248,12 @@ def main():
     add("--repeats", type=int, default=2, help="calls after the first")
     add("--longest-ring", type=int, default=16384, help="softmax takes minutes beyond")
     add("--simulated", type=int, nargs="+", default=[8, 64, 256, 1024])
-    add("--quick", action="store_true", help="two ranks, one short length")
+    add("--quick", action="store_true", help="two ranks, one short length, two heads")
     add("--json", type=pathlib.Path, help="results file")
     options = parser.parse_args()
     if options.quick:
-        options.ranks, options.lengths, options.byte_lengths = [1, 2], [2048], [4096]
-        options.repeats, options.simulated = 1, [8]
+        options.ranks, options.lengths, options.byte_lengths = [1, 2], [1024], [4096]
+        options.repeats, options.simulated, options.heads = 1, [8], 2
     results = {}
     for size in options.ranks:
         with tempfile.TemporaryDirectory() as folder:

@@ -49,7 +49,8 @@ class ContextParallel:
     - "heads": all-to-all to whole sequences of a part of the heads, and back. Exact for every
       estimator and gradient, the same work on every rank; the ranks must divide the key heads.
     - "keys": every rank fetches the keys and values that its queries see and hashes them itself.
-      Exact for every estimator, but each rank computes with all the keys.
+      Exact for every estimator, but each rank computes with all the keys, and under a causal mask
+      with as many rows of queries.
     - "tables": the ranks sum tables of buckets, whose size does not depend on the length. For
       `Soft`, and for `Sampled` where queries and keys need no gradient: theirs has no such tables.
 
@@ -72,12 +73,8 @@ class ContextParallel:
 
     Attributes
     ----------
-    rank, size : int
-        Of the group.
     last_exchange, last_reason : str or None
         The exchange of the last call, and why.
-    bytes_sent : int
-        To other ranks, by this object, since it was made.
 
     Notes
     -----
@@ -112,14 +109,17 @@ class ContextParallel:
 
     @property
     def rank(self) -> int:
+        """Of this process in the group."""
         return self._ranks.rank
 
     @property
     def size(self) -> int:
+        """Ranks of the group."""
         return self._ranks.size
 
     @property
     def bytes_sent(self) -> int:
+        """To other ranks, by this object, since it was made."""
         return self._ranks.bytes_sent
 
     def __repr__(self) -> str:

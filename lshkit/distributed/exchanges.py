@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lshkit import torch_ops
 from lshkit.attention.call import Call
@@ -91,13 +92,19 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
                 break
             base += stop - start
         keys = slice(base + run.start, base + run.stop) if run.start < run.stop else slice(0)
-        starts = (run.query_starts, run.key_starts)
+        query, query_starts = call.query[:, :, run.first : run.last], run.query_starts
+        # A local window counts positions from the first key on: so many queries stand before.
+        before = run.offset if estimator.depends_on_position and not where.is_causal else 0
+        if before:
+            query = F.pad(query, (0, 0, before, 0))
+            query_starts = query_starts and [0, *(a + before for a in query_starts[1:])]
+        starts = (query_starts, run.key_starts)
         query_starts, key_starts = (
             None if x is None else torch.tensor(x, dtype=torch.int64, device=both.device)
             for x in starts
         )
         part = call._replace(
-            query=call.query[:, :, run.first : run.last],
+            query=query,
             key=both[:, :, keys, :n_features],
             value=both[:, :, keys, n_features:],
             key_mask=None if mask is None else mask[:, keys],
@@ -105,7 +112,7 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
             key_starts=key_starts,
             offset=run.offset if where.is_causal else 0,
         )
-        outs.append(estimator.attend(part))
+        outs.append(estimator.attend(part)[:, :, before:])
     if outs:
         return torch.cat(outs, 2)
     # No rows, but the others await this rank's part in the backward pass.
@@ -214,7 +221,7 @@ def attend_by_tables(ranks: Ranks, estimator: Hashed, call: Call, where: Sequenc
     )
     value = call.value
     if call.normalize == "sum":
-        value = torch.nn.functional.pad(value, (0, 1), value=1.0)  # the sum of the weights
+        value = F.pad(value, (0, 1), value=1.0)  # the sum of the weights
     planes, family, n_bits, n_hashes = estimator.functions_of(call)
     sharpness = None
     if isinstance(estimator, Soft):

@@ -69,8 +69,8 @@ def chunk_starts(total: int, parts: int) -> list[int]:
 class Run(NamedTuple):
     """Queries of a rank, local rows [first, last), with the keys [start, stop) that they need.
 
-    Query i of the run sees the keys j <= i + offset of it where attention is causal. Of packed
-    sequences: where they start among the queries and among the keys of the run.
+    offset: the position of the first query among these keys. Of packed sequences: where they start
+    among the queries and among the keys of the run.
     """
 
     first: int
@@ -116,7 +116,7 @@ def runs_of(
             )
         else:
             key_starts = [a - borders[0] for a in borders]
-            run = Run(local, local + stop - start, borders[0], borders[-1], 0)
+            run = Run(local, local + stop - start, borders[0], borders[-1], start - borders[0])
             runs.append(run._replace(query_starts=query_starts, key_starts=key_starts))
     return runs
 

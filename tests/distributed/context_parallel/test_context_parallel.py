@@ -112,9 +112,10 @@ def test_options_of_the_estimators(ranks):
         for more in ({"is_causal": True}, {"parameters": {"lift_scale": torch.tensor(70.0)}})
     ]
     cases += [
-        {"estimator": window, "exchange": exchange, "is_causal": causal, "inputs": four}
-        for exchange in ("heads", "keys")
+        {"estimator": window, "exchange": x, "is_causal": causal, "inputs": four, **more}
+        for x in ("heads", "keys")
         for causal in (False, True)
+        for more in ({}, {"cu_seqlens": STARTS, "layout": "head_tail"})
     ]
     cases += [
         {"estimator": Sampled(n_bits=5, n_hashes=8, gradient=gradient), "inputs": four}
