@@ -96,14 +96,14 @@ def relative(log_estimate, log_exact):
 
 def measure(source, n, kernel, width, seeds, n_queries):
     X = np.ascontiguousarray(source(n + n_queries, np.random.default_rng(0)), np.float32)
-    rows, queries = X[:n], X[n:]
+    rows, queries = X[:n], X[n:].astype(np.float64)  # so that log-densities are float64
     if kernel == "angular":
         shape = {"n_bits": width}
     else:
-        shape = {"bandwidth": data.bandwidth_for(kernel, rows, queries[:512], width)}
+        shape = {"bandwidth": data.bandwidth_for(kernel, rows, X[n : n + 512], width)}
     shape["normalize"] = False
     exact = LSHKernelDensity(kernel, algorithm="brute", **shape).fit(rows)
-    logs = exact.score_samples(queries.astype(np.float64))
+    logs = exact.score_samples(queries)
     found = {"data": name_of(source), "n": n, "d": X.shape[1], "kernel": kernel}
     found |= shape | {"median_kernel_mean": float(np.exp(np.median(logs)))}
     found["queries"] = len(queries)
