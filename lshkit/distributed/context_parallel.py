@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from lshkit import _torch  # noqa: F401  (says how to get torch)
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from lshkit.attention.across_ranks import AcrossRanks, T
 from lshkit.attention.arguments import autocast_device, check_choice, seed_tensor
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Sampled
@@ -33,11 +34,10 @@ from lshkit.distributed.rows import LAYOUTS, Rows
 
 EXCHANGES = ("auto", "tables", "keys", "heads")
 REFUSED = -1  # the digest of a rank whose arguments are wrong
-T = TypeVar("T")
 LOGGER = logging.getLogger("lshkit.distributed")
 
 
-class ContextParallel:
+class ContextParallel(AcrossRanks):
     """A sequence whose rows are spread over the ranks of a process group, for `yoso_attention`.
 
     Each rank calls `yoso_attention(..., context_parallel=cp)` with its own rows of queries, keys
