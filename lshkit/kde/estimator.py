@@ -192,8 +192,14 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         """
         return self._add(X, sample_weight)
 
-    def _add(self, X: Rows, sample_weight: Rows | None, all_rows: bool = False) -> Self:
-        """Adds rows; all_rows: no others are to come, so that a rule must suit them. self."""
+    def _add(
+        self, X: Rows, sample_weight: Rows | None, all_rows: bool = False, part: bool = False
+    ) -> Self:
+        """Adds rows; self.
+
+        all_rows: no others are to come, so that a rule must suit them. part: the result is merged
+        with others, so that weights may all be 0.
+        """
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
         streams = not keeps_rows(self.algorithm)
@@ -204,7 +210,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
                 f"stores none), got {self.algorithm!r}: use fit"
             )
         X = as_rows(self, X, first, self.kernel)
-        weights = as_weights(sample_weight, len(X), not first)
+        weights = as_weights(sample_weight, len(X), part or not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
