@@ -1,28 +1,30 @@
 """Beyond one machine: densities and samplers on Dask.
 
-Names load on first use: Dask is imported only for what needs it.
+Names load on first use, so that importing this package imports neither torch nor dask.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from lshkit.distributed.density import DaskKernelDensity as DaskKernelDensity
-    from lshkit.distributed.sampler import DaskLSHSampler as DaskLSHSampler
+if TYPE_CHECKING:  # the names that __getattr__ finds
+    from .density import DaskKernelDensity as DaskKernelDensity
+    from .sampler import DaskLSHSampler as DaskLSHSampler
 
-_NAMES = {
+_MODULES = {
     "DaskKernelDensity": "density",
     "DaskLSHSampler": "sampler",
 }
 
 
 def __dir__() -> list[str]:
-    return sorted(_NAMES)
+    return sorted(_MODULES)
 
 
 if not TYPE_CHECKING:  # else every name would be an attribute
 
     def __getattr__(name: str) -> Any:
-        if name in _NAMES:
-            return getattr(importlib.import_module(f"lshkit.distributed.{_NAMES[name]}"), name)
+        if name == "__all__":
+            return list(_MODULES)
+        if name in _MODULES:
+            return getattr(importlib.import_module(f"lshkit.distributed.{_MODULES[name]}"), name)
         raise AttributeError(f"module 'lshkit.distributed' has no attribute {name!r}")

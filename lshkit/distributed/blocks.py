@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from lshkit.distributed import _dask  # noqa: F401
+from lshkit.distributed._dask import (
+    Client,
+    Delayed,
+    da,
+    default_client,
+    delayed,
+    is_dask_collection,
+)
 from lshkit.typing import FloatArray
-
-# After _dask, which says how to install them.
-import dask  # isort: skip
-import dask.array as da  # isort: skip
-from distributed import Client, default_client  # isort: skip
-
-if TYPE_CHECKING:
-    from dask.delayed import Delayed
 
 FAN_IN = 8  # results that are combined in one task
 
@@ -112,14 +111,14 @@ def check_array(name: str, X: Any) -> da.Array:
 
 def is_dataframe(X: Any) -> bool:
     """Whether X is a Dask dataframe. Imports nothing: where it is one, it has been."""
-    return dask.is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
+    return is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
 
 
 def _frame_blocks(name: str, X: Any, sample_weight: Any) -> RowBlocks:
     rows = X.to_delayed()
     weights = [None] * len(rows)
     if sample_weight is not None:
-        if not (dask.is_dask_collection(sample_weight) and hasattr(sample_weight, "npartitions")):
+        if not (is_dask_collection(sample_weight) and hasattr(sample_weight, "npartitions")):
             raise TypeError(
                 f"sample_weight must be a Dask series like the dataframe {name}, got "
                 f"{type(sample_weight).__name__}"
@@ -142,7 +141,7 @@ def lengths_of(blocks: RowBlocks, client: Client) -> list[int]:
     """Rows of each block; computes the blocks of a dataframe."""
     if blocks.lengths is not None:
         return blocks.lengths
-    return results_of(client, [dask.delayed(len)(x) for x in blocks.rows])
+    return results_of(client, [delayed(len)(x) for x in blocks.rows])
 
 
 def results_of(client: Client, tasks: Sequence[Delayed]) -> list[Any]:
@@ -152,7 +151,7 @@ def results_of(client: Client, tasks: Sequence[Delayed]) -> list[Any]:
 
 def tree(parts: Sequence[Delayed], combine: Callable[[list[Any]], Any]) -> Delayed:
     """One result of all parts: `combine` of up to FAN_IN results in turn, in order."""
-    joined = dask.delayed(combine)
+    joined = delayed(combine)
     parts = list(parts)
     while len(parts) > 1:
         parts = [joined(parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]

@@ -6,9 +6,7 @@ import copy
 import numbers
 from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
-from dask.delayed import Delayed
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, clone
 from sklearn.utils import Tags, check_random_state
@@ -16,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
 from lshkit.distributed import scores, shards, sketches, tuning
+from lshkit.distributed._dask import Client, Delayed, delayed
 from lshkit.distributed.blocks import (
     RowBlocks,
     array_of,
@@ -36,7 +35,6 @@ from lshkit.kde.random_sampling import N_PILOT
 from lshkit.typing import RandomState
 
 if TYPE_CHECKING:
-    from distributed import Client
     from typing_extensions import Self
 
 
@@ -80,7 +78,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     report_ : dict
         Of the shards' pilot: "shrinkage", by how much the relative error of the sum is less than
         that of a shard, "rtol" of the shards, "error", the mean relative error of the sum on the
-        pilot's queries, and "shards": the algorithm and the reason of each.
+        pilot's queries, "least_error", a relative error which all state at least, and "shards": the
+        algorithm and the reason of each.
 
     Notes
     -----
@@ -225,8 +224,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _sketched(
         self, blocks: RowBlocks, parameters: dict[str, Any], client: Client
     ) -> LSHKernelDensity:
-        make = dask.delayed(sketches.of_block)
-        common = dask.delayed(parameters, traverse=False)
+        make = delayed(sketches.of_block)
+        common = delayed(parameters, traverse=False)
         pairs = zip(blocks.rows, blocks.weights, strict=True)
         parts = [make(common, rows, weights) for rows, weights in pairs]
         sketch = results_of(client, [tree(parts, sketches.merged)])[0]
@@ -254,7 +253,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         if not self._is_exact(n + earlier):
             picked = rng.choice(n, min(most, n // 8), replace=False)
         template = shards.template_of(parameters, blocks.n_features, blocks.feature_names)
-        common, make = dask.delayed(template, traverse=False), dask.delayed(shards.Rows)
+        common, make = delayed(template, traverse=False), delayed(shards.Rows)
         ends = np.cumsum(lengths)
         rows = []
         for block, weights, begin, end in zip(
@@ -291,8 +290,9 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         pairs = zip(self._rows, self._lengths, strict=True)
         heads = [x.of_pilot[: int(np.ceil(share * n))] for x, n in pairs]
         queries = np.concatenate(results_of(client, heads))
+        report: dict[str, Any] = {}
         if self._is_exact(self.n_samples_seen_) or len(queries) == 0:
-            made, found = tuning.exact_shards(client, self._rows, kernel), {}
+            made = tuning.exact_shards(client, self._rows, kernel)
         else:
             accuracy = Accuracy(float(self.rtol), 0.0, self.confidence)
             negligible = -np.inf
@@ -301,14 +301,17 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 norm = 0.0 if angular else self._log_normalizer()
                 negligible = float(np.log(self.atol) - np.log(self.rtol) + norm)
             asked = tuning.Asked(self.algorithm, accuracy, negligible)
-            made, found = tuning.tuned_shards(
+            made, report = tuning.tuned_shards(
                 client, self._rows, kernel, queries, asked, self._seed
             )
         facts = results_of(client, [x.facts() for x in made])
-        report = {"asked": self.algorithm, "n_samples": self.n_samples_seen_} | found
+        report |= {"asked": self.algorithm, "n_samples": self.n_samples_seen_}
         report["shards"] = [{"algorithm": x.algorithm, "reason": x.reason} for x in facts]
         self._log_weight = float(np.log(sum(x.weight for x in facts)))
-        self._nbytes, self._exact = sum(x.nbytes for x in facts), all(x.exact for x in facts)
+        self._nbytes = sum(x.nbytes for x in facts)
+        self._least_error: float | None = (
+            None if all(x.exact for x in facts) else report["least_error"]
+        )
         self._report, self._shards = report, made
 
     def _log_normalizer(self) -> float:
@@ -435,18 +438,18 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             if self._shards is None:  # on the scheduler, and from there on workers that need it
                 sketch = copy.copy(self._sketch)
                 sketch.set_params(n_jobs=self.n_jobs, batch_size=self.batch_size)
-                self._shards = [client.persist(dask.delayed(sketch, traverse=False))]
-            score = dask.delayed(scores.of_sketch)
+                self._shards = [client.persist(delayed(sketch, traverse=False))]
+            score = delayed(scores.of_sketch)
             parts = [score(self._shards[0], x, return_std, log_norm) for x in blocks.rows]
         else:
             assert self._shards is not None
             batch_size = checks.integer("batch_size", self.batch_size, 1)
-            scale = scores.Scale(self._log_weight, log_norm, self._exact, return_std)
-            check, answer = dask.delayed(shards.checked_queries), dask.delayed(shards.answer)
+            scale = scores.Scale(self._log_weight, log_norm, self._least_error, return_std)
+            check, answer = delayed(shards.checked_queries), delayed(shards.answer)
             names = getattr(self, "feature_names_in_", None)
             template = shards.template_of(self._parameters(), self.n_features_in_, names)
-            template = dask.delayed(template, traverse=False)
-            score = dask.delayed(scores.of_sums)
+            template = delayed(template, traverse=False)
+            score = delayed(scores.of_sums)
             parts = []
             for rows in blocks.rows:
                 queries = check(template, rows, self.kernel)

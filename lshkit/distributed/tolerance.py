@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import logsumexp
 
-from lshkit.kde.calibration import TOLERATED, most_failures
+from lshkit.kde.calibration import BEYOND, TOLERATED, WITHIN, most_failures
 from lshkit.kde.method import Accuracy
 from lshkit.kde.sums import Sums
 
@@ -41,15 +41,37 @@ def of_shard(accuracy: Accuracy, k: float) -> float:
     return max(accuracy.rtol, min(accuracy.rtol / k, MOST))
 
 
-def keeps(accuracy: Accuracy, exact: Sums, got: Sums, negligible: float) -> tuple[bool, float]:
-    """Whether estimates of the pilot's queries keep the accuracy, and their mean relative error."""
-    shift = np.maximum(exact.log(), negligible)
-    with np.errstate(over="ignore", invalid="ignore"):
-        errors = np.abs(
-            got.total * np.exp(got.shift - shift) - exact.total * np.exp(exact.shift - shift)
-        )
-    mean = float(errors.mean())
-    if accuracy.confidence is None:
-        return mean <= TOLERATED * accuracy.rtol, mean
-    failures = int((errors > accuracy.rtol).sum())
-    return failures <= most_failures(len(errors), 1 - accuracy.confidence), mean
+class Trial:
+    """Estimates of the pilot's queries beside the exact sums, both relative to these.
+
+    negligible: log of the sum below which errors relative to it are enough.
+    """
+
+    def __init__(self, exact: Sums, got: Sums, negligible: float) -> None:
+        shift = np.maximum(exact.log(), negligible)
+        with np.errstate(over="ignore", invalid="ignore"):
+            factor = np.exp(got.shift - shift)
+            true = exact.total * np.exp(exact.shift - shift)
+            self.errors = np.abs(got.total * factor - true)
+            self.stated = np.sqrt(got.squares) * factor
+
+    def keeps(self, accuracy: Accuracy) -> bool:
+        """Whether the mean error is rtol, or rtol a bound that few enough errors exceed."""
+        if accuracy.confidence is None:
+            return self.mean <= TOLERATED * accuracy.rtol
+        failures = int((self.errors > accuracy.rtol).sum())
+        return failures <= most_failures(len(self.errors), 1 - accuracy.confidence)
+
+    @property
+    def mean(self) -> float:
+        """The mean relative error."""
+        return float(self.errors.mean())
+
+    def least_error(self) -> float:
+        """The least relative error to state, so that few enough are off by more than WITHIN of it.
+
+        Each shard calibrates its own error for the queries to which its rows matter. Where the
+        rest is exact, or nearly, this is the error of what others add, and of rounding.
+        """
+        wanted = np.where(self.errors > WITHIN * self.stated, self.errors / WITHIN, 0)
+        return float(np.sort(wanted)[::-1][max(most_failures(len(wanted), BEYOND), 0)])

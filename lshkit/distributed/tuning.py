@@ -5,12 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
-from dask.delayed import Delayed
-from distributed import Client
 
 from lshkit.distributed import shards, tolerance
+from lshkit.distributed._dask import Client, Delayed, delayed
 from lshkit.distributed.blocks import results_of
 from lshkit.kde.method import Accuracy
 
@@ -26,7 +24,7 @@ class Asked(NamedTuple):
 
 
 def exact_shards(client: Client, rows: list[Delayed], kernel: shards.Kernel) -> list[Delayed]:
-    make = dask.delayed(shards.exact_shard)
+    make = delayed(shards.exact_shard)
     return list(client.persist([make(x, kernel) for x in rows]))
 
 
@@ -39,8 +37,8 @@ def tuned_shards(
     seed: int,
 ) -> tuple[list[Delayed], dict[str, Any]]:
     """Shards on the workers, and a report. queries: the pilot's rows, as given."""
-    given, common = dask.delayed(queries, traverse=False), dask.delayed(kernel, traverse=False)
-    sums_of = dask.delayed(shards.exact_sums)
+    given, common = delayed(queries, traverse=False), delayed(kernel, traverse=False)
+    sums_of = delayed(shards.exact_sums)
     sums = list(client.persist([sums_of(x, common, given) for x in rows]))
     of_shards = results_of(client, sums)
     exact = shards.combined(of_shards)
@@ -50,7 +48,7 @@ def tuned_shards(
     least = tolerance.least_total(exact, negligible)
     k = tolerance.shrinkage(of_shards, exact, least)
     rtol = tolerance.of_shard(accuracy, k)
-    make, answer = dask.delayed(shards.tuned_shard), dask.delayed(shards.held_out_answer)
+    make, answer = delayed(shards.tuned_shard), delayed(shards.held_out_answer)
     seeds = np.random.default_rng([seed, 9]).integers(2**31 - 1, size=len(rows))
     for _ in range(N_TRIES):
         task = shards.Task(asked.algorithm, accuracy._replace(rtol=rtol), least)
@@ -58,17 +56,18 @@ def tuned_shards(
         made = [make(x, common, shard_seed, task, given, of) for x, shard_seed, of in parts]
         made = list(client.persist(made))
         got = shards.combined(results_of(client, [answer(x, given) for x in made]))
-        kept, error = tolerance.keeps(accuracy, exact, got, negligible)
-        report = {"shrinkage": k, "rtol": rtol, "error": error}
-        if kept:
+        trial = tolerance.Trial(exact, got, negligible)
+        report = {"shrinkage": k, "rtol": rtol, "error": trial.mean}
+        report["least_error"] = trial.least_error()
+        if trial.keeps(accuracy):
             return made, report
         rtol /= 2
     if asked.algorithm == "auto":
         made = exact_shards(client, rows, kernel)
-        return made, report | {"rtol": 0.0, "error": 0.0}
+        return made, report | dict.fromkeys(("rtol", "error", "least_error"), 0.0)
     warnings.warn(
-        f"algorithm={asked.algorithm!r} has a mean relative error of {error:.2g} on the pilot's "
-        f"queries, and does not keep rtol={accuracy.rtol:g}: 'auto' would choose another",
+        f"algorithm={asked.algorithm!r} has a mean relative error of {trial.mean:.2g} on the "
+        f"pilot's queries, and does not keep rtol={accuracy.rtol:g}: 'auto' would choose another",
         stacklevel=5,
     )
     return made, report

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
+from lshkit.archive import InBytes
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lshkit.kde.method import Method
 
 
-class LSHKernelDensity(DensityMixin, FittedEstimator):
+class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     """Kernel density estimation in many dimensions, exact or to a stated error.
 
     Replaces `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm does and
