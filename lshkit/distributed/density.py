@@ -24,11 +24,11 @@ from lshkit.distributed.blocks import (
     row_blocks,
     tree,
 )
+from lshkit.distributed.rows import KeptRows, kept_rows, template_of
 from lshkit.distributed.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows
-from lshkit.kde.calibration import N_HELD_OUT
 from lshkit.kde.method import Accuracy
 from lshkit.kde.methods import METHODS
 from lshkit.kde.random_sampling import N_PILOT
@@ -104,9 +104,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     feature_names_in_: np.ndarray
     _seed: int  # the random_state of all blocks
     _sketch: LSHKernelDensity | None
-    _rows: list[Delayed]  # `shards.Rows`
-    _lengths: list[int]
-    _shards: list[Delayed] | None
+    _kept: KeptRows | None
+    _shards: list[Delayed] | None  # `shards.Shard`, None until the rows are tuned
     _widths: np.ndarray
 
     def __init__(
@@ -195,27 +194,32 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         else:
             widths = self._widths
         parameters["bandwidth"] = widths
+        kept, sketch = None, None
         if keeps_rows(self.algorithm):
             lengths = lengths_of(blocks, client)
-            rows = self._persisted(blocks, lengths, parameters, seed, client)
-            before = ([], [], 0) if first else (self._rows, self._lengths, self.n_samples_seen_)
-            kept, known, n = before[0] + rows, before[1] + lengths, before[2] + sum(lengths)
-            sketch = None
+            template = template_of(parameters, blocks.n_features, blocks.feature_names)
+            earlier, n = 0 if first else self.n_samples_seen_, sum(lengths)
+            share = 0.0 if self._is_exact(earlier + n) else n / (earlier + n)
+            kept = kept_rows(client, blocks, lengths, template, seed + earlier, share)
+            if not first:
+                assert self._kept is not None
+                kept = self._kept.joined(kept)
+            if kept.largest_weight == 0:
+                raise ValueError("sample_weight must not be all zero")
         else:
             sketch = self._sketched(blocks, parameters, client)
             if not first:
                 assert self._sketch is not None
                 sketch = copy.deepcopy(self._sketch).merge(sketch)
             sketch.bandwidth = self.bandwidth
-            kept, known, n = [], [], sketch.n_samples_seen_
         # All that may fail has been done.
         if first:
             self.n_features_in_ = blocks.n_features
             if blocks.feature_names is not None:
                 self.feature_names_in_ = blocks.feature_names
         self._seed, self._widths, self._n_bits = seed, widths, n_bits
-        self._sketch, self._rows, self._lengths = sketch, kept, known
-        self._shards, self.n_samples_seen_ = None, n
+        self._sketch, self._kept, self._shards = sketch, kept, None
+        self.n_samples_seen_ = sketch.n_samples_seen_ if kept is None else kept.n_rows
         return self
 
     def _parameters(self) -> dict[str, Any]:
@@ -235,36 +239,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             raise ValueError("sample_weight must not be all zero")
         return sketch
 
-    def _persisted(
-        self,
-        blocks: RowBlocks,
-        lengths: list[int],
-        parameters: dict[str, Any],
-        seed: int,
-        client: Client,
-    ) -> list[Delayed]:
-        """The rows on the workers, checked, those of the pilot last."""
-        n, earlier = sum(lengths), getattr(self, "n_samples_seen_", 0)
-        if n == 0:
-            raise ValueError("X must have at least one row, got none")
-        most = int(N_HELD_OUT * n / (n + earlier))
-        rng = np.random.default_rng([seed, 8, earlier])
-        picked = np.zeros(0, np.int64)
-        if not self._is_exact(n + earlier):
-            picked = rng.choice(n, min(most, n // 8), replace=False)
-        template = shards.template_of(parameters, blocks.n_features, blocks.feature_names)
-        common, make = delayed(template, traverse=False), delayed(shards.Rows)
-        ends = np.cumsum(lengths)
-        rows = []
-        for block, weights, begin, end in zip(
-            blocks.rows, blocks.weights, ends - lengths, ends, strict=True
-        ):
-            places = picked[(picked >= begin) & (picked < end)] - begin
-            rows.append(make(common, block, weights, places, self.kernel))
-        rows = list(client.persist(rows))
-        results_of(client, [x.largest_weight() for x in rows])  # raises what rows raised
-        return rows
-
     def _is_exact(self, n_rows: int) -> bool:
         """Whether every shard is summed exactly, without a pilot."""
         method = METHODS.get(self.algorithm)
@@ -280,19 +254,14 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         return self
 
     def _make_shards(self, client: Client) -> None:
-        largest = max(results_of(client, [x.largest_weight() for x in self._rows]))
-        if not largest > 0:
-            raise ValueError("sample_weight must not be all zero")
+        assert self._kept is not None
+        rows, largest = self._kept.blocks, self._kept.largest_weight
         exponent = 0 if largest == 1 else int(np.frexp(largest)[1])
         kernel = shards.Kernel(self.kernel, self._n_bits, self._widths, exponent, self.n_jobs)
-        # The pilot's queries, as many of each block as it has of the rows.
-        share = N_HELD_OUT / self.n_samples_seen_
-        pairs = zip(self._rows, self._lengths, strict=True)
-        heads = [x.of_pilot[: int(np.ceil(share * n))] for x, n in pairs]
-        queries = np.concatenate(results_of(client, heads))
+        queries = self._kept.pilot_rows(client)
         report: dict[str, Any] = {}
         if self._is_exact(self.n_samples_seen_) or len(queries) == 0:
-            made = tuning.exact_shards(client, self._rows, kernel)
+            made = tuning.exact_shards(client, rows, kernel)
         else:
             accuracy = Accuracy(float(self.rtol), 0.0, self.confidence)
             negligible = -np.inf
@@ -301,9 +270,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 norm = 0.0 if angular else self._log_normalizer()
                 negligible = float(np.log(self.atol) - np.log(self.rtol) + norm)
             asked = tuning.Asked(self.algorithm, accuracy, negligible)
-            made, report = tuning.tuned_shards(
-                client, self._rows, kernel, queries, asked, self._seed
-            )
+            made, report = tuning.tuned_shards(client, rows, kernel, queries, asked, self._seed)
         facts = results_of(client, [x.facts() for x in made])
         report |= {"asked": self.algorithm, "n_samples": self.n_samples_seen_}
         report["shards"] = [{"algorithm": x.algorithm, "reason": x.reason} for x in facts]
@@ -342,7 +309,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def n_shards_(self) -> int:
         """Blocks of rows that are kept."""
         check_is_fitted(self)
-        return len(self._rows)
+        return 0 if self._kept is None else len(self._kept.blocks)
 
     @property
     def extra_memory_(self) -> int:
@@ -365,13 +332,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         check_is_fitted(self)
         if self._sketch is not None:
             return copy.deepcopy(self._sketch)
-        client = client_of(self.client)
-        blocks = results_of(client, [x.in_order() for x in self._rows])
-        X = np.concatenate([x for x, _ in blocks if len(x)])
-        weights = None
-        if any(w is not None for _, w in blocks):
-            filled = [np.ones(len(x)) if w is None else w for x, w in blocks]
-            weights = np.concatenate(filled)
+        assert self._kept is not None
+        X, weights = self._kept.gathered(client_of(self.client))
         parameters = self._parameters() | {"random_state": self._seed}
         if isinstance(self.bandwidth, str):
             parameters["bandwidth"] = self._widths
@@ -430,25 +392,24 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
 
     def _scores(self, X: Any, return_std: bool, log_norm: float | None) -> Any:
         """log_norm: None for kernel means."""
-        client = client_of(self.client)
         blocks = row_blocks("X", X)
         self._prepare()
         return_std = checks.boolean("return_std", return_std)
         if self._sketch is not None:
-            if self._shards is None:  # on the scheduler, and from there on workers that need it
-                sketch = copy.copy(self._sketch)
-                sketch.set_params(n_jobs=self.n_jobs, batch_size=self.batch_size)
-                self._shards = [client.persist(delayed(sketch, traverse=False))]
-            score = delayed(scores.of_sketch)
-            parts = [score(self._shards[0], x, return_std, log_norm) for x in blocks.rows]
+            sketch = copy.copy(self._sketch).set_params(
+                **{x: getattr(self, x) for x in ("normalize", "n_jobs", "batch_size")}
+            )
+            score, sent = delayed(scores.of_sketch), delayed(sketch, traverse=False)
+            is_mean = log_norm is None
+            parts = [score(sent, x, return_std, is_mean) for x in blocks.rows]
         else:
             assert self._shards is not None
             batch_size = checks.integer("batch_size", self.batch_size, 1)
             scale = scores.Scale(self._log_weight, log_norm, self._least_error, return_std)
             check, answer = delayed(shards.checked_queries), delayed(shards.answer)
             names = getattr(self, "feature_names_in_", None)
-            template = shards.template_of(self._parameters(), self.n_features_in_, names)
-            template = delayed(template, traverse=False)
+            compared = template_of(self._parameters(), self.n_features_in_, names)
+            template = delayed(compared, traverse=False)
             score = delayed(scores.of_sums)
             parts = []
             for rows in blocks.rows:

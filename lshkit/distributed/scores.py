@@ -25,11 +25,11 @@ class Scale(NamedTuple):
     return_std: bool
 
 
-def of_sketch(sketch: LSHKernelDensity, X: Any, return_std: bool, log_norm: float | None) -> Scores:
+def of_sketch(sketch: LSHKernelDensity, X: Any, return_std: bool, is_mean: bool) -> Scores:
     if len(X) == 0:
         none = np.empty(0, getattr(X, "dtype", np.float64))
         return (none, none) if return_std else none
-    query = sketch.kernel_mean if log_norm is None else sketch.score_samples
+    query = sketch.kernel_mean if is_mean else sketch.score_samples
     return query(X, return_std)
 
 

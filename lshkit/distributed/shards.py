@@ -11,55 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from lshkit.kde import LSHKernelDensity, pilot
-from lshkit.kde.arguments import as_queries, as_rows, as_weights, core_threads
+from lshkit.distributed.rows import Rows
+from lshkit.kde import pilot
+from lshkit.kde.arguments import as_queries, core_threads
 from lshkit.kde.brute import BruteForce
 from lshkit.kde.method import Accuracy, Method
 from lshkit.kde.sums import LOWEST, Sums, Training, training_of
 
 LEAST_QUERIES = 64  # that a shard is tuned for
-
-
-class Rows:
-    """The rows of a block, checked: those of the pilot last.
-
-    places: where the pilot's rows were. weights: float64 or None.
-    """
-
-    def __init__(
-        self, template: BaseEstimator, X: Any, weights: Any, places: np.ndarray, kernel: str
-    ) -> None:
-        if len(X) == 0:
-            X = np.empty((0, template.n_features_in_))
-        else:
-            X = as_rows(template, X, False, kernel)
-        weights = as_weights(None if weights is None else np.asarray(weights), len(X), True)
-        self.places = places
-        others = np.delete(np.arange(len(X)), places)
-        order = np.concatenate([others, places]).astype(np.intp)
-        self.n_others, self.X = len(others), np.ascontiguousarray(X[order])
-        self.weights = None if weights is None else weights[order]
-
-    @property
-    def of_pilot(self) -> np.ndarray:
-        return self.X[self.n_others :]
-
-    def largest_weight(self) -> float:
-        if self.weights is None:
-            return 1.0 if len(self.X) else 0.0
-        return float(self.weights.max(initial=0))
-
-    def weight(self, kernel: Kernel) -> float:
-        """Of all rows, in the kernel's unit."""
-        weights = np.ones(len(self.X)) if self.weights is None else self.weights
-        return float(np.ldexp(weights, -kernel.exponent).sum())
-
-    def in_order(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows and weights as they were given."""
-        order = np.empty(len(self.X), np.intp)
-        order[self.places] = np.arange(self.n_others, len(self.X))
-        order[np.delete(np.arange(len(self.X)), self.places)] = np.arange(self.n_others)
-        return self.X[order], None if self.weights is None else self.weights[order]
 
 
 class Kernel(NamedTuple):
@@ -209,17 +168,6 @@ def held_out_answer(shard: Shard, queries: np.ndarray) -> Sums:
 
 def answer(shard: Shard, queries: np.ndarray, batch_size: int) -> Sums:
     return shard.answer(queries, batch_size)
-
-
-def template_of(
-    parameters: dict[str, Any], n_features: int, names: np.ndarray | None
-) -> LSHKernelDensity:
-    """An estimator that is not fitted but for what `as_rows` compares rows with."""
-    template = LSHKernelDensity(**parameters)
-    template.n_features_in_ = n_features
-    if names is not None:
-        template.feature_names_in_ = names
-    return template
 
 
 def checked_queries(template: BaseEstimator, X: Any, kernel: str) -> np.ndarray:

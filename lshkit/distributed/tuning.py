@@ -44,7 +44,7 @@ def tuned_shards(
     exact = shards.combined(of_shards)
     accuracy, negligible = asked.accuracy, asked.negligible
     if negligible > -np.inf:
-        negligible += np.log(sum(results_of(client, [x.weight(kernel) for x in rows])))
+        negligible += np.log(sum(results_of(client, [x.weight(kernel.exponent) for x in rows])))
     least = tolerance.least_total(exact, negligible)
     k = tolerance.shrinkage(of_shards, exact, least)
     rtol = tolerance.of_shard(accuracy, k)
