@@ -206,12 +206,14 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 kept = self._kept.joined(kept)
             if kept.largest_weight == 0:
                 raise ValueError("sample_weight must not be all zero")
+            n_rows = kept.n_rows
         else:
             sketch = self._sketched(blocks, parameters, client)
             if not first:
                 assert self._sketch is not None
                 sketch = copy.deepcopy(self._sketch).merge(sketch)
             sketch.bandwidth = self.bandwidth
+            n_rows = sketch.n_samples_seen_
         # All that may fail has been done.
         if first:
             self.n_features_in_ = blocks.n_features
@@ -219,7 +221,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 self.feature_names_in_ = blocks.feature_names
         self._seed, self._widths, self._n_bits = seed, widths, n_bits
         self._sketch, self._kept, self._shards = sketch, kept, None
-        self.n_samples_seen_ = sketch.n_samples_seen_ if kept is None else kept.n_rows
+        self.n_samples_seen_ = n_rows
         return self
 
     def _parameters(self) -> dict[str, Any]:
