@@ -13,9 +13,9 @@ from lshkit.distributed._dask import (
     Delayed,
     da,
     default_client,
-    delayed,
     is_dask_collection,
 )
+from lshkit.distributed.tasks import aligned, task
 from lshkit.typing import FloatArray
 
 FAN_IN = 8  # results that are combined in one task
@@ -141,17 +141,18 @@ def lengths_of(blocks: RowBlocks, client: Client) -> list[int]:
     """Rows of each block; computes the blocks of a dataframe."""
     if blocks.lengths is not None:
         return blocks.lengths
-    return results_of(client, [delayed(len)(x) for x in blocks.rows])
+    return results_of(client, [task(len)(x) for x in blocks.rows])
 
 
 def results_of(client: Client, tasks: Sequence[Delayed]) -> list[Any]:
     """The results of tasks. An exception of one is raised as it was there."""
-    return client.gather(client.compute(list(tasks)))
+    found = client.gather(client.compute(list(tasks)))
+    return [aligned(x, {}) for x in found]
 
 
 def tree(parts: Sequence[Delayed], combine: Callable[[list[Any]], Any]) -> Delayed:
     """One result of all parts: `combine` of up to FAN_IN results in turn, in order."""
-    joined = delayed(combine)
+    joined = task(combine)
     parts = list(parts)
     while len(parts) > 1:
         parts = [joined(parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]

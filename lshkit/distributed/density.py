@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
 from lshkit.distributed import scores, shards, sketches, tuning
-from lshkit.distributed._dask import Client, Delayed, delayed
+from lshkit.distributed._dask import Client, Delayed
 from lshkit.distributed.blocks import (
     RowBlocks,
     array_of,
@@ -25,6 +25,7 @@ from lshkit.distributed.blocks import (
     tree,
 )
 from lshkit.distributed.rows import KeptRows, kept_rows, template_of
+from lshkit.distributed.tasks import constant, task
 from lshkit.distributed.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
@@ -230,8 +231,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _sketched(
         self, blocks: RowBlocks, parameters: dict[str, Any], client: Client
     ) -> LSHKernelDensity:
-        make = delayed(sketches.of_block)
-        common = delayed(parameters, traverse=False)
+        make = task(sketches.of_block)
+        common = constant(parameters)
         pairs = zip(blocks.rows, blocks.weights, strict=True)
         parts = [make(common, rows, weights) for rows, weights in pairs]
         sketch = results_of(client, [tree(parts, sketches.merged)])[0]
@@ -401,18 +402,18 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             sketch = copy.copy(self._sketch).set_params(
                 **{x: getattr(self, x) for x in ("normalize", "n_jobs", "batch_size")}
             )
-            score, sent = delayed(scores.of_sketch), delayed(sketch, traverse=False)
+            score, sent = task(scores.of_sketch), constant(sketch)
             is_mean = log_norm is None
-            parts = [score(sent, x, return_std, is_mean) for x in blocks.rows]
+            parts: list[Any] = [score(sent, x, return_std, is_mean) for x in blocks.rows]
         else:
             assert self._shards is not None
             batch_size = checks.integer("batch_size", self.batch_size, 1)
             scale = scores.Scale(self._log_weight, log_norm, self._least_error, return_std)
-            check, answer = delayed(shards.checked_queries), delayed(shards.answer)
+            check, answer = task(shards.checked_queries), task(shards.answer)
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
-            template = delayed(compared, traverse=False)
-            score = delayed(scores.of_sums)
+            template = constant(compared)
+            score = task(scores.of_sums)
             parts = []
             for rows in blocks.rows:
                 queries = check(template, rows, self.kernel)

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from lshkit.distributed._dask import Client, Delayed, delayed
+from lshkit.distributed._dask import Client, Delayed
 from lshkit.distributed.blocks import RowBlocks, results_of
+from lshkit.distributed.tasks import constant, task
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.arguments import as_rows, as_weights
 from lshkit.kde.calibration import N_HELD_OUT
@@ -105,7 +106,7 @@ def kept_rows(
         raise ValueError("X must have at least one row, got none")
     rng = np.random.default_rng([seed, 8])
     picked = rng.choice(n, min(int(share * N_HELD_OUT), n // 8), replace=False)
-    common, make = delayed(template, traverse=False), delayed(Rows)
+    common, make = constant(template), task(Rows)
     ends, made = np.cumsum(lengths), []
     for i, (begin, end) in enumerate(zip(ends - lengths, ends, strict=True)):
         places = picked[(picked >= begin) & (picked < end)] - begin

@@ -9,8 +9,9 @@ from scipy.special import logsumexp
 
 from lshkit import checks
 from lshkit.buckets.draw import as_seed
-from lshkit.distributed._dask import Client, Delayed, delayed, is_dask_collection
+from lshkit.distributed._dask import Client, Delayed, is_dask_collection
 from lshkit.distributed.blocks import client_of, lengths_of, results_of, row_blocks, tree
+from lshkit.distributed.tasks import constant, task
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling import LogPartition, LSHSampler, PartitionSampler, log_partition
 from lshkit.sampling.rows import as_numpy
@@ -91,14 +92,14 @@ class DaskLSHSampler:
             raise ValueError(f"X must have shape {wanted}, got {blocks.n_features} features")
         ends, shards = begin + np.cumsum(lengths_of(blocks, client)), []
         begins = np.concatenate([[begin], ends[:-1]])
-        make, hasher = delayed(_shard), delayed(self.hasher, traverse=False)
+        make, hasher = task(_shard), constant(self.hasher)
         kept = np.flatnonzero(ends > begins)  # blocks with rows
         if len(kept) == 0:
             raise ValueError("X must have at least one row, got none")
         for i in kept:
             shards.append(make(hasher, blocks.rows[i], blocks.weights[i], int(begins[i])))
         shards = list(client.persist(shards))
-        results_of(client, [delayed(_is_made)(x) for x in shards])  # raises what rows raised
+        results_of(client, [task(_is_made)(x) for x in shards])  # raises what rows raised
         return shards, ends[kept].tolist()
 
     @property
@@ -119,7 +120,7 @@ class DaskLSHSampler:
             raise ValueError(f"indices must be from 0 to {self.n_rows - 1}")
         of_shard = np.searchsorted(self._ends, indices, side="right")
         shards = np.unique(of_shard) if len(indices) else np.zeros(1, np.intp)
-        take = delayed(_take)
+        take = task(_take)
         asked = [take(self._shards[i], indices[of_shard == i]) for i in shards]
         found = results_of(client, asked)
         out = np.empty((len(indices), self.hasher.n_features), found[0].dtype)
@@ -142,7 +143,7 @@ class DaskLSHSampler:
         if n_samples is not None:
             n_samples = checks.integer("n_samples", n_samples, 1)
         key = as_seed(self._random if seed is None else seed)
-        draw, given = delayed(_draw), delayed(queries, traverse=False)
+        draw, given = task(_draw), constant(queries)
         parts = [draw(x, given, n_samples, key, i) for i, x in enumerate(self._shards)]
         drawn: Draws = results_of(client, [tree(parts, _chosen)])[0]
         probabilities = np.zeros(drawn.indices.shape)
@@ -157,7 +158,7 @@ class DaskLSHSampler:
         """
         client = self._fitted()
         queries, _ = self._query(query)
-        find, given = delayed(_union), delayed(queries, traverse=False)
+        find, given = task(_union), constant(queries)
         found = results_of(client, [find(x, given) for x in self._shards])
         counts = [np.diff(indptr) for indptr, _, _ in found]
         of_query = np.concatenate([np.repeat(np.arange(len(queries)), n) for n in counts])
@@ -182,13 +183,13 @@ class DaskLSHSampler:
         if self._classes is None:
             rng = np.random.default_rng(0)  # of tables, which change no expectation
             seeds = rng.integers(2**31, size=self.n_shards)
-            make = delayed(_Classes)
+            make = task(_Classes)
             made = [make(x, int(s)) for x, s in zip(self._shards, seeds, strict=True)]
             self._classes = list(client.persist(made))
         key = as_seed(self._random if seed is None else seed)
         sizes = np.diff(self._ends, prepend=0)
         shares = np.maximum(2, np.ceil(n_samples * (sizes / self.n_rows))).astype(int)
-        given, sums = delayed(queries, traverse=False), delayed(_log_partition)
+        given, sums = constant(queries), task(_log_partition)
         parts = [
             sums(x, given, int(share), [key, i])
             for i, (x, share) in enumerate(zip(self._classes, shares, strict=True))
@@ -203,7 +204,7 @@ class DaskLSHSampler:
 
     def to_local(self) -> LSHSampler:
         """An `LSHSampler` of all rows in this process; `to_bytes` of it is without pickle."""
-        parts = results_of(self._fitted(), [delayed(_data)(x) for x in self._shards])
+        parts = results_of(self._fitted(), [task(_data)(x) for x in self._shards])
         local = LSHSampler(self.hasher, seed=self._random)
         local._parts, local._next = parts, self.n_rows
         return local

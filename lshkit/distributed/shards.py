@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
         return training_of(self.name, self.n_bits, self.widths, X, weights, seed)
 
 
-class Task(NamedTuple):
+class Aim(NamedTuple):
     """What a shard's method is chosen for."""
 
     algorithm: str
@@ -135,7 +135,7 @@ def exact_shard(rows: Rows, kernel: Kernel) -> Shard:
 
 
 def tuned_shard(
-    rows: Rows, kernel: Kernel, seed: int, task: Task, queries: np.ndarray, sums: Sums
+    rows: Rows, kernel: Kernel, seed: int, aim: Aim, queries: np.ndarray, sums: Sums
 ) -> Shard:
     """A shard with the method that the pilot chooses for the queries to which its rows matter.
 
@@ -145,16 +145,16 @@ def tuned_shard(
     if training is None:
         return Shard(rows, kernel, None)
     logs = sums.log()
-    matters = logs >= task.least
+    matters = logs >= aim.least
     if matters.sum() < LEAST_QUERIES:
         matters = np.zeros(len(logs), bool)
         matters[np.argsort(-logs, kind="stable")[:LEAST_QUERIES]] = True
     # In the unit of `Accuracy`, a kernel mean.
-    negligible = float(np.exp(min(task.least - np.log(training.total), 690)))
-    accuracy = task.accuracy._replace(negligible=negligible)
+    negligible = float(np.exp(min(aim.least - np.log(training.total), 690)))
+    accuracy = aim.accuracy._replace(negligible=negligible)
     with core_threads(kernel.n_jobs) as threads:
         some = np.ascontiguousarray(queries[matters])
-        method, report = pilot.choose(training, task.algorithm, accuracy, threads, some, warn=False)
+        method, report = pilot.choose(training, aim.algorithm, accuracy, threads, some, warn=False)
     return Shard(rows, kernel, method, report["reason"])
 
 

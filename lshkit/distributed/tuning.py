@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lshkit.distributed import shards, tolerance
-from lshkit.distributed._dask import Client, Delayed, delayed
+from lshkit.distributed._dask import Client, Delayed
 from lshkit.distributed.blocks import results_of
+from lshkit.distributed.tasks import constant, task
 from lshkit.kde.method import Accuracy
 
 N_TRIES = 3  # to tune the shards, each for half the error of the last
@@ -24,7 +25,7 @@ class Asked(NamedTuple):
 
 
 def exact_shards(client: Client, rows: list[Delayed], kernel: shards.Kernel) -> list[Delayed]:
-    make = delayed(shards.exact_shard)
+    make = task(shards.exact_shard)
     return list(client.persist([make(x, kernel) for x in rows]))
 
 
@@ -37,8 +38,8 @@ def tuned_shards(
     seed: int,
 ) -> tuple[list[Delayed], dict[str, Any]]:
     """Shards on the workers, and a report. queries: the pilot's rows, as given."""
-    given, common = delayed(queries, traverse=False), delayed(kernel, traverse=False)
-    sums_of = delayed(shards.exact_sums)
+    given, common = constant(queries), constant(kernel)
+    sums_of = task(shards.exact_sums)
     sums = list(client.persist([sums_of(x, common, given) for x in rows]))
     of_shards = results_of(client, sums)
     exact = shards.combined(of_shards)
@@ -48,12 +49,12 @@ def tuned_shards(
     least = tolerance.least_total(exact, negligible)
     k = tolerance.shrinkage(of_shards, exact, least)
     rtol = tolerance.of_shard(accuracy, k)
-    make, answer = delayed(shards.tuned_shard), delayed(shards.held_out_answer)
+    make, answer = task(shards.tuned_shard), task(shards.held_out_answer)
     seeds = np.random.default_rng([seed, 9]).integers(2**31 - 1, size=len(rows))
     for _ in range(N_TRIES):
-        task = shards.Task(asked.algorithm, accuracy._replace(rtol=rtol), least)
+        aim = shards.Aim(asked.algorithm, accuracy._replace(rtol=rtol), least)
         parts = zip(rows, seeds.tolist(), sums, strict=True)
-        made = [make(x, common, shard_seed, task, given, of) for x, shard_seed, of in parts]
+        made = [make(x, common, shard_seed, aim, given, of) for x, shard_seed, of in parts]
         made = list(client.persist(made))
         got = shards.combined(results_of(client, [answer(x, given) for x in made]))
         trial = tolerance.Trial(exact, got, negligible)

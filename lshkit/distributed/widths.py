@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lshkit.distributed._dask import Client, delayed
+from lshkit.distributed._dask import Client
 from lshkit.distributed.blocks import RowBlocks, results_of
+from lshkit.distributed.tasks import task
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import as_rows, as_weights, of_unit_size
 from lshkit.kde.deviations import effective_rows
@@ -35,7 +36,7 @@ def widths_of(
         rng = np.random.default_rng([seed, 7])
         places = np.sort(rng.choice(n, N_ROWS, replace=False, shuffle=False))
     ends = np.cumsum(lengths)
-    take, tasks = delayed(_take), []
+    take, tasks = task(_take), []
     for rows, weights, begin, end in zip(
         blocks.rows, blocks.weights, ends - lengths, ends, strict=True
     ):

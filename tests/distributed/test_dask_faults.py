@@ -41,7 +41,7 @@ def X():
 def processes():
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     with LocalCluster(processes=True, **options) as cluster:
         with Client(cluster, set_as_default=False) as client:
             yield client

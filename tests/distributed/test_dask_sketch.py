@@ -213,7 +213,7 @@ def test_no_client_no_workers(client):
         DaskKernelDensity(**ANGULAR).fit(rows)
     with pytest.raises(TypeError, match="client must be a dask.distributed.Client, got str"):
         DaskKernelDensity(**ANGULAR, client="scheduler:8786").fit(rows)
-    options = {"processes": False, "dashboard_address": None}
+    options = {"processes": False, "dashboard_address": ":0"}
     with LocalCluster(n_workers=0, **options) as cluster:
         with Client(cluster, set_as_default=False) as lonely:
             with pytest.raises(ValueError, match="client must have workers"):
