@@ -15,7 +15,7 @@ from lshkit.distributed._dask import (
     default_client,
     is_dask_collection,
 )
-from lshkit.distributed.tasks import aligned, task
+from lshkit.distributed.tasks import Aligned, aligned, constant, task
 from lshkit.typing import FloatArray
 
 FAN_IN = 8  # results that are combined in one task
@@ -49,7 +49,8 @@ def client_of(client: Any) -> Client:
 class RowBlocks(NamedTuple):
     """Blocks of rows as Delayed objects: arrays or dataframes of n_features, and their weights.
 
-    lengths: rows of each block; None where only their computation would tell.
+    lengths: rows of each block; None where only their computation would tell. arrays: the array
+    and weights that the blocks are of; None for a dataframe.
     """
 
     rows: list[Delayed]
@@ -58,6 +59,7 @@ class RowBlocks(NamedTuple):
     n_features: int
     dtype: np.dtype
     feature_names: np.ndarray | None
+    arrays: tuple[da.Array, da.Array | None] | None
 
 
 def row_blocks(name: str, X: Any, sample_weight: Any = None) -> RowBlocks:
@@ -82,8 +84,10 @@ def row_blocks(name: str, X: Any, sample_weight: Any = None) -> RowBlocks:
                 f"sample_weight must have shape {X.shape[:1]}, one for each row, got "
                 f"{sample_weight.shape}"
             )
-        weights = sample_weight.rechunk(X.chunks[:1]).to_delayed().tolist()
-    return RowBlocks(rows, weights, list(X.chunks[0]), X.shape[1], X.dtype, None)
+        sample_weight = sample_weight.rechunk(X.chunks[:1])
+        weights = sample_weight.to_delayed().tolist()
+    arrays = X, sample_weight
+    return RowBlocks(rows, weights, list(X.chunks[0]), X.shape[1], X.dtype, None, arrays)
 
 
 def check_array(name: str, X: Any) -> da.Array:
@@ -134,7 +138,7 @@ def _frame_blocks(name: str, X: Any, sample_weight: Any) -> RowBlocks:
     columns = list(X.columns)
     strings = all(isinstance(x, str) for x in columns)
     names = np.array(columns, object) if strings else None
-    return RowBlocks(rows, weights, None, len(columns), dtype, names)
+    return RowBlocks(rows, weights, None, len(columns), dtype, names, None)
 
 
 def lengths_of(blocks: RowBlocks, client: Client) -> list[int]:
@@ -142,6 +146,44 @@ def lengths_of(blocks: RowBlocks, client: Client) -> list[int]:
     if blocks.lengths is not None:
         return blocks.lengths
     return results_of(client, [task(len)(x) for x in blocks.rows])
+
+
+def mapped(function: Callable[..., Any], common: Any, blocks: RowBlocks) -> list[Delayed]:
+    """`function(common, rows, weights)` of each block; of an array, 1 x 1 arrays of the results.
+
+    Dask then makes one task of what makes a block and the function, whose overhead is that of one
+    and whose rows stay on one worker.
+    """
+    name = function.__name__
+    if blocks.arrays is None:
+        make, sent = task(function), constant(common)
+        pairs = zip(blocks.rows, blocks.weights, strict=True)
+        return [make(sent, rows, weights) for rows, weights in pairs]
+    X, weights = blocks.arrays
+    boxed = da.blockwise(
+        Boxed(function, common),
+        "ij",
+        *(X, "ij"),
+        *(() if weights is None else (weights, "i")),
+        adjust_chunks={"i": 1, "j": 1},
+        dtype=object,
+        meta=np.empty((0, 0), object),
+        align_arrays=False,
+        token=name,
+    )
+    return boxed.to_delayed().reshape(-1).tolist()
+
+
+class Boxed:
+    """A function whose results become the elements of Dask arrays."""
+
+    def __init__(self, function: Callable[..., Any], common: Any) -> None:
+        self.function, self.common = Aligned(function), common
+
+    def __call__(self, rows: Any, weights: Any = None) -> np.ndarray:
+        box = np.empty((1, 1), object)
+        box[0, 0] = self.function(self.common, rows, weights)
+        return box
 
 
 def results_of(client: Client, tasks: Sequence[Delayed]) -> list[Any]:

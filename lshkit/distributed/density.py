@@ -20,6 +20,7 @@ from lshkit.distributed.blocks import (
     array_of,
     client_of,
     lengths_of,
+    mapped,
     results_of,
     row_blocks,
     tree,
@@ -231,10 +232,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _sketched(
         self, blocks: RowBlocks, parameters: dict[str, Any], client: Client
     ) -> LSHKernelDensity:
-        make = task(sketches.of_block)
-        common = constant(parameters)
-        pairs = zip(blocks.rows, blocks.weights, strict=True)
-        parts = [make(common, rows, weights) for rows, weights in pairs]
+        parts = mapped(sketches.of_block, parameters, blocks)
         sketch = results_of(client, [tree(parts, sketches.merged)])[0]
         if sketch is None:
             raise ValueError("X must have at least one row, got none")

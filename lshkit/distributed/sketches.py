@@ -18,9 +18,13 @@ def of_block(parameters: dict[str, Any], X: Any, weights: Any) -> LSHKernelDensi
     return LSHKernelDensity(**parameters)._add(X, weights, part=True)
 
 
-def merged(parts: list[LSHKernelDensity | None]) -> LSHKernelDensity | None:
-    """One sketch of all rows. Sums of counts and of rounded weights are exact in any order."""
-    found = [x for x in parts if x is not None]
+def merged(parts: list[Any]) -> LSHKernelDensity | None:
+    """One sketch of all rows, from sketches, or boxes of one as those of `mapped`.
+
+    Sums of counts and of rounded weights are exact in any order.
+    """
+    unboxed = (x.item() if isinstance(x, np.ndarray) else x for x in parts)
+    found = [x for x in unboxed if x is not None]
     if not found:
         return None
     whole = copy.deepcopy(found[0])  # a task may run again: its arguments stay
