@@ -195,10 +195,10 @@ def results_of(client: Client, tasks: Sequence[Delayed]) -> list[Any]:
 def tree(parts: Sequence[Delayed], combine: Callable[[list[Any]], Any]) -> Delayed:
     """One result of all parts: `combine` of up to FAN_IN results in turn, in order."""
     joined = task(combine)
-    parts = list(parts)
-    while len(parts) > 1:
-        parts = [joined(parts[i : i + FAN_IN]) for i in range(0, len(parts), FAN_IN)]
-    return parts[0]
+    while True:
+        parts = [joined(list(parts[i : i + FAN_IN])) for i in range(0, len(parts), FAN_IN)]
+        if len(parts) == 1:
+            return parts[0]
 
 
 def array_of(parts: Sequence[Delayed], lengths: Sequence[int] | None, dtype: np.dtype) -> da.Array:
