@@ -132,12 +132,12 @@ def main() -> None:
         "rows": f"{args.rows:,} of {N_FEATURES} features, {args.rows * size / 1e9:,.1f} GB",
         "blocks": f"{X.numblocks[0]:,} of {args.block_rows:,} rows, "
         f"{args.block_rows * size / 2**20:,.0f} MB each",
-        "seconds": f"{seconds:,.1f} on {args.workers} workers, of one thread each",
-        "worker killed": f"after {watch.killed:,.1f} s" if watch.killed else "no",
+        "seconds": f"{seconds:,.1f} on {args.workers} workers of one thread",
+        "a worker killed": f"after {watch.killed:,.1f} s" if watch.killed else "no",
         "blocks made again": f"{max(0, watch.done[-1] - X.numblocks[0])}",
         "largest memory of all workers": f"{max(watch.memory):,.0f} MB",
         "sketch": f"{density.extra_memory_ // 1024:,} KB",
-        "the same bits in other blocks, no worker lost": str(same),
+        "same bits in other blocks, none killed": str(same),
     }
     print(f"\n{tabulate(facts.items(), ['what', 'found'], colalign=['left'], **TABLE)}\n")
     names = "rows of the data's clusters", "rows of a new cluster"
