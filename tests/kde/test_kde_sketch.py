@@ -167,9 +167,9 @@ def test_bad_calls(data):
         LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
     with pytest.raises(ValueError, match="more rows"):
         density.partial_unfit(np.r_[rows, rows])
-    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19))
+    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5))
     with pytest.raises(ValueError, match="2.29"):
-        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19)))
+        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5)))
     with pytest.raises(ValueError, match="scale them up"):
         sketch("angular").fit(rows, sample_weight=np.full(700, 1e-9))
     with pytest.raises(ValueError, match="bucket_sum"):
