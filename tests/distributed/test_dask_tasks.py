@@ -63,3 +63,22 @@ def test_estimators_and_samplers():
         assert mine.shape == wanted.shape
     for mine, wanted in zip(Aligned(LSHSampler.union)(moved, X), sampler.union(X), strict=True):
         np.testing.assert_array_equal(mine, wanted)
+
+
+@pytest.mark.parametrize("n, tasks", [(1, 1), (8, 1), (9, 3), (1000, 144), (3815, 546)])
+def test_a_tree_has_the_tasks_that_the_page_counts(n, tasks):
+    """Of n parts; none has more than 8 inputs, and they are added in order."""
+    from lshkit.distributed.blocks import FAN_IN, tree
+    from lshkit.distributed.tasks import task
+
+    part = task(lambda i: [i])
+
+    def add(parts):
+        assert len(parts) <= FAN_IN
+        return sum(parts, [])
+
+    whole = tree([part(i) for i in range(n)], add)
+    added = [key for key in dict(whole.__dask_graph__()) if str(key).startswith("add-")]
+    assert len(added) == tasks
+    if n <= 9:
+        assert whole.compute(scheduler="sync") == list(range(n))
