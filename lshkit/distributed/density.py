@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
 from lshkit.distributed import scores, shards, sketches, tuning
-from lshkit.distributed._dask import Client, Delayed
+from lshkit.distributed._dask import Client
 from lshkit.distributed.blocks import (
     RowBlocks,
     array_of,
@@ -107,7 +107,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     _seed: int  # the random_state of all blocks
     _sketch: LSHKernelDensity | None
     _kept: KeptRows | None
-    _shards: list[Delayed] | None  # `shards.Shard`, None until the rows are tuned
+    _shards: tuning.Shards | None  # None until the rows are tuned
+    _kernel: str
     _widths: np.ndarray
 
     def __init__(
@@ -157,7 +158,10 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         """
         for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_")]:
             delattr(self, name)
-        return self._add(X, sample_weight)._prepare()
+        self._add(X, sample_weight)
+        if self._sketch is None:
+            self._prepare()
+        return self
 
     def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
         """Adds blocks of rows, as if all had been passed to `fit`; returns self.
@@ -176,6 +180,11 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 f"algorithm must {wanted} 'bucket_sum', as for the earlier rows, got "
                 f"{self.algorithm!r}: use fit"
             )
+        if not first and (self.kernel, n_bits) != (self._kernel, self._n_bits):
+            raise ValueError(
+                f"kernel and n_bits must be {self._kernel!r} and {self._n_bits}, as for the "
+                f"earlier rows, got {self.kernel!r} and {n_bits}: use fit"
+            )
         client = client_of(self.client)
         blocks = row_blocks("X", X, sample_weight)
         lengths = blocks.lengths
@@ -186,6 +195,13 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 f"X has {blocks.n_features} features, but DaskKernelDensity is expecting "
                 f"{self.n_features_in_} features as input"
             )
+        names = blocks.feature_names
+        if not first and names is not None and hasattr(self, "feature_names_in_"):
+            if list(names) != list(self.feature_names_in_):
+                raise ValueError(
+                    f"X must have the feature names of the earlier rows, "
+                    f"{list(self.feature_names_in_)}, got {list(names)}"
+                )
         seed = _drawn(self.random_state) if first else self._seed
         parameters = self._parameters() | {"random_state": seed}
         if first:
@@ -199,7 +215,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         kept, sketch = None, None
         if keeps_rows(self.algorithm):
             lengths = lengths_of(blocks, client)
-            template = template_of(parameters, blocks.n_features, blocks.feature_names)
+            template = template_of(parameters, blocks.n_features, names)
             earlier, n = 0 if first else self.n_samples_seen_, sum(lengths)
             share = 0.0 if self._is_exact(earlier + n) else n / (earlier + n)
             kept = kept_rows(client, blocks, lengths, template, seed + earlier, share)
@@ -214,14 +230,17 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             if not first:
                 assert self._sketch is not None
                 sketch = copy.deepcopy(self._sketch).merge(sketch)
+            elif not sketch._kde_sketch or sketch._kde_sketch.total == 0:
+                raise ValueError("sample_weight must not be all zero")
             sketch.bandwidth = self.bandwidth
             n_rows = sketch.n_samples_seen_
         # All that may fail has been done.
         if first:
             self.n_features_in_ = blocks.n_features
-            if blocks.feature_names is not None:
-                self.feature_names_in_ = blocks.feature_names
-        self._seed, self._widths, self._n_bits = seed, widths, n_bits
+            if names is not None:
+                self.feature_names_in_ = names
+            self._kernel, self._n_bits = self.kernel, n_bits
+        self._seed, self._widths = seed, widths
         self._sketch, self._kept, self._shards = sketch, kept, None
         self.n_samples_seen_ = n_rows
         return self
@@ -236,8 +255,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         sketch = results_of(client, [tree(parts, sketches.merged)])[0]
         if sketch is None:
             raise ValueError("X must have at least one row, got none")
-        if sketch._kde_sketch.total == 0:
-            raise ValueError("sample_weight must not be all zero")
         return sketch
 
     def _is_exact(self, n_rows: int) -> bool:
@@ -248,46 +265,29 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
 
     # ---- shards ----
 
-    def _prepare(self) -> Self:
-        """Makes the shards where there are none since rows came; self."""
-        if self._sketch is None and self._shards is None:
-            self._make_shards(client_of(self.client))
-        return self
-
-    def _make_shards(self, client: Client) -> None:
+    def _prepare(self) -> tuning.Shards:
+        """The shards, made where there are none since rows came."""
         assert self._kept is not None
-        rows, largest = self._kept.blocks, self._kept.largest_weight
-        exponent = 0 if largest == 1 else int(np.frexp(largest)[1])
-        kernel = shards.Kernel(self.kernel, self._n_bits, self._widths, exponent, self.n_jobs)
-        queries = self._kept.pilot_rows(client)
-        report: dict[str, Any] = {}
-        if self._is_exact(self.n_samples_seen_) or len(queries) == 0:
-            made = tuning.exact_shards(client, rows, kernel)
-        else:
+        if self._shards is None:
             accuracy = Accuracy(float(self.rtol), 0.0, self.confidence)
             negligible = -np.inf
-            if self.atol > 0:
-                angular = self.kernel == "angular"  # which has no normaliser
-                norm = 0.0 if angular else self._log_normalizer()
+            if self.atol > 0 and self.rtol > 0:
+                norm = 0.0 if self._kernel == "angular" else self._log_normalizer()
                 negligible = float(np.log(self.atol) - np.log(self.rtol) + norm)
             asked = tuning.Asked(self.algorithm, accuracy, negligible)
-            made, report = tuning.tuned_shards(client, rows, kernel, queries, asked, self._seed)
-        facts = results_of(client, [x.facts() for x in made])
-        report |= {"asked": self.algorithm, "n_samples": self.n_samples_seen_}
-        report["shards"] = [{"algorithm": x.algorithm, "reason": x.reason} for x in facts]
-        self._log_weight = float(np.log(sum(x.weight for x in facts)))
-        self._nbytes = sum(x.nbytes for x in facts)
-        self._least_error: float | None = (
-            None if all(x.exact for x in facts) else report["least_error"]
-        )
-        self._report, self._shards = report, made
+            of_kernel = self._kernel, self._n_bits, self._widths
+            exact, client = self._is_exact(self._kept.n_rows), client_of(self.client)
+            self._shards = tuning.shards_of(
+                client, self._kept, of_kernel, None if exact else asked, self._seed, self.n_jobs
+            )
+        return self._shards
 
     def _log_normalizer(self) -> float:
         """log of the integral of the kernel at its bandwidth, or 0 with normalize=False."""
         if not self.normalize:
             return 0.0
         volume = float(np.log(self._widths).sum())
-        return kernels.log_normalizer(self.kernel, self.n_features_in_) + volume
+        return kernels.log_normalizer(self._kernel, self.n_features_in_) + volume
 
     # ---- what was fitted ----
 
@@ -316,13 +316,13 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def extra_memory_(self) -> int:
         """Bytes kept beside the rows on all workers, at most; of a sketch, all that is kept."""
         check_is_fitted(self)
-        return self._prepare()._nbytes if self._sketch is None else self._sketch.extra_memory_
+        return self._prepare().nbytes if self._sketch is None else self._sketch.extra_memory_
 
     @property
     def report_(self) -> dict[str, Any]:
         """Results of the shards' pilot."""
         check_is_fitted(self)
-        return self._prepare()._report if self._sketch is None else self._sketch.report_
+        return self._prepare().report if self._sketch is None else self._sketch.report_
 
     def to_local(self) -> LSHKernelDensity:
         """An `LSHKernelDensity` of the same rows in this process.
@@ -335,7 +335,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             return copy.deepcopy(self._sketch)
         assert self._kept is not None
         X, weights = self._kept.gathered(client_of(self.client))
-        parameters = self._parameters() | {"random_state": self._seed}
+        own = {"random_state": self._seed, "kernel": self._kernel}
+        parameters = self._parameters() | own
         if isinstance(self.bandwidth, str):
             parameters["bandwidth"] = self._widths
         local = LSHKernelDensity(**parameters).partial_fit(X, sample_weight=weights)
@@ -394,7 +395,6 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _scores(self, X: Any, return_std: bool, log_norm: float | None) -> Any:
         """log_norm: None for kernel means."""
         blocks = row_blocks("X", X)
-        self._prepare()
         return_std = checks.boolean("return_std", return_std)
         if self._sketch is not None:
             sketch = copy.copy(self._sketch).set_params(
@@ -404,9 +404,9 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             is_mean = log_norm is None
             parts: list[Any] = [score(sent, x, return_std, is_mean) for x in blocks.rows]
         else:
-            assert self._shards is not None
+            made = self._prepare()
             batch_size = checks.integer("batch_size", self.batch_size, 1)
-            scale = scores.Scale(self._log_weight, log_norm, self._least_error, return_std)
+            scale = scores.Scale(made.log_weight, log_norm, made.least_error, return_std)
             check, answer = task(shards.checked_queries), task(shards.answer)
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
@@ -414,8 +414,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             score = task(scores.of_sums)
             parts = []
             for rows in blocks.rows:
-                queries = check(template, rows, self.kernel)
-                answers = [answer(x, queries, batch_size) for x in self._shards]
+                queries = check(template, rows, self._kernel)
+                answers = [answer(x, queries, batch_size) for x in made.shards]
                 parts.append(score(tree(answers, shards.combined), queries, scale))
         dtype = np.dtype(np.float32 if blocks.dtype == np.float32 else np.float64)
         lengths = blocks.lengths

@@ -10,6 +10,7 @@ import numpy as np
 from lshkit.distributed import shards, tolerance
 from lshkit.distributed._dask import Client, Delayed
 from lshkit.distributed.blocks import results_of
+from lshkit.distributed.rows import KeptRows
 from lshkit.distributed.tasks import constant, task
 from lshkit.kde.method import Accuracy
 
@@ -22,6 +23,53 @@ class Asked(NamedTuple):
     algorithm: str
     accuracy: Accuracy
     negligible: float
+
+
+class Shards(NamedTuple):
+    """Shards on the workers, and what the client knows of them.
+
+    least_error: relative, which all estimates state at least; None where they are exact. nbytes:
+    beside the rows.
+    """
+
+    shards: list[Delayed]
+    log_weight: float
+    nbytes: int
+    least_error: float | None
+    report: dict[str, Any]
+
+
+def shards_of(
+    client: Client,
+    kept: KeptRows,
+    of_kernel: tuple[str, int, np.ndarray],
+    asked: Asked | None,
+    seed: int,
+    n_jobs: int | None,
+) -> Shards:
+    """Shards that keep what is asked of their sum. asked: None for exact ones.
+
+    of_kernel: its name, n_bits and the bandwidths.
+    """
+    largest = kept.largest_weight
+    exponent = 0 if largest == 1 else int(np.frexp(largest)[1])
+    kernel = shards.Kernel(*of_kernel, exponent, n_jobs)
+    report: dict[str, Any] = {"n_samples": kept.n_rows}
+    queries = None if asked is None else kept.pilot_rows(client)
+    if asked is None or queries is None or len(queries) == 0:
+        made = exact_shards(client, kept.blocks, kernel)
+    else:
+        made, found = tuned_shards(client, kept.blocks, kernel, queries, asked, seed)
+        report |= found
+    facts = results_of(client, [x.facts() for x in made])
+    report["shards"] = [{"algorithm": x.algorithm, "reason": x.reason} for x in facts]
+    return Shards(
+        made,
+        float(np.log(sum(x.weight for x in facts))),
+        sum(x.nbytes for x in facts),
+        None if all(x.exact for x in facts) else report["least_error"],
+        report,
+    )
 
 
 def exact_shards(client: Client, rows: list[Delayed], kernel: shards.Kernel) -> list[Delayed]:

@@ -133,6 +133,7 @@ def test_partial_fit_and_to_local(client):
     density = DaskKernelDensity(random_state=4, client=client)
     density.fit(blocks(SHUFFLED[:10_000], 2500), sample_weight=blocks(WEIGHTS[:10_000], 2500))
     before = density.report_["n_samples"]
+    density.set_params(kernel="laplacian")  # what was fitted stays as it was
     density.partial_fit(blocks(SHUFFLED[10_000:], 2500))  # weights of 1
     assert density.n_shards_ == 7 and before == 10_000 == density.report_["n_samples"] - 6000
     local = density.to_local()
@@ -144,6 +145,8 @@ def test_partial_fit_and_to_local(client):
     got = compute(client, density.score_samples(blocks(QUERIES, 500)))[0]
     assert np.abs(np.expm1(got - true)).mean() <= 0.14
     assert np.abs(np.expm1(local.score_samples(QUERIES) - true)).mean() <= 0.14
+    with pytest.raises(ValueError, match="kernel and n_bits must be 'gaussian' and 12"):
+        density.partial_fit(blocks(SHUFFLED, 2500))
 
 
 def test_queries_are_lazy_and_do_not_change_it(client):
@@ -174,6 +177,8 @@ def test_dataframes(client):
     np.testing.assert_allclose(got, local.score_samples(frame[:50]), rtol=1e-5)
     assert list(density.to_local().feature_names_in_) == list(frame.columns)
     assert density.score(queries) == pytest.approx(got.sum())
+    with pytest.raises(ValueError, match="X must have the feature names of the earlier rows"):
+        density.partial_fit(queries.rename(columns={"0": "z"}))
 
 
 def test_warns_where_an_algorithm_does_not_keep_rtol(client):

@@ -47,6 +47,9 @@ def test_partial_fit_adds_blocks(client):
     before = bits(density.to_local())
     assert density.partial_fit(blocks(X[3000:], 450)) is density
     assert bits(density.to_local()) == bits(local) != before
+    nothing = blocks(0 * WEIGHTS, 999)
+    density.partial_fit(blocks(X, 999), sample_weight=nothing)  # beside others they may be 0
+    np.testing.assert_array_equal(density.to_local().kernel_mean(X[:50]), local.kernel_mean(X[:50]))
     with pytest.raises(ValueError, match="algorithm must be 'bucket_sum'"):
         density.set_params(algorithm="auto").partial_fit(blocks(X, 700))
 
