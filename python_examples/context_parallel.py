@@ -7,8 +7,8 @@ The script starts its own processes, as torchrun would. Each has half of the row
 bucket tables of soft codes (or keys, or heads: ContextParallel takes what sends the fewest bytes)
 and the halos of the convolutions are all that goes between them. The same model is trained by one
 process: its losses are the same but for rounding. Before that each doubles the length until a
-training step takes more than a limit of memory. At the end there are a table and a picture. Needs torch,
-matplotlib and tqdm.
+training step takes more than a limit of memory. At the end there are a table and a picture. Needs
+torch, matplotlib and tqdm.
 """
 
 import argparse

@@ -6,10 +6,10 @@ Starts 1 to 4 processes of one thread each on this machine (gloo over the loopba
 are those of the slowest rank, the smallest of a few calls; the efficiency is the seconds of one
 process over ranks times theirs, and means something up to as many ranks as there are cores. Ring
 attention is softmax attention whose keys and values go from rank to rank, written plainly below:
-torch's own context_parallel is tried
-first, and compared with one process. Bytes are those that a rank hands to the process group
-for the others, on average over the ranks, counted at every call; the simulation runs the code of
-single ranks of up to 1024 with a process group that counts and sends nothing.
+torch's own context_parallel is tried first, and compared with one process. Bytes are those that a
+rank hands to the process group for the others, on average over the ranks, counted at every call;
+the simulation runs the code of single ranks of up to 1024 with a process group that counts and
+sends nothing.
 """
 
 import argparse
