@@ -236,7 +236,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--processes", type=positive, default=2, help="that a sequence is spread over")
     add("--steps", type=positive, default=60, help="training steps of each run")
     add("--length", type=positive, default=65536, help="bytes in a sequence, one a step")
-    add("--memory", type=float, default=1.5, help="GiB that a process may take")
+    add("--memory", type=float, default=1.75, help="GiB that a process may take")
     add("--shortest", type=positive, default=16384, help="the first length of the search")
     add("--longest", type=positive, default=2**20, help="the last length of the search")
     add("--n-bits", type=positive, default=8, help="bits of a code, 1 to 16")
