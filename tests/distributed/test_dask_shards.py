@@ -133,8 +133,8 @@ def test_partial_fit_and_to_local(client):
     density = DaskKernelDensity(random_state=4, client=client)
     density.fit(blocks(SHUFFLED[:10_000], 2500), sample_weight=blocks(WEIGHTS[:10_000], 2500))
     before = density.report_["n_samples"]
-    density.set_params(kernel="laplacian")  # what was fitted stays as it was
     density.partial_fit(blocks(SHUFFLED[10_000:], 2500))  # weights of 1
+    density.set_params(kernel="laplacian")  # what was fitted stays as it was
     assert density.n_shards_ == 7 and before == 10_000 == density.report_["n_samples"] - 6000
     local = density.to_local()
     weights = np.concatenate([WEIGHTS[:10_000], np.ones(6000)])
