@@ -1,4 +1,4 @@
-"""Beyond one machine: densities and samplers on Dask.
+"""Beyond one process: attention over ranks (torch.distributed), densities and samplers on Dask.
 
 Names load on first use, so that importing this package imports neither torch nor dask.
 """
@@ -7,12 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the names that __getattr__ finds
+    from .context_parallel import ContextParallel as ContextParallel
+    from .costs import exchange_costs as exchange_costs
     from .density import DaskKernelDensity as DaskKernelDensity
     from .sampler import DaskLSHSampler as DaskLSHSampler
 
 _MODULES = {
+    "ContextParallel": "context_parallel",
     "DaskKernelDensity": "density",
     "DaskLSHSampler": "sampler",
+    "exchange_costs": "costs",
 }
 
 

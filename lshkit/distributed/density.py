@@ -25,7 +25,7 @@ from lshkit.distributed.blocks import (
     row_blocks,
     tree,
 )
-from lshkit.distributed.rows import KeptRows, kept_rows, template_of
+from lshkit.distributed.kept_rows import KeptRows, kept_rows, template_of
 from lshkit.distributed.tasks import constant, task
 from lshkit.distributed.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels

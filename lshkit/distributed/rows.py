@@ -1,127 +1,132 @@
-"""Rows that stay on their workers, in the blocks in which they came."""
+"""Where the rows of a sequence are: which ranks hold which, and which keys a rank's queries see."""
 
-from __future__ import annotations
+import bisect
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
-from typing import Any, NamedTuple
+LAYOUTS = ("contiguous", "head_tail")
 
-import numpy as np
-from sklearn.base import BaseEstimator
 
-from lshkit.distributed._dask import Client, Delayed
-from lshkit.distributed.blocks import RowBlocks, results_of
-from lshkit.distributed.tasks import constant, task
-from lshkit.kde import LSHKernelDensity
-from lshkit.kde.arguments import as_rows, as_weights
-from lshkit.kde.calibration import N_HELD_OUT
+class Chunk(NamedTuple):
+    """Rows [start, stop) of the sequence, which are a rank's own rows from `local` on."""
+
+    start: int
+    stop: int
+    local: int
 
 
 class Rows:
-    """The rows of a block, checked: those of the pilot last.
+    """The chunks of every rank, in the order in which the rank holds them.
 
-    places: where the pilot's rows were. weights: float64 or None.
+    "contiguous": the ranks' rows follow each other. "head_tail": of 2 P chunks, the sizes those of
+    `torch.tensor_split`, rank r holds numbers r and 2 P - 1 - r, so that all have as much to do
+    under a causal mask.
     """
 
-    def __init__(
-        self, template: BaseEstimator, X: Any, weights: Any, places: np.ndarray, kernel: str
-    ) -> None:
-        if len(X) == 0:
-            X = np.empty((0, template.n_features_in_))
+    def __init__(self, lengths: Sequence[int], layout: str) -> None:
+        self.lengths = tuple(lengths)
+        self.total = sum(self.lengths)
+        self.chunks: list[tuple[Chunk, ...]]
+        ranks = len(self.lengths)
+        if layout == "contiguous":
+            starts = list(accumulate(self.lengths, initial=0))
+            self.chunks = [(Chunk(a, b, 0),) for a, b in pairwise(starts)]
+            return
+        starts = chunk_starts(self.total, 2 * ranks)
+        self.chunks = []
+        for rank, length in enumerate(self.lengths):
+            head, tail = rank, 2 * ranks - 1 - rank
+            size = starts[head + 1] - starts[head]
+            chunks = (
+                Chunk(starts[head], starts[head + 1], 0),
+                Chunk(starts[tail], starts[tail + 1], size),
+            )
+            wanted = size + chunks[1].stop - chunks[1].start
+            if length != wanted:
+                raise ValueError(
+                    f"query and key must have {wanted} of the {self.total} rows on rank {rank} "
+                    f"with layout='head_tail', got {length}: ContextParallel.shard cuts them so"
+                )
+            self.chunks.append(chunks)
+
+    def overlaps(self, rank: int, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(global start, local start, rows) of the rank's rows within [start, stop)."""
+        found = []
+        for chunk in self.chunks[rank]:
+            low, high = max(start, chunk.start), min(stop, chunk.stop)
+            if low < high:
+                found.append((low, chunk.local + low - chunk.start, high - low))
+        return found
+
+
+def chunk_starts(total: int, parts: int) -> list[int]:
+    """Where the parts of `torch.tensor_split` start, and the end."""
+    size, larger = divmod(total, parts)
+    return [i * size + min(i, larger) for i in range(parts + 1)]
+
+
+class Run(NamedTuple):
+    """Queries of a rank, local rows [first, last), with the keys [start, stop) that they need.
+
+    offset: the position of the first query among these keys. Of packed sequences: where they start
+    among the queries and among the keys of the run.
+    """
+
+    first: int
+    last: int
+    start: int
+    stop: int
+    offset: int = 0
+    query_starts: list[int] | None = None
+    key_starts: list[int] | None = None
+
+
+def runs_of(
+    rank: int,
+    queries: Rows,
+    n_keys: int,
+    starts: Sequence[int] | None,
+    is_causal: bool,
+    offset: int,
+) -> list[Run]:
+    """One run a chunk; of packed causal sequences two, where a chunk continues a sequence."""
+    runs = []
+    for start, stop, local in queries.chunks[rank]:
+        if start == stop:
+            continue
+        if starts is None:
+            last = min(n_keys, max(0, stop + offset)) if is_causal else n_keys
+            runs.append(Run(local, local + stop - start, 0, last, offset + start))
+            continue
+        first = bisect.bisect_right(starts, start) - 1  # the sequence of the first row
+        end = bisect.bisect_left(starts, stop)  # where the sequence of the last row ends
+        if is_causal and starts[first] < start:
+            until = min(starts[first + 1], stop)
+            begin = starts[first]
+            runs.append(Run(local, local + until - start, begin, until, start - begin))
+            local, start, first = local + until - start, until, first + 1
+            if start == stop:
+                continue
+        borders = starts[first : end + 1]
+        query_starts = [min(max(a, start), stop) - start for a in borders]
+        if is_causal:
+            runs.append(
+                Run(local, local + stop - start, start, stop, 0, query_starts, query_starts)
+            )
         else:
-            X = as_rows(template, X, False, kernel)
-        weights = as_weights(None if weights is None else np.asarray(weights), len(X), True)
-        self.places = places
-        others = np.delete(np.arange(len(X)), places)
-        order = np.concatenate([others, places]).astype(np.intp)
-        self.n_others, self.X = len(others), np.ascontiguousarray(X[order])
-        self.weights = None if weights is None else weights[order]
-
-    @property
-    def of_pilot(self) -> np.ndarray:
-        return self.X[self.n_others :]
-
-    def largest_weight(self) -> float:
-        if self.weights is None:
-            return 1.0 if len(self.X) else 0.0
-        return float(self.weights.max(initial=0))
-
-    def weight(self, exponent: int) -> float:
-        """Of all rows, divided by 2 to the power of exponent."""
-        weights = np.ones(len(self.X)) if self.weights is None else self.weights
-        return float(np.ldexp(weights, -exponent).sum())
-
-    def in_order(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows and weights as they were given."""
-        order = np.empty(len(self.X), np.intp)
-        order[self.places] = np.arange(self.n_others, len(self.X))
-        order[np.delete(np.arange(len(self.X)), self.places)] = np.arange(self.n_others)
-        return self.X[order], None if self.weights is None else self.weights[order]
+            key_starts = [a - borders[0] for a in borders]
+            run = Run(local, local + stop - start, borders[0], borders[-1], start - borders[0])
+            runs.append(run._replace(query_starts=query_starts, key_starts=key_starts))
+    return runs
 
 
-class KeptRows(NamedTuple):
-    """`Rows` on the workers, with what the client knows of them."""
-
-    blocks: list[Delayed]
-    lengths: list[int]
-    largest_weight: float
-
-    @property
-    def n_rows(self) -> int:
-        return sum(self.lengths)
-
-    def joined(self, other: KeptRows) -> KeptRows:
-        largest = max(self.largest_weight, other.largest_weight)
-        return KeptRows(self.blocks + other.blocks, self.lengths + other.lengths, largest)
-
-    def pilot_rows(self, client: Client) -> np.ndarray:
-        """At most about N_HELD_OUT of the pilot's rows, as many of each block as it has of all."""
-        share = N_HELD_OUT / self.n_rows
-        pairs = zip(self.blocks, self.lengths, strict=True)
-        heads = [x.of_pilot[: int(np.ceil(share * n))] for x, n in pairs]
-        return np.concatenate(results_of(client, heads))
-
-    def gathered(self, client: Client) -> tuple[np.ndarray, np.ndarray | None]:
-        """All rows and their weights, as they were given."""
-        blocks = results_of(client, [x.in_order() for x in self.blocks])
-        X = np.concatenate([x for x, _ in blocks if len(x)])
-        if all(w is None for _, w in blocks):
-            return X, None
-        filled = [np.ones(len(x)) if w is None else w for x, w in blocks]
-        return X, np.concatenate(filled)
-
-
-def kept_rows(
-    client: Client,
-    blocks: RowBlocks,
-    lengths: list[int],
-    template: LSHKernelDensity,
-    seed: int,
-    share: float,
-) -> KeptRows:
-    """The rows of blocks, checked against a template, on the workers.
-
-    share: of N_HELD_OUT rows, which are drawn for the pilot by their place among all.
-    """
-    n = sum(lengths)
-    if n == 0:
-        raise ValueError("X must have at least one row, got none")
-    rng = np.random.default_rng([seed, 8])
-    picked = rng.choice(n, min(int(share * N_HELD_OUT), n // 8), replace=False)
-    common, make = constant(template), task(Rows)
-    ends, made = np.cumsum(lengths), []
-    for i, (begin, end) in enumerate(zip(ends - lengths, ends, strict=True)):
-        places = picked[(picked >= begin) & (picked < end)] - begin
-        made.append(make(common, blocks.rows[i], blocks.weights[i], places, template.kernel))
-    made = list(client.persist(made))
-    largest = results_of(client, [x.largest_weight() for x in made])  # raises what rows raised
-    return KeptRows(made, lengths, max(largest))
-
-
-def template_of(
-    parameters: dict[str, Any], n_features: int, names: np.ndarray | None
-) -> LSHKernelDensity:
-    """An estimator that is not fitted but for what `as_rows` compares rows with."""
-    template = LSHKernelDensity(**parameters)
-    template.n_features_in_ = n_features
-    if names is not None:
-        template.feature_names_in_ = names
-    return template
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint ranges in ascending order that cover the given ones, without the empty."""
+    out: list[tuple[int, int]] = []
+    for start, stop in sorted(r for r in ranges if r[0] < r[1]):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(out[-1][1], stop))
+        else:
+            out.append((start, stop))
+    return out

@@ -10,7 +10,7 @@ import numpy as np
 from lshkit.distributed import shards, tolerance
 from lshkit.distributed._dask import Client, Delayed
 from lshkit.distributed.blocks import results_of
-from lshkit.distributed.rows import KeptRows
+from lshkit.distributed.kept_rows import KeptRows
 from lshkit.distributed.tasks import constant, task
 from lshkit.kde.method import Accuracy
 

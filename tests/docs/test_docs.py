@@ -14,8 +14,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 MODULES = (
     *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
-    "distributed",
-    "torch_ops",
+    *("distributed", "torch_ops"),
 )
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: (\w+)", re.MULTILINE)
 
