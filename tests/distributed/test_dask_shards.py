@@ -95,7 +95,7 @@ def test_unbiased_over_shards(client):
     X, queries = SHUFFLED[:8000], QUERIES[:20]
     true = exact(X).kernel_mean(queries)
     found = []
-    for seed in range(24):
+    for seed in range(16):
         density = DaskKernelDensity(algorithm="random", rtol=0.3, random_state=seed, client=client)
         density.fit(blocks(X, 2000))
         found.append(compute(client, *density.kernel_mean(blocks(queries, 20), return_std=True)))
