@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lshkit import checks
+from lshkit import _C, checks
 from lshkit.attention import saved_cache
 from lshkit.attention.arguments import CPU, check_dense, seed_tensor
+from lshkit.torch_ops.library import rows
 
 BLOCK = 64  # keys of a block of codes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -218,8 +219,8 @@ class CodeCache:
             key, value = (
                 x[b : b + 1, :, start : self._positions] for x in (self._key, self._value)
             )
-            for begin in range(first, n, rows := 1024 if first or n != self._positions else n or 1):
-                end = min(begin + rows, n)
+            for begin in range(first, n, size := 1024 if first or n != self._positions else n or 1):
+                end = min(begin + size, n)
                 last = self._positions - n + end - start  # keys that the last of them sees
                 causal = begin == 0 and end == last
                 mask = None
@@ -270,7 +271,7 @@ class CodeCache:
         with torch.inference_mode(False):
             self._key = torch.empty((batch, heads, 0, self.head_dim), dtype=self.dtype)
             self._value = torch.empty((batch, heads, 0, self.value_dim), dtype=self.dtype)
-            shape = batch, heads, 0, self.n_bits // 8 + 1, BLOCK
+            shape = batch, heads, 0, (self.n_bits // 8 + 1) * BLOCK
             self._codes = torch.empty(shape, dtype=torch.uint8)
             self._centre = torch.zeros((batch, heads, self.head_dim))
             self._norm = torch.zeros((batch, heads))
@@ -339,46 +340,26 @@ class CodeCache:
     # --- Within ---------------------------------------------------------------------------------
 
     def _attend(self, query: Tensor) -> tuple[Tensor, StepReport]:
-        import numpy as np
-
-        from lshkit.reference.code_cache import StepOptions, code_step
-
-        z = normal_quantile(self.delta)
-        options = StepOptions(
-            *(self.scale, self.n_sinks, self.window, self.epsilon, z),
-            *(self.min_share, self.max_share, EXACT_BELOW),
-        )
-        batch, heads, n, _ = query.shape
-        out = query.new_zeros((batch, heads, n, self.value_dim))
+        shape = query.shape[:-1]
+        out = torch.empty((*shape, self.value_dim), dtype=torch.float32)
         report = StepReport(
-            torch.zeros(batch, heads, n),
-            torch.zeros(batch, heads, n, dtype=torch.int32),
-            torch.full((batch, heads, n), -math.inf),
+            torch.empty(shape, dtype=torch.float32),
+            torch.empty(shape, dtype=torch.int32),
+            torch.empty(shape, dtype=torch.float32),
         )
-        for b, start in enumerate(self._starts):
-            for h in range(heads):
-                g = h // (heads // self.num_key_heads)
-                code = self._codes[b, g].permute(0, 2, 1).flatten(0, 1).numpy()
-                bits = np.unpackbits(code[:, :-1], axis=1, bitorder="little").astype(np.int64)
-                norms = code[:, -1].astype(np.int64)
-                for i in range(n):
-                    end = self._positions - n + i + 1
-                    if end <= start:
-                        continue
-                    rows = slice(0, end - start)
-                    key, value = (
-                        x[b, g, start:end].float().numpy() for x in (self._key, self._value)
-                    )
-                    step = code_step(
-                        *(query[b, h, i].float().numpy(), key, value, self._planes[g].numpy()),
-                        *(bits[rows], norms[rows], float(self._norm[b, g]), options),
-                        *(self.seed, h),
-                    )
-                    out[b, h, i] = torch.from_numpy(step.out)
-                    report.error[b, h, i] = step.error
-                    report.keys[b, h, i] = step.n_read
-                    report.log_sum[b, h, i] = step.log_sum
-        return out, report
+        _C.code_step(
+            *(rows(query, torch.float32), self.key, self.value, *self._coded),
+            *(self.scale, self.n_sinks, self.window, self.epsilon, normal_quantile(self.delta)),
+            *(self.min_share, self.max_share, EXACT_BELOW, self.seed),
+            *(out, report.log_sum, report.error, report.keys, torch.get_num_threads()),
+        )
+        return out.to(self.dtype), report
+
+    @property
+    def _coded(self) -> tuple[Tensor, ...]:
+        """What the core knows of the codes."""
+        starts = torch.tensor(self._starts, dtype=torch.int64, device="cpu")
+        return self._codes, self._planes, self._centre, self._norm, starts
 
     def _check(self, **tensors: Tensor) -> None:
         sizes = {
@@ -450,7 +431,7 @@ class CodeCache:
             setattr(self, name, new)
         old = self._codes
         with torch.inference_mode(False):
-            codes = torch.zeros((*old.shape[:2], room // BLOCK, *old.shape[3:]), dtype=old.dtype)
+            codes = torch.zeros((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
         codes[:, :, : old.shape[2]] = old
         self._codes = codes
 
@@ -466,26 +447,16 @@ class CodeCache:
                 continue
             centred = 1 << (length.bit_length() - 1)
             if centred != self._centred[b]:
-                first = self._key[b, :, start : start + centred].double()
-                centre = first.mean(1)
-                self._centre[b] = centre
-                self._norm[b] = (first - centre[:, None]).square().sum(-1).mean(-1).sqrt()
+                for h in range(self.num_key_heads):  # in turn: copies of all would be large
+                    first = self._key[b, h, start : start + centred].double()
+                    centre = first.mean(0)
+                    self._centre[b, h] = centre
+                    self._norm[b, h] = (first - centre).square().sum(-1).mean().sqrt()
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
-                self._code_keys(b, start, self._hashed[b], length)
+                span = b, self._hashed[b], length
+                _C.code_keys(self.key, *self._coded, *span, torch.get_num_threads())
                 self._hashed[b] = length
-
-    def _code_keys(self, b: int, start: int, begin: int, end: int) -> None:
-        """Codes of keys begin to end of sequence b, counted from its start."""
-        x = self._key[b, :, start + begin : start + end].float() - self._centre[b, :, None]
-        bits = (x @ self._planes > 0).unflatten(-1, (-1, 8))
-        code = (bits << torch.arange(8)).sum(-1).to(torch.uint8)
-        norm = x.norm(dim=-1) * (64 / self._norm[b, :, None].clamp_min(1e-30))
-        norm = (norm + 0.5).floor().clamp(0, 255).to(torch.uint8)
-        at = torch.arange(begin, end)
-        self._codes[b, :, at // BLOCK, :, at % BLOCK] = torch.cat(
-            (code, norm[..., None]), -1
-        ).transpose(0, 1)
 
     def _like(self, indices: Any) -> "CodeCache":
         """Another cache, whose sequence i is a copy of sequence indices[i] of this one."""

@@ -220,6 +220,7 @@ def code_step(
 
     wanted = max(o.min_share * n / 2, 64.0)
     floor = int(UNIT * math.log(len(middle) / (FLOOR * wanted)) + 0.5)
+    floor = min(max(floor, 0), len(survive) - 1)
     threshold = threshold_for(estimates, wanted, survive, floor)
     pilot, probability = sample(0, threshold, floor)
     n_read += read(middle[pilot], probability[pilot])
