@@ -106,7 +106,7 @@ class CodeCache:
     ) -> None:
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.num_heads = checks.integer("num_heads", num_heads, 1)
-        self.head_dim = checks.integer("head_dim", head_dim, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 1, 4096)
         self.value_dim = (
             self.head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
         )

@@ -4,11 +4,11 @@
 // of 16 bytes in a register, as FAISS's fast scan does for product quantisation (Andre et al.
 // 2015). Selection adds a stored exponential variate to each estimate and compares. Rows of the
 // selected keys lie anywhere in memory and are asked for a chunk ahead.
-#include "lshkit/code_cache.hpp"
 
 #include <algorithm>
 #include <cmath>
 
+#include "code_cache.hpp"
 #include "exponential.hpp"
 #include "kernels.hpp"
 #include "short_floats.hpp"
@@ -79,6 +79,19 @@ LSHKIT_INLINE SignedShorts high_product(SignedShorts a, SignedShorts b) {
   using Wide = std::int32_t __attribute__((vector_size(2 * kVectorBytes)));
   const Wide product = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide);
   return __builtin_convertvector(product >> 16, SignedShorts);
+#endif
+}
+LSHKIT_INLINE Shorts high_product(Shorts a, Shorts b) {
+#if defined(LSHKIT_ISA_AVX512)
+  return Shorts(_mm512_maskz_mulhi_epu16(~__mmask32(0), __m512i(a), __m512i(b)));
+#elif defined(LSHKIT_ISA_AVX2)
+  return Shorts(_mm256_mulhi_epu16(__m256i(a), __m256i(b)));
+#elif defined(__x86_64__)
+  return Shorts(_mm_mulhi_epu16(__m128i(a), __m128i(b)));
+#else
+  using Wide = std::uint32_t __attribute__((vector_size(2 * kVectorBytes)));
+  const Wide product = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide);
+  return __builtin_convertvector(product >> 16, Shorts);
 #endif
 }
 // A bit for each lane of a comparison's result.
@@ -305,6 +318,7 @@ void code_estimates(const CodeScan& p) {
   const index_t rows = p.n_bits / 8;
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
+  const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
   for (index_t block = 0; block < p.n_blocks; ++block) {
     const std::uint8_t* codes = p.codes + block * (rows + 1) * kCodeBlock;
     prefetch_row(codes + 8 * (rows + 1) * kCodeBlock, (rows + 1) * kCodeBlock);
@@ -331,7 +345,9 @@ void code_estimates(const CodeScan& p) {
       const auto norms = load_as<Shorts>(codes + rows * kCodeBlock + v * kVectorBytes);
       const auto estimate = [&](Shorts sum, Shorts norm) {
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
-        return high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        const SignedShorts mean =
+            high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        return mean + SignedShorts(high_product(norm * norm, half_variance));
       };
       store(out + v * kShorts, estimate(low[v], norms & 255));
       store(out + kHalf + v * kShorts, estimate(high[v], norms >> 8));
