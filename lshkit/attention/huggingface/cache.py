@@ -219,7 +219,8 @@ class ModelCodeCache(Cache):
             assert key is not None and value is not None
             own.lazy_initialization(key, value)
             # Models name their scale when they attend.
-            own._made().scale = decoded_config(part.get("config")).get("scale")
+            scale = decoded_config(part.get("config")).get("scale")
+            own._made().scale = checks.positive("scale", scale)
             own._made().load_state_dict(part)
             own._show()
             new.append(own)
