@@ -152,8 +152,8 @@ struct StepScratch {
     table = arena.take<std::uint8_t>(n_bits * 4);
     estimates =
         arena.take<std::int16_t>((n + kCodeBlock - 1) / kCodeBlock * kCodeBlock + kSelectPadding);
-    pilot = arena.take<std::int32_t>(n);
-    rows = arena.take<std::int32_t>(n);
+    pilot = arena.take<std::int32_t>(n + 2 * kRegisterFloats);
+    rows = arena.take<std::int32_t>(n + 2 * kRegisterFloats);
     probability = arena.take<float>(n);
     bytes = arena.used();
   }

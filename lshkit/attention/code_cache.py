@@ -427,12 +427,15 @@ class CodeCache:
             old = getattr(self, name)
             with torch.inference_mode(False):
                 new = torch.empty((*old.shape[:2], room, old.shape[3]), dtype=self.dtype)
+            _C.use_large_pages(new)  # a step touches rows all over it
             new[:, :, : self._positions] = old[:, :, : self._positions]
             setattr(self, name, new)
         old = self._codes
         with torch.inference_mode(False):
-            codes = torch.zeros((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+            codes = torch.empty((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+        _C.use_large_pages(codes)
         codes[:, :, : old.shape[2]] = old
+        codes[:, :, old.shape[2] :] = 0
         self._codes = codes
 
     def _hash(self) -> None:

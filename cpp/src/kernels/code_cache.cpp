@@ -5,10 +5,11 @@
 // 2015). Selection adds a stored exponential variate to each estimate and compares. Rows of the
 // selected keys lie anywhere in memory and are asked for a chunk ahead.
 
+#include "code_cache.hpp"
+
 #include <algorithm>
 #include <cmath>
 
-#include "code_cache.hpp"
 #include "exponential.hpp"
 #include "kernels.hpp"
 #include "short_floats.hpp"
@@ -110,6 +111,22 @@ LSHKIT_INLINE std::uint32_t lane_bits(SignedShorts mask) {
   return bits;
 #endif
 }
+// first + the numbers of the bits that are set. Whole registers are written; returns the new end.
+LSHKIT_INLINE std::int32_t* write_positions(std::int32_t* to, std::uint32_t bits,
+                                            std::int32_t first) {
+#if defined(LSHKIT_ISA_AVX512)
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i at = __m512i(Vec<std::int32_t>(lanes) + first);
+  for (int half = 0; half < 2; ++half, bits >>= 16) {
+    const __m512i some = half ? __m512i(Vec<std::int32_t>(at) + 16) : at;
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(__mmask16(bits), some));
+    to += __builtin_popcount(bits & 0xffff);
+  }
+#else
+  for (; bits; bits &= bits - 1) *to++ = first + __builtin_ctz(bits);
+#endif
+  return to;
+}
 template <class V>
 LSHKIT_INLINE V load_as(const void* p) {
   V v;
@@ -193,7 +210,7 @@ void code_rows_of(const CodeRows& p) {
 }
 
 // ---- rows that were selected ----
-constexpr index_t kChunk = 64;
+constexpr index_t kChunk = 32;  // two of them are on their way
 constexpr int kRowVectors = 4;  // of a value, and as many of its variance, that stay in registers
 
 template <class Kind>
@@ -270,7 +287,11 @@ struct Reader {
   void operator()() const {
     const index_t key_bytes = p.n_features * sizeof(Stored),
                   value_bytes = p.n_values * sizeof(Stored);
-    for (index_t i = 0; i < std::min(kChunk, p.count); ++i) prefetch_row(key(i), key_bytes);
+    const auto ask = [&](index_t from, index_t to) {
+      for (index_t i = from; i < std::min(to, p.count); ++i)
+        prefetch_row(key(i), key_bytes), prefetch_row(value(i), value_bytes);
+    };
+    ask(0, 2 * kChunk);
     F w_squares = {}, u_squares = {}, w_sum = {}, u_sum = {};
     const auto keep = [&] {
       p.sums->squares += sum_lanes(w_squares), p.sums->variance_squares += sum_lanes(u_squares);
@@ -279,9 +300,7 @@ struct Reader {
     };
     for (index_t begin = 0; begin < p.count; begin += kChunk) {
       const index_t count = std::min(kChunk, p.count - begin);
-      const index_t next = std::min(begin + 2 * kChunk, p.count);
-      for (index_t i = begin; i < begin + count; ++i) prefetch_row(value(i), value_bytes);
-      for (index_t i = begin + count; i < next; ++i) prefetch_row(key(i), key_bytes);
+      ask(begin + 2 * kChunk, begin + 3 * kChunk);
       alignas(64) float score[kChunk], w[kChunk], u[kChunk];
       scores(begin, count, score);
       float largest = p.sums->largest;
@@ -364,7 +383,7 @@ index_t code_select(const CodeSelect& p) {
     std::uint32_t bits =
         lane_bits(SignedShorts(sum >= threshold)) | lane_bits(SignedShorts(noise >= floor));
     if (p.last - j < kShorts) bits &= (1u << (p.last - j)) - 1;
-    for (; bits; bits &= bits - 1) *to++ = std::int32_t(j) + p.offset + __builtin_ctz(bits);
+    if (bits) to = write_positions(to, bits, std::int32_t(j) + p.offset);
   }
   return to - p.rows;
 }

@@ -29,7 +29,7 @@ struct CodeSelect {
   const std::int16_t *estimates, *noise;
   index_t first, last;
   int threshold, floor;
-  std::int32_t offset, *rows;  // gets position + offset
+  std::int32_t offset, *rows;  // gets position + offset, and a register's junk behind the last
 };
 constexpr index_t kSelectPadding = 64;
 // Sums over keys that were read, in units of exp(largest): of weights w = exp(score) / probability,
