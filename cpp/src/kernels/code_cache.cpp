@@ -210,7 +210,7 @@ void code_rows_of(const CodeRows& p) {
 }
 
 // ---- rows that were selected ----
-constexpr index_t kChunk = 32;  // two of them are on their way
+constexpr index_t kChunk = 64;
 constexpr int kRowVectors = 4;  // of a value, and as many of its variance, that stay in registers
 
 template <class Kind>
@@ -291,7 +291,7 @@ struct Reader {
       for (index_t i = from; i < std::min(to, p.count); ++i)
         prefetch_row(key(i), key_bytes), prefetch_row(value(i), value_bytes);
     };
-    ask(0, 2 * kChunk);
+    ask(0, kChunk);
     F w_squares = {}, u_squares = {}, w_sum = {}, u_sum = {};
     const auto keep = [&] {
       p.sums->squares += sum_lanes(w_squares), p.sums->variance_squares += sum_lanes(u_squares);
@@ -300,7 +300,7 @@ struct Reader {
     };
     for (index_t begin = 0; begin < p.count; begin += kChunk) {
       const index_t count = std::min(kChunk, p.count - begin);
-      ask(begin + 2 * kChunk, begin + 3 * kChunk);
+      ask(begin + kChunk, begin + 2 * kChunk);
       alignas(64) float score[kChunk], w[kChunk], u[kChunk];
       scores(begin, count, score);
       float largest = p.sums->largest;
