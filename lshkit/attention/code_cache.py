@@ -84,6 +84,11 @@ class CodeCache:
     scale: float
     seed: int
     dtype: torch.dtype
+    _key: Tensor
+    _value: Tensor
+    _codes: Tensor
+    _positions: int
+    _starts: list[int]
 
     def __init__(
         self,
@@ -347,16 +352,17 @@ class CodeCache:
             torch.empty(shape, dtype=torch.int32),
             torch.empty(shape, dtype=torch.float32),
         )
+        z = normal_quantile(self.delta)
         _C.code_step(
             *(rows(query, torch.float32), self.key, self.value, *self._coded),
-            *(self.scale, self.n_sinks, self.window, self.epsilon, normal_quantile(self.delta)),
-            *(self.min_share, self.max_share, EXACT_BELOW, self.seed),
-            *(out, report.log_sum, report.error, report.keys, torch.get_num_threads()),
+            *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
+            *(self.max_share, EXACT_BELOW, self.seed, out, report.log_sum),
+            *(report.error, report.keys, torch.get_num_threads()),
         )
         return out.to(self.dtype), report
 
     @property
-    def _coded(self) -> tuple[Tensor, ...]:
+    def _coded(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What the core knows of the codes."""
         starts = torch.tensor(self._starts, dtype=torch.int64, device="cpu")
         return self._codes, self._planes, self._centre, self._norm, starts
@@ -457,8 +463,9 @@ class CodeCache:
                     self._norm[b, h] = (first - centre).square().sum(-1).mean().sqrt()
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
-                span = b, self._hashed[b], length
-                _C.code_keys(self.key, *self._coded, *span, torch.get_num_threads())
+                _C.code_keys(
+                    *(self.key, *self._coded, b, self._hashed[b], length, torch.get_num_threads())
+                )
                 self._hashed[b] = length
 
     def _like(self, indices: Any) -> "CodeCache":
