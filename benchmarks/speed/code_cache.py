@@ -4,9 +4,9 @@ One query, 8 heads of 64 features, one thread. Softmax is the faster of
 `scaled_dot_product_attention` and of matrix products with `softmax`, both over a cache of the same
 dtype, without the time to append to it; ours is `CodeCache.attend`. Sides take turns, and the
 fastest step of each is compared. Keys and queries are drawn so that scores are spread (standard
-deviation 1.5), peaked (queries near a key) or clustered. Errors are relative to the root mean square
-norm of the values under the attention weights; "beyond" are steps and heads with an error above
-epsilon.
+deviation 1.5), peaked (queries near a key) or clustered. Errors are relative to the root mean
+square norm of the values under the attention weights; "beyond" are steps and heads with an error
+above epsilon.
 
     python -m benchmarks.speed.code_cache --json benchmarks/results/code_cache.json
 """
@@ -125,9 +125,7 @@ def measure(kind, context, dtype, key_heads, steps, time_softmax):
 
 
 def show(rows):
-    print(
-        "| scores | context | dtype | key heads | times faster | ms a step | read | error | stated |"
-    )
+    print("| scores | context | dtype | key heads | faster | ms a step | read | error | stated |")
     print("|---|---|---|---|---|---|---|---|---|")
     for r in rows:
         print(

@@ -65,8 +65,8 @@ class CodeCache:
 
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of
-    threads. There is no autograd through a cache: RuntimeError where grad mode is on and an input
-    requires grad. CPU tensors only.
+    threads. A key with a NaN or infinity is ignored. There is no autograd through a cache:
+    RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
     """
 
     batch_size: int
@@ -458,9 +458,11 @@ class CodeCache:
             if centred != self._centred[b]:
                 for h in range(self.num_key_heads):  # in turn: copies of all would be large
                     first = self._key[b, h, start : start + centred].double()
-                    centre = first.mean(0)
+                    first = first[first.isfinite().all(-1)]
+                    centre = first.sum(0) / max(len(first), 1)
                     self._centre[b, h] = centre
-                    self._norm[b, h] = (first - centre).square().sum(-1).mean().sqrt()
+                    squares = (first - centre).square().sum(-1)
+                    self._norm[b, h] = (squares.sum() / max(len(first), 1)).sqrt()
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
                 _C.code_keys(
