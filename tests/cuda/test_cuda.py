@@ -104,7 +104,7 @@ def test_sampled_attention(cuda_device, shape, is_causal, normalize):
     options = is_causal, torch_ops.NORMALIZE[normalize]
     planes = parameters(case.query, cuda_device)
     family = torch_ops.FAMILY["hadamard"]
-    out, *codes = torch_ops.yoso_attention(
+    out, *codes, _ = torch_ops.yoso_attention(
         *(query, key, value, mask.to(cuda_device), None, None, planes, family, N_BITS, N_HASHES),
         *(*options, 0),
     )

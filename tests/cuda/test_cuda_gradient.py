@@ -38,7 +38,7 @@ def gradients(case, device, n_bits, n_hashes, is_causal, normalize, mask=None, s
         torch.tensor(3), query.shape[1], query.shape[-1], n_bits, n_hashes, family
     )
     rest = None if mask is None else mask.to(device), starts, starts
-    _, *codes = torch_ops.yoso_attention(
+    _, *codes, _ = torch_ops.yoso_attention(
         *(query, key, value, *rest, planes.to(device), family, n_bits, n_hashes),
         *(*options[1:], 0),
     )
