@@ -126,8 +126,8 @@ void tile_kernel(const std::uint16_t* rows, std::uint16_t* a, std::uint16_t* tur
   }
   __syncwarp();
   for (int step = 0; step < 4; ++step)
-    store_streaming(again + (4 * step + lane.row) * 64 + lane.piece * 8,
-                    load_shared(tile + lane.move(step)));
+    store_four(again + (4 * step + lane.row) * 64 + lane.piece * 8,
+               load_shared(tile + lane.move(step)));
 }
 
 void transpose_kernel(const std::uint16_t* from, std::uint16_t* to) {
@@ -144,6 +144,8 @@ struct Case {
   index_t hashes = 2;
   bool causal = false, bias = false, packed = false;
   double skew = 1;  // above 1 most rows share a bucket
+  int crowded = kCrowdedRows;
+  index_t cached_buckets = kCachedBuckets;
   float grad_size = 1, value_size = 1;
   Element element = Element::bfloat16;
 };
@@ -236,6 +238,8 @@ void check_gradient(const Case& c) {
   p.causal = c.causal;
   p.scale = 0.75f;
   p.element = c.element;
+  p.crowded = c.crowded;
+  p.cached_buckets = c.cached_buckets;
   Cut measure(nullptr);
   MatrixScratch unused(measure, p);
   std::vector<Words4> memory(measure.used() / 16 + 1);
@@ -328,7 +332,7 @@ void misaligned_kernel(unsigned char* bytes, int which) {
     case 1:
       return copy_async(tile + 8, bytes, false);
     case 2:
-      return store_streaming(bytes + 4, x);
+      return store_four(bytes + 4, x);
     case 3:
       return store_four(bytes + 8, x);
     case 4:
@@ -393,6 +397,28 @@ TEST(gradient_on_tensor_cores) {
     }
 }
 
+// Cut among four warps: with as many tiles of rows as these or more, and with fewer; causal, what
+// the first row of a part sees begins anywhere.
+TEST(crowded_buckets) {
+  for (const Element element : {Element::bfloat16, Element::float16})
+    for (const bool causal : {false, true}) {
+      if (kQuick && causal != (element == Element::float16)) continue;
+      Case c;
+      c.element = element;
+      c.causal = causal;
+      c.crowded = 32;
+      c.nq = kQuick ? 20 : 107, c.nk = kQuick ? 70 : 90, c.bits = 0, c.hashes = 1;
+      check_gradient(c);
+      c.nq = 70, c.nk = 20;
+      check_gradient(c);
+      if (kQuick) continue;
+      c.nq = 150, c.nk = 170, c.bits = 3, c.skew = 2, c.hashes = 3, c.bias = true;  // all forms
+      c.batch = 1, c.heads = 4, c.key_heads = 2, c.packed = true;
+      c.cached_buckets = 1 << 30;  // through device memory
+      check_gradient(c);
+    }
+}
+
 TEST(large_gradients_in_float16) {
   Case c;
   c.element = Element::float16;
@@ -403,6 +429,7 @@ TEST(large_gradients_in_float16) {
     c.value_size = size > 1 ? 1000 : 1e-2f;
     check_gradient(c);
     if (kQuick) break;
+    c.crowded = 200;
   }
 }
 
