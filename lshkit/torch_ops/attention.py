@@ -59,6 +59,15 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype is torch.float64 else x.dtype
 
 
+def keeps_output(query: Tensor) -> bool:
+    """Whether the backward pass restores the sums from the output instead of adding them up again.
+
+    On a GPU: of 16-bit inputs that is a rounded output, where the gradient's terms are rounded too.
+    On the CPU 16-bit inputs have the float32 gradient, rounded once.
+    """
+    return query.is_cuda
+
+
 def _new_divisors(query: Tensor, normalize: int) -> Tensor:
     shape = (*query.shape[:2], query.shape[2] if normalize else 0)
     return query.new_empty(shape, dtype=torch.float32)
@@ -248,7 +257,7 @@ def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(*codes, divisors)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     # The output costs no memory where what comes next keeps it too, as a projection does.
-    kept = (out, divisors) if normalize else (None, None)
+    kept = (out, divisors) if normalize and keeps_output(inputs[0]) else (None, None)
     ctx.save_for_backward(*tensors, *codes, rotation, *kept)
     ctx.options = (n_bits, is_causal, normalize, gradient, window, rank), hashes
 
