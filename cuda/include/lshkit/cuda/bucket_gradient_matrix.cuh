@@ -8,19 +8,19 @@
 // vectors and of factors. Besides, at most kSortRoom and kContributionRoom bytes, or what one head
 // and one hash take where that is more.
 //
-// Contributions are written and read once. Where groups whose contributions fit the L2 cache,
-// kCachedRoom, still have enough buckets to fill a GPU, they never see device memory. Longer
-// sequences would leave most of the GPU idle: theirs go through device memory, and are the first to
-// leave the cache, which has the rows that are gathered.
+// Contributions are written and read once, through device memory. Groups that fit the L2 cache have
+// been counted: at 4096 tokens they save 0.5 ms of an H100's backward pass and add some 700
+// launches, 1.5 ms. -DLSHKIT_CONTRIBUTION_MB=24 among the compiler's flags tries them.
 #include "lshkit/cuda/bucket_gradient_crowded.cuh"
 #include "lshkit/cuda/bucket_gradient_pairs.cuh"
 
 namespace lshkit::cuda {
 
-constexpr index_t kSortRoom = index_t(192) << 20, kContributionRoom = index_t(576) << 20;
-// Of 40 MB (A100) or 50 MB (H100) of L2, which hold the gathered rows too; and the buckets of a
-// group, of which a warp takes one or a few.
-constexpr index_t kCachedRoom = index_t(24) << 20, kCachedBuckets = 2048;
+#ifndef LSHKIT_CONTRIBUTION_MB
+#define LSHKIT_CONTRIBUTION_MB 576
+#endif
+constexpr index_t kSortRoom = index_t(192) << 20;
+constexpr index_t kContributionRoom = index_t(LSHKIT_CONTRIBUTION_MB) << 20;
 constexpr index_t kMatrixHashes = 32;  // sorted together at most
 constexpr int kPackThreads = 256, kPackRows = 64, kScaleThreads = 512, kSlotSumThreads = 256;
 
@@ -206,9 +206,7 @@ struct MatrixProblem {
   bool causal = false;
   float scale = 1;
   Element element = Element::bfloat16;
-  // Tests have less.
-  int crowded = kCrowdedRows;
-  index_t cached_buckets = kCachedBuckets;
+  int crowded = kCrowdedRows;  // tests have less
 
   index_t units() const { return queries.batch * query_heads; }
   index_t unit_tiles() const { return ceil_div(n_features, kTileColumns); }
@@ -223,7 +221,6 @@ struct MatrixProblem {
 // How many heads and hashes go together.
 struct MatrixGroups {
   index_t sort_hashes, sort_units, slots, units;
-  bool cached;
   explicit MatrixGroups(const MatrixProblem& p) {
     const index_t rows = p.queries.side.n_rows + p.keys.side.n_rows;
     const auto parts = [](index_t of, index_t most) {  // about as many in each
@@ -235,10 +232,8 @@ struct MatrixGroups {
     sort_units = parts(p.units(), kSortRoom / (sorted * sort_hashes));
     const index_t tiles = p.factor_tiles() ? p.factor_tiles() : 1;  // none: values of no columns
     const index_t written = (rows ? rows : 1) * p.contribution_bytes() * tiles;
-    cached = kCachedRoom / written << p.bits >= p.cached_buckets;
-    const index_t room = cached ? kCachedRoom : kContributionRoom;
-    slots = parts(sort_hashes, room / written);
-    units = slots < sort_hashes ? 1 : parts(sort_units, room / (written * slots));
+    slots = parts(sort_hashes, kContributionRoom / written);
+    units = slots < sort_hashes ? 1 : parts(sort_units, kContributionRoom / (written * slots));
   }
 };
 
@@ -339,7 +334,7 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
   const auto crowded = p.causal ? bucket_crowded_kernel<E, true> : bucket_crowded_kernel<E, false>;
   prefer_shared_memory(linear);
   const auto buckets = [&] {
-    g.run = mostly_linear ? 31 : most.cached ? 4 : 8;
+    g.run = mostly_linear ? 31 : 8;
     launch(queue, "bucket_pairs", bucket_pairs_kernel<E>, ceil_div(g.items(), kPairWarps),
            kPairWarps * kWarp, kPairWarps * kPairWarpBytes, g);
     if (longest <= kPairRows) return;

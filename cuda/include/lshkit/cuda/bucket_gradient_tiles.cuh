@@ -180,8 +180,9 @@ struct TileWriter {
       const int row = 4 * step + lane.row;
       const index_t at = __shfl_sync(kAllLanes, positions, from + row);
       if (first + row < r.count)
-        store_four(r.out + at * kContributionBytes<E> + (kWide ? half * 128 : 0) + lane.piece * 16,
-                   load_shared(stage + lane.move(step)));
+        store_streaming(
+            r.out + at * kContributionBytes<E> + (kWide ? half * 128 : 0) + lane.piece * 16,
+            load_shared(stage + lane.move(step)));
     }
   }
 };

@@ -270,15 +270,18 @@ __device__ inline Words4 load_shared(SharedAddress from) {
   return emulated::load<Words4>(from);
 #endif
 }
-// To device memory, 16 bytes at a multiple of 16. It stays in the cache as other stores do. A store
-// that the compiler moves about costs registers.
+// To device memory, 16 bytes at a multiple of 16, that will be read once: first to leave the cache.
+__device__ inline void store_streaming(void* to, const Words4& x) {
+#ifdef __CUDACC__
+  __stcs(static_cast<uint4*>(to), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
+#else
+  emulated::store(to, x);
+#endif
+}
+// Stays in the cache as other stores do.
 __device__ inline void store_four(void* to, const Words4& x) {
 #ifdef __CUDACC__
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(__cvta_generic_to_global(to)), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]),
-                 "r"(x.w[3])
-               : "memory");
+  *static_cast<uint4*>(to) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
 #else
   emulated::store(to, x);
 #endif
