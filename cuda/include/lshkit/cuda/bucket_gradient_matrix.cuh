@@ -330,9 +330,10 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
   const bool mostly_linear = longest > kPairRows * s.buckets();
 
   const auto linear = p.causal ? bucket_linear_kernel<E, true> : bucket_linear_kernel<E, false>;
-  prefer_shared_memory(bucket_pairs_kernel<E>);
   const auto crowded = p.causal ? bucket_crowded_kernel<E, true> : bucket_crowded_kernel<E, false>;
+  prefer_shared_memory(bucket_pairs_kernel<E>);
   prefer_shared_memory(linear);
+  prefer_shared_memory(crowded);
   const auto buckets = [&] {
     g.run = mostly_linear ? 31 : 8;
     launch(queue, "bucket_pairs", bucket_pairs_kernel<E>, ceil_div(g.items(), kPairWarps),
