@@ -56,6 +56,42 @@ def collision_indptr(
     indptr: object,
     threads: int = 0,
 ) -> None: ...
+def code_keys(
+    key: object,
+    codes: object,
+    planes: object,
+    centre: object,
+    norm: object,
+    starts: object,
+    sequence: int,
+    begin: int,
+    end: int,
+    threads: int = 0,
+) -> None: ...
+def code_step(
+    query: object,
+    key: object,
+    value: object,
+    codes: object,
+    planes: object,
+    centre: object,
+    norm: object,
+    starts: object,
+    scale: float,
+    n_sinks: int,
+    window: int,
+    epsilon: float,
+    quantile: float,
+    min_share: float,
+    max_share: float,
+    exact_below: int,
+    seed: int,
+    out: object,
+    log_sum: object,
+    error: object,
+    n_read: object,
+    threads: int = 0,
+) -> None: ...
 def collisions(
     query_codes: object,
     key_codes: object,
@@ -411,6 +447,10 @@ def yoso_backward(
     bfloat16_products: bool = False,
     query_starts: object = None,
     key_starts: object = None,
+    gradient_query_codes: object = None,
+    gradient_key_codes: object = None,
+    out: object = None,
+    divisors: object = None,
 ) -> None: ...
 def yoso_forward(
     query: object,
@@ -431,4 +471,5 @@ def yoso_forward(
     window: int = 0,
     query_starts: object = None,
     key_starts: object = None,
+    divisors: object = None,
 ) -> None: ...

@@ -173,6 +173,10 @@ template <class T>
 struct WeightedColumn;
 struct SoftmaxForward;
 struct SoftmaxBackward;
+struct CodeRows;
+struct CodeScan;
+struct CodeSelect;
+struct CodeRead;
 template <class T>
 struct KernelSumPass;
 template <class T>
