@@ -1,0 +1,220 @@
+"""A small causal model of bytes that finds pairs again in long texts, and how it is trained.
+
+A `LlamaForCausalLM` of 1.2 million weights, so that caches and `generate` are used as with any
+other. It learns source code with lines `$key=value` between, random letters that come again later:
+as recall they are most of the text, as needles there are few. Texts are of at most 4096 bytes;
+their positions are cut at random places and drawn apart up to 65,536 (PoSE, Zhu et al. 2023), and
+most of a head's rotations are slow (base 1e10), so that the model reads longer texts than it saw.
+
+    python -m benchmarks.decoder --out DECODER
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sysconfig
+import time
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.source_text import read_text
+
+LAYERS, HEADS, KEY_HEADS, HEAD_DIM, DIM = 3, 4, 2, 64, 128
+LONGEST = 65536  # position
+BASE = 1e10  # of the rotary frequencies
+LETTERS = 4  # of a key, and of a value
+PAIR = 3 + 2 * LETTERS  # bytes of "$key=value\n"
+VALUE = slice(PAIR - 1 - LETTERS, PAIR - 1)
+NOT_ASKED = -100  # the label that cross_entropy leaves out
+# Length of the texts, how many of them a step takes, and the part of the run.
+CURRICULUM = ((128, 64, 0.3), (512, 16, 0.4), (1024, 8, 0.1), (2048, 4, 0.1), (4096, 2, 0.1))
+
+
+def new_decoder(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=DIM,
+        intermediate_size=3 * DIM,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        head_dim=HEAD_DIM,
+        attention_bias=True,
+        max_position_embeddings=LONGEST + 4096,
+        rope_parameters={"rope_type": "default", "rope_theta": BASE},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    start_with_lookups(model)
+    return model
+
+
+@torch.no_grad()
+def start_with_lookups(model: LlamaForCausalLM) -> None:
+    """What a short run would spend its time on: heads that look back, and one pair that looks up.
+
+    Head h of the first layer looks h + 1 tokens back and writes what it finds into a subspace of
+    its own; in the second layer the last four tokens look for where the same four came before, and
+    copy the token that follows them (Olsson et al. 2022, "In-context learning and induction heads").
+    """
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    embedding = model.get_input_embeddings().weight
+    embedding.copy_(torch.randn_like(embedding) / DIM**0.5)
+    speed = BASE ** -torch.linspace(0, 1, HEAD_DIM // 2 + 1)[:-1]
+
+    amplitude = 7.0 * (speed > 1e-3)
+    first.k_proj.bias.copy_(torch.cat((amplitude, 0 * speed)).repeat(KEY_HEADS))
+    back = torch.arange(1, HEADS + 1)[:, None] * speed
+    first.q_proj.bias.copy_(torch.cat((amplitude * back.cos(), -amplitude * back.sin()), -1).flatten())
+    basis = torch.linalg.qr(torch.randn(DIM, DIM)).Q
+    room = 24  # dimensions of a token that are handed on
+    own, *earlier = basis[:, : (HEADS + 1) * room].split(room, 1)
+    for value in first.v_proj.weight.unflatten(0, (KEY_HEADS, -1)):
+        value[:room] = own.T
+    for out, to in zip(first.o_proj.weight.split(HEAD_DIM, 1), earlier, strict=True):
+        out[:, :room] = 0.2 * to
+
+    slow = (speed < 2e-5).nonzero().flatten()
+    slow = torch.cat((slow, slow + HEAD_DIM // 2)).view(HEADS, -1)
+    tokens = 2.3 * own, *earlier  # a position's own token, and the ones before
+    query = second.q_proj.weight.unflatten(0, (HEADS, -1))
+    key = second.k_proj.weight.unflatten(0, (KEY_HEADS, -1))
+    value = second.v_proj.weight.unflatten(0, (KEY_HEADS, -1))
+    for k in range(KEY_HEADS):
+        h = k * HEADS // KEY_HEADS
+        for i, at in enumerate(slow):
+            part = 2 * torch.linalg.qr(torch.randn(room, len(at))).Q
+            query[h, at], key[k, at] = (tokens[i] @ part).T, (tokens[i + 1] @ part).T
+        half = basis[:, k * HEAD_DIM : (k + 1) * HEAD_DIM]
+        value[k] = half.T
+        second.o_proj.weight[:, h * HEAD_DIM : (h + 1) * HEAD_DIM] = 0.6 * half
+
+
+# --- Texts with pairs ----------------------------------------------------------------------------
+
+
+def new_pairs(count: int, generator: torch.Generator) -> Tensor:
+    """(count, PAIR) lines "$key=value" of random letters."""
+    lines = torch.randint(ord("a"), ord("z") + 1, (count, PAIR), generator=generator)
+    lines[:, 0], lines[:, LETTERS + 1], lines[:, -1] = ord("$"), ord("="), ord("\n")
+    return lines
+
+
+def with_pairs(text: Tensor, lines: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The text with the lines put in at random places, and where each one starts."""
+    room = len(text) - lines.numel()
+    cuts = torch.randint(room + 1, (len(lines),), generator=generator).sort().values
+    starts = cuts + PAIR * torch.arange(len(lines))
+    out = text[: room + lines.numel()].clone()
+    is_text = torch.ones(len(out), dtype=torch.bool)
+    at = starts[:, None] + torch.arange(PAIR)
+    is_text[at.flatten()] = False
+    out[is_text] = text[:room]
+    out[at] = lines
+    return out, starts
+
+
+def sample(text: Tensor, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A training text and its labels: random letters are asked for where they come again."""
+    share = torch.rand((), generator=generator).item()  # of the text that is pairs
+    lines = max(int(share * length / PAIR), 4)
+    pairs = new_pairs(max(lines // 2, 1), generator)
+    order = torch.cat((torch.arange(len(pairs)), torch.randint(len(pairs), (lines - len(pairs),), generator=generator)))
+    order = order[torch.randperm(lines, generator=generator)]
+    start = torch.randint(len(text) - length, (), generator=generator)
+    tokens, starts = with_pairs(text[start : start + length].long(), pairs[order], generator)
+    labels = tokens.clone()
+    came = torch.zeros(len(pairs), dtype=torch.bool)
+    for number, at in zip(order.tolist(), starts.tolist(), strict=True):
+        labels[at + 1 : at + 1 + LETTERS] = NOT_ASKED
+        if not came[number]:
+            labels[at + VALUE.start : at + VALUE.stop] = NOT_ASKED
+        came[number] = True
+    return tokens, labels
+
+
+def drawn_positions(length: int, generator: torch.Generator) -> Tensor:
+    """Positions that go on by one but for a few jumps, the last one below LONGEST."""
+    jumps = torch.zeros(length, dtype=torch.long)
+    count = int(torch.randint(4, (), generator=generator))
+    at = torch.randint(length, (count,), generator=generator)
+    parts = torch.rand(count + 1, generator=generator).sort().values.diff()
+    jumps[at] = (parts * (LONGEST - length)).long()
+    return torch.arange(length) + jumps.cumsum(0)
+
+
+# --- Training ------------------------------------------------------------------------------------
+
+
+def lookups(model: LlamaForCausalLM, text: Tensor, length: int, pairs: int, seed: int) -> float:
+    """Share of the values' letters that are the likeliest ones, in questions at the text's end."""
+    generator = torch.Generator().manual_seed(seed)
+    asked = min(pairs, 16)
+    lines = new_pairs(pairs, generator)
+    tokens, _ = with_pairs(text[: length - asked * PAIR].long(), lines, generator)
+    questions = lines[torch.randperm(pairs, generator=generator)[:asked]]
+    tokens = torch.cat((tokens, questions.flatten()))[None]
+    with torch.no_grad():
+        logits = model(tokens, logits_to_keep=asked * PAIR + 1).logits[0, :-1]
+    found = logits.argmax(-1).view(asked, PAIR)[:, VALUE] == questions[:, VALUE]
+    return found.float().mean().item()
+
+
+def train(seconds: float, seed: int, log, curriculum=CURRICULUM, lr=2e-3) -> LlamaForCausalLM:
+    """AdamW by the clock: lengths and learning rate follow the part of the time that is over."""
+    text, held_out = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
+    model = new_decoder(seed)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    begin, steps, shown = time.process_time(), 0, 0.0
+    while (done := (time.process_time() - begin) / seconds) < 1:
+        over = 0.0
+        for length, count, part in curriculum:
+            over += part
+            if done < over:
+                break
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1, (steps + 1) / 100, math.cos(math.pi / 2 * done) ** 2 + 0.02)
+        tokens, labels = map(
+            torch.stack, zip(*(sample(text, length, generator) for _ in range(count)), strict=True)
+        )
+        positions = torch.stack([drawn_positions(length, generator) for _ in range(count)])
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(tokens, position_ids=positions, use_cache=False).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        steps += 1
+        if done > shown:
+            shown += 0.02
+            model.eval()
+            near, far = lookups(model, held_out, 256, 8, steps), lookups(model, held_out, 4096, 64, steps)
+            model.train()
+            log(f"{done:5.0%} step {steps} length {length} loss {loss.item():.3f} "
+                f"recall of 8 in 1024 {near:.2f}, of 64 in 4096 {far:.2f}")
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the weights")
+    parser.add_argument("--seconds", type=float, default=2400, help="of CPU time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    train(args.seconds, args.seed, lambda s: print(s, flush=True), lr=args.lr).save_pretrained(args.out)
+
+
+if __name__ == "__main__":
+    main()
