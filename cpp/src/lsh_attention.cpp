@@ -107,22 +107,29 @@ BucketRows rows_of(const CodeBuckets& buckets) {
   return {buckets.start.data(), buckets.order.data(), buckets.n_buckets, buckets.n_rows};
 }
 
-// Whether the pairs of a head of keys are found by buckets. Measured, in the time that comparing a
-// query with 256 keys takes in one hash: the look-up of a bucket, a pair of a bucket, and 256 keys'
-// bits of all hashes.
-bool by_buckets(const Problem& problem, index_t key_matrix, int threads) {
-  constexpr double kLookUp = 8, kBucketPair = 0.7, kBits = 4;
+// Times of finding pairs by buckets, measured, in the time that comparing a query with 256 keys
+// takes in one hash. Backward, bits are marked all over the queries instead of in one row.
+struct BucketCosts {
+  double look_up, pair;  // of a bucket, and of a pair in one
+};
+constexpr BucketCosts kForwardCosts{8, 1}, kBackwardCosts{24, 6};
+
+// Whether the pairs of a head of keys are found by buckets: the same at any number of threads, as
+// sums are taken in another order then.
+bool by_buckets(const Problem& problem, index_t key_matrix, const BucketCosts& cost, int threads) {
+  constexpr double kBits = 4;  // of 256 keys, all hashes
   const AttentionShape& shape = problem.shape;
   const index_t m = problem.options.n_hashes, n_buckets = index_t(1) << problem.options.n_bits;
   const index_t rows = problem.group * shape.n_queries;
   const double blocks = double(shape.n_keys) / 256;
-  const double compare = double(rows) * m * blocks * (problem.options.n_bits > 8 ? 2 : 1);
-  const double look_up = double(rows) * (m * kLookUp + blocks * kBits);
-  if (n_buckets > 4 * shape.n_keys || look_up >= compare) return false;
-  const double pairs = bucket_pairs(problem.query_codes(key_matrix * problem.group), rows,
-                                    problem.key_codes(key_matrix), shape.n_keys, m, n_buckets,
-                                    threads);
-  return look_up + kBucketPair * pairs < compare;
+  const double compare = double(rows) * m * blocks * problem.in.key_codes.bytes;
+  const double look_up = double(rows) * (m * cost.look_up + blocks * kBits);
+  // Few queries, and tables larger than the codes: sorting would take longer.
+  if (shape.n_queries < 256 || n_buckets > 4 * shape.n_keys || look_up >= compare) return false;
+  const double pairs =
+      bucket_pairs(problem.query_codes(key_matrix * problem.group), rows,
+                   problem.key_codes(key_matrix), shape.n_keys, m, n_buckets, threads);
+  return look_up + cost.pair * pairs < compare;
 }
 
 // Queries whose sums a task keeps. Sorting a block of keys into buckets costs a task what looking
@@ -165,7 +172,7 @@ void lsh_attention_forward(const AttentionShape& shape, const LshAttentionOption
   };
   std::vector<index_t> compared;
   for (index_t matrix = 0; matrix < shape.batch * problem.key_heads; ++matrix) {
-    if (by_buckets(problem, matrix, threads))
+    if (by_buckets(problem, matrix, kForwardCosts, threads))
       attend({matrix}, rows_of(problem.key_buckets(matrix, threads)));
     else
       compared.push_back(matrix);
@@ -184,7 +191,7 @@ void lsh_attention_backward(const AttentionShape& shape, const LshAttentionOptio
     std::vector<float> along(group * n);
     std::vector<SoftmaxQueryGradient> heads(group);
     std::vector<CodeBuckets> buckets;
-    const bool few_collide = by_buckets(problem, task, 1);
+    const bool few_collide = by_buckets(problem, task, kBackwardCosts, 1);
     for (index_t g = 0; g < group; ++g) {
       const index_t head = key_head * group + g, matrix = batch * shape.heads + head;
       SoftmaxQueryGradient& q = heads[g];

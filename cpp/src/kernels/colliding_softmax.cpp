@@ -19,8 +19,8 @@ struct ForwardScratch {
   float *sums, *largest, *total;  // (queries, dv), and of each query the shift and the denominator
   float* row;
   ForwardScratch(const SoftmaxForward& p, Cut& cut)
-      : block(p.keys, p.options, p.queries.query.rows, p.key_buckets.start,
-              p.key_buckets.start, cut) {
+      : block(p.keys, p.options, p.queries.query.rows, p.key_buckets.start, p.key_buckets.start,
+              cut) {
     const index_t queries = p.queries.query.rows;
     sums = cut.take<float>(queries * block.dv);
     largest = cut.take<float>(queries);

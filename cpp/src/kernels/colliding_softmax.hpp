@@ -5,8 +5,8 @@
 
 namespace lshkit {
 
-// The rows of each bucket of each hash, ascending: (n_hashes, n_buckets + 1) and (n_hashes, n_rows).
-// None: collisions are found by comparison.
+// The rows of each bucket of each hash, ascending: (n_hashes, n_buckets + 1) and (n_hashes,
+// n_rows). None: collisions are found by comparison.
 struct BucketRows {
   const std::int32_t *start = nullptr, *order = nullptr;
   index_t n_buckets = 0, n_rows = 0;

@@ -57,12 +57,13 @@ struct KeyBlock {
   index_t d, dv;       // padded
   index_t most;        // keys of a block, a multiple of kKeys
   float *key, *value;  // (most, d) and (most, dv)
-  // By comparison: (kHashes, n_low + n_high, kWords), by the codes' low bytes and by their high ones
+  // By comparison: (kHashes, n_low + n_high, kWords), by the codes' low bytes and by their high
+  // ones
   std::uint64_t* buckets = nullptr;
-  std::uint64_t* hits;       // (n_queries, words), the block's keys that collide
-  std::uint64_t* once;       // magicpig: those in one hash at least
-  std::uint64_t* all_hits;   // the hits of all blocks, all_stride words each, or null
-  std::uint64_t* row;        // (2, words of all keys), of one query
+  std::uint64_t* hits;      // (n_queries, words), the block's keys that collide
+  std::uint64_t* once;      // magicpig: those in one hash at least
+  std::uint64_t* all_hits;  // the hits of all blocks, all_stride words each, or null
+  std::uint64_t* row;       // (2, words of all keys), of one query
   index_t words, n_blocks, all_stride = 0, n_low, n_high;
   index_t first = 0;
   int n = 0;
