@@ -38,6 +38,7 @@ void bind_soft_hash(py::module_& module);
 void bind_soft(py::module_& module);
 void bind_weighted_buckets(py::module_& module);
 void bind_decoding(py::module_& module);
+void bind_code_cache(py::module_& module);
 void bind_partition_sums(py::module_& module);
 void bind_draw(py::module_& module);
 void bind_cells(py::module_& module);

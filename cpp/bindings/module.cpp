@@ -44,6 +44,7 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_soft(module);
   lshkit::bind_weighted_buckets(module);
   lshkit::bind_decoding(module);
+  lshkit::bind_code_cache(module);
   lshkit::bind_partition_sums(module);
   lshkit::bind_draw(module);
   lshkit::bind_cells(module);

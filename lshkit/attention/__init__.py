@@ -2,6 +2,7 @@
 
 from lshkit import _torch  # noqa: F401
 from lshkit.attention.bert_lsh import bert_lsh_attention
+from lshkit.attention.code_cache import CodeCache, StepReport
 from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Expected, Sampled, Soft
@@ -10,10 +11,12 @@ from lshkit.attention.modules import YosoAttention
 from lshkit.attention.suggestions import Suggestion, Suggestions, suggest
 
 __all__ = [
+    "CodeCache",
     "Estimator",
     "Expected",
     "Sampled",
     "Soft",
+    "StepReport",
     "Suggestion",
     "Suggestions",
     "YosoAttention",

@@ -40,10 +40,10 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     if not isinstance(saved, Mapping):
         raise TypeError(f"state_dict must be a dict, got {type(saved).__name__}")
     saved = dict(saved)
-    version = int(_checked("version", saved.get("version"), torch.int64, ()))
+    version = int(checked_tensor("version", saved.get("version"), torch.int64, ()))
     if version != VERSION:
         raise ValueError(f"state_dict must have version {VERSION}, got {version}")
-    mine, theirs = _config(state), _decoded(saved.get("config"))
+    mine, theirs = _config(state), decoded_config(saved.get("config"))
     for name in mine:
         if name in theirs and mine[name] != theirs[name]:
             raise ValueError(
@@ -58,11 +58,13 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     if "sharpness" in given:
         _check_sharpness(state, saved["sharpness"])
     if "planes" in given:
-        planes = _checked("planes", saved["planes"], given["planes"].dtype, given["planes"].shape)
+        planes = checked_tensor(
+            "planes", saved["planes"], given["planes"].dtype, given["planes"].shape
+        )
         if not torch.equal(given["planes"], planes.to(CPU)):
             raise ValueError("state_dict is of a state with other planes than this one's")
-    new = {name: _checked(name, saved[name], x.dtype, x.shape) for name, x in tensors.items()}
-    positions = int(_checked("positions", saved["positions"], torch.int64, ()))
+    new = {name: checked_tensor(name, saved[name], x.dtype, x.shape) for name, x in tensors.items()}
+    positions = int(checked_tensor("positions", saved["positions"], torch.int64, ()))
     if positions < 0:
         raise ValueError(f"positions must be >= 0, got {positions}")
     if (new["masked"] > positions).any():  # below 0 where a captured graph was replayed
@@ -81,7 +83,7 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     state._positions = positions
 
 
-def _checked(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
+def checked_tensor(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
     """x without its graph; TypeError or ValueError unless it is a tensor like this, with contents.
 
     In an order in which nothing is asked of a tensor that its kind cannot answer.
@@ -100,7 +102,7 @@ def _checked(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) ->
 def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:
     heads = state.num_key_heads
     mine = state._given["sharpness"].expand(heads)
-    sharpness = _checked("sharpness", sharpness, torch.float32, (1,), (heads,)).to(CPU)
+    sharpness = checked_tensor("sharpness", sharpness, torch.float32, (1,), (heads,)).to(CPU)
     if not torch.equal(mine, sharpness.expand(heads)):
         raise ValueError(
             f"state_dict is of a state with sharpness={sharpness.tolist()}, "
@@ -116,10 +118,10 @@ def _config(state: YosoState) -> dict[str, Any]:
     return json.loads(json.dumps(config | state.estimator.to_dict()))
 
 
-def _decoded(config: Any) -> dict[str, Any]:
+def decoded_config(config: Any) -> dict[str, Any]:
     if not isinstance(config, Tensor):
         raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
-    config = _checked("config", config, torch.uint8, (config.numel(),))
+    config = checked_tensor("config", config, torch.uint8, (config.numel(),))
     try:
         decoded = json.loads(bytes(config.tolist()))
     except ValueError:  # of the text or of its encoding

@@ -96,6 +96,15 @@ LSHKIT_KERNEL(void, softmax_forward, const SoftmaxForward& pass)
 LSHKIT_KERNEL(index_t, softmax_backward_scratch, const SoftmaxBackward& pass)  // bytes
 LSHKIT_KERNEL(void, softmax_backward, const SoftmaxBackward& pass)
 
+// ---- a cache of codes ----
+LSHKIT_KERNEL(void, code_rows, const CodeRows& rows)
+// out (n_bits) = x (n_features) times planes (n_features, n_bits)
+LSHKIT_KERNEL(void, code_projections, const float* x, index_t n_features, const float* planes,
+              index_t n_bits, float* out)
+LSHKIT_KERNEL(void, code_estimates, const CodeScan& scan)
+LSHKIT_KERNEL(index_t, code_select, const CodeSelect& select)  // how many were written
+LSHKIT_KERNEL(void, code_read, const CodeRead& read)
+
 // ---- sums of kernels and of exponentials ----
 LSHKIT_TYPED_KERNEL(index_t, kernel_sums_scratch, const KernelSumPass<T>& pass)  // bytes
 LSHKIT_TYPED_KERNEL(void, kernel_sums, const KernelSumPass<T>& pass)

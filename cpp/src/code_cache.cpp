@@ -1,0 +1,348 @@
+#include "lshkit/code_cache.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "counter_random.hpp"
+#include "kernels/kernels.hpp"
+#include "parallel.hpp"
+
+namespace lshkit {
+namespace {
+
+// As in reference/code_cache.py.
+constexpr int kUnit = 64;              // estimates are integers, in 1/64 nat
+constexpr index_t kNoise = 1 << 14;    // entries of the table of exponential variates
+constexpr index_t kSegment = 1 << 12;  // keys that read the table from the same place
+constexpr double kSharpness = 0.75;    // the probability grows as exp(0.75 estimate)
+constexpr double kFloor = 0.1;         // share of the pilot that is uniform
+constexpr index_t kCounted = 4096;     // keys that are counted to find the threshold
+constexpr int kBin = 16;               // units of a bin of that count
+constexpr double kLeastPilot = 64;     // keys
+
+// One exponential variate of each 1 / kNoise of the distribution, in random order, and the share of
+// them that is t or more.
+struct Noise {
+  std::vector<std::int16_t> table;  // the first ones again behind the last
+  std::vector<float> survival;
+
+  Noise() : table(kNoise + kSegment + kSelectPadding) {
+    const RandomStream random(0, 0);
+    std::vector<std::pair<std::uint64_t, index_t>> order(kNoise);
+    for (index_t i = 0; i < kNoise; ++i) order[i] = {random.word(i), i};
+    std::sort(order.begin(), order.end());
+    for (index_t i = 0; i < kNoise; ++i)
+      table[order[i].second] =
+          std::int16_t(std::floor(-kUnit * std::log((i + 0.5) / kNoise) + 0.5));
+    survival.assign(*std::max_element(table.begin(), table.begin() + kNoise) + 1, 0);
+    for (index_t i = 0; i < kNoise; ++i) ++survival[table[i]];
+    for (std::size_t t = survival.size() - 1; t-- > 0;) survival[t] += survival[t + 1];
+    for (float& share : survival) share /= float(kNoise);
+    for (std::size_t i = kNoise; i < table.size(); ++i) table[i] = table[i - kNoise];
+  }
+  // Of a key whose estimate is `gap` below the threshold.
+  float probability(int gap, int floor) const {
+    const int at = std::min(gap, floor), last = int(survival.size()) - 1;
+    return survival[std::clamp(at, 0, last)];
+  }
+};
+const Noise& noise() {
+  static const Noise tables;
+  return tables;
+}
+
+// A query's table of entries for every 4 bits.
+struct QueryTable {
+  std::uint8_t* entries;  // (n_bits / 4, 16)
+  int zero = 0, factor = 0;
+
+  QueryTable(std::uint8_t* memory, const float* z, index_t n_bits, index_t n_features, float scale,
+             float norm)
+      : entries(memory) {
+    const index_t groups = n_bits / 4;
+    double widest = 0, total = 0;
+    const auto top = [z](index_t g) {
+      double sum = 0;
+      for (int i = 0; i < 4; ++i) sum += std::abs(double(z[4 * g + i]));
+      return sum;
+    };
+    for (index_t g = 0; g < groups; ++g) widest = std::max(widest, top(g)), total += top(g);
+    const double step = 2 * widest / 63;
+    if (!(step > 0)) {
+      std::memset(entries, 0, groups * 16);
+      return;
+    }
+    for (index_t g = 0; g < groups; ++g) {
+      const double own = top(g);
+      for (int pattern = 0; pattern < 16; ++pattern) {
+        double sum = 0;
+        for (int i = 0; i < 4; ++i)
+          sum += (pattern >> i & 1) ? z[4 * g + i] : -double(z[4 * g + i]);
+        entries[g * 16 + pattern] = std::uint8_t(std::floor((sum + own) / step + 0.5));
+      }
+    }
+    zero = int(std::floor(total / step + 0.5));
+    constexpr double kPi = 3.14159265358979323846;
+    const double unit =
+        kSharpness * kUnit * scale * std::sqrt(kPi * n_features / 2) / n_bits * step * norm / 64;
+    factor = int(std::min(unit * 32 * 65536 + 0.5, 32767.0));
+  }
+};
+
+// The threshold at which about `wanted` of the keys first to last are read.
+int threshold_for(const std::int16_t* estimates, index_t first, index_t last, double wanted,
+                  int floor) {
+  const index_t n = last - first, stride = std::max<index_t>(n / kCounted, 1);
+  int low = std::numeric_limits<int>::max(), high = std::numeric_limits<int>::min();
+  const auto bin = [](std::int16_t e) { return (int(e) - (int(e) & (kBin - 1))) / kBin; };
+  std::int32_t counts[65536 / kBin];
+  constexpr int kMiddle = 32768 / kBin;
+  for (index_t j = first; j < last; j += stride) {
+    const int b = bin(estimates[j]);
+    low = std::min(low, b), high = std::max(high, b);
+  }
+  std::fill(counts + kMiddle + low, counts + kMiddle + high + 1, 0);
+  for (index_t j = first; j < last; j += stride) ++counts[kMiddle + bin(estimates[j])];
+  const Noise& tables = noise();
+  const double each = double(n) / double((n + stride - 1) / stride);
+  const auto expected = [&](int threshold) {
+    double sum = 0;
+    for (int b = low; b <= high; ++b)
+      if (counts[kMiddle + b])
+        sum += counts[kMiddle + b] *
+               double(tables.probability(threshold - (b * kBin + kBin / 2), floor));
+    return sum * each;
+  };
+  int least = low * kBin - kBin / 2;
+  int most = high * kBin + 3 * kBin / 2 + int(tables.survival.size());
+  while (most - least > 1) {
+    const int middle = least + (most - least) / 2;
+    (expected(middle) > wanted ? least : most) = middle;
+  }
+  return most;
+}
+
+struct StepScratch {
+  float *query, *projections, *probability, *numerator, *variance_values;
+  std::uint8_t* table;
+  std::int16_t* estimates;
+  std::int32_t *pilot, *rows;
+  std::size_t bytes;
+
+  StepScratch(Arena arena, index_t n, index_t n_features, index_t n_values, index_t n_bits) {
+    const auto whole = [](index_t count) {
+      return (count + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
+    };
+    query = arena.take<float>(whole(n_features));
+    projections = arena.take<float>(n_bits);
+    numerator = arena.take<float>(whole(n_values));
+    variance_values = arena.take<float>(whole(n_values));
+    table = arena.take<std::uint8_t>(n_bits * 4);
+    estimates =
+        arena.take<std::int16_t>((n + kCodeBlock - 1) / kCodeBlock * kCodeBlock + kSelectPadding);
+    pilot = arena.take<std::int32_t>(n);
+    rows = arena.take<std::int32_t>(n);
+    probability = arena.take<float>(n);
+    bytes = arena.used();
+  }
+};
+
+// One query and what it sees of one head.
+struct Step {
+  const CodeStepOptions& o;
+  const StepScratch& s;
+  index_t n;  // keys seen
+  index_t head, n_values;
+  CodeRead read;
+  CodeSums sums{};
+  index_t n_read = 0;
+
+  void clear() {
+    sums = {-INFINITY, 0, 0, 0, 0, s.numerator, s.variance_values};
+    const index_t whole = (n_values + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
+    std::fill_n(s.numerator, whole, 0.0f);
+    std::fill_n(s.variance_values, whole, 0.0f);
+    read.sums = &sums;
+  }
+  void add(const std::int32_t* rows, index_t count, const float* probability) {
+    read.rows = rows, read.count = count, read.probability = probability;
+    kernels().code_read(read);
+  }
+  // The first and the last keys.
+  void add_exact(index_t first, index_t last) {
+    std::iota(s.rows, s.rows + first, 0);
+    std::iota(s.rows + first, s.rows + first + (n - last), std::int32_t(last));
+    add(s.rows, first + n - last, nullptr);
+  }
+  index_t select(int phase, index_t first, index_t last, int threshold, int floor,
+                 std::int32_t* rows) const {
+    const RandomStream random(o.seed, (std::uint64_t(n) << 20) + 2 * head + phase);
+    index_t count = 0;
+    CodeSelect select;
+    select.threshold = std::clamp(threshold, -16000, 16000);
+    select.floor = std::min(floor, 32767);
+    for (index_t segment = first / kSegment; segment * kSegment < last; ++segment) {
+      const index_t base = segment * kSegment;
+      const index_t start = index_t((random.word(segment) + base) % kNoise);
+      select.estimates = s.estimates + base;
+      select.noise = noise().table.data() + start;
+      select.first = std::max(first - base, index_t(0));
+      select.last = std::min(last - base, kSegment);
+      select.offset = std::int32_t(base);
+      select.rows = rows + count;
+      count += kernels().code_select(select);
+    }
+    return count;
+  }
+  void probabilities(const std::int32_t* rows, index_t count, int threshold, int floor) const {
+    const Noise& tables = noise();
+    for (index_t i = 0; i < count; ++i)
+      s.probability[i] = tables.probability(threshold - s.estimates[rows[i]], floor);
+  }
+  // Without those of the pilot; both lists are in order.
+  index_t without_pilot(std::int32_t* rows, index_t count, index_t pilots) const {
+    index_t kept = 0, p = 0;
+    for (index_t i = 0; i < count; ++i) {
+      while (p < pilots && s.pilot[p] < rows[i]) ++p;
+      if (p == pilots || s.pilot[p] != rows[i]) rows[kept++] = rows[i];
+    }
+    return kept;
+  }
+  double error() const {
+    double along = 0, square = 0;
+    const double inverse = 1.0 / sums.denominator;
+    for (index_t c = 0; c < n_values; ++c) {
+      const double out = sums.numerator[c] * inverse;
+      along += out * sums.variance_values[c], square += out * out;
+    }
+    const double variance = sums.variance_squares - 2 * along + sums.variance * square;
+    return o.quantile * std::sqrt(std::max(variance, 0.0) /
+                                  std::max(double(sums.denominator) * sums.squares, 1e-300));
+  }
+
+  // Returns the stated error.
+  double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
+    clear();
+    const index_t first = std::min(o.n_sinks, n), last = std::max(n - o.window, first);
+    if (n <= o.exact_below || last == first) {
+      add_exact(n, n);
+      n_read = n;
+      return 0;
+    }
+    const QueryTable table(s.table, s.projections, n_bits, n_features, o.scale, norm);
+    CodeScan scan{
+        codes,      (last + kCodeBlock - 1) / kCodeBlock, n_bits, s.table, table.zero, table.factor,
+        s.estimates};
+    kernels().code_estimates(scan);
+    const double wanted = std::max(0.5 * double(o.min_share) * n, kLeastPilot);
+    const int rarest = int(noise().survival.size()) - 1;
+    const double uniform = (last - first) / (kFloor * wanted);
+    const int floor = std::clamp(int(kUnit * std::log(uniform) + 0.5), 0, rarest);
+    const int threshold = threshold_for(s.estimates, first, last, wanted, floor);
+    const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
+    add_exact(first, last);
+    n_read = first + n - last + pilots;
+    probabilities(s.pilot, pilots, threshold, floor);
+    add(s.pilot, pilots, s.probability);
+    const double predicted = error();  // of a second sample as large
+    const double most = std::max(double(o.max_share) * n - n_read, wanted) / wanted;
+    const double times = std::clamp(std::pow(predicted / o.epsilon, 2), 1.0, most);
+    // The pilot's keys, known now, count with probability 1.
+    clear();
+    add_exact(first, last);
+    add(s.pilot, pilots, nullptr);
+    const int shift = int(kUnit * std::log(times) + 0.5);
+    const int low = std::max(floor - shift, 0);
+    index_t count = select(1, first, last, threshold - shift, low, s.rows);
+    count = without_pilot(s.rows, count, pilots);
+    probabilities(s.rows, count, threshold - shift, low);
+    add(s.rows, count, s.probability);
+    n_read += count;
+    return error();
+  }
+};
+
+const void* matrix_at(const Input<float>& x, index_t batch, index_t head, index_t row) {
+  return x.row(batch, head, row);
+}
+
+}  // namespace
+
+void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t end, int threads) {
+  constexpr index_t kRows = 512;  // of a task, from a multiple on
+  const index_t first_task = begin / kRows, tasks = (end + kRows - 1) / kRows - first_task;
+  if (begin >= end) return;
+  const index_t block_bytes = (keys.n_bits / 8 + 1) * kCodeBlock;
+  parallel_for(keys.key_heads * tasks, threads, [&](index_t task) {
+    const index_t head = task / tasks, from = (first_task + task % tasks) * kRows;
+    const index_t first = std::max(begin, from), last = std::min(end, from + kRows);
+    const index_t matrix = sequence * keys.key_heads + head;
+    CodeRows rows;
+    rows.key = matrix_at(keys.key, sequence, head, keys.starts[sequence] + first);
+    rows.element = keys.key.element;
+    rows.key_stride = keys.key.row_stride;
+    rows.rows = last - first;
+    rows.n_features = keys.n_features;
+    rows.n_bits = keys.n_bits;
+    rows.planes = keys.planes + head * keys.n_features * keys.n_bits;
+    rows.centre = keys.centre + matrix * keys.n_features;
+    rows.norm = std::max(keys.norm[matrix], 1e-30f);
+    rows.codes = keys.codes + matrix * keys.n_blocks * block_bytes;
+    rows.first = first;
+    kernels().code_rows(rows);
+  });
+}
+
+void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
+               Tensor<const float> query, index_t heads, index_t n_queries,
+               const CodeStepOptions& options, const CodeStepOutputs& outputs, int threads) {
+  const index_t group = heads / keys.key_heads, d = keys.n_features;
+  const index_t block_bytes = (keys.n_bits / 8 + 1) * kCodeBlock;
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  parallel_for(keys.batch * heads * n_queries, threads, [&](index_t task) {
+    const index_t batch = task / (heads * n_queries), head = task / n_queries % heads;
+    const index_t row = task % n_queries, key_head = head / group, start = keys.starts[batch];
+    const index_t n = keys.rows - n_queries + row + 1 - start;
+    float* out = outputs.out.matrix(batch, head) + row * outputs.out.row_stride;
+    const float* q = query.matrix(batch, head) + row * query.row_stride;
+    outputs.error[task] = 0, outputs.n_read[task] = 0, outputs.log_sum[task] = -INFINITY;
+    if (n <= 0) {
+      std::fill_n(out, n_values, 0.0f);
+      return;
+    }
+    for (index_t i = 0; i < d; ++i)
+      if (!std::isfinite(q[i])) {
+        std::fill_n(out, n_values, kNaN);
+        outputs.error[task] = outputs.log_sum[task] = kNaN;
+        return;
+      }
+    const std::size_t bytes = StepScratch(Arena(), n, d, n_values, keys.n_bits).bytes;
+    const StepScratch scratch(Arena(thread_scratch(bytes)), n, d, n_values, keys.n_bits);
+    std::fill_n(scratch.query, (d + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats, 0.0f);
+    for (index_t i = 0; i < d; ++i) scratch.query[i] = q[i] * options.scale;
+    Step step{options, scratch, n, head, n_values, {}};
+    step.read.query = scratch.query;
+    step.read.key = matrix_at(keys.key, batch, key_head, start);
+    step.read.value = matrix_at(value, batch, key_head, start);
+    step.read.element = value.element;
+    step.read.key_stride = keys.key.row_stride;
+    step.read.value_stride = value.row_stride;
+    step.read.n_features = d;
+    step.read.n_values = n_values;
+    const index_t matrix = batch * keys.key_heads + key_head;
+    if (n > options.exact_below)
+      kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
+                                 scratch.projections);
+    outputs.error[task] = float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes,
+                                         keys.n_bits, d, keys.norm[matrix]));
+    outputs.n_read[task] = std::int32_t(step.n_read);
+    outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
+    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] / step.sums.denominator;
+  });
+}
+
+}  // namespace lshkit

@@ -1,0 +1,243 @@
+"""A query's softmax attention from the few keys that their sign codes point to.
+
+Key codes are the signs of L projections of the centred key; the query keeps its projections. Their
+product with the signs estimates each score. A key is read with a probability that grows with the
+estimate and is known exactly, given the codes, so that sums over what is read, each term divided by
+its probability, are unbiased for the sums over all keys (Horvitz and Thompson 1952).
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lshkit.reference.buckets import random_words
+
+BLOCK = 64  # keys of a block of codes
+UNIT = 64  # estimates and thresholds are integers, in 1/64 nat
+NOISE = 1 << 14  # entries of the table of exponential variates
+SEGMENT = 1 << 12  # keys that read the table from the same place
+SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
+FLOOR = 0.1  # share of the pilot that is uniform
+COUNTED = 4096  # keys that are counted to find the threshold
+BIN = 16  # units of a bin of that count
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """Of a step. z: the standard normal quantile of 1 - delta / 2; shares are of the keys."""
+
+    scale: float
+    n_sinks: int
+    window: int
+    epsilon: float
+    z: float
+    min_share: float
+    max_share: float
+    exact_below: int = 1024
+
+
+@dataclass
+class Step:
+    """What a step gives: sums are numerator = out exp(log_sum) and denominator = exp(log_sum)."""
+
+    out: np.ndarray
+    log_sum: float
+    error: float
+    n_read: int
+
+
+def noise_table() -> np.ndarray:
+    """Exponential variates in units, one of each 1 / NOISE of the distribution, in random order."""
+    order = np.argsort(random_words(0, 0, NOISE)[0], kind="stable")
+    table = np.empty(NOISE, np.int64)
+    ranks = (np.arange(NOISE) + 0.5) / NOISE
+    table[order] = np.floor(-UNIT * np.log(ranks) + 0.5).astype(np.int64)
+    return table
+
+
+def survival(table: np.ndarray) -> np.ndarray:
+    """survival[t] = share of the table's entries >= t."""
+    counts = np.bincount(table)
+    return np.cumsum(counts[::-1])[::-1] / len(table)
+
+
+def code_keys(
+    key: np.ndarray, centre: np.ndarray, norm: float, planes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(signs as 0 and 1 `(n, L)`, norms `(n,)` in 64ths of `norm`, at most 255)."""
+    x = np.asarray(key, np.float64) - centre
+    bits = (x @ planes > 0).astype(np.int64)
+    norms = np.floor(np.linalg.norm(x, axis=-1) * (64 / max(norm, 1e-30)) + 0.5)
+    return bits, np.minimum(norms, 255).astype(np.int64)
+
+
+def score_estimates(
+    query: np.ndarray,
+    planes: np.ndarray,
+    bits: np.ndarray,
+    norms: np.ndarray,
+    norm: float,
+    scale: float,
+) -> np.ndarray:
+    """Integers, SHARPNESS * scale * (estimate of q . (k - centre)) in units.
+
+    E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d)) q . k / |k|. The sum over bits goes
+    through a table of 6-bit integers for each 4 of them.
+    """
+    d, n_bits = planes.shape
+    z = np.asarray(query, np.float64) @ planes
+    z = z.reshape(-1, 4)
+    top = np.abs(z).sum(-1)
+    step = 2 * top.max() / 63
+    if not step > 0:
+        return np.zeros(len(bits), np.int64)
+    patterns = (np.arange(16)[:, None] >> np.arange(4)) & 1
+    table = np.floor(((2 * patterns - 1) @ z.T + top) / step + 0.5).astype(np.int64)
+    nibbles = bits.reshape(len(bits), -1, 4) @ (1 << np.arange(4))
+    total = table[nibbles, np.arange(n_bits // 4)].sum(-1)
+    total = total - int(np.floor(top.sum() / step + 0.5))
+    factor = SHARPNESS * UNIT * scale * math.sqrt(math.pi * d / 2) / n_bits * step * norm / 64
+    factor = min(int(factor * 32 * 65536 + 0.5), 32767)
+    return (((total * 16) * (norms * 128) >> 16) * factor) >> 16
+
+
+def threshold_for(estimates: np.ndarray, wanted: float, survive: np.ndarray, floor: int) -> int:
+    """The threshold at which about `wanted` keys are read, from a count of some of them."""
+    stride = max(len(estimates) // COUNTED, 1)
+    some = estimates[::stride]
+    low = int(some.min()) // BIN
+    counts = np.bincount(some // BIN - low)
+    bins = (np.arange(len(counts)) + low) * BIN + BIN // 2
+
+    def expected(threshold: int) -> float:
+        at = np.clip(np.minimum(threshold - bins, floor), 0, len(survive) - 1)
+        return float(counts @ survive[at]) * len(estimates) / len(some)
+
+    least, most = int(bins[0]) - BIN, int(bins[-1]) + BIN + len(survive)
+    while most - least > 1:
+        middle = (least + most) // 2
+        if expected(middle) > wanted:
+            least = middle
+        else:
+            most = middle
+    return most
+
+
+class Sums:
+    """Sums of terms with their probabilities, and of what the error follows from."""
+
+    def __init__(self, n_values: int) -> None:
+        self.largest = -math.inf
+        self.numerator = np.zeros(n_values)
+        self.denominator = self.squares = 0.0
+        self.clear()
+
+    def clear(self) -> None:
+        self.a0 = self.a2 = 0.0
+        self.a1 = np.zeros_like(self.numerator)
+
+    def add(self, scores: np.ndarray, value: np.ndarray, probability: np.ndarray) -> None:
+        if not len(scores):
+            return
+        largest = max(self.largest, float(scores.max()))
+        if self.largest > -math.inf:
+            shrink = math.exp(self.largest - largest)
+            self.numerator *= shrink
+            self.denominator *= shrink
+            self.squares *= shrink
+            self.a0, self.a1, self.a2 = (x * shrink**2 for x in (self.a0, self.a1, self.a2))
+        self.largest = largest
+        exponential = np.exp(scores - largest)
+        weight, square = exponential / probability, (value**2).sum(-1)
+        self.numerator += weight @ value
+        self.denominator += weight.sum()
+        self.squares += weight @ square
+        variance = weight**2 * (1 - probability)
+        self.a0 += variance.sum()
+        self.a1 += variance @ value
+        self.a2 += variance @ square
+
+    def error(self, z: float) -> float:
+        """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j)."""
+        out = self.numerator / self.denominator
+        variance = max(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out), 0.0)
+        return z * math.sqrt(variance / max(self.denominator * self.squares, 1e-300))
+
+
+def code_step(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    planes: np.ndarray,
+    bits: np.ndarray,
+    norms: np.ndarray,
+    norm: float,
+    options: StepOptions,
+    seed: int,
+    head: int,
+) -> Step:
+    """Attention of one query `(d,)` over the keys `(n, d)` that it sees, the last one its own.
+
+    Read are the first n_sinks keys and the last `window` exactly; a pilot sample, whose keys count
+    as exact too; and of the others a second sample, as much larger than the pilot as its variance
+    asks for. A key enters a sample if its estimate plus an exponential variate reaches a threshold,
+    or if the variate alone reaches the floor.
+    """
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    n, o = len(key), options
+    if not np.isfinite(query).all():
+        return Step(np.full(value.shape[1], np.nan), np.nan, np.nan, 0)
+    sums = Sums(value.shape[1])
+
+    def read(rows: np.ndarray, probability: np.ndarray | None = None) -> int:
+        one = np.ones(len(rows)) if probability is None else probability
+        sums.add(o.scale * (key[rows] @ query), value[rows], one)
+        return len(rows)
+
+    first, last = min(o.n_sinks, n), max(n - o.window, min(o.n_sinks, n))
+    if n <= o.exact_below or last == first:
+        n_read = read(np.arange(n))
+        return Step(
+            sums.numerator / sums.denominator,
+            sums.largest + math.log(sums.denominator),
+            0.0,
+            n_read,
+        )
+    n_read = read(np.r_[0:first, last:n])
+    middle = np.arange(first, last)
+    estimates = score_estimates(query, planes, bits[middle], norms[middle], norm, o.scale)
+    table = noise_table()
+    survive = survival(table)
+
+    def sample(phase: int, threshold: int, floor: int) -> tuple[np.ndarray, np.ndarray]:
+        words = random_words(seed, (n << 20) + 2 * head + phase, n // SEGMENT + 1)[0]
+        starts = (words % np.uint64(NOISE)).astype(np.int64)
+        noise = table[(starts[middle // SEGMENT] + middle) % NOISE]
+        chosen = (estimates + noise >= threshold) | (noise >= floor)
+        at = np.clip(np.minimum(threshold - estimates, floor), 0, len(survive) - 1)
+        return chosen, survive[at]
+
+    wanted = max(o.min_share * n / 2, 64.0)
+    floor = int(UNIT * math.log(len(middle) / (FLOOR * wanted)) + 0.5)
+    floor = min(max(floor, 0), len(survive) - 1)
+    threshold = threshold_for(estimates, wanted, survive, floor)
+    pilot, probability = sample(0, threshold, floor)
+    n_read += read(middle[pilot], probability[pilot])
+    predicted = sums.error(o.z)  # of a second sample as large as the pilot
+    most = max(o.max_share * n - n_read, wanted) / wanted
+    times = min(max((predicted / o.epsilon) ** 2, 1.0), most)
+    # The pilot's keys, known now, count with probability 1.
+    sums = Sums(value.shape[1])
+    read(np.r_[0:first, last:n])
+    read(middle[pilot])
+    shift = int(UNIT * math.log(times) + 0.5)
+    chosen, probability = sample(1, threshold - shift, max(floor - shift, 0))
+    chosen &= ~pilot
+    n_read += read(middle[chosen], probability[chosen])
+    return Step(
+        sums.numerator / sums.denominator,
+        sums.largest + math.log(sums.denominator),
+        sums.error(o.z),
+        n_read,
+    )
