@@ -10,14 +10,15 @@ most of a head's rotations are slow (base 1e10), so that the model reads longer 
 """
 
 import argparse
-import json
+import functools
 import math
 import pathlib
 import sysconfig
 import time
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,7 +32,8 @@ PAIR = 3 + 2 * LETTERS  # bytes of "$key=value\n"
 VALUE = slice(PAIR - 1 - LETTERS, PAIR - 1)
 NOT_ASKED = -100  # the label that cross_entropy leaves out
 # Length of the texts, how many of them a step takes, and the part of the run.
-CURRICULUM = ((128, 64, 0.3), (512, 16, 0.4), (1024, 8, 0.1), (2048, 4, 0.1), (4096, 2, 0.1))
+CURRICULUM = ((128, 64, 0.25), (512, 16, 0.35), (1024, 8, 0.15), (2048, 4, 0.15), (4096, 2, 0.1))
+LR = 2e-3
 
 
 def new_decoder(seed: int) -> LlamaForCausalLM:
@@ -61,8 +63,8 @@ def start_with_lookups(model: LlamaForCausalLM) -> None:
     """What a short run would spend its time on: heads that look back, and one pair that looks up.
 
     Head h of the first layer looks h + 1 tokens back and writes what it finds into a subspace of
-    its own; in the second layer the last four tokens look for where the same four came before, and
-    copy the token that follows them (Olsson et al. 2022, "In-context learning and induction heads").
+    its own; in the second layer the last four tokens look for where the same four came before and
+    copy the token that follows (Olsson et al. 2022, "In-context learning and induction heads").
     """
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     embedding = model.get_input_embeddings().weight
@@ -72,7 +74,9 @@ def start_with_lookups(model: LlamaForCausalLM) -> None:
     amplitude = 7.0 * (speed > 1e-3)
     first.k_proj.bias.copy_(torch.cat((amplitude, 0 * speed)).repeat(KEY_HEADS))
     back = torch.arange(1, HEADS + 1)[:, None] * speed
-    first.q_proj.bias.copy_(torch.cat((amplitude * back.cos(), -amplitude * back.sin()), -1).flatten())
+    first.q_proj.bias.copy_(
+        torch.cat((amplitude * back.cos(), -amplitude * back.sin()), -1).flatten()
+    )
     basis = torch.linalg.qr(torch.randn(DIM, DIM)).Q
     room = 24  # dimensions of a token that are handed on
     own, *earlier = basis[:, : (HEADS + 1) * room].split(room, 1)
@@ -126,7 +130,12 @@ def sample(text: Tensor, length: int, generator: torch.Generator) -> tuple[Tenso
     share = torch.rand((), generator=generator).item()  # of the text that is pairs
     lines = max(int(share * length / PAIR), 4)
     pairs = new_pairs(max(lines // 2, 1), generator)
-    order = torch.cat((torch.arange(len(pairs)), torch.randint(len(pairs), (lines - len(pairs),), generator=generator)))
+    order = torch.cat(
+        (
+            torch.arange(len(pairs)),
+            torch.randint(len(pairs), (lines - len(pairs),), generator=generator),
+        )
+    )
     order = order[torch.randperm(lines, generator=generator)]
     start = torch.randint(len(text) - length, (), generator=generator)
     tokens, starts = with_pairs(text[start : start + length].long(), pairs[order], generator)
@@ -167,40 +176,44 @@ def lookups(model: LlamaForCausalLM, text: Tensor, length: int, pairs: int, seed
     return found.float().mean().item()
 
 
-def train(seconds: float, seed: int, log, curriculum=CURRICULUM, lr=2e-3) -> LlamaForCausalLM:
+def stage(done: float) -> tuple[int, int]:
+    """Length and number of texts when this part of the run is over."""
+    for length, count, part in CURRICULUM:
+        done -= part
+        if done < 0:
+            break
+    return length, count
+
+
+def train(seconds: float, seed: int, log: Callable[[str], None]) -> LlamaForCausalLM:
     """AdamW by the clock: lengths and learning rate follow the part of the time that is over."""
     text, held_out = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
     model = new_decoder(seed)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=0.01)
     begin, steps, shown = time.process_time(), 0, 0.0
     while (done := (time.process_time() - begin) / seconds) < 1:
-        over = 0.0
-        for length, count, part in curriculum:
-            over += part
-            if done < over:
-                break
+        length, count = stage(done)
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1, (steps + 1) / 100, math.cos(math.pi / 2 * done) ** 2 + 0.02)
-        tokens, labels = map(
-            torch.stack, zip(*(sample(text, length, generator) for _ in range(count)), strict=True)
-        )
+            group["lr"] = LR * min(1, (steps + 1) / 100, math.cos(math.pi / 2 * done) ** 2 + 0.02)
+        samples = [sample(text, length, generator) for _ in range(count)]
+        tokens, labels = map(torch.stack, zip(*samples, strict=True))
         positions = torch.stack([drawn_positions(length, generator) for _ in range(count)])
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(tokens, position_ids=positions, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         steps += 1
         if done > shown:
             shown += 0.02
-            model.eval()
-            near, far = lookups(model, held_out, 256, 8, steps), lookups(model, held_out, 4096, 64, steps)
-            model.train()
-            log(f"{done:5.0%} step {steps} length {length} loss {loss.item():.3f} "
-                f"recall of 8 in 1024 {near:.2f}, of 64 in 4096 {far:.2f}")
+            recall = lookups(model, held_out, 4096, 64, steps)
+            log(
+                f"{done:4.0%}, step {steps} of {count} texts of {length}: {loss.item():.3f} nats, "
+                f"recall of 64 pairs in 4,096 bytes {recall:.0%}"
+            )
     return model.eval()
 
 
@@ -210,10 +223,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2400, help="of CPU time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lr", type=float, default=2e-3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    train(args.seconds, args.seed, lambda s: print(s, flush=True), lr=args.lr).save_pretrained(args.out)
+    train(args.seconds, args.seed, lambda s: print(s, flush=True), lr=args.lr).save_pretrained(
+        args.out
+    )
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def parts_of_registers(estimator, dtype, sizes, heads, threads):
     return (yoso_attention(inputs.query, inputs.key, inputs.value, estimator=estimator, seed=0),)
 
 
-@cases([False, True], [(300, 8), (5500, 12)])
+@cases([False, True], [(300, 8), (9000, 12)])
 def attention_to_pairs(is_causal, sizes, threads):
     n_keys, n_bits = sizes  # the second ones: pairs are found by buckets
     # More queries than what one thread takes at once.

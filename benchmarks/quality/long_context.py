@@ -1,0 +1,369 @@
+"""What a decoder loses at long contexts when a step reads few of the keys, and what it still finds.
+
+A decoder that benchmarks.decoder trained at up to 4,096 bytes, with softmax, reads held-out source
+code with pairs `$key=value` in it, exactly. Then it goes on with the text (loss, agreement with
+softmax's likeliest byte), and is asked for pairs: a needle (one of 16 in the text) or recall (one
+of many). Every layer's attention of the tokens that follow is replaced, of the question itself too
+("sparse") or from its "=" on ("dense"). Without training.
+
+    python -m benchmarks.decoder --out DECODER
+    python -m benchmarks.quality.long_context --decoder DECODER \
+        --json benchmarks/results/long_context.json
+"""
+
+import argparse
+import datetime
+import json
+import pathlib
+import sysconfig
+import time
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
+
+from benchmarks.decoder import HEADS, LETTERS, VALUE, new_decoder, new_pairs, with_pairs
+from benchmarks.measurement import machine, table
+from benchmarks.source_text import read_text
+from lshkit.attention import CodeCache, lsh_attention
+
+LENGTHS = (8192, 16384, 32768, 65536)
+NEEDLES, QUESTIONS = 16, 32
+WINDOW, N_SINKS = 64, 4
+CHUNK = 64  # tokens that a call reads; each sees as many keys as if it came alone
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the figure
+EPSILON, DELTA = 0.1, 0.05
+SOFTMAX, CACHE = "softmax", "cache of codes"
+
+
+# --- Attention of few queries, all (1, H, T, D), to keys (1, H_k, n, D) --------------------------
+
+
+class Step:
+    """The last T queries of a layer, their scores, and softmax attention, to compare with."""
+
+    def __init__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float):
+        self.layer, self.query, self.key, self.value, self.scale = layer, query, key, value, scale
+        heads, (tokens, n) = query.shape[1], (query.shape[2], key.shape[2])
+        self.keys = self.grouped(key, heads)
+        self.values = self.grouped(value, heads)
+        self.own = torch.arange(n - tokens, n)[:, None]  # positions of the queries
+        self.at = torch.arange(n)
+        self.scores = (scale * query @ self.keys.mT).masked_fill_(self.at > self.own, -torch.inf)
+        self.certain = (self.at < N_SINKS) | (self.own - self.at < WINDOW)
+
+    @staticmethod
+    def grouped(x: Tensor, heads: int) -> Tensor:
+        return x.repeat_interleave(heads // x.shape[1], 1)
+
+    def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Over those that are finite; and how many they are."""
+        read = scores.isfinite().sum(-1).float() / (self.own[:, 0] + 1)
+        return scores.softmax(-1) @ self.values, read
+
+
+class Method:
+    """attend(step) gives outputs and the share of the keys that each query read, (1, H, T)."""
+
+    def __init__(self, share: float = 1.0):
+        self.share = share
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """New keys and values of a layer; called before its attend."""
+
+    def crop(self, positions: int) -> None:
+        """Back to so many."""
+
+    def attend(self, step: Step) -> tuple[Tensor, Tensor]:
+        return step.softmax(step.scores)
+
+    def count(self, step: Step) -> int:
+        return max(round(self.share * len(step.at)), WINDOW + N_SINKS + 1)
+
+
+class TopK(Method):
+    def attend(self, step):
+        least = step.scores.topk(self.count(step), -1).values[..., -1:]
+        return step.softmax(step.scores.masked_fill(step.scores < least, -torch.inf))
+
+
+class Window(Method):
+    def attend(self, step):
+        near = step.own - step.at < self.count(step) - N_SINKS
+        return step.softmax(step.scores.masked_fill(~(near | (step.at < N_SINKS)), -torch.inf))
+
+
+class RandomKeys(Method):
+    """Sinks and window, and others with the same probability, by which they are divided."""
+
+    def attend(self, step):
+        sampled = self.count(step) - WINDOW - N_SINKS
+        probability = torch.tensor(sampled / (len(step.at) - WINDOW - N_SINKS))
+        generator = torch.Generator().manual_seed(step.layer)
+        drawn = torch.rand(step.scores.shape, generator=generator) < probability
+        scores = torch.where(step.certain, step.scores, step.scores - probability.log())
+        return step.softmax(scores.masked_fill(~(drawn | step.certain), -torch.inf))
+
+
+class Tables(Method):
+    """lsh_attention with tables of codes: all keys are hashed again."""
+
+    def __init__(self, n_bits: int, n_hashes: int, weighting: str):
+        self.options = {"n_bits": n_bits, "n_hashes": n_hashes, "weighting": weighting}
+
+    def attend(self, step):
+        options = {"window": WINDOW, "n_sinks": N_SINKS, "is_causal": True, "enable_gqa": True}
+        out, pairs = lsh_attention(
+            *(step.query, step.key, step.value),
+            **(self.options | options),
+            scale=step.scale,
+            seed=step.layer,
+            return_pairs=True,
+        )
+        return out, pairs / (step.own[:, 0] + 1)
+
+
+class Codes(Method):
+    """The cache of codes, with its stated errors."""
+
+    def __init__(self, **options):
+        self.options, self.caches, self.stated = options, {}, []
+
+    def append(self, layer, key, value):
+        if layer not in self.caches:
+            self.caches[layer] = CodeCache(
+                *(1, HEADS, key.shape[-1]),
+                num_key_heads=key.shape[1],
+                window=WINDOW,
+                n_sinks=N_SINKS,
+                seed=layer,
+                **self.options,
+            )
+        self.caches[layer].append(key, value)
+
+    def crop(self, positions):
+        for cache in self.caches.values():
+            cache.crop(positions)
+
+    def attend(self, step):
+        out, report = self.caches[step.layer].attend(step.query, return_report=True)
+        self.stated.append(report.error.flatten())
+        return out, report.keys / (step.own[:, 0] + 1)
+
+
+# --- Reading with a method ------------------------------------------------------------------------
+
+
+class Reader:
+    """A decoder that has read a context exactly, and reads on with any method, again and again."""
+
+    def __init__(self, model: LlamaForCausalLM, context: Tensor) -> None:
+        self.model, self.length = model, len(context)
+        self.method, self.is_exact, self.read = Method(), True, []
+        AttentionInterface.register("benchmark", self._attend)
+        model.set_attn_implementation("benchmark")
+        self.past = DynamicCache()
+        with torch.no_grad():
+            model(context[None], past_key_values=self.past, logits_to_keep=1)
+
+    def _attend(self, module, query, key, value, attention_mask, scaling=None, **unused):
+        tokens = query.shape[2]
+        if tokens == key.shape[2]:
+            out = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+            )
+        else:
+            new = (x[:, :, -tokens:] for x in (key, value))
+            self.method.append(module.layer_idx, *new)
+            step = Step(module.layer_idx, query, key, value, scaling)
+            out, read = (Method() if self.is_exact else self.method).attend(step)
+            self.observe(step)
+            if not self.is_exact:
+                self.read.append(read.expand(1, HEADS, -1).flatten())
+        return out.transpose(1, 2).contiguous(), None
+
+    def observe(self, step: Step) -> None:
+        """Sees every step."""
+
+    def use(self, method: Method) -> None:
+        self.method, self.read = method, []
+        for layer, kept in enumerate(self.past.layers):
+            method.append(layer, kept.keys, kept.values)
+
+    def logits(self, tokens: Tensor, exact: int = 0) -> Tensor:
+        """(T, 256) of tokens after the context, the first `exact` of them read with softmax."""
+        found = []
+        for is_exact, part in ((True, tokens[:exact]), (False, tokens[exact:])):
+            self.is_exact = is_exact
+            for chunk in part.split(CHUNK) if len(part) else ():
+                with torch.no_grad():
+                    found.append(self.model(chunk[None], past_key_values=self.past).logits[0])
+        self.past.crop(-len(tokens))
+        self.method.crop(self.length)
+        return torch.cat(found)
+
+    def found(self, lines: Tensor, exact: int) -> float:
+        """Share of the lines whose value is the likeliest one, letter by letter."""
+        right = 0
+        for line in lines:
+            likeliest = self.logits(line[: VALUE.stop - 1], exact).argmax(-1)[VALUE.start - 1 :]
+            right += int((likeliest == line[VALUE]).all())
+        return right / len(lines)
+
+
+class Errors(Reader):
+    """Reads with softmax, and compares what all methods would have said at every step."""
+
+    def compare(self, methods: dict[str, Method], tokens: Tensor) -> dict[str, dict[str, float]]:
+        """Errors relative to sqrt(sum_j w_j |v_j|^2), as stated ones are, and keys read."""
+        self.methods, self.errors = methods, {name: [] for name in methods}
+        self.shares = {name: [] for name in methods}
+        for method in methods.values():
+            for layer, kept in enumerate(self.past.layers):
+                method.append(layer, kept.keys, kept.values)
+        self.logits(tokens)
+        for method in methods.values():
+            method.crop(self.length)
+        result = {}
+        for name, method in methods.items():
+            error = torch.cat(self.errors[name])
+            result[name] = {
+                "keys": torch.cat(self.shares[name]).mean().item(),
+                "error": error.mean().item(),
+                "beyond epsilon": (error > EPSILON).float().mean().item(),
+            }
+            if isinstance(method, Codes):
+                stated = torch.cat(method.stated)
+                result[name]["stated"] = stated.mean().item()
+                result[name]["beyond stated"] = (error > stated).float().mean().item()
+        return result
+
+    def observe(self, step):
+        weights = step.scores.softmax(-1)
+        exact = weights @ step.values
+        spread = (weights @ step.values.square().sum(-1, keepdim=True)).sqrt()[..., 0]
+        tokens = step.query.shape[2]
+        for name, method in self.methods.items():
+            method.append(step.layer, step.key[:, :, -tokens:], step.value[:, :, -tokens:])
+            out, read = method.attend(step)
+            self.errors[name].append(((out - exact).norm(dim=-1) / spread).flatten())
+            self.shares[name].append(read.expand(1, HEADS, -1).flatten())
+
+
+# --- The benchmark --------------------------------------------------------------------------------
+
+
+def compared(share: float) -> dict[str, Method]:
+    """Methods by name, at about this share of the keys."""
+    return {
+        SOFTMAX: Method(),
+        CACHE: Codes(epsilon=EPSILON, delta=DELTA, max_share=share),
+        "lsh_attention, 12 bits, 32 hashes": Tables(12, 32, "horvitz_thompson"),
+        "MagicPIG, 10 bits, 150 hashes": Tables(10, 150, "magicpig"),
+        "top-k": TopK(share),
+        "random keys": RandomKeys(share),
+        "window and sinks": Window(share),
+    }
+
+
+def of_figure() -> dict[str, Method]:
+    methods = {}
+    for share in SHARES:
+        name = f" {share}"
+        methods[CACHE + name] = Codes(epsilon=0.01, delta=DELTA, min_share=share, max_share=share)
+        for kind, method in (("top-k", TopK), ("random keys", RandomKeys), ("window", Window)):
+            methods[kind + name] = method(share)
+    for epsilon in (0.05, 0.1, 0.2, 0.4):
+        methods[f"{CACHE}, epsilon {epsilon}"] = Codes(epsilon=epsilon, delta=DELTA, max_share=0.3)
+    for n_bits, n_hashes in ((14, 32), (12, 32), (10, 32), (8, 32)):
+        methods[f"tables {n_bits} {n_hashes}"] = Tables(n_bits, n_hashes, "horvitz_thompson")
+    for n_bits, n_hashes in ((12, 150), (10, 75), (10, 150), (8, 75)):
+        methods[f"MagicPIG {n_bits} {n_hashes}"] = Tables(n_bits, n_hashes, "magicpig")
+    return methods
+
+
+def context(text: Tensor, length: int, pairs: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes with pairs between, the pairs, and how the text goes on."""
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randint(len(text) - 2 * length, (), generator=generator)
+    lines = new_pairs(pairs, generator)
+    text = text[start:].long()
+    tokens, _ = with_pairs(text[:length], lines, generator)
+    return tokens, lines, text[length - lines.numel() :]
+
+
+def measure(model, text, length: int, share: float, tokens: int, questions: int) -> dict:
+    results = {}
+    for task, pairs in (("needle", NEEDLES), ("recall", length // 128)):
+        known, lines, rest = context(text, length, pairs, length)
+        asked = lines[torch.linspace(0, pairs - 1, min(pairs, questions)).long()]
+        reader, likeliest = Reader(model, known), None
+        for name, method in compared(share).items():
+            begin = time.perf_counter()
+            reader.use(method)
+            result = results.setdefault(name, {})
+            if task == "needle":
+                logits = reader.logits(rest[:tokens])[:-1]
+                likeliest = logits.argmax(-1) if likeliest is None else likeliest
+                result["loss"] = F.cross_entropy(logits, rest[1:tokens]).item()
+                result["agreement"] = (logits.argmax(-1) == likeliest).float().mean().item()
+                result["keys"] = torch.cat(reader.read).mean().item()
+            result[f"{task}, sparse"] = reader.found(asked, 0)
+            result[f"{task}, dense"] = reader.found(asked, 1 + LETTERS)
+            print(f"{length} {task} {name}: {time.perf_counter() - begin:.0f} s", flush=True)
+    return results
+
+
+def show(results: dict) -> None:
+    percent = ("agreement", "needle, sparse", "needle, dense", "recall, sparse", "recall, dense")
+    for length, of in results.items():
+        rows = [
+            [name, f"{100 * r['keys']:.2g} %", f"{r['loss']:.3f}"]
+            + [f"{100 * r[key]:.1f}" for key in percent]
+            for name, r in of.items()
+        ]
+        header = ["attention", "keys", "nats a byte", *percent]
+        print(table(f"### {int(length):,} bytes", header, rows))
+
+
+def load(folder: pathlib.Path | None) -> LlamaForCausalLM:
+    if folder is None:
+        return new_decoder(0).eval()
+    return LlamaForCausalLM.from_pretrained(folder).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--decoder", type=pathlib.Path, help="weights; none: those it starts with")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--share", type=float, default=0.05, help="of the keys, at most")
+    parser.add_argument("--tokens", type=int, default=512, help="of the text that goes on")
+    parser.add_argument("--questions", type=int, default=QUESTIONS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="2,048 bytes, a few questions")
+    parser.add_argument("--json", type=pathlib.Path, help="write the measurements there")
+    args = parser.parse_args()
+    if args.quick:
+        args.lengths, args.tokens, args.questions = [2048], 64, 2
+    torch.set_num_threads(args.threads)
+    model = load(args.decoder)
+    _, text = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
+    results = {"date": datetime.date.today().isoformat(), "machine": machine()}
+    results |= {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
+    results["lengths"], results["errors"] = {}, {}
+    for length in args.lengths:
+        results["lengths"][length] = measure(
+            model, text, length, args.share, args.tokens, args.questions
+        )
+        known, _, rest = context(text, length, NEEDLES, length)
+        results["errors"][length] = Errors(model, known).compare(of_figure(), rest[:CHUNK])
+        show(results["lengths"])
+        for name, error in results["errors"][length].items():
+            print(name, {key: round(x, 4) for key, x in error.items()})
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
