@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lshkit.attention.estimators import Estimator
+    from lshkit.attention.huggingface.cache import ModelCodeCache
 
-__all__ = ["keep_attn_implementation", "register", "repair"]
+__all__ = ["code_cache", "keep_attn_implementation", "register", "repair"]
 
 Model = TypeVar("Model", bound="nn.Module")
 
@@ -25,7 +26,9 @@ def register(
     lsh: dict[str, Any] | None = None,
     bert_lsh: dict[str, Any] | None = None,
 ) -> None:
-    """Registers "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for `attn_implementation`.
+    """Registers lshkit's attention functions under their names for `attn_implementation`.
+
+    They are "lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh" and, for `code_cache`, "lshkit_cache".
 
     Models choose one by `from_pretrained(..., attn_implementation="lshkit_yoso")`, in a config, or
     later by `model.set_attn_implementation(...)`. Their masks then also come from lshkit: padding,
@@ -57,9 +60,42 @@ def register(
         TypeError, ValueError: an option is unknown or wrong.
     """
     _require_transformers()
-    from lshkit.attention.huggingface import interface
+    from lshkit.attention.huggingface import cache, interface
 
     interface.register({"yoso": yoso, "lsh": lsh, "bert_lsh": bert_lsh})
+    cache.register()
+
+
+def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
+    """A cache of a decoder's keys, values and sign codes, for `past_key_values`.
+
+    With it, a model that uses attn_implementation="lshkit_cache" estimates each step's softmax
+    attention from a few per cent of the keys, in every layer of full attention: see
+    `lshkit.attention.CodeCache`, whose options it takes (n_bits, epsilon, delta, min_share,
+    max_share, window, n_sinks). Layers of a sliding window stay exact. The cache has all operations
+    of transformers' `Cache`, `state_dict`, and says what its last step read and what error it
+    states: `cache.report()`, `cache.share_read`. A cache belongs to the model that first fills it;
+    ValueError with another one. Padding must be on the left.
+
+    Args:
+        model: a decoder of transformers, after `register()` and
+            `model.set_attn_implementation("lshkit_cache")`.
+        seed: of the codes, 0 unless given; layer i adds i to it.
+        max_queries: a call with at most this many new positions (64) and some before them is a
+            step; others, such as the prompt, read all keys.
+        prefill: None, exact softmax attention for them, or a dict of arguments of `lsh_attention`
+            (weighting, n_bits, n_hashes, hasher, window, n_sinks, center), which is then used.
+
+    Raises:
+        ImportError: transformers is missing, or older than 5.
+        TypeError, ValueError: an option is unknown or wrong; the model uses another function.
+        NotImplementedError: the model has a layer that is neither of full attention nor of a
+            sliding window; when it is called, a mask that the cache cannot hold.
+    """
+    _require_transformers()
+    from lshkit.attention.huggingface import cache
+
+    return cache.make(model, options)
 
 
 def keep_attn_implementation(model: Model) -> Model:

@@ -136,17 +136,17 @@ def _lsh(
     if mask.rows is not None and mask.bias is None:  # exact, for less than an estimate costs
         return softmax_band(query, key, value, mask.rows, scaling)
     if query.shape[2] == 1 and not KINDS["lsh"].depends_on_positions(options):
-        return _exact_step(query, key, value, mask, scaling)
+        return exact_step(query, key, value, mask, scaling)
     options = {**options, "scale": scaling}
     options.pop("exact_steps")
     return _collided(query, key, value, mask, options)
 
 
-def _exact_step(
+def exact_step(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, scaling: float | None
 ) -> Tensor:
-    """Softmax attention of a single query, which sees all keys but for the mask."""
-    keys, _, bias, pairs = mask.of_pairs(1)
+    """Softmax attention of queries that see all keys but for the mask; of one, as a rule."""
+    keys, _, bias, pairs = mask.of_pairs(query.shape[2])
     visible = None if keys is None else keys[:, None, None]
     if pairs is not None:
         visible = pairs if visible is None else visible & pairs
