@@ -32,7 +32,7 @@ PAIR = 3 + 2 * LETTERS  # bytes of "$key=value\n"
 VALUE = slice(PAIR - 1 - LETTERS, PAIR - 1)
 NOT_ASKED = -100  # the label that cross_entropy leaves out
 # Length of the texts, how many of them a step takes, and the part of the run.
-CURRICULUM = ((128, 64, 0.25), (512, 16, 0.35), (1024, 8, 0.15), (2048, 4, 0.15), (4096, 2, 0.1))
+CURRICULUM = ((128, 64, 0.2), (512, 16, 0.25), (1024, 8, 0.15), (2048, 4, 0.15), (4096, 2, 0.25))
 LR = 2e-3
 
 
@@ -125,28 +125,25 @@ def with_pairs(text: Tensor, lines: Tensor, generator: torch.Generator) -> tuple
     return out, starts
 
 
-def sample(text: Tensor, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A training text and its labels: random letters are asked for where they come again."""
-    share = torch.rand((), generator=generator).item()  # of the text that is pairs
+def sample(text: Tensor, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """A training text, its labels without random letters, and those of letters that come again."""
+    share = torch.rand((), generator=generator).item() ** 2  # of the text that is pairs
     lines = max(int(share * length / PAIR), 4)
-    pairs = new_pairs(max(lines // 2, 1), generator)
-    order = torch.cat(
-        (
-            torch.arange(len(pairs)),
-            torch.randint(len(pairs), (lines - len(pairs),), generator=generator),
-        )
-    )
+    pairs = new_pairs(lines // 2, generator)
+    again = torch.randint(len(pairs), (lines - len(pairs),), generator=generator)
+    order = torch.cat((torch.arange(len(pairs)), again))
     order = order[torch.randperm(lines, generator=generator)]
     start = torch.randint(len(text) - length, (), generator=generator)
     tokens, starts = with_pairs(text[start : start + length].long(), pairs[order], generator)
-    labels = tokens.clone()
+    labels, answers = tokens.clone(), torch.full_like(tokens, NOT_ASKED)
     came = torch.zeros(len(pairs), dtype=torch.bool)
     for number, at in zip(order.tolist(), starts.tolist(), strict=True):
-        labels[at + 1 : at + 1 + LETTERS] = NOT_ASKED
-        if not came[number]:
-            labels[at + VALUE.start : at + VALUE.stop] = NOT_ASKED
+        key, value = slice(at + 1, at + 1 + LETTERS), slice(at + VALUE.start, at + VALUE.stop)
+        if came[number]:
+            answers[value] = tokens[value]
+        labels[key] = labels[value] = NOT_ASKED
         came[number] = True
-    return tokens, labels
+    return tokens, labels, answers
 
 
 def drawn_positions(length: int, generator: torch.Generator) -> Tensor:
@@ -181,8 +178,8 @@ def stage(done: float) -> tuple[int, int]:
     for length, count, part in CURRICULUM:
         done -= part
         if done < 0:
-            break
-    return length, count
+            return length, count
+    return CURRICULUM[-1][:2]
 
 
 def train(seconds: float, seed: int, log: Callable[[str], None]) -> LlamaForCausalLM:
@@ -197,11 +194,13 @@ def train(seconds: float, seed: int, log: Callable[[str], None]) -> LlamaForCaus
         for group in optimizer.param_groups:
             group["lr"] = LR * min(1, (steps + 1) / 100, math.cos(math.pi / 2 * done) ** 2 + 0.02)
         samples = [sample(text, length, generator) for _ in range(count)]
-        tokens, labels = map(torch.stack, zip(*samples, strict=True))
+        tokens, *labels = map(torch.stack, zip(*samples, strict=True))
         positions = torch.stack([drawn_positions(length, generator) for _ in range(count)])
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(tokens, position_ids=positions, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), labels[:, 1:].flatten())
+        # As much weight for all letters that can be looked up as for all other bytes.
+        logits = logits.flatten(0, 1).float()
+        loss = sum(F.cross_entropy(logits, of[:, 1:].flatten()) for of in labels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -225,9 +224,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    train(args.seconds, args.seed, lambda s: print(s, flush=True), lr=args.lr).save_pretrained(
-        args.out
-    )
+    log = functools.partial(print, flush=True)
+    train(args.seconds, args.seed, log).save_pretrained(args.out)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,9 @@ class Codes(Method):
             cache.crop(positions)
 
     def attend(self, step):
-        out, report = self.caches[step.layer].attend(step.query, return_report=True)
+        cache = self.caches[step.layer]
+        cache.scale = step.scale
+        out, report = cache.attend(step.query, return_report=True)
         self.stated.append(report.error.flatten())
         return out, report.keys / (step.own[:, 0] + 1)
 
@@ -236,7 +238,7 @@ class Errors(Reader):
             if isinstance(method, Codes):
                 stated = torch.cat(method.stated)
                 result[name]["stated"] = stated.mean().item()
-                result[name]["beyond stated"] = (error > stated).float().mean().item()
+                result[name]["beyond stated"] = (error > stated + 1e-4).float().mean().item()
         return result
 
     def observe(self, step):
