@@ -101,6 +101,17 @@ def start_with_lookups(model: LlamaForCausalLM) -> None:
         second.o_proj.weight[:, h * HEAD_DIM : (h + 1) * HEAD_DIM] = 0.6 * half
 
 
+def sharpen(model: LlamaForCausalLM, length: int) -> None:
+    """Scales scores by 1 + 0.2 log2(length / 4096) for contexts longer than it was trained with.
+
+    So many more keys share a softmax (as YaRN's temperature, Peng et al. 2023, and log-length
+    scaling, Chiang and Cholak 2022).
+    """
+    factor = 1 + 0.2 * max(math.log2(length / CURRICULUM[-1][0]), 0)
+    for layer in model.model.layers:
+        layer.self_attn.scaling = factor * HEAD_DIM**-0.5
+
+
 # --- Texts with pairs ----------------------------------------------------------------------------
 
 

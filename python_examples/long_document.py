@@ -110,6 +110,10 @@ def nbytes(name: str, past) -> int:
 def compare(model, ids: torch.Tensor, n: int, args: argparse.Namespace) -> dict:
     """Of the document's first n tokens, by cache."""
     options = {"epsilon": args.epsilon, "max_share": args.max_share}
+    if args.model is None:
+        from benchmarks.decoder import sharpen
+
+        sharpen(model, n)
     pasts = open_document(model, ids[:n], options)
     rest, result = ids[n : n + args.tokens + 1], {"prompt": pasts["seconds"]}
     for name in ATTENTION:

@@ -23,7 +23,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
 
-from benchmarks.decoder import HEADS, LETTERS, VALUE, new_decoder, new_pairs, with_pairs
+from benchmarks.decoder import (
+    HEADS,
+    LETTERS,
+    VALUE,
+    new_decoder,
+    new_pairs,
+    sharpen,
+    with_pairs,
+)
 from benchmarks.measurement import machine, table
 from benchmarks.source_text import read_text
 from lshkit.attention import CodeCache, lsh_attention
@@ -355,6 +363,7 @@ def main() -> None:
     results |= {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
     results["lengths"], results["errors"] = {}, {}
     for length in args.lengths:
+        sharpen(model, length)
         results["lengths"][length] = measure(
             model, text, length, args.share, args.tokens, args.questions
         )

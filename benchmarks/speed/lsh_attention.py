@@ -90,11 +90,12 @@ def show(results):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="n = 128 alone, a moment")
+    parser.add_argument("--lengths", type=int, nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--seconds", type=float, default=2.0, help="for each length and pass")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements there")
     args = parser.parse_args()
-    lengths, seconds = (list(HEADS)[:1], 0.05) if args.quick else (HEADS, args.seconds)
+    lengths, seconds = ([128], 0.05) if args.quick else (args.lengths, args.seconds)
     torch.set_num_threads(args.threads)
     if args.threads == 1:
         pin_to_one_cpu()

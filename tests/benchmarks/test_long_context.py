@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cases.commands import run
+from cases.commands import ROOT, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -48,9 +48,10 @@ def test_it_starts_with_looking_up():
 
 
 def step():
-    query, key, value = (torch.randn(1, h, n, 64, generator=generator()) for h, n in
-                         ((4, 6), (2, 300), (2, 300)))  # fmt: skip
-    return long_context.Step(0, query, key, value, 0.3)
+    random = generator()
+    sizes = (4, 6), (2, 300), (2, 300)
+    query, key, value = (torch.randn(1, *size, 64, generator=random) for size in sizes)
+    return long_context.Step(0, query, key, value, 0.1)
 
 
 @pytest.mark.parametrize("method", [*"TopK Window RandomKeys".split(), "Codes"])
@@ -81,7 +82,7 @@ def test_random_keys_are_weighted_by_their_probability():
 
 def test_command_writes_what_it_shows(tmp_path):
     path = tmp_path / "long_context.json"
-    done = run("benchmarks.quality.long_context", "--quick", "--json", path)
+    done = run(ROOT / "benchmarks/quality/long_context.py", "--quick", "--json", path)
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
     of = results["lengths"]["2048"]
