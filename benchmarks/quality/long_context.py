@@ -8,7 +8,7 @@ of many). Every layer's attention of the tokens that follow is replaced, of the 
 
     python -m benchmarks.decoder --out DECODER
     python -m benchmarks.quality.long_context --decoder DECODER \
-        --json benchmarks/results/long_context.json
+        --json benchmarks/results/long_context.json --figure docs/images/long_context.png
 """
 
 import argparse
@@ -293,20 +293,19 @@ def of_figure() -> dict[str, Method]:
     return methods
 
 
-def context(text: Tensor, length: int, pairs: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Bytes with pairs between, the pairs, and how the text goes on."""
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(len(text) - 2 * length, (), generator=generator)
-    lines = new_pairs(pairs, generator)
-    text = text[start:].long()
-    tokens, _ = with_pairs(text[:length], lines, generator)
-    return tokens, lines, text[length - lines.numel() :]
+def context(text: Tensor, length: int, pairs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes with pairs between, the pairs, and how the text goes on: the same at all lengths."""
+    generator = torch.Generator().manual_seed(length)
+    lines, end = new_pairs(pairs, generator), len(text) // 2
+    before = text[end - length + lines.numel() :].long()
+    tokens, _ = with_pairs(before[:length], lines, generator)
+    return tokens, lines, text[end:].long()
 
 
 def measure(model, text, length: int, share: float, tokens: int, questions: int) -> dict:
     results = {}
     for task, pairs in (("needle", NEEDLES), ("recall", length // 128)):
-        known, lines, rest = context(text, length, pairs, length)
+        known, lines, rest = context(text, length, pairs)
         asked = lines[torch.linspace(0, pairs - 1, min(pairs, questions)).long()]
         reader, likeliest = Reader(model, known), None
         for name, method in compared(share).items():
@@ -329,12 +328,44 @@ def show(results: dict) -> None:
     percent = ("agreement", "needle, sparse", "needle, dense", "recall, sparse", "recall, dense")
     for length, of in results.items():
         rows = [
-            [name, f"{100 * r['keys']:.2g} %", f"{r['loss']:.3f}"]
+            [name, f"{100 * r['keys']:.3g} %", f"{r['loss']:.3f}"]
             + [f"{100 * r[key]:.1f}" for key in percent]
             for name, r in of.items()
         ]
         header = ["attention", "keys", "nats a byte", *percent]
         print(table(f"### {int(length):,} bytes", header, rows))
+
+
+def draw(errors: dict, length: int, out: pathlib.Path) -> None:
+    """Error against keys read, both logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    kinds = {  # by the start of their names
+        f"{CACHE} ": (f"{CACHE}, a fixed share", "o-"),
+        f"{CACHE}, epsilon": (f"{CACHE}, epsilon 0.05 to 0.4", "D--"),
+        "top-k": ("top-k, which needs all scores", "s-"),
+        "tables": ("lsh_attention, 8 to 14 bits", "^-"),
+        "MagicPIG": ("MagicPIG's weighting", "v-"),
+        "random keys": ("random keys, weighted", "x-"),
+        "window": ("window and sinks", "+-"),
+    }
+    figure, axis = plt.subplots(figsize=(6.4, 4.2))
+    for start, (label, style) in kinds.items():
+        points = sorted(
+            (r["keys"], r["error"]) for name, r in errors.items() if name.startswith(start)
+        )
+        axis.loglog(*zip(*points, strict=True), style, label=label, markersize=4)
+    axis.axhline(EPSILON, color="0.6", linewidth=0.8)
+    axis.set_xlabel(f"share of {length:,} keys that a query reads")
+    axis.set_ylabel("error of attention, mean over layers, heads, steps")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
 
 
 def load(folder: pathlib.Path | None) -> LlamaForCausalLM:
@@ -353,6 +384,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="2,048 bytes, a few questions")
     parser.add_argument("--json", type=pathlib.Path, help="write the measurements there")
+    parser.add_argument("--figure", type=pathlib.Path, help="draw the errors at the last length")
     args = parser.parse_args()
     if args.quick:
         args.lengths, args.tokens, args.questions = [2048], 64, 2
@@ -367,13 +399,15 @@ def main() -> None:
         results["lengths"][length] = measure(
             model, text, length, args.share, args.tokens, args.questions
         )
-        known, _, rest = context(text, length, NEEDLES, length)
+        known, _, rest = context(text, length, NEEDLES)
         results["errors"][length] = Errors(model, known).compare(of_figure(), rest[:CHUNK])
         show(results["lengths"])
         for name, error in results["errors"][length].items():
             print(name, {key: round(x, 4) for key, x in error.items()})
         if args.json:
             args.json.write_text(json.dumps(results, indent=1) + "\n")
+    if args.figure:
+        draw(results["errors"][length], length, args.figure)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cases.commands import ROOT, run
+from cases.commands import PNG_SIGNATURE, ROOT, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -81,8 +81,10 @@ def test_random_keys_are_weighted_by_their_probability():
 
 
 def test_command_writes_what_it_shows(tmp_path):
-    path = tmp_path / "long_context.json"
-    done = run(ROOT / "benchmarks/quality/long_context.py", "--quick", "--json", path)
+    pytest.importorskip("matplotlib")
+    path, picture = tmp_path / "long_context.json", tmp_path / "long_context.png"
+    script = ROOT / "benchmarks/quality/long_context.py"
+    done = run(script, "--quick", "--json", path, "--figure", picture)
     assert done.returncode == 0, done.stderr
     results = json.loads(path.read_text())
     of = results["lengths"]["2048"]
@@ -91,3 +93,4 @@ def test_command_writes_what_it_shows(tmp_path):
     errors = results["errors"]["2048"]
     assert errors["cache of codes 0.2"]["error"] < errors["random keys 0.2"]["error"]
     assert "nats a byte" in done.stdout
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)

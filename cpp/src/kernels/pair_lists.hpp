@@ -17,9 +17,9 @@ using F = Vec<float>;
 
 constexpr int kWord = 64;
 // Keys of a block: where few collide, enough for a query to find some, as long as keys and values
-// take half a MB.
-constexpr int kKeys = 256, kWords = kKeys / kWord, kMostKeys = 1024;
-constexpr index_t kBlockFloats = 1 << 17;
+// take a MB.
+constexpr int kKeys = 256, kWords = kKeys / kWord, kMostKeys = 2048;
+constexpr index_t kBlockFloats = 1 << 18;
 constexpr int kHashes = 32;  // whose buckets' bits are kept at a time: 256 KB of 8-bit codes
 // A bit for each key of a block, in registers.
 struct Bits {
