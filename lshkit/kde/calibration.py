@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
+STATED_RISK = 0.01  # the same of BEYOND
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
 INFLATED, LARGEST = 1.5, 1.0
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
@@ -129,7 +130,7 @@ class Run:
             wanted = self.shift + 2 * np.log(self.off / WITHIN) - self.log_at_risk
         short = (self.off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
-        least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND), 0)]
+        least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND, STATED_RISK), 0)]
         return float(least) if np.isfinite(least) else None
 
 

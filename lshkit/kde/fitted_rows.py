@@ -138,7 +138,8 @@ class _CellsWithoutBlock:
     """`Cells` of a `_WithoutBlock`."""
 
     def __init__(self, cells: Cells, permuted: _WithoutBlock) -> None:
-        self.cells, self.permuted, self.nearest = cells, permuted, cells.nearest
+        self.cells, self.permuted = cells, permuted
+        self.nearest, self.n_cells = cells.nearest, cells.n_cells
 
     def sums(
         self,

@@ -29,7 +29,7 @@ MAX_DRAWS = 256
 TRIAL_DRAWS = 64
 # Costs in rows (what brute force spends on one): of a draw, of hashing a query by one hash.
 # Measured at d = 64.
-DRAW, HASH = 150.0, 5.0
+DRAW, HASH = 40.0, 4.0
 
 
 class HashedDraws(ExactFarQueries):

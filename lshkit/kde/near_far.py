@@ -7,6 +7,7 @@ al. 2022, with all rows of some cells for the neighbours, and no row counted twi
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from lshkit import checks
 from lshkit.kde.cells import Cells
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
-from lshkit.kde.random_sampling import cheapest_sample, expand, stages_of
-from lshkit.kde.sums import PermutedRows, Sums
+from lshkit.kde.random_sampling import N_PILOT, Level, cheapest_sample, expand, stages_of
+from lshkit.kde.sums import BLOCK, PermutedRows, Sums
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,9 +28,12 @@ if TYPE_CHECKING:
     from lshkit.kde.sums import Training
 
 N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
-# Costs in rows (what brute force spends on one): of a centre, of a cell that is read, and of a row
-# of it. Measured at d = 64.
-CENTRE, PROBE, NEAR = 1.2, 30.0, 4.0
+# For queries whose far rows foretell too large an error: times as many cells, and the part of the
+# rows that is summed to see what even those do not hold.
+MORE, MORE_HISTORY = 4, 1 / 8
+# Costs in rows (what brute force spends on one): of a centre, of a cell that is read, of a row of
+# it, and of that row's features, which come from memory.
+CENTRE, PROBE, NEAR, FEATURE = 1.2, 30.0, 4.0, 1 / 32
 LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
@@ -64,11 +68,27 @@ class NearFar(ExactFarQueries):
         return cls(cells, n_probes, stages_of(settings))
 
     def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
-        permuted, cells = self.permuted, self.cells
+        out, open_ = self._of_cells(queries, threads, stop)
+        if len(open_) > 0:
+            out[open_], _ = self._of_cells(queries[open_], threads, stop, more=True)
+        return out
+
+    def _of_cells(
+        self, queries: np.ndarray, threads: int, stop: int | None, more: bool = False
+    ) -> tuple[Estimate, np.ndarray]:
+        """`Estimate`, and the queries for which a sample is not enough, and which want `more`.
+
+        more: MORE cells, a longer history, and larger samples until they are enough.
+        """
+        permuted, cells, n_probes = self.permuted, self.cells, self.n_probes
         n, n_queries = len(permuted) if stop is None else stop, len(queries)
-        stops = self.stages.stops(len(permuted), n)
-        probes = cells.nearest(queries, self.n_probes, threads)
-        half = self.n_probes - self.n_probes // 2
+        if more:
+            n_probes = min(MORE * n_probes, cells.n_cells)
+            stops = self.stages.stops(len(permuted), n, history_of_more(len(permuted)))
+        else:
+            stops = self.stages.stops(len(permuted), n)[:2]
+        probes = cells.nearest(queries, n_probes, threads)
+        half = n_probes - n_probes // 2
         near, n_near = cells.sums(queries, probes[:, :half], threads, last=n)
         outer, n_outer = cells.sums(queries, probes[:, half:], threads, last=n)
         near, n_near = near + outer, n_near + n_outer
@@ -84,6 +104,7 @@ class NearFar(ExactFarQueries):
             if last == n:
                 whole = read + sample
                 shift[open_], mean[open_] = whole.shift, whole.total
+                open_ = open_[:0]
                 break
             inside, n_inside = cells.few_sums(some, probes[open_], threads, seen, last)
             far = sample.without(inside)
@@ -92,27 +113,46 @@ class NearFar(ExactFarQueries):
             foretold, log = foretell(history, n_history, near, population)
             final = self.stages.enough(foretold, log, n_sampled)
             done, got = open_[final], far[final]
-            total, variance = expand(got, n_sampled[final], np.maximum(population[final], 1))
+            known = history[final] if more else None
+            got = expected(got, n_sampled[final], population[final], known, n_history[final])
             # Of near rows and history only the sums are wanted.
-            whole = near[final] + history[final] + Sums(got.shift, total, variance)
+            whole = near[final] + history[final] + got
             shift[done], mean[done] = whole.shift, whole.total
-            error[done] = np.sqrt(variance) * relative(got.shift, whole.shift)
+            error[done] = np.sqrt(got.squares) * relative(got.shift, whole.shift)
             rows[done] = np.minimum(last + n_later[final], n - 1)
-            if final.all():
+            open_ = open_[~final]
+            if len(open_) == 0:
                 break
             history, n_history = history + far, n_history + n_sampled
             read, n_later = read + sample, n_later - n_inside
             read, near, history = read[~final], near[~final], history[~final]
-            n_history, n_later, open_ = n_history[~final], n_later[~final], open_[~final]
+            n_history, n_later = n_history[~final], n_later[~final]
         at_risk = mean
-        if self.n_probes > 1:
+        if n_probes > 1:
             at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight)
+        return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight), open_
 
     @property
     def nbytes(self) -> int:
         return self.cells.nbytes
+
+
+def expected(
+    sample: Sums, n_sampled: Any, population: Any, history: Sums | None, n_history: Any
+) -> Sums:
+    """`Sums` over a population from a sample of it: the squares are the variance of the total.
+
+    A history that holds more rows than the sample may have seen what that did not.
+    """
+    population = np.maximum(population, 1)
+    total, variance = expand(sample, n_sampled, population)
+    if history is None:
+        return Sums(sample.shift, total, variance)
+    both, n_both = history + sample, n_history + n_sampled
+    scale = relative(sample.shift, both.shift)
+    pooled = expand(both, n_both, population)[1] * n_both / n_sampled
+    return Sums(both.shift, total * scale, np.maximum(variance * scale**2, pooled))
 
 
 def relative(shift: np.ndarray, to: np.ndarray) -> np.ndarray:
@@ -142,20 +182,25 @@ def foretell(
 
 def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
     """The cheapest number of cells to read, with its sample's settings."""
-    probes = cells.nearest(pilot.queries, min(N_PROBES[-1], cells.n_cells), pilot.threads)
+    most = min(MORE * N_PROBES[-1], cells.n_cells)
+    probes = cells.nearest(pilot.queries, most, pilot.threads)
+    level = functools.lru_cache(maxsize=None)(lambda n: NearRows(pilot, cells, probes[:, :n]).level)
+    history = history_of_more(len(pilot.permuted))
     best: dict[str, Any] | None = None
-    for n_probes in N_PROBES:
-        if n_probes > cells.n_cells:
+    for n_probes in (n for n in N_PROBES if n <= cells.n_cells):
+        if best is not None and level(n_probes).cost.mean() > best["cost"]:
             break
-        near = NearRows(pilot, cells, probes[:, :n_probes])
-        cost = CENTRE * cells.n_cells + PROBE * n_probes + NEAR * near.count.mean()
-        if best is not None and cost > best["cost"]:
-            break
-        found = cheapest_sample(near.spread, near.known, pilot.population, cost, rtol)
+        more = level(min(MORE * n_probes, most))._replace(history=history)
+        found = cheapest_sample([level(n_probes), more], pilot.population, rtol)
         if best is None or found["cost"] < best["cost"]:
             best = {"n_probes": n_probes} | found
     assert best is not None
     return best
+
+
+def history_of_more(n_rows: int) -> int:
+    """Rows that are summed where more cells are read."""
+    return max(N_PILOT, int(MORE_HISTORY * n_rows) // BLOCK * BLOCK)
 
 
 class NearRows:
@@ -165,6 +210,13 @@ class NearRows:
         self.pilot, self.cells, self.probes = pilot, cells, probes
         self.near, self.count = cells.sums(pilot.queries, probes, pilot.threads, pilot.n_pilot)
         self.n_far = pilot.population - self.count
+
+    @property
+    def level(self) -> Level:
+        n_probes = self.probes.shape[1]
+        d = self.pilot.queries.shape[1]
+        cost = CENTRE * self.cells.n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * self.count
+        return Level(self.spread, self.known, cost)
 
     @property
     def spread(self) -> np.ndarray:

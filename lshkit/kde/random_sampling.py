@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ SAFETY = 0.9
 LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more rows
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 predicts for a query dominated by one row
 UNLIKELY = 4  # standard errors that a mean is off by
+SHARED = 1 / 32  # of a batch of 256 queries: for fewer a sample is read at the pace of memory
 CALL = 100.0  # cost of a query's share in what a call does once for a batch of 256
 
 
@@ -92,9 +93,9 @@ def sample_size(spread: np.ndarray, population: int, rtol: float, most: float = 
     return low
 
 
-def history_of(n_samples: float) -> int:
+def history_of(n_samples: float, least: int = N_PILOT) -> int:
     """Rows that are summed exactly before a sample, to predict whether it is enough."""
-    size = N_PILOT
+    size = least
     while size < n_samples // 16:
         size *= 2
     return size
@@ -113,67 +114,83 @@ def stages(history: float, n_samples: int, population: Any) -> list[Any]:
     return stops
 
 
-def cheapest_sample(
-    spread: np.ndarray,
-    known: Callable[[int], np.ndarray],
-    population: float,
-    other: float,
-    rtol: float,
-) -> dict[str, Any]:
+class Level(NamedTuple):
+    """What a pilot knows of its queries where a method has read some near rows of each.
+
+    spread: standard deviation of a far term over the mean. known(count): what a history of so many
+    rows predicts of it. cost: of the near rows and all else but samples, in rows. history: the
+    least number of rows that are summed exactly before a sample.
+    """
+
+    spread: np.ndarray
+    known: Callable[[int], np.ndarray]
+    cost: np.ndarray
+    history: int = N_PILOT
+
+
+def cheapest_sample(levels: Sequence[Level], population: float, rtol: float) -> dict[str, Any]:
     """Size and limit of the cheapest sampling that keeps rtol on a pilot's queries, as a report.
 
     Each size is tried with the rule that the methods have: what a history of the rows predicts for
     a query decides whether it gets more. The mean error is that of the queries for which not all
     rows are read in the end, so that it holds for others that are not so many.
 
-    spread: standard deviation of a term over the mean, for each query. known(count): what a history
-    of so many rows predicts. other: cost of all else.
+    levels: a query for which the first sample is not enough goes on to the next, and at the last to
+    larger samples.
     """
+    least = float(levels[0].cost.mean())
     best: dict[str, Any] = {
         "n_samples": population,
         "limit": MAX_LIMIT,
-        "cost": float(population + N_PILOT + other),
+        "cost": float(population + N_PILOT) + least,
     }
     best["error"] = 0.0
     sizes, size = [], 64.0
     while size < population / 2:
         sizes.append(int(-(-size // BLOCK) * BLOCK))
         size *= 1.25
-    foretold = functools.lru_cache(maxsize=None)(known)
+    levels = [x._replace(known=functools.lru_cache(maxsize=None)(x.known)) for x in levels]
     limits = sorted({min(x * rtol, MAX_LIMIT) for x in LIMITS})
     for n_samples in sorted(set(sizes)):
-        if other + n_samples >= best["cost"]:
+        if least + n_samples >= best["cost"]:
             break
-        stops = stages(min(history_of(n_samples), population), n_samples, population)
         for limit in limits:
-            cost, error = _staged(spread, foretold, limit / MEAN_ABSOLUTE, stops)
-            if error <= SAFETY * rtol and other + cost < best["cost"]:
-                best = {"n_samples": n_samples, "limit": float(limit), "cost": float(other + cost)}
+            cost, error = _staged(levels, limit / MEAN_ABSOLUTE, n_samples, population)
+            if error <= SAFETY * rtol and cost < best["cost"]:
+                best = {"n_samples": n_samples, "limit": float(limit), "cost": float(cost)}
                 best["error"] = float(error)
     return best
 
 
 def _staged(
-    spread: np.ndarray, foretold: Callable[[int], np.ndarray], limit: float, stops: list[int]
+    levels: Sequence[Level], limit: float, n_samples: int, population: Any
 ) -> tuple[float, float]:
-    """Mean of the rows that are read, and of the errors, one standard error on the safe side."""
-    population = stops[-1]
-    left, rows, errors = np.arange(len(spread)), 0.0, []
-    for seen, last in itertools.pairwise(stops):
-        size = last - seen
-        if last == population or len(left) == 0:
-            rows += len(left) * (population + N_PILOT)
-            break
-        final = foretold(_known_of(seen))[left] <= limit * np.sqrt(size)
-        done, left = left[final], left[~final]
-        rows += len(done) * last
-        rest = np.sqrt((1 - size / (population - seen)) / size)
-        errors.append(np.minimum(MEAN_ABSOLUTE * rest * spread[done], 2))
-    errors = np.concatenate(errors) if errors else np.zeros(0)
-    if len(errors) == 0:
-        return rows / len(spread), 0.0
-    mean = errors.sum() / len(errors)
-    return rows / len(spread), mean + np.sqrt(((errors - mean) ** 2).sum()) / len(errors)
+    """Mean of the cost, and of the errors, one standard error on the safe side."""
+    n_queries = len(levels[0].spread)
+    left, before, rows, errors = np.arange(n_queries), n_queries, 0.0, []
+    for level in levels:
+        stops = stages(history_of(n_samples, level.history), n_samples, population)
+        if level is not levels[-1]:
+            stops = stops[:2]
+        rows += level.cost[left].sum()
+        for seen, last in itertools.pairwise(stops):
+            if before == 0:  # else some of many queries come here, though none of the pilot's
+                break
+            size, before = last - seen, len(left)
+            rows += max(before, SHARED * n_queries) * (last if seen == stops[0] else size)
+            if last == population:
+                rows += before * N_PILOT
+                left = left[:0]
+                break
+            final = level.known(_known_of(seen))[left] <= limit * np.sqrt(size)
+            done, left = left[final], left[~final]
+            rest = np.sqrt((1 - size / (population - seen)) / size)
+            errors.append(np.minimum(MEAN_ABSOLUTE * rest * level.spread[done], 2))
+    every = np.concatenate(errors) if errors else np.zeros(0)
+    if len(every) == 0:
+        return rows / n_queries, 0.0
+    mean = every.sum() / len(every)
+    return rows / n_queries, mean + np.sqrt(((every - mean) ** 2).sum()) / len(every)
 
 
 def _known_of(seen: int) -> int:
@@ -223,12 +240,13 @@ class Stages:
         self.n_samples, self.limit, self.least = n_samples, limit, least
         self.negligible, self.unseen = negligible, unseen
 
-    def stops(self, n_rows: int, stop: int) -> list[int]:
+    def stops(self, n_rows: int, stop: int, least: int = N_PILOT) -> list[int]:
         """Where the history and the samples of n_rows end, of which those up to `stop` count.
 
         `stop` takes the place of n_rows alone: other samples are the same with and without it.
+        least: of the rows of the history.
         """
-        stops = stages(history_of(self.n_samples), min(self.n_samples, n_rows), n_rows)
+        stops = stages(history_of(self.n_samples, least), min(self.n_samples, n_rows), n_rows)
         return [x for x in stops[:-1] if x < stop] + [stop]
 
     def enough(self, foretold: np.ndarray, log: np.ndarray, n_sampled: Any) -> np.ndarray:
@@ -265,7 +283,8 @@ class RandomSampling(Method):
             return relative_spread(history, count) * pilot.counted(log)
 
         spread = pilot.spread * pilot.counted(pilot.sums.log())
-        settings = cheapest_sample(spread, known, pilot.population, CALL, rtol)
+        level = Level(spread, known, np.full(len(spread), CALL))
+        settings = cheapest_sample([level], pilot.population, rtol)
         settings |= pilot.thresholds
         make = functools.partial(cls.from_settings, settings, pilot.training, pilot.permuted)
         return Tuned(settings, make)
