@@ -35,6 +35,8 @@ def test_formats_of_files_are_those_of_the_page():
     assert versions["`LSHSampler.save`"] == str(OF_SAMPLERS)
     assert versions["`to_arrays` of a hash family"] == str(FORMAT)
     pytest.importorskip("torch")
+    from lshkit.attention.saved_cache import VERSION as OF_CACHES
     from lshkit.attention.saved_state import VERSION as OF_STATES
 
     assert versions["`state_dict` of `YosoState`"] == str(OF_STATES)
+    assert versions["`state_dict` of `CodeCache`"] == str(OF_CACHES)

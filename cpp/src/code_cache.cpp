@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "counter_random.hpp"
+#include "kernels/code_cache.hpp"
 #include "kernels/kernels.hpp"
 #include "parallel.hpp"
 
@@ -58,7 +59,7 @@ const Noise& noise() {
 // A query's table of entries for every 4 bits.
 struct QueryTable {
   std::uint8_t* entries;  // (n_bits / 4, 16)
-  int zero = 0, factor = 0;
+  int zero = 0, factor = 0, half_variance = 0;
 
   QueryTable(std::uint8_t* memory, const float* z, index_t n_bits, index_t n_features, float scale,
              float norm)
@@ -90,6 +91,11 @@ struct QueryTable {
     const double unit =
         kSharpness * kUnit * scale * std::sqrt(kPi * n_features / 2) / n_bits * step * norm / 64;
     factor = int(std::min(unit * 32 * 65536 + 0.5, 32767.0));
+    double squares = 0;
+    for (index_t i = 0; i < n_bits; ++i) squares += double(z[i]) * z[i];
+    const double each = double(scale) * norm / 64;
+    const double variance = each * each * (squares * n_features / n_bits) * (kPi / 2 - 1) / n_bits;
+    half_variance = int(std::min(0.5 * kSharpness * kUnit * variance * 65536 + 0.5, 16000.0));
   }
 };
 
@@ -126,26 +132,28 @@ int threshold_for(const std::int16_t* estimates, index_t first, index_t last, do
   return most;
 }
 
+index_t whole_registers(index_t count) {
+  return (count + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
+}
+
 struct StepScratch {
-  float *query, *projections, *probability, *numerator, *variance_values;
+  float *query, *projections, *probability, *numerator, *variance_values, *exact;
   std::uint8_t* table;
   std::int16_t* estimates;
   std::int32_t *pilot, *rows;
   std::size_t bytes;
 
   StepScratch(Arena arena, index_t n, index_t n_features, index_t n_values, index_t n_bits) {
-    const auto whole = [](index_t count) {
-      return (count + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
-    };
-    query = arena.take<float>(whole(n_features));
+    query = arena.take<float>(whole_registers(n_features));
     projections = arena.take<float>(n_bits);
-    numerator = arena.take<float>(whole(n_values));
-    variance_values = arena.take<float>(whole(n_values));
+    numerator = arena.take<float>(whole_registers(n_values));
+    variance_values = arena.take<float>(whole_registers(n_values));
+    exact = arena.take<float>(whole_registers(n_values));
     table = arena.take<std::uint8_t>(n_bits * 4);
     estimates =
         arena.take<std::int16_t>((n + kCodeBlock - 1) / kCodeBlock * kCodeBlock + kSelectPadding);
-    pilot = arena.take<std::int32_t>(n);
-    rows = arena.take<std::int32_t>(n);
+    pilot = arena.take<std::int32_t>(n + 2 * kRegisterFloats);
+    rows = arena.take<std::int32_t>(n + 2 * kRegisterFloats);
     probability = arena.take<float>(n);
     bytes = arena.used();
   }
@@ -163,9 +171,8 @@ struct Step {
 
   void clear() {
     sums = {-INFINITY, 0, 0, 0, 0, s.numerator, s.variance_values};
-    const index_t whole = (n_values + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats;
-    std::fill_n(s.numerator, whole, 0.0f);
-    std::fill_n(s.variance_values, whole, 0.0f);
+    std::fill_n(s.numerator, whole_registers(n_values), 0.0f);
+    std::fill_n(s.variance_values, whole_registers(n_values), 0.0f);
     read.sums = &sums;
   }
   void add(const std::int32_t* rows, index_t count, const float* probability) {
@@ -183,7 +190,7 @@ struct Step {
     const RandomStream random(o.seed, (std::uint64_t(n) << 20) + 2 * head + phase);
     index_t count = 0;
     CodeSelect select;
-    select.threshold = std::clamp(threshold, -16000, 16000);
+    select.threshold = std::clamp(threshold, -32000, 32000);
     select.floor = std::min(floor, 32767);
     for (index_t segment = first / kSegment; segment * kSegment < last; ++segment) {
       const index_t base = segment * kSegment;
@@ -234,9 +241,14 @@ struct Step {
       return 0;
     }
     const QueryTable table(s.table, s.projections, n_bits, n_features, o.scale, norm);
-    CodeScan scan{
-        codes,      (last + kCodeBlock - 1) / kCodeBlock, n_bits, s.table, table.zero, table.factor,
-        s.estimates};
+    CodeScan scan{codes,
+                  (last + kCodeBlock - 1) / kCodeBlock,
+                  n_bits,
+                  s.table,
+                  table.zero,
+                  table.factor,
+                  table.half_variance,
+                  s.estimates};
     kernels().code_estimates(scan);
     const double wanted = std::max(0.5 * double(o.min_share) * n, kLeastPilot);
     const int rarest = int(noise().survival.size()) - 1;
@@ -246,6 +258,9 @@ struct Step {
     const index_t pilots = select(0, first, last, threshold, floor, s.pilot);
     add_exact(first, last);
     n_read = first + n - last + pilots;
+    // Kept for below.
+    const CodeSums exact = sums;
+    std::copy_n(s.numerator, whole_registers(n_values), s.exact);
     probabilities(s.pilot, pilots, threshold, floor);
     add(s.pilot, pilots, s.probability);
     const double predicted = error();  // of a second sample as large
@@ -253,7 +268,8 @@ struct Step {
     const double times = std::clamp(std::pow(predicted / o.epsilon, 2), 1.0, most);
     // The pilot's keys, known now, count with probability 1.
     clear();
-    add_exact(first, last);
+    sums = exact;
+    std::copy_n(s.exact, whole_registers(n_values), s.numerator);
     add(s.pilot, pilots, nullptr);
     const int shift = int(kUnit * std::log(times) + 0.5);
     const int low = std::max(floor - shift, 0);
@@ -322,7 +338,7 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
       }
     const std::size_t bytes = StepScratch(Arena(), n, d, n_values, keys.n_bits).bytes;
     const StepScratch scratch(Arena(thread_scratch(bytes)), n, d, n_values, keys.n_bits);
-    std::fill_n(scratch.query, (d + kRegisterFloats - 1) / kRegisterFloats * kRegisterFloats, 0.0f);
+    std::fill_n(scratch.query, whole_registers(d), 0.0f);
     for (index_t i = 0; i < d; ++i) scratch.query[i] = q[i] * options.scale;
     Step step{options, scratch, n, head, n_values, {}};
     step.read.query = scratch.query;

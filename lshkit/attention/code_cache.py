@@ -106,7 +106,7 @@ class CodeCache:
     ) -> None:
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.num_heads = checks.integer("num_heads", num_heads, 1)
-        self.head_dim = checks.integer("head_dim", head_dim, 1)
+        self.head_dim = checks.integer("head_dim", head_dim, 1, 4096)
         self.value_dim = (
             self.head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
         )
@@ -427,12 +427,15 @@ class CodeCache:
             old = getattr(self, name)
             with torch.inference_mode(False):
                 new = torch.empty((*old.shape[:2], room, old.shape[3]), dtype=self.dtype)
+            _C.use_large_pages(new)  # a step touches rows all over it
             new[:, :, : self._positions] = old[:, :, : self._positions]
             setattr(self, name, new)
         old = self._codes
         with torch.inference_mode(False):
-            codes = torch.zeros((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+            codes = torch.empty((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+        _C.use_large_pages(codes)
         codes[:, :, : old.shape[2]] = old
+        codes[:, :, old.shape[2] :] = 0
         self._codes = codes
 
     def _hash(self) -> None:

@@ -27,6 +27,7 @@ from lshkit.reference.buckets import (
     visible,
     weighted_sum,
 )
+from lshkit.reference.code_cache import StepOptions, code_keys, code_step
 from lshkit.reference.hashing import (
     angle,
     bin_codes,
@@ -59,6 +60,7 @@ from lshkit.reference.lsh_attention import (
 from lshkit.reference.soft_attention import soft_attention_backward, soft_attention_forward
 
 __all__ = [
+    "StepOptions",
     "angle",
     "as_probes",
     "attention_backward",
@@ -67,6 +69,8 @@ __all__ = [
     "bert_lsh_forward",
     "bin_codes",
     "bucket_sum",
+    "code_keys",
+    "code_step",
     "codes",
     "collision_counts",
     "collision_probability",

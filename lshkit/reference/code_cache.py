@@ -49,7 +49,7 @@ class Step:
 
 def noise_table() -> np.ndarray:
     """Exponential variates in units, one of each 1 / NOISE of the distribution, in random order."""
-    order = np.argsort(random_words(0, 0, NOISE)[0], kind="stable")
+    order = np.argsort(random_words(0, [0], NOISE)[0], kind="stable")
     table = np.empty(NOISE, np.int64)
     ranks = (np.arange(NOISE) + 0.5) / NOISE
     table[order] = np.floor(-UNIT * np.log(ranks) + 0.5).astype(np.int64)
@@ -80,10 +80,12 @@ def score_estimates(
     norm: float,
     scale: float,
 ) -> np.ndarray:
-    """Integers, SHARPNESS * scale * (estimate of q . (k - centre)) in units.
+    """Integers, SHARPNESS * (estimate of scale q . (k - centre) + half its variance) in units.
 
-    E[sign(w . k) w . q] over unit vectors w is sqrt(2 / (pi d)) q . k / |k|. The sum over bits goes
-    through a table of 6-bit integers for each 4 of them.
+    The variance, which grows with the key's norm, stands for scores above their estimate: without
+    it rare keys of large norm would be missed. E[sign(w . k) w . q] over unit vectors w is
+    sqrt(2 / (pi d)) q . k / |k|. The sum over bits goes through a table of 6-bit integers for each
+    4 of them.
     """
     d, n_bits = planes.shape
     z = np.asarray(query, np.float64) @ planes
@@ -99,7 +101,12 @@ def score_estimates(
     total = total - int(np.floor(top.sum() / step + 0.5))
     factor = SHARPNESS * UNIT * scale * math.sqrt(math.pi * d / 2) / n_bits * step * norm / 64
     factor = min(int(factor * 32 * 65536 + 0.5), 32767)
-    return (((total * 16) * (norms * 128) >> 16) * factor) >> 16
+    estimates = (((total * 16) * (norms * 128) >> 16) * factor) >> 16
+    # The variance, of a key of norm 1 / 64. Half of it, as E exp(score) has with normal errors.
+    squares = float((z * z).sum()) * d / n_bits
+    variance = (scale * norm / 64) ** 2 * squares * (math.pi / 2 - 1) / n_bits
+    half = min(int(0.5 * SHARPNESS * UNIT * variance * 65536 + 0.5), 16000)
+    return estimates + ((norms * norms * half) >> 16)
 
 
 def threshold_for(estimates: np.ndarray, wanted: float, survive: np.ndarray, floor: int) -> int:
@@ -211,7 +218,7 @@ def code_step(
     survive = survival(table)
 
     def sample(phase: int, threshold: int, floor: int) -> tuple[np.ndarray, np.ndarray]:
-        words = random_words(seed, (n << 20) + 2 * head + phase, n // SEGMENT + 1)[0]
+        words = random_words(seed, [(n << 20) + 2 * head + phase], n // SEGMENT + 1)[0]
         starts = (words % np.uint64(NOISE)).astype(np.int64)
         noise = table[(starts[middle // SEGMENT] + middle) % NOISE]
         chosen = (estimates + noise >= threshold) | (noise >= floor)

@@ -24,7 +24,7 @@ from lshkit import (
     YosoAttention,
     YosoState,
 )
-from lshkit.attention import Estimator, Expected, Suggestion
+from lshkit.attention import CodeCache, Estimator, Expected, StepReport, Suggestion
 from lshkit.kde import LikelihoodCurve, TwoSampleTestResult
 from lshkit.sampling import log_partition
 from lshkit.typing import FloatArray
@@ -102,4 +102,8 @@ assert_type(layer.out_proj.weight, Tensor)
 assert_type(layer.hash_seed, Tensor)
 assert_type(layer.new_state(1).step(t, t, t), Tensor)
 assert_type(YosoState(1, 2, 8, seed=0).reset(), YosoState)
+cache = CodeCache(1, 2, 8, seed=0)
+assert_type(cache.reset(), CodeCache)
+assert_type(cache.attend(t), Tensor)
+assert_type(cache.attend(t, return_report=True), tuple[Tensor, StepReport])
 lshkit.yoso_attention(x, x, x)  # type: ignore[arg-type]  # refused: arrays

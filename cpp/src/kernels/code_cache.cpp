@@ -4,7 +4,8 @@
 // of 16 bytes in a register, as FAISS's fast scan does for product quantisation (Andre et al.
 // 2015). Selection adds a stored exponential variate to each estimate and compares. Rows of the
 // selected keys lie anywhere in memory and are asked for a chunk ahead.
-#include "lshkit/code_cache.hpp"
+
+#include "code_cache.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -81,6 +82,19 @@ LSHKIT_INLINE SignedShorts high_product(SignedShorts a, SignedShorts b) {
   return __builtin_convertvector(product >> 16, SignedShorts);
 #endif
 }
+LSHKIT_INLINE Shorts high_product(Shorts a, Shorts b) {
+#if defined(LSHKIT_ISA_AVX512)
+  return Shorts(_mm512_maskz_mulhi_epu16(~__mmask32(0), __m512i(a), __m512i(b)));
+#elif defined(LSHKIT_ISA_AVX2)
+  return Shorts(_mm256_mulhi_epu16(__m256i(a), __m256i(b)));
+#elif defined(__x86_64__)
+  return Shorts(_mm_mulhi_epu16(__m128i(a), __m128i(b)));
+#else
+  using Wide = std::uint32_t __attribute__((vector_size(2 * kVectorBytes)));
+  const Wide product = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide);
+  return __builtin_convertvector(product >> 16, Shorts);
+#endif
+}
 // A bit for each lane of a comparison's result.
 LSHKIT_INLINE std::uint32_t lane_bits(SignedShorts mask) {
 #if defined(LSHKIT_ISA_AVX512)
@@ -96,6 +110,22 @@ LSHKIT_INLINE std::uint32_t lane_bits(SignedShorts mask) {
   for (int lane = 0; lane < kShorts; ++lane) bits |= std::uint32_t(mask[lane] & 1) << lane;
   return bits;
 #endif
+}
+// first + the numbers of the bits that are set. Whole registers are written; returns the new end.
+LSHKIT_INLINE std::int32_t* write_positions(std::int32_t* to, std::uint32_t bits,
+                                            std::int32_t first) {
+#if defined(LSHKIT_ISA_AVX512)
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i at = __m512i(Vec<std::int32_t>(lanes) + first);
+  for (int half = 0; half < 2; ++half, bits >>= 16) {
+    const __m512i some = half ? __m512i(Vec<std::int32_t>(at) + 16) : at;
+    _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(__mmask16(bits), some));
+    to += __builtin_popcount(bits & 0xffff);
+  }
+#else
+  for (; bits; bits &= bits - 1) *to++ = first + __builtin_ctz(bits);
+#endif
+  return to;
 }
 template <class V>
 LSHKIT_INLINE V load_as(const void* p) {
@@ -257,7 +287,11 @@ struct Reader {
   void operator()() const {
     const index_t key_bytes = p.n_features * sizeof(Stored),
                   value_bytes = p.n_values * sizeof(Stored);
-    for (index_t i = 0; i < std::min(kChunk, p.count); ++i) prefetch_row(key(i), key_bytes);
+    const auto ask = [&](index_t from, index_t to) {
+      for (index_t i = from; i < std::min(to, p.count); ++i)
+        prefetch_row(key(i), key_bytes), prefetch_row(value(i), value_bytes);
+    };
+    ask(0, kChunk);
     F w_squares = {}, u_squares = {}, w_sum = {}, u_sum = {};
     const auto keep = [&] {
       p.sums->squares += sum_lanes(w_squares), p.sums->variance_squares += sum_lanes(u_squares);
@@ -266,9 +300,7 @@ struct Reader {
     };
     for (index_t begin = 0; begin < p.count; begin += kChunk) {
       const index_t count = std::min(kChunk, p.count - begin);
-      const index_t next = std::min(begin + 2 * kChunk, p.count);
-      for (index_t i = begin; i < begin + count; ++i) prefetch_row(value(i), value_bytes);
-      for (index_t i = begin + count; i < next; ++i) prefetch_row(key(i), key_bytes);
+      ask(begin + kChunk, begin + 2 * kChunk);
       alignas(64) float score[kChunk], w[kChunk], u[kChunk];
       scores(begin, count, score);
       float largest = p.sums->largest;
@@ -305,6 +337,7 @@ void code_estimates(const CodeScan& p) {
   const index_t rows = p.n_bits / 8;
   const SignedShorts zero = broadcast(std::int16_t(p.zero));
   const SignedShorts factor = broadcast(std::int16_t(p.factor));
+  const Shorts half_variance = Shorts(broadcast(std::int16_t(p.half_variance)));
   for (index_t block = 0; block < p.n_blocks; ++block) {
     const std::uint8_t* codes = p.codes + block * (rows + 1) * kCodeBlock;
     prefetch_row(codes + 8 * (rows + 1) * kCodeBlock, (rows + 1) * kCodeBlock);
@@ -331,7 +364,9 @@ void code_estimates(const CodeScan& p) {
       const auto norms = load_as<Shorts>(codes + rows * kCodeBlock + v * kVectorBytes);
       const auto estimate = [&](Shorts sum, Shorts norm) {
         const SignedShorts centred = (SignedShorts(sum) - zero) << 4;
-        return high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        const SignedShorts mean =
+            high_product(high_product(centred, SignedShorts(norm << 7)), factor);
+        return mean + SignedShorts(high_product(norm * norm, half_variance));
       };
       store(out + v * kShorts, estimate(low[v], norms & 255));
       store(out + kHalf + v * kShorts, estimate(high[v], norms >> 8));
@@ -348,7 +383,7 @@ index_t code_select(const CodeSelect& p) {
     std::uint32_t bits =
         lane_bits(SignedShorts(sum >= threshold)) | lane_bits(SignedShorts(noise >= floor));
     if (p.last - j < kShorts) bits &= (1u << (p.last - j)) - 1;
-    for (; bits; bits &= bits - 1) *to++ = std::int32_t(j) + p.offset + __builtin_ctz(bits);
+    if (bits) to = write_positions(to, bits, std::int32_t(j) + p.offset);
   }
   return to - p.rows;
 }

@@ -173,6 +173,10 @@ template <class T>
 struct WeightedColumn;
 struct SoftmaxForward;
 struct SoftmaxBackward;
+struct CodeRows;
+struct CodeScan;
+struct CodeSelect;
+struct CodeRead;
 template <class T>
 struct KernelSumPass;
 template <class T>
@@ -204,51 +208,6 @@ struct DecodingHead {
   index_t out_row_stride, out_head_stride;
   float* out_counts;  // (group, queries): where there are counts
 };
-
-// ---- a cache of codes ----
-struct CodeRows {
-  const void* key;
-  Element element;  // not float64
-  index_t key_stride, rows, n_features, n_bits;
-  const float *planes, *centre;  // (n_features, n_bits), (n_features)
-  float norm;
-  std::uint8_t* codes;  // of the block that key 0 is the `first` of
-  index_t first;
-};
-// Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
-struct CodeScan {
-  const std::uint8_t* codes;
-  index_t n_blocks, n_bits;
-  const std::uint8_t* table;  // (n_bits / 4, 16), entries <= 63
-  int zero, factor;           // of a sum of entries, and of the product with the norm
-  std::int16_t* estimates;    // (n_blocks * kCodeBlock)
-};
-// Positions from first to last (not itself) with estimate + noise >= threshold or noise >= floor.
-// Both arrays may be read kSelectPadding beyond.
-struct CodeSelect {
-  const std::int16_t *estimates, *noise;
-  index_t first, last;
-  int threshold, floor;
-  std::int32_t offset, *rows;  // gets position + offset
-};
-constexpr index_t kSelectPadding = 64;
-// Sums over keys that were read, in units of exp(largest): of weights w = exp(score) / probability,
-// of w v and w |v|^2, and of u = w^2 (1 - probability), u v and u |v|^2.
-struct CodeSums {
-  float largest, denominator, squares, variance, variance_squares;
-  float *numerator, *variance_values;  // (n_values), to whole registers
-};
-struct CodeRead {
-  const float* query;  // times the scale, zeros behind it up to a whole register
-  const void *key, *value;
-  Element element;  // not float64
-  index_t key_stride, value_stride, n_features, n_values;
-  const std::int32_t* rows;
-  const float* probability;  // null: 1
-  index_t count;
-  CodeSums* sums;
-};
-constexpr index_t kRegisterFloats = 16;  // at most
 
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):

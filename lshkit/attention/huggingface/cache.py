@@ -21,6 +21,7 @@ from lshkit.attention import CodeCache, StepReport, lsh_attention
 from lshkit.attention.huggingface.interface import REFUSED, exact_step
 from lshkit.attention.huggingface.masks import Mask, mask_function, read_mask
 from lshkit.attention.huggingface.options import LSH
+from lshkit.attention.saved_state import decoded_config
 
 logger = logging.get_logger(__name__)
 NAME = "lshkit_cache"
@@ -217,6 +218,9 @@ class ModelCodeCache(Cache):
                     raise ValueError(f"state_dict must have {name} (B, H_k, n, D) of every layer")
             assert key is not None and value is not None
             own.lazy_initialization(key, value)
+            # Models name their scale when they attend.
+            scale = decoded_config(part.get("config")).get("scale")
+            own._made().scale = checks.positive("scale", scale)
             own._made().load_state_dict(part)
             own._show()
             new.append(own)

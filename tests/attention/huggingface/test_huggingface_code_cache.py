@@ -1,0 +1,248 @@
+"""transformers' Cache interface on the cache of codes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5")
+
+from cases.huggingface import llama, mistral  # noqa: E402
+
+from lshkit.attention import CodeCache, lsh_attention  # noqa: E402
+from lshkit.attention.huggingface import code_cache, register  # noqa: E402
+
+LENGTH = 1100  # beyond what is read in full
+
+
+@pytest.fixture(scope="module")
+def model():
+    register()
+    torch.manual_seed(0)
+    model = llama(max_position_embeddings=4096).eval()
+    model.set_attn_implementation("lshkit_cache")
+    return model
+
+
+def ids(n=LENGTH, batch=2, seed=1):
+    return torch.randint(2, 61, (batch, n), generator=torch.Generator().manual_seed(seed))
+
+
+def run(model, cache, tokens, mask=None):
+    with torch.no_grad():
+        return model(tokens, attention_mask=mask, past_key_values=cache).logits
+
+
+def exact(model, tokens, mask=None):
+    """The logits without a cache."""
+    with torch.no_grad():
+        return model(tokens, attention_mask=mask, use_cache=False).logits
+
+
+def padded(tokens, n):
+    """The first row shorter by n, with padding on the left."""
+    mask = torch.ones_like(tokens)
+    mask[0, :n] = 0
+    return tokens * mask, mask
+
+
+def test_generate_is_the_same_where_all_keys_are_read(model):
+    tokens, mask = padded(ids(50), 13)
+    options = {"max_new_tokens": 6, "do_sample": False, "attention_mask": mask}
+    wanted = model.generate(tokens, **options)
+    for more in ({}, {"num_beams": 3}):
+        wanted = model.generate(tokens, **options, **more)
+        cache = code_cache(model)
+        assert torch.equal(model.generate(tokens, past_key_values=cache, **options, **more), wanted)
+        assert cache.get_seq_length() == 55
+        assert cache.batch_size == 2 * more.get("num_beams", 1)
+    assert cache.share_read == 1
+
+
+def test_steps_estimate_the_logits(model):
+    tokens, mask = padded(ids(), 31)
+    wanted = exact(model, tokens, mask)
+    cache = code_cache(model, epsilon=0.05, max_share=0.5)
+    # A prompt, a short question read from few keys, and a token.
+    parts = [run(model, cache, tokens[:, :1060], mask[:, :1060])]
+    parts.append(run(model, cache, tokens[:, 1060:1099], mask[:, :1099]))
+    parts.append(run(model, cache, tokens[:, 1099:], mask))
+    torch.testing.assert_close(parts[0][1], wanted[1, :1060], rtol=1e-4, atol=1e-4)
+    own = torch.cat(parts[1:], 1)
+    assert not torch.equal(own, wanted[:, 1060:])
+    far = (own - wanted[:, 1060:]).norm(dim=-1) / wanted[:, 1060:].norm(dim=-1)
+    assert far.max() < 2 * 0.05  # epsilon, in each of two layers
+    assert 0 < cache.share_read < 0.7
+    report = cache.report()[1]
+    assert report.keys.shape == (2, 4, 1) and (report.keys < LENGTH).all()
+    assert (report.error < 0.3).all()
+
+
+def test_padding_changes_no_bit(model):
+    """Of two sequences in a batch each has the logits that it has alone, past the prompt."""
+    tokens, mask = padded(ids(), 40)
+    together, alone = code_cache(model), code_cache(model)
+    # Exact attention of the prompt is rounded by its shape: so the same keys for both.
+    run(model, together, tokens[:, :1090], mask[:, :1090])
+    run(model, alone, tokens[:1, 40:1090])
+    for layer, own in zip(alone.layers, together.layers, strict=True):
+        layer.cache.key.copy_(own.cache.key[:1, :, 40:])
+        layer.cache.value.copy_(own.cache.value[:1, :, 40:])
+    cache, own = together.layers[0].cache, alone.layers[0].cache
+    query = torch.randn(2, 4, 1, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(cache.attend(query)[:1], own.attend(query[:1]))
+
+
+def test_operations_of_the_cache(model):
+    tokens = ids()
+    cache = code_cache(model)
+    assert cache.get_seq_length() == 0 and cache.get_max_length() == -1 and cache.is_croppable
+    run(model, cache, tokens[:, :1090])
+    wanted = run(model, cache, tokens[:, 1090:])
+    assert cache.get_mask_sizes(3, 0) == (LENGTH + 3, 0)
+    cache.crop(-10)
+    assert cache.get_seq_length() == 1090
+    assert torch.equal(run(model, cache, tokens[:, 1090:]), wanted)
+    with pytest.raises(ValueError, match="tokens_to_remove"):
+        cache.crop(5)
+    cache.crop(-10)
+    cache.batch_repeat_interleave(2)
+    rows = [0, 0, 1, 1]
+    assert torch.equal(run(model, cache, tokens[rows, 1090:]), wanted[rows])
+    cache.crop(-10)
+    cache.reorder_cache(torch.tensor([3, 0]))
+    assert torch.equal(run(model, cache, tokens[[1, 0], 1090:]), wanted[[1, 0]])
+    cache.crop(-10)
+    cache.batch_select_indices(torch.tensor([1]))
+    assert cache.batch_size == 1
+    assert torch.equal(run(model, cache, tokens[:1, 1090:]), wanted[:1])
+    cache.reset()
+    assert cache.get_seq_length() == 0 and cache.share_read == 0
+    run(model, cache, tokens[:, :1090])
+    assert torch.equal(run(model, cache, tokens[:, 1090:]), wanted)
+
+
+def test_prefill_in_parts(model):
+    tokens = ids()
+    whole, parts = code_cache(model, max_queries=1), code_cache(model, max_queries=1)
+    wanted = run(model, whole, tokens[:, :1099])
+    out = [run(model, parts, tokens[:, a:b]) for a, b in ((0, 500), (500, 504), (504, 1099))]
+    torch.testing.assert_close(torch.cat(out, 1), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_caches(dtype):
+    register()
+    torch.manual_seed(0)
+    model = llama(max_position_embeddings=4096).eval().to(dtype)
+    model.set_attn_implementation("lshkit_cache")
+    cache = code_cache(model)
+    run(model, cache, ids()[:, :1099])
+    assert cache.layers[0].cache.dtype is dtype
+    out = run(model, cache, ids()[:, 1099:])
+    far = (out - exact(model, ids())[:, 1099:]).float().norm() / out.float().norm()
+    assert out.dtype is dtype and far < 2 * 0.1  # epsilon, in each of two layers
+
+
+def test_prefill_is_lsh_attention_on_the_same_keys_and_seed(model):
+    tokens = ids(200)
+    options = {"n_bits": 4, "n_hashes": 8, "window": 4}
+    cache = code_cache(model, prefill=options, seed=5)
+    calls = []
+
+    class Spy(torch.nn.Module):
+        pass
+
+    layer = cache.layers[1]
+    original = layer.attend
+
+    def attend(module, query, mask, scaling):
+        out = original(module, query, mask, scaling)
+        calls.append((query, out))
+        return out
+
+    layer.attend = attend
+    run(model, cache, tokens)
+    (query, out), own = calls[0], layer.cache
+    wanted = lsh_attention(
+        *(query, own.key, own.value), is_causal=True, enable_gqa=True, seed=own.seed, **options
+    )
+    assert own.seed == 6 and torch.equal(out, wanted)
+
+
+def test_state_dict(model, tmp_path):
+    tokens, mask = padded(ids(), 12)
+    cache = code_cache(model)
+    run(model, cache, tokens[:, :1090], mask[:, :1090])
+    torch.save(cache.state_dict(), tmp_path / "cache.pt")
+    other = code_cache(model)
+    other.load_state_dict(torch.load(tmp_path / "cache.pt", weights_only=True))
+    last = tokens[:, 1090:], mask
+    assert torch.equal(run(model, other, *last), run(model, cache, *last))
+    with pytest.raises(ValueError, match="epsilon=0.1"):
+        code_cache(model, epsilon=0.2).load_state_dict(cache.state_dict())
+    with pytest.raises(ValueError, match="seed"):
+        code_cache(model, seed=3).load_state_dict(cache.state_dict())
+    with pytest.raises(ValueError, match="2 layers"):
+        other.load_state_dict({"7.key": torch.zeros(1)})
+    with pytest.raises(ValueError, match="key"):
+        other.load_state_dict({})
+
+
+def test_a_cache_of_another_model(model):
+    cache = code_cache(model)
+    run(model, cache, ids(20))
+    torch.manual_seed(1)
+    other = llama(max_position_embeddings=4096).eval()
+    other.set_attn_implementation("lshkit_cache")
+    with pytest.raises(ValueError, match="past_key_values must be of this model"):
+        run(other, cache, ids(1))
+    half = llama(max_position_embeddings=4096).eval().half()
+    half.set_attn_implementation("lshkit_cache")
+    cache = code_cache(model)
+    run(model, cache, ids(20))
+    with pytest.raises(TypeError, match="dtype"):
+        run(half, cache, ids(1))
+
+
+def test_masks_that_it_cannot_hold(model):
+    tokens = ids(30)
+    right = torch.ones_like(tokens)
+    right[0, 20:] = 0
+    hole = torch.ones_like(tokens)
+    hole[0, 5] = 0
+    for mask in (right, hole):
+        with pytest.raises(NotImplementedError, match="padding on the left"):
+            run(model, code_cache(model), tokens, mask)
+    pairs = torch.ones(2, 1, 30, 30, dtype=torch.bool).tril()
+    with pytest.raises(NotImplementedError, match="masks of pairs"):
+        run(model, code_cache(model), tokens, pairs)
+
+
+def test_sliding_windows_stay_exact():
+    register()
+    torch.manual_seed(0)
+    model = mistral(sliding_window=16).eval()
+    model.set_attn_implementation("lshkit_cache")
+    tokens = ids(60)
+    cache = code_cache(model)
+    parts = [run(model, cache, tokens[:, :50]), run(model, cache, tokens[:, 50:])]
+    torch.testing.assert_close(torch.cat(parts, 1), exact(model, tokens), rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="sliding"):
+        cache.state_dict()
+
+
+def test_bad_options(model):
+    bad = [
+        ({"epsilon": 2}, ValueError, "epsilon"),
+        ({"tables": 2}, TypeError, "tables"),
+        ({"max_queries": 0}, ValueError, "max_queries"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"prefill": {"bits": 1}}, TypeError, "prefill"),
+    ]
+    for options, error, message in bad:
+        with pytest.raises(error, match=message):
+            code_cache(model, **options)
+    with pytest.raises(TypeError, match="model"):
+        code_cache(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="set_attn_implementation"):
+        code_cache(llama())
+    assert CodeCache(1, 1, 8, seed=0).positions == 0

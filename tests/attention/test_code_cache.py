@@ -1,0 +1,238 @@
+"""CodeCache: what it computes, and what it depends on."""
+
+import math
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.code_cache import SHAPES, filled, qkv, reference_step, softmax, unpacked  # noqa: E402
+
+from lshkit import reference  # noqa: E402
+from lshkit.attention import CodeCache  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "dtype, d, d_v, n_bits",
+    [
+        (torch.float32, 64, 64, 128),
+        (torch.float32, 40, 70, 64),  # no whole registers
+        (torch.bfloat16, 128, 128, 256),
+        (torch.float16, 33, 5, 192),
+    ],
+)
+def test_a_step_is_the_reference(dtype, d, d_v, n_bits):
+    query, key, value = (
+        x.to(dtype) for x in qkv("peaked", 3333, 4, d=d, d_v=d_v, key_heads=2, seed=3)
+    )
+    cache = filled(query, key, value, n_bits=n_bits, max_share=0.1)
+    out, report = cache.attend(query, return_report=True)
+    for head in range(4):
+        step = reference_step(cache, query[0, head, 0], head)
+        assert report.keys[0, head, 0] == step.n_read
+        # 16 bits: the result's own rounding.
+        tolerance = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+        np.testing.assert_allclose(
+            out[0, head, 0].float(), step.out, rtol=0, atol=tolerance * np.abs(step.out).max()
+        )
+        assert math.isclose(report.error[0, head, 0], step.error, rel_tol=1e-4)
+        assert math.isclose(report.log_sum[0, head, 0], step.log_sum, rel_tol=0, abs_tol=1e-5)
+
+
+def test_codes_are_the_reference():
+    query, key, value = qkv("spread", 1500, 2, key_heads=2)
+    cache = filled(query, key, value)
+    cache.attend(query)
+    for g in range(2):
+        x = key[0, g].double().numpy()
+        centre = x[:1024].mean(0)  # the largest power of two
+        norm = np.sqrt(np.square(x[:1024] - centre).sum(-1).mean())
+        planes = cache._planes[g].numpy()
+        np.testing.assert_allclose(planes.T[:64] @ planes[:, :64], np.eye(64), atol=1e-5)
+        bits, norms = reference.code_keys(x, centre, norm, planes)
+        own_bits, own_norms = unpacked(cache, 0, g)
+        # A sign of a projection near 0, or a norm near a half, may be rounded the other way.
+        assert (own_bits[:1500] != bits).mean() < 1e-5
+        assert np.abs(own_norms[:1500] - norms).max() <= 1
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_numerator_and_denominator_are_unbiased(kind):
+    """Given the codes: over the samples alone. The uniform part of them is in it."""
+    query, key, value = qkv(kind, 3000, d_v=4)
+    _, log_sum, _ = softmax(query, key, value)
+    exact_value = torch.cat((value, torch.ones(1, 1, 3000, 1)), -1)  # the denominator with them
+    wanted, _, _ = softmax(query, key, exact_value)
+    cache = filled(query, key, value, max_share=0.2, epsilon=0.05)
+    sums = []
+    for seed in range(600):
+        cache.seed = seed
+        out, report = cache.attend(query, return_report=True)
+        denominator = (report.log_sum.double() - log_sum).exp()[..., None]
+        sums.append(torch.cat((out * denominator, denominator), -1))
+    sums = torch.stack(sums)
+    error = sums.std(0) / math.sqrt(len(sums))
+    assert (error > 0).all()
+    assert ((sums.mean(0) - wanted).abs() <= 4 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_stated_error(kind):
+    """Beyond the stated error, and beyond epsilon where it could be reached: 1.5 delta at most."""
+    query, key, value = qkv(kind, 6000, heads=48)
+    out, _, norm = softmax(query, key, value)
+    beyond, far, shares = [], [], []
+    for seed in range(8):
+        cache = filled(query, key, value, seed, epsilon=0.1, delta=0.05, max_share=0.3)
+        own, report = cache.attend(query, return_report=True)
+        error = (own - out).norm(dim=-1) / norm
+        beyond.append(error > report.error)
+        far.append(error > 0.1)
+        shares.append(report.keys / 6000)
+        assert (error < 4 * report.error + 0.01).all()
+    assert torch.stack(beyond).double().mean() <= 0.075
+    assert torch.stack(far).double().mean() <= 0.075
+    shares = torch.stack(shares)
+    assert shares.max() <= 0.33  # of a random size
+    assert shares.mean() < 0.15
+
+
+def test_a_smaller_error_reads_more():
+    query, key, value = qkv("spread", 8000, heads=16)
+    reports = [
+        filled(query, key, value, epsilon=epsilon, max_share=1.0).attend(query, True)[1]
+        for epsilon in (0.2, 0.1, 0.05)
+    ]
+    read = [report.keys.double().mean() for report in reports]
+    assert read[0] < read[1] < read[2]
+    # Where the limit of the share is not in the way, what is stated is what was wanted.
+    assert 0.03 < reports[2].error.mean() < 0.065
+
+
+def test_keys_of_large_norm_are_found():
+    """Of keys that differ in norm the few large ones matter, and are estimated worst."""
+    g = torch.Generator().manual_seed(0)
+    query, key, value = qkv("spread", 8000, heads=32)
+    key = key * torch.rand(1, 1, 8000, 1, generator=g).pow(-0.25)
+    out, _, norm = softmax(1.5 * query, key, value)
+    cache = filled(query, key, value)
+    assert (((cache.attend(1.5 * query) - out).norm(dim=-1) / norm) < 0.1).double().mean() > 0.95
+
+
+def test_short_sequences_are_exact():
+    query, key, value = qkv("peaked", 1024, 4, key_heads=2)
+    cache = filled(query, key, value)
+    out, report = cache.attend(query, return_report=True)
+    wanted, log_sum, _ = softmax(query, key, value)
+    torch.testing.assert_close(out, wanted.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(report.log_sum, log_sum.float(), rtol=1e-5, atol=1e-5)
+    assert (report.error == 0).all() and (report.keys == 1024).all()
+    torch.testing.assert_close(cache.attend_exactly(query), out, rtol=1e-5, atol=1e-5)
+
+
+def test_the_window_and_the_first_keys_are_exact():
+    """With all weight on them nothing else counts."""
+    query, key, value = qkv("spread", 2000, 2)
+    key[:, :, [0, 1, -1, -8]] = 30 * query[:, :1]
+    cache = filled(query, key, value, window=8, n_sinks=2)
+    out, _, norm = softmax(query[:, :1], key, value)
+    assert ((cache.attend(query)[:, :1] - out).norm(dim=-1) / norm < 1e-5).all()
+
+
+def same(a, b):
+    """Results and reports."""
+    return torch.equal(a[0], b[0]) and all(map(torch.equal, a[1], b[1]))
+
+
+def test_padding_changes_no_bit():
+    query, key, value = qkv("peaked", 1700, 4, 3, key_heads=2)
+    wanted = filled(query, key, value).attend(query, True)
+    padded = CodeCache(2, 4, 64, 32, num_key_heads=2, seed=0)
+    junk = torch.full((2, 2, 77, 64), torch.nan)
+    mask = torch.zeros(2, 77, dtype=torch.bool)
+    mask[1] = True  # the other sequence is longer
+    keys = torch.cat((junk, key.expand(2, -1, -1, -1)), 2)
+    values = torch.cat((junk[..., :32], value.expand(2, -1, -1, -1)), 2)
+    keys[1, :, :77], values[1, :, :77] = 1, 2
+    padded.append(keys[:, :, :77], values[:, :, :77], mask)
+    padded.append(keys[:, :, 77:], values[:, :, 77:], torch.ones(2, 1, 1, 1700).bool())
+    assert padded.length.tolist() == [1700, 1777]
+    out, report = padded.attend(query.expand(2, -1, -1, -1), True)
+    assert same((out[:1], [x[:1] for x in report]), wanted)
+    exact = padded.attend_exactly(query.expand(2, -1, -1, -1))
+    torch.testing.assert_close(exact[:1], filled(query, key, value).attend_exactly(query))
+
+
+def test_queries_in_the_padding_give_zeros():
+    query, key, value = qkv("spread", 6, 2, 6)
+    cache = CodeCache(1, 2, 64, 32, num_key_heads=1, seed=0)
+    cache.append(key, value, torch.tensor([[False] * 4 + [True] * 2]))
+    for out in (cache.attend(query), cache.attend_exactly(query)):
+        assert (out[:, :, :4] == 0).all() and (out[:, :, 4:] != 0).all()
+
+
+def test_results_do_not_depend_on_parts_batch_or_threads():
+    query, key, value = qkv("peaked", 2300, 4, 2, key_heads=2, batch=2)
+    wanted = filled(query, key, value).attend(query, True)
+    parts = filled(query, key[:, :, :900], value[:, :, :900])
+    for begin in range(900, 2300, 350):
+        end = begin + 350
+        parts.append(key[:, :, begin:end], value[:, :, begin:end])
+        parts.attend(query)  # hashes what there is
+    assert same(parts.attend(query, True), wanted)
+    alone = filled(query[1:], key[1:], value[1:]).attend(query[1:], True)
+    assert same(alone, (wanted[0][1:], [x[1:] for x in wanted[1]]))
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert same(filled(query, key, value).attend(query, True), wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_steps_one_by_one():
+    query, key, value = qkv("peaked", 1504, 4, 4, key_heads=2)
+    together = filled(query, key, value).attend(query)
+    cache = filled(query, key[:, :, :1500], value[:, :, :1500])
+    for i in range(4):
+        one = slice(1500 + i, 1501 + i)
+        out = cache.step(query[:, :, i : i + 1], key[:, :, one], value[:, :, one])
+        assert torch.equal(out, together[:, :, i : i + 1])
+
+
+def test_prefill_is_causal_softmax():
+    query, key, value = qkv("peaked", 300, 4, 300, key_heads=2)
+    mask = torch.ones(1, 300, dtype=torch.bool)
+    mask[:, :20] = False
+    cache = CodeCache(1, 4, 64, 32, num_key_heads=2, seed=0)
+    outs = [
+        cache.prefill(*(x[:, :, a:b] for x in (query, key, value)), mask[:, a:b])
+        for a, b in ((0, 130), (130, 300))
+    ]
+    visible = torch.ones(300, 300).tril().bool() & mask[:, None]
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, visible[:, None], enable_gqa=True
+    )
+    out = torch.cat(outs, 2)
+    assert (out[:, :, :20] == 0).all()
+    torch.testing.assert_close(out[:, :, 20:], wanted[:, :, 20:], rtol=1e-5, atol=1e-5)
+
+
+def test_a_query_that_is_not_finite():
+    query, key, value = qkv("spread", 1200, 3)
+    query[0, 1, 0, 5] = torch.inf
+    out, report = filled(query, key, value).attend(query, True)
+    assert out[0, 1].isnan().all() and report.error[0, 1].isnan().all()
+    assert out[0, [0, 2]].isfinite().all()
+
+
+def test_zero_queries_and_constant_keys():
+    """Where estimates say nothing the sample is uniform."""
+    query, key, value = qkv("spread", 3000, 2)
+    out, report = filled(0 * query, key, value).attend(0 * query, True)
+    assert (out - value.mean(2, keepdim=True)).norm() < 3 * report.error.max() * value.norm(
+        dim=-1
+    ).square().mean().sqrt()
+    out, report = filled(query, 0 * key + 1, value).attend(query, True)
+    assert out.isfinite().all() and (report.error < 0.3).all()
