@@ -33,133 +33,23 @@ from benchmarks.decoder import (
     with_pairs,
 )
 from benchmarks.measurement import machine, table
+from benchmarks.quality.sparse_steps import (
+    Codes,
+    Method,
+    RandomKeys,
+    Step,
+    Tables,
+    TopK,
+    Window,
+)
 from benchmarks.source_text import read_text
-from lshkit.attention import CodeCache, lsh_attention
 
 LENGTHS = (8192, 16384, 32768, 65536)
 NEEDLES, QUESTIONS = 16, 32
-WINDOW, N_SINKS = 64, 4
 CHUNK = 64  # tokens that a call reads; each sees as many keys as if it came alone
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the figure
 EPSILON, DELTA = 0.1, 0.05
 SOFTMAX, CACHE = "softmax", "cache of codes"
-
-
-# --- Attention of few queries, all (1, H, T, D), to keys (1, H_k, n, D) --------------------------
-
-
-class Step:
-    """The last T queries of a layer, their scores, and softmax attention, to compare with."""
-
-    def __init__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float):
-        self.layer, self.query, self.key, self.value, self.scale = layer, query, key, value, scale
-        heads, (tokens, n) = query.shape[1], (query.shape[2], key.shape[2])
-        self.keys = self.grouped(key, heads)
-        self.values = self.grouped(value, heads)
-        self.own = torch.arange(n - tokens, n)[:, None]  # positions of the queries
-        self.at = torch.arange(n)
-        self.scores = (scale * query @ self.keys.mT).masked_fill_(self.at > self.own, -torch.inf)
-        self.certain = (self.at < N_SINKS) | (self.own - self.at < WINDOW)
-
-    @staticmethod
-    def grouped(x: Tensor, heads: int) -> Tensor:
-        return x.repeat_interleave(heads // x.shape[1], 1)
-
-    def softmax(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Over those that are finite; and how many they are."""
-        read = scores.isfinite().sum(-1).float() / (self.own[:, 0] + 1)
-        return scores.softmax(-1) @ self.values, read
-
-
-class Method:
-    """attend(step) gives outputs and the share of the keys that each query read, (1, H, T)."""
-
-    def __init__(self, share: float = 1.0):
-        self.share = share
-
-    def append(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """New keys and values of a layer; called before its attend."""
-
-    def crop(self, positions: int) -> None:
-        """Back to so many."""
-
-    def attend(self, step: Step) -> tuple[Tensor, Tensor]:
-        return step.softmax(step.scores)
-
-    def count(self, step: Step) -> int:
-        return max(round(self.share * len(step.at)), WINDOW + N_SINKS + 1)
-
-
-class TopK(Method):
-    def attend(self, step):
-        least = step.scores.topk(self.count(step), -1).values[..., -1:]
-        return step.softmax(step.scores.masked_fill(step.scores < least, -torch.inf))
-
-
-class Window(Method):
-    def attend(self, step):
-        near = step.own - step.at < self.count(step) - N_SINKS
-        return step.softmax(step.scores.masked_fill(~(near | (step.at < N_SINKS)), -torch.inf))
-
-
-class RandomKeys(Method):
-    """Sinks and window, and others with the same probability, by which they are divided."""
-
-    def attend(self, step):
-        sampled = self.count(step) - WINDOW - N_SINKS
-        probability = torch.tensor(sampled / (len(step.at) - WINDOW - N_SINKS))
-        generator = torch.Generator().manual_seed(step.layer)
-        drawn = torch.rand(step.scores.shape, generator=generator) < probability
-        scores = torch.where(step.certain, step.scores, step.scores - probability.log())
-        return step.softmax(scores.masked_fill(~(drawn | step.certain), -torch.inf))
-
-
-class Tables(Method):
-    """lsh_attention with tables of codes: all keys are hashed again."""
-
-    def __init__(self, n_bits: int, n_hashes: int, weighting: str):
-        self.options = {"n_bits": n_bits, "n_hashes": n_hashes, "weighting": weighting}
-
-    def attend(self, step):
-        options = {"window": WINDOW, "n_sinks": N_SINKS, "is_causal": True, "enable_gqa": True}
-        out, pairs = lsh_attention(
-            *(step.query, step.key, step.value),
-            **(self.options | options),
-            scale=step.scale,
-            seed=step.layer,
-            return_pairs=True,
-        )
-        return out, pairs / (step.own[:, 0] + 1)
-
-
-class Codes(Method):
-    """The cache of codes, with its stated errors."""
-
-    def __init__(self, **options):
-        self.options, self.caches, self.stated = options, {}, []
-
-    def append(self, layer, key, value):
-        if layer not in self.caches:
-            self.caches[layer] = CodeCache(
-                *(1, HEADS, key.shape[-1]),
-                num_key_heads=key.shape[1],
-                window=WINDOW,
-                n_sinks=N_SINKS,
-                seed=layer,
-                **self.options,
-            )
-        self.caches[layer].append(key, value)
-
-    def crop(self, positions):
-        for cache in self.caches.values():
-            cache.crop(positions)
-
-    def attend(self, step):
-        cache = self.caches[step.layer]
-        cache.scale = step.scale
-        out, report = cache.attend(step.query, return_report=True)
-        self.stated.append(report.error.flatten())
-        return out, report.keys / (step.own[:, 0] + 1)
 
 
 # --- Reading with a method ------------------------------------------------------------------------
@@ -268,7 +158,7 @@ def compared(share: float) -> dict[str, Method]:
     """Methods by name, at about this share of the keys."""
     return {
         SOFTMAX: Method(),
-        CACHE: Codes(epsilon=EPSILON, delta=DELTA, max_share=share),
+        CACHE: Codes(HEADS, epsilon=EPSILON, delta=DELTA, max_share=share),
         "lsh_attention, 12 bits, 32 hashes": Tables(12, 32, "horvitz_thompson"),
         "MagicPIG, 10 bits, 150 hashes": Tables(10, 150, "magicpig"),
         "top-k": TopK(share),
@@ -281,11 +171,15 @@ def of_figure() -> dict[str, Method]:
     methods = {}
     for share in SHARES:
         name = f" {share}"
-        methods[CACHE + name] = Codes(epsilon=0.01, delta=DELTA, min_share=share, max_share=share)
+        methods[CACHE + name] = Codes(
+            HEADS, epsilon=0.01, delta=DELTA, min_share=share, max_share=share
+        )
         for kind, method in (("top-k", TopK), ("random keys", RandomKeys), ("window", Window)):
             methods[kind + name] = method(share)
     for epsilon in (0.05, 0.1, 0.2, 0.4):
-        methods[f"{CACHE}, epsilon {epsilon}"] = Codes(epsilon=epsilon, delta=DELTA, max_share=0.3)
+        methods[f"{CACHE}, epsilon {epsilon}"] = Codes(
+            HEADS, epsilon=epsilon, delta=DELTA, max_share=0.3
+        )
     for n_bits, n_hashes in ((14, 32), (12, 32), (10, 32), (8, 32)):
         methods[f"tables {n_bits} {n_hashes}"] = Tables(n_bits, n_hashes, "horvitz_thompson")
     for n_bits, n_hashes in ((12, 150), (10, 75), (10, 150), (8, 75)):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from benchmarks import decoder  # noqa: E402
-from benchmarks.quality import long_context  # noqa: E402
+from benchmarks.quality import sparse_steps  # noqa: E402
 
 TEXT = torch.randint(32, 127, (5000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
@@ -51,22 +51,22 @@ def step():
     random = generator()
     sizes = (4, 6), (2, 300), (2, 300)
     query, key, value = (torch.randn(1, *size, 64, generator=random) for size in sizes)
-    return long_context.Step(0, query, key, value, 0.1)
+    return sparse_steps.Step(0, query, key, value, 0.1)
 
 
 @pytest.mark.parametrize("method", [*"TopK Window RandomKeys".split(), "Codes"])
 def test_methods_that_read_all_keys_are_softmax(method):
     of = step()
-    made = getattr(long_context, method)(*(() if method == "Codes" else (1.0,)))
+    made = getattr(sparse_steps, method)(4 if method == "Codes" else 1.0)
     made.append(0, of.key, of.value)
     out, read = made.attend(of)
-    torch.testing.assert_close(out, long_context.Method().attend(of)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, sparse_steps.Method().attend(of)[0], rtol=1e-4, atol=1e-5)
     assert torch.allclose(read, torch.ones(()))
 
 
 def test_random_keys_are_weighted_by_their_probability():
     """The mean of many numerators is softmax's, to 5 standard errors; and few keys are read."""
-    of, method = step(), long_context.RandomKeys(0.5)
+    of, method = step(), sparse_steps.RandomKeys(0.5)
     exact = of.scores.exp() @ of.values
     samples = []
     for of.layer in range(400):
