@@ -1,6 +1,6 @@
 """A small causal model of bytes that finds pairs again in long texts, and how it is trained.
 
-A `LlamaForCausalLM` of 1.2 million weights, so that caches and `generate` are used as with any
+A `LlamaForCausalLM` of 0.77 million weights, so that caches and `generate` are used as with any
 other. It learns source code with lines `$key=value` between, random letters that come again later:
 as recall they are most of the text, as needles there are few. Texts are of at most 4096 bytes;
 their positions are cut at random places and drawn apart up to 65,536 (PoSE, Zhu et al. 2023), and
@@ -230,9 +230,9 @@ def train(seconds: float, seed: int, log: Callable[[str], None]) -> LlamaForCaus
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder of the weights")
-    parser.add_argument("--seconds", type=float, default=2400, help="of CPU time")
+    parser.add_argument("--seconds", type=float, default=600, help="of CPU time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     log = functools.partial(print, flush=True)
