@@ -7,6 +7,7 @@ imports neither torch nor scikit-learn:
 - `lshkit.attention`: YOSO attention (torch)
 - `lshkit.kde`: kernel density estimation, a scikit-learn estimator
 - `lshkit.sampling`: estimates of sums over a data set from the rows that collide with a query
+- `lshkit.distributed`: densities and samplers of rows that are spread over a Dask cluster
 - `lshkit.reference`: every operation in a few lines of plain NumPy
 - `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the names that __getattr__ finds
     from . import (
         attention as attention,
         buckets as buckets,
+        distributed as distributed,
         hashing as hashing,
         kde as kde,
         reference as reference,
@@ -73,7 +75,10 @@ if TYPE_CHECKING:  # the names that __getattr__ finds
 __version__ = "0.1.0"
 __path__ = _compiled.folders(__path__, __version__)
 
-_SUBMODULES = ("attention", "buckets", "hashing", "kde", "reference", "sampling", "torch_ops")
+_SUBMODULES = (
+    *("attention", "buckets", "distributed", "hashing", "kde", "reference", "sampling"),
+    "torch_ops",
+)
 _NAMES = {
     "show_versions": "_versions",
     **dict.fromkeys(("EuclideanLSH", "FastHadamard", "Hyperplane", "RandomBinning"), "hashing"),

@@ -50,6 +50,7 @@ def show_versions() -> None:
         **{name: _version(name) for name in ("numpy", "scikit-learn")},
         "torch": _torch(),
         "transformers": _version("transformers"),
+        "dask": _version("dask"),
     }
     width = max(map(len, rows))
     for name, value in rows.items():

@@ -10,20 +10,25 @@ file, overlap another or be described in two ways.
 
 from __future__ import annotations
 
+import abc
 import contextlib
+import io
 import json
 import os
 import secrets
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
 from lshkit import hashing
 from lshkit.hashing.family import FAMILIES, HashFamily
 from lshkit.typing import File
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_HEADER = 2**20  # bytes: what JSON makes of them is some 30 times as large
 FLOATS, UNSIGNED = ("<f4", "<f8"), ("|u1", "<u2", "<u4", "<u8")
@@ -255,6 +260,33 @@ def _declared(name: str, dtype: str, shape: list[int]) -> tuple[str, tuple[int, 
     if len(shape) > _MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
         raise ValueError(f"{name} must have a shape of integers >= 0, got {shape!r:.80}")
     return dtype, tuple(shape)
+
+
+# --- Archives in memory -------------------------------------------------------------------------
+
+
+class InBytes:
+    """`to_bytes` and `from_bytes` of a class that has `save` and `load`."""
+
+    @abc.abstractmethod
+    def save(self, file: File) -> None: ...
+
+    @classmethod
+    @abc.abstractmethod
+    def load(cls, file: File) -> Self: ...
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file that `save` writes: to send elsewhere, without pickle."""
+        file = io.BytesIO()
+        self.save(file)
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
+        """What `to_bytes` was called on; checked as `load` checks files, ValueError for others."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"data must be bytes, got {type(data).__name__}")
+        return cls.load(io.BytesIO(data))
 
 
 # --- The bytes of an archive --------------------------------------------------------------------

@@ -24,10 +24,19 @@ class Call(NamedTuple):
     normalize: str | None
     parameters: dict[str, Tensor]
     seed: int | Tensor | None
+    # Of a call for some of a sequence's key heads: the number of the first, and that of all. They
+    # have the hash functions that they have among all.
+    heads: tuple[int, int] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         return self.query, self.key, self.value, self.key_mask, self.query_starts, self.key_starts
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Queries and keys of a sequence; of packed ones their mean."""
+        n_sequences = 1 if self.query_starts is None else self.query_starts.shape[0] - 1
+        return self.query.shape[2] // n_sequences, self.key.shape[2] // n_sequences
 
     @property
     def options(self) -> tuple[bool, int]:

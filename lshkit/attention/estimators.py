@@ -138,8 +138,19 @@ class Estimator(abc.ABC):
             f"cannot be summed in tables"
         )
 
+    def at_lengths(self, n_queries: int, n_keys: int) -> "Estimator":
+        """The estimator that computes sequences of these lengths, without rules that look at them.
+
+        For calls that hold a part of the rows: it is the whole lengths that rules go by.
+        """
+        return self
+
     def attend(self, call: Call) -> Tensor:
         """Attention `(B, H, N_q, D_v)`."""
+        return self._attend(self.lifted(call))
+
+    def lifted(self, call: Call) -> Call:
+        """The call with queries and keys of unit norm, where a division alone does not do."""
         if self.unit_norm == "lift":
             scale = call.parameters.get("lift_scale", self.lift_scale)
             if isinstance(scale, Tensor):
@@ -158,7 +169,7 @@ class Estimator(abc.ABC):
                     )
             query, key = lift(call.query, call.key, call.key_mask, scale)
             call = call._replace(query=query, key=key)
-        return self._attend(call)
+        return call
 
     @abc.abstractmethod
     def _attend(self, call: Call) -> Tensor:
@@ -247,6 +258,16 @@ class Hashed(Estimator):
             planes = torch_ops.hash_parameters(seed, heads, columns, *sizes, family)
         return planes, family, *sizes
 
+    def functions_of(self, call: Call) -> tuple[Tensor, int, int, int]:
+        """`hash_functions` of the key heads that the call has."""
+        n_heads, columns = call.key.shape[1], call.query.shape[-1]
+        parameters, seed, device = call.parameters, call.seed, call.query.device
+        if call.heads is None or "planes" in parameters:  # which are those of the call's heads
+            return self.hash_functions(n_heads, columns, parameters, seed, device)
+        first, of_all = call.heads
+        planes, *sizes = self.hash_functions(of_all, columns, parameters, seed, device)
+        return planes[first : first + n_heads], sizes[0], sizes[1], sizes[2]
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Sampled(Hashed):
@@ -332,13 +353,12 @@ class Sampled(Hashed):
             lift_scale=self.lift_scale,
         )
 
-    def _expectation_is_cheaper(self, call: Call) -> bool:
-        if torch.compiler.is_exporting():
-            return False
-        n_queries, n_keys = call.query.shape[2], call.key.shape[2]
-        if call.query_starts is not None:
-            n_sequences = call.query_starts.shape[0] - 1
-            n_queries, n_keys = n_queries // n_sequences, n_keys // n_sequences
+    def at_lengths(self, n_queries: int, n_keys: int) -> Estimator:
+        if self.expectation == "auto" and self._expectation_is_cheaper(n_queries, n_keys):
+            return self.mean
+        return dataclasses.replace(self, expectation="never")
+
+    def _expectation_is_cheaper(self, n_queries: int, n_keys: int) -> bool:
         hashed = EXPECTED_KEYS_PER_HASH * self.n_hashes * (n_queries + n_keys)
         return 2 * n_queries * n_keys <= hashed
 
@@ -348,27 +368,38 @@ class Sampled(Hashed):
             raise ValueError(
                 f"gradient_rank must be at most value's number of columns {n_values}, got {rank}"
             )
-        if self.expectation == "auto" and self._expectation_is_cheaper(call):
+        if (
+            self.expectation == "auto"
+            and not torch.compiler.is_exporting()
+            and self._expectation_is_cheaper(*call.lengths)
+        ):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
         window = self.window or 0
         was_causal, (call, first) = call.is_causal, aligned(call, window)
         if was_causal and not call.is_causal:
             window = 0
-        query, key = call.query, call.key
         rotation = None
         if rank is not None and torch.is_grad_enabled():
-            call = call._replace(seed=seed_tensor(call.seed, query.device))
-            rotation = torch_ops.gradient_rotation(call.seed, query.shape[1], n_values)
+            call = call._replace(seed=seed_tensor(call.seed, call.query.device))
+            rotation = self._rotation_of(call)
         out, _, _ = torch_ops.yoso_attention(
             *call.tensors,
-            *self.hash_functions(
-                key.shape[1], query.shape[-1], call.parameters, call.seed, query.device
-            ),
+            *self.functions_of(call),
             *(*call.options, torch_ops.GRADIENT[self.gradient], window),
             *(0 if rotation is None else rank, rotation),
         )
         return out[:, :, first:] if first else out
+
+    @staticmethod
+    def _rotation_of(call: Call) -> Tensor:
+        n_heads, n_values = call.query.shape[1], call.value.shape[-1]
+        if call.heads is None:
+            return torch_ops.gradient_rotation(call.seed, n_heads, n_values)
+        groups = n_heads // call.key.shape[1]
+        first, of_all = (groups * number for number in call.heads)
+        rotation = torch_ops.gradient_rotation(call.seed, of_all, n_values)
+        return rotation[first : first + n_heads].contiguous()
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -427,16 +458,18 @@ class Soft(Hashed):
         n_probes = self.n_probes
         return n_probes if isinstance(n_probes, tuple) else (n_probes, n_probes)
 
+    def sharpness_of(self, call: Call) -> Tensor:
+        """(1,) or one for each key head of the call."""
+        heads, device = call.key.shape[1], call.query.device
+        sharpness = call.parameters.get("sharpness")
+        if sharpness is None:
+            return torch.full((1,), self.sharpness, dtype=torch.float32, device=device)
+        return one_or_each_head("sharpness", sharpness, heads, device)
+
     def _attend(self, call: Call) -> Tensor:
         call, first = aligned(call)
-        query, key, parameters = call.query, call.key, call.parameters
-        heads, device = key.shape[1], query.device
-        sharpness = parameters.get("sharpness")
-        if sharpness is None:
-            sharpness = torch.full((1,), self.sharpness, dtype=torch.float32, device=device)
-        else:
-            sharpness = one_or_each_head("sharpness", sharpness, heads, device)
-        planes, *family = self.hash_functions(heads, query.shape[-1], parameters, call.seed, device)
+        sharpness = self.sharpness_of(call)
+        planes, *family = self.functions_of(call)
         out, *_ = torch_ops.soft_attention(
             *(*call.tensors, planes, sharpness, *family, *self.probes(), *call.options)
         )

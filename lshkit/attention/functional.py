@@ -1,5 +1,8 @@
 """YOSO attention as a function."""
 
+from typing import TYPE_CHECKING, Any
+
+import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
@@ -16,6 +19,9 @@ from lshkit.attention.arguments import (
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.parameters import check_parameters
+
+if TYPE_CHECKING:
+    from lshkit.distributed import ContextParallel
 
 
 def yoso_attention(
@@ -35,6 +41,7 @@ def yoso_attention(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     causal_offset: int | None = None,
+    context_parallel: "ContextParallel | None" = None,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, equations 1 to 4).
 
@@ -79,6 +86,10 @@ def yoso_attention(
         causal_offset: position of query 0 among the keys, with is_causal. None: N_k - N_q, so that
             the last query sees all keys, as with a cache (`scaled_dot_product_attention` has 0
             there, which is the same where N_q = N_k). None with cu_seqlens.
+        context_parallel: a `lshkit.distributed.ContextParallel`, where the tensors are a rank's
+            rows of a sequence that is spread over ranks. In what is said here N_q and N_k are then
+            the lengths of the whole sequence; attn_mask is that of the rank's keys, cu_seqlens goes
+            to the `ContextParallel`. All ranks must call.
 
     Returns:
         `(..., H, N_q, D_v)` in the dtype of query. A query with a NaN or infinity gives a NaN row,
@@ -89,6 +100,62 @@ def yoso_attention(
             row has a norm above sqrt(lift_scale) (on CUDA: an assertion of the device).
         NotImplementedError: tensors on a device that has no kernels.
     """
+    arguments: tuple[Any, ...] = (
+        *(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, estimator),
+        *(parameters, normalize, seed, cu_seqlens, cu_seqlens_k, causal_offset),
+    )
+    if context_parallel is not None:
+        return _across_ranks(context_parallel, *arguments)
+    estimator, call = _checked_call(*arguments)
+    return _like(query, estimator.attend(call))
+
+
+@torch.compiler.disable(reason="ranks exchange what they agree on")
+def _across_ranks(context_parallel: Any, *arguments: Any) -> Tensor:
+    from lshkit.distributed.context_parallel import ContextParallel
+
+    if not isinstance(context_parallel, ContextParallel):
+        got = type(context_parallel).__name__
+        raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
+    *rest, cu_seqlens, cu_seqlens_k, causal_offset = arguments
+
+    def checked() -> tuple[Estimator, Call]:
+        if cu_seqlens is not None or cu_seqlens_k is not None:
+            raise ValueError(
+                "cu_seqlens must be None with context_parallel: give those of the whole sequence "
+                "to ContextParallel(cu_seqlens=...)"
+            )
+        if context_parallel.cu_seqlens is not None and causal_offset is not None:
+            raise ValueError(f"causal_offset must be None with cu_seqlens, got {causal_offset!r}")
+        offset = 0 if causal_offset is None else causal_offset
+        return _checked_call(*(*rest, None, None, offset))
+
+    estimator, call = context_parallel.checked(checked)
+    return _like(rest[0], context_parallel.attend(estimator, call, causal_offset))
+
+
+def _like(query: Tensor, out: Tensor) -> Tensor:
+    """The output with query's leading sizes."""
+    return out if query.dim() == 4 else out.reshape(*query.shape[:-1], out.shape[-1])
+
+
+def _checked_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    estimator: Estimator | str,
+    parameters: dict[str, Tensor] | None,
+    normalize: str | None,
+    seed: int | Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    causal_offset: int | None,
+) -> tuple[Estimator, Call]:
     estimator = estimator_of(estimator)
     check_choice("normalize", normalize, torch_ops.NORMALIZE)
     is_causal = checks.boolean("is_causal", is_causal)
@@ -119,5 +186,4 @@ def yoso_attention(
         *(query, key, value, key_mask, *starts, is_causal, offset),
         *(normalize, parameters, seed),
     )
-    out = estimator.attend(call)
-    return out if len(shape) == 4 else out.reshape(*shape[:-1], value.shape[-1])
+    return estimator, call

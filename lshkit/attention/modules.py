@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.torch_ops.assertions import require
+
+if TYPE_CHECKING:
+    from lshkit.distributed import ContextParallel
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
@@ -245,6 +248,7 @@ class YosoAttention(nn.Module):
         is_causal: bool = False,
         state: YosoState | None = None,
         cu_seqlens: Tensor | None = None,
+        context_parallel: "ContextParallel | None" = None,
     ) -> tuple[Tensor, None]:
         """Attend.
 
@@ -266,6 +270,9 @@ class YosoAttention(nn.Module):
                 without one computes the expectation at short lengths.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
                 with a convolution, which would mix neighbouring sequences.
+            context_parallel: where query, key and value are a rank's rows of a sequence that is
+                spread over ranks: see `yoso_attention`. The modules of all ranks need the same
+                weights and, where they do not train, the same `hash_seed`.
 
         Returns:
             `(B, N_q, embed_dim)` and None.
@@ -273,17 +280,25 @@ class YosoAttention(nn.Module):
         if need_weights:
             raise ValueError("need_weights must be False: attention weights are never formed")
         is_causal = checks.boolean("is_causal", is_causal)
-        self._check(query, key, value, attn_mask, is_causal)
+        arguments = query, key, value, attn_mask, is_causal
+        packed = cu_seqlens is not None
+        if context_parallel is None:
+            self._check(*arguments)
+        else:
+            context_parallel.checked(self._check, *arguments)
+            packed = packed or context_parallel.cu_seqlens is not None
         batched = query.dim() == 3
         mask = _takes_part(key_padding_mask, key)
         q, k, v = self._heads(query, key, value)
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             mask = None if mask is None else mask.unsqueeze(0)
-        if cu_seqlens is not None and (self.conv is not None or state is not None):
+        if packed and (self.conv is not None or state is not None):
             other = "a state" if self.conv is None else f"conv_window={self.conv_window}"
             raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
         if state is not None:
+            if context_parallel is not None:
+                raise ValueError("context_parallel must be None with a state, which one rank holds")
             out = decode(self, state, q, k, v, mask, is_causal)
             return (out if batched else out.squeeze(0)), None
         out = yoso_attention(
@@ -297,9 +312,10 @@ class YosoAttention(nn.Module):
             normalize=self.normalize,
             seed=None if self.training and self.fresh_hashes else self.hash_seed,
             cu_seqlens=cu_seqlens,
+            context_parallel=context_parallel,
         )
-        if self.conv is not None and out.shape[-2] > 0:  # no window fits an empty sequence
-            out = out + self._convolve(v, mask, is_causal)
+        if self.conv is not None:
+            out = out + self._convolve(v, mask, is_causal, context_parallel)
         out = F.dropout(out, self.dropout, self.training)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         return (out if batched else out.squeeze(0)), None
@@ -346,12 +362,29 @@ class YosoAttention(nn.Module):
         )
         return q, k, v
 
-    def _convolve(self, value: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def _convolve(
+        self,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        context_parallel: "ContextParallel | None",
+    ) -> Tensor:
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
         assert self.conv is not None and self.conv_window is not None
         before = self.conv_window - 1 if is_causal else self.conv_window // 2
-        return convolve_positions(value, self.conv.weight[:, 0, :, 0], before)
+        weight = self.conv.weight[:, 0, :, 0]
+        if context_parallel is None:
+            # No window fits an empty sequence.
+            return convolve_positions(value, weight, before) if value.shape[-2] else value
+        parts = []
+        for rows, start, stop in context_parallel.neighbours(
+            value, before, self.conv_window - 1 - before
+        ):
+            if start < stop:
+                rows = convolve_positions(rows, weight, before)[:, :, before:][:, :, : stop - start]
+            parts.append(rows)
+        return torch.cat(parts, 2)
 
     def _check(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool

@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
+from lshkit.archive import InBytes
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels, persistence, pilot
 from lshkit.kde.arguments import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lshkit.kde.method import Method
 
 
-class LSHKernelDensity(DensityMixin, FittedEstimator):
+class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     """Kernel density estimation in many dimensions, exact or to a stated error.
 
     Replaces `sklearn.neighbors.KernelDensity`. See docs/kde.md for what each algorithm does and
@@ -192,8 +193,14 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
         """
         return self._add(X, sample_weight)
 
-    def _add(self, X: Rows, sample_weight: Rows | None, all_rows: bool = False) -> Self:
-        """Adds rows; all_rows: no others are to come, so that a rule must suit them. self."""
+    def _add(
+        self, X: Rows, sample_weight: Rows | None, all_rows: bool = False, part: bool = False
+    ) -> Self:
+        """Adds rows; self.
+
+        all_rows: no others are to come, so that a rule must suit them. part: the result is merged
+        with others, so that weights may all be 0.
+        """
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
         streams = not keeps_rows(self.algorithm)
@@ -204,7 +211,7 @@ class LSHKernelDensity(DensityMixin, FittedEstimator):
                 f"stores none), got {self.algorithm!r}: use fit"
             )
         X = as_rows(self, X, first, self.kernel)
-        weights = as_weights(sample_weight, len(X), not first)
+        weights = as_weights(sample_weight, len(X), part or not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str) and (streams or all_rows):  # before anything is kept

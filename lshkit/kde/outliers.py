@@ -13,6 +13,7 @@ from sklearn.base import BaseEstimator, OutlierMixin, clone
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
+from lshkit.archive import InBytes
 from lshkit.kde import persistence
 from lshkit.kde.arguments import as_queries, as_rows, core_threads
 from lshkit.kde.estimator import LSHKernelDensity
@@ -29,7 +30,7 @@ N_KEPT = 4096  # rows of a stream from which a sketch's threshold comes
 LEAST = float(np.finfo(np.float32).min)  # in the place of the logarithm of 0: scores are finite
 
 
-class LSHOutlierDetector(OutlierMixin, BaseEstimator):
+class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
     """Outlier and novelty detection by kernel density, with the interface of IsolationForest.
 
     The score of a row is the log of the mean of the kernel between it and the fitted rows: at most

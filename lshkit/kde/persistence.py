@@ -268,6 +268,7 @@ def _restore_sketch(
     sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, hasher=hasher)
     n_rows, sketch.total = estimator.n_samples_seen_, float(total)
     sketch.table.table[:], sketch.table.count = arrays["table"], n_rows
+    sketch.whole = bool((arrays["table"] == np.floor(arrays["table"])).all())
     if (saved := settings["forgetting"]) is not None:
         kind = forgetting.BY_NAME[saved["name"]]
         sketch.forgetting = kind.restored(saved, arrays, sketch.table, n_rows)

@@ -102,10 +102,13 @@ def choose(
     threads: int,
     queries: np.ndarray | None = None,
     permuted: PermutedRows | None = None,
+    *,
+    warn: bool = True,
 ) -> tuple[Method, dict[str, Any]]:
     """The method of an algorithm ("auto": the cheapest that keeps an `Accuracy`), and a report.
 
-    queries: rows as given, for the pilot; without, it takes rows of the data.
+    queries: rows as given, for the pilot; without, it takes rows of the data. warn: where the
+    algorithm does not keep the accuracy.
 
     Costs are in rows: what one row costs an exact sum. They are counted, not timed: the same data
     and seed always give the same method.
@@ -153,7 +156,8 @@ def choose(
         else:
             name, why, expected = algorithm, "asked for", tuned[algorithm].settings["error"]
             method, kept = _calibrated(name, tuned, pilot, held_out, accuracy)
-            _warn(name, expected, kept, accuracy)
+            if warn:
+                _warn(name, expected, kept, accuracy)
     report["methods"] = methods = {name: found.settings for name, found in tuned.items()}
     report |= {"algorithm": name, "reason": why}
     costs = ", ".join(f"{k} {v['cost']:.0f}" for k, v in methods.items())

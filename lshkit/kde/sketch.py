@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 # bits in whatever order rows come, are merged and go.
 WEIGHT_UNIT = 2.0**-24
 MAX_WEIGHT = 2.0**53 * WEIGHT_UNIT
+MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows without weights
 CHUNK = 8192  # rows whose codes are in memory at once
 SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
@@ -75,6 +76,7 @@ class Sketch:
             self.fold = rng.integers(2**64, size=(2, n_hashes), dtype=np.uint64)
         self.table = BucketTable(n_hashes, 2**n_bits, 1, dtype=np.float64)
         self.total = 0.0
+        self.whole = True  # no weight had a fraction
         self.forgetting = forgetting
 
     def codes(self, X: np.ndarray) -> np.ndarray:
@@ -87,10 +89,12 @@ class Sketch:
 
     def add(self, X: np.ndarray, weights: np.ndarray | None, sign: int = 1) -> None:
         """Adds (or takes out) rows; ValueError when less than nothing would be left."""
+        whole = self.whole
         if weights is None:
             rounded = np.ones(len(X))
         else:
             rounded = np.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT
+            whole = whole and bool((rounded == np.floor(rounded)).all())
             if (np.abs(rounded - weights) > 1e-3 * weights).any():
                 raise ValueError(
                     f"sample_weight must be 0 or at least {500 * WEIGHT_UNIT:.1e} for "
@@ -101,8 +105,8 @@ class Sketch:
         if self.forgetting is not None and not self.forgetting.exact:
             if rounded.max(initial=0) > MAX_WEIGHT:
                 raise ValueError(f"sample_weight must be at most 2^29, got {rounded.max()}")
-        elif total > MAX_WEIGHT:
-            raise ValueError(f"the sum of sample_weight must stay below 2^29, would be {total}")
+        else:
+            _check_total(total, whole)
         if total < 0 or self.table.count + sign * len(X) < 0:
             raise ValueError("cannot remove more rows or weight than the sketch holds")
         for first in range(0, len(X), CHUNK):
@@ -115,6 +119,7 @@ class Sketch:
             else:
                 self.forgetting.add(self.table, codes, values)
         self.total = total if self.forgetting is None else self.forgetting.weight(self.table)
+        self.whole = whole
 
     @property
     def _held(self) -> float:
@@ -145,10 +150,11 @@ class Sketch:
             self.forgetting.merge(self.table, other.forgetting, other.table)
             self.total = self.forgetting.weight(self.table)
             return
-        if self.total + other.total > MAX_WEIGHT:
-            raise ValueError("the sum of sample_weight of both must stay below 2^29")
+        whole = self.whole and other.whole
+        _check_total(self.total + other.total, whole)
         self.table.merge(other.table)
         self.total += other.total
+        self.whole = whole
 
     def estimate(
         self, X: np.ndarray, threads: int | None = None, with_error: bool = True
@@ -206,6 +212,13 @@ class Sketch:
     def nbytes(self) -> int:
         kept = 0 if self.forgetting is None else self.forgetting.nbytes
         return self.table.table.nbytes + kept
+
+
+def _check_total(total: float, whole: bool) -> None:
+    """ValueError where sums of weights would no longer be exact."""
+    if total > (MAX_COUNT if whole else MAX_WEIGHT):
+        most = "2^53" if whole else "2^29 (2^53 where all are whole numbers)"
+        raise ValueError(f"the sum of sample_weight must stay below {most}, would be {total}")
 
 
 class SketchedRows(Method):

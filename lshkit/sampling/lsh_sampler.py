@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lshkit import checks
+from lshkit.archive import InBytes
 from lshkit.buckets.draw import HashTables, as_seed, as_weights
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling import estimates, persistence
@@ -33,7 +34,7 @@ METHODS = {
 }
 
 
-class LSHSampler:
+class LSHSampler(InBytes):
     """Rows of a data set, drawn from a query's hash buckets with known probabilities.
 
     They give an unbiased estimate of a sum over all rows from the few that collide with the query

@@ -171,3 +171,22 @@ def test_errors_benchmark_writes_all_results(tmp_path):
             assert 0 <= seed["confidence"]["beyond_rtol"] <= 0.05
     tables = run(ERRORS, "--tables", "--json", path)
     assert tables.returncode == 0 and tables.stdout.strip() in done.stdout
+
+
+def test_dask_benchmark_compares_equal_sketches(tmp_path):
+    pytest.importorskip("distributed")
+    path = tmp_path / "dask.json"
+    done = run("benchmarks.density.dask_sketches", "--quick", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["sketches"]
+    assert results["rows"] == 160_000 and results["sketches"].keys() == {
+        "angular, 8 bits",
+        "laplacian, 12 bits",
+    }
+    for found in results["sketches"].values():
+        assert found["equal_bits"]
+        speeds = found["rows_per_second"]
+        assert speeds.keys() == {"threads", "n_jobs=2", "Dask"}
+        ratio = speeds["Dask"] / max(speeds["threads"], speeds["n_jobs=2"])
+        assert found["dask_over_threads"] == pytest.approx(ratio)
+    assert "2 Dask workers" in done.stdout

@@ -123,3 +123,19 @@ def test_thread_backends_are_compared_in_a_process_each(tmp_path):
     for name in ("hash", "bucket sum", "YOSO forward", "YOSO forward after torch"):
         assert measured["results"][name]["1024"]["ratio"] > 0
         assert f"| {name} " in done.stdout
+
+
+def test_context_parallel_benchmark_writes_its_results(tmp_path):
+    path = tmp_path / "ranks.json"
+    options = ("--quick", "--lengths", 256, "--heads", 2, "--json", path)
+    done = run("benchmarks.speed.context_parallel", *options)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(path.read_text())
+    assert written["settings"]["backend"] == "gloo"
+    alone, both = (written["results"][size]["seconds"] for size in ("1", "2"))
+    assert min(row["seconds"] for row in (*alone, *both)) > 0
+    assert {row["exchange"] for row in both} == {None, "tables", "keys", "heads"}
+    assert written["results"]["2"]["torch"]  # torch's own does not run here, and says why
+    for row in (*written["results"]["2"]["bytes"], *written["simulated"]):
+        assert row["foretold"] in (None, row["bytes"])
+    assert "efficiency" in done.stdout

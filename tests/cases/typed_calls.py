@@ -25,6 +25,7 @@ from lshkit import (
     YosoState,
 )
 from lshkit.attention import CodeCache, Estimator, Expected, StepReport, Suggestion
+from lshkit.distributed import DaskKernelDensity, DaskLSHSampler
 from lshkit.kde import LikelihoodCurve, TwoSampleTestResult
 from lshkit.sampling import log_partition
 from lshkit.typing import FloatArray
@@ -63,6 +64,10 @@ assert_type(density.score(x), float)
 assert_type(density.bandwidth_, float | np.ndarray)
 assert_type(density.n_samples_seen_, int)
 assert_type(LSHKernelDensity.load("density.npz"), LSHKernelDensity)
+assert_type(LSHKernelDensity.from_bytes(density.to_bytes()), LSHKernelDensity)
+spread = DaskKernelDensity("gaussian", bandwidth=[1.0, 2.0], rtol=0.1, random_state=0)
+assert_type(spread.fit(x).partial_fit(x), DaskKernelDensity)
+assert_type(spread.to_local(), LSHKernelDensity)
 assert_type(LSHKernelRegressor().fit(x, x).predict(x), FloatArray)
 assert_type(
     LSHKernelRegressor().predict(x, return_std=True),
@@ -81,6 +86,8 @@ LSHKernelDensity(kernel=3)  # type: ignore[arg-type]  # refused: no name
 # Samplers.
 sampler = LSHSampler(hasher, seed=0).fit(x)
 assert_type(sampler, LSHSampler)
+assert_type(LSHSampler.from_bytes(sampler.to_bytes()), LSHSampler)
+assert_type(DaskLSHSampler(hasher).fit(x).to_local(), LSHSampler)
 assert_type(sampler.sample(t), tuple[Tensor, Tensor])
 value, standard_error = sampler.estimate(x, lambda i, j: j)
 assert_type(PartitionSampler(x).refresh(t), PartitionSampler)

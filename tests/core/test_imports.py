@@ -83,6 +83,13 @@ def test_a_circle_is_found():
     assert circle_in(edges) == ["b", "d", "e"]
 
 
+_HIDDEN = "None if name.partition('.')[0] == 'torch' else find(name, *rest)"
+WITHOUT_TORCH = (  # as if it were not installed
+    "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
+    f"PathFinder.find_spec = lambda name, *rest: {_HIDDEN}"
+)
+
+
 def run_python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
@@ -126,6 +133,24 @@ def test_missing_torch_says_how_to_install_it(statement):
     assert message.startswith("ImportError: ") and "pip install 'lshkit[torch]'" in message
 
 
+@pytest.mark.parametrize("hidden", ["dask", "distributed"])
+def test_missing_dask_says_how_to_install_it(hidden):
+    statement = "from lshkit.distributed import DaskKernelDensity"
+    run = run_python(f"import sys; sys.modules[{hidden!r}] = None; {statement}")
+    assert run.returncode == 1
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith("ImportError: ") and "pip install 'lshkit[dask]'" in message
+
+
+def test_dask_and_torch_do_not_need_each_other():
+    statement = "from lshkit.distributed import DaskKernelDensity, DaskLSHSampler"
+    run = run_python(f"{WITHOUT_TORCH}; {statement}")
+    assert run.returncode == 0, run.stderr
+    loaded = "sorted({'torch', 'dask', 'distributed'} & set(sys.modules))"
+    run = run_python(f"import sys, lshkit.distributed; print(dir(lshkit.distributed), {loaded})")
+    assert run.stdout.strip().endswith(" []") and "DaskKernelDensity" in run.stdout, run.stderr
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -137,10 +162,7 @@ def test_missing_torch_says_how_to_install_it(statement):
     ],
 )
 def test_without_torch_the_names_that_need_it_are_not_listed(statement):
-    hidden = "None if name.partition('.')[0] == 'torch' else find(name, *rest)"
-    hide = "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
-    hide += f"PathFinder.find_spec = lambda name, *rest: {hidden}"  # as if it were not installed
-    run = run_python(f"{hide}; {statement}")
+    run = run_python(f"{WITHOUT_TORCH}; {statement}")
     assert run.returncode == 0, run.stderr
 
 

@@ -14,7 +14,7 @@ DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 MODULES = (
     *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
-    "torch_ops",
+    *("distributed", "torch_ops"),
 )
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: (\w+)", re.MULTILINE)
 
@@ -69,6 +69,8 @@ def test_links_of_the_readme_lead_somewhere():
 def public_names(module):
     if module.startswith("attention") or module in ("torch_ops", "sampling"):
         pytest.importorskip("torch")
+    if module == "distributed":
+        pytest.importorskip("dask")
     module = importlib.import_module(f"lshkit.{module}")
     return {name: getattr(module, name) for name in module.__all__}
 

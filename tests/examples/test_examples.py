@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 QUICKSTART = ROOT / "python_examples" / "quickstart.py"
 CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
+CONTEXT_PARALLEL = ROOT / "python_examples" / "context_parallel.py"
 SHORT = ("--length", 256, "--threads", 1)
 TINY = (*SHORT, "--steps", 2, "--held-out", 1)
 
@@ -92,6 +93,40 @@ def test_causal_lm_refuses_bad_options_by_name(refusal, text, options, message):
     needs_example_packages()
     small = ("--length", 64, "--contexts", 64, "--text", text)
     assert message in refusal(CAUSAL_LM, *small, *options)
+
+
+def test_context_parallel_ends_in_a_table_and_a_picture(tmp_path, text):
+    needs_example_packages()
+    picture = tmp_path / "ranks.png"
+    options = ("--quick", "--n-bits", 4, "--text", text, "--out", picture)
+    done = run(CONTEXT_PARALLEL, *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {line[:38].strip(): line[38:].split() for line in done.stdout.splitlines()}
+    assert rows["processes"] == ["1", "2"]
+    alone, both = map(float, rows["loss of the last step, nats a byte"])
+    assert alone == pytest.approx(both, abs=2e-4) and 0 < alone < 10
+    assert rows["exchange"][0] == "none" and rows["exchange"][1] in ("tables", "keys", "heads")
+    assert float(rows["MB sent by a rank in a step"][1]) > 0
+    assert rows["longest sequence within the limit"] == ["512", "512"]
+    assert float(done.stdout.split("largest difference of a loss: ")[1].split()[0]) < 1e-4
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--n-bits", 17), "n_bits"),
+        (("--memory", 0), "--memory"),
+        (("--heads", 3), "--embed-dim"),
+        (("--longest", 10**9), "--longest"),
+        (("--length", 1), "--processes"),
+        (("--out", "missing/ranks.png"), "missing"),
+    ],
+)
+def test_context_parallel_refuses_bad_options_by_name(refusal, text, options, message):
+    needs_example_packages()
+    small = ("--length", 64, "--longest", 64, "--text", text)
+    assert message in refusal(CONTEXT_PARALLEL, *small, *options)
 
 
 @pytest.mark.parametrize("script", sorted(QUICKSTART.parent.glob("*.py")), ids=lambda x: x.stem)

@@ -11,6 +11,7 @@ EXAMPLES = {
     "outlier_detection": ("| novel |", "| 1 |"),
     "bandwidth_selection": ("| by Scott |", "| 32 |"),
     "kernel_regression": ("| beyond 3 |", "| sketch |"),
+    "density_on_dask": ("| a worker killed | after", "none killed | True |"),
     "two_sample_test": ("share of 9s", "| bucket sums, 500 rows |"),
 }
 
@@ -19,6 +20,8 @@ EXAMPLES = {
 def test_ends_in_a_table_and_a_picture(name, tmp_path):
     for package in ("matplotlib", "tabulate", "tqdm", "PIL"):
         pytest.importorskip(package)
+    if "dask" in name:
+        pytest.importorskip("distributed")
     picture = tmp_path / "out.png"
     script = ROOT / "python_examples" / f"{name}.py"
     done = run(script, "--quick", "--out", picture, folder=tmp_path)

@@ -167,9 +167,9 @@ def test_bad_calls(data):
         LSHKernelDensity("gaussian", algorithm="bucket_sum").fit(rows)
     with pytest.raises(ValueError, match="more rows"):
         density.partial_unfit(np.r_[rows, rows])
-    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19))
+    heavy = sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5))
     with pytest.raises(ValueError, match="2.29"):
-        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19)))
+        heavy.merge(sketch("angular").fit(rows, sample_weight=np.full(700, 2.0**19 + 0.5)))
     with pytest.raises(ValueError, match="scale them up"):
         sketch("angular").fit(rows, sample_weight=np.full(700, 1e-9))
     with pytest.raises(ValueError, match="bucket_sum"):
@@ -190,3 +190,24 @@ def test_a_batch_of_rows_without_weight(data):
     assert np.allclose(at_once.kernel_mean(rows[:5]), parts.kernel_mean(rows[:5]), rtol=1e-12)
     with pytest.raises(ValueError, match="sample_weight must not be all zero"):
         sketch("angular").fit(rows[:5], sample_weight=np.zeros(5))
+
+
+def test_a_billion_rows():
+    """Counts are exact up to 2^53; sums of weights with a fraction, in units of 2^-24, to 2^29."""
+    rows = np.random.default_rng(0).normal(size=(64, 4))
+    whole, parts = (sketch("angular").fit(rows) for _ in range(2))
+    for _ in range(25):  # doubled each time: 2^31 rows
+        whole.merge(whole)
+    assert whole.n_samples_seen_ == 2**31
+    np.testing.assert_array_equal(whole.kernel_mean(rows), parts.kernel_mean(rows))
+    loaded = type(whole).from_bytes(whole.to_bytes()).partial_fit(rows)
+    assert loaded.n_samples_seen_ == 2**31 + 64
+    message = r"below 2\^29 \(2\^53 where all are whole numbers\), would be 2147483680"
+    with pytest.raises(ValueError, match=message):
+        whole.partial_fit(rows, sample_weight=np.full(64, 0.5))
+    with pytest.raises(ValueError, match=message):
+        whole.merge(sketch("angular").fit(rows, sample_weight=np.full(64, 0.5)))
+    assert whole.n_samples_seen_ == 2**31
+    whole.partial_fit(rows[:1], sample_weight=[2.0**52])
+    with pytest.raises(ValueError, match=r"must stay below 2\^53"):
+        whole.partial_fit(rows[:1], sample_weight=[2.0**52])

@@ -1,0 +1,315 @@
+"""Attention over ranks: seconds and bytes of each exchange, beside ring attention.
+
+    python -m benchmarks.speed.context_parallel [--quick] [--json results.json]
+
+Starts 1 to 4 processes of one thread each on this machine (gloo over the loopback device). Seconds
+are those of the slowest rank, the smallest of a few calls; the efficiency is the seconds of one
+process over ranks times theirs, and means something up to as many ranks as there are cores. Ring
+attention is softmax attention whose keys and values go from rank to rank, written plainly below:
+torch's own context_parallel is tried first. Bytes are those that a rank hands to the process group
+for the others, on average over the ranks, counted at every call; the simulation runs the code of
+single ranks of up to 1024 with a process group that counts and sends nothing.
+"""
+
+import argparse
+import json
+import pathlib
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tqdm import tqdm
+
+from benchmarks.measurement import figure, machine, table
+from lshkit.attention import Sampled, Soft, yoso_attention
+from lshkit.attention.call import Call
+from lshkit.distributed import ContextParallel, exchange_costs
+from lshkit.distributed.collectives import Ranks
+from lshkit.distributed.exchanges import Sequences, attend_by_keys, attend_by_tables
+from lshkit.distributed.rows import Rows
+
+HEAD_DIM = 64
+ESTIMATORS = {
+    "Sampled, 8 bits": Sampled(n_bits=8, expectation="never"),
+    "Sampled, 12 bits": Sampled(n_bits=12, expectation="never"),
+    "Soft, 12 bits": Soft(n_bits=12),
+}
+EXCHANGES = ("tables", "keys", "heads")
+RING = "ring attention"
+PASSES = ("forward", "causal forward", "forward + backward", "causal forward + backward")
+
+
+# --- Ring attention -------------------------------------------------------------------------------
+
+
+class Ring:
+    """Softmax attention, not causal, forward: each rank's keys and values visit every rank."""
+
+    def __init__(self, group):
+        self.rank, self.size, self.bytes_sent = dist.get_rank(group), dist.get_world_size(group), 0
+
+    def __call__(self, query, key, value, compute=True):
+        out = total = None
+        for step in range(self.size):
+            if step < self.size - 1:
+                arriving = torch.empty_like(key), torch.empty_like(value)
+                work = []
+                for sent, received in zip((key, value), arriving, strict=True):
+                    work.append(dist.P2POp(dist.isend, sent, (self.rank + 1) % self.size))
+                    work.append(dist.P2POp(dist.irecv, received, (self.rank - 1) % self.size))
+                    self.bytes_sent += sent.nbytes
+                requests = dist.batch_isend_irecv(work)
+            if compute:
+                part, weight = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    query, key, value
+                )
+                weight = weight[..., None]  # the logarithm of the sum of the weights
+                if out is None:
+                    out, total = part, weight
+                else:
+                    both = torch.logaddexp(total, weight)
+                    out = out * (total - both).exp() + part * (weight - both).exp()
+                    total = both
+            if step < self.size - 1:
+                for request in requests:
+                    request.wait()
+                key, value = arriving
+        return out
+
+
+def torchs_own(group):
+    """None where torch's context_parallel runs here, else what it raises."""
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(group),))
+        tensors = [torch.randn(1, 2, 64, 16) for _ in range(3)]
+        with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2, 2, 2]):
+            scaled_dot_product_attention(*tensors)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+
+# --- A rank ---------------------------------------------------------------------------------------
+
+
+def measure(rank, size, folder, options, answers):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
+    group = dist.group.WORLD
+    found = {"seconds": [], "bytes": [], "torch": torchs_own(group) if size > 1 else None}
+    cases = [(name, n, p) for n in options.lengths for name in ESTIMATORS for p in PASSES]
+    for name, n, which in tqdm(cases, desc=f"{size} ranks", disable=rank > 0):
+        for exchange in EXCHANGES if size > 1 else (None,):
+            seconds, used, sent = of_case(group, ESTIMATORS[name], n, which, exchange, options)
+            if used == exchange:
+                row = {"estimator": name, "length": n, "pass": which, "exchange": exchange}
+                found["seconds"].append(row | {"seconds": seconds, "bytes": sent})
+    for n in options.lengths:
+        if n <= options.longest_ring:
+            ring = Ring(group)
+            tensors = [torch.randn(1, options.heads, n // size, HEAD_DIM) for _ in range(3)]
+            seconds = smallest(group, lambda r=ring, t=tensors: r(*t), 1 if n > 8192 else 3)
+            row = {"estimator": RING, "length": n, "pass": "forward", "exchange": None}
+            found["seconds"].append(row | {"seconds": seconds, "bytes": None})
+    for n in options.byte_lengths if size > 1 else ():
+        found["bytes"] += bytes_of(group, n)
+    if rank == 0:
+        answers.put(found)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def smallest(group, call, times):
+    """Seconds of the slowest rank, of the fastest of so many calls after a first."""
+    best = float("inf")
+    for _ in range(times + 1):
+        dist.barrier(group)
+        begin = time.perf_counter()
+        call()
+        took = torch.tensor(time.perf_counter() - begin)
+        dist.all_reduce(took, dist.ReduceOp.MAX, group=group)
+        best = min(best, float(took))
+    return best
+
+
+def of_case(group, estimator, n, which, exchange, options):
+    import warnings
+
+    warnings.simplefilter("ignore")  # of an exchange that cannot: its row is left out
+    cp = ContextParallel(group, exchange=exchange or "auto")
+    trains = which.endswith("backward")
+    shape = 1, options.heads, n // cp.size, HEAD_DIM
+    tensors = [torch.randn(shape).requires_grad_(trains) for _ in range(3)]
+    grad = torch.randn(shape)
+
+    def call():
+        out = yoso_attention(
+            *tensors,
+            is_causal=which.startswith("causal"),
+            estimator=estimator,
+            seed=0,
+            context_parallel=cp if cp.size > 1 else None,
+        )
+        if trains:
+            torch.autograd.grad(out, tensors, grad)
+
+    if cp.size > 1:
+        call()
+        if cp.last_exchange != exchange:
+            return None, cp.last_exchange, None
+    seconds = smallest(group, call, options.repeats)
+    before = cp.bytes_sent
+    call()
+    return seconds, exchange, cp.bytes_sent - before
+
+
+def bytes_of(group, n, heads=1):
+    """Counted bytes of one head's forward, on average over the ranks, and what was foretold."""
+    rows = []
+    for n_bits in (8, 12):
+        estimator = Sampled(n_bits=n_bits, expectation="never")
+        for exchange in ("tables", "keys"):
+            cp = ContextParallel(group, exchange=exchange)
+            x = torch.randn(1, heads, n // cp.size, HEAD_DIM)
+            with torch.no_grad():
+                yoso_attention(x, x, x, estimator=estimator, seed=0, context_parallel=cp)
+            foretold = exchange_costs(cp.size, n, heads, HEAD_DIM, n_bits=n_bits)[exchange].forward
+            sent = mean(group, cp.bytes_sent - 40 * (cp.size - 1))
+            row = {"length": n, "n_bits": n_bits, "exchange": exchange}
+            rows.append(row | {"bytes": sent, "foretold": foretold})
+    ring = Ring(group)
+    ring(x, x, x, compute=False)
+    row = {"length": n, "n_bits": None, "exchange": RING}
+    return [*rows, row | {"bytes": mean(group, ring.bytes_sent), "foretold": None}]
+
+
+def mean(group, number):
+    total = torch.tensor(number)
+    dist.all_reduce(total, group=group)
+    return int(total) // dist.get_world_size(group)
+
+
+# --- Simulation -----------------------------------------------------------------------------------
+
+
+class Counting(Ranks):
+    """A rank of any number that sends nothing."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size, self.bytes_sent = rank, size, 0
+
+    def all_to_all(self, rows, send, receive, out=None):
+        self.bytes_sent += rows.element_size() * rows[:1].numel() * (sum(send) - send[self.rank])
+        return rows.new_zeros((sum(receive), *rows.shape[1:])) if out is None else out.zero_()
+
+
+def simulate(sizes, n, n_bits, columns=16):
+    """One head: counted bytes of ranks spread evenly over all, and what was foretold for all."""
+    rows = []
+    estimator = Sampled(n_bits=n_bits, expectation="never")
+    for size in tqdm(sizes, desc="simulated ranks"):
+        held = Rows([n // size] * size, "contiguous")
+        for is_causal in (False, True):
+            foretold = exchange_costs(size, n, 1, columns, n_bits=n_bits, is_causal=is_causal)
+            for exchange, attend in (("tables", attend_by_tables), ("keys", attend_by_keys)):
+                sent = []
+                some = {0, size // 3}  # and those as far from the end: what is sent is linear
+                for rank in sorted(some | {size - 1 - rank for rank in some}):
+                    ranks = Counting(rank, size)
+                    x = torch.zeros(1, 1, n // size, columns)
+                    rest = is_causal, 0, "l2", {}, torch.tensor([0])
+                    call = Call(x, x, x, None, None, None, *rest)
+                    with torch.no_grad():
+                        where = Sequences(held, held, None, is_causal, 0)
+                        attend(ranks, estimator, call, where)
+                    sent.append(ranks.bytes_sent)
+                row = {"ranks": size, "causal": is_causal, "exchange": exchange}
+                rows.append(
+                    row | {"bytes": sum(sent) // len(sent), "foretold": foretold[exchange].forward}
+                )
+    return rows
+
+
+# --- All ------------------------------------------------------------------------------------------
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add = parser.add_argument
+    add("--ranks", type=int, nargs="+", default=[1, 2, 3, 4])
+    add("--lengths", type=int, nargs="+", default=[4096, 16384, 65536])
+    add("--byte-lengths", type=int, nargs="+", default=[16384, 65536, 262144])
+    add("--heads", type=int, default=4)
+    add("--repeats", type=int, default=2, help="calls after the first")
+    add("--longest-ring", type=int, default=16384, help="softmax takes minutes beyond")
+    add("--simulated", type=int, nargs="+", default=[8, 64, 256, 1024])
+    add("--quick", action="store_true", help="two ranks, one short length, two heads")
+    add("--json", type=pathlib.Path, help="results file")
+    options = parser.parse_args()
+    if options.quick:
+        options.ranks, options.lengths, options.byte_lengths = [1, 2], [1024], [4096]
+        options.repeats, options.simulated, options.heads = 1, [8], 2
+    results = {}
+    for size in options.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            context = mp.get_context("spawn")
+            answers = context.SimpleQueue()
+            workers = mp.start_processes(
+                measure, (size, folder, options, answers), size, join=False, start_method="spawn"
+            )
+            results[size] = answers.get()
+            while not workers.join():
+                pass
+    simulated = simulate(options.simulated, 65536, 8)
+    print_tables(results, simulated)
+    if options.json:
+        settings = {name: x for name, x in vars(options).items() if name != "json"}
+        settings |= {"head_dim": HEAD_DIM, "threads of a rank": 1, "backend": "gloo"}
+        settings["estimators"] = {name: e.to_dict() for name, e in ESTIMATORS.items()}
+        content = {"machine": machine(), "settings": settings, "results": results}
+        content["simulated"] = simulated
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def print_tables(results, simulated):
+    alone = {
+        (row["estimator"], row["length"], row["pass"]): row["seconds"]
+        for row in results.get(1, {"seconds": []})["seconds"]
+    }
+    for size, found in results.items():
+        rows = []
+        for row in found["seconds"]:
+            base = alone.get((row["estimator"], row["length"], row["pass"]))
+            efficiency = "" if base is None else f"{base / size / row['seconds']:.2f}"
+            sent = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.1f}"
+            rows.append(
+                (row["estimator"], f"{row['length']:,}", row["pass"], row["exchange"] or "")
+                + (figure(row["seconds"]), efficiency, sent)
+            )
+        names = ("attention", "rows", "pass", "exchange", "seconds", "efficiency", "MB sent")
+        print(table(f"{size} ranks", names, rows))
+        if found["torch"]:
+            print(f"torch's own context_parallel: {found['torch']}\n")
+    names = ("ranks", "rows", "bits", "exchange", "bytes sent", "foretold")
+    rows = [
+        (size, f"{row['length']:,}", row["n_bits"] or "", row["exchange"])
+        + (f"{row['bytes']:,}", "" if row["foretold"] is None else f"{row['foretold']:,}")
+        for size, found in results.items()
+        for row in found["bytes"]
+    ]
+    print(table("Bytes of a rank, one head, forward", names, rows))
+    names = ("ranks", "causal", "exchange", "bytes counted", "foretold")
+    rows = [
+        (row["ranks"], row["causal"], row["exchange"], f"{row['bytes']:,}", f"{row['foretold']:,}")
+        for row in simulated
+    ]
+    print(table("Simulated ranks, 65,536 rows, one head of 16, 8 bits, forward", names, rows))
+
+
+if __name__ == "__main__":
+    main()

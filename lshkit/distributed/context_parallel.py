@@ -1,0 +1,444 @@
+"""Context parallelism: attention over a sequence whose rows are spread over ranks."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from lshkit import _torch  # noqa: F401  (says how to get torch)
+
+# isort: split
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from lshkit.attention.arguments import autocast_device, check_choice, seed_tensor
+from lshkit.attention.call import Call
+from lshkit.attention.estimators import Estimator, Hashed, Sampled
+from lshkit.attention.unit_norm import AUTO
+from lshkit.distributed.collectives import Ranks, fetch, fetch_plan
+from lshkit.distributed.costs import costs_of, even_lengths, keys_sent
+from lshkit.distributed.exchanges import (
+    Sequences,
+    attend_by_heads,
+    attend_by_keys,
+    attend_by_tables,
+    pieces_of,
+)
+from lshkit.distributed.rows import LAYOUTS, Rows
+
+EXCHANGES = ("auto", "tables", "keys", "heads")
+REFUSED = -1  # the digest of a rank whose arguments are wrong
+T = TypeVar("T")
+LOGGER = logging.getLogger("lshkit.distributed")
+
+
+class ContextParallel:
+    """A sequence whose rows are spread over the ranks of a process group, for `yoso_attention`.
+
+    Each rank calls `yoso_attention(..., context_parallel=cp)` with its own rows of queries, keys
+    and values, and gets its rows of the output: those of one process with the whole sequence, but
+    for rounding. The gradient goes back to the ranks that the rows came from.
+
+    What is sent goes by the exchange:
+
+    - "heads": all-to-all to whole sequences of a part of the heads, and back. Exact for every
+      estimator and gradient, the same work on every rank; the ranks must divide the key heads.
+    - "keys": every rank fetches the keys and values that its queries see and hashes them itself.
+      Exact for every estimator, but each rank computes with all the keys, and under a causal mask
+      with as many rows of queries.
+    - "tables": the ranks sum tables of buckets, whose size does not depend on the length. For
+      `Soft`, and for `Sampled` where queries and keys need no gradient: theirs has no such tables.
+
+    Parameters
+    ----------
+    group_or_mesh : ProcessGroup or one-dimensional DeviceMesh, optional
+        The ranks, in the order of the rows; None: all. Of a mesh of more dimensions give one,
+        `mesh["cp"]`.
+    layout : "contiguous" or "head_tail"
+        Which rows a rank has: consecutive ones, of any number (ranks may have different numbers,
+        none too), or chunks r and 2 P - 1 - r of 2 P, sized as by `torch.tensor_split`, which
+        gives all ranks as much to do under a causal mask. `shard` cuts a whole sequence.
+    exchange : "auto", "tables", "keys" or "heads"
+        "auto" is the one that sends the fewest bytes in a forward pass, and in a backward pass
+        where there will be one, of those that can compute the call. A named one that cannot is
+        replaced, with a warning.
+    cu_seqlens : integer tensor `(S + 1,)`, optional
+        Packed sequences, of the whole length: see `yoso_attention`. They may cross ranks. The same
+        on all ranks.
+
+    Attributes
+    ----------
+    last_exchange, last_reason : str or None
+        The exchange of the last call, and why.
+
+    Notes
+    -----
+    Every call begins with an all-gather of 40 bytes, in which the ranks compare what must be the
+    same on all of them: the options, seed, dtype, shapes but for the rows, and which tensors
+    require a gradient. Ranks that disagree, or one whose arguments are wrong, raise an error on
+    every rank. A rank that does not call at all, or has ended, is reported by the timeout of the
+    process group. An error that depends on the values of a rank's rows (a norm above lift_scale's
+    bound) is raised on that rank, and on the others when it ends.
+
+    A seed of None is drawn on every rank, and that of rank 0 is used.
+
+    In a compiled function the call is a graph break: `fullgraph=True` is an error.
+    """
+
+    def __init__(
+        self,
+        group_or_mesh: dist.ProcessGroup | DeviceMesh | None = None,
+        *,
+        layout: str = "contiguous",
+        exchange: str = "auto",
+        cu_seqlens: Tensor | None = None,
+    ) -> None:
+        check_choice("layout", layout, LAYOUTS)
+        check_choice("exchange", exchange, EXCHANGES)
+        self.group = _group_of(group_or_mesh)
+        self.layout, self.exchange = layout, exchange
+        self.cu_seqlens = None if cu_seqlens is None else _checked_starts(cu_seqlens)
+        self.last_exchange: str | None = None
+        self.last_reason: str | None = None
+        self._ranks = Ranks(self.group)
+
+    @property
+    def rank(self) -> int:
+        """Of this process in the group."""
+        return self._ranks.rank
+
+    @property
+    def size(self) -> int:
+        """Ranks of the group."""
+        return self._ranks.size
+
+    @property
+    def bytes_sent(self) -> int:
+        """To other ranks, by this object, since it was made."""
+        return self._ranks.bytes_sent
+
+    def __repr__(self) -> str:
+        packed = "" if self.cu_seqlens is None else f", {len(self.cu_seqlens) - 1} sequences"
+        return (
+            f"ContextParallel(rank {self.rank} of {self.size}, layout={self.layout!r}, "
+            f"exchange={self.exchange!r}{packed})"
+        )
+
+    # --- Rows -------------------------------------------------------------------------------------
+
+    def positions(self, n_rows: int, device: torch.device | str | None = None) -> Tensor:
+        """The positions of this rank's rows in a sequence of n_rows, int64, as `shard` cuts it."""
+        held = Rows(even_lengths(self.size, n_rows, self.layout), self.layout)
+        return torch.cat([torch.arange(a, b, device=device) for a, b, _ in held.chunks[self.rank]])
+
+    def shard(self, x: Tensor, dim: int = -2) -> Tensor:
+        """This rank's rows of x, which has all of them. Parts differ by a row (or two) at most."""
+        return x.index_select(dim, self.positions(x.shape[dim], x.device))
+
+    def gather(self, x: Tensor, dim: int = -2) -> Tensor:
+        """The rows of all ranks in order, on every rank. Differentiable; all ranks must call."""
+        x = x.movedim(dim, 0)
+        rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
+        lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
+        held = Rows(lengths.flatten().tolist(), self.layout)
+        plan = fetch_plan(self.rank, held, [[(0, held.total)]] * self.size)
+        out = fetch(self._ranks, rows, plan)
+        return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
+
+    @torch.compiler.disable(reason="ranks exchange rows")
+    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int]]:
+        """Each chunk of this rank's x `(B, H, n, D)` with the rows around it, for a convolution.
+
+        Returns for each chunk its rows, `before` more in front and `after` more behind them, zeros
+        outside the sequence, and where it starts and stops among the rank's rows. All ranks must
+        call. Differentiable.
+        """
+        lengths = self._ranks.all_gather(torch.tensor([x.shape[2]], device=x.device))
+        held = Rows(lengths.flatten().tolist(), self.layout)
+        spans = [[(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks]
+        plan = fetch_plan(self.rank, held, spans)
+        rows = fetch(self._ranks, x, plan)
+        parts, position = [], 0
+        for a, b, local in held.chunks[self.rank]:
+            size = before + b - a + after if a < b else 0
+            parts.append((rows[:, :, position : position + size], local, local + b - a))
+            position += size
+        return parts
+
+    # --- Attention --------------------------------------------------------------------------------
+
+    @torch.compiler.disable(reason="ranks exchange what they agree on")
+    def checked(self, check: Callable[..., T], *args: Any) -> T:
+        """What check returns. An error that it raises is raised on the other ranks, too."""
+        try:
+            return check(*args)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            self._agree({}, [REFUSED, 0, 0, 0, 0], str(error))
+            raise
+
+    def attend(self, estimator: Estimator, call: Call, causal_offset: int | None) -> Tensor:
+        """What `yoso_attention` returns for this rank's rows.
+
+        The call is checked, and its causal offset not yet resolved.
+        """
+        call = _cast(call)
+        seed = int(seed_tensor(call.seed))
+        n_rows = call.query.shape[2], call.key.shape[2]
+        description = self._describe(estimator, call, causal_offset)
+        digest = int.from_bytes(
+            hashlib.sha256(json.dumps(description, sort_keys=True).encode()).digest()[:7], "big"
+        )
+        headers = self._agree(description, [digest, seed, *n_rows, call.key_mask is not None])
+        seeds, query_lengths, key_lengths, masks = zip(*(h[1:] for h in headers), strict=True)
+        if call.key_mask is None and any(masks):
+            mask = call.key.new_ones((call.key.shape[0], n_rows[1]), dtype=torch.bool)
+            call = call._replace(key_mask=mask)
+        call = call._replace(seed=seed_tensor(seeds[0], call.query.device))
+        where = self._where(call, query_lengths, key_lengths, causal_offset)
+        n_sequences = 1 if where.starts is None else len(where.starts) - 1
+        estimator = estimator.at_lengths(
+            where.queries.total // n_sequences, where.keys.total // n_sequences
+        )
+        if self.size == 1:
+            starts = None
+            if where.starts is not None:
+                starts = torch.tensor(where.starts, device=call.query.device)
+            self.last_exchange, self.last_reason = None, "one rank"
+            call = call._replace(offset=where.offset, query_starts=starts, key_starts=starts)
+            return estimator.attend(call)
+        exchange = self._choose(estimator, call, where)
+        if exchange == "heads":
+            return attend_by_heads(self._ranks, estimator, call, where)
+        if exchange == "keys":
+            if isinstance(estimator, Sampled):  # the rule of where it is exact is a rule of lengths
+                estimator = dataclasses.replace(estimator, gradient_rank=None)
+            return attend_by_keys(self._ranks, estimator, call, where)
+        assert isinstance(estimator, Hashed)
+        return attend_by_tables(self._ranks, estimator, call, where)
+
+    def _describe(
+        self, estimator: Estimator, call: Call, causal_offset: int | None
+    ) -> dict[str, Any]:
+        """What must be the same on all ranks, in the words of the caller."""
+        grad = torch.is_grad_enabled()
+        tensors = {"query": call.query, "key": call.key, "value": call.value} | call.parameters
+        batch, heads, _, n_features = call.query.shape
+        _, key_heads, _, n_values = call.value.shape
+        starts = self.cu_seqlens
+        return {
+            "estimator": estimator.to_dict(),
+            "normalize": call.normalize,
+            "is_causal": call.is_causal,
+            "causal_offset": causal_offset,
+            "seed": None if call.seed is None else int(call.seed),
+            "dtype": str(call.query.dtype),
+            "batch, heads, key heads, features, values": [
+                *(batch, heads, key_heads, n_features, n_values)
+            ],
+            "parameters": {name: list(x.shape) for name, x in call.parameters.items()},
+            "requires_grad": [name for name, x in tensors.items() if grad and x.requires_grad],
+            "layout": self.layout,
+            "exchange": self.exchange,
+            "cu_seqlens": None if starts is None else starts,
+        }
+
+    def _agree(
+        self, description: dict[str, Any], header: list[int], refusal: str | None = None
+    ) -> list[list[int]]:
+        """All ranks' headers: digest, seed, rows of queries and of keys, and whether it has a
+        mask."""
+        place = torch.device("cpu")
+        if "nccl" in str(dist.get_backend(self.group)):
+            place = torch.device("cuda", torch.cuda.current_device())
+        headers = self._ranks.all_gather(torch.tensor(header, dtype=torch.int64, device=place))
+        everyone: list[list[int]] = headers.tolist()
+        if len({h[0] for h in everyone}) == 1 and refusal is None:
+            return everyone
+        told = self._ranks.all_gather_object(refusal if refusal is not None else description)
+        if refusal is not None:
+            return everyone  # the caller raises its own error
+        for rank, other in enumerate(told):
+            if isinstance(other, str):
+                raise RuntimeError(f"context_parallel: rank {rank} refused its arguments: {other}")
+        for name in description:
+            values = [other[name] for other in told]
+            if any(value != values[0] for value in values):
+                listed = "; ".join(f"rank {i}: {_short(x)}" for i, x in enumerate(values))
+                raise ValueError(f"{name} must be the same on all ranks of the group, got {listed}")
+        raise RuntimeError("context_parallel: ranks disagree, and nothing differs")
+
+    def _where(
+        self,
+        call: Call,
+        query_lengths: tuple[int, ...],
+        key_lengths: tuple[int, ...],
+        causal_offset: int | None,
+    ) -> Sequences:
+        queries, keys = Rows(query_lengths, self.layout), Rows(key_lengths, self.layout)
+        starts = self.cu_seqlens
+        if starts is not None:
+            if query_lengths != key_lengths:
+                raise ValueError(
+                    f"key must have query's rows on each rank with cu_seqlens, got "
+                    f"{list(key_lengths)} and {list(query_lengths)}"
+                )
+            if starts[-1] != queries.total:
+                raise ValueError(
+                    f"cu_seqlens must go from 0 to the {queries.total} rows of all ranks, got "
+                    f"{starts[0]} to {starts[-1]}"
+                )
+            if call.query.shape[0] != 1:
+                raise ValueError(
+                    f"query must have batch 1 with cu_seqlens, got batch {call.query.shape[0]}"
+                )
+        offset = 0
+        if call.is_causal and starts is None:
+            offset = keys.total - queries.total if causal_offset is None else causal_offset
+        return Sequences(queries, keys, starts, call.is_causal, offset)
+
+    # --- Which exchange ---------------------------------------------------------------------------
+
+    def _choose(self, estimator: Estimator, call: Call, where: Sequences) -> str:
+        reasons = self._impossible(estimator, call, where)
+        possible = [name for name in EXCHANGES[1:] if name not in reasons]
+        if not possible:
+            raise ValueError(
+                "context_parallel: no exchange can compute this call: "
+                + "; ".join(f"{name}: {why}" for name, why in reasons.items())
+            )
+        if self.exchange in possible:
+            self.last_exchange, self.last_reason = self.exchange, "as asked for"
+            return self.exchange
+        sent = self._bytes(estimator, call, where)
+        chosen = min(possible, key=lambda name: sent[name])
+        if self.exchange == "heads" and "keys" in possible:
+            chosen = "keys"
+        listed = ", ".join(f"{name} {sent[name]:,}" for name in possible)
+        why = f"bytes that a rank sends: {listed}"
+        left_out = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        if self.exchange != "auto":
+            why = f"{self.exchange} cannot compute this call ({reasons[self.exchange]})"
+            warnings.warn(f"context_parallel: exchange={chosen!r} is used: {why}", stacklevel=5)
+        elif left_out:
+            why += f" (not possible: {left_out})"
+        if (chosen, why) != (self.last_exchange, self.last_reason):
+            LOGGER.info("exchange=%r: %s", chosen, why)
+        self.last_exchange, self.last_reason = chosen, why
+        return chosen
+
+    def _impossible(self, estimator: Estimator, call: Call, where: Sequences) -> dict[str, str]:
+        """Exchanges that cannot compute the call, and why."""
+        reasons = {}
+        key_heads = call.key.shape[1]
+        if key_heads % self.size:
+            reasons["heads"] = f"{self.size} ranks do not divide the {key_heads} heads of keys"
+        lifted = estimator.unit_norm == "lift" and "lift_scale" not in call.parameters
+        if lifted and estimator.lift_scale == AUTO:
+            why = "lift_scale='auto' is the largest norm of the whole sequence"
+            reasons["keys"] = reasons["tables"] = why
+            return reasons
+        differentiated = torch.is_grad_enabled() and (
+            call.query.requires_grad
+            or call.key.requires_grad
+            or any(x.requires_grad for x in call.parameters.values())
+        )
+        if not isinstance(estimator, Hashed):
+            reasons["tables"] = f"{estimator!r} compares all pairs"
+        elif estimator.depends_on_position:
+            reasons["tables"] = "a local window compares pairs"
+        elif isinstance(estimator, Sampled) and differentiated:
+            reasons["tables"] = "the gradient of queries and keys of Sampled is not one of tables"
+        elif where.is_causal and (where.offset or where.queries.lengths != where.keys.lengths):
+            reasons["tables"] = "queries and keys have different positions under a causal mask"
+        return reasons
+
+    def _bytes(self, estimator: Estimator, call: Call, where: Sequences) -> dict[str, int]:
+        """Of a forward pass, and a backward pass where there will be one."""
+        batch, heads, _, n_features = call.query.shape
+        _, key_heads, _, n_values = call.value.shape
+        itemsize = call.query.element_size()
+        tables = 0
+        if isinstance(estimator, Hashed):
+            columns = n_values + (call.normalize == "sum")
+            n_slots = pieces_of(self._ranks, where).plan.n_slots
+            sizes = n_slots * batch * key_heads, estimator.n_hashes, 2**estimator.n_bits, columns, 4
+            tables = 1
+            for size in sizes:
+                tables *= size
+        costs = costs_of(
+            self.size,
+            where.queries.total,
+            tables,
+            keys_sent(where.queries, where.keys, where.starts, where.is_causal, where.offset),
+            batch * itemsize * key_heads * (n_features + n_values),
+            batch * itemsize * heads * (n_features + n_values),
+            tables,
+        )
+        tensors = call.query, call.key, call.value, *call.parameters.values()
+        trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        return {name: c.forward + trains * c.backward for name, c in costs.items()}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _group_of(given: Any) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "group_or_mesh must be a process group: torch.distributed.init_process_group has not "
+            "been called"
+        )
+    if given is None:
+        return dist.group.WORLD  # type: ignore[return-value]
+    if isinstance(given, DeviceMesh):
+        if given.ndim != 1:
+            names = given.mesh_dim_names or ("...",)
+            raise ValueError(
+                f"group_or_mesh must be one dimension of a mesh, mesh[{names[-1]!r}], got a mesh "
+                f"of {given.ndim} dimensions"
+            )
+        return given.get_group()
+    if not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            f"group_or_mesh must be a ProcessGroup, a DeviceMesh or None, got "
+            f"{type(given).__name__}"
+        )
+    if dist.get_rank(given) < 0:
+        raise ValueError("group_or_mesh must be a group that this rank belongs to")
+    return given
+
+
+def _checked_starts(starts: Any) -> list[int]:
+    name = "cu_seqlens"
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
+    if starts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
+    if starts.dim() != 1 or len(starts) < 2:
+        raise ValueError(
+            f"{name} must have shape (sequences + 1,), at least one sequence, got "
+            f"{tuple(starts.shape)}"
+        )
+    numbers: list[int] = starts.tolist()
+    if numbers[0] != 0 or any(a > b for a, b in zip(numbers, numbers[1:], strict=False)):
+        raise ValueError(f"{name} must begin with 0 and not decrease, got {_short(numbers)}")
+    return numbers
+
+
+def _cast(call: Call) -> Call:
+    """Under autocast queries, keys and values in its dtype, before they are sent."""
+    device = autocast_device(call.query)
+    if not torch.is_autocast_enabled(device):
+        return call
+    dtype = torch.get_autocast_dtype(device)
+    query, key, value = (
+        x if x.dtype is torch.float64 else x.to(dtype) for x in (call.query, call.key, call.value)
+    )
+    return call._replace(query=query, key=key, value=value)

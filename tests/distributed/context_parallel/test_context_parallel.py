@@ -1,0 +1,189 @@
+"""Attention over ranks equals attention in one process."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases import context_parallel as of_ranks  # noqa: E402
+
+from lshkit.attention import Expected, Sampled, Soft  # noqa: E402
+
+STARTS = [0, 5, 40, 41, 41, 150, 203]  # borders of ranks within sequences and on them
+SAMPLED = Sampled(n_bits=5, n_hashes=8, expectation="never")
+SOFT = Soft(n_bits=5, n_hashes=8)
+# float32, sums in another order, of up to N terms: outputs of about 1, gradients by their largest.
+TOLERANCE = 1e-5
+
+
+def check(ranks, n, cases):
+    """All cases on n ranks and in this process; returns the exchanges."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    answers = ranks.run(n, of_ranks.attend_all, cases)[0]
+    for case, (exchange, results) in zip(cases, answers, strict=True):
+        wanted = of_ranks.attend(None, case)
+        assert len(results) == len(wanted)
+        for i, (got, expected) in enumerate(zip(results, wanted, strict=True)):
+            scale = 1 + expected.abs().max()
+            worst = ((got - expected).abs() / scale).max()
+            assert worst <= TOLERANCE, f"{case}, {exchange}: tensor {i} is off by {worst:.2g}"
+    torch.set_num_threads(threads)
+    return [exchange for exchange, _ in answers]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("exchange", ["heads", "keys", "tables"])
+@pytest.mark.parametrize("estimator", [SAMPLED, SOFT, Expected(n_bits=5)], ids=lambda e: e.name)
+def test_each_exchange_equals_one_process(ranks, estimator, exchange, n):
+    if estimator.name == "expected" and exchange == "tables":
+        pytest.skip("compares all pairs")
+    sizes = {"heads": 12, "key_heads": 12} if n != 3 else {"heads": 6, "key_heads": 3}
+    if n == 2:
+        sizes = {"heads": 4, "key_heads": 2}
+    cases = [
+        {
+            "estimator": estimator,
+            "exchange": exchange,
+            "layout": layout,
+            "is_causal": is_causal,
+            "inputs": sizes,
+            # Sampled's tables carry the gradient of values alone.
+            "train": exchange != "tables" or estimator is SOFT,
+            **options,
+        }
+        for is_causal in (False, True)
+        for layout, options in (
+            ("contiguous", {"normalize": "sum"}),
+            ("head_tail", {"normalize": None, "masked": True}),
+            ("contiguous", {"cu_seqlens": STARTS}),
+            ("head_tail", {"cu_seqlens": STARTS, "masked": True}),
+        )
+    ]
+    assert set(check(ranks, n, cases)) == {exchange}
+
+
+def test_one_rank_computes_as_ever(ranks):
+    cases = [{"estimator": SAMPLED}, {"estimator": SOFT, "is_causal": True, "cu_seqlens": STARTS}]
+    assert check(ranks, 1, cases) == [None, None]
+
+
+def test_ranks_may_have_any_number_of_rows(ranks):
+    cases = [
+        {"estimator": e, "exchange": x, "lengths": lengths, "is_causal": causal, "masked": masked}
+        for e, x in ((SAMPLED, "keys"), (SOFT, "tables"), (SAMPLED, "heads"))
+        for lengths in ([100, 3, 100], [0, 203, 0], [203, 0, 0])
+        for causal, masked in ((True, False), (False, True))
+    ]
+    check(ranks, 3, cases)
+
+
+def test_rules_of_lengths_go_by_the_whole_sequence(ranks):
+    # The expectation is cheaper up to 6 n_hashes rows: 48, 192 and, packed, a mean of 33.
+    cases = [
+        {"estimator": Sampled(n_bits=5, n_hashes=hashes), "exchange": "keys", **options}
+        for hashes in (8, 32, 40)
+        for options in ({}, {"cu_seqlens": STARTS, "is_causal": True})
+    ]
+    check(ranks, 4, cases)
+
+
+def test_options_of_the_estimators(ranks):
+    generator = torch.Generator().manual_seed(0)
+    planes = torch.randn(4, 8, 5, 16, generator=generator)
+    learnt = {"planes": planes, "sharpness": torch.rand(4, generator=generator) + 1}
+    hyperplane = Soft(n_bits=5, n_hashes=8, hasher="hyperplane", n_probes=(2, 4))
+    lifted = Soft(n_bits=5, n_hashes=8, unit_norm="lift", lift_scale=60.0)
+    window = Sampled(n_bits=5, n_hashes=8, expectation="never", window=9)
+    four = {"heads": 4}
+    cases = [
+        {
+            "estimator": hyperplane,
+            "exchange": exchange,
+            "parameters": learnt,
+            "inputs": four,
+            **more,
+        }
+        for exchange in ("heads", "keys", "tables")
+        for more in ({"is_causal": True}, {})
+    ]
+    cases += [
+        {"estimator": lifted, "exchange": exchange, "inputs": four, **more}
+        for exchange in ("heads", "keys", "tables")
+        for more in ({"is_causal": True}, {"parameters": {"lift_scale": torch.tensor(70.0)}})
+    ]
+    cases += [
+        {"estimator": window, "exchange": x, "is_causal": causal, "inputs": four, **more}
+        for x in ("heads", "keys")
+        for causal in (False, True)
+        for more in ({}, {"cu_seqlens": STARTS, "layout": "head_tail"})
+    ]
+    cases += [
+        {"estimator": Sampled(n_bits=5, n_hashes=8, gradient=gradient), "inputs": four}
+        for gradient in ("collided", "unbiased")
+    ]
+    auto = Sampled(unit_norm="lift", lift_scale="auto", expectation="never", n_bits=5)
+    cases += [{"estimator": auto, "inputs": four}]
+    rank = Sampled(n_bits=2, n_hashes=8, expectation="never", gradient_rank=3)
+    cases += [{"estimator": rank, "exchange": "heads", "inputs": four | {"n": 1500, "batch": 1}}]
+    exchanges = check(ranks, 2, cases)
+    assert exchanges[-2] == "heads"
+
+
+def test_queries_and_keys_of_other_lengths(ranks):
+    cases = [
+        {"estimator": e, "exchange": x, "inputs": {"n": n, "n_keys": m}, **options}
+        for e, x in ((SAMPLED, "keys"), (SAMPLED, "heads"), (SOFT, "tables"))
+        for n, m in ((50, 203), (203, 50))
+        for options in ({}, {"is_causal": True}, {"is_causal": True, "causal_offset": 20})
+        for layout in ("contiguous",)
+    ]
+    exchanges = check(ranks, 3, cases)
+    assert "tables" in exchanges
+
+
+def test_results_have_the_same_bits_in_every_run(ranks):
+    cases = [
+        {"estimator": SOFT, "exchange": exchange, "is_causal": causal, "threads": threads}
+        for exchange in ("heads", "keys", "tables")
+        for causal in (False, True)
+        for threads in (1, 2)
+    ]
+    first, second = (ranks.run(3, of_ranks.attend_all, cases)[0] for _ in range(2))
+    for (_, a), (_, b) in zip(first, second, strict=True):
+        assert all(map(torch.equal, a, b))
+    for (_, a), (_, b) in zip(first[::2], first[1::2], strict=True):
+        assert all(map(torch.equal, a, b))  # at any number of threads
+
+
+def test_a_gradient_of_values_alone_goes_by_tables(ranks):
+    answers = ranks.run(3, of_ranks.value_gradient, SAMPLED)
+    for is_causal, (exchange, got, wanted) in enumerate(answers[0]):
+        assert exchange == "tables", is_causal
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("exchange", ["tables", "keys"])
+def test_gradients_of_soft_codes_are_numerical_derivatives(ranks, is_causal, exchange):
+    for good, used in ranks.run(2, of_ranks.gradcheck, is_causal, exchange):
+        assert good and used == exchange
+
+
+def test_sixteen_bits_are_exchanged_as_they_are(ranks):
+    cases = [
+        {"estimator": e, "exchange": x, "is_causal": c, "inputs": {"dtype": torch.bfloat16}}
+        for e, x in ((SAMPLED, "keys"), (SAMPLED, "heads"), (SOFT, "tables"))
+        for c in (False, True)
+    ]
+    for case, (_, results) in zip(cases, ranks.run(2, of_ranks.attend_all, cases)[0], strict=True):
+        wanted = of_ranks.attend(None, case)
+        for got, expected in zip(results, wanted, strict=True):
+            assert got.dtype is torch.bfloat16
+            scale = 1 + expected.abs().max()  # a rounding of each part, and one of their sum
+            assert ((got - expected).abs() / scale).max() <= 2**-6
+
+
+def test_fresh_hash_functions_are_those_of_the_first_rank(ranks):
+    for first, second, alone in ranks.run(3, of_ranks.fresh_seeds):
+        torch.testing.assert_close(first, alone, atol=1e-5, rtol=1e-5)
+        assert not torch.equal(first, second)

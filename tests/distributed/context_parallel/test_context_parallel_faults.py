@@ -1,0 +1,193 @@
+"""Ranks that disagree, refuse or end; arguments that make no sense; what is sent and held."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases import context_parallel as of_ranks  # noqa: E402
+
+from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
+from lshkit.distributed import ContextParallel, exchange_costs  # noqa: E402
+
+SAMPLED = Sampled(n_bits=5, n_hashes=8, expectation="never")
+
+
+@pytest.mark.parametrize(
+    ("other", "name"),
+    [
+        ({"estimator": Soft(n_bits=6)}, "estimator"),
+        ({"estimator": Sampled(n_bits=5)}, "estimator"),
+        ({"seed": 1}, "seed"),
+        ({"seed": None}, "seed"),
+        ({"is_causal": True}, "is_causal"),
+        ({"normalize": "sum"}, "normalize"),
+        ({"dtype": torch.float64}, "dtype"),
+        ({"heads": 2}, "heads"),
+        ({"columns": 8}, "features"),
+        ({"requires_grad": True}, "requires_grad"),
+    ],
+)
+def test_ranks_that_disagree_get_one_error_on_every_rank(ranks, other, name):
+    answers = ranks.run(3, of_ranks.disagree, [{}, other, {}])
+    assert len(set(answers)) == 1
+    kind, message = answers[0]
+    assert kind == "ValueError" and message.startswith(f"{name} must be") or name in message
+    assert "rank 0: " in message and "rank 1: " in message
+
+
+def test_a_rank_that_refuses_its_arguments_tells_the_others(ranks):
+    answers = ranks.run(3, of_ranks.disagree, [{}, {"dropout_p": 0.1}, {}])
+    assert answers[1][0] == "ValueError" and "dropout_p" in answers[1][1]
+    for kind, message in (answers[0], answers[2]):
+        assert kind == "RuntimeError" and "rank 1" in message and "dropout_p" in message
+
+
+def test_a_rank_that_ends_is_reported(fresh_ranks):
+    fresh_ranks.send(2, of_ranks.one_rank_ends)
+    good, (message, seconds) = fresh_ranks.answer(0)
+    assert good and "a rank has ended" in message
+    assert seconds < 20  # the group's timeout is 6
+
+
+def test_a_rank_that_does_not_call_is_reported(fresh_ranks):
+    answers = fresh_ranks.run(2, of_ranks.one_rank_stays_away)
+    message, seconds = answers[0]
+    assert "timeout of the process group" in message
+    assert 5 < seconds < 20
+
+
+def test_the_causal_exchange_holds_two_tables(fresh_ranks):
+    for grown, tables in fresh_ranks.run(2, of_ranks.peak_memory, 4, 12):
+        assert tables < grown <= 2.2 * tables
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (of_ranks.with_tuple, "TypeError", "group_or_mesh"),
+        (of_ranks.with_mesh, "ValueError", "mesh['cp']"),
+        (of_ranks.with_word, "ValueError", "layout"),
+        (of_ranks.with_exchange, "ValueError", "exchange"),
+        (of_ranks.with_floats, "TypeError", "cu_seqlens"),
+        (of_ranks.with_decreasing, "ValueError", "cu_seqlens"),
+        (of_ranks.with_short_starts, "ValueError", "cu_seqlens must go from 0 to the 32 rows"),
+        (of_ranks.with_starts_of_the_call, "ValueError", "cu_seqlens must be None"),
+        (of_ranks.with_wrong_chunks, "ValueError", "layout='head_tail'"),
+        (of_ranks.with_auto_scale, "ValueError", "lift_scale='auto'"),
+        (of_ranks.with_a_string, "TypeError", "context_parallel must be a ContextParallel"),
+    ],
+)
+def test_bad_arguments_are_named(ranks, make, kind, words):
+    for answer in ranks.run(4, of_ranks.error_of, make):
+        assert answer is not None and answer[0] == kind and words in answer[1], answer
+
+
+def test_without_a_process_group():
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        ContextParallel()
+    x = torch.randn(1, 1, 2, 4)
+    with pytest.raises(TypeError, match="context_parallel"):
+        yoso_attention(x, x, x, context_parallel=3)
+
+
+# ---------------------------------------------------------------------------- which exchange
+
+
+@pytest.mark.parametrize(
+    ("case", "used", "words"),
+    [
+        ({"exchange": "heads", "inputs": {"heads": 3}}, "keys", "do not divide the 3 heads"),
+        ({"exchange": "tables"}, "keys", "gradient of queries and keys of Sampled"),
+        ({"exchange": "tables", "train": False}, "tables", None),
+        (
+            {"exchange": "tables", "estimator": Sampled(window=3, expectation="never")},
+            "keys",
+            "window",
+        ),
+    ],
+)
+def test_an_exchange_that_cannot_is_replaced_with_a_warning(ranks, case, used, words):
+    for exchange, reason, warnings in ranks.run(
+        2, of_ranks.warnings_of, {"estimator": SAMPLED} | case
+    ):
+        assert exchange == used
+        if words is None:
+            assert not warnings
+        else:
+            assert words in reason and any(words in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "head_tail"])
+def test_shard_positions_and_gather(ranks, layout):
+    for n in (1, 7, 24):
+        answers = ranks.run(3, of_ranks.rows_round_trip, layout, n)
+        assert all(same for same, _, _ in answers)
+        positions = [p for _, p, _ in answers]
+        assert sorted(sum(positions, [])) == list(range(n))
+        assert [[x / 3 for x in own] for _, _, own in answers] == positions
+        if layout == "head_tail" and n == 24:
+            assert positions[0] == [0, 1, 2, 3, 20, 21, 22, 23]
+
+
+# ------------------------------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "head_tail"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_costs_are_the_bytes_that_are_sent(ranks, layout, is_causal):
+    sizes = {"batch": 2, "heads": 8, "key_heads": 4, "n": 96}
+    cases = [
+        {
+            "estimator": Soft(n_bits=4, n_hashes=8),
+            "exchange": exchange,
+            "layout": layout,
+            "is_causal": is_causal,
+            "inputs": sizes,
+            "train": train,
+        }
+        for exchange in ("tables", "keys", "heads")
+        for train in (False, True)
+    ]
+    answers = ranks.run(4, of_ranks.count_bytes, cases)
+    forward = [sum(sent) // 4 for sent in zip(*answers, strict=True)]
+    wanted = exchange_costs(
+        4,
+        96,
+        8,
+        of_ranks.D,
+        key_heads=4,
+        batch=2,
+        n_bits=4,
+        n_hashes=8,
+        is_causal=is_causal,
+        layout=layout,
+    )
+    for i, exchange in enumerate(("tables", "keys", "heads")):
+        cost = wanted[exchange]
+        assert forward[2 * i] == cost.forward
+        assert forward[2 * i + 1] == cost.forward + cost.backward
+
+
+def test_tables_do_not_grow_with_the_length(ranks):
+    cases = [
+        {"estimator": SAMPLED, "exchange": "tables", "train": False, "inputs": {"n": n}}
+        for n in (64, 1024)
+    ]
+    for short, long in ranks.run(2, of_ranks.count_bytes, cases):
+        assert short == long > 0
+
+
+@pytest.mark.parametrize(("n_bits", "most"), [(8, 1 / 20), (12, 0.6)])
+@pytest.mark.parametrize("ranks_", [2, 4, 8, 64, 1024])
+def test_tables_send_less_than_a_ring_at_long_lengths(n_bits, most, ranks_):
+    costs = exchange_costs(ranks_, 262_144, 8, 64, n_bits=n_bits)
+    ring = (ranks_ - 1) * 262_144 // ranks_ * 8 * 128 * 4  # keys and values go round
+    assert costs["keys"].forward == ring
+    assert costs["tables"].forward <= most * ring
+
+
+def test_costs_refuse_what_they_do_not_know():
+    with pytest.raises(ValueError, match="layout"):
+        exchange_costs(2, 10, 1, 4, layout="ring")
+    with pytest.raises(ValueError, match="ranks"):
+        exchange_costs(0, 10, 1, 4)

@@ -1,0 +1,54 @@
+"""Modules, training wrappers and compiled graphs over ranks."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases import context_parallel as of_ranks  # noqa: E402
+
+from lshkit.attention import YosoAttention  # noqa: E402
+
+
+def test_modules_equal_one_process(ranks):
+    # 10 rows: with windows of 3 some of the chunks are as short as their surroundings.
+    for n in (10, 41):
+        found = ranks.run(4, of_ranks.module_cases, n)[0]
+        wanted = of_ranks.module_alone(n)
+        wanted |= dict.fromkeys(("checkpointed", "compiled"), wanted["causal"])
+        for name, results in found.items():
+            atol = 1e-5 if name != "autocast" else 0.1
+            for got, expected in zip(results, wanted[name], strict=True):
+                scale = 1 + expected.abs().max()
+                assert ((got - expected).abs() / scale).max() <= atol, (name, n)
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("replicas", "options"), [(1, {"layout": "head_tail"}), (2, {})])
+def test_steps_on_a_mesh_equal_one_process(ranks, wrap, replicas, options):
+    def call(model, step):
+        batches = [of_ranks.batch_of(replica + 10 * step) for replica in range(replicas)]
+        return model(torch.cat(batches))
+
+    model = of_ranks.Model()
+    losses = of_ranks.train(model, 3, call)
+    for answer in ranks.run(4, of_ranks.ddp_steps, replicas, wrap, options):
+        torch.testing.assert_close(answer[0], losses, atol=1e-5, rtol=1e-5)
+        for got, expected in zip(answer[1], model.parameters(), strict=True):
+            torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_packed_sequences_have_no_convolution_and_a_state_one_rank(ranks):
+    for kind, message in ranks.run(2, of_ranks.module_errors):
+        assert kind == ["ValueError"] * 2
+        assert "conv_window=3" in message[0] and "context_parallel" in message[1]
+
+
+def test_a_call_that_one_module_refuses_is_an_error_on_all(ranks):
+    answers = ranks.run(3, of_ranks.wrong_module_call)
+    assert answers[0][0] == "ValueError" and "attn_mask" in answers[0][1]
+    for kind, message in answers[1:]:
+        assert kind == "RuntimeError" and "rank 0" in message and "attn_mask" in message
+
+
+def test_the_keyword_is_documented():
+    assert "context_parallel" in YosoAttention.forward.__doc__
