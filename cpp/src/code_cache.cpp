@@ -73,7 +73,7 @@ struct QueryTable {
     };
     for (index_t g = 0; g < groups; ++g) widest = std::max(widest, top(g)), total += top(g);
     const double step = 2 * widest / 63;
-    if (!(step > 0)) {
+    if (!(step > 0) || !std::isfinite(step)) {
       std::memset(entries, 0, groups * 16);
       return;
     }
@@ -221,6 +221,7 @@ struct Step {
   }
   double error() const {
     double along = 0, square = 0;
+    if (!(sums.denominator > 0)) return 0;
     const double inverse = 1.0 / sums.denominator;
     for (index_t c = 0; c < n_values; ++c) {
       const double out = sums.numerator[c] * inverse;
@@ -357,7 +358,8 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
                                          keys.n_bits, d, keys.norm[matrix]));
     outputs.n_read[task] = std::int32_t(step.n_read);
     outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
-    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] / step.sums.denominator;
+    const float inverse = step.sums.denominator > 0 ? 1 / step.sums.denominator : 0;
+    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] * inverse;
   });
 }
 

@@ -65,8 +65,8 @@ class CodeCache:
 
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of
-    threads. There is no autograd through a cache: RuntimeError where grad mode is on and an input
-    requires grad. CPU tensors only.
+    threads. A key with a NaN or infinity is ignored. There is no autograd through a cache:
+    RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
     """
 
     batch_size: int
@@ -84,6 +84,11 @@ class CodeCache:
     scale: float
     seed: int
     dtype: torch.dtype
+    _key: Tensor
+    _value: Tensor
+    _codes: Tensor
+    _positions: int
+    _starts: list[int]
 
     def __init__(
         self,
@@ -347,16 +352,17 @@ class CodeCache:
             torch.empty(shape, dtype=torch.int32),
             torch.empty(shape, dtype=torch.float32),
         )
+        z = normal_quantile(self.delta)
         _C.code_step(
             *(rows(query, torch.float32), self.key, self.value, *self._coded),
-            *(self.scale, self.n_sinks, self.window, self.epsilon, normal_quantile(self.delta)),
-            *(self.min_share, self.max_share, EXACT_BELOW, self.seed),
-            *(out, report.log_sum, report.error, report.keys, torch.get_num_threads()),
+            *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
+            *(self.max_share, EXACT_BELOW, self.seed, out, report.log_sum),
+            *(report.error, report.keys, torch.get_num_threads()),
         )
         return out.to(self.dtype), report
 
     @property
-    def _coded(self) -> tuple[Tensor, ...]:
+    def _coded(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """What the core knows of the codes."""
         starts = torch.tensor(self._starts, dtype=torch.int64, device="cpu")
         return self._codes, self._planes, self._centre, self._norm, starts
@@ -452,13 +458,16 @@ class CodeCache:
             if centred != self._centred[b]:
                 for h in range(self.num_key_heads):  # in turn: copies of all would be large
                     first = self._key[b, h, start : start + centred].double()
-                    centre = first.mean(0)
+                    first = first[first.isfinite().all(-1)]
+                    centre = first.sum(0) / max(len(first), 1)
                     self._centre[b, h] = centre
-                    self._norm[b, h] = (first - centre).square().sum(-1).mean().sqrt()
+                    squares = (first - centre).square().sum(-1)
+                    self._norm[b, h] = (squares.sum() / max(len(first), 1)).sqrt()
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
-                span = b, self._hashed[b], length
-                _C.code_keys(self.key, *self._coded, *span, torch.get_num_threads())
+                _C.code_keys(
+                    *(self.key, *self._coded, b, self._hashed[b], length, torch.get_num_threads())
+                )
                 self._hashed[b] = length
 
     def _like(self, indices: Any) -> "CodeCache":

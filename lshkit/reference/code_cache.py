@@ -145,6 +145,8 @@ class Sums:
         self.a1 = np.zeros_like(self.numerator)
 
     def add(self, scores: np.ndarray, value: np.ndarray, probability: np.ndarray) -> None:
+        finite = np.isfinite(scores)  # of keys that are not, nothing is known
+        scores, value, probability = scores[finite], value[finite], probability[finite]
         if not len(scores):
             return
         largest = max(self.largest, float(scores.max()))

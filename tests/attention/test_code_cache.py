@@ -227,6 +227,18 @@ def test_a_query_that_is_not_finite():
     assert out[0, [0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("n", [500, 3000])
+def test_keys_that_are_not_finite_are_ignored(n):
+    query, key, value = qkv("spread", n, 4)
+    bad = torch.arange(n) % 3 == 1
+    key[:, :, bad] = torch.tensor([torch.nan, torch.inf])[torch.arange(n)[bad] % 2, None]
+    out, report = filled(query, key, value, max_share=0.5).attend(query, True)
+    wanted, _, norm = softmax(query, key[:, :, ~bad], value[:, :, ~bad])
+    assert ((out - wanted).norm(dim=-1) <= 2 * report.error * norm + 1e-5).all()
+    out, report = filled(query, torch.nan * key, value).attend(query, True)
+    assert (out == 0).all() and (report.log_sum == -torch.inf).all()
+
+
 def test_zero_queries_and_constant_keys():
     """Where estimates say nothing the sample is uniform."""
     query, key, value = qkv("spread", 3000, 2)

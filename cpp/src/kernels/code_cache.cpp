@@ -304,13 +304,19 @@ struct Reader {
       alignas(64) float score[kChunk], w[kChunk], u[kChunk];
       scores(begin, count, score);
       float largest = p.sums->largest;
-      for (index_t i = 0; i < count; ++i) largest = score[i] > largest ? score[i] : largest;
+      for (index_t i = 0; i < count; ++i) {
+        if (!std::isfinite(score[i])) score[i] = -INFINITY;  // a key that is not finite is ignored
+        largest = score[i] > largest ? score[i] : largest;
+      }
+      if (largest == -INFINITY) continue;
       if (largest > p.sums->largest) keep(), rescale(largest);
       for (index_t i = count; i < kChunk; ++i) score[i] = largest;
       for (index_t i = 0; i < kChunk; i += W) {
         F probability = broadcast(1.0f);
         if (p.probability) probability = load_first(p.probability + begin + i, int(count - i));
-        const F weight = exp_minus(broadcast(largest) - load(score + i)) / probability;
+        const F exponent = broadcast(largest) - load(score + i);
+        F weight = exp_minus(exponent) / probability;
+        weight = exponent < broadcast(INFINITY) ? weight : F{};
         store(w + i, weight);
         store(u + i, weight * weight * (1.0f - probability));
       }

@@ -34,6 +34,9 @@ OPTIONS = (
 class CodeCacheLayer(DynamicLayer):
     """One layer of a model: a `CodeCache`, made when the first keys come."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, group: int, options: dict[str, Any]) -> None:
         super().__init__()
         self.group = group  # query heads to a key head
