@@ -447,6 +447,10 @@ def yoso_backward(
     bfloat16_products: bool = False,
     query_starts: object = None,
     key_starts: object = None,
+    gradient_query_codes: object = None,
+    gradient_key_codes: object = None,
+    out: object = None,
+    divisors: object = None,
 ) -> None: ...
 def yoso_forward(
     query: object,
@@ -467,4 +471,5 @@ def yoso_forward(
     window: int = 0,
     query_starts: object = None,
     key_starts: object = None,
+    divisors: object = None,
 ) -> None: ...

@@ -20,6 +20,7 @@ import threading
 import time
 
 try:
+    import dask
     import dask.array as da
     import matplotlib
     import numpy as np
@@ -96,6 +97,8 @@ def state(dask_scheduler) -> tuple[int, int]:
 
 
 def cluster(workers: int) -> LocalCluster:
+    # A cluster gives a lost worker up if none is there again after 15 s: busy machines take longer.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "60s"})
     options = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": "ERROR"}
     return LocalCluster(n_workers=workers, processes=True, **options)
 

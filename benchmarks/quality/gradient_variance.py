@@ -33,6 +33,17 @@ TABLES = {
             "soft codes, 4 probes of 12 bits": Soft(),
         },
     ),
+    "subset": (
+        256,
+        8,
+        {
+            f"`{gradient!r}`, `gradient_hashes={count}`".replace("'", '"'): Sampled(
+                gradient=gradient, gradient_hashes=count, expectation="never"
+            )
+            for gradient in ("lower_bound", "unbiased")
+            for count in (32, 16, 8)
+        },
+    ),
     # The sketch is for buckets of many rows: here 64.
     "sketch": (
         2048,

@@ -6,9 +6,10 @@ Starts 1 to 4 processes of one thread each on this machine (gloo over the loopba
 are those of the slowest rank, the smallest of a few calls; the efficiency is the seconds of one
 process over ranks times theirs, and means something up to as many ranks as there are cores. Ring
 attention is softmax attention whose keys and values go from rank to rank, written plainly below:
-torch's own context_parallel is tried first. Bytes are those that a rank hands to the process group
-for the others, on average over the ranks, counted at every call; the simulation runs the code of
-single ranks of up to 1024 with a process group that counts and sends nothing.
+torch's own context_parallel is tried first, and compared with one process. Bytes are those that a
+rank hands to the process group for the others, on average over the ranks, counted at every call;
+the simulation runs the code of single ranks of up to 1024 with a process group that counts and
+sends nothing.
 """
 
 import argparse
@@ -80,18 +81,26 @@ class Ring:
 
 
 def torchs_own(group):
-    """None where torch's context_parallel runs here, else what it raises."""
+    """How torch's context_parallel does here."""
     try:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.experimental import context_parallel
         from torch.nn.functional import scaled_dot_product_attention
 
         mesh = init_device_mesh("cpu", (dist.get_world_size(group),))
-        tensors = [torch.randn(1, 2, 64, 16) for _ in range(3)]
-        with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[2, 2, 2]):
-            scaled_dot_product_attention(*tensors)
+        generator = torch.Generator().manual_seed(0)
+        tensors = [torch.randn(1, 2, 64, 16, generator=generator) for _ in range(3)]
+        whole = scaled_dot_product_attention(*tensors)
+        with context_parallel(mesh, buffers=[*tensors, whole], buffer_seq_dims=[2] * 4):
+            out = scaled_dot_product_attention(*tensors)
+            alone = scaled_dot_product_attention(*(x.clone() for x in tensors))
+            off, local = (float((out - x).abs().max()) for x in (whole, alone))
     except Exception as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    if off < 1e-4:
+        return "as one process"
+    what = "each rank attends to its own rows alone" if local < 1e-5 else "wrong"
+    return f"no error, but {what}: off by {off:.2f}"
 
 
 # --- A rank ---------------------------------------------------------------------------------------

@@ -45,11 +45,57 @@ GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionSh
   return sketch;
 }
 
+// The output and its divisors that a backward may be given, or neither.
+struct KeptViews {
+  std::optional<TensorView> out;
+  std::optional<DivisorsView> divisors;
+
+  KeptViews(py::handle out_object, py::handle divisors_object, const AttentionViews& in,
+            Normalize normalize) {
+    if (out_object.is_none() || normalize == Normalize::none) return;
+    if (divisors_object.is_none()) throw py::value_error("divisors: out needs them, was None");
+    check_vectors(out.emplace("out", out_object, TensorView::Place::any), in.query.type());
+    out->require_shape({in.out.shape(0), in.out.shape(1), in.out.shape(2), in.out.shape(3)});
+    divisors.emplace(divisors_object, in.shape, normalize);
+  }
+  KeptOutput kept() const {
+    if (!out) return {};
+    return {float_matrices<float, const void>(*out), divisors->data()};
+  }
+  std::vector<const TensorView*> views() const {
+    if (!out) return {};
+    return {&*out, divisors->view()};
+  }
+};
+
+// Codes of a subset of the hashes, or none.
+struct GradientCodeViews {
+  std::optional<TensorView> queries, keys;
+
+  GradientCodeViews(py::handle query_object, py::handle key_object, const AttentionViews& in,
+                    index_t n_bits) {
+    if (query_object.is_none() && key_object.is_none()) return;
+    queries.emplace("gradient_query_codes", query_object, TensorView::Place::any);
+    keys.emplace("gradient_key_codes", key_object, TensorView::Place::any);
+    queries->require_dims(4, kCodeAxes);
+    check_attention_codes(*queries, in.query, n_bits, queries->shape(3));
+    check_attention_codes(*keys, in.key, n_bits, queries->shape(3));
+  }
+  GradientCodes codes() const {
+    if (!queries) return {};
+    return {codes_of(*queries), codes_of(*keys), queries->shape(3)};
+  }
+  std::vector<const TensorView*> views() const {
+    if (!queries) return {};
+    return {&*queries, &*keys};
+  }
+};
+
 void sampled_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                      py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
                      bool causal, int normalize, py::handle out, py::handle query_codes_object,
                      py::handle key_codes_object, int threads, index_t window,
-                     py::handle query_starts, py::handle key_starts) {
+                     py::handle query_starts, py::handle key_starts, py::handle divisors_object) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
                           key_starts);
   constexpr auto any = TensorView::Place::any;
@@ -62,18 +108,25 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   in.out.require_output();
   check_attention_codes(query_codes.require_output(), in.query, n_bits, n_hashes);
   check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
+  std::optional<DivisorsView> divisors;
+  if (!divisors_object.is_none()) {
+    divisors.emplace(divisors_object, in.shape, options.normalize);
+    divisors->require_output();
+  }
   if (in.out.size() == 0 && query_codes.size() == 0 && key_codes.size() == 0) return;
-  const CudaCall gpu(in.views({&parameters, &query_codes, &key_codes}));
+  const CudaCall gpu(
+      in.views({&parameters, &query_codes, &key_codes, divisors ? divisors->view() : nullptr}));
+  float* const to_divisors = divisors ? divisors->data() : nullptr;
   if (gpu.run([&](const auto& queue, void* scratch) {
         return cuda::yoso_forward(queue, in.shape, options, functions, in.inputs<float>(),
                                   float_matrices<float, void>(in.out), query_codes.data<void>(),
-                                  key_codes.data<void>(), scratch);
+                                  key_codes.data<void>(), scratch, to_divisors);
       }))
     return;
   WithoutGil without_gil;
   yoso_forward(in.shape, options, functions, in.inputs<float>(),
                float_matrices<float, void>(in.out), query_codes.data<void>(),
-               key_codes.data<void>(), threads);
+               key_codes.data<void>(), threads, to_divisors);
 }
 
 void sampled_backward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
@@ -82,7 +135,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
                       int threads, index_t window, index_t gradient_rank,
                       py::handle rotation_object, bool bfloat16_products, py::handle query_starts,
-                      py::handle key_starts) {
+                      py::handle key_starts, py::handle gradient_query_codes,
+                      py::handle gradient_key_codes, py::handle out, py::handle divisors) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
@@ -99,9 +153,18 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   std::optional<TensorView> rotation;
   options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
   options.bfloat16_products = bfloat16_products;
+  const GradientCodeViews subset(gradient_query_codes, gradient_key_codes, in, n_bits);
+  options.gradient_codes = subset.codes();
+  if (subset.queries && options.window > 0)
+    subset.queries->wrong_value("None is wanted with a window");
+  const KeptViews kept(out, divisors, in, options.normalize);
+  options.kept = kept.kept();
   if (gradients.empty()) return;
-  const CudaCall gpu(
-      in.views({&query_codes, &key_codes, &gradients.query, &gradients.key, &gradients.value}));
+  std::vector<const TensorView*> views =
+      in.views({&query_codes, &key_codes, &gradients.query, &gradients.key, &gradients.value});
+  for (const auto& more : {subset.views(), kept.views()})
+    views.insert(views.end(), more.begin(), more.end());
+  const CudaCall gpu(views);
   if (gpu.run([&](const auto& queue, void* scratch) {
         return cuda::yoso_backward(queue, in.shape, options, static_cast<int>(n_bits), n_hashes,
                                    in.inputs<float>(), codes_of(query_codes), codes_of(key_codes),
@@ -172,13 +235,15 @@ void bind_attention(py::module_& module) {
   module.def("yoso_forward", &sampled_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "causal"_a, "normalize"_a,
              "out"_a, "query_codes"_a, "key_codes"_a, "threads"_a = 0, py::kw_only(),
-             "window"_a = 0, "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             "window"_a = 0, "query_starts"_a = py::none(), "key_starts"_a = py::none(),
+             "divisors"_a = py::none());
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
              py::kw_only(), "window"_a = 0, "gradient_rank"_a = 0, "rotation"_a = py::none(),
              "bfloat16_products"_a = false, "query_starts"_a = py::none(),
-             "key_starts"_a = py::none());
+             "key_starts"_a = py::none(), "gradient_query_codes"_a = py::none(),
+             "gradient_key_codes"_a = py::none(), "out"_a = py::none(), "divisors"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0, py::kw_only(),
              "query_starts"_a = py::none(), "key_starts"_a = py::none());

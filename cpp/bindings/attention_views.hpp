@@ -80,6 +80,23 @@ struct AttentionViews {
   }
 };
 
+// What the rows of sums were divided by; with no normalisation no columns.
+class DivisorsView {
+ public:
+  DivisorsView(py::handle object, const AttentionShape& shape, Normalize normalize)
+      : view_("divisors", object, TensorView::Place::any), wanted_(normalize != Normalize::none) {
+    view_.require_type({kFloat32}).require_contiguous();
+    view_.require_shape({shape.batch, shape.heads, wanted_ ? shape.n_queries : 0});
+  }
+  void require_output() const { view_.require_output(); }
+  float* data() const { return wanted_ ? view_.data<float>() : nullptr; }
+  const TensorView* view() const { return wanted_ ? &view_ : nullptr; }
+
+ private:
+  TensorView view_;
+  bool wanted_;
+};
+
 struct GradientViews {
   TensorView query, key, value;
 

@@ -166,9 +166,10 @@ struct BackwardScratch {
   }
 };
 
+// norms: of the rows, where it is not null and normalize is l2.
 template <class T>
-void normalize_output(Normalize normalize, Matrix<T> out, const T* sums) {
-  if (normalize == Normalize::l2) kernels().typed<T>().normalize_l2(out, nullptr);
+void normalize_output(Normalize normalize, Matrix<T> out, const T* sums, T* norms = nullptr) {
+  if (normalize == Normalize::l2) kernels().typed<T>().normalize_l2(out, norms);
   if (normalize == Normalize::sum) kernels().typed<T>().normalize_sum(out, sums);
 }
 
@@ -195,6 +196,17 @@ Matrix<const T> output_backward(Normalize normalize, Matrix<const T> grad,
     *bias = s.bias;
   }
   return {s.raw.data, s.raw.stride, s.raw.rows, s.raw.columns};
+}
+
+// The rows of sums that `out` is the normalised form of, and for Normalize::sum their divisors.
+inline void restore_sums(Normalize normalize, const Input<float>& out, const float* divisors,
+                         const HeadRange& range, Matrix<float> raw, float* sums) {
+  const float* divisor = divisors + range.query_row;
+  if (normalize == Normalize::sum) std::copy_n(divisor, raw.rows, sums);
+  const Matrix<const float> rows =
+      rows_as<float>(out, range.queries, raw.rows, raw.columns, raw.data);
+  for (index_t i = 0; i < raw.rows; ++i)
+    for (index_t c = 0; c < raw.columns; ++c) raw.row(i)[c] = rows.row(i)[c] * divisor[i];
 }
 
 // The backward pass of one head: its inputs, and where its gradients go.

@@ -246,12 +246,7 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
         options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
-          const float* divisor = divisors + b.range.query_row;
-          if (options.normalize == Normalize::sum) std::copy_n(divisor, raw.rows, sums);
-          const Matrix<const float> rows =
-              rows_as<float>(out, b.range.queries, raw.rows, raw.columns, raw.data);
-          for (index_t i = 0; i < raw.rows; ++i)
-            for (index_t c = 0; c < raw.columns; ++c) raw.row(i)[c] = rows.row(i)[c] * divisor[i];
+          restore_sums(options.normalize, out, divisors, b.range, raw, sums);
         });
 
     double sharpness = 0;

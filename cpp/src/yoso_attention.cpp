@@ -78,7 +78,7 @@ void add_window_of_head(const AttentionShape& shape, const AttentionOptions& opt
 
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
                   const HashFunctions& functions, AttentionInputs<float> in, Output<float> out,
-                  void* query_codes, void* key_codes, int threads) {
+                  void* query_codes, void* key_codes, int threads, float* divisors) {
   const index_t heads = head_count(shape);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
@@ -115,13 +115,17 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
     sum(s, first, last);
     if (!finish) return;
+    float* divisor =
+        divisors && options.normalize != Normalize::none ? divisors + r.query_row : nullptr;
     float* counts = nullptr;
     if (options.normalize == Normalize::sum) {
-      counts = static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
+      counts =
+          divisor ? divisor
+                  : static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
       collision_counts(s, counts);
     }
     if (options.window > 0) add_window_of_head(shape, options, in, r, s, functions.n_bits, counts);
-    normalize_output(options.normalize, s.out, counts);
+    normalize_output(options.normalize, s.out, counts, divisor);
     if (valid) fill_invalid_rows(s.out, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, s.out);
   };
@@ -145,6 +149,9 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
         options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
+          if (options.kept.divisors)
+            return restore_sums(options.normalize, options.kept.out, options.kept.divisors, b.range,
+                                raw, sums);
           forward.out = raw;
           sum_slices(forward, 0, slices);
           if (options.normalize == Normalize::sum) collision_counts(forward, sums);
@@ -171,18 +178,23 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
         add_window_gradient(p, s.norms, forward, options, n_bits, b.value_grad);
       unit_norms_backward(p);
     };
+    const GradientCodes& subset = options.gradient_codes;
     const auto fill = [&](SampledGradient& p) {
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.query_codes = forward.query_codes;
       p.key_codes = forward.key_codes;
       p.code_bytes = query_codes.bytes;
       p.n_hashes = n_hashes;
+      if (subset.n_hashes == 0) return;
+      p.query_codes = subset.queries.rows(b.range.query_row, subset.n_hashes);
+      p.key_codes = subset.keys.rows(b.range.key_row, subset.n_hashes);
+      p.n_hashes = subset.n_hashes;
     };
     if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill(p);
       p.n_buckets = forward.n_buckets;
-      p.scale = 0.5f * float(n_bits) / float(n_hashes);
+      p.scale = 0.5f * float(n_bits) / float(p.n_hashes);
       p.bfloat16_products = options.bfloat16_products;
       if (options.sketch.rank < shape.n_values) {
         p.rank = options.sketch.rank;

@@ -3,7 +3,7 @@
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
 // the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
-// codes alone. A near window has the forward keep unit vectors too.
+// codes, the output and a number a row. A near window has the forward keep unit vectors too.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_gradient.cuh"
 #include "lshkit/cuda/bucket_gradient_matrix.cuh"
@@ -102,7 +102,7 @@ BucketSum<float> transposed(const Problem& p, BucketSum<float> a, const UnitVect
 }
 
 void finish_output(const Problem& p, const float* sums, const UnitVectors& query,
-                   const Output<float>& out) {
+                   const Output<float>& out, float* divisors = nullptr) {
   NormalizeRows a;
   a.sums = sums;
   a.batch = p.s.batch;
@@ -114,6 +114,7 @@ void finish_output(const Problem& p, const float* sums, const UnitVectors& query
   a.valid = query.valid;
   a.out = Elements(out);
   a.data = out.data;
+  a.divisors = p.options.normalize == Normalize::none ? nullptr : divisors;
   normalize(p.queue, a);
 }
 
@@ -130,6 +131,19 @@ struct BackwardScratch {
         key_grad(cut.take<float>(p.keys_of_queries() * p.s.n_features)),
         value_grad(cut.take<float>(p.keys_of_queries() * p.s.n_values)) {}
 };
+
+void restore_sums(const Problem& p, float* sums) {
+  RestoreSums a;
+  a.out = Elements(p.options.kept.out);
+  a.divisors = p.options.kept.divisors;
+  a.batch = p.s.batch;
+  a.heads = p.s.heads;
+  a.n_rows = p.s.n_queries;
+  a.columns = p.s.n_values;
+  a.counts = p.counts();
+  a.sums = sums;
+  restore_sums(p.queue, a);
+}
 
 void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad,
                    int significand = 24) {
@@ -392,7 +406,7 @@ void finish_values(const Problem& p, const BackwardScratch& b, const Output<floa
 index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      const AttentionOptions& options, const HashFunctions& functions,
                      AttentionInputs<float> in, Output<float> out, void* query_codes,
-                     void* key_codes, void* scratch) {
+                     void* key_codes, void* scratch, float* divisors) {
   const Problem p{queue, shape, options, in};
   Cut cut(scratch);
   const bool near = options.window > 0;
@@ -416,7 +430,7 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
   bucket_sum(queue, sum, p.sequences(), shared_limit(queue));
   add_window_sums(p, query, key, functions.n_bits, {query_codes, code_bytes},
                   {key_codes, code_bytes}, functions.n_hashes, sums);
-  finish_output(p, sums, query, out);
+  finish_output(p, sums, query, out, divisors);
   return cut.used();
 }
 
@@ -432,7 +446,12 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   const bool by_buckets = options.gradient == Gradient::lower_bound && !matrices;
   const int sort_bits = n_bits < kSortBits ? n_bits : kSortBits;
   const SortScratch sort = by_buckets ? SortScratch(cut, p, sort_bits) : SortScratch{};
-  const MatrixProblem matrix = matrix_problem(p, b, n_bits, query_codes, key_codes, n_hashes);
+  // Of queries and keys: all hashes, or a subset.
+  const GradientCodes codes = options.gradient_codes.n_hashes > 0
+                                  ? options.gradient_codes
+                                  : GradientCodes{query_codes, key_codes, n_hashes};
+  const MatrixProblem matrix =
+      matrix_problem(p, b, n_bits, codes.queries, codes.keys, codes.n_hashes);
   const MatrixScratch matrix_scratch = matrices ? MatrixScratch(cut, matrix) : MatrixScratch{};
   if (!scratch) return cut.used();
 
@@ -441,7 +460,9 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   fill(p, b.key, false, with_unit);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
-  if (options.normalize != Normalize::none) {
+  if (options.kept.divisors) {
+    restore_sums(p, b.sums);
+  } else if (options.normalize != Normalize::none) {
     bucket_sum(queue, sum, p.sequences(), limit);
     add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
   }
@@ -455,9 +476,9 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   if (matrices) {
     bucket_gradient(queue, matrix, matrix_scratch);
   } else if (by_buckets) {
-    lower_bound(p, b, sort, n_bits, sort_bits, query_codes, key_codes, n_hashes);
+    lower_bound(p, b, sort, n_bits, sort_bits, codes.queries, codes.keys, codes.n_hashes);
   } else {
-    pair_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
+    pair_gradients(p, b, weight, n_bits, codes.queries, codes.keys, codes.n_hashes);
   }
   add_window_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);

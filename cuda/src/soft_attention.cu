@@ -8,7 +8,6 @@
 #include "lshkit/cuda/probes.cuh"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
-#include "lshkit/cuda/soft_attention.cuh"
 #include "lshkit/cuda/soft_hash_gradient.cuh"
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
 

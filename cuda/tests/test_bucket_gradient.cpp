@@ -144,6 +144,7 @@ struct Case {
   index_t hashes = 2;
   bool causal = false, bias = false, packed = false;
   double skew = 1;  // above 1 most rows share a bucket
+  int crowded = kCrowdedRows;
   float grad_size = 1, value_size = 1;
   Element element = Element::bfloat16;
 };
@@ -236,6 +237,7 @@ void check_gradient(const Case& c) {
   p.causal = c.causal;
   p.scale = 0.75f;
   p.element = c.element;
+  p.crowded = c.crowded;
   Cut measure(nullptr);
   MatrixScratch unused(measure, p);
   std::vector<Words4> memory(measure.used() / 16 + 1);
@@ -393,6 +395,27 @@ TEST(gradient_on_tensor_cores) {
     }
 }
 
+// Cut among four warps: with as many tiles of rows as these or more, and with fewer; causal, what
+// the first row of a part sees begins anywhere.
+TEST(crowded_buckets) {
+  for (const Element element : {Element::bfloat16, Element::float16})
+    for (const bool causal : {false, true}) {
+      if (kQuick && causal != (element == Element::float16)) continue;
+      Case c;
+      c.element = element;
+      c.causal = causal;
+      c.crowded = 32;
+      c.nq = kQuick ? 20 : 107, c.nk = kQuick ? 70 : 90, c.bits = 0, c.hashes = 1;
+      check_gradient(c);
+      c.nq = 70, c.nk = 20;
+      check_gradient(c);
+      if (kQuick) continue;
+      c.nq = 150, c.nk = 170, c.bits = 3, c.skew = 2, c.hashes = 3, c.bias = true;  // all forms
+      c.batch = 1, c.heads = 4, c.key_heads = 2, c.packed = true;
+      check_gradient(c);
+    }
+}
+
 TEST(large_gradients_in_float16) {
   Case c;
   c.element = Element::float16;
@@ -403,6 +426,7 @@ TEST(large_gradients_in_float16) {
     c.value_size = size > 1 ? 1000 : 1e-2f;
     check_gradient(c);
     if (kQuick) break;
+    c.crowded = 200;
   }
 }
 

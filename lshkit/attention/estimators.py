@@ -301,6 +301,10 @@ class Sampled(Hashed):
             after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
             few tokens or the sequence 1024 or less. None: exact. On CUDA the gradient is always
             exact.
+        gradient_hashes: the gradient of queries and keys is taken from so many of the n_hashes, 1
+            to n_hashes, which divides its cost: unbiased, with the noise that so few hashes have.
+            The output and the gradient of values have all of them. None: all. For gradient
+            "lower_bound" and "unbiased", without a window.
         unit_norm, lift_scale: see `Estimator`.
     """
 
@@ -308,6 +312,7 @@ class Sampled(Hashed):
     expectation: str = "auto"
     window: int | None = None
     gradient_rank: int | None = None
+    gradient_hashes: int | None = None
 
     name: ClassVar[str] = "sampled"
 
@@ -323,6 +328,27 @@ class Sampled(Hashed):
                 raise ValueError(
                     f'gradient_rank needs gradient="lower_bound", got gradient={self.gradient!r}'
                 )
+        if self.gradient_hashes is not None:
+            count = checks.integer("gradient_hashes", self.gradient_hashes, 1, self.n_hashes)
+            self._set(gradient_hashes=count)
+            if self.gradient == "collided":
+                raise ValueError(
+                    'gradient_hashes needs gradient="lower_bound" or "unbiased", got '
+                    "gradient='collided', whose mean depends on the number of hashes"
+                )
+            if self.window is not None:
+                raise ValueError(
+                    f"gradient_hashes needs window=None, got window={self.window}: its pairs have "
+                    "no noise"
+                )
+
+    def for_inference(self, n_hashes: int | None) -> "Sampled":
+        if n_hashes is None:
+            return self
+        subset = self.gradient_hashes
+        if subset is not None and subset >= n_hashes:
+            subset = None
+        return dataclasses.replace(self, n_hashes=n_hashes, gradient_hashes=subset)
 
     def for_decoding(self) -> "Sampled":
         super().for_decoding()
@@ -383,11 +409,11 @@ class Sampled(Hashed):
         if rank is not None and torch.is_grad_enabled():
             call = call._replace(seed=seed_tensor(call.seed, call.query.device))
             rotation = self._rotation_of(call)
-        out, _, _ = torch_ops.yoso_attention(
+        out, *_ = torch_ops.yoso_attention(
             *call.tensors,
             *self.functions_of(call),
             *(*call.options, torch_ops.GRADIENT[self.gradient], window),
-            *(0 if rotation is None else rank, rotation),
+            *(0 if rotation is None else rank, rotation, self.gradient_hashes or 0),
         )
         return out[:, :, first:] if first else out
 

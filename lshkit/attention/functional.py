@@ -1,11 +1,12 @@
 """YOSO attention as a function."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
+from lshkit.attention.across_ranks import AcrossRanks
 from lshkit.attention.arguments import (
     check_choice,
     check_device,
@@ -19,9 +20,6 @@ from lshkit.attention.arguments import (
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.parameters import check_parameters
-
-if TYPE_CHECKING:
-    from lshkit.distributed import ContextParallel
 
 
 def yoso_attention(
@@ -41,7 +39,7 @@ def yoso_attention(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     causal_offset: int | None = None,
-    context_parallel: "ContextParallel | None" = None,
+    context_parallel: AcrossRanks | None = None,
 ) -> Tensor:
     """Attention by collisions of hash codes instead of softmax (YOSO, ICML 2021, equations 1 to 4).
 
@@ -112,9 +110,7 @@ def yoso_attention(
 
 @torch.compiler.disable(reason="ranks exchange what they agree on")
 def _across_ranks(context_parallel: Any, *arguments: Any) -> Tensor:
-    from lshkit.distributed.context_parallel import ContextParallel
-
-    if not isinstance(context_parallel, ContextParallel):
+    if not isinstance(context_parallel, AcrossRanks):
         got = type(context_parallel).__name__
         raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
     *rest, cu_seqlens, cu_seqlens_k, causal_offset = arguments

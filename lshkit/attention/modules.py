@@ -3,13 +3,14 @@
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lshkit import checks, torch_ops
+from lshkit.attention.across_ranks import AcrossRanks
 from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_positions
 from lshkit.attention.decoding import YosoState
@@ -18,9 +19,6 @@ from lshkit.attention.functional import yoso_attention
 from lshkit.attention.module_decoding import decode, module_options
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.torch_ops.assertions import require
-
-if TYPE_CHECKING:
-    from lshkit.distributed import ContextParallel
 
 # TransformerEncoderLayer makes -inf of a True in a padding mask; others take -1e4, -1e9 or the
 # least number of the dtype for it.
@@ -248,7 +246,7 @@ class YosoAttention(nn.Module):
         is_causal: bool = False,
         state: YosoState | None = None,
         cu_seqlens: Tensor | None = None,
-        context_parallel: "ContextParallel | None" = None,
+        context_parallel: AcrossRanks | None = None,
     ) -> tuple[Tensor, None]:
         """Attend.
 
@@ -367,7 +365,7 @@ class YosoAttention(nn.Module):
         value: Tensor,
         mask: Tensor | None,
         is_causal: bool,
-        context_parallel: "ContextParallel | None",
+        context_parallel: AcrossRanks | None,
     ) -> Tensor:
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)

@@ -126,15 +126,22 @@ def _move(
     batch, heads, _, columns = x.shape
     row = batch * heads * columns
     out = x.new_zeros((batch, heads, rows, columns), dtype=dtype)
-    parts = [x[:, :, at : at + n] for spans in send for at, n in spans]
-    sent, awaited = ([row * sum(n for _, n in s) for s in side] for side in (send, receive))
+    others = [
+        [() if rank == ranks.rank else s for rank, s in enumerate(x)] for x in (send, receive)
+    ]
+    parts = [x[:, :, at : at + n] for spans in others[0] for at, n in spans]
+    sent, awaited = ([row * sum(n for _, n in s) for s in side] for side in others)
     arrived = ranks.all_to_all(_flat(parts, x), sent, awaited)
     position = 0
-    for spans in receive:
-        for at, n in spans:
-            part = arrived[position : position + row * n].view(batch, heads, n, columns)
+    for source, spans in enumerate(receive):
+        for i, (at, n) in enumerate(spans):
+            if source == ranks.rank:
+                start, _ = send[source][i]
+                part = x[:, :, start : start + n]
+            else:
+                part = arrived[position : position + row * n].view(batch, heads, n, columns)
+                position += row * n
             out[:, :, at : at + n] += part
-            position += row * n
     return out.to(x.dtype)
 
 
@@ -171,7 +178,8 @@ def _gather_heads(
     ranks: Ranks, rows: Sequence[Rows], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     parts = [x.tensor_split(ranks.size, 1) for x in tensors]
-    sent = [parts[i][rank] for rank in range(ranks.size) for i in range(len(tensors))]
+    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
+    sent = [x[rank] for rank in others for x in parts]
     outs, receive = [], []
     for x, held in zip(tensors, rows, strict=True):
         batch, heads, _, columns = x.shape
@@ -180,17 +188,20 @@ def _gather_heads(
         sizes = (out[:, :, : held.lengths[source]] for out, held in zip(outs, rows, strict=True))
         receive.append(sum(x.numel() for x in sizes))
     send = [sum(x[rank].numel() for x in parts) for rank in range(ranks.size)]
+    send[ranks.rank] = receive[ranks.rank] = 0
     arrived = ranks.all_to_all(_flat(sent, tensors[0]), send, receive)
     position = 0
     for source in range(ranks.size):
-        for out, held in zip(outs, rows, strict=True):
-            batch, heads, _, columns = out.shape
-            n = held.lengths[source]
-            part = arrived[position : position + batch * heads * n * columns]
-            part = part.view(batch, heads, n, columns)
+        for out, own, held in zip(outs, parts, rows, strict=True):
+            part = own[source]
+            if source != ranks.rank:
+                batch, heads, _, columns = out.shape
+                n = held.lengths[source]
+                part = arrived[position : position + batch * heads * n * columns]
+                part = part.view(batch, heads, n, columns)
+                position += part.numel()
             for start, stop, local in held.chunks[source]:
                 out[:, :, start:stop] = part[:, :, local : local + stop - start]
-            position += part.numel()
     return tuple(outs)
 
 
@@ -201,21 +212,27 @@ def _scatter_heads(
     for rank in range(ranks.size):
         size = 0
         for x, held in zip(tensors, rows, strict=True):
-            chunks = held.chunks[rank]
-            part = torch.cat([x[:, :, start:stop] for start, stop, _ in chunks], 2)
-            sent.append(part)
-            size += part.numel()
+            if rank != ranks.rank:
+                chunks = held.chunks[rank]
+                part = torch.cat([x[:, :, start:stop] for start, stop, _ in chunks], 2)
+                sent.append(part)
+                size += part.numel()
         send.append(size)
     for x, held in zip(tensors, rows, strict=True):
         batch, heads, _, columns = x.shape
         n = held.lengths[ranks.rank]
         outs.append(x.new_empty((batch, heads * ranks.size, n, columns)))
     receive = [sum(x.numel() for x in outs) // ranks.size] * ranks.size
+    receive[ranks.rank] = 0
     arrived = ranks.all_to_all(_flat(sent, tensors[0]), send, receive)
     position = 0
     for source in range(ranks.size):
-        for out in outs:
+        for x, out, held in zip(tensors, outs, rows, strict=True):
             part = out.tensor_split(ranks.size, 1)[source]
+            if source == ranks.rank:
+                for start, stop, local in held.chunks[source]:
+                    part[:, :, local : local + stop - start] = x[:, :, start:stop]
+                continue
             part.copy_(arrived[position : position + part.numel()].view(part.shape))
             position += part.numel()
     return tuple(outs)

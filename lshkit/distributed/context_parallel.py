@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from lshkit import _torch  # noqa: F401  (says how to get torch)
 
@@ -16,10 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from lshkit.attention.arguments import autocast_device, check_choice, seed_tensor
+from lshkit.attention.across_ranks import AcrossRanks, T
+from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Sampled
 from lshkit.attention.unit_norm import AUTO
+from lshkit.distributed.arguments import cast, group_of, sequence_starts, short
 from lshkit.distributed.collectives import Ranks, fetch, fetch_plan
 from lshkit.distributed.costs import costs_of, even_lengths, keys_sent
 from lshkit.distributed.exchanges import (
@@ -33,11 +35,10 @@ from lshkit.distributed.rows import LAYOUTS, Rows
 
 EXCHANGES = ("auto", "tables", "keys", "heads")
 REFUSED = -1  # the digest of a rank whose arguments are wrong
-T = TypeVar("T")
 LOGGER = logging.getLogger("lshkit.distributed")
 
 
-class ContextParallel:
+class ContextParallel(AcrossRanks):
     """A sequence whose rows are spread over the ranks of a process group, for `yoso_attention`.
 
     Each rank calls `yoso_attention(..., context_parallel=cp)` with its own rows of queries, keys
@@ -100,9 +101,9 @@ class ContextParallel:
     ) -> None:
         check_choice("layout", layout, LAYOUTS)
         check_choice("exchange", exchange, EXCHANGES)
-        self.group = _group_of(group_or_mesh)
+        self.group = group_of(group_or_mesh)
         self.layout, self.exchange = layout, exchange
-        self.cu_seqlens = None if cu_seqlens is None else _checked_starts(cu_seqlens)
+        self.cu_seqlens = None if cu_seqlens is None else sequence_starts(cu_seqlens)
         self.last_exchange: str | None = None
         self.last_reason: str | None = None
         self._ranks = Ranks(self.group)
@@ -186,7 +187,7 @@ class ContextParallel:
 
         The call is checked, and its causal offset not yet resolved.
         """
-        call = _cast(call)
+        call = cast(call)
         seed = int(seed_tensor(call.seed))
         n_rows = call.query.shape[2], call.key.shape[2]
         description = self._describe(estimator, call, causal_offset)
@@ -268,7 +269,7 @@ class ContextParallel:
         for name in description:
             values = [other[name] for other in told]
             if any(value != values[0] for value in values):
-                listed = "; ".join(f"rank {i}: {_short(x)}" for i, x in enumerate(values))
+                listed = "; ".join(f"rank {i}: {short(x)}" for i, x in enumerate(values))
                 raise ValueError(f"{name} must be the same on all ranks of the group, got {listed}")
         raise RuntimeError("context_parallel: ranks disagree, and nothing differs")
 
@@ -382,63 +383,3 @@ class ContextParallel:
         tensors = call.query, call.key, call.value, *call.parameters.values()
         trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         return {name: c.forward + trains * c.backward for name, c in costs.items()}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _group_of(given: Any) -> dist.ProcessGroup:
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError(
-            "group_or_mesh must be a process group: torch.distributed.init_process_group has not "
-            "been called"
-        )
-    if given is None:
-        return dist.group.WORLD  # type: ignore[return-value]
-    if isinstance(given, DeviceMesh):
-        if given.ndim != 1:
-            names = given.mesh_dim_names or ("...",)
-            raise ValueError(
-                f"group_or_mesh must be one dimension of a mesh, mesh[{names[-1]!r}], got a mesh "
-                f"of {given.ndim} dimensions"
-            )
-        return given.get_group()
-    if not isinstance(given, dist.ProcessGroup):
-        raise TypeError(
-            f"group_or_mesh must be a ProcessGroup, a DeviceMesh or None, got "
-            f"{type(given).__name__}"
-        )
-    if dist.get_rank(given) < 0:
-        raise ValueError("group_or_mesh must be a group that this rank belongs to")
-    return given
-
-
-def _checked_starts(starts: Any) -> list[int]:
-    name = "cu_seqlens"
-    if not isinstance(starts, Tensor):
-        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
-    if starts.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
-    if starts.dim() != 1 or len(starts) < 2:
-        raise ValueError(
-            f"{name} must have shape (sequences + 1,), at least one sequence, got "
-            f"{tuple(starts.shape)}"
-        )
-    numbers: list[int] = starts.tolist()
-    if numbers[0] != 0 or any(a > b for a, b in zip(numbers, numbers[1:], strict=False)):
-        raise ValueError(f"{name} must begin with 0 and not decrease, got {_short(numbers)}")
-    return numbers
-
-
-def _cast(call: Call) -> Call:
-    """Under autocast queries, keys and values in its dtype, before they are sent."""
-    device = autocast_device(call.query)
-    if not torch.is_autocast_enabled(device):
-        return call
-    dtype = torch.get_autocast_dtype(device)
-    query, key, value = (
-        x if x.dtype is torch.float64 else x.to(dtype) for x in (call.query, call.key, call.value)
-    )
-    return call._replace(query=query, key=key, value=value)

@@ -109,6 +109,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     _kept: KeptRows | None
     _shards: tuning.Shards | None  # None until the rows are tuned
     _kernel: str
+    _n_bits: int
     _widths: np.ndarray
 
     def __init__(

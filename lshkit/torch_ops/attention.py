@@ -1,7 +1,9 @@
 """Sampled and expected attention.
 
 query_starts and key_starts, int64, say where packed sequences start (batch 1). rotation, from
-`gradient_rotation`, goes with gradient_rank; window and gradient_rank 0 are off.
+`gradient_rotation`, goes with gradient_rank; window, gradient_rank and gradient_hashes 0 are off.
+divisors (batch, heads, n_queries) is what the rows of sums were divided by, (batch, heads, 0)
+without a normalisation: with the output, the sums that the backward pass would add up again.
 """
 
 from typing import Any
@@ -39,13 +41,14 @@ _QKV = (
     "Tensor? key_starts"
 )
 _OPTIONS = "bool is_causal, int normalize, int gradient"
-_SKETCH = "int gradient_rank=0, Tensor? rotation=None"
+_SKETCH = "int gradient_rank=0, Tensor? rotation=None, int gradient_hashes=0"
 _THREE = "(Tensor, Tensor, Tensor)"
 define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
-    f"int window=0, {_SKETCH}) -> {_THREE}",
+    f"int window=0, {_SKETCH}) -> (Tensor, Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}) -> {_THREE}",
+    f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}, Tensor? out=None, Tensor? divisors=None) "
+    f"-> {_THREE}",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) -> {_THREE}",
 )
@@ -54,6 +57,20 @@ define(
 def _sampled_dtype(x: Tensor) -> torch.dtype:
     """What the core reads and writes: 16-bit floats as they are."""
     return torch.float32 if x.dtype is torch.float64 else x.dtype
+
+
+def keeps_output(query: Tensor) -> bool:
+    """Whether the backward pass restores the sums from the output instead of adding them up again.
+
+    On a GPU: of 16-bit inputs that is a rounded output, where the gradient's terms are rounded too.
+    On the CPU 16-bit inputs have the float32 gradient, rounded once.
+    """
+    return query.is_cuda
+
+
+def _new_divisors(query: Tensor, normalize: int) -> Tensor:
+    shape = (*query.shape[:2], query.shape[2] if normalize else 0)
+    return query.new_empty(shape, dtype=torch.float32)
 
 
 def _yoso_attention(
@@ -73,12 +90,15 @@ def _yoso_attention(
     window: int = 0,
     gradient_rank: int = 0,
     rotation: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    gradient_hashes: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = _sampled_dtype(query)
     out = new_output(query, value, dtype)
     query_codes, key_codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
+    divisors = _new_divisors(query, normalize)
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_().to(query.dtype), query_codes.zero_(), key_codes.zero_()
+        out = out.zero_().to(query.dtype)
+        return out, query_codes.zero_(), key_codes.zero_(), divisors.zero_()
     q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_forward(
         *(q, k, v, mask_rows(key_mask), parameters.contiguous(), family, n_bits, n_hashes),
@@ -86,8 +106,9 @@ def _yoso_attention(
         window=window,
         query_starts=query_starts,
         key_starts=key_starts,
+        divisors=divisors,
     )
-    return out.to(query.dtype), query_codes, key_codes
+    return out.to(query.dtype), query_codes, key_codes, divisors
 
 
 def _yoso_attention_backward(
@@ -107,6 +128,9 @@ def _yoso_attention_backward(
     window: int = 0,
     gradient_rank: int = 0,
     rotation: Tensor | None = None,
+    gradient_hashes: int = 0,
+    out: Tensor | None = None,
+    divisors: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     dtype = _sampled_dtype(query)
     gradients = new_gradients(dtype, query, key, value)
@@ -115,6 +139,9 @@ def _yoso_attention_backward(
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
     q, k, v = rows_of(dtype, query, key, value)
+    subset = (None, None)
+    if 0 < gradient_hashes < query_codes.shape[-1]:
+        subset = tuple(c[..., :gradient_hashes].contiguous() for c in (query_codes, key_codes))
     _C.yoso_backward(
         *(q, k, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, is_causal, normalize, gradient, rows(grad_out, dtype)),
@@ -125,6 +152,10 @@ def _yoso_attention_backward(
         bfloat16_products=dtype is torch.bfloat16,
         query_starts=query_starts,
         key_starts=key_starts,
+        gradient_query_codes=subset[0],
+        gradient_key_codes=subset[1],
+        out=None if out is None else rows(out, dtype),
+        divisors=None if divisors is None else divisors.contiguous(),
     )
     return tuple(g.to(query.dtype) for g in gradients)
 
@@ -200,11 +231,12 @@ def _(
     parameters: Tensor,
     *options: Any,
 ) -> Any:
-    _, n_bits, n_hashes, *_ = options
+    _, n_bits, n_hashes, _, normalize, *_ = options
     return (
         new_output(query, value, query.dtype),
         new_codes(query, n_bits, n_hashes),
         new_codes(key, n_bits, n_hashes),
+        _new_divisors(query, normalize),
     )
 
 
@@ -219,20 +251,26 @@ def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
 
 
 def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation = inputs
-    _, query_codes, key_codes = output
-    ctx.mark_non_differentiable(query_codes, key_codes)
+    tensors = inputs[:6]
+    _, _, n_bits, _, is_causal, normalize, gradient, window, rank, rotation, hashes = inputs[6:]
+    out, *codes, divisors = output
+    ctx.mark_non_differentiable(*codes, divisors)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
-    ctx.save_for_backward(*tensors, query_codes, key_codes, rotation)
-    ctx.options = (n_bits, is_causal, normalize, gradient, window, rank)
+    # The output costs no memory where what comes next keeps it too, as a projection does.
+    kept = (out, divisors) if normalize and keeps_output(inputs[0]) else (None, None)
+    ctx.save_for_backward(*tensors, *codes, rotation, *kept)
+    ctx.options = (n_bits, is_causal, normalize, gradient, window, rank), hashes
 
 
 def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
-        return (None,) * 16
-    *tensors, rotation = ctx.saved_tensors
-    gradients = yoso_attention_backward(grad_out, *tensors, *ctx.options, rotation)
-    return *gradients, *(None,) * 13
+        return (None,) * 17
+    *tensors, rotation, out, divisors = ctx.saved_tensors
+    options, hashes = ctx.options
+    gradients = yoso_attention_backward(
+        grad_out, *tensors, *options, rotation, hashes, out, divisors
+    )
+    return *gradients, *(None,) * 14
 
 
 def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
@@ -260,7 +298,7 @@ for _name in ("yoso_attention", "expected_attention"):
     register_autocast(_name)
 for _name, _with_batch, _starts_at in (
     ("yoso_attention", (0, 1, 2, 3), 4),
-    ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8), 5),
+    ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8, 17, 18), 5),
     ("expected_attention", (0, 1, 2, 3), 4),
     ("expected_attention_backward", (0, 1, 2, 3, 4), 5),
 ):

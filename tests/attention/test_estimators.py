@@ -36,6 +36,7 @@ OTHERS = {  # of every field a value that is not the default of any kind
     "expectation": "never",
     "window": 9,
     "gradient_rank": 3,
+    "gradient_hashes": 5,
     "n_probes": (2, 3),
     "sharpness": 0.7,
 }

@@ -99,7 +99,7 @@ def float32_gradients(
     sizes = inputs[1].shape[1], inputs[0].shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(torch.tensor(seed), *sizes, 1)
     options = is_causal, torch_ops.NORMALIZE[normalize], 0, window
-    _, *codes = torch_ops.yoso_attention(
+    _, *codes, _ = torch_ops.yoso_attention(
         *(*(x.detach() for x in inputs), mask, None, None, parameters, 1, n_bits, n_hashes),
         *options,
     )

@@ -2,6 +2,7 @@
 on the CPU, and CUDA graphs capture them as they are."""
 
 import os
+import pathlib
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
@@ -14,6 +15,7 @@ from lshkit import hashing
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.cuda
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
     Expected,
@@ -34,6 +36,7 @@ CASES = {
     "exact gradient": dict(estimator=Expected(n_bits=4)),
     "collided gradient": dict(estimator=replace(SAMPLED, gradient="collided"), normalize=None),
     "fewer columns": dict(estimator=replace(SAMPLED, gradient_rank=2)),
+    "fewer hashes": dict(estimator=replace(SAMPLED, gradient_hashes=3)),
     "lift": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale=100.0)),
     "lift to the largest": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale="auto")),
     "soft": dict(estimator=Soft(n_bits=4, n_hashes=4, n_probes=2)),
@@ -42,6 +45,7 @@ CASES = {
     "masked": dict(estimator=SAMPLED),
     "packed": dict(estimator=SAMPLED, is_causal=True),
 }
+FEW = "causal", "hyperplanes"  # in emulation
 ROWS = 70
 
 
@@ -187,6 +191,74 @@ def test_graphs_of_attention(cuda_device, name, seed, dtype):
         graph.replay()
         wanted = run(*fresh)
         assert all(torch.equal(a, b) for a, b in zip(results, wanted, strict=True))
+
+
+def run_once(name, device, dtype=torch.bfloat16):
+    """Inputs, and a function of theirs to the output and the gradients."""
+    tensors, options = inputs(device, name, dtype=dtype)
+
+    def run():
+        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+        out = yoso_attention(*leaves, seed=3, **CASES[name], **options)
+        return out.detach(), *torch.autograd.grad(out, leaves, tensors[3])
+
+    return run
+
+
+def capture_first(name):
+    """In a fresh process: the first call there is a captured one."""
+    run = run_once(name, torch.device("cuda"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(results, run(), strict=True))
+
+
+def call_twice(name):
+    """In a fresh process: the first call queues what the second does, and nothing once."""
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    run, calls = run_once(name, torch.device("cpu")), []
+    for _ in range(2):
+        with Operators() as operators:
+            operators.seen = []
+            with no_reads(torch.device("cpu")):
+                run()
+        calls.append(operators.seen)
+    assert len(calls[0]) > 5 and calls[0] == calls[1]
+
+
+# Processes of their own, from one that has imported torch and done nothing with it.
+IN_FRESH_PROCESSES = """
+import os, sys, traceback
+sys.path[:0] = sys.argv[1:3]
+import test_cuda_graphs as tests
+for name in sys.argv[4:]:
+    process = os.fork()
+    if process == 0:
+        try:
+            getattr(tests, sys.argv[3])(name)
+        except BaseException:
+            print(name, traceback.format_exc(), flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(process, 0)[1]:
+        sys.exit(1)
+"""
+
+
+def test_graphs_without_a_warm_up(cuda_device):
+    tests = pathlib.Path(__file__).resolve().parent
+    gpu = cuda_device.type == "cuda"
+    function, names = ("capture_first", CASES) if gpu else ("call_twice", FEW)
+    command = [sys.executable, "-c", IN_FRESH_PROCESSES, tests, tests.parent, function, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["sampled", "hyperplanes"])

@@ -26,7 +26,7 @@ def both(case, device, mask, is_causal, normalize, window, gradients):
     there = None if mask is None else mask.to(device)
     inputs = query, key, value, there, None, None
     planes = parameters(case.query, device)
-    out, *codes = torch_ops.yoso_attention(
+    out, *codes, _ = torch_ops.yoso_attention(
         *(*inputs, planes, torch_ops.FAMILY["hadamard"], N_BITS, N_HASHES, *options, 0, window)
     )
     arrays = *attention_cases.arrays(case), *(c.cpu().numpy() for c in codes)

@@ -39,18 +39,20 @@ def X():
 
 @pytest.fixture(scope="module")
 def processes():
+    import dask
     from distributed import Client, LocalCluster
 
+    # A cluster gives a lost worker up if none is there again after 15 s: a busy machine takes more.
+    timeout = dask.config.set({"distributed.deploy.lost-worker-timeout": "120s"})
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
-    with LocalCluster(processes=True, **options) as cluster:
+    with timeout, LocalCluster(processes=True, **options) as cluster:
         with Client(cluster, set_as_default=False) as client:
             yield client
 
 
 def kill_one(client):
-    pid = client.submit(os.getpid, pure=False).result()
-    client.run(os.getpid)
-    os.kill(pid, signal.SIGKILL)
+    client.wait_for_workers(2, timeout=120)
+    os.kill(client.submit(os.getpid, pure=False).result(), signal.SIGKILL)
 
 
 def compute(client, *collections):
@@ -65,6 +67,7 @@ def test_a_worker_lost_in_fit_and_in_score_samples(X, processes, client, tmp_pat
     mine, wanted = (x._kde_sketch.table.table for x in (sketch.to_local(), local))
     np.testing.assert_array_equal(mine, wanted)
 
+    processes.wait_for_workers(2, timeout=120)
     queries = X[:6000]
     deadly = queries.map_blocks(dying, str(tmp_path / "score"), meta=NO_ROWS)
     mean = compute(processes, sketch.kernel_mean(deadly))[0]

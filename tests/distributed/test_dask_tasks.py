@@ -65,7 +65,7 @@ def test_estimators_and_samplers():
         np.testing.assert_array_equal(mine, wanted)
 
 
-@pytest.mark.parametrize("n, tasks", [(1, 1), (8, 1), (9, 3), (1000, 144), (3815, 546)])
+@pytest.mark.parametrize("n, tasks", [(1, 1), (8, 1), (9, 3), (1000, 144)])
 def test_a_tree_has_the_tasks_that_the_page_counts(n, tasks):
     """Of n parts; none has more than 8 inputs, and they are added in order."""
     from lshkit.distributed.blocks import FAN_IN, tree

@@ -99,7 +99,8 @@ def test_context_parallel_ends_in_a_table_and_a_picture(tmp_path, text):
     needs_example_packages()
     picture = tmp_path / "ranks.png"
     options = ("--quick", "--n-bits", 4, "--text", text, "--out", picture)
-    done = run(CONTEXT_PARALLEL, *options, folder=tmp_path)
+    # Its own process: those that it starts look for their function in the main module.
+    done = run_alone(CONTEXT_PARALLEL, *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = {line[:38].strip(): line[38:].split() for line in done.stdout.splitlines()}
     assert rows["processes"] == ["1", "2"]
@@ -108,7 +109,7 @@ def test_context_parallel_ends_in_a_table_and_a_picture(tmp_path, text):
     assert rows["exchange"][0] == "none" and rows["exchange"][1] in ("tables", "keys", "heads")
     assert float(rows["MB sent by a rank in a step"][1]) > 0
     assert rows["longest sequence within the limit"] == ["512", "512"]
-    assert float(done.stdout.split("largest difference of a loss: ")[1].split()[0]) < 1e-4
+    assert float(done.stdout.split("difference of the losses: ")[1].split()[0]) < 1e-5
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 

@@ -119,7 +119,7 @@ def test_attention_returns_the_codes_of_hash():
     case = attention_inputs(33)
     parameters = OPS.hash_parameters(torch.tensor(7), 3, 32, 8, 32, 1)
     inputs = case.query, case.key, case.value
-    _, *codes = OPS.yoso_attention(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
+    _, *codes, _ = OPS.yoso_attention(*inputs, None, None, None, parameters, 1, 8, 32, False, 2, 0)
     for x, returned in zip(inputs, codes, strict=False):
         assert torch.equal(returned, codes_of(x, 7))
 

@@ -1,19 +1,22 @@
-"""YOSO attention on a GPU against flash attention: time and memory, forward and forward + backward.
+"""YOSO attention on a GPU against exact attention: time and memory, forward and forward + backward.
 
     python -m benchmarks.speed.gpu [--quick] [--seconds 200] [--parts hard,soft] [--more]
-    python -m benchmarks.speed.gpu --table benchmarks/results/gpu.json
+    python -m benchmarks.speed.gpu --table gpu.json
+    python -m benchmarks.speed.gpu --counters counters.log
 
-All sides in one process, interleaved, by CUDA events after a warm-up, medians; inputs rotate among
+All sides in one process, interleaved, by CUDA events after a warm-up, medians. The GPU is kept busy
+while the host queues a call, of every side, so that no time is the host's. Inputs rotate among
 several sets, so that a result does not come from the cache, and every call has fresh hash
-functions, as in training. `scaled_dot_product_attention` is taken with its flash kernel (the ratio
-is its time over ours) and, beside it, with the one that torch itself picks. The JSON has the
-settings and every sample, and is written after each row: what ran before the seconds were over, or
-before an error, is there. --more adds parts to it. --table prints it as the README's table, which
-needs no GPU and no torch.
+functions, as in training. The others are torch's FlashAttention-2 and cuDNN's attention, each asked
+for by name, and FlashAttention-3 where its package is installed. Clustered inputs have buckets of
+thousands of rows.
+
+The JSON has the settings and every sample, and is written after each row: what ran before the
+seconds were over, or before an error, is there. --more adds parts to it. --table prints it, and
+--counters what Nsight Compute printed, a line a kernel; both need no GPU and no torch.
 """
 
 import argparse
-import contextlib
 import json
 import os
 import pathlib
@@ -21,17 +24,25 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 
 from benchmarks import RESULTS
-from benchmarks.speed.gpu.table import HEADER, PASSES, line, table
+from benchmarks.speed.gpu.sides import (
+    BATCH,
+    HARD,
+    HEADS,
+    LENGTHS,
+    OURS,
+    D,
+    call,
+    inputs,
+    of_kind,
+    opponents,
+    ours,
+)
+from benchmarks.speed.gpu.table import HEADER, PASSES, counters, lines, table
+from benchmarks.speed.gpu.timing import measure, timed
 
-BATCH, HEADS, D = 8, 12, 64
-LENGTHS = 1024, 4096, 16384, 65536
-OURS = {
-    "hard": {"estimator": "sampled", "n_bits": 8, "n_hashes": 32, "expectation": "never"},
-    "soft": {"estimator": "soft", "n_bits": 12, "n_hashes": 32, "n_probes": 4},
-}
+KINDS = "hard", "soft"
 # Of the sum in tables of fp32: two bytes each way, read-modify-write and read, of 64 columns.
 BYTES_OF_A_SUM = 768
 
@@ -87,92 +98,6 @@ def clocks():
         return {}
 
 
-def inputs(run, n, sets, dtype=None):
-    import torch
-
-    generator = torch.Generator(run.device).manual_seed(n)
-    shape = run.batch, HEADS, n, D
-    options = {"generator": generator, "device": run.device, "dtype": dtype or torch.bfloat16}
-    return [[torch.randn(shape, **options) for _ in range(4)] for _ in range(sets)]
-
-
-def call(function, arrays, backward):
-    import torch
-
-    query, key, value, grad = arrays
-    if not backward:
-        with torch.no_grad():
-            return function(query, key, value)
-    leaves = [x.detach().requires_grad_() for x in (query, key, value)]
-    return torch.autograd.grad(function(*leaves), leaves, grad)
-
-
-def ours(kind, causal, seed=None):
-    from lshkit.attention import Estimator, yoso_attention
-
-    estimator = Estimator.from_dict(OURS[kind])
-    return partial(yoso_attention, is_causal=causal, estimator=estimator, seed=seed)
-
-
-def theirs(causal):
-    from torch.nn.functional import scaled_dot_product_attention
-
-    return lambda query, key, value: scaled_dot_product_attention(
-        query, key, value, is_causal=causal
-    )
-
-
-def backend(name):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    return (
-        sdpa_kernel([SDPBackend.FLASH_ATTENTION]) if name == "flash" else contextlib.nullcontext()
-    )
-
-
-def timed(function, *arguments):
-    import torch
-
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    function(*arguments)
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop)
-
-
-def measure(run, functions, sets, backward, seconds):
-    """Milliseconds of each function, its samples taken in turn with the others', and its memory.
-
-    A function that raises is left out, and its error noted.
-    """
-    import torch
-
-    samples, memory = {}, {}
-    for name, function in list(functions.items()):
-        try:
-            with backend(name):
-                call(function, sets[0], backward)
-                torch.cuda.synchronize()
-                torch.cuda.reset_peak_memory_stats()
-                before = torch.cuda.memory_allocated()
-                call(function, sets[-1], backward)
-                torch.cuda.synchronize()
-            memory[name] = torch.cuda.max_memory_allocated() - before
-            samples[name] = []
-        except Exception as error:
-            run.failed(f"{name}, n={sets[0][0].shape[2]}, {PASSES[backward]}", error)
-    end = time.monotonic() + seconds
-    for i in range(run.repeats):
-        for name in samples:
-            arrays = sets[i % len(sets)]
-            with backend(name):
-                samples[name].append(timed(call, functions[name], arrays, backward))
-        if time.monotonic() > end and i >= 2:
-            break
-    return samples, memory
-
-
 def saved_bytes(function, arrays):
     """What a forward pass keeps for backward beyond inputs and output, a token and hash."""
     import torch
@@ -207,38 +132,39 @@ def kernels(function, arrays, backward):
 
 
 def compare(run, kind):
-    """Time and memory against flash attention at all lengths."""
+    """Time and memory against the others at all lengths."""
     lengths = LENGTHS[:1] if run.quick else (4096, 16384, 65536, 1024)
-    todo = [(n, causal) for causal in (False, True) for n in lengths]
-    for n, causal in todo:
+    for n, causal in [(n, causal) for causal in (False, True) for n in lengths]:
         if run.left() < 5:
             run.save(stopped_before=[kind, n, causal])
             break
-        sets = inputs(run, n, 2 if n > 20000 else 4)
+        count = 2 if n > 20000 else 4
+        sets = {False: inputs(run.batch, n, count, run.device)}
         for backward in (False, True):
-            functions = {"flash": theirs(causal), kind: ours(kind, causal)}
-            if kind == "hard":
-                functions["torch"] = theirs(causal)
+            names = [name for name in of_kind(kind, backward) if name == kind or not causal]
+            if any(OURS[name][1] for name in names) and True not in sets:
+                sets[True] = inputs(run.batch, n, count, run.device, clustered=True)
+            functions = {name: (f, sets[False]) for name, f in opponents(causal).items()}
+            functions |= {name: (ours(name, causal), sets[OURS[name][1]]) for name in names}
             seconds = min(6, max(run.left(), 0) / 6)
-            samples, memory = measure(run, functions, sets, backward, seconds)
-            times = {name: statistics.median(x) for name, x in samples.items()}
+            sides = measure(run, functions, backward, seconds)
             row = {
-                **{"kind": kind, "n": n, "causal": causal, "backward": backward},
-                **{"median": times, "milliseconds": samples, "peak_bytes": memory},
+                **{"n": n, "causal": causal, "backward": backward},
+                "milliseconds": {name: side.samples for name, side in sides.items()},
+                "peak_bytes": {name: side.memory for name, side in sides.items()},
+                **{"late": {name: side.late for name, side in sides.items() if side.late}},
                 **{"clocks": clocks()},
             }
-            if "flash" in times and kind in times:
-                row["ratio"] = times["flash"] / times[kind]
             run.add(row)
-            print(line(row), flush=True)
+            print(*lines(row), sep="\n", flush=True)
         if not causal:
-            inside(run, kind, n, sets[0])
+            inside(run, kind, n, sets[False][0])
         del sets
 
 
 def inside(run, kind, n, arrays):
     """The memory that one pass keeps, and its kernels."""
-    pairs = 2 * run.batch * HEADS * n * OURS[kind]["n_hashes"]  # queries' and keys'
+    pairs = 2 * run.batch * HEADS * n * OURS[kind][0]["n_hashes"]  # queries' and keys'
     function = ours(kind, False)
     found = {"kind": kind, "n": n, "passes": {}}
     try:
@@ -253,7 +179,7 @@ def inside(run, kind, n, arrays):
 
 
 def print_kernels(run, found):
-    tokens = run.batch * HEADS * found["n"] * OURS[found["kind"]]["n_hashes"]
+    tokens = run.batch * HEADS * found["n"] * OURS[found["kind"]][0]["n_hashes"]
     bytes_a_token = found["saved_bytes"]
     print(f"  {found['kind']}, n={found['n']}: {bytes_a_token:.2f} bytes saved a token and hash")
     for name, passes in found["passes"].items():
@@ -278,11 +204,11 @@ def ceilings(run):
     size = 2**20 if run.quick else 2**31
     source = torch.randint(0, 255, (size,), device=run.device, dtype=torch.uint8)
     target = torch.empty_like(source)
-    times = [timed(target.copy_, source) for _ in range(6)][1:]
+    times = [timed(target.copy_, source)[0] for _ in range(6)][1:]
     del source, target
     n = 256 if run.quick else 8192
     a, b = (torch.randn(n, n, device=run.device, dtype=torch.bfloat16) for _ in range(2))
-    products = [timed(torch.matmul, a, b) for _ in range(8)][3:]
+    products = [timed(torch.matmul, a, b)[0] for _ in range(8)][3:]
     run.save(
         copy_tb_per_s=2 * size / statistics.median(times) / 1e9,
         bf16_tflops=2 * n**3 / statistics.median(products) / 1e9,
@@ -299,11 +225,11 @@ def errors(run):
     """Of output and gradients, relative to lshkit's own on the CPU in float32."""
     import torch
 
-    run_batch, run.batch = run.batch, 1
-    cpu = [x.float().cpu() for x in inputs(run, 200 if run.quick else 700, 1)[0]]
-    run.batch = run_batch
     found = {}
-    for kind in OURS:
+    for kind, (_, clustered) in OURS.items():
+        # The clusters' buckets are cut into parts from some hundred rows on.
+        n = (200 if run.quick else 700) * (3 if clustered else 1)
+        cpu = [x.float().cpu() for x in inputs(1, n, 1, run.device, clustered)[0]]
         for causal in (False, True):
             try:
                 function = ours(kind, causal, seed=1)
@@ -331,7 +257,7 @@ def pieces(run):
     from lshkit.attention import Estimator, YosoState
     from lshkit.buckets import BucketTable
 
-    options = OURS["hard"]
+    options = HARD
     n_bits, n_hashes = options["n_bits"], options["n_hashes"]
     n = 256 if run.quick else 16384
     found = {}
@@ -339,13 +265,13 @@ def pieces(run):
     def median(name, function):
         try:
             function()
-            found[name] = statistics.median(timed(function) for _ in range(run.repeats))
+            found[name] = statistics.median(timed(function)[0] for _ in range(run.repeats))
             print(f"  {name}: {found[name]:.4f} ms", flush=True)
         except Exception as error:
             run.failed(name, error)
         run.save(pieces=found)
 
-    query, key, value, _ = inputs(run, n, 1)[0]
+    query, key, value, _ = inputs(run.batch, n, 1, run.device)[0]
     planes = torch_ops.hash_parameters(torch.tensor(0), HEADS, D, n_bits, n_hashes, 1)
     planes = planes.to(run.device)
     with torch.no_grad():
@@ -386,10 +312,14 @@ def main():
     parser.add_argument("--more", action="store_true", help="add to what --out has")
     parser.add_argument("--once", metavar="CODES", help="one pass of hard,soft for a profiler")
     parser.add_argument("--table", metavar="JSON", help="print the table of these results, no more")
+    parser.add_argument("--counters", metavar="LOG", help="print a line a kernel of this, no more")
     arguments = parser.parse_args()
     arguments.device = "cuda"
     if arguments.table:
         print(table(json.loads(pathlib.Path(arguments.table).read_text())))
+        return
+    if arguments.counters:
+        print(counters(pathlib.Path(arguments.counters).read_text(errors="replace")))
         return
     parts = arguments.parts.split(",")
     if unknown := set(parts) - set(PARTS):
@@ -404,7 +334,8 @@ def main():
     run = Run(arguments)
     if arguments.once:
         for kind in arguments.once.split(","):
-            call(ours(kind, False), inputs(run, 1024 if run.quick else 16384, 1)[0], True)
+            n = 1024 if run.quick else 16384
+            call(ours(kind, False), inputs(run.batch, n, 1, run.device)[0], True)
         torch.cuda.synchronize()
         return
     properties = torch.cuda.get_device_properties(0)
@@ -419,7 +350,8 @@ def main():
         architectures=_C.cuda_architectures(),
         settings={
             **{"batch": run.batch, "heads": HEADS, "d": D, "dtype": "bfloat16"},
-            **{"codes": OURS, "gradient": "lower_bound", "quick": run.quick},
+            "codes": {name: options for name, (options, _) in OURS.items()},
+            **{"gradient": "lower_bound", "quick": run.quick},
         },
     )
     for part in parts:
@@ -428,7 +360,7 @@ def main():
             continue
         print(f"\n{part}:", flush=True)
         try:
-            if part in OURS:
+            if part in KINDS:
                 print(HEADER)
             PARTS[part](run)
         except Exception as error:

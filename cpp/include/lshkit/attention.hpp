@@ -31,6 +31,20 @@ struct GradientSketch {
   index_t columns = 0;
 };
 
+// Codes of the first n_hashes hashes alone, contiguous: those that the gradient of queries and keys
+// is taken from, an unbiased estimate with more noise. n_hashes 0: all of them.
+struct GradientCodes {
+  Codes queries, keys;
+  index_t n_hashes = 0;
+};
+
+// What the forward left: its output, and what it divided each row of sums by, (batch, heads,
+// n_queries). The backward restores the sums from them; with no divisors it sums again.
+struct KeptOutput {
+  Input<float> out;
+  const float* divisors = nullptr;
+};
+
 struct AttentionShape {
   index_t batch = 1, heads = 1, n_queries = 0, n_keys = 0, n_features = 0, n_values = 0;
   // Heads of keys and values, each read by heads / key_heads heads of queries in turn and with hash
@@ -47,6 +61,8 @@ struct AttentionOptions {
   Gradient gradient = Gradient::lower_bound;
   index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
   GradientSketch sketch = {};
+  GradientCodes gradient_codes = {};  // not with a window
+  KeptOutput kept = {};
   // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has
   // such instructions: for inputs that have no more digits.
   bool bfloat16_products = false;
@@ -64,11 +80,11 @@ struct AttentionGradients {
 
 // Sampled estimator (YOSO-m). Writes out and the contiguous codes (batch, heads, rows, n_hashes) of
 // queries and of keys, the latter with key_heads heads,
-// that the backward takes. Rows with a NaN or infinity: such a query's output is NaN, such a key
-// takes no part.
+// that the backward takes, and divisors for KeptOutput, unless null or nothing is divided. Rows
+// with a NaN or infinity: such a query's output is NaN, such a key takes no part.
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
                   const HashFunctions& functions, AttentionInputs<float> in, Output<float> out,
-                  void* query_codes, void* key_codes, int threads);
+                  void* query_codes, void* key_codes, int threads, float* divisors = nullptr);
 void yoso_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                    index_t n_hashes, AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                    AttentionGradients<float> gradients, int threads);

@@ -17,6 +17,8 @@ SPECIAL = {"%tid.x": "threadIdx.x", "%ctaid.x": "blockIdx.x", "%ntid.x": "blockD
 SPECIAL["%nctaid.x"] = "gridDim.x"
 COMPARE = dict(eq="==", ne="!=", lt="<", le="<=", gt=">", ge=">=", lo="<", ls="<=", hi=">", hs=">=")
 ENTRY = r"\.entry\s+(\w+)\((.*?)\)\s*(?:\.\w+[^\n]*\n)*\{\n(.*?)\n\}\n"
+# A half that nobody wants, and an address on its way to a generic one.
+NAMED = {"%temp": ("temp", "u32"), "%tmp": ("tmp", "u64")}
 REGISTER = re.compile(r"%(p|rs|rd|r|fd|f)(\d+)")
 
 
@@ -41,9 +43,10 @@ class Kernel:
 
     def register(self, text):
         """The C++ name and type of a register, or None."""
-        if text == "%temp":  # of 32 bits, for a half that nobody wants
-            self.registers["temp"] = "u32"
-            return "temp", "u32"
+        if text in NAMED:
+            name, kind = NAMED[text]
+            self.registers[name] = kind
+            return name, kind
         match = REGISTER.fullmatch(text)
         if match is None:
             return None

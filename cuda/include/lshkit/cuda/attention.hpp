@@ -25,7 +25,7 @@ void bucket_sum(const Queue& queue, const BucketSumShape& shape, Codes query_cod
 index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      const AttentionOptions& options, const HashFunctions& functions,
                      AttentionInputs<float> in, Output<float> out, void* query_codes,
-                     void* key_codes, void* scratch);
+                     void* key_codes, void* scratch, float* divisors = nullptr);
 index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       const AttentionOptions& options, int n_bits, index_t n_hashes,
                       AttentionInputs<float> in, Codes query_codes, Codes key_codes,

@@ -12,12 +12,23 @@ template <Element E>
 struct LinearBucket {
   const MatrixItem& it;
   const TileLane& lane;
-  SharedAddress stages;    // kStages of two tiles: of units, then of factors
-  SharedAddress product;   // 4 tiles: rows are M's columns
-  float down = 1, up = 1;  // keep float16 products in range, undone on the sums
+  SharedAddress stages;   // kStages of two tiles: of units, then of factors
+  SharedAddress product;  // 4 tiles: rows are M's columns
+  float up = 1;           // float16 products are divided by that power of two, undone on the sums
 
   __device__ SharedAddress unit(int stage) const { return stages + 2 * stage * kTileBytes; }
   __device__ SharedAddress factor(int stage) const { return unit(stage) + kTileBytes; }
+
+  // For float16: g is below 2^8, v and unit vectors are not above 1: sums over more than 2^7 rows
+  // might leave the range.
+  __device__ void keep_in_range() {
+    if (E != Element::float16) return;
+    const int rows = it.queries.count > it.keys.count ? it.queries.count : it.keys.count;
+    for (int most = 128; most < rows; most *= 2) {
+      up *= 2;
+      if (most > (1 << 29)) break;
+    }
+  }
 
   __device__ static void clear(ProductSum& m) {
     LSHKIT_UNROLL
@@ -46,6 +57,7 @@ struct LinearBucket {
     }
   }
   __device__ void store_product(const ProductSum& m) const {
+    const float down = 1 / up;
     __syncwarp();
     LSHKIT_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -147,34 +159,59 @@ struct LinearBucket {
     end_copies();
   }
 
+  // The tiles of rows [begin, end) of a bucket's side, in steps: queries from the first on, keys
+  // from the last, as both meet what they see.
+  struct Steps {
+    int begin, end;
+  };
+  __device__ static int tiles_of(const MatrixRows& r) {
+    return (r.count + kTileRows - 1) / kTileRows;
+  }
+  // Position of the first row of a tile, and of its last.
+  __device__ static int first_of(const MatrixRows& r, int tile) {
+    return r.order[tile * kTileRows];
+  }
+  __device__ static int last_of(const MatrixRows& r, int tile) {
+    return r.order[least(r.count, (tile + 1) * kTileRows) - 1];
+  }
+  __device__ static int tile_of(const MatrixRows& r, int step, bool from_first) {
+    return from_first ? step : tiles_of(r) - 1 - step;
+  }
+  // Whether all rows of a step's tile see all of those of a step of the other side.
+  __device__ static bool sees_all(const MatrixRows& own, int step, const MatrixRows& other,
+                                  int of_other, bool of_queries) {
+    const int o = tile_of(own, step, of_queries), i = tile_of(other, of_other, of_queries);
+    return of_queries ? last_of(other, i) <= first_of(own, o)
+                      : first_of(other, i) >= last_of(own, o);
+  }
+
+  // m += the products of one step's tile of rows.
+  __device__ void accumulate_step(ProductSum& m, const MatrixRows& r, int step,
+                                  bool from_first) const {
+    load(r, tile_of(r, step, from_first) * kTileRows, true, 0);
+    wait_for_copies<0>();
+    __syncwarp();
+    accumulate(m, 0);
+  }
+
   // Each tile of `own` rows, in their order where they are queries and from the last where they are
   // keys, meets through the product the tiles that all of its rows see, and pair by pair those that
   // some of them do.
-  __device__ void causal(const MatrixRows& own, const MatrixRows& other, bool of_queries) const {
-    const int own_tiles = (own.count + kTileRows - 1) / kTileRows;
-    const int other_tiles = (other.count + kTileRows - 1) / kTileRows;
-    const auto first_of = [](const MatrixRows& r, int tile) { return r.order[tile * kTileRows]; };
-    const auto last_of = [](const MatrixRows& r, int tile) {
-      return r.order[least(r.count, (tile + 1) * kTileRows) - 1];
-    };
-    const auto other_tile = [&](int i) { return of_queries ? i : other_tiles - 1 - i; };
-    ProductSum m;
-    clear(m);
-    int taken = 0;
-    bool stale = false;
+  // Of the other side, the first `taken` steps are in m already.
+  __device__ void causal(const MatrixRows& own, const MatrixRows& other, bool of_queries,
+                         const Steps& steps, ProductSum& m, int taken) const {
+    const int other_tiles = tiles_of(other);
+    const auto other_tile = [&](int i) { return tile_of(other, i, of_queries); };
+    bool stale = taken > 0;
     LSHKIT_KEEP_LOOP
-    for (int step = 0; step < own_tiles; ++step) {
-      const int o = of_queries ? step : own_tiles - 1 - step, first = o * kTileRows;
+    for (int step = steps.begin; step < steps.end; ++step) {
+      const int o = tile_of(own, step, of_queries), first = o * kTileRows;
       const int own_first = first_of(own, o), own_last = last_of(own, o);
       load(own, first, false, 1);
       LSHKIT_KEEP_LOOP
       for (; taken < other_tiles; ++taken) {
-        const int i = other_tile(taken);
-        if (of_queries ? last_of(other, i) > own_first : first_of(other, i) < own_last) break;
-        load(other, i * kTileRows, true, 0);
-        wait_for_copies<0>();
-        __syncwarp();
-        accumulate(m, 0);
+        if (!sees_all(own, step, other, taken, of_queries)) break;
+        accumulate_step(m, other, taken, of_queries);
         stale = true;
       }
       if (stale) store_product(m);
@@ -246,33 +283,24 @@ __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(M
   MatrixItem it = MatrixItem::of<E>(p, item);
   const TileLane lane;
   const SharedAddress own = shared_address(memory) + uniform(warp_index()) * kLinearWarpBytes;
-  const std::int32_t *const query_order = it.queries.order, *const key_order = it.keys.order;
+  it.begin_run();
   LSHKIT_KEEP_LOOP
   for (int b = 0; b < it.buckets; ++b) {
-    const int q0 = uniform(it.queries.starts[b]), k0 = uniform(it.keys.starts[b]);
-    it.queries.count = uniform(it.queries.starts[b + 1]) - q0;
-    it.keys.count = uniform(it.keys.starts[b + 1]) - k0;
-    it.queries.order = query_order + q0;
-    it.keys.order = key_order + k0;
-    if (it.queries.count == 0 || it.keys.count == 0 || few(it.queries.count, it.keys.count))
+    it.take_bucket(b);
+    if (it.queries.count == 0 || it.keys.count == 0 || few(it.queries.count, it.keys.count) ||
+        is_crowded(p, it.queries.count, it.keys.count))
       continue;
     LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
-    if (E == Element::float16) {
-      // g is below 2^8, v and unit vectors are not above 1: sums over more than 2^7 rows might
-      // leave the range.
-      const int rows = it.queries.count > it.keys.count ? it.queries.count : it.keys.count;
-      for (int most = 128; most < rows; most *= 2) {
-        bucket.down *= 0.5f;
-        bucket.up *= 2;
-        if (most > (1 << 29)) break;
-      }
-    }
-    if (!Causal) {
+    bucket.keep_in_range();
+    if constexpr (!Causal) {
       bucket.all();
-      continue;
+    } else {
+      ProductSum m;
+      LinearBucket<E>::clear(m);
+      bucket.causal(it.queries, it.keys, true, {0, bucket.tiles_of(it.queries)}, m, 0);
+      LinearBucket<E>::clear(m);
+      bucket.causal(it.keys, it.queries, false, {0, bucket.tiles_of(it.keys)}, m, 0);
     }
-    bucket.causal(it.queries, it.keys, true);
-    bucket.causal(it.keys, it.queries, false);
   }
 }
 

@@ -1,7 +1,8 @@
 #pragma once
 // The lower bound's gradient for 16-bit inputs on the tensor cores (YOSO, eq. 4). Within a bucket
 // dQ_i = sum_j (g_i . v_j) k_j and dK_j = sum_i (g_i . v_j) q_i, over tiles of 16 rows and 64
-// columns; a warp takes a bucket by itself. Two forms, by the size of the bucket:
+// columns. Two forms, by the size of the bucket, and a warp takes a bucket of either by itself; one
+// of more than 512 rows is cut among the warps of a block (bucket_gradient_crowded.cuh):
 //   pairs, up to 32 queries and 32 keys: S = G V^T, dQ = S K, dK = S^T Q: 24 products (16 x 8 x 16)
 //     for every 16 queries and 16 keys
 //   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M': 128 for 16 queries and 16 keys,
@@ -31,6 +32,7 @@ namespace lshkit::cuda {
 constexpr int kPairRows = 32;  // of a bucket's side, in the form of pairs
 constexpr int kPairWarps = 4, kLinearWarps = 4, kStages = 3;
 constexpr int kPairWarpBytes = 4 * kPairRows * 128;
+constexpr int kCrowdedRows = 512;  // a side of more is cut among warps
 constexpr int kLinearWarpBytes = (2 * kStages + 4) * kTileBytes;
 
 // What a hash contributes to a row: 64 columns of bfloat16, or of float for float16.
@@ -51,6 +53,7 @@ struct MatrixGradient {
   index_t first_unit = 0, units = 0;  // of the sorted ones
   index_t factor_tiles = 1;
   int run = 1;  // buckets that a warp takes one after the other
+  int crowded = kCrowdedRows;
   bool causal = false;
   float scale = 1;
   MatrixSide queries, keys;
@@ -111,6 +114,19 @@ struct MatrixItem {
     it.queries = rows(s.queries, p.queries);
     it.keys = rows(s.keys, p.keys);
     return it;
+  }
+
+  // The rows of the run's buckets in turn, which lie one after the other: to the first of bucket 0,
+  // then bucket by bucket.
+  __device__ void begin_run() {
+    queries.order += uniform(queries.starts[0]);
+    keys.order += uniform(keys.starts[0]);
+  }
+  __device__ void take_bucket(int b) {
+    queries.order += queries.count;
+    keys.order += keys.count;
+    queries.count = uniform(queries.starts[b + 1] - queries.starts[b]);
+    keys.count = uniform(keys.starts[b + 1] - keys.starts[b]);
   }
 };
 
@@ -210,6 +226,9 @@ __device__ inline void pack_weights(std::uint32_t (&a)[4], const float (&s)[2][4
 
 __host__ __device__ constexpr bool few(int queries, int keys) {
   return queries <= kPairRows && keys <= kPairRows;
+}
+__host__ __device__ constexpr bool is_crowded(const MatrixGradient& p, int queries, int keys) {
+  return queries > p.crowded || keys > p.crowded;
 }
 
 }  // namespace lshkit::cuda

@@ -1,13 +1,15 @@
 #pragma once
 // The probes of soft codes: from margins to weights, and from the gradient of weights to that of
 // margins and of the sharpness. Bound: device memory, each number read and written once.
+//
+// Soft codes lie row by row, 32 hashes side by side, their probes hash by hash: a block takes some
+// rows of some hashes through shared memory, so that both are read and written in whole sectors.
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/soft_hash.hpp"
 
 namespace lshkit::cuda {
 
-constexpr int kProbeThreads = 256, kProbesOfThread = 4;
-constexpr int kProbesOfBlock = kProbeThreads * kProbesOfThread;
+constexpr int kProbeThreads = 256, kProbeRows = 32, kProbeMargins = 128;
 
 // Of some heads of queries, each with the rows of its side; soft codes by row of that side's heads
 // in turn. Probe arrays in any layout whose probes are side by side.
@@ -56,64 +58,126 @@ __device__ inline float probe_weight(const float* margins, float sharpness, std:
   return every ? own : own / sum;
 }
 
-LSHKIT_KERNEL void __launch_bounds__(kProbeThreads) expand_probes_kernel(SoftProbes p) {
-  const index_t probes = p.side.n_rows * p.n_probes;
-  const index_t blocks = ceil_div(probes, kProbesOfBlock);
-  const index_t first = block_index() % blocks * kProbesOfBlock;
-  const index_t hash = block_index() / blocks % p.n_hashes;
-  const index_t local = block_index() / blocks / p.n_hashes, head = p.first_head + local;
-  const index_t first_row = first / p.n_probes;
-  const std::uint32_t first_probe = std::uint32_t(first % p.n_probes);
-  const std::uint32_t n = std::uint32_t(p.n_probes);
-  const float sharpness = p.sharpness_of(head);
-  for (int u = thread_index(); u < kProbesOfBlock && first + u < probes; u += kProbeThreads) {
-    const std::uint32_t step = (first_probe + u) / n, a = first_probe + u - step * n;
-    const index_t row = first_row + step, source = p.source_row(head, row);
-    const index_t at = source * p.n_hashes + hash;
-    const std::uint8_t* const bits = p.soft.bits + at * p.n_selected;
-    std::uint32_t code = load_code(p.soft.codes, p.soft.bytes, at);
-    for (int k = 0; k < p.n_selected; ++k) code ^= (a >> k & 1) << (bits[k] & 15);
-    const index_t to = local * p.head_stride + row * p.row_stride + hash * p.hash_stride + a;
-    if (p.soft.bytes == 1)
-      static_cast<std::uint8_t*>(p.codes)[to] = std::uint8_t(code);
-    else
-      static_cast<std::uint16_t*>(p.codes)[to] = std::uint16_t(code);
-    p.weights[to] = p.valid && !p.valid[source] ? 0
-                                                : probe_weight(p.soft.margins + at * p.n_selected,
-                                                               sharpness, a, n, p.n_selected);
+// A block's share: kProbeRows rows of a head and some of their hashes, margins in rows of an odd
+// number.
+struct ProbeTile {
+  index_t local, head, first_row, first_hash;
+  int rows, hashes, margins, margin_stride;
+
+  __device__ ProbeTile(const SoftProbes& p, int most_hashes) {
+    const index_t tiles = ceil_div(p.side.n_rows, kProbeRows);
+    const index_t chunks = ceil_div(p.n_hashes, most_hashes), rest = block_index() / tiles;
+    first_row = (block_index() - rest * tiles) * kProbeRows;
+    local = rest / chunks;
+    first_hash = (rest - local * chunks) * most_hashes;
+    head = p.first_head + local;
+    rows = int(least(kProbeRows, p.side.n_rows - first_row));
+    hashes = int(least(most_hashes, p.n_hashes - first_hash));
+    margins = hashes * p.n_selected;
+    margin_stride = margins | 1;
   }
+  // body(row, i) for the `count` numbers of each row that are side by side.
+  template <class Body>
+  __device__ void each(int count, const Body& body) const {
+    for (int i = thread_index(); i < rows * count; i += kProbeThreads)
+      body(i / count, i - i / count * count);
+  }
+  __device__ index_t probe_at(const SoftProbes& p, int row, int hash) const {
+    return local * p.head_stride + (first_row + row) * p.row_stride +
+           (first_hash + hash) * p.hash_stride;
+  }
+};
+// So many hashes that their margins have room, and the bytes of a block.
+inline int hashes_of_probe_tile(const SoftProbes& p) {
+  const index_t room = kProbeMargins / (p.n_selected > 0 ? p.n_selected : 1);
+  return int(least(least(room, 32), p.n_hashes > 0 ? p.n_hashes : 1));
+}
+inline std::size_t probe_tile_bytes(const SoftProbes& p, int hashes) {
+  const index_t margins = index_t(hashes) * p.n_selected;
+  return std::size_t(kProbeRows *
+                     ((margins | 1) * sizeof(float) + hashes * sizeof(std::uint16_t) + margins));
+}
+
+LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
+    expand_probes_kernel(SoftProbes p, int most_hashes) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const ProbeTile t(p, most_hashes);
+  float* const margins = reinterpret_cast<float*>(memory);  // (rows, margin_stride)
+  std::uint16_t* const codes =
+      reinterpret_cast<std::uint16_t*>(margins + kProbeRows * t.margin_stride);  // (rows, hashes)
+  std::uint8_t* const bits = reinterpret_cast<std::uint8_t*>(codes + kProbeRows * t.hashes);
+  const index_t source = p.source_row(t.head, t.first_row);
+  const index_t from = source * p.n_hashes + t.first_hash;
+  t.each(t.hashes, [&](int row, int i) {
+    codes[row * t.hashes + i] =
+        std::uint16_t(load_code(p.soft.codes, p.soft.bytes, from + row * p.n_hashes + i));
+  });
+  t.each(t.margins, [&](int row, int i) {
+    const index_t at = (from + row * p.n_hashes) * p.n_selected + i;
+    margins[row * t.margin_stride + i] = p.soft.margins[at];
+    bits[row * t.margins + i] = p.soft.bits[at];
+  });
+  __syncthreads();
+  const std::uint32_t n = std::uint32_t(p.n_probes);
+  const float sharpness = p.sharpness_of(t.head);
+  for (int hash = warp_index(); hash < t.hashes; hash += kProbeThreads / kWarp)
+    for (index_t e = lane_index(); e < t.rows * p.n_probes; e += kWarp) {
+      const int row = int(e / n);
+      const std::uint32_t a = std::uint32_t(e - index_t(row) * n);
+      std::uint32_t code = codes[row * t.hashes + hash];
+      const std::uint8_t* const own_bits = bits + row * t.margins + hash * p.n_selected;
+      for (int k = 0; k < p.n_selected; ++k) code ^= (a >> k & 1) << (own_bits[k] & 15);
+      const index_t to = t.probe_at(p, row, hash) + a;
+      if (p.soft.bytes == 1)
+        static_cast<std::uint8_t*>(p.codes)[to] = std::uint8_t(code);
+      else
+        static_cast<std::uint16_t*>(p.codes)[to] = std::uint16_t(code);
+      p.weights[to] = p.valid && !p.valid[source + row]
+                          ? 0
+                          : probe_weight(margins + row * t.margin_stride + hash * p.n_selected,
+                                         sharpness, a, n, p.n_selected);
+    }
 }
 
 // d loss / d u_k, u = 2 sharpness margin, is the sum over the probes a with bit k of w_a (s - g_a),
 // s = sum of w g. `lanes` lanes a row and hash, a power of two.
-LSHKIT_KERNEL void __launch_bounds__(kProbeThreads) reduce_probes_kernel(SoftProbes p, int lanes) {
-  const int rows = kProbeThreads / lanes;
-  const index_t blocks = ceil_div(p.side.n_rows, rows);
-  const index_t row = block_index() % blocks * rows + thread_index() / lanes;
-  const index_t hash = block_index() / blocks % p.n_hashes;
-  const index_t local = block_index() / blocks / p.n_hashes, head = p.first_head + local;
+LSHKIT_KERNEL void __launch_bounds__(kProbeThreads, 4)
+    reduce_probes_kernel(SoftProbes p, int most_hashes, int lanes) {
+  LSHKIT_SHARED_MEMORY(memory);
+  const ProbeTile t(p, most_hashes);
+  float* const margins = reinterpret_cast<float*>(memory);  // (rows, margin_stride)
   const int first = lane_index() % lanes;
-  const bool has = row < p.side.n_rows;
-  const bool valid = has && (!p.valid || p.valid[p.source_row(head, row)]);
-  const index_t from = local * p.head_stride + row * p.row_stride + hash * p.hash_stride;
+  const float twice = 2 * p.sharpness_of(t.head);
   const auto total = [&](float x) {
     for (int step = lanes / 2; step > 0; step /= 2) x += __shfl_xor_sync(kAllLanes, x, step);
     return x;
   };
-  float s = 0;
-  for (index_t a = first; valid && a < p.n_probes; a += lanes)
-    s += p.weights[from + a] * p.weight_grads[from + a];
-  s = total(s);
-  const float twice = 2 * p.sharpness_of(head);
+  for (int hash = warp_index(); hash < t.hashes; hash += kProbeThreads / kWarp)
+    for (int pass = 0; pass < t.rows; pass += kWarp / lanes) {
+      const int row = pass + lane_index() / lanes;
+      const bool has = row < t.rows;
+      const bool valid = has && (!p.valid || p.valid[p.source_row(t.head, t.first_row + row)]);
+      const index_t from = t.probe_at(p, row, hash);
+      float s = 0;
+      for (index_t a = first; valid && a < p.n_probes; a += lanes)
+        s += p.weights[from + a] * p.weight_grads[from + a];
+      s = total(s);
+      for (int k = 0; k < p.n_selected; ++k) {
+        float sum = 0;
+        for (index_t a = first; valid && a < p.n_probes; a += lanes)
+          if (a >> k & 1) sum += p.weights[from + a] * (s - p.weight_grads[from + a]);
+        sum = total(sum);
+        if (has && first == 0)
+          margins[row * t.margin_stride + hash * p.n_selected + k] = sum * twice;
+      }
+    }
+  __syncthreads();
   float* const to =
-      p.margin_grads + ((head * p.side.n_rows + row) * p.n_hashes + hash) * p.n_selected;
-  for (int k = 0; k < p.n_selected; ++k) {
-    float sum = 0;
-    for (index_t a = first; valid && a < p.n_probes; a += lanes)
-      if (a >> k & 1) sum += p.weights[from + a] * (s - p.weight_grads[from + a]);
-    sum = total(sum);
-    if (has && first == 0) to[k] = sum * twice;
-  }
+      p.margin_grads +
+      ((t.head * p.side.n_rows + t.first_row) * p.n_hashes + t.first_hash) * p.n_selected;
+  t.each(t.margins, [&](int row, int i) {
+    to[row * p.n_hashes * p.n_selected + i] = margins[row * t.margin_stride + i];
+  });
 }
 
 // The gradient of the sharpness of every head of queries of every sequence: the sum of margin times
@@ -146,17 +210,20 @@ LSHKIT_KERNEL void __launch_bounds__(kSharpnessThreads) sharpness_kernel(Sharpne
   g.out[block_index()] = float(sum / p.sharpness_of(block_index()));
 }
 
+inline index_t probe_blocks(const SoftProbes& p, int hashes) {
+  return p.heads * ceil_div(p.n_hashes, hashes) * ceil_div(p.side.n_rows, kProbeRows);
+}
 inline void expand_probes(const Queue& queue, const SoftProbes& p) {
-  launch(queue, "expand_probes", expand_probes_kernel,
-         p.heads * p.n_hashes * ceil_div(p.side.n_rows * p.n_probes, kProbesOfBlock), kProbeThreads,
-         0, p);
+  const int hashes = hashes_of_probe_tile(p);
+  launch(queue, "expand_probes", expand_probes_kernel, probe_blocks(p, hashes), kProbeThreads,
+         probe_tile_bytes(p, hashes), p, hashes);
 }
 inline void reduce_probes(const Queue& queue, const SoftProbes& p) {
   int lanes = 1;
   while (lanes < kWarp && lanes < p.n_probes) lanes *= 2;
-  launch(queue, "reduce_probes", reduce_probes_kernel,
-         p.heads * p.n_hashes * ceil_div(p.side.n_rows, kProbeThreads / lanes), kProbeThreads, 0, p,
-         lanes);
+  const int hashes = hashes_of_probe_tile(p);
+  launch(queue, "reduce_probes", reduce_probes_kernel, probe_blocks(p, hashes), kProbeThreads,
+         probe_tile_bytes(p, hashes), p, hashes, lanes);
 }
 inline void sharpness_gradient(const Queue& queue, const SharpnessGradient& g, index_t tasks) {
   launch(queue, "sharpness_gradient", sharpness_kernel, tasks, kSharpnessThreads,

@@ -221,6 +221,31 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
   }
 }
 
+// The sums again, from the output.
+struct RestoreSums : RowGrid {
+  Elements out;
+  const float* divisors = nullptr;  // (rows): what a row of sums was divided by
+  int counts = 0;                   // the divisor is the last column
+  float* sums = nullptr;            // (rows, columns + counts)
+};
+
+template <bool Eights>
+__global__ void __launch_bounds__(kRowThreads) restore_sums_kernel(RestoreSums a) {
+  for (int pass = 0; pass < kRowPasses; ++pass) {
+    const RowLane<Eights> r(a, pass);
+    const float divisor = r.exists() ? a.divisors[r.row()] : 0;
+    const index_t from = r.offset_in(a.out), to = r.row() * (a.columns + a.counts);
+    for (index_t first = 0; first < a.columns; first += r.step()) {
+      float x[kHeld];
+      r.load(a.out.data, a.out.element, from, first, x);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kHeld; ++k) x[k] *= divisor;
+      r.store(a.sums, Element::float32, to, first, x);
+    }
+    if (a.counts && r.exists() && r.lane == 0) a.sums[to + a.columns] = divisor;
+  }
+}
+
 // The gradient g of the sums, in their place, and what "sum" adds to every g_i . v_j: -g_i . y_i. g
 // is rounded first where it is later, or the two would not cancel where y_i is next to v_j.
 struct NormalizeBackward : RowGrid {
@@ -394,6 +419,13 @@ void normalize(const Queue& queue, const NormalizeRows& a) {
       queue, "normalize", a,
       rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
       normalize_kernel<true>, normalize_kernel<false>);
+}
+template <class Same = void>
+void restore_sums(const Queue& queue, const RestoreSums& a) {
+  launch_rows(
+      queue, "restore_sums", a,
+      rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
+      restore_sums_kernel<true>, restore_sums_kernel<false>);
 }
 template <class Same = void>
 void normalize_backward(const Queue& queue, const NormalizeBackward& a) {

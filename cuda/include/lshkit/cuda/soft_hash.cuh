@@ -74,8 +74,79 @@ __device__ inline void load_signs(const Hash& h, const float* parameters, index_
     to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -signs[i] : signs[i];
 }
 
+// What a warp has to say of its 32 tokens, a row of words each in shared memory, goes to rows that
+// are `stride` bytes apart: 16 bytes at a time where that is aligned, so that sectors are written
+// whole, else an element. Word_stride: from one token's words to the next's.
+template <class Element, int Words, int WordStride>
+__device__ inline void store_rows_of_words(std::uint32_t* stage,
+                                           const std::uint32_t (&words)[Words], int rows, void* to,
+                                           index_t stride, int row_bytes) {
+  __syncwarp();
+  LSHKIT_UNROLL
+  for (int w = 0; w < Words; ++w) stage[lane_index() * WordStride + w] = words[w];
+  __syncwarp();
+  auto* const bytes = static_cast<unsigned char*>(to);
+  const auto* const from = reinterpret_cast<const unsigned char*>(stage);
+  if (row_bytes % 16 == 0 && stride % 16 == 0 && is_aligned(to, 16)) {
+    const int pieces = row_bytes / 16;
+    for (int i = lane_index(); i < rows * pieces; i += kWarp) {
+      const int row = i / pieces, piece = i - row * pieces;
+      store_quad(bytes + row * stride + piece * 16,
+                 load_quad(from + row * WordStride * 4 + piece * 16));
+    }
+    return;
+  }
+  const int elements = row_bytes / int(sizeof(Element));
+  for (int i = lane_index(); i < rows * elements; i += kWarp) {
+    const int row = i / elements, e = i - row * elements;
+    reinterpret_cast<Element*>(bytes + row * stride)[e] =
+        reinterpret_cast<const Element*>(from + row * WordStride * 4)[e];
+  }
+}
+// The words of kHashesAtOnce hashes of a token: codes, then selected bits, then margins.
 template <int R>
-__global__ void __launch_bounds__(kHashThreads) soft_hash_registers_kernel(SoftHash s) {
+__device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage, index_t flat,
+                                        index_t row, int rows, index_t hash,
+                                        const std::uint32_t (&codes)[kHashesAtOnce],
+                                        const std::uint32_t (&keys)[kHashesAtOnce][R + 1]) {
+  constexpr int kHashes = kHashesAtOnce;
+  const Hash& h = s.hash;
+  const int used = int(least(kHashes, h.n_hashes - hash));
+  const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;
+  auto* const to_codes = static_cast<unsigned char*>(h.codes) + at * h.code_bytes;
+  if (h.code_bytes == 1) {
+    std::uint32_t words[kHashes / 4] = {};
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashes; ++j) words[j / 4] |= codes[j] << (j % 4 * 8);
+    store_rows_of_words<std::uint8_t, kHashes / 4, 4>(stage, words, rows, to_codes, h.n_hashes,
+                                                      used);
+  } else {
+    std::uint32_t words[kHashes / 2] = {};
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashes; ++j) words[j / 2] |= codes[j] << (j % 2 * 16);
+    store_rows_of_words<std::uint16_t, kHashes / 2, 4>(stage, words, rows, to_codes, h.n_hashes * 2,
+                                                       used * 2);
+  }
+  if constexpr (R > 0) {
+    std::uint32_t bits[kHashes * R / 4] = {}, margins[kHashes * R];
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashes; ++j) LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) {
+      const int i = j * R + k;
+      bits[i / 4] |= (keys[j][k] & kBitOfKey) << (i % 4 * 8);
+      margins[i] = bits_of_float(margin_of(keys[j][k]));
+    }
+    // Rows of a multiple of four words, and of an odd number of fours, for banks of their own.
+    store_rows_of_words < std::uint8_t, kHashes *R / 4,
+        R<3 ? 4 : 12>(stage, bits, rows, s.bits + at * R, h.n_hashes * R, used * R);
+    store_rows_of_words<float, kHashes * R, kHashes * R + 4>(
+        stage, margins, rows, s.margins + at * R, h.n_hashes * R * index_t(sizeof(float)),
+        used * R * int(sizeof(float)));
+  }
+}
+
+template <int R>
+__global__ void __launch_bounds__(kHashThreads, 3) soft_hash_registers_kernel(SoftHash s) {
   constexpr int D = kRegisterColumns, kStep = D + 1;
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
@@ -132,15 +203,12 @@ __global__ void __launch_bounds__(kHashThreads) soft_hash_registers_kernel(SoftH
         }
       }
     }
-    if (thread >= count) continue;
-    LSHKIT_UNROLL
-    for (int j = 0; j < kHashesAtOnce; ++j) {
-      if (hash + j >= h.n_hashes) break;
-      store_code(h, flat, first + thread, hash + j, codes[j]);
-      const index_t at = s.selected_at(flat, first + thread, hash + j);
-      LSHKIT_UNROLL
-      for (int k = 0; k < R; ++k) store_selected(s, at + k, keys[j][k]);
-    }
+    const int first_of_warp = warp_index() * kWarp;
+    if (first_of_warp >= count) continue;
+    // Its tokens' place in the tile, which nobody reads any more.
+    store_soft_codes<R>(s, reinterpret_cast<std::uint32_t*>(tile + first_of_warp * kStep), flat,
+                        first + first_of_warp, int(least(kWarp, count - first_of_warp)), hash,
+                        codes, keys);
   }
 }
 

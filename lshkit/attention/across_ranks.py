@@ -1,0 +1,39 @@
+"""What attention asks of an object that computes it over ranks."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from lshkit.attention.call import Call
+from lshkit.attention.estimators import Estimator
+
+T = TypeVar("T")
+
+
+class AcrossRanks(abc.ABC):
+    """`context_parallel` of `yoso_attention` and `YosoAttention`: a base class, so that attention
+    need not know `lshkit.distributed`, whose `ContextParallel` is the one there is."""
+
+    cu_seqlens: list[int] | None
+
+    @abc.abstractmethod
+    def checked(self, check: Callable[..., T], *args: Any) -> T:
+        """What check returns. An error that it raises is raised on the other ranks, too."""
+
+    @abc.abstractmethod
+    def attend(self, estimator: Estimator, call: Call, causal_offset: int | None) -> Tensor:
+        """What `yoso_attention` returns for this rank's rows.
+
+        The call is checked, and its causal offset not yet resolved.
+        """
+
+    @abc.abstractmethod
+    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int]]:
+        """Each chunk of this rank's x `(B, H, n, D)` with the rows around it, for a convolution.
+
+        Returns for each chunk its rows, `before` more in front and `after` more behind them, zeros
+        outside the sequence, and where it starts and stops among the rank's rows. All ranks must
+        call. Differentiable.
+        """

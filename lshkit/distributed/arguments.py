@@ -1,0 +1,74 @@
+"""Arguments of context parallelism: checks and conversions."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from lshkit.attention.arguments import autocast_device
+from lshkit.attention.call import Call
+
+
+def short(value: Any) -> str:
+    """For an error message."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def group_of(given: Any) -> dist.ProcessGroup:
+    """Of a group, of a mesh of one dimension, or of all ranks."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            "group_or_mesh must be a process group: torch.distributed.init_process_group has not "
+            "been called"
+        )
+    if given is None:
+        return dist.group.WORLD  # type: ignore[return-value]
+    if isinstance(given, DeviceMesh):
+        if given.ndim != 1:
+            names = given.mesh_dim_names or ("...",)
+            raise ValueError(
+                f"group_or_mesh must be one dimension of a mesh, mesh[{names[-1]!r}], got a mesh "
+                f"of {given.ndim} dimensions"
+            )
+        return given.get_group()
+    if not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            f"group_or_mesh must be a ProcessGroup, a DeviceMesh or None, got "
+            f"{type(given).__name__}"
+        )
+    if dist.get_rank(given) < 0:
+        raise ValueError("group_or_mesh must be a group that this rank belongs to")
+    return given
+
+
+def sequence_starts(starts: Any) -> list[int]:
+    """cu_seqlens as numbers."""
+    name = "cu_seqlens"
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"{name} must be an integer tensor, got {type(starts).__name__}")
+    if starts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got dtype {starts.dtype}")
+    if starts.dim() != 1 or len(starts) < 2:
+        raise ValueError(
+            f"{name} must have shape (sequences + 1,), at least one sequence, got "
+            f"{tuple(starts.shape)}"
+        )
+    numbers: list[int] = starts.tolist()
+    if numbers[0] != 0 or any(a > b for a, b in zip(numbers, numbers[1:], strict=False)):
+        raise ValueError(f"{name} must begin with 0 and not decrease, got {short(numbers)}")
+    return numbers
+
+
+def cast(call: Call) -> Call:
+    """Under autocast queries, keys and values in its dtype, before they are sent."""
+    device = autocast_device(call.query)
+    if not torch.is_autocast_enabled(device):
+        return call
+    dtype = torch.get_autocast_dtype(device)
+    query, key, value = (
+        x if x.dtype is torch.float64 else x.to(dtype) for x in (call.query, call.key, call.value)
+    )
+    return call._replace(query=query, key=key, value=value)
