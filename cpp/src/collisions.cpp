@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "code_buckets.hpp"
 #include "kernels/kernels.hpp"
 #include "parallel.hpp"
 
@@ -18,19 +19,12 @@ struct Problem {
   const std::uint8_t* key_mask;
   bool causal;
   int threads;
-
-  bool takes_part(index_t key) const { return !key_mask || key_mask[key]; }
 };
 
 struct Visitor {
   CollisionVisitor visit;
   void* context;
 };
-
-index_t code_of(Codes codes, index_t at) {
-  return codes.bytes == 1 ? static_cast<const std::uint8_t*>(codes.data)[at]
-                          : static_cast<const std::uint16_t*>(codes.data)[at];
-}
 
 // ---- by comparison ----
 void by_comparison(const Problem& p, Visitor v) {
@@ -60,31 +54,6 @@ void by_comparison(const Problem& p, Visitor v) {
 }
 
 // ---- by buckets ----
-// The keys of each bucket of each hash, ascending.
-struct Buckets {
-  index_t n_buckets, n_keys;
-  std::vector<std::int32_t> start, order;  // (n_hashes, n_buckets + 1) and (n_hashes, n_keys)
-
-  Buckets(const Problem& p, index_t buckets)
-      : n_buckets(buckets),
-        n_keys(p.shape.n_keys),
-        start(p.shape.n_hashes * (n_buckets + 1)),
-        order(p.shape.n_hashes * n_keys) {
-    parallel_for(p.shape.n_hashes, p.threads, [&](index_t h) {
-      std::int32_t* first = &start[h * (n_buckets + 1)];
-      const auto key_code = [&](index_t j) { return code_of(p.keys, j * p.shape.n_hashes + h); };
-      for (index_t j = 0; j < n_keys; ++j)
-        if (p.takes_part(j)) ++first[key_code(j) + 1];
-      for (index_t b = 0; b < n_buckets; ++b) first[b + 1] += first[b];
-      // Placing a key moves its bucket's start on to the next one's: one bucket further in the end.
-      for (index_t j = 0; j < n_keys; ++j)
-        if (p.takes_part(j)) order[h * n_keys + first[key_code(j)]++] = std::int32_t(j);
-      for (index_t b = n_buckets; b > 0; --b) first[b] = first[b - 1];
-      first[0] = 0;
-    });
-  }
-};
-
 struct RunScratch {
   index_t words;
   std::int32_t *count, *keys;  // of each key, and those of a query
@@ -109,7 +78,7 @@ struct RunScratch {
   }
 };
 
-void by_buckets(const Problem& p, const Buckets& buckets, Visitor v, bool ascending) {
+void by_buckets(const Problem& p, const CodeBuckets& buckets, Visitor v, bool ascending) {
   const index_t n_hashes = p.shape.n_hashes, n_keys = p.shape.n_keys;
   constexpr index_t kRun = 256;
   parallel_for((p.shape.n_queries + kRun - 1) / kRun, p.threads, [&](index_t task) {
@@ -147,34 +116,22 @@ void by_buckets(const Problem& p, const Buckets& buckets, Visitor v, bool ascend
 }
 
 // ---- the cheaper way ----
-// Pairs of a query and a key in one bucket, summed over the hashes.
-double bucket_pairs(const Problem& p, index_t n_buckets) {
-  const index_t n_hashes = p.shape.n_hashes;
-  std::vector<double> pairs(n_hashes);
-  parallel_for(n_hashes, p.threads, [&](index_t h) {
-    auto* keys = static_cast<std::int32_t*>(thread_scratch(sizeof(std::int32_t) * n_buckets));
-    std::memset(keys, 0, sizeof(std::int32_t) * n_buckets);
-    for (index_t j = 0; j < p.shape.n_keys; ++j) ++keys[code_of(p.keys, j * n_hashes + h)];
-    for (index_t i = 0; i < p.shape.n_queries; ++i)
-      pairs[h] += keys[code_of(p.queries, i * n_hashes + h)];
-  });
-  double sum = 0;
-  for (const double n : pairs) sum += n;
-  return sum;
-}
-
 // Measured, in the time that comparing 64 bytes of codes takes: a pair of a bucket, and the look-up
 // of a bucket.
 constexpr double kBucketPair = 16, kLookUp = 128;
 
 void for_each(const Problem& p, Visitor v, bool ascending) {
-  const double rows = double(p.shape.n_queries) * double(p.shape.n_hashes);
-  const double compare = rows * double(p.shape.n_keys) * p.queries.bytes / 64;
-  const index_t n_buckets = p.queries.bytes == 1 ? 256 : 65536;
+  const index_t n_queries = p.shape.n_queries, n_keys = p.shape.n_keys;
+  const index_t n_hashes = p.shape.n_hashes, n_buckets = p.queries.bytes == 1 ? 256 : 65536;
+  const double rows = double(n_queries) * double(n_hashes), look_up = rows * kLookUp;
+  const double compare = rows * double(n_keys) * p.queries.bytes / 64;
   // Small tables against the keys' codes, and a chance that it pays.
-  if (n_buckets <= 4 * p.shape.n_keys && rows * kLookUp < compare &&
-      rows * kLookUp + bucket_pairs(p, n_buckets) * kBucketPair < compare)
-    by_buckets(p, Buckets(p, n_buckets), v, ascending);
+  if (n_buckets <= 4 * n_keys && look_up < compare &&
+      look_up + kBucketPair * bucket_pairs(p.queries, n_queries, p.keys, n_keys, n_hashes,
+                                           n_buckets, p.threads) <
+          compare)
+    by_buckets(p, CodeBuckets(p.keys, n_keys, n_hashes, p.key_mask, n_buckets, p.threads), v,
+               ascending);
   else
     by_comparison(p, v);
 }

@@ -81,9 +81,20 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_equals_reference(name, weighting):
-    options = dict(CASES[name])
-    sizes = {key: options.pop(key) for key in ("n_q", "n_k", "d", "d_v") if key in options}
-    case = inputs(**sizes)
+    check_against_reference(weighting, **CASES[name])
+
+
+@pytest.mark.parametrize("weighting", ["horvitz_thompson", "magicpig"])
+@pytest.mark.parametrize("n_bits, is_causal", [(12, False), (14, True)])
+def test_pairs_found_by_buckets_equal_reference(weighting, n_bits, is_causal):
+    """Many keys and long codes: few pairs collide, so that buckets are searched for them."""
+    sizes = {"n_q": 260, "n_k": 9000, "batch": 1, "heads": 2, "key_heads": 1}
+    check_against_reference(weighting, **sizes, n_bits=n_bits, causal=is_causal, masked=True)
+
+
+def check_against_reference(weighting, **options):
+    names = ("n_q", "n_k", "d", "d_v", "batch", "heads", "key_heads")
+    case = inputs(**{key: options.pop(key) for key in names if key in options})
     causal, masked = options.pop("causal", False), options.pop("masked", False)
     n_q, n_k = case.query.shape[2], case.key.shape[2]
     offset = options.pop("offset", None)
@@ -99,7 +110,7 @@ def test_equals_reference(name, weighting):
     grads = reference.lsh_attention_backward(
         *arguments, case.grad_out.double().numpy(), n_bits, **reference_options
     )
-    shape = 2, case.key.shape[1], -1, n_k
+    shape = *case.key.shape[:2], -1, n_k
     grads = [grads[0], *(x.reshape(*shape, x.shape[-1]).sum(2) for x in grads[1:])]
     assert np.array_equal(got.pairs.numpy(), pairs.sum(-1))
     # float32 sums; small probabilities are differences of numbers near 1

@@ -1,4 +1,4 @@
-"""The example of transformers' models runs from the command line and leaves what it promises."""
+"""The examples with transformers run from the command line and leave what they promise."""
 
 import pytest
 
@@ -40,3 +40,17 @@ def test_models_end_in_tables_and_a_picture(tmp_path):
 def test_bad_options(refusal):
     needs_example_packages()
     assert "--hidden must be a multiple of 64" in refusal(EXAMPLE, "--hidden", 100)
+
+
+def test_long_document_ends_in_a_table_and_a_picture(tmp_path):
+    needs_example_packages()
+    picture, script = tmp_path / "document.png", ROOT / "python_examples" / "long_document.py"
+    done = run(script, "--quick", "--out", picture, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in rows_of(done.stdout) if row[0] in ("1,500", "3,000")]
+    assert [row[1] for row in rows] == 2 * ["softmax", "cache of codes"]
+    keys = [float(row[4].removesuffix(" %")) for row in rows]
+    assert keys[0] == keys[2] == 100 and keys[3] < keys[1] < 25
+    assert all(float(row[5].removesuffix(" %")) == 100 for row in rows[::2])
+    assert "cache of codes generates:" in done.stdout
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)

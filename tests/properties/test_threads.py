@@ -166,11 +166,14 @@ def parts_of_registers(estimator, dtype, sizes, heads, threads):
     return (yoso_attention(inputs.query, inputs.key, inputs.value, estimator=estimator, seed=0),)
 
 
-@cases([False, True])
-def attention_to_pairs(is_causal, threads):
-    inputs = attention_inputs(1100, 300, 24, 20)  # longer than what one thread takes at once
+@cases([False, True], [(300, 8), (9000, 12)])
+def attention_to_pairs(is_causal, sizes, threads):
+    n_keys, n_bits = sizes  # the second ones: pairs are found by buckets
+    # More queries than what one thread takes at once.
+    inputs = attention_inputs(1100, n_keys, 24, 20)
     leaves = [x.detach().requires_grad_() for x in (inputs.query, inputs.key, inputs.value)]
-    out = lsh_attention(*leaves, padding_mask(2, 300), is_causal=is_causal, seed=5)
+    mask = padding_mask(2, n_keys)
+    out = lsh_attention(*leaves, mask, is_causal=is_causal, n_bits=n_bits, seed=5)
     return out.detach(), *torch.autograd.grad(out, leaves, inputs.grad_out)
 
 

@@ -1,6 +1,7 @@
-// lsh_attention on one head of keys: blocks of 256 keys stay in cache while queries pass. For every
-// pair n_hashes bits are read; the rest is for the pairs that are used: forward 4 d flops and an
-// exponential, backward 10 d.
+// lsh_attention on one head of keys: blocks of them stay in cache while queries pass. By comparison
+// n_hashes bits are read for every pair, by buckets 4 bytes for every one that shares a bucket, as
+// often as it does; the rest is for the pairs that are used: forward 4 d flops and an exponential,
+// backward 10 d.
 #include "colliding_softmax.hpp"
 
 #include "exponential.hpp"
@@ -18,7 +19,8 @@ struct ForwardScratch {
   float *sums, *largest, *total;  // (queries, dv), and of each query the shift and the denominator
   float* row;
   ForwardScratch(const SoftmaxForward& p, Cut& cut)
-      : block(p.keys, p.options, p.queries.query.rows, cut) {
+      : block(p.keys, p.options, p.queries.query.rows, p.key_buckets.start, p.key_buckets.start,
+              cut) {
     const index_t queries = p.queries.query.rows;
     sums = cut.take<float>(queries * block.dv);
     largest = cut.take<float>(queries);
@@ -29,7 +31,7 @@ struct ForwardScratch {
 
 // sums = factor * sums + sum of weight[t] * rows[keys[t]]; count: a multiple of two.
 template <int N>
-LSHKIT_INLINE void add_rows(float factor, const float* weight, const std::uint8_t* keys, int count,
+LSHKIT_INLINE void add_rows(float factor, const float* weight, const std::uint16_t* keys, int count,
                             const float* rows, index_t stride, float* sums) {
   constexpr int kMost = N ? N : 1;
   for (index_t first = 0; first < stride / W; first += kMost) {
@@ -99,11 +101,21 @@ void forward_rows(const SoftmaxForward& p) {
   }
   const index_t keys =
       p.options.causal ? smaller(p.keys.key.rows, q.position + rows) : p.keys.key.rows;
+  const bool by_buckets = p.key_buckets.start;
+  if (by_buckets)
+    for_codes(p.options, p.code_bytes, [&](auto code, auto twice) {
+      find_all_hits<decltype(code), twice.value>(p.options, p.key_buckets, s.block, q);
+    });
   PairList list;
-  for (index_t j0 = 0; j0 < keys; j0 += kKeys) {
+  for (index_t j0 = 0; j0 < keys; j0 += s.block.most) {
     s.block.fill(p.keys, j0);
     const index_t begin = p.options.causal ? larger(0, j0 - q.position) : 0;
-    find(p.options, p.code_bytes, p.keys, s.block, q, begin, rows);
+    if (by_buckets)
+      s.block.hits = s.block.all_hits + j0 / s.block.most * s.block.all_stride;
+    else
+      for_codes(p.options, p.code_bytes, [&](auto code, auto twice) {
+        find_hits<decltype(code), twice.value>(p.options, p.keys, s.block, q, begin, rows);
+      });
     for (index_t i = begin; i < rows; ++i) {
       if (!q.valid[i]) continue;
       p.pairs[i] += append<N>(p.options, p.keys, s.block, q, i, s.row, list);
@@ -128,9 +140,9 @@ struct BackwardScratch {
   float *grad_key, *grad_value;      // of the block
   float *query, *grad, *grad_query;  // one padded row each
   BackwardScratch(const SoftmaxBackward& p, Cut& cut)
-      : block(p.keys, p.options, p.heads[0].query.rows, cut) {
-    grad_key = cut.take<float>(kKeys * block.d);
-    grad_value = cut.take<float>(kKeys * block.dv);
+      : block(p.keys, p.options, p.heads[0].query.rows, p.heads[0].buckets.start, false, cut) {
+    grad_key = cut.take<float>(block.most * block.d);
+    grad_value = cut.take<float>(block.most * block.dv);
     query = cut.take<float>(block.d);
     grad = cut.take<float>(block.dv);
     grad_query = cut.take<float>(block.d);
@@ -143,11 +155,11 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
   weigh(p.options, list);
   const float scale = p.options.scale;
   const index_t d = s.block.d, dv = s.block.dv;
-  float slope[kKeys + W];
+  float slope[kMostKeys + W];
   for (int r = 0; r < list.queries; ++r) {
     const index_t i = list.query[r];
     const int first = list.first[r], count = list.count[r];
-    const std::uint8_t* keys = list.key + first;
+    const std::uint16_t* keys = list.key + first;
     float* share = list.weight + first;
     const Row<N> grad(q.grad_out.row(i), q.grad_out.columns, int(dv / W), s.grad);
     dots(grad, s.block.value, dv, keys, count, slope);
@@ -189,14 +201,20 @@ void backward_rows(const SoftmaxBackward& p) {
   BackwardScratch s(p, cut);
   for (index_t h = 0; h < p.n_heads; ++h) clear(p.heads[h].grad_query);
   PairList list;
-  for (index_t j0 = 0; j0 < p.keys.key.rows; j0 += kKeys) {
+  for (index_t j0 = 0; j0 < p.keys.key.rows; j0 += s.block.most) {
     s.block.fill(p.keys, j0);
-    std::memset(s.grad_key, 0, sizeof(float) * kKeys * s.block.d);
-    std::memset(s.grad_value, 0, sizeof(float) * kKeys * s.block.dv);
+    std::memset(s.grad_key, 0, sizeof(float) * s.block.most * s.block.d);
+    std::memset(s.grad_value, 0, sizeof(float) * s.block.most * s.block.dv);
     for (index_t h = 0; h < p.n_heads; ++h) {
       const SoftmaxQueryGradient& q = p.heads[h];
       const index_t begin = p.options.causal ? larger(0, j0 - q.position) : 0;
-      find(p.options, p.code_bytes, p.keys, s.block, q, begin, q.query.rows);
+      for_codes(p.options, p.code_bytes, [&](auto code, auto twice) {
+        using Code = decltype(code);
+        const index_t end = q.query.rows;
+        q.buckets.start
+            ? find_queries<Code, twice.value>(p.options, q.buckets, p.keys, s.block, begin, end)
+            : find_hits<Code, twice.value>(p.options, p.keys, s.block, q, begin, end);
+      });
       for (index_t i = begin; i < q.query.rows; ++i) {
         if (!q.valid[i]) continue;
         append<N>(p.options, p.keys, s.block, q, i, s.query, list);

@@ -5,6 +5,13 @@
 
 namespace lshkit {
 
+// The rows of each bucket of each hash, ascending: (n_hashes, n_buckets + 1) and (n_hashes,
+// n_rows). None: collisions are found by comparison.
+struct BucketRows {
+  const std::int32_t *start = nullptr, *order = nullptr;
+  index_t n_buckets = 0, n_rows = 0;
+};
+
 struct SoftmaxKeys {
   Matrix<const float> key, value;
   const void* codes;          // (rows, n_hashes)
@@ -25,6 +32,7 @@ struct SoftmaxForward {
   int code_bytes;
   SoftmaxKeys keys;
   SoftmaxQueries queries;
+  BucketRows key_buckets;
   Matrix<float> out;
   float* log_sum;
   std::int32_t* pairs;
@@ -34,6 +42,7 @@ struct SoftmaxQueryGradient : SoftmaxQueries {
   Matrix<const float> grad_out;
   const float *log_sum, *along;  // along_i = grad_out_i . out_i
   Matrix<float> grad_query;
+  BucketRows buckets;
 };
 // All queries that read these keys, head after head.
 struct SoftmaxBackward {

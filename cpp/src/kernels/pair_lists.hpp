@@ -1,8 +1,9 @@
 #pragma once
 // Pairs of queries and a block of keys that are used. They are found by bits: for each hash and
-// bucket those of the block's keys in it, so that a query takes 32 bytes a hash for 256 keys. Then
-// they are listed, for several queries at a time: their probabilities are computed a register at a
-// time, and pairs by the hundred hide how long that takes.
+// bucket those of the block's keys in it, so that a query takes 32 bytes a hash for 256 keys; or,
+// where few collide, by going through buckets of all rows. Then they are listed, for several
+// queries at a time: their probabilities are computed a register at a time, and pairs by the
+// hundred hide how long that takes.
 #include "colliding_softmax.hpp"
 #include "collision_probability.hpp"
 #include "matmul.hpp"
@@ -14,7 +15,11 @@ namespace {
 constexpr int W = kLanes<float>;
 using F = Vec<float>;
 
-constexpr int kKeys = 256, kWord = 64, kWords = kKeys / kWord;  // of a block
+constexpr int kWord = 64;
+// Keys of a block: where few collide, enough for a query to find some, as long as keys and values
+// take a MB.
+constexpr int kKeys = 256, kWords = kKeys / kWord, kMostKeys = 2048;
+constexpr index_t kBlockFloats = 1 << 18;
 constexpr int kHashes = 32;  // whose buckets' bits are kept at a time: 256 KB of 8-bit codes
 // A bit for each key of a block, in registers.
 struct Bits {
@@ -37,11 +42,11 @@ struct Bits {
 constexpr float kCertain = 2, kNoPair = -2;
 
 struct PairList {
-  static constexpr int kFull = 256, kMost = kFull + kKeys + 2 * W;
+  static constexpr int kFull = 256, kMost = kFull + kMostKeys + 2 * W;
   int n = 0, queries = 0;
   index_t query[kFull];
   int first[kFull + 1], count[kFull];  // of a query's pairs, padded to whole registers
-  std::uint8_t key[kMost];
+  std::uint16_t key[kMost];
   float dot[kMost], cosine[kMost], weight[kMost];  // q . k; 1 / pi
 
   bool full() const { return n >= kFull || queries >= kFull; }
@@ -50,34 +55,55 @@ struct PairList {
 // The block of keys, and what belongs to it.
 struct KeyBlock {
   index_t d, dv;       // padded
-  float *key, *value;  // (kKeys, d) and (kKeys, dv)
-  // (kHashes, n_low + n_high, kWords): by the codes' low bytes, and by their high ones
-  std::uint64_t* buckets;
-  std::uint64_t* hits;  // (n_queries, kWords), the keys that collide; magicpig: with room for more
-  index_t n_low, n_high;
+  index_t most;        // keys of a block, a multiple of kKeys
+  float *key, *value;  // (most, d) and (most, dv)
+  // By comparison: (kHashes, n_low + n_high, kWords), by the codes' low bytes and by their high
+  // ones
+  std::uint64_t* buckets = nullptr;
+  std::uint64_t* hits;      // (n_queries, words), the block's keys that collide
+  std::uint64_t* once;      // magicpig: those in one hash at least
+  std::uint64_t* all_hits;  // the hits of all blocks, all_stride words each, or null
+  std::uint64_t* row;       // (2, words of all keys), of one query
+  index_t words, n_blocks, all_stride = 0, n_low, n_high;
   index_t first = 0;
   int n = 0;
-  std::uint64_t valid[kWords] = {}, sinks[kWords] = {};
+  bool has_sinks = false;
+  std::uint64_t valid[kMostKeys / kWord], sinks[kMostKeys / kWord];
 
-  KeyBlock(const SoftmaxKeys& keys, const LshAttentionOptions& o, index_t n_queries, Cut& cut)
+  // keep_all: the hits of all blocks are found at once.
+  KeyBlock(const SoftmaxKeys& keys, const LshAttentionOptions& o, index_t n_queries,
+           bool by_buckets, bool keep_all, Cut& cut)
       : d(round_up(keys.key.columns, W)),
         dv(round_up(keys.value.columns, W)),
+        most(kKeys),
         n_low(index_t(1) << smaller(o.n_bits, 8)),
         n_high(o.n_bits > 8 ? index_t(1) << (o.n_bits - 8) : 0) {
-    key = cut.take<float>(kKeys * d);
-    value = cut.take<float>(kKeys * dv);
-    buckets = cut.take<std::uint64_t>(smaller(kHashes, o.n_hashes) * (n_low + n_high) * kWords);
-    const bool twice = o.weighting == Weighting::magicpig;
-    hits = cut.take<std::uint64_t>((twice ? 2 : 1) * n_queries * kWords);
+    while (by_buckets && 2 * most <= kMostKeys && 2 * most * (d + dv) <= kBlockFloats) most *= 2;
+    words = most / kWord;
+    n_blocks = (keys.key.rows + most - 1) / most;
+    key = cut.take<float>(most * d);
+    value = cut.take<float>(most * dv);
+    if (!by_buckets)
+      buckets = cut.take<std::uint64_t>(smaller(kHashes, o.n_hashes) * (n_low + n_high) * kWords);
+    all_hits = hits = once = row = nullptr;
+    if (keep_all) {
+      all_stride = n_queries * words + kWord;  // no power of two: blocks share cache sets
+      all_hits = cut.take<std::uint64_t>(n_blocks * all_stride);
+      row = cut.take<std::uint64_t>(2 * n_blocks * words);
+    } else {
+      hits = cut.take<std::uint64_t>(n_queries * words);
+      if (o.weighting == Weighting::magicpig) once = cut.take<std::uint64_t>(n_queries * words);
+    }
   }
 
   LSHKIT_INLINE void fill(const SoftmaxKeys& k, index_t j0) {
     first = j0;
-    n = int(smaller(kKeys, k.key.rows - j0));
+    n = int(smaller(most, k.key.rows - j0));
+    has_sinks = j0 < k.last_sink;
     // Rows that take no part are zeros, whatever they hold.
     pack<float>(n, k.key.columns, d, {k.key.row(j0), k.key.stride}, 1, nullptr, key);
     pack<float>(n, k.value.columns, dv, {k.value.row(j0), k.value.stride}, 1, nullptr, value);
-    for (int w = 0; w < kWords; ++w) valid[w] = sinks[w] = 0;
+    for (index_t w = 0; w < most / kWord; ++w) valid[w] = sinks[w] = 0;
     for (int j = 0; j < n; ++j) {
       valid[j / kWord] |= std::uint64_t(k.valid[j0 + j] != 0) << (j % kWord);
       sinks[j / kWord] |= std::uint64_t(j0 + j < k.last_sink) << (j % kWord);
@@ -87,7 +113,20 @@ struct KeyBlock {
       }
     }
   }
+
+  void clear_hits(index_t n_queries) const {
+    std::memset(hits, 0, sizeof(std::uint64_t) * n_queries * words);
+    if (once) std::memset(once, 0, sizeof(std::uint64_t) * n_queries * words);
+  }
 };
+
+// Marks key j of those that hits tell of; Twice: from the second time on.
+template <bool Twice>
+LSHKIT_INLINE void mark(std::uint64_t* hits, std::uint64_t* once, index_t j) {
+  const std::uint64_t bit = std::uint64_t(1) << (j % kWord);
+  hits[j / kWord] |= Twice ? once[j / kWord] & bit : bit;
+  if (Twice) once[j / kWord] |= bit;
+}
 
 // hits of the queries [begin, end): the block's keys that collide in some hash or, Twice, in two.
 template <class Code, bool Twice>
@@ -98,8 +137,7 @@ LSHKIT_NOINLINE void find_hits(const LshAttentionOptions& o, const SoftmaxKeys& 
   const index_t n_hashes = o.n_hashes, table = (block.n_low + block.n_high) * kWords;
   const Code* key_codes = static_cast<const Code*>(k.codes) + block.first * n_hashes;
   const Code* query_codes = static_cast<const Code*>(q.codes);
-  std::uint64_t* const once = block.hits + q.query.rows * kWords;  // Twice: those in some hash
-  std::memset(block.hits, 0, kKeys / 8 * (Twice ? 2 : 1) * q.query.rows);
+  block.clear_hits(q.query.rows);
   for (index_t h0 = 0; h0 < n_hashes; h0 += kHashes) {
     const index_t group = smaller(kHashes, n_hashes - h0);
     std::memset(block.buckets, 0, sizeof(std::uint64_t) * group * table);
@@ -115,7 +153,7 @@ LSHKIT_NOINLINE void find_hits(const LshAttentionOptions& o, const SoftmaxKeys& 
     for (index_t i = begin; i < end; ++i) {
       const Code* codes = query_codes + i * n_hashes + h0;
       std::uint64_t* hits = block.hits + i * kWords;
-      Bits more(hits), some(Twice ? once + i * kWords : hits);
+      Bits more(hits), some(Twice ? block.once + i * kWords : hits);
       LSHKIT_UNROLL
       for (index_t h = 0; h < group; ++h) {
         const std::uint64_t* words = block.buckets + h * table;
@@ -130,21 +168,75 @@ LSHKIT_NOINLINE void find_hits(const LshAttentionOptions& o, const SoftmaxKeys& 
         some.add(keys);
       }
       (Twice ? more : some).store(hits);
-      if (Twice) some.store(once + i * kWords);
+      if (Twice) some.store(block.once + i * kWords);
     }
   }
 }
 
-LSHKIT_INLINE void find(const LshAttentionOptions& o, int code_bytes, const SoftmaxKeys& k,
-                        const KeyBlock& block, const SoftmaxQueries& q, index_t begin,
-                        index_t end) {
-  const bool twice = o.weighting == Weighting::magicpig;
-  if (code_bytes == 1)
-    twice ? find_hits<std::uint8_t, true>(o, k, block, q, begin, end)
-          : find_hits<std::uint8_t, false>(o, k, block, q, begin, end);
+// The same for all blocks, from the buckets of the keys that take part.
+template <class Code, bool Twice>
+LSHKIT_NOINLINE void find_all_hits(const LshAttentionOptions& o, const BucketRows& keys,
+                                   const KeyBlock& block, const SoftmaxQueries& q) {
+  const Code* codes = static_cast<const Code*>(q.codes);
+  const index_t all_words = block.n_blocks * block.words;
+  for (index_t i = 0; i < q.query.rows; ++i, codes += o.n_hashes) {
+    const index_t last = o.causal ? q.position + i : keys.n_rows;
+    std::memset(block.row, 0, sizeof(std::uint64_t) * (Twice ? 2 : 1) * all_words);
+    for (index_t h0 = 0; h0 < o.n_hashes; h0 += kHashes) {
+      // Buckets lie far from each other: all of them are on their way before one is read.
+      const std::int32_t *begin[kHashes], *end[kHashes];
+      const int group = int(smaller(kHashes, o.n_hashes - h0));
+      for (int h = 0; h < group; ++h) {
+        const std::int32_t* start =
+            keys.start + (h0 + h) * (keys.n_buckets + 1) + index_t(codes[h0 + h]);
+        const std::int32_t* order = keys.order + (h0 + h) * keys.n_rows;
+        begin[h] = order + start[0];
+        end[h] = order + start[1];
+        for (int line = 0; line < 3; ++line) __builtin_prefetch(begin[h] + 16 * line);
+      }
+      for (int h = 0; h < group; ++h)
+        for (const std::int32_t* j = begin[h]; j < end[h]; ++j) {
+          if (*j > last) break;
+          mark<Twice>(block.row, block.row + all_words, *j);
+        }
+    }
+    for (index_t b = 0; b < block.n_blocks; ++b)
+      std::memcpy(block.all_hits + b * block.all_stride + i * block.words,
+                  block.row + b * block.words, sizeof(std::uint64_t) * block.words);
+  }
+}
+
+// The same for a block, from the buckets of the queries [begin, end) of a head.
+template <class Code, bool Twice>
+LSHKIT_NOINLINE void find_queries(const LshAttentionOptions& o, const BucketRows& queries,
+                                  const SoftmaxKeys& k, const KeyBlock& block, index_t begin,
+                                  index_t end) {
+  block.clear_hits(end);
+  for (index_t h = 0; h < o.n_hashes; ++h) {
+    const Code* codes = static_cast<const Code*>(k.codes) + block.first * o.n_hashes + h;
+    const std::int32_t* order = queries.order + h * queries.n_rows;
+    for (index_t j = 0; j < block.n; ++j) {
+      const std::int32_t* start =
+          queries.start + h * (queries.n_buckets + 1) + codes[j * o.n_hashes];
+      for (index_t t = start[1]; t-- > start[0] && order[t] >= begin;) {
+        const index_t at = order[t] * block.words;
+        mark<Twice>(block.hits + at, block.once + at, j);
+      }
+    }
+  }
+}
+
+// run(code, twice): their types are those of the codes, and of whether two collisions are wanted.
+template <bool B>
+struct Flag {
+  static constexpr bool value = B;
+};
+template <class Run>
+LSHKIT_INLINE void for_codes(const LshAttentionOptions& o, int code_bytes, const Run& run) {
+  if (o.weighting == Weighting::magicpig)
+    code_bytes == 1 ? run(std::uint8_t(), Flag<true>()) : run(std::uint16_t(), Flag<true>());
   else
-    twice ? find_hits<std::uint16_t, true>(o, k, block, q, begin, end)
-          : find_hits<std::uint16_t, false>(o, k, block, q, begin, end);
+    code_bytes == 1 ? run(std::uint8_t(), Flag<false>()) : run(std::uint16_t(), Flag<false>());
 }
 
 // Bits [first, last) of the block's, those of word w.
@@ -162,32 +254,40 @@ LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const SoftmaxKeys& k,
                             const KeyBlock& block, const SoftmaxQueries& q, index_t i,
                             PairList& list) {
   const index_t at = q.position + i - block.first;  // the query's own column
-  const index_t end = o.causal ? at + 1 : kKeys;
-  const bool all_certain = o.weighting == Weighting::none;
-  std::uint8_t* keys = list.key + list.n;
-  float* cosine = list.cosine + list.n;
-  const float* inverse = k.inverse_norm + block.first;
+  const index_t end = o.causal ? at + 1 : block.n;
+  const index_t first_near = at - o.window + 1, end_near = o.causal ? at + 1 : at + o.window;
+  const bool some_certain = block.has_sinks || (first_near < block.n && end_near > 0);
+  const std::uint64_t* hits = block.hits + i * block.words;
+  std::uint16_t* keys = list.key + list.n;
+  std::uint64_t certain[kMostKeys / kWord] = {};
   int found = 0;
-  for (int w = 0; w < kWords; ++w) {
-    const std::uint64_t seen = block.valid[w] & range_bits(0, end, w);
-    const std::uint64_t certain =
-        block.sinks[w] | range_bits(at - o.window + 1, o.causal ? at + 1 : at + o.window, w);
-    std::uint64_t hits = (block.hits[i * kWords + w] | certain) & seen;
-    const std::uint64_t sure = all_certain ? ~std::uint64_t(0) : certain;
+  for (int w = 0; w * kWord < block.n; ++w) {
+    std::uint64_t used = hits[w];
+    if (some_certain) {
+      certain[w] = block.sinks[w] | range_bits(first_near, end_near, w);
+      used |= certain[w];
+    }
+    used &= block.valid[w];
+    if (end < block.n) used &= range_bits(0, end, w);
     // Four at a time: the end of the loop is then guessed right more often than not. What is listed
     // too many is overwritten.
-    const int count = __builtin_popcountll(hits);
+    const int count = __builtin_popcountll(used);
     for (int t = 0; t < count; t += 4) LSHKIT_UNROLL
-    for (int u = 0; u < 4; ++u, hits &= hits - 1) {
-      // Past the last one: some key of the block again.
-      const int bit = __builtin_ctzll(hits ? hits : seen), key = w * kWord + bit;
-      keys[found + t + u] = std::uint8_t(key);
-      cosine[found + t + u] = (sure >> bit & 1) ? -1 : inverse[key];
-    }
+    for (int u = 0; u < 4; ++u, used &= used - 1)
+      keys[found + t + u] =
+          std::uint16_t(w * kWord + __builtin_ctzll(used | std::uint64_t(1) << (kWord - 1)));
     found += count;
   }
-  const int padded = int(round_up(found, W));
-  for (int t = found; t < padded; ++t) {
+  const float* inverse = k.inverse_norm + block.first;
+  float* cosine = list.cosine + list.n;
+  if (o.weighting == Weighting::none)
+    for (int t = 0; t < found; ++t) cosine[t] = -1;
+  else
+    for (int t = 0; t < found; ++t) cosine[t] = inverse[keys[t]];
+  if (some_certain)
+    for (int t = 0; t < found; ++t)
+      if (certain[keys[t] / kWord] >> (keys[t] % kWord) & 1) cosine[t] = -1;
+  for (int t = found; t < round_up(found, W); ++t) {
     keys[t] = keys[0];
     cosine[t] = 0;
   }
@@ -237,7 +337,7 @@ struct Row {
 };
 
 // Hidden from the compiler, which would else compute an address for each register of a row.
-LSHKIT_INLINE index_t row_offset(std::uint8_t key, index_t stride) {
+LSHKIT_INLINE index_t row_offset(std::uint16_t key, index_t stride) {
   index_t at = key * stride;
   asm("" : "+r"(at));
   return at;
@@ -246,7 +346,7 @@ LSHKIT_INLINE index_t row_offset(std::uint8_t key, index_t stride) {
 // out[t] = row . rows[keys[t]], for count of them, to a multiple of four.
 template <int N>
 LSHKIT_INLINE void dots(const Row<N>& row, const float* rows, index_t stride,
-                        const std::uint8_t* keys, int count, float* out) {
+                        const std::uint16_t* keys, int count, float* out) {
   for (int t = 0; t < count; t += 4) {
     F dot[4] = {};
     LSHKIT_UNROLL
@@ -268,7 +368,7 @@ LSHKIT_NOINLINE int append(const LshAttentionOptions& o, const SoftmaxKeys& k,
   const int found = list_keys(o, k, block, q, i, list);
   if (!found) return 0;
   const Row<N> row(q.query.row(i), q.query.columns, int(block.d / W), row_of);
-  const std::uint8_t* keys = list.key + list.n;
+  const std::uint16_t* keys = list.key + list.n;
   float *dot = list.dot + list.n, *cosine = list.cosine + list.n;
   dots(row, block.key, block.d, keys, found, dot);
   const int padded = int(round_up(found, W));
