@@ -155,7 +155,9 @@ class Sums:
             self.numerator *= shrink
             self.denominator *= shrink
             self.squares *= shrink
-            self.a0, self.a1, self.a2 = (x * shrink**2 for x in (self.a0, self.a1, self.a2))
+            self.a0 *= shrink**2
+            self.a1 *= shrink**2
+            self.a2 *= shrink**2
         self.largest = largest
         exponential = np.exp(scores - largest)
         weight, square = exponential / probability, (value**2).sum(-1)
@@ -170,7 +172,7 @@ class Sums:
     def error(self, z: float) -> float:
         """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j)."""
         out = self.numerator / self.denominator
-        variance = max(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out), 0.0)
+        variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
         return z * math.sqrt(variance / max(self.denominator * self.squares, 1e-300))
 
 
