@@ -21,17 +21,17 @@ from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Sampled
 from lshkit.attention.unit_norm import AUTO
-from lshkit.distributed.arguments import cast, group_of, sequence_starts, short
-from lshkit.distributed.collectives import Ranks, fetch, fetch_plan
-from lshkit.distributed.costs import costs_of, even_lengths, keys_sent
-from lshkit.distributed.exchanges import (
+from lshkit.distributed.ranks.arguments import cast, group_of, sequence_starts, short
+from lshkit.distributed.ranks.collectives import Ranks, fetch, fetch_plan
+from lshkit.distributed.ranks.costs import costs_of, even_lengths, keys_sent
+from lshkit.distributed.ranks.exchanges import (
     Sequences,
     attend_by_heads,
     attend_by_keys,
     attend_by_tables,
     pieces_of,
 )
-from lshkit.distributed.rows import LAYOUTS, Rows
+from lshkit.distributed.ranks.rows import LAYOUTS, Rows
 
 EXCHANGES = ("auto", "tables", "keys", "heads")
 REFUSED = -1  # the digest of a rank whose arguments are wrong

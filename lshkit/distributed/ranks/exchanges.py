@@ -12,9 +12,9 @@ from lshkit import torch_ops
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Soft
 from lshkit.attention.unit_norm import unit_rows
-from lshkit.distributed import tables
-from lshkit.distributed.collectives import Fetch, Ranks, fetch, fetch_plan, to_heads, to_rows
-from lshkit.distributed.rows import Rows, Run, merged, runs_of
+from lshkit.distributed.ranks import tables
+from lshkit.distributed.ranks.collectives import Fetch, Ranks, fetch, fetch_plan, to_heads, to_rows
+from lshkit.distributed.ranks.rows import Rows, Run, merged, runs_of
 
 
 class Sequences(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lshkit import _C, torch_ops
-from lshkit.distributed.collectives import Ranks, sum_tables
+from lshkit.distributed.ranks.collectives import Ranks, sum_tables
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import code_dtype
 

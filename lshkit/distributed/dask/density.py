@@ -13,9 +13,9 @@ from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
-from lshkit.distributed import scores, shards, sketches, tuning
-from lshkit.distributed._dask import Client
-from lshkit.distributed.blocks import (
+from lshkit.distributed.dask import scores, shards, sketches, tuning
+from lshkit.distributed.dask._dask import Client
+from lshkit.distributed.dask.blocks import (
     RowBlocks,
     array_of,
     client_of,
@@ -25,9 +25,9 @@ from lshkit.distributed.blocks import (
     row_blocks,
     tree,
 )
-from lshkit.distributed.kept_rows import KeptRows, kept_rows, template_of
-from lshkit.distributed.tasks import constant, task
-from lshkit.distributed.widths import widths_of
+from lshkit.distributed.dask.kept_rows import KeptRows, kept_rows, template_of
+from lshkit.distributed.dask.tasks import constant, task
+from lshkit.distributed.dask.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lshkit.distributed._dask import Delayed, delayed
+from lshkit.distributed.dask._dask import Delayed, delayed
 
 
 class Aligned:

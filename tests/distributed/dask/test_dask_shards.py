@@ -6,7 +6,8 @@ import pytest
 from lshkit.kde import LSHKernelDensity
 
 da = pytest.importorskip("dask.array")
-from lshkit.distributed import DaskKernelDensity, tolerance  # noqa: E402
+from lshkit.distributed import DaskKernelDensity  # noqa: E402
+from lshkit.distributed.dask import tolerance  # noqa: E402
 from lshkit.kde.method import Accuracy  # noqa: E402
 from lshkit.kde.sums import Sums  # noqa: E402
 
