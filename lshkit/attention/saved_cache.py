@@ -28,8 +28,8 @@ def save(cache: CodeCache) -> dict[str, Tensor]:
     return {
         "version": torch.tensor(VERSION, device="cpu"),
         "config": torch.tensor(list(config), dtype=torch.uint8, device="cpu"),
-        "starts": torch.tensor(cache._starts, dtype=torch.int64, device="cpu"),
-        "planes": cache._planes.clone(),
+        "starts": torch.tensor(cache._kept.starts, dtype=torch.int64, device="cpu"),
+        "planes": cache._kept.planes.clone(),
         "key": cache.key.clone(),
         "value": cache.value.clone(),
     }
@@ -54,7 +54,7 @@ def load(cache: CodeCache, saved: dict[str, Tensor]) -> None:
     if saved.keys() != wanted or mine.keys() != theirs.keys():
         wrong = sorted(map(str, wanted ^ saved.keys())) or ["config"]
         raise ValueError(f"state_dict must have {sorted(wanted)}, differs in {wrong}")
-    planes = checked_tensor("planes", saved["planes"], torch.float32, cache._planes.shape)
+    planes = checked_tensor("planes", saved["planes"], torch.float32, cache._kept.planes.shape)
     if not planes.isfinite().all():
         raise ValueError("planes must be finite")
     starts = checked_tensor("starts", saved["starts"], torch.int64, (cache.batch_size,))
@@ -68,7 +68,7 @@ def load(cache: CodeCache, saved: dict[str, Tensor]) -> None:
     cache.reset()
     with torch.no_grad():
         cache.append(key, value)
-    cache._planes = planes
+    cache._kept.planes = planes
     cache.set_starts(starts.tolist())
 
 
