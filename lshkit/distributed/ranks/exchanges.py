@@ -235,8 +235,7 @@ def attend_by_tables(ranks: Ranks, estimator: Hashed, call: Call, where: Sequenc
     code = 0 if differentiated else code
     own = fused and where.is_causal
     out = tables.attend_by_tables(ranks, pieces.plan, rows, functions, code, own)
-    raw = call._replace(value=value, normalize=None, query=call.query, offset=0)
-    raw = raw._replace(seed=call.seed, is_causal=where.is_causal)
+    raw = call._replace(value=value, normalize=None, offset=0)
     if where.is_causal and not own:
         out = out + _own_parts(estimator, raw, pieces.plan, out)
     out = out.to(value.dtype) if not differentiated else out
