@@ -26,7 +26,7 @@ from lshkit.distributed.dask.blocks import (
     tree,
 )
 from lshkit.distributed.dask.kept_rows import KeptRows, kept_rows, template_of
-from lshkit.distributed.dask.tasks import constant, task
+from lshkit.distributed.dask.tasks import Held, constant, task
 from lshkit.distributed.dask.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
@@ -392,12 +392,12 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
             template = constant(compared)
-            score = task(scores.of_sums)
+            score, held = task(scores.of_sums), constant(Held(made.shards))
             parts = []
             for rows in blocks.rows:
                 queries = check(template, rows, self._kernel)
                 answers = [answer(x, queries, batch_size) for x in made.shards]
-                parts.append(score(tree(answers, shards.combined), queries, scale))
+                parts.append(score(tree(answers, shards.combined), queries, scale, held))
         dtype = np.dtype(np.float32 if blocks.dtype == np.float32 else np.float64)
         lengths = blocks.lengths
         if not return_std:

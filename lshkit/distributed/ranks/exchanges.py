@@ -115,8 +115,11 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
         outs.append(estimator.attend(part)[:, :, before:])
     if outs:
         return torch.cat(outs, 2)
-    # No rows, but the others await this rank's part in the backward pass.
-    return both[:1, :1, :0, n_features:] + call.query[..., :1]
+    # No rows, but the others await this rank's part in the backward pass, and DDP its zeros.
+    none = both[:1, :1, :0, n_features:] + call.query[..., :1]
+    for x in call.parameters.values():
+        none = none + x.flatten()[:0].sum().to(none.dtype)
+    return none
 
 
 # --- Tables ---------------------------------------------------------------------------------------
