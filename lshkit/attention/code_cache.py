@@ -322,7 +322,7 @@ class CodeCache:
 
     def set_starts(self, starts: Any) -> None:
         """The first position of each sequence: those before are padding. Integers `(B,)`."""
-        starts = [checks.integer("starts", int(s), 0, self._positions) for s in starts]
+        starts = [checks.integer("starts", s, 0, self._positions) for s in starts]
         if len(starts) != self.batch_size:
             raise ValueError(f"starts must be {self.batch_size} integers, got {len(starts)}")
         for b, start in enumerate(starts):
@@ -497,7 +497,7 @@ class CodeCache:
 
 def normal_quantile(delta: float) -> float:
     """z with a standard normal within -z and z with probability 1 - delta."""
-    return statistics.NormalDist().inv_cdf(1 - delta / 2)
+    return -statistics.NormalDist().inv_cdf(delta / 2)
 
 
 def _between(name: str, value: Any) -> float:
