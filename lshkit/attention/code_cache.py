@@ -65,8 +65,9 @@ class CodeCache:
 
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of
-    threads. A key with a NaN or infinity is ignored. There is no autograd through a cache:
-    RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
+    threads. A key with a NaN or infinity is ignored, and its value with it, except by `prefill` and
+    `attend_exactly`, which give NaN as softmax attention does. There is no autograd through a
+    cache: RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
     """
 
     batch_size: int

@@ -235,6 +235,8 @@ def test_keys_that_are_not_finite_are_ignored(n):
     out, report = filled(query, key, value, max_share=0.5).attend(query, True)
     wanted, _, norm = softmax(query, key[:, :, ~bad], value[:, :, ~bad])
     assert ((out - wanted).norm(dim=-1) <= 2 * report.error * norm + 1e-5).all()
+    value[:, :, bad] = torch.nan
+    assert torch.equal(filled(query, key, value, max_share=0.5).attend(query), out)
     out, report = filled(query, torch.nan * key, value).attend(query, True)
     assert (out == 0).all() and (report.log_sum == -torch.inf).all()
 
