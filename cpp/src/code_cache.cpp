@@ -24,6 +24,7 @@ constexpr double kFloor = 0.1;         // share of the pilot that is uniform
 constexpr index_t kCounted = 4096;     // keys that are counted to find the threshold
 constexpr int kBin = 16;               // units of a bin of that count
 constexpr double kLeastPilot = 64;     // keys
+constexpr double kLeastError = 0.01;   // stated of a sample, in epsilon
 
 // One exponential variate of each 1 / kNoise of the distribution, in random order, and the share of
 // them that is t or more.
@@ -221,7 +222,7 @@ struct Step {
   }
   double error() const {
     double along = 0, square = 0;
-    if (!(sums.denominator > 0)) return 0;
+    if (!(sums.denominator > 0)) return INFINITY;  // nothing that was read says anything
     const double inverse = 1.0 / sums.denominator;
     for (index_t c = 0; c < n_values; ++c) {
       const double out = sums.numerator[c] * inverse;
@@ -279,7 +280,7 @@ struct Step {
     probabilities(s.rows, count, threshold - shift, low);
     add(s.rows, count, s.probability);
     n_read += count;
-    return error();
+    return std::max(error(), kLeastError * o.epsilon);
   }
 };
 

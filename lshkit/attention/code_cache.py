@@ -65,8 +65,9 @@ class CodeCache:
 
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of
-    threads. A key with a NaN or infinity is ignored. There is no autograd through a cache:
-    RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
+    threads. A key with a NaN or infinity is ignored, and its value with it, except by `prefill` and
+    `attend_exactly`, which give NaN as softmax attention does. There is no autograd through a
+    cache: RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
     """
 
     batch_size: int
@@ -298,7 +299,7 @@ class CodeCache:
 
     def set_starts(self, starts: Any) -> None:
         """The first position of each sequence: those before are padding. Integers `(B,)`."""
-        starts = [checks.integer("starts", int(s), 0, self.positions) for s in starts]
+        starts = [checks.integer("starts", s, 0, self.positions) for s in starts]
         if len(starts) != self.batch_size:
             raise ValueError(f"starts must be {self.batch_size} integers, got {len(starts)}")
         self._kept.set_starts(starts)
@@ -403,7 +404,7 @@ class CodeCache:
 
 def normal_quantile(delta: float) -> float:
     """z with a standard normal within -z and z with probability 1 - delta."""
-    return statistics.NormalDist().inv_cdf(1 - delta / 2)
+    return -statistics.NormalDist().inv_cdf(delta / 2)
 
 
 def _between(name: str, value: Any) -> float:

@@ -73,7 +73,7 @@ def decoded_config(config: Any) -> dict[str, Any]:
     config = checked_tensor("config", config, torch.uint8, (config.numel(),))
     try:
         decoded = json.loads(bytes(config.tolist()))
-    except ValueError:  # of the text or of its encoding
+    except (ValueError, RecursionError):  # of the text, its encoding or its depth
         decoded = None
     if not isinstance(decoded, dict):
         raise ValueError("config must hold the JSON of a dict")

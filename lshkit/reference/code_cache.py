@@ -21,6 +21,7 @@ SHARPNESS = 0.75  # of the sampling: the probability grows as exp(0.75 estimate)
 FLOOR = 0.1  # share of the pilot that is uniform
 COUNTED = 4096  # keys that are counted to find the threshold
 BIN = 16  # units of a bin of that count
+LEAST_ERROR = 0.01  # stated of a sample, in epsilon
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,8 @@ class Sums:
 
     def error(self, z: float) -> float:
         """z standard errors of the ratio, in sqrt(sum_j w_j |v_j|^2 / sum_j w_j)."""
+        if not self.denominator > 0:
+            return math.inf  # nothing that was read says anything
         out = self.numerator / self.denominator
         variance = max(float(self.a2 - 2 * self.a1 @ out + self.a0 * (out @ out)), 0.0)
         return z * math.sqrt(variance / max(self.denominator * self.squares, 1e-300))
@@ -249,6 +252,6 @@ def code_step(
     return Step(
         sums.numerator / sums.denominator,
         sums.largest + math.log(sums.denominator),
-        sums.error(o.z),
+        max(sums.error(o.z), LEAST_ERROR * o.epsilon),
         n_read,
     )

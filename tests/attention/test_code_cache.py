@@ -98,6 +98,20 @@ def test_stated_error(kind):
     assert shares.mean() < 0.15
 
 
+def test_the_stated_error_where_one_key_has_nearly_all_weight():
+    """What is left to the sample is too small to tell its own error."""
+    g = torch.Generator().manual_seed(0)
+    beyond = []
+    for seed in range(4):
+        _, key, value = qkv("spread", 8000, d_v=32, seed=seed)
+        query = 3 * key[:, 0, torch.randint(7900, (48,), generator=g), None]
+        out, _, norm = softmax(query, key, value)
+        own, report = filled(query, key, value, seed).attend(query, return_report=True)
+        assert (report.error >= 0.001).all()  # a hundredth of epsilon
+        beyond.append((own - out).norm(dim=-1) / norm > report.error)
+    assert torch.stack(beyond).double().mean() <= 0.075
+
+
 def test_a_smaller_error_reads_more():
     query, key, value = qkv("spread", 8000, heads=16)
     reports = [
@@ -235,8 +249,12 @@ def test_keys_that_are_not_finite_are_ignored(n):
     out, report = filled(query, key, value, max_share=0.5).attend(query, True)
     wanted, _, norm = softmax(query, key[:, :, ~bad], value[:, :, ~bad])
     assert ((out - wanted).norm(dim=-1) <= 2 * report.error * norm + 1e-5).all()
+    value[:, :, bad] = torch.nan
+    assert torch.equal(filled(query, key, value, max_share=0.5).attend(query), out)
     out, report = filled(query, torch.nan * key, value).attend(query, True)
     assert (out == 0).all() and (report.log_sum == -torch.inf).all()
+    # Keys that were not read may be finite: no error can be stated.
+    assert (report.error == (0 if n < 1024 else torch.inf)).all()
 
 
 def test_zero_queries_and_constant_keys():

@@ -69,6 +69,7 @@ def test_damaged_state_dicts():
     damaged = [
         ({"version": torch.tensor(2)}, "version"),
         ({"config": torch.zeros(3, dtype=torch.uint8)}, "config"),
+        ({"config": torch.full((100_000,), ord("["), dtype=torch.uint8)}, "config"),  # deep
         ({"starts": torch.tensor([0, 1101])}, "starts"),
         ({"starts": torch.tensor([-1, 0])}, "starts"),
         ({"planes": saved["planes"] * torch.nan}, "planes"),
@@ -150,6 +151,15 @@ def test_bad_options(options, error, message):
         CodeCache(**arguments)
 
 
+def test_a_delta_near_zero():
+    def stated(delta):
+        query, key, value = qkv("spread", 1500)
+        return filled(query, key, value, delta=delta).attend(query, return_report=True)[1].error
+
+    few, fewer = stated(1e-10), stated(1e-20)
+    assert fewer.isfinite().all() and (fewer > few).all()
+
+
 def test_bad_tensors():
     cache, query = small(40)
     _, key, value = one()
@@ -172,6 +182,8 @@ def test_bad_tensors():
         (lambda: cache.reorder([0.5]), TypeError, "indices"),
         (lambda: cache.set_starts([0]), ValueError, "starts"),
         (lambda: cache.set_starts([0, 41]), ValueError, "starts"),
+        (lambda: cache.set_starts([0, 0.5]), TypeError, "starts must be an integer"),
+        (lambda: cache.set_starts(torch.tensor([0, torch.nan])), TypeError, "starts"),
     ]
     for call, error, message in bad:
         with pytest.raises(error, match=message):

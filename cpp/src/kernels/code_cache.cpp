@@ -250,6 +250,7 @@ struct Reader {
       F sum[kRowVectors] = {}, variance[kRowVectors] = {};
       const bool inside = c + kRowVectors * W <= p.n_values;
       for (index_t i = 0; i < count; ++i) {
+        if (!(w[i] > 0)) continue;  // of a key that is ignored: its value may be anything
         const Stored* row = value(begin + i);
         const F wi = broadcast(w[i]), ui = broadcast(u[i]);
         LSHKIT_UNROLL
