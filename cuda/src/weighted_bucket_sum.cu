@@ -90,6 +90,7 @@ void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
     run(weighted_gather_kernel<T, decltype(element)::value, kOwn, C, Columns, true, true>);
   });
 }
+// Columns together: two of a lane, of 33 to 64 columns four, where all of a row come in such.
 template <class T>
 void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   with_columns(a.slice, [&](auto columns) {

@@ -20,8 +20,8 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
     return p[0];
 }
 
-// Rows of a table that a warp reads at once. Where the columns are even, each half of the warp
-// reads one, its lanes columns next to each other: of 33 to 64 columns four, else two, by one load.
+// Rows of a table that a warp reads at once: where a lane has columns next to each other, by one
+// load, each half of the warp reads one.
 template <int Columns>
 constexpr int kRowsAtOnce = Columns > 1 ? 2 : 1;
 
@@ -32,6 +32,8 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
     weighted_gather_kernel(WeightedPass<T> a) {
   constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
   constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
+  // Steps in flight of a warp: as many as registers allow two blocks.
+  constexpr int kBatch = kRows * kOwn * int(sizeof(T)) > 32 ? kGatherBatch / kRows : kGatherBatch;
   const int lane = lane_index(), of_row = lane % kLanes, part = lane / kLanes;
   const std::uint32_t of_task = std::uint32_t(a.gather_blocks);
   const std::uint32_t block = std::uint32_t(block_index()), local = block / of_task;
@@ -92,15 +94,15 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
         const auto read = [&](auto whole) {
           constexpr bool kWhole = decltype(whole)::value;
           LSHKIT_UNROLL
-          for (int group = 0; group < kLanes; group += kGatherBatch) {
+          for (int group = 0; group < kLanes; group += kBatch) {
             if (!kWhole && first + group * kRows >= n_entries) {
               LSHKIT_UNROLL
-              for (int u = 0; u < kGatherBatch; ++u) dots[group + u] = 0;
+              for (int u = 0; u < kBatch; ++u) dots[group + u] = 0;
               continue;
             }
-            T x[kGatherBatch][kOwn];
+            T x[kBatch][kOwn];
             LSHKIT_UNROLL
-            for (int u = 0; u < kGatherBatch; ++u) {
+            for (int u = 0; u < kBatch; ++u) {
               const std::uint32_t from = __shfl_sync(kAllLanes, row, part * kLanes + group + u);
               const char* const bucket = lane_tables + std::uint64_t(from) * row_bytes;
               LSHKIT_UNROLL
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
                                          x[u] + k * Columns);
             }
             LSHKIT_UNROLL
-            for (int u = 0; u < kGatherBatch; ++u) {
+            for (int u = 0; u < kBatch; ++u) {
               if (Sum) {
                 const T w = __shfl_sync(kAllLanes, weight, part * kLanes + group + u);
                 LSHKIT_UNROLL
