@@ -7,7 +7,7 @@ imports neither torch nor scikit-learn:
 - `lshkit.attention`: YOSO attention (torch)
 - `lshkit.kde`: kernel density estimation, a scikit-learn estimator
 - `lshkit.sampling`: estimates of sums over a data set from the rows that collide with a query
-- `lshkit.distributed`: densities and samplers of rows that are spread over a Dask cluster
+- `lshkit.distributed`: attention over ranks (torch), densities and samplers on Dask
 - `lshkit.reference`: every operation in a few lines of plain NumPy
 - `lshkit.torch_ops`: the operators ``torch.ops.lshkit.*``
 

@@ -21,7 +21,10 @@ from lshkit import _C
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = pathlib.Path(lshkit.__file__).parent
 DOCS = ROOT / "docs"
-MODULES = "hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling", "torch_ops"
+MODULES = (
+    *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
+    *("distributed", "torch_ops"),
+)
 
 
 def test_the_package_is_marked_as_typed():
@@ -89,7 +92,7 @@ def public_functions(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_function_is_annotated(module):
-    if module.startswith("attention") or module in ("torch_ops", "sampling"):
+    if module.startswith("attention") or module in ("distributed", "sampling", "torch_ops"):
         pytest.importorskip("torch")
     found = dict(public_functions(importlib.import_module(f"lshkit.{module}")))
     assert found

@@ -14,16 +14,13 @@ above epsilon.
 import argparse
 import datetime
 import json
-import os
 import pathlib
-import platform
 import time
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-import lshkit
-from lshkit import _C
+from benchmarks.measurement import machine
 from lshkit.attention import CodeCache
 
 HEADS, HEAD_DIM = 8, 64
@@ -170,10 +167,7 @@ def main():
     if args.json:
         result = {
             "date": datetime.date.today().isoformat(),
-            "version": lshkit.__version__,
-            "instruction set": _C.instruction_set(),
-            "machine": platform.processor() or platform.machine(),
-            "load": os.getloadavg()[0],
+            "machine": machine(),
             "rows": rows,
             "comparison": found,
             "goals": GOALS,

@@ -27,9 +27,9 @@ from benchmarks.measurement import figure, machine, table
 from lshkit.attention import Sampled, Soft, yoso_attention
 from lshkit.attention.call import Call
 from lshkit.distributed import ContextParallel, exchange_costs
-from lshkit.distributed.collectives import Ranks
-from lshkit.distributed.exchanges import Sequences, attend_by_keys, attend_by_tables
-from lshkit.distributed.rows import Rows
+from lshkit.distributed.ranks.collectives import Ranks
+from lshkit.distributed.ranks.exchanges import Sequences, attend_by_keys, attend_by_tables
+from lshkit.distributed.ranks.rows import Rows
 
 HEAD_DIM = 64
 ESTIMATORS = {

@@ -1,5 +1,6 @@
 """A cache of keys, values and sign codes of keys: softmax attention that reads few of the keys."""
 
+import copy
 import math
 import statistics
 from typing import Any, Literal, NamedTuple, overload
@@ -11,11 +12,10 @@ from torch.nn import functional as F
 from lshkit import _C, checks
 from lshkit.attention import saved_cache
 from lshkit.attention.arguments import CPU, check_dense, seed_tensor
+from lshkit.attention.coded_keys import EXACT_BELOW, CodedKeys
 from lshkit.torch_ops.library import rows
 
-BLOCK = 64  # keys of a block of codes
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EXACT_BELOW = 1024  # up to this length every key is read
 
 
 class StepReport(NamedTuple):
@@ -84,11 +84,7 @@ class CodeCache:
     scale: float
     seed: int
     dtype: torch.dtype
-    _key: Tensor
-    _value: Tensor
-    _codes: Tensor
-    _positions: int
-    _starts: list[int]
+    _kept: CodedKeys
 
     def __init__(
         self,
@@ -144,8 +140,8 @@ class CodeCache:
             raise TypeError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
         self.dtype = dtype
         self.seed = int(seed_tensor(seed))
-        self._planes = _orthogonal_planes(self.seed, self.num_key_heads, head_dim, n_bits)
-        self.reset()
+        sizes = self.batch_size, self.num_key_heads, self.head_dim, self.value_dim, self.n_bits
+        self._kept = CodedKeys(*sizes, dtype, self.seed)
 
     # --- Attention ------------------------------------------------------------------------------
 
@@ -161,13 +157,8 @@ class CodeCache:
         if n == 0:
             return
         starts = self._padded(attn_mask, n)
-        self._reserve(self._positions + n)
-        end = self._positions + n
-        self._key[:, :, self._positions : end] = key
-        self._value[:, :, self._positions : end] = value
-        self._positions = end
-        if starts != self._starts:
-            self.set_starts(starts)
+        self._kept.append(key, value)
+        self._kept.set_starts(starts)
 
     @overload
     def attend(self, query: Tensor, return_report: Literal[False] = ...) -> Tensor: ...
@@ -184,13 +175,13 @@ class CodeCache:
         a `StepReport`. A query in the padding gives zeros, one with a NaN or infinity a NaN row.
         """
         self._check(query=query)
-        if query.shape[2] > self._positions:
+        if query.shape[2] > self.positions:
             raise ValueError(
-                f"query must have at most the {self._positions} positions of the cache, got "
+                f"query must have at most the {self.positions} positions of the cache, got "
                 f"{query.shape[2]}"
             )
         return_report = checks.boolean("return_report", return_report)
-        self._hash()
+        self._kept.hash()
         out, report = self._attend(query)
         return (out, report) if return_report else out
 
@@ -217,16 +208,16 @@ class CodeCache:
     def attend_exactly(self, query: Tensor) -> Tensor:
         """As `attend`, reading all keys (`scaled_dot_product_attention`)."""
         self._check(query=query)
-        n, out = query.shape[2], query.new_zeros((*query.shape[:-1], self.value_dim))
-        grouped = self.num_heads != self.num_key_heads
-        for b, start in enumerate(self._starts):
-            first = max(start - (self._positions - n), 0)  # queries before are padding's
-            key, value = (
-                x[b : b + 1, :, start : self._positions] for x in (self._key, self._value)
-            )
-            for begin in range(first, n, size := 1024 if first or n != self._positions else n or 1):
+        n, positions = query.shape[2], self.positions
+        out = query.new_zeros((*query.shape[:-1], self.value_dim))
+        for b, start in enumerate(self._kept.starts):
+            first = max(start - (positions - n), 0)  # queries before are padding's
+            key, value = (x[b : b + 1, :, start:] for x in (self.key, self.value))
+            whole = first == 0 and n == positions  # else a mask in pieces, for its memory
+            size = max(n, 1) if whole else 1024
+            for begin in range(first, n, size):
                 end = min(begin + size, n)
-                last = self._positions - n + end - start  # keys that the last of them sees
+                last = positions - n + end - start  # keys that the last of them sees
                 causal = begin == 0 and end == last
                 mask = None
                 if not causal:
@@ -236,62 +227,53 @@ class CodeCache:
                     *(query[b : b + 1, :, begin:end], key[:, :, :last], value[:, :, :last]),
                     *(mask, 0.0, causal),
                     scale=self.scale,
-                    enable_gqa=grouped,
+                    enable_gqa=self.num_heads != self.num_key_heads,
                 )
         return out
 
-    # --- The cache as a thing -------------------------------------------------------------------
+    # --- Contents ---------------------------------------------------------------------------------
 
     @property
     def positions(self) -> int:
         """Positions in the cache, padding included."""
-        return self._positions
+        return self._kept.positions
 
     @property
     def length(self) -> Tensor:
         """Positions of each sequence, padding left out; int64 `(B,)`."""
-        return self._positions - torch.tensor(self._starts, dtype=torch.int64, device="cpu")
+        return self.positions - torch.tensor(self._kept.starts, dtype=torch.int64, device="cpu")
 
     @property
     def key(self) -> Tensor:
         """`(B, H_k, positions, D)`, a view."""
-        return self._key[:, :, : self._positions]
+        return self._kept.key
 
     @property
     def value(self) -> Tensor:
         """`(B, H_k, positions, D_v)`, a view."""
-        return self._value[:, :, : self._positions]
+        return self._kept.value
 
     @property
     def nbytes(self) -> int:
         """Memory of all tensors, room for positions to come included."""
-        tensors = (self._key, self._value, self._codes, self._centre, self._norm, self._planes)
-        return sum(x.nbytes for x in tensors)
+        return self._kept.nbytes
 
     def reset(self) -> "CodeCache":
         """Removes everything that was appended; returns self."""
-        batch, heads = self.batch_size, self.num_key_heads
-        self._positions = 0
-        self._starts = [0] * batch
-        with torch.inference_mode(False):
-            self._key = torch.empty((batch, heads, 0, self.head_dim), dtype=self.dtype)
-            self._value = torch.empty((batch, heads, 0, self.value_dim), dtype=self.dtype)
-            shape = batch, heads, 0, (self.n_bits // 8 + 1) * BLOCK
-            self._codes = torch.empty(shape, dtype=torch.uint8)
-            self._centre = torch.zeros((batch, heads, self.head_dim))
-            self._norm = torch.zeros((batch, heads))
-        self._hashed = [0] * batch  # keys of each sequence that have their codes, ...
-        self._centred = [0] * batch  # ... by the mean of this many first ones
+        self._kept.reset()
         return self
 
     def clone(self) -> "CodeCache":
         """A cache with the same contents that shares no memory that is written to."""
-        return self._like(range(self.batch_size))
+        other = copy.copy(self)
+        other._kept = self._kept.selected(range(self.batch_size))
+        return other
 
     def reorder(self, indices: Any) -> "CodeCache":
         """Replaces sequence i by sequence indices[i], for beam search; returns self.
 
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
+        TypeError or ValueError: anything else, none, or one that is not from 0 to B - 1.
         """
         chosen = torch.as_tensor(indices, device="cpu")
         if chosen.dtype is torch.bool or chosen.is_floating_point() or chosen.dim() != 1:
@@ -305,30 +287,21 @@ class CodeCache:
             raise ValueError(
                 f"indices must be from 0 to {self.batch_size - 1}, got {low if low < 0 else high}"
             )
-        self.__dict__ = self._like(chosen.tolist()).__dict__
+        self._kept = self._kept.selected(chosen.tolist())
+        self.batch_size = len(chosen)
         return self
 
     def crop(self, positions: int) -> "CodeCache":
         """Removes all but the first `positions` positions; returns self."""
-        positions = checks.integer("positions", positions, 0, self._positions)
-        self._positions = positions
-        self._starts = [min(start, positions) for start in self._starts]
-        for b, start in enumerate(self._starts):
-            length = positions - start
-            if self._centred[b] > length:
-                self._hashed[b] = self._centred[b] = 0
-            self._hashed[b] = min(self._hashed[b], length)
+        self._kept.crop(checks.integer("positions", positions, 0, self.positions))
         return self
 
     def set_starts(self, starts: Any) -> None:
         """The first position of each sequence: those before are padding. Integers `(B,)`."""
-        starts = [checks.integer("starts", int(s), 0, self._positions) for s in starts]
+        starts = [checks.integer("starts", int(s), 0, self.positions) for s in starts]
         if len(starts) != self.batch_size:
             raise ValueError(f"starts must be {self.batch_size} integers, got {len(starts)}")
-        for b, start in enumerate(starts):
-            if start != self._starts[b]:
-                self._hashed[b] = self._centred[b] = 0
-        self._starts = starts
+        self._kept.set_starts(starts)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Plain tensors: "version", "config", the projections and copies of all that was added."""
@@ -354,18 +327,12 @@ class CodeCache:
         )
         z = normal_quantile(self.delta)
         _C.code_step(
-            *(rows(query, torch.float32), self.key, self.value, *self._coded),
+            *(rows(query, torch.float32), self.key, self.value, *self._kept.coded),
             *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
             *(self.max_share, EXACT_BELOW, self.seed, out, report.log_sum),
             *(report.error, report.keys, torch.get_num_threads()),
         )
         return out.to(self.dtype), report
-
-    @property
-    def _coded(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What the core knows of the codes."""
-        starts = torch.tensor(self._starts, dtype=torch.int64, device="cpu")
-        return self._codes, self._planes, self._centre, self._norm, starts
 
     def _check(self, **tensors: Tensor) -> None:
         sizes = {
@@ -398,7 +365,7 @@ class CodeCache:
     def _padded(self, mask: Tensor | None, n: int) -> list[int]:
         """The starts of the sequences with n positions more, of which a mask may be given."""
         if mask is None:
-            return self._starts
+            return self._kept.starts
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
             got = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
             raise TypeError(f"attn_mask must be a boolean tensor, True to take part, got {got}")
@@ -415,75 +382,14 @@ class CodeCache:
                 "attn_mask must be of left padding: False only before the first True of a sequence"
             )
         starts = []
-        for start, more in zip(self._starts, padding.tolist(), strict=True):
-            if more and start < self._positions:
+        for start, more in zip(self._kept.starts, padding.tolist(), strict=True):
+            if more and start < self.positions:
                 raise ValueError(
                     "attn_mask must be of left padding: False for a position behind one that takes "
                     "part"
                 )
             starts.append(start + more)
         return starts
-
-    def _reserve(self, positions: int) -> None:
-        """Room for as many, and for half as many again where there was too little."""
-        if positions <= self._key.shape[2]:
-            return
-        room = -(-max(positions, self._positions * 3 // 2) // BLOCK) * BLOCK
-        for name in ("_key", "_value"):
-            old = getattr(self, name)
-            with torch.inference_mode(False):
-                new = torch.empty((*old.shape[:2], room, old.shape[3]), dtype=self.dtype)
-            _C.use_large_pages(new)  # a step touches rows all over it
-            new[:, :, : self._positions] = old[:, :, : self._positions]
-            setattr(self, name, new)
-        old = self._codes
-        with torch.inference_mode(False):
-            codes = torch.empty((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
-        _C.use_large_pages(codes)
-        codes[:, :, : old.shape[2]] = old
-        codes[:, :, old.shape[2] :] = 0
-        self._codes = codes
-
-    def _hash(self) -> None:
-        """Codes of the keys that have none, once a sequence is long enough for them to be used.
-
-        Keys are centred by the mean of the first 2^k of them, the largest power of two up to the
-        length; all are hashed again where it grows. So codes do not depend on how keys came.
-        """
-        for b, start in enumerate(self._starts):
-            length = self._positions - start
-            if length <= EXACT_BELOW:
-                continue
-            centred = 1 << (length.bit_length() - 1)
-            if centred != self._centred[b]:
-                for h in range(self.num_key_heads):  # in turn: copies of all would be large
-                    first = self._key[b, h, start : start + centred].double()
-                    first = first[first.isfinite().all(-1)]
-                    centre = first.sum(0) / max(len(first), 1)
-                    self._centre[b, h] = centre
-                    squares = (first - centre).square().sum(-1)
-                    self._norm[b, h] = (squares.sum() / max(len(first), 1)).sqrt()
-                self._centred[b], self._hashed[b] = centred, 0
-            if self._hashed[b] < length:
-                _C.code_keys(
-                    *(self.key, *self._coded, b, self._hashed[b], length, torch.get_num_threads())
-                )
-                self._hashed[b] = length
-
-    def _like(self, indices: Any) -> "CodeCache":
-        """Another cache, whose sequence i is a copy of sequence indices[i] of this one."""
-        chosen = list(indices)
-        other = object.__new__(CodeCache)
-        other.__dict__.update(self.__dict__)
-        other.batch_size = len(chosen)
-        at = torch.tensor(chosen, dtype=torch.int64, device="cpu")
-        with torch.inference_mode(False), torch.no_grad():
-            for name in ("_key", "_value", "_codes", "_centre", "_norm"):
-                setattr(other, name, getattr(self, name).index_select(0, at))
-        for name in ("_starts", "_hashed", "_centred"):
-            values = getattr(self, name)
-            setattr(other, name, [values[i] for i in chosen])
-        return other
 
     def __repr__(self) -> str:
         names = ["n_bits", "epsilon", "delta", "min_share", "max_share", "window", "n_sinks"]
@@ -505,14 +411,3 @@ def _between(name: str, value: Any) -> float:
     if value >= 1:
         raise ValueError(f"{name} must be in (0, 1), got {value!r}")
     return value
-
-
-def _orthogonal_planes(seed: int, heads: int, d: int, n_bits: int) -> Tensor:
-    """`(heads, d, n_bits)`: d unit vectors after d others, each d of them orthogonal."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = []
-    for _ in range(-(-n_bits // d)):
-        gaussian = torch.randn((heads, d, d), generator=generator, dtype=torch.float64)
-        q, r = torch.linalg.qr(gaussian)
-        parts.append(q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None])
-    return torch.cat(parts, -1)[..., :n_bits].float().contiguous()

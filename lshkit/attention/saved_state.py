@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lshkit.attention.arguments import CPU, check_dense
+from lshkit.attention.arguments import CPU
+from lshkit.attention.state_dicts import as_json, checked_tensor, entries, header
 
 if TYPE_CHECKING:
     from lshkit.attention.decoding import YosoState
@@ -25,10 +24,8 @@ CONFIG = (
 
 def save(state: YosoState) -> dict[str, Tensor]:
     """Plain tensors: "version", "config" (JSON as bytes) and copies of all that was added."""
-    config = json.dumps(_config(state)).encode()
     return {
-        "version": torch.tensor(VERSION, device="cpu"),
-        "config": torch.tensor(list(config), dtype=torch.uint8, device="cpu"),
+        **header(VERSION, _config(state)),
         "positions": torch.tensor(state._positions, device="cpu"),
         **{name: x.clone() for name, x in state._given.items()},
         **{name: x.clone() for name, x in state._tensors().items()},
@@ -37,24 +34,9 @@ def save(state: YosoState) -> dict[str, Tensor]:
 
 def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     """Into the state, which stays as it was, bit for bit, where an error says what does not fit."""
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"state_dict must be a dict, got {type(saved).__name__}")
-    saved = dict(saved)
-    version = int(checked_tensor("version", saved.get("version"), torch.int64, ()))
-    if version != VERSION:
-        raise ValueError(f"state_dict must have version {VERSION}, got {version}")
-    mine, theirs = _config(state), decoded_config(saved.get("config"))
-    for name in mine:
-        if name in theirs and mine[name] != theirs[name]:
-            raise ValueError(
-                f"state_dict is of a state with {name}={theirs[name]!r}, this one has "
-                f"{mine[name]!r}"
-            )
     tensors, given = state._tensors(), state._given
-    wanted = {"version", "config", "positions", *given, *tensors}
-    if saved.keys() != wanted or mine.keys() != theirs.keys():
-        wrong = sorted(map(str, wanted ^ saved.keys())) or ["config"]
-        raise ValueError(f"state_dict must have {sorted(wanted)}, differs in {wrong}")
+    wanted = {"positions", *given, *tensors}
+    saved = entries(saved, VERSION, "state", _config(state), wanted)
     if "sharpness" in given:
         _check_sharpness(state, saved["sharpness"])
     if "planes" in given:
@@ -83,22 +65,6 @@ def load(state: YosoState, saved: dict[str, Tensor]) -> None:
     state._positions = positions
 
 
-def checked_tensor(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
-    """x without its graph; TypeError or ValueError unless it is a tensor like this, with contents.
-
-    In an order in which nothing is asked of a tensor that its kind cannot answer.
-    """
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-    check_dense(name, x)
-    if x.dtype != dtype or x.shape not in shapes:
-        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise ValueError(f"{name} must be {dtype} {wanted}, got {x.dtype} {tuple(x.shape)}")
-    if x.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{name} must be on the cpu or cuda, got a tensor on {x.device}")
-    return x.detach()
-
-
 def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:
     heads = state.num_key_heads
     mine = state._given["sharpness"].expand(heads)
@@ -111,21 +77,7 @@ def _check_sharpness(state: YosoState, sharpness: Tensor) -> None:
 
 
 def _config(state: YosoState) -> dict[str, Any]:
-    """As JSON gives it back."""
     config = {name: getattr(state, name) for name in CONFIG}
     for name in ("dtype", "table_dtype"):
         config[name] = str(config[name])
-    return json.loads(json.dumps(config | state.estimator.to_dict()))
-
-
-def decoded_config(config: Any) -> dict[str, Any]:
-    if not isinstance(config, Tensor):
-        raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
-    config = checked_tensor("config", config, torch.uint8, (config.numel(),))
-    try:
-        decoded = json.loads(bytes(config.tolist()))
-    except ValueError:  # of the text or of its encoding
-        decoded = None
-    if not isinstance(decoded, dict):
-        raise ValueError("config must hold the JSON of a dict")
-    return decoded
+    return as_json(config | state.estimator.to_dict())

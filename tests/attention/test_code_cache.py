@@ -48,7 +48,7 @@ def test_codes_are_the_reference():
         x = key[0, g].double().numpy()
         centre = x[:1024].mean(0)  # the largest power of two
         norm = np.sqrt(np.square(x[:1024] - centre).sum(-1).mean())
-        planes = cache._planes[g].numpy()
+        planes = cache._kept.planes[g].numpy()
         np.testing.assert_allclose(planes.T[:64] @ planes[:, :64], np.eye(64), atol=1e-5)
         bits, norms = reference.code_keys(x, centre, norm, planes)
         own_bits, own_norms = unpacked(cache, 0, g)

@@ -174,7 +174,7 @@ def test_errors_benchmark_writes_all_results(tmp_path):
 
 
 def test_dask_benchmark_compares_equal_sketches(tmp_path):
-    pytest.importorskip("distributed")
+    pytest.importorskip("distributed.client")
     path = tmp_path / "dask.json"
     done = run("benchmarks.density.dask_sketches", "--quick", "--json", path)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 
 from lshkit.attention import CodeCache
-from lshkit.attention.code_cache import EXACT_BELOW, normal_quantile
+from lshkit.attention.code_cache import normal_quantile
+from lshkit.attention.coded_keys import EXACT_BELOW
 from lshkit.reference import StepOptions, code_step
 
 SHAPES = ("spread", "peaked", "clustered")
@@ -60,7 +61,8 @@ def softmax(query, key, value):
 def unpacked(cache, b, g):
     """(bits `(n, L)`, norms `(n,)`) of a key head, in order."""
     rows = cache.n_bits // 8 + 1
-    codes = cache._codes[b, g].view(-1, rows, 32, 2).permute(0, 3, 2, 1).reshape(-1, rows).numpy()
+    blocks = cache._kept.codes[b, g].view(-1, rows, 32, 2)
+    codes = blocks.permute(0, 3, 2, 1).reshape(-1, rows).numpy()
     bits = np.unpackbits(codes[:, :-1], axis=1, bitorder="little")
     return bits.astype(np.int64), codes[:, -1].astype(np.int64)
 
@@ -76,6 +78,6 @@ def reference_step(cache, query, head):
     )
     return code_step(
         *(query.float().numpy(), cache.key[0, g].float().numpy()),
-        *(cache.value[0, g].float().numpy(), cache._planes[g].numpy(), bits[:n], norms[:n]),
-        *(float(cache._norm[0, g]), options, cache.seed, head),
+        *(cache.value[0, g].float().numpy(), cache._kept.planes[g].numpy(), bits[:n], norms[:n]),
+        *(float(cache._kept.norm[0, g]), options, cache.seed, head),
     )

@@ -83,11 +83,16 @@ def test_a_circle_is_found():
     assert circle_in(edges) == ["b", "d", "e"]
 
 
-_HIDDEN = "None if name.partition('.')[0] == 'torch' else find(name, *rest)"
-WITHOUT_TORCH = (  # as if it were not installed
-    "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
-    f"PathFinder.find_spec = lambda name, *rest: {_HIDDEN}"
-)
+def without(*packages):
+    """A statement after which packages are as if they were not installed."""
+    return (
+        "from importlib.machinery import PathFinder; find = PathFinder.find_spec; "
+        "PathFinder.find_spec = lambda name, *rest: "
+        f"None if name.partition('.')[0] in {packages} else find(name, *rest)"
+    )
+
+
+WITHOUT_TORCH = without("torch")
 
 
 def run_python(code):
@@ -163,6 +168,21 @@ def test_dask_and_torch_do_not_need_each_other():
 )
 def test_without_torch_the_names_that_need_it_are_not_listed(statement):
     run = run_python(f"{WITHOUT_TORCH}; {statement}")
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("hidden", "listed"),
+    [
+        (["dask"], {"ContextParallel", "exchange_costs"}),
+        (["distributed"], {"ContextParallel", "exchange_costs"}),
+        (["torch"], {"DaskKernelDensity", "DaskLSHSampler", "exchange_costs"}),
+        (["torch", "dask", "distributed"], {"exchange_costs"}),
+    ],
+)
+def test_distributed_lists_the_names_whose_packages_are_installed(hidden, listed):
+    check = f"import lshkit.distributed as d; assert {{*d.__all__}} == {{*dir(d)}} == {listed}"
+    run = run_python(f"{without(*hidden)}; from lshkit.distributed import *; {check}")
     assert run.returncode == 0, run.stderr
 
 

@@ -21,7 +21,7 @@ def test_ends_in_a_table_and_a_picture(name, tmp_path):
     for package in ("matplotlib", "tabulate", "tqdm", "PIL"):
         pytest.importorskip(package)
     if "dask" in name:
-        pytest.importorskip("distributed")
+        pytest.importorskip("distributed.client")
     picture = tmp_path / "out.png"
     script = ROOT / "python_examples" / f"{name}.py"
     done = run(script, "--quick", "--out", picture, folder=tmp_path)

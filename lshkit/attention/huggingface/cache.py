@@ -21,7 +21,7 @@ from lshkit.attention import CodeCache, StepReport, lsh_attention
 from lshkit.attention.huggingface.interface import REFUSED, exact_step
 from lshkit.attention.huggingface.masks import Mask, mask_function, read_mask
 from lshkit.attention.huggingface.options import LSH
-from lshkit.attention.saved_state import decoded_config
+from lshkit.attention.state_dicts import decoded_config
 
 logger = logging.get_logger(__name__)
 NAME = "lshkit_cache"

@@ -94,7 +94,7 @@ def test_rules_for_the_bandwidth(rule, client):
 
 
 def test_a_rule_for_more_rows_than_it_looks_at(client, monkeypatch):
-    from lshkit.distributed import widths
+    from lshkit.distributed.dask import widths
 
     local = LSHKernelDensity(bandwidth="scott").fit(X[:4000], sample_weight=WEIGHTS[:4000])
     monkeypatch.setattr(widths, "N_ROWS", 2000)

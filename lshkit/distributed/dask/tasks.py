@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from lshkit.distributed._dask import Delayed, delayed
+from lshkit.distributed.dask._dask import Delayed, delayed
 
 
 class Aligned:
@@ -33,6 +33,20 @@ def task(function: Callable[..., Any]) -> Callable[..., Delayed]:
 def constant(x: Any) -> Delayed:
     """An argument of several tasks, sent once."""
     return delayed(x, traverse=False)
+
+
+class Held:
+    """An argument that keeps persisted tasks in memory for as long as there is a graph with it.
+
+    The graph of what is computed from them does not: `dask.delayed` leaves their futures out. Those
+    who get the argument get none of them.
+    """
+
+    def __init__(self, tasks: Sequence[Delayed] = ()) -> None:
+        self.tasks = tasks
+
+    def __reduce__(self) -> tuple[type[Held], tuple[()]]:
+        return Held, ()
 
 
 def aligned(x: Any, known: dict[int, Any]) -> Any:

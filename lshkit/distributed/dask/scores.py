@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lshkit.distributed.tasks import Held
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.sums import Sums
 from lshkit.typing import FloatArray
@@ -33,8 +34,11 @@ def of_sketch(sketch: LSHKernelDensity, X: Any, return_std: bool, is_mean: bool)
     return query(X, return_std)
 
 
-def of_sums(sums: Sums, queries: np.ndarray, scale: Scale) -> Scores:
-    """Of sums and their variances over the rows of all shards. queries: for their type."""
+def of_sums(sums: Sums, queries: np.ndarray, scale: Scale, held: Held) -> Scores:
+    """Of sums and their variances over the rows of all shards.
+
+    queries: for their type. held: the shards, which must outlive the estimator.
+    """
     dtype = queries.dtype
     positive = np.maximum(sums.total, 0.0)
     error = np.sqrt(sums.squares)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from lshkit.distributed._dask import Client
-from lshkit.distributed.blocks import RowBlocks, results_of
-from lshkit.distributed.tasks import task
+from lshkit.distributed.dask._dask import Client
+from lshkit.distributed.dask.blocks import RowBlocks, results_of
+from lshkit.distributed.dask.tasks import task
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import as_rows, as_weights, of_unit_size
 from lshkit.kde.deviations import effective_rows

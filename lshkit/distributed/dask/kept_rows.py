@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from lshkit.distributed._dask import Client, Delayed
-from lshkit.distributed.blocks import RowBlocks, results_of
-from lshkit.distributed.tasks import constant, task
+from lshkit.distributed.dask._dask import Client, Delayed
+from lshkit.distributed.dask.blocks import RowBlocks, results_of
+from lshkit.distributed.dask.tasks import constant, task
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.arguments import as_rows, as_weights
 from lshkit.kde.calibration import N_HELD_OUT

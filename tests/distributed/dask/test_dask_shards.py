@@ -1,12 +1,15 @@
 """Densities of rows that stay on the workers: exact sums, errors of the total, lazy results."""
 
+import gc
+
 import numpy as np
 import pytest
 
 from lshkit.kde import LSHKernelDensity
 
 da = pytest.importorskip("dask.array")
-from lshkit.distributed import DaskKernelDensity, tolerance  # noqa: E402
+from lshkit.distributed import DaskKernelDensity  # noqa: E402
+from lshkit.distributed.dask import tolerance  # noqa: E402
 from lshkit.kde.method import Accuracy  # noqa: E402
 from lshkit.kde.sums import Sums  # noqa: E402
 
@@ -163,6 +166,17 @@ def test_queries_are_lazy_and_do_not_change_it(client):
     np.testing.assert_array_equal(*compute(client, first, again))
     whole = compute(client, density.score_samples(blocks(QUERIES, (0, 1000))))[0]
     np.testing.assert_array_equal(whole, compute(client, first)[0])
+
+
+def test_results_outlive_the_estimator(client):
+    density = DaskKernelDensity(algorithm="brute", client=client).fit(blocks(SHUFFLED[:300], 100))
+    wanted = compute(client, density.score_samples(blocks(QUERIES[:20], 10)))[0]
+    log = density.score_samples(blocks(QUERIES[:20], 10))
+    mean = density.fit(blocks(SORTED[:300], 100)).kernel_mean(blocks(QUERIES[:20], 10)).sum()
+    del density
+    gc.collect()
+    got, _ = compute(client, log, mean)
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_dataframes(client):

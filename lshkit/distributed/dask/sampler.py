@@ -9,9 +9,9 @@ from scipy.special import logsumexp
 
 from lshkit import checks
 from lshkit.buckets.draw import as_seed
-from lshkit.distributed._dask import Client, Delayed, is_dask_collection
-from lshkit.distributed.blocks import client_of, lengths_of, results_of, row_blocks, tree
-from lshkit.distributed.tasks import constant, task
+from lshkit.distributed.dask._dask import Client, Delayed, is_dask_collection
+from lshkit.distributed.dask.blocks import client_of, lengths_of, results_of, row_blocks, tree
+from lshkit.distributed.dask.tasks import constant, task
 from lshkit.hashing.family import HashFamily
 from lshkit.sampling import LogPartition, LSHSampler, PartitionSampler, log_partition
 from lshkit.sampling.rows import as_numpy

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from lshkit.hashing import FastHadamard
 from lshkit.kde import LSHKernelDensity
 from lshkit.sampling import LSHSampler
 
-pytest.importorskip("distributed")
-from lshkit.distributed.tasks import Aligned, aligned  # noqa: E402
-from lshkit.hashing import FastHadamard  # noqa: E402
+pytest.importorskip("distributed.client")
+from lshkit.distributed.dask.tasks import Aligned, aligned  # noqa: E402
 
 
 def unaligned(x):
@@ -68,8 +68,8 @@ def test_estimators_and_samplers():
 @pytest.mark.parametrize("n, tasks", [(1, 1), (8, 1), (9, 3), (1000, 144)])
 def test_a_tree_has_the_tasks_that_the_page_counts(n, tasks):
     """Of n parts; none has more than 8 inputs, and they are added in order."""
-    from lshkit.distributed.blocks import FAN_IN, tree
-    from lshkit.distributed.tasks import task
+    from lshkit.distributed.dask.blocks import FAN_IN, tree
+    from lshkit.distributed.dask.tasks import task
 
     part = task(lambda i: [i])
 

@@ -20,18 +20,17 @@ from lshkit.attention.across_ranks import AcrossRanks, T
 from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Sampled
-from lshkit.attention.unit_norm import AUTO
-from lshkit.distributed.arguments import cast, group_of, sequence_starts, short
-from lshkit.distributed.collectives import Ranks, fetch, fetch_plan
-from lshkit.distributed.costs import costs_of, even_lengths, keys_sent
-from lshkit.distributed.exchanges import (
+from lshkit.distributed.ranks import choice
+from lshkit.distributed.ranks.arguments import cast, group_of, sequence_starts, short
+from lshkit.distributed.ranks.collectives import Ranks, fetch, fetch_plan
+from lshkit.distributed.ranks.costs import even_lengths
+from lshkit.distributed.ranks.exchanges import (
     Sequences,
     attend_by_heads,
     attend_by_keys,
     attend_by_tables,
-    pieces_of,
 )
-from lshkit.distributed.rows import LAYOUTS, Rows
+from lshkit.distributed.ranks.rows import LAYOUTS, Rows
 
 EXCHANGES = ("auto", "tables", "keys", "heads")
 REFUSED = -1  # the digest of a rank whose arguments are wrong
@@ -305,7 +304,7 @@ class ContextParallel(AcrossRanks):
     # --- Which exchange ---------------------------------------------------------------------------
 
     def _choose(self, estimator: Estimator, call: Call, where: Sequences) -> str:
-        reasons = self._impossible(estimator, call, where)
+        reasons = choice.impossible(self.size, estimator, call, where)
         possible = [name for name in EXCHANGES[1:] if name not in reasons]
         if not possible:
             raise ValueError(
@@ -315,7 +314,7 @@ class ContextParallel(AcrossRanks):
         if self.exchange in possible:
             self.last_exchange, self.last_reason = self.exchange, "as asked for"
             return self.exchange
-        sent = self._bytes(estimator, call, where)
+        sent = choice.bytes_sent(self._ranks, estimator, call, where)
         chosen = min(possible, key=lambda name: sent[name])
         if self.exchange == "heads" and "keys" in possible:
             chosen = "keys"
@@ -331,55 +330,3 @@ class ContextParallel(AcrossRanks):
             LOGGER.info("exchange=%r: %s", chosen, why)
         self.last_exchange, self.last_reason = chosen, why
         return chosen
-
-    def _impossible(self, estimator: Estimator, call: Call, where: Sequences) -> dict[str, str]:
-        """Exchanges that cannot compute the call, and why."""
-        reasons = {}
-        key_heads = call.key.shape[1]
-        if key_heads % self.size:
-            reasons["heads"] = f"{self.size} ranks do not divide the {key_heads} heads of keys"
-        lifted = estimator.unit_norm == "lift" and "lift_scale" not in call.parameters
-        if lifted and estimator.lift_scale == AUTO:
-            why = "lift_scale='auto' is the largest norm of the whole sequence"
-            reasons["keys"] = reasons["tables"] = why
-            return reasons
-        differentiated = torch.is_grad_enabled() and (
-            call.query.requires_grad
-            or call.key.requires_grad
-            or any(x.requires_grad for x in call.parameters.values())
-        )
-        if not isinstance(estimator, Hashed):
-            reasons["tables"] = f"{estimator!r} compares all pairs"
-        elif estimator.depends_on_position:
-            reasons["tables"] = "a local window compares pairs"
-        elif isinstance(estimator, Sampled) and differentiated:
-            reasons["tables"] = "the gradient of queries and keys of Sampled is not one of tables"
-        elif where.is_causal and (where.offset or where.queries.lengths != where.keys.lengths):
-            reasons["tables"] = "queries and keys have different positions under a causal mask"
-        return reasons
-
-    def _bytes(self, estimator: Estimator, call: Call, where: Sequences) -> dict[str, int]:
-        """Of a forward pass, and a backward pass where there will be one."""
-        batch, heads, _, n_features = call.query.shape
-        _, key_heads, _, n_values = call.value.shape
-        itemsize = call.query.element_size()
-        tables = 0
-        if isinstance(estimator, Hashed):
-            columns = n_values + (call.normalize == "sum")
-            n_slots = pieces_of(self._ranks, where).plan.n_slots
-            sizes = n_slots * batch * key_heads, estimator.n_hashes, 2**estimator.n_bits, columns, 4
-            tables = 1
-            for size in sizes:
-                tables *= size
-        costs = costs_of(
-            self.size,
-            where.queries.total,
-            tables,
-            keys_sent(where.queries, where.keys, where.starts, where.is_causal, where.offset),
-            batch * itemsize * key_heads * (n_features + n_values),
-            batch * itemsize * heads * (n_features + n_values),
-            tables,
-        )
-        tensors = call.query, call.key, call.value, *call.parameters.values()
-        trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        return {name: c.forward + trains * c.backward for name, c in costs.items()}

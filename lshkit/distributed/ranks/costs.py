@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from lshkit import checks
-from lshkit.distributed.rows import LAYOUTS, Rows, chunk_starts, merged, runs_of
+from lshkit.distributed.ranks.rows import LAYOUTS, Rows, chunk_starts, merged, runs_of
 
 
 class Cost(NamedTuple):

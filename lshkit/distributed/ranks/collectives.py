@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lshkit.distributed.rows import Rows, chunk_starts
+from lshkit.distributed.ranks.rows import Rows, chunk_starts
 
 
 class Ranks:

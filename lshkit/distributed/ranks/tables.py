@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lshkit import _C, torch_ops
-from lshkit.distributed.collectives import Ranks, sum_tables
+from lshkit.distributed.ranks.collectives import Ranks, sum_tables
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import code_dtype
 
@@ -343,8 +343,7 @@ def _backward(
             for a, c in _blocks(spans):
                 some = takes_part[b, h, a:c]
                 codes = codes_of(key[b, h, a:c], unit, f.key_probes)
-                of_value = torch.where(some[:, None], value[b, h, a:c], 0)
-                of_weights, _ = codes.products(of_value, reverse[s, unit], some)
+                of_weights, _ = codes.products(value[b, h, a:c], reverse[s, unit], some)
                 grad_key[b, h, a:c] = collect(codes, of_weights, unit)
 
 
@@ -382,7 +381,8 @@ class _SoftRows:
             x[0, 0].transpose(0, 1).reshape(1, hashes, n, 1, -1)
             for x in (self.probe_codes, self.weights)
         ]
-        by_hash[1] = by_hash[1] * takes_part[:, None, None]
+        by_hash[1] = torch.where(takes_part[:, None, None], by_hash[1], 0)  # 0 * NaN is NaN
+        rows = torch.where(takes_part[:, None], rows, 0)
         every = torch.arange(buckets, device=table.device).to(code_dtype(self.f.n_bits))
         every = every.view(1, 1, buckets, 1, 1).expand(1, hashes, buckets, 1, 1)
         added, of_weights, _ = torch_ops.weighted_bucket_sum_backward(
@@ -390,7 +390,7 @@ class _SoftRows:
             *(by_hash[0], every, table[None], by_hash[1], None, buckets, 0, None),
         )
         of_weights = of_weights.view(hashes, n, -1).transpose(0, 1) / hashes
-        of_weights = of_weights * takes_part[:, None, None]
+        of_weights = torch.where(takes_part[:, None, None], of_weights, 0)
         return of_weights.reshape(self.weights.shape), added[0]
 
     def backward(self, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from lshkit.distributed.kept_rows import Rows
+from lshkit.distributed.dask.kept_rows import Rows
 from lshkit.kde import pilot
 from lshkit.kde.arguments import as_queries, core_threads
 from lshkit.kde.brute import BruteForce

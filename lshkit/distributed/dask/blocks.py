@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lshkit.distributed._dask import (
+from lshkit.distributed.dask._dask import (
     Client,
     Delayed,
     da,
     default_client,
     is_dask_collection,
 )
-from lshkit.distributed.tasks import Aligned, aligned, constant, task
+from lshkit.distributed.dask.tasks import Aligned, aligned, constant, task
 from lshkit.typing import FloatArray
 
 FAN_IN = 8  # results that are combined in one task

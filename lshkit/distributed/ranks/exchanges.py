@@ -12,9 +12,9 @@ from lshkit import torch_ops
 from lshkit.attention.call import Call
 from lshkit.attention.estimators import Estimator, Hashed, Soft
 from lshkit.attention.unit_norm import unit_rows
-from lshkit.distributed import tables
-from lshkit.distributed.collectives import Fetch, Ranks, fetch, fetch_plan, to_heads, to_rows
-from lshkit.distributed.rows import Rows, Run, merged, runs_of
+from lshkit.distributed.ranks import tables
+from lshkit.distributed.ranks.collectives import Fetch, Ranks, fetch, fetch_plan, to_heads, to_rows
+from lshkit.distributed.ranks.rows import Rows, Run, merged, runs_of
 
 
 class Sequences(NamedTuple):
@@ -115,8 +115,11 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
         outs.append(estimator.attend(part)[:, :, before:])
     if outs:
         return torch.cat(outs, 2)
-    # No rows, but the others await this rank's part in the backward pass.
-    return both[:1, :1, :0, n_features:] + call.query[..., :1]
+    # No rows, but the others await this rank's part in the backward pass, and DDP its zeros.
+    none = both[:1, :1, :0, n_features:] + call.query[..., :1]
+    for x in call.parameters.values():
+        none = none + x.flatten()[:0].sum().to(none.dtype)
+    return none
 
 
 # --- Tables ---------------------------------------------------------------------------------------
@@ -235,8 +238,7 @@ def attend_by_tables(ranks: Ranks, estimator: Hashed, call: Call, where: Sequenc
     code = 0 if differentiated else code
     own = fused and where.is_causal
     out = tables.attend_by_tables(ranks, pieces.plan, rows, functions, code, own)
-    raw = call._replace(value=value, normalize=None, query=call.query, offset=0)
-    raw = raw._replace(seed=call.seed, is_causal=where.is_causal)
+    raw = call._replace(value=value, normalize=None, offset=0)
     if where.is_causal and not own:
         out = out + _own_parts(estimator, raw, pieces.plan, out)
     out = out.to(value.dtype) if not differentiated else out

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lshkit.distributed import shards, tolerance
-from lshkit.distributed._dask import Client, Delayed
-from lshkit.distributed.blocks import results_of
-from lshkit.distributed.kept_rows import KeptRows
-from lshkit.distributed.tasks import constant, task
+from lshkit.distributed.dask import shards, tolerance
+from lshkit.distributed.dask._dask import Client, Delayed
+from lshkit.distributed.dask.blocks import results_of
+from lshkit.distributed.dask.kept_rows import KeptRows
+from lshkit.distributed.dask.tasks import constant, task
 from lshkit.kde.method import Accuracy
 
 N_TRIES = 3  # to tune the shards, each for half the error of the last

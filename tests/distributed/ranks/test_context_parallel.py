@@ -79,6 +79,24 @@ def test_ranks_may_have_any_number_of_rows(ranks):
         for lengths in ([100, 3, 100], [0, 203, 0], [203, 0, 0])
         for causal, masked in ((True, False), (False, True))
     ]
+    learnt = {"sharpness": torch.tensor(2.0)}
+    cases += [{"estimator": SOFT, "exchange": "keys", "lengths": [203, 0, 0], "parameters": learnt}]
+    check(ranks, 3, cases)
+
+
+def test_rows_with_a_nan_change_no_other_row(ranks):
+    cases = [
+        {
+            "estimator": e,
+            "exchange": x,
+            "is_causal": causal,
+            "normalize": normalize,
+            "nan_rows": [5, 150],
+        }
+        for e, x in ((SAMPLED, "keys"), (SOFT, "tables"), (SOFT, "heads"))
+        for causal in (False, True)
+        for normalize in (None, "l2", "sum")
+    ]
     check(ranks, 3, cases)
 
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import numbers
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, clone
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
-from lshkit.distributed import scores, shards, sketches, tuning
-from lshkit.distributed._dask import Client
-from lshkit.distributed.blocks import (
+from lshkit.distributed.dask import scores, shards, sketches, tuning
+from lshkit.distributed.dask._dask import Client
+from lshkit.distributed.dask.arguments import check_as_earlier, drawn, refuse_forgetting
+from lshkit.distributed.dask.blocks import (
     RowBlocks,
     array_of,
     client_of,
@@ -25,9 +25,9 @@ from lshkit.distributed.blocks import (
     row_blocks,
     tree,
 )
-from lshkit.distributed.kept_rows import KeptRows, kept_rows, template_of
-from lshkit.distributed.tasks import constant, task
-from lshkit.distributed.widths import widths_of
+from lshkit.distributed.dask.kept_rows import KeptRows, kept_rows, template_of
+from lshkit.distributed.dask.tasks import Held, constant, task
+from lshkit.distributed.dask.widths import widths_of
 from lshkit.kde import LSHKernelDensity, kernels
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_parameters, keeps_rows
@@ -174,36 +174,16 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _add(self, X: Any, sample_weight: Any) -> Self:
         first = not hasattr(self, "n_samples_seen_")
         n_bits = check_parameters(self)
-        _refuse_forgetting(self)
-        if not first and keeps_rows(self.algorithm) != (self._sketch is None):
-            wanted = "be" if self._sketch is not None else "not be"
-            raise ValueError(
-                f"algorithm must {wanted} 'bucket_sum', as for the earlier rows, got "
-                f"{self.algorithm!r}: use fit"
-            )
-        if not first and (self.kernel, n_bits) != (self._kernel, self._n_bits):
-            raise ValueError(
-                f"kernel and n_bits must be {self._kernel!r} and {self._n_bits}, as for the "
-                f"earlier rows, got {self.kernel!r} and {n_bits}: use fit"
-            )
+        refuse_forgetting(self)
         client = client_of(self.client)
         blocks = row_blocks("X", X, sample_weight)
         lengths = blocks.lengths
         if lengths is not None and sum(lengths) == 0:
             raise ValueError("X must have at least one row, got none")
-        if not first and blocks.n_features != self.n_features_in_:
-            raise ValueError(
-                f"X has {blocks.n_features} features, but DaskKernelDensity is expecting "
-                f"{self.n_features_in_} features as input"
-            )
+        if not first:
+            check_as_earlier(self, n_bits, blocks)
         names = blocks.feature_names
-        if not first and names is not None and hasattr(self, "feature_names_in_"):
-            if list(names) != list(self.feature_names_in_):
-                raise ValueError(
-                    f"X must have the feature names of the earlier rows, "
-                    f"{list(self.feature_names_in_)}, got {list(names)}"
-                )
-        seed = _drawn(self.random_state) if first else self._seed
+        seed = drawn(self.random_state) if first else self._seed
         parameters = self._parameters() | {"random_state": seed}
         if first:
             widths = bandwidths.check(self.bandwidth, blocks.n_features, self.kernel)
@@ -412,12 +392,12 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
             template = constant(compared)
-            score = task(scores.of_sums)
+            score, held = task(scores.of_sums), constant(Held(made.shards))
             parts = []
             for rows in blocks.rows:
                 queries = check(template, rows, self._kernel)
                 answers = [answer(x, queries, batch_size) for x in made.shards]
-                parts.append(score(tree(answers, shards.combined), queries, scale))
+                parts.append(score(tree(answers, shards.combined), queries, scale, held))
         dtype = np.dtype(np.float32 if blocks.dtype == np.float32 else np.float64)
         lengths = blocks.lengths
         if not return_std:
@@ -449,20 +429,3 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
                 "a fitted DaskKernelDensity belongs to its client: pickle to_local(), or save it"
             )
         return super().__getstate__() | {"client": None}
-
-
-def _refuse_forgetting(estimator: DaskKernelDensity) -> None:
-    for name in ("sliding_window", "half_life"):
-        if getattr(estimator, name) is not None:
-            raise ValueError(
-                f"{name} must be None on Dask, got {getattr(estimator, name)!r}: which rows are "
-                "forgotten depends on the order of all rows, so that sketches of blocks cannot be "
-                "merged. LSHKernelDensity.partial_fit takes one block after the other"
-            )
-
-
-def _drawn(random_state: RandomState) -> int:
-    """An int for all blocks: the one given, or one that is drawn."""
-    if isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool):
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))

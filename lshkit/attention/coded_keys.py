@@ -1,0 +1,186 @@
+"""What a `CodeCache` keeps: keys, values and sign codes of the keys, in memory that grows."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lshkit import _C
+
+BLOCK = 64  # keys of a block of codes
+EXACT_BELOW = 1024  # up to this length every key is read, and none has a code
+
+
+class CodedKeys:
+    """Keys and values of a batch of sequences, padded on the left.
+
+    A key's code is the signs of n_bits projections of the key less a centre, and its norm in a
+    byte: one block of BLOCK keys after the other, as the core reads them.
+
+    Attributes:
+        positions: of all sequences, padding included.
+        starts: the first position of each sequence; those before are padding.
+        planes: the projections, float32 `(H_k, D, n_bits)`.
+        codes: uint8 `(B, H_k, blocks, (n_bits / 8 + 1) BLOCK)`.
+        centre, norm: what the keys' codes are relative to, float32 `(B, H_k, D)` and `(B, H_k)`.
+    """
+
+    positions: int
+    starts: list[int]
+    codes: Tensor
+    centre: Tensor
+    norm: Tensor
+    _keys: Tensor  # with room for positions to come
+    _values: Tensor
+    _hashed: list[int]  # keys of each sequence that have their codes, ...
+    _centred: list[int]  # ... by the mean of this many first ones
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_heads: int,
+        head_dim: int,
+        value_dim: int,
+        n_bits: int,
+        dtype: torch.dtype,
+        seed: int,
+    ) -> None:
+        self.sizes = batch_size, num_heads, head_dim, value_dim
+        self.n_bits, self.dtype = n_bits, dtype
+        self.planes = _orthogonal_planes(seed, num_heads, head_dim, n_bits)
+        self.reset()
+
+    @property
+    def key(self) -> Tensor:
+        """`(B, H_k, positions, D)`, a view."""
+        return self._keys[:, :, : self.positions]
+
+    @property
+    def value(self) -> Tensor:
+        """`(B, H_k, positions, D_v)`, a view."""
+        return self._values[:, :, : self.positions]
+
+    @property
+    def coded(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What the core knows of the codes."""
+        starts = torch.tensor(self.starts, dtype=torch.int64, device="cpu")
+        return self.codes, self.planes, self.centre, self.norm, starts
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors, room for positions to come included."""
+        tensors = (self._keys, self._values, self.codes, self.centre, self.norm, self.planes)
+        return sum(x.nbytes for x in tensors)
+
+    def reset(self) -> None:
+        """Removes all positions."""
+        batch, heads, head_dim, value_dim = self.sizes
+        self.positions = 0
+        self.starts, self._hashed, self._centred = [0] * batch, [0] * batch, [0] * batch
+        with torch.inference_mode(False):
+            self._keys = torch.empty((batch, heads, 0, head_dim), dtype=self.dtype)
+            self._values = torch.empty((batch, heads, 0, value_dim), dtype=self.dtype)
+            shape = batch, heads, 0, (self.n_bits // 8 + 1) * BLOCK
+            self.codes = torch.empty(shape, dtype=torch.uint8)
+            self.centre = torch.zeros((batch, heads, head_dim))
+            self.norm = torch.zeros((batch, heads))
+
+    def append(self, key: Tensor, value: Tensor) -> None:
+        """Appends keys `(B, H_k, n, D)` and values `(B, H_k, n, D_v)`."""
+        end = self.positions + key.shape[2]
+        self._reserve(end)
+        self._keys[:, :, self.positions : end] = key
+        self._values[:, :, self.positions : end] = value
+        self.positions = end
+
+    def set_starts(self, starts: list[int]) -> None:
+        """A sequence that starts elsewhere is hashed again."""
+        for b, start in enumerate(starts):
+            if start != self.starts[b]:
+                self._hashed[b] = self._centred[b] = 0
+        self.starts = starts
+
+    def crop(self, positions: int) -> None:
+        """Removes all but the first positions."""
+        self.positions = positions
+        self.starts = [min(start, positions) for start in self.starts]
+        for b, start in enumerate(self.starts):
+            length = positions - start
+            if self._centred[b] > length:
+                self._hashed[b] = self._centred[b] = 0
+            self._hashed[b] = min(self._hashed[b], length)
+
+    def selected(self, indices: Sequence[int]) -> "CodedKeys":
+        """Others, whose sequence i is a copy of sequence indices[i]."""
+        other = copy.copy(self)
+        other.sizes = len(indices), *self.sizes[1:]
+        at = torch.tensor(list(indices), dtype=torch.int64, device="cpu")
+        with torch.inference_mode(False), torch.no_grad():
+            for name in ("_keys", "_values", "codes", "centre", "norm"):
+                setattr(other, name, getattr(self, name).index_select(0, at))
+        for name in ("starts", "_hashed", "_centred"):
+            values = getattr(self, name)
+            setattr(other, name, [values[i] for i in indices])
+        return other
+
+    def hash(self) -> None:
+        """Codes of the keys that have none, once a sequence is long enough for them to be used.
+
+        Keys are centred by the mean of the first 2^k of them, the largest power of two up to the
+        length; all are hashed again where it grows. So codes do not depend on how keys came.
+        """
+        for b, start in enumerate(self.starts):
+            length = self.positions - start
+            if length <= EXACT_BELOW:
+                continue
+            centred = 1 << (length.bit_length() - 1)
+            if centred != self._centred[b]:
+                self._centre_by(b, self._keys[b, :, start : start + centred])
+                self._centred[b], self._hashed[b] = centred, 0
+            if self._hashed[b] < length:
+                _C.code_keys(
+                    *(self.key, *self.coded, b, self._hashed[b], length, torch.get_num_threads())
+                )
+                self._hashed[b] = length
+
+    def _centre_by(self, b: int, keys: Tensor) -> None:
+        """The mean of keys `(H_k, n, D)`, and their root mean square distance from it."""
+        for h, first in enumerate(keys):  # in turn: copies of all heads would be large
+            first = first.double()
+            first = first[first.isfinite().all(-1)]
+            centre = first.sum(0) / max(len(first), 1)
+            self.centre[b, h] = centre
+            squares = (first - centre).square().sum(-1)
+            self.norm[b, h] = (squares.sum() / max(len(first), 1)).sqrt()
+
+    def _reserve(self, positions: int) -> None:
+        """Room for as many, and for half as many again where there was too little."""
+        if positions <= self._keys.shape[2]:
+            return
+        room = -(-max(positions, self.positions * 3 // 2) // BLOCK) * BLOCK
+        for name in ("_keys", "_values"):
+            old = getattr(self, name)
+            with torch.inference_mode(False):
+                new = torch.empty((*old.shape[:2], room, old.shape[3]), dtype=self.dtype)
+            _C.use_large_pages(new)  # a step touches rows all over it
+            new[:, :, : self.positions] = old[:, :, : self.positions]
+            setattr(self, name, new)
+        old = self.codes
+        with torch.inference_mode(False):
+            codes = torch.empty((*old.shape[:2], room // BLOCK, old.shape[3]), dtype=old.dtype)
+        _C.use_large_pages(codes)
+        codes[:, :, : old.shape[2]] = old
+        codes[:, :, old.shape[2] :] = 0
+        self.codes = codes
+
+
+def _orthogonal_planes(seed: int, heads: int, d: int, n_bits: int) -> Tensor:
+    """`(heads, d, n_bits)`: d unit vectors after d others, each d of them orthogonal."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for _ in range(-(-n_bits // d)):
+        gaussian = torch.randn((heads, d, d), generator=generator, dtype=torch.float64)
+        q, r = torch.linalg.qr(gaussian)
+        parts.append(q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None])
+    return torch.cat(parts, -1)[..., :n_bits].float().contiguous()

@@ -1,0 +1,1 @@
+"""Densities and samplers of rows on the workers of a Dask cluster."""
