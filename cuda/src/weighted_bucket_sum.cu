@@ -67,30 +67,38 @@ void launch_table(const Queue& queue, const WeightedPass<T>& a) {
   });
 }
 
-template <class T>
+template <class T, int C, int Columns>
 void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   const index_t blocks = a.tasks * a.gather_blocks;
   const auto run = [&](auto kernel) {
     launch(queue, "weighted_gather", kernel, blocks, kGatherThreads, 0, a);
   };
-  with_columns(a.slice, [&](auto columns) {
-    constexpr int C = decltype(columns)::value;
-    constexpr Element kOwn = kElement<T>;
-    // For the weights of queries alone: with the gradient of the sums, which has T's elements.
-    const bool dots = a.read.weight_grads, sum = a.read.sum;
-    if constexpr (sizeof(T) == 4) {
-      constexpr Element kShort = Element::bfloat16;
-      if (a.short_tables) {
-        if (!dots) return run(weighted_gather_kernel<T, kOwn, kShort, C, true, false>);
-        if (!sum) return run(weighted_gather_kernel<T, kOwn, kShort, C, false, true>);
-        return run(weighted_gather_kernel<T, kShort, kShort, C, true, true>);
-      }
+  constexpr Element kOwn = kElement<T>;
+  // For the weights of queries alone: with the gradient of the sums, which has T's elements.
+  const bool dots = a.read.weight_grads, sum = a.read.sum;
+  if constexpr (sizeof(T) == 4) {
+    constexpr Element kShort = Element::bfloat16;
+    if (a.short_tables) {
+      if (!dots) return run(weighted_gather_kernel<T, kOwn, kShort, C, Columns, true, false>);
+      if (!sum) return run(weighted_gather_kernel<T, kOwn, kShort, C, Columns, false, true>);
+      return run(weighted_gather_kernel<T, kShort, kShort, C, Columns, true, true>);
     }
-    if (!dots) return run(weighted_gather_kernel<T, kOwn, kOwn, C, true, false>);
-    if (!sum) return run(weighted_gather_kernel<T, kOwn, kOwn, C, false, true>);
-    with_element<T>(a.read.x.element, [&](auto element) {
-      run(weighted_gather_kernel<T, decltype(element)::value, kOwn, C, true, true>);
-    });
+  }
+  if (!dots) return run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, true, false>);
+  if (!sum) return run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, false, true>);
+  with_element<T>(a.read.x.element, [&](auto element) {
+    run(weighted_gather_kernel<T, decltype(element)::value, kOwn, C, Columns, true, true>);
+  });
+}
+// Columns together: two of a lane, of 33 to 64 columns four, where all of a row come in such.
+template <class T>
+void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
+  with_columns(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
+    if (a.columns() % kTogether == 0)  // slices are
+      launch_gather<T, C, kTogether>(queue, a);
+    else
+      launch_gather<T, C, 1>(queue, a);
   });
 }
 
@@ -137,7 +145,8 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   const bool ordered = a.order != Order::all;
   if (a.add.x.row < 0 || a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // its steps: 32 bits
   a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
-  a.slice = ceil_div(columns, ceil_div(columns, index_t(kLaneColumns) * kWarp));
+  const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
+  a.slice = least(columns, 4 * of_four);
   a.slices = ceil_div(columns, a.slice);
   a.range = 0;
   const index_t room =

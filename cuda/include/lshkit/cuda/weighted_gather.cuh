@@ -1,6 +1,7 @@
 #pragma once
 // What rows read of the tables of a weighted sum: see weighted_bucket_sum.cuh.
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
+#include "lshkit/cuda/words.cuh"
 
 namespace lshkit::cuda {
 
@@ -19,17 +20,29 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
     return p[0];
 }
 
-// E: the elements of the rows' vectors, Q: those of the tables.
-template <class T, Element E, Element Q, int C, bool Sum, bool Dots>
-__global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(WeightedPass<T> a) {
-  const int lane = lane_index();
+// Rows of a table that a warp reads at once: where a lane has columns next to each other, by one
+// load, each half of the warp reads one.
+template <int Columns>
+constexpr int kRowsAtOnce = Columns > 1 ? 2 : 1;
+
+// E: the elements of the rows' vectors, Q: those of the tables. A lane has C columns for each of
+// kRowsAtOnce rows, Columns of them at a time.
+template <class T, Element E, Element Q, int C, int Columns, bool Sum, bool Dots>
+__global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
+    weighted_gather_kernel(WeightedPass<T> a) {
+  constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
+  constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
+  // Steps in flight of a warp: as many as registers allow two blocks.
+  constexpr int kBatch = kRows * kOwn * int(sizeof(T)) > 32 ? kGatherBatch / kRows : kGatherBatch;
+  const int lane = lane_index(), of_row = lane % kLanes, part = lane / kLanes;
   const std::uint32_t of_task = std::uint32_t(a.gather_blocks);
   const std::uint32_t block = std::uint32_t(block_index()), local = block / of_task;
   const WeightedTask<T> task(a, local);
   const WeightedSide<T>& s = a.read;
   const index_t columns = a.columns();
   constexpr int kTableBytes = kElementBytes<Q>;
-  const std::uint32_t row_bytes = std::uint32_t(columns * kTableBytes);
+  std::uint32_t row_bytes = std::uint32_t(columns * kTableBytes);
+  keep_in_register(row_bytes);
   const std::uint32_t probes = std::uint32_t(s.n_probes);
   const index_t n_entries = a.hashes * s.n_probes;
   const index_t step = a.gather_blocks * kGatherRows;
@@ -42,23 +55,31 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
     const index_t at = Dots ? vector_at(s, task.read, i) : 0;
     for (index_t first_column = 0; first_column < columns; first_column += a.slice) {
       const int width = int(least(a.slice, columns - first_column));
-      T own[C], sum[C];
-      bool inside[C];
-      const char* const lane_tables = tables + (first_column + lane) * kTableBytes;
+      const int first_own = of_row * Columns;  // of this slice; whole numbers of Columns
+      T own[kOwn], sum[kOwn];
+      bool inside[kLoads];
+      const char* lane_tables = tables + (first_column + first_own) * kTableBytes;
+      keep_in_register(lane_tables);
       LSHKIT_UNROLL
-      for (int k = 0; k < C; ++k) {
-        inside[k] = lane + k * kWarp < width;
-        own[k] = sum[k] = 0;
-        if (Dots && valid && lane + k * kWarp < width)
-          own[k] = vector_column<T, E>(a, s, task.read, i, at, first_column + lane + k * kWarp);
+      for (int k = 0; k < kLoads; ++k) {
+        inside[k] = first_own + k * kStride < width;
+        LSHKIT_UNROLL
+        for (int c = 0; c < Columns; ++c) {
+          const int j = k * Columns + c;
+          own[j] = sum[j] = 0;
+          if (Dots && valid && inside[k])
+            own[j] = vector_column<T, E>(a, s, task.read, i, at,
+                                         first_column + first_own + k * kStride + c);
+        }
       }
       for (index_t first = 0; first < n_entries; first += kWarp) {
         std::uint32_t row = kNoRow;
         T weight = 0;
         index_t entry = 0;
-        const bool has = first + lane < n_entries;
+        const int number = of_row * kRows + part;  // of this lane's entry among a warp of them
+        const bool has = first + number < n_entries;
         if (has) {
-          const std::uint32_t e = std::uint32_t(first) + lane;  // hashes and probes: below 2^31
+          const std::uint32_t e = std::uint32_t(first) + number;  // hashes and probes: below 2^31
           const std::uint32_t hash = divided(e, probes, a.probe_shift), probe = e - hash * probes;
           entry = base + hash * s.hash_stride + probe;
           const std::uint32_t code = load_code(s.codes, s.code_bytes, entry);
@@ -69,39 +90,50 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
             if (Sum) weight = s.weights ? s.weights[entry] : T(1);
           }
         }
-        T dots[kWarp];
-        LSHKIT_UNROLL
-        for (int group = 0; group < kWarp; group += kGatherBatch) {
-          if (first + group >= n_entries) {
-            LSHKIT_UNROLL
-            for (int u = 0; u < kGatherBatch; ++u) dots[group + u] = 0;
-            continue;
-          }
-          T x[kGatherBatch][C];
+        T dots[kLanes];
+        const auto read = [&](auto whole) {
+          constexpr bool kWhole = decltype(whole)::value;
           LSHKIT_UNROLL
-          for (int u = 0; u < kGatherBatch; ++u) {
-            const std::uint32_t from = __shfl_sync(kAllLanes, row, group + u);
-            const char* const bucket = lane_tables + std::uint64_t(from) * row_bytes;
+          for (int group = 0; group < kLanes; group += kBatch) {
+            if (!kWhole && first + group * kRows >= n_entries) {
+              LSHKIT_UNROLL
+              for (int u = 0; u < kBatch; ++u) dots[group + u] = 0;
+              continue;
+            }
+            T x[kBatch][kOwn];
             LSHKIT_UNROLL
-            for (int k = 0; k < C; ++k)
-              x[u][k] = from != kNoRow && inside[k] ? load_element<T>(bucket, k * kWarp, Q) : T(0);
-          }
-          LSHKIT_UNROLL
-          for (int u = 0; u < kGatherBatch; ++u) {
-            if (Sum) {
-              const T w = __shfl_sync(kAllLanes, weight, group + u);
+            for (int u = 0; u < kBatch; ++u) {
+              const std::uint32_t from = __shfl_sync(kAllLanes, row, part * kLanes + group + u);
+              const char* const bucket = lane_tables + std::uint64_t(from) * row_bytes;
               LSHKIT_UNROLL
-              for (int k = 0; k < C; ++k) sum[k] += w * x[u][k];
+              for (int k = 0; k < kLoads; ++k)
+                load_columns<Q, Columns>(bucket + k * kStride * kTableBytes,
+                                         kWhole || (from != kNoRow && inside[k]),
+                                         x[u] + k * Columns);
             }
-            if (Dots) {
-              dots[group + u] = own[0] * x[u][0];
-              LSHKIT_UNROLL
-              for (int k = 1; k < C; ++k) dots[group + u] += own[k] * x[u][k];
+            LSHKIT_UNROLL
+            for (int u = 0; u < kBatch; ++u) {
+              if (Sum) {
+                const T w = __shfl_sync(kAllLanes, weight, part * kLanes + group + u);
+                LSHKIT_UNROLL
+                for (int j = 0; j < kOwn; ++j) sum[j] += w * x[u][j];
+              }
+              if (Dots) {
+                dots[group + u] = own[0] * x[u][0];
+                LSHKIT_UNROLL
+                for (int j = 1; j < kOwn; ++j) dots[group + u] += own[j] * x[u][j];
+              }
             }
           }
-        }
+        };
+        // As a rule all of them have a row, and every lane columns: no load is conditional then.
+        if (kRows > 1 && width == kLanes * kOwn &&
+            __ballot_sync(kAllLanes, row != kNoRow) == kAllLanes)
+          read(std::true_type{});
+        else
+          read(std::false_type{});
         if (Dots) {
-          const T dot = transposed_sum(dots, lane) * a.scale;
+          const T dot = transposed_sum<kLanes / 2>(dots, lane) * a.scale;
           if (has) {
             T& to = s.weight_grads[entry];
             to = first_column == 0 ? dot : to + dot;
@@ -109,12 +141,19 @@ __global__ void __launch_bounds__(kGatherThreads, 1) weighted_gather_kernel(Weig
         }
       }
       if (Sum) {
+        // Of both rows; then each half of the warp has every other of a lane's columns.
         LSHKIT_UNROLL
-        for (int k = 0; k < C; ++k) {
-          const index_t column = first_column + lane + k * kWarp;
-          if (lane + k * kWarp >= width || column >= s.sum_columns) continue;
+        for (int j = 0; j < kOwn; j += kRows) {
+          T total = sum[j];
+          if constexpr (kRows == 2) {
+            const T keep = part ? sum[j + 1] : sum[j], send = part ? sum[j] : sum[j + 1];
+            total = keep + __shfl_xor_sync(kAllLanes, send, kLanes);
+          }
+          const int of_slice = first_own + j / Columns * kStride + j % Columns + part;
+          const index_t column = first_column + of_slice;
+          if (of_slice >= width || column >= s.sum_columns) continue;
           T& to = s.sum[(task.read.owned + i) * s.sum_columns + column];
-          to = (a.first_hash == 0 ? 0 : to) + sum[k] * a.scale;
+          to = (a.first_hash == 0 ? 0 : to) + total * a.scale;
         }
       }
     }

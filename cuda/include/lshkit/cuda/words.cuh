@@ -15,6 +15,49 @@ __device__ inline Two load_two(const void* from) {
 #endif
 }
 
+// Words that lie next to each other, by one load: from an address that their size divides.
+template <class Word, int Count>
+struct alignas(sizeof(Word) * Count) Words {
+  Word word[Count] = {};
+};
+template <class Word, int Count>
+__device__ inline void load_words(const void* from, Words<Word, Count>& to) {
+#ifdef __CUDACC__
+  to = *static_cast<const Words<Word, Count>*>(from);
+#else
+  std::memcpy(&to, emulation::aligned(from, sizeof to), sizeof to);
+#endif
+}
+// Elements that lie next to each other, by one load, of more than 16 bytes by two; zeros without.
+// Nothing but the load is conditional: the zeros are of words, and numbers are made of either.
+template <Element E, int Count, class T>
+__device__ inline void load_columns(const void* from, bool loads, T* x) {
+  constexpr int kBytes = kElementBytes<E>;
+  if constexpr (kBytes * Count > 16) {
+    load_columns<E, Count / 2>(from, loads, x);
+    load_columns<E, Count / 2>(static_cast<const char*>(from) + kBytes * Count / 2, loads,
+                               x + Count / 2);
+  } else if constexpr (E == Element::bfloat16 && Count > 1) {
+    Words<std::uint32_t, Count / 2> pairs;
+    if (loads) load_words(from, pairs);
+    LSHKIT_UNROLL
+    for (int k = 0; k < Count; k += 2) {
+      x[k] = float_of_bits(pairs.word[k / 2] << 16);
+      x[k + 1] = float_of_bits(pairs.word[k / 2] & 0xffff0000u);
+    }
+  } else if constexpr (E == Element::bfloat16) {
+    std::uint32_t word = 0;
+    if (loads) word = *static_cast<const std::uint16_t*>(from);
+    *x = float_of_bits(word << 16);
+  } else {
+    Words<T, Count> row;
+    static_assert(sizeof(T) == kBytes, "of float16 there are no tables");
+    if (loads) load_words(from, row);
+    LSHKIT_UNROLL
+    for (int k = 0; k < Count; ++k) x[k] = row.word[k];
+  }
+}
+
 // To where 8 bytes are aligned. As one number: of two floats the compiler makes two stores where
 // another branch stores them singly.
 __device__ inline void store_two(float* to, Two two) {
