@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lshkit.distributed.tasks import Held
+from lshkit.distributed.dask.tasks import Held
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.sums import Sums
 from lshkit.typing import FloatArray
