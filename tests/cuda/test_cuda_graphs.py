@@ -298,6 +298,7 @@ def test_graphed_module(cuda_device):
     fresh = torch.randn_like(x).requires_grad_()
     wanted = layer(fresh)
     wanted_grads = torch.autograd.grad(wanted.square().sum(), [fresh, *layer.parameters()])
+    wanted = wanted.detach()  # its graph keeps the parameters' nodes on the default stream
     graphed = torch.cuda.make_graphed_callables(layer, (x,))
     out = graphed(fresh)
     grads = torch.autograd.grad(out.square().sum(), [fresh, *layer.parameters()])
