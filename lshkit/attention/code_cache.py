@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lshkit import _C, checks
 from lshkit.attention import saved_cache
-from lshkit.attention.arguments import CPU, check_dense, seed_tensor
+from lshkit.attention.arguments import CPU, check_step, seed_tensor
 from lshkit.attention.coded_keys import EXACT_BELOW, CodedKeys
 from lshkit.torch_ops.library import rows
 
@@ -336,32 +336,11 @@ class CodeCache:
         return out.to(self.dtype), report
 
     def _check(self, **tensors: Tensor) -> None:
-        sizes = {
-            "query": (self.num_heads, self.head_dim),
-            "key": (self.num_key_heads, self.head_dim),
-            "value": (self.num_key_heads, self.value_dim),
-        }
-        grad = torch.is_grad_enabled()
-        for name, x in tensors.items():
-            heads, size = sizes[name]
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-            check_dense(name, x)
-            shape = x.shape
-            if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (self.batch_size, heads, size):
-                wanted = f"({self.batch_size}, {heads}, n, {size})"
-                raise ValueError(f"{name} must be {wanted}, got shape {tuple(shape)}")
-            if x.dtype is not self.dtype:
-                raise TypeError(f"{name} must have the cache's dtype {self.dtype}, got {x.dtype}")
-            if x.device != CPU:
-                raise NotImplementedError(f"{name} must be on the cpu, got {x.device}")
-            if grad and x.requires_grad:
-                raise RuntimeError(
-                    f"{name} requires grad, and there is no autograd through a cache: call it "
-                    f"under torch.no_grad() or torch.inference_mode()"
-                )
-        if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
-            raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
+        check_step("cache", self, self._check_device, **tensors)
+
+    def _check_device(self, name: str, x: Tensor) -> None:
+        if x.device != CPU:
+            raise NotImplementedError(f"{name} must be on the cpu, got {x.device}")
 
     def _padded(self, mask: Tensor | None, n: int) -> list[int]:
         """The starts of the sequences with n positions more, of which a mask may be given."""

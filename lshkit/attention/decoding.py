@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_dense, seed_tensor
+from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_step, seed_tensor
 from lshkit.attention.estimators import Estimator, Hashed, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
@@ -233,36 +233,15 @@ class YosoState:
         return out if out is None else out.to(self.dtype)
 
     def _check(self, **tensors: Tensor) -> None:
-        sizes = {
-            "query": (self.num_heads, self.head_dim),
-            "key": (self.num_key_heads, self.head_dim),
-            "value": (self.num_key_heads, self.value_dim),
-        }
-        grad = torch.is_grad_enabled()
-        for name, x in tensors.items():
-            heads, size = sizes[name]
-            if not isinstance(x, Tensor):
-                raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-            check_dense(name, x)
-            shape = x.shape
-            if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (self.batch_size, heads, size):
-                wanted = f"({self.batch_size}, {heads}, n, {size})"
-                raise ValueError(f"{name} must be {wanted}, got shape {tuple(shape)}")
-            if x.dtype is not self.dtype:
-                raise TypeError(f"{name} must have the state's dtype {self.dtype}, got {x.dtype}")
-            if x.device != self.device:
-                known = x.device.type in ("cpu", "cuda")
-                wanted = "the cpu" if self.device == CPU else self.device
-                raise (ValueError if known else NotImplementedError)(
-                    f"{name} must be on {wanted}, where the state is, got {x.device}"
-                )
-            if grad and x.requires_grad:
-                raise RuntimeError(
-                    f"{name} requires grad, and there is no autograd through a state: call it "
-                    f"under torch.no_grad() or torch.inference_mode()"
-                )
-        if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
-            raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
+        check_step("state", self, self._check_device, **tensors)
+
+    def _check_device(self, name: str, x: Tensor) -> None:
+        if x.device != self.device:
+            known = x.device.type in ("cpu", "cuda")
+            wanted = "the cpu" if self.device == CPU else self.device
+            raise (ValueError if known else NotImplementedError)(
+                f"{name} must be on {wanted}, where the state is, got {x.device}"
+            )
 
     def _mask(self, mask: Tensor | None, key: Tensor) -> Tensor | None:
         """The padding mask as (batch, n), its last dimension contiguous."""
