@@ -7,6 +7,7 @@ N_HASHES = 32  # of all of them
 YOSO = {
     "YOSO-E": Expected(n_bits=8),
     "lower_bound": Sampled(n_bits=8, expectation="never"),
+    "lower_bound, 12 bits": Sampled(n_bits=12, expectation="never"),  # the default
     "collided": Sampled(n_bits=8, gradient="collided", expectation="never"),
     "unbiased": Sampled(n_bits=8, gradient="unbiased", expectation="never"),
     "soft, 4 probes": Soft(),
