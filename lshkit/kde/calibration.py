@@ -88,7 +88,7 @@ class Run:
     def __init__(self, held_out: HeldOut, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
-        self.rows, self.read_all = got.rows, got.rows >= n_rows
+        self.cost, self.read_all = got.cost, got.rows >= n_rows
         self.shift = np.maximum(got.shift, sums.shift)
         with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
@@ -177,7 +177,7 @@ def _bound(
     if stages is None:
         settings["read_in_full"] = 0.0
         return run, run.failures(accuracy) <= most_failures(len(held_out), share)
-    floor, fixed = run.error_floor(), settings["cost"] - run.rows.mean()
+    floor = run.error_floor()
     unseen = [-np.inf]
     if floor is not None:
         unseen.append(floor + np.log(method.training.total * stages.n_samples))
@@ -187,7 +187,7 @@ def _bound(
         for step in range(N_STEPS):
             stages.limit = accuracy.rtol * STEP**step
             run = held_out.run(method)
-            cost = fixed + float(run.rows.mean())
+            cost = float(run.cost.mean())
             if cost >= best[0]:
                 break
             if run.failures(accuracy) <= most:
