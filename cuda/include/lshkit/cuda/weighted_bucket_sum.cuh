@@ -20,14 +20,15 @@
 // columns are even, of two at a time), sums them and takes their products with the row's own
 // vector: the gradients of the weights, whole at once.
 //
-// Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 16 of
+// Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 22 of
 // device memory to sort; to read 128 from the tables of bfloat16 that sorted bfloat16 rows get,
 // else 256: the bound, 11 cycles of a multiprocessor if L2 gives it 23 bytes a cycle. Three of each
 // for forward and backward. In order the adding takes 512 of shared memory, and the copies are
 // written and read besides, 512 bytes that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
-// 13 with the products (odd columns: 20, 18, 28 and 26); to add 16, 30 more for each bucket and 7
-// to sort; in order 60, of which 12 to find the bucket's warp (8 ranges of 512 of 4096 buckets).
+// 13 with the products (odd columns: 20, 18, 28 and 26); to add 16, of which 4 sort in shared
+// memory, and 5 to sort by ranges; in order 60, of which 12 to find the bucket's warp (8 ranges of
+// 512 of 4096 buckets).
 #include <initializer_list>
 
 #include "lshkit/cuda/elements.cuh"
