@@ -33,13 +33,14 @@ PAIR_GRADIENTS = ["collided", "unbiased"]
 
 
 def gradient_rounding(case, codes, n_bits, gradient, mask=None, is_causal=False, normalize="l2"):
-    """What float32 may leave of gradients that cancel: their terms' sizes times their roundings.
+    """What float32 may leave of gradients that cancel: 6 standard deviations, element by element.
 
     A query that collides with one key alone has a normalised output that no weight changes: its
     gradient, g . v of a g that is orthogonal to v, is what rounding leaves of the terms. To first
-    order each rounding is 2^-24 of the sum of the terms' sizes at most, and the numbers of terms of
-    the sums on the way, which follow each other, add up: the raw sums and their norm, g . y,
-    g . v, the sum over the pairs, unit rows and the way back through them.
+    order each rounding has a standard deviation of 2^-24 / sqrt(3) of what it rounds at most, which
+    for a sum is the root of its terms' squares, and they add in the square: those of the raw sums
+    and their norm, of g . y, g . v, the sum over the pairs, unit rows and the way back through
+    them.
     """
     q, k, v, g = *arrays(case), case.grad_out.double().numpy()
     counts = reference.collision_counts(*codes)
@@ -54,34 +55,34 @@ def gradient_rounding(case, codes, n_bits, gradient, mask=None, is_causal=False,
     if gradient == "unbiased":
         misses = codes[0].shape[-1] * np.log1p(-reference.cosine_probability(cosine, n_bits))
         slopes = np.divide(slopes, -np.expm1(misses), out=np.zeros_like(slopes), where=misses < 0)
-    raw, size = weights @ v, weights @ np.abs(v)  # sums and their terms
+    raw = weights @ v
     scale = np.ones_like(raw[..., :1])
     if normalize:
         scale = weights.sum(-1, keepdims=True)
         if normalize == "l2":
             scale = np.linalg.norm(raw, axis=-1, keepdims=True)
-    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
-    y = size * inverse
-    along = (np.abs(g) * y).sum(-1, keepdims=True)
-    grad_raw, bias = np.abs(g) * inverse, along * inverse if normalize == "sum" else 0
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0) ** 2
+    # From here on squares: of y, which may cancel or not, and likewise of g . y.
+    y = np.maximum(raw**2, weights**2 @ v**2) * inverse
+    along = (g * raw).sum(-1, keepdims=True) ** 2 * inverse
+    along = np.maximum(along, (g**2 * y).sum(-1, keepdims=True))
+    grad_raw, bias = g**2 * inverse, along * inverse if normalize == "sum" else 0
     if normalize == "l2":  # and the norm is that of a sum whose terms may cancel
-        cancelled = np.maximum(1, np.linalg.norm(y, axis=-1, keepdims=True))
-        grad_raw = (np.abs(g) + along * y) * inverse * cancelled
-    of_pairs = slopes * (grad_raw @ np.abs(v).swapaxes(-1, -2) + bias)
+        cancelled = np.maximum(1, y.sum(-1, keepdims=True))
+        grad_raw = (g**2 + along * y) * inverse * cancelled
+    of_pairs = slopes**2 * (grad_raw @ (v**2).swapaxes(-1, -2) + bias)
 
     def through_unit(x, grad):
-        u = np.abs(reference.unit(x))
-        return (grad + (grad * u).sum(-1, keepdims=True) * u) / np.linalg.norm(
-            x, axis=-1, keepdims=True
-        )
+        u = reference.unit(x) ** 2
+        return (grad + (grad * u).sum(-1, keepdims=True) * u) / (x**2).sum(-1, keepdims=True)
 
     roundings = 2 * max(counts.shape[-2:]) + 3 * v.shape[-1] + 3 * q.shape[-1] + 20
     return [
-        2.0**-24 * roundings * x
+        6 * 2.0**-24 * np.sqrt(roundings / 3 * x)
         for x in (
-            through_unit(q, of_pairs @ np.abs(reference.unit(k))),
-            through_unit(k, of_pairs.swapaxes(-1, -2) @ np.abs(reference.unit(q))),
-            weights.swapaxes(-1, -2) @ grad_raw,
+            through_unit(q, of_pairs @ reference.unit(k) ** 2),
+            through_unit(k, of_pairs.swapaxes(-1, -2) @ reference.unit(q) ** 2),
+            (weights**2).swapaxes(-1, -2) @ grad_raw,
         )
     ]
 
