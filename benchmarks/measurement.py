@@ -114,23 +114,23 @@ class Stopwatch:
         self.notes[str(length)] = "in turns with ours"
         return self.in_turns({"softmax": softmax} | calls)
 
-    def softmax_once(self, length, name):
+    def softmax_once(self, length, name, dtype=torch.float32):
         """Seconds of one run, or where it would take minutes what they come to."""
         if length > ONCE_FROM and not self.long:
             factor = (length / ONCE_FROM) ** 2
             self.notes[str(length)] = f"extrapolated: {factor:g} times that at {ONCE_FROM}"
-            return factor * self.softmax_once(ONCE_FROM, name)
+            return factor * self.softmax_once(ONCE_FROM, name, dtype)
         heads = HEADS if length == ONCE_FROM else 1
         self.notes[str(length)] = (
             "one run" if heads == HEADS else f"one run of one head, times {HEADS}"
         )
-        if (length, name) not in self._once:
-            tensors = inputs(length, requires_grad=True, heads=heads)
+        if (length, name, dtype) not in self._once:
+            tensors = inputs(length, requires_grad=True, heads=heads, dtype=dtype)
             call = of_pass(scaled_dot_product_attention, name, tensors, torch.ones_like(tensors[0]))
             begin = time.perf_counter()
             call()
-            self._once[length, name] = HEADS / heads * (time.perf_counter() - begin)
-        return self._once[length, name]
+            self._once[length, name, dtype] = HEADS / heads * (time.perf_counter() - begin)
+        return self._once[length, name, dtype]
 
 
 def on_cpus(cpus):
@@ -229,15 +229,22 @@ def ratio_table(title, results, passes, over="softmax"):
     return table(title, header, rows)
 
 
-def machine():
-    cpu = platform.processor()
+def cpu_model():
+    """The name of the CPU, with the numbers of its model where Linux has them: names are vague."""
+    about = {}
     if (cpuinfo := pathlib.Path("/proc/cpuinfo")).exists():
         for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                cpu = line.partition(":")[2].strip()
-                break
+            key, _, value = line.partition(":")
+            about.setdefault(key.strip(), value.strip())
+    name = about.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" not in about:
+        return name
+    return f"{name}, family {about['cpu family']}, model {about['model']}"
+
+
+def machine():
     return {
-        "cpu": cpu,
+        "cpu": cpu_model(),
         "logical_cpus": os.cpu_count(),
         "load_average_at_start": os.getloadavg()[0],
         "instruction_set": _C.instruction_set(),

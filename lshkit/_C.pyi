@@ -35,6 +35,7 @@ def bucket_union(
 def build_hash_tables(
     codes: object, tables: tuple[Any, ...], n_buckets: object, threads: int = 0
 ) -> None: ...
+def cache_sizes() -> tuple[int, int]: ...
 def cell_kernel_sums(
     kernel: int,
     n_bits: int,

@@ -32,6 +32,12 @@ def _instruction_set(core: ModuleType) -> str:
     return f"{core.instruction_set()} (compiled: {compiled}{asked})"
 
 
+def _caches(core: ModuleType) -> str:
+    l2, l3 = (size // 1024 for size in core.cache_sizes())
+    forced = os.environ.get("LSHKIT_CACHE_SIZES")
+    return f"L2 {l2} KB, L3 {l3} KB" + (f" (LSHKIT_CACHE_SIZES={forced})" if forced else "")
+
+
 def show_versions() -> None:
     """Print the versions, instruction set and threads that lshkit runs with.
 
@@ -45,6 +51,7 @@ def show_versions() -> None:
         "platform": platform.platform(),
         "compiler": _C.compiler(),
         "instruction set": _instruction_set(_C),
+        "caches": _caches(_C),
         "threads": f"{_C.max_threads()} ({BACKENDS[_C.thread_backend()]})",
         "CUDA kernels": _C.cuda_architectures() if _C.with_cuda else "not compiled",
         **{name: _version(name) for name in ("numpy", "scikit-learn")},

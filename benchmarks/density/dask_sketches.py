@@ -6,6 +6,9 @@ block. "Dask": `DaskKernelDensity.fit`, with the schedule, the tree of merges an
 sketch to the client; the workers are running. Processor seconds are those of all processes, and
 depend less on what else runs. Tables are compared bit for bit. Three minutes, 4.3 GB in a temporary
 folder.
+
+"plan" counts what `fit` sends: the tree of additions for as many blocks, of one row each, with the
+bytes of every sketch that enters an addition. A sketch's size does not depend on its rows.
 """
 
 import os
@@ -15,6 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy loads its BLAS
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pathlib  # noqa: E402
+import pickle  # noqa: E402
 import tempfile  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 
@@ -27,6 +31,8 @@ from benchmarks import RESULTS  # noqa: E402
 from benchmarks.measurement import CPUS, figure, on_cpus, table  # noqa: E402
 from benchmarks.sections import parser_of, run  # noqa: E402
 from lshkit.distributed import DaskKernelDensity  # noqa: E402
+from lshkit.distributed.dask.blocks import FAN_IN, mapped, row_blocks, tree  # noqa: E402
+from lshkit.distributed.dask.sketches import merged, of_block  # noqa: E402
 from lshkit.kde import LSHKernelDensity  # noqa: E402
 
 OUT = RESULTS / "dask_sketches.json"
@@ -125,12 +131,43 @@ def sketches(n_files, n_rows, times, rounds):
     return {"rows": n, "block": n_rows, "features": N_FEATURES, "sketches": found}
 
 
+def plan(sizes):
+    """Tasks and bytes of sketches in the tree of additions, for so many blocks."""
+    rows = []
+    for name, own in SKETCHES.items():
+        parameters = DaskKernelDensity(**COMMON, **own).get_params()
+        for n_blocks in sizes:
+            added = []
+
+            def add(parts, added=added):
+                added.append([len(pickle.dumps(part)) for part in parts])
+                return merged(parts)
+
+            X = da.ones((n_blocks, N_FEATURES), chunks=(1, N_FEATURES), dtype=np.float32)
+            root = tree(mapped(of_block, parameters, row_blocks("X", X)), add)
+            root.compute(scheduler="synchronous")
+            sizes_of = [x for parts in added for x in parts]
+            row = {"sketch": name, "blocks": n_blocks, "additions": len(added)}
+            row |= {"sketches": len(sizes_of), "bytes": sum(sizes_of), "largest": max(sizes_of)}
+            rows.append(row)
+    return {"fan_in": FAN_IN, "trees": rows}
+
+
 SECTIONS = {
+    "plan": lambda args: plan([8, 64] if args.quick else [8, 64, 256, 1000, 1024]),
     "sketches": lambda args: sketches(*((4, 20_000, 2, 2) if args.quick else (64, 262_144, 2, 5))),
 }
 
 
 def show(results):
+    if r := results.get("plan"):
+        rows = [
+            [x["sketch"], *(f"{x[k]:,}" for k in ("blocks", "additions", "sketches"))]
+            + [f"{x['bytes'] / 1e6:,.1f}", f"{x['largest'] / 1e3:,.1f}"]
+            for x in r["trees"]
+        ]
+        header = ["sketch", "blocks", "additions", "sketches sent", "MB", "KB of the largest"]
+        print(table(f"The tree of additions, {r['fan_in']} at a time", header, rows))
     if r := results.get("sketches"):
         rows = [
             [

@@ -51,6 +51,10 @@ PYBIND11_MODULE(_C, module) {
   lshkit::bind_pair_products(module);
   lshkit::bind_parameters(module);
   module.def("instruction_set", &lshkit::instruction_set);
+  module.def("cache_sizes", [] {
+    const lshkit::CacheSizes& sizes = lshkit::cache_sizes();
+    return pybind11::make_tuple(sizes.l2, sizes.l3);
+  });
   module.def("max_threads", &lshkit::max_threads);
   module.def("set_max_threads", &lshkit::set_max_threads);
   module.def("thread_backend", &lshkit::thread_backend);

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "bucket_slots.hpp"
+#include "lshkit/runtime.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
 namespace {
 
 // The tables of a pass two slices wide, beside the rows that stream through the L2 cache.
-constexpr index_t kTableBytes = index_t(256) << 10;
+index_t table_bytes() { return cache_sizes().l2 / 4; }
 // Rounding moves a value by at most half a step: at most this many mean magnitudes of its column
 // (not root mean squares, which one large value among small ones would raise). The errors of
 // different keys are as good as independent, so a sum's, relative to the sum's own root mean
@@ -57,9 +58,9 @@ class FastSum {
   FastSum(const HeadSum<float>& sum, index_t slices)
       : s_(sum),
         // The same for one slice as for two: every group's sum is rounded to float32.
-        group_(std::clamp<index_t>(kTableBytes / (2 * row_bytes(s_)), 1,
+        group_(std::clamp<index_t>(table_bytes() / (2 * row_bytes(s_)), 1,
                                    std::min<index_t>(kMaxGroup, s_.n_hashes))),
-        at_once_(slices > 1 && 2 * row_bytes(s_) <= kTableBytes ? 2 : 1),
+        at_once_(slices > 1 && 2 * row_bytes(s_) <= table_bytes() ? 2 : 1),
         scratch_(Arena(thread_scratch(FastScratch(Arena(), s_, group_, at_once_).bytes)), s_,
                  group_, at_once_) {
     valid_keys_ = s_.n_keys;
@@ -155,7 +156,7 @@ class FastSum {
 void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
   std::vector<index_t> full;
   // With most buckets empty, or tables larger than the cache, halving them gains nothing.
-  if (BucketSlots::pay(s.n_keys, s.n_buckets) || 2 * row_bytes(s) > kTableBytes) {
+  if (BucketSlots::pay(s.n_keys, s.n_buckets) || 2 * row_bytes(s) > table_bytes()) {
     for (index_t slice = first; slice < last; ++slice) full.push_back(slice);
   } else {
     FastSum sum(s, last - first);

@@ -8,17 +8,14 @@
 #include "bucket_slots.hpp"
 #include "bucket_sum.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
+#include "lshkit/runtime.hpp"
 #include "parallel.hpp"
 #include "weighted_bucket_sum.hpp"
 
 namespace lshkit {
 
-// A pass's tables should stay in the L2 cache.
-inline constexpr index_t kPassBytes = index_t(512) << 10;
 // Probes of a side that are there at once, at most: longer sides go in runs of rows.
 inline constexpr index_t kProbeBytes = index_t(24) << 20;
-// Columns of a pass, of all rows, from which on copies in blocks pay: they are not in L2.
-inline constexpr index_t kBlockBytes = index_t(1) << 20;
 
 // Probes of a run of rows, with codes replaced by table rows.
 template <class T>
@@ -83,9 +80,11 @@ class HeadPasses {
         std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
     compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
-    at_once_ = table_rows_ * 2 * kSliceBytes <= kPassBytes ? 2 : 1;
+    // A pass's tables should stay in the L2 cache, beside the rows that stream through it.
+    const index_t l2 = cache_sizes().l2, tables = l2 / 2;
+    at_once_ = table_rows_ * 2 * kSliceBytes <= tables ? 2 : 1;
     group_ = compact_ ? 1
-                      : std::clamp<index_t>(kPassBytes / (table_rows_ * at_once_ * kSliceBytes), 1,
+                      : std::clamp<index_t>(tables / (table_rows_ * at_once_ * kSliceBytes), 1,
                                             std::min<index_t>(kMaxGroup, head.n_hashes));
     const index_t wanted = std::max(head.query.batch, head.key.batch);
     batch_ =
@@ -98,7 +97,8 @@ class HeadPasses {
     // slice to slice, is not kept for a second visit.
     const bool together = compact_ || run_rows_ < rows;
     chunk_ = together ? last_slice_ - first_slice_ : at_once_;
-    blocks_ = !together && rows * at_once_ * kSliceBytes >= kBlockBytes;
+    // Copies in blocks of columns are worthwhile where the columns of a pass are not in L2.
+    blocks_ = !together && rows * at_once_ * kSliceBytes >= l2;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
     if (compact_) slots_.start(head.n_buckets);

@@ -17,6 +17,14 @@ TEST(instruction_set_is_a_known_one_and_stays) {
   unsetenv("LSHKIT_ISA");
 }
 
+TEST(cache_sizes_are_in_order_and_stay) {
+  const CacheSizes sizes = cache_sizes();
+  CHECK(0 < sizes.l2 && sizes.l2 <= sizes.l3);
+  setenv("LSHKIT_CACHE_SIZES", "1,1", 1);  // too late: they are read once
+  CHECK(cache_sizes().l2 == sizes.l2 && cache_sizes().l3 == sizes.l3);
+  unsetenv("LSHKIT_CACHE_SIZES");
+}
+
 TEST(threads_are_at_least_one) { CHECK(max_threads() >= 1); }
 
 TEST(offsets_exceed_32_bits) {

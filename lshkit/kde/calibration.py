@@ -23,7 +23,7 @@ WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this s
 RISK = 0.05  # probability that a share that is too large passes
 STATED_RISK = 0.01  # the same of BEYOND
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
-INFLATED, LARGEST = 1.5, 1.0
+INFLATED, LARGEST = 1.5, 1.0  # stated errors over those observed, and over the density
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
 STEP, N_STEPS = 0.5**0.5, 16  # from a limit to the next smaller one
 
@@ -88,7 +88,7 @@ class Run:
     def __init__(self, held_out: HeldOut, got: Estimate) -> None:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
-        self.rows, self.read_all = got.rows, got.rows >= n_rows
+        self.cost, self.read_all = got.cost, got.rows >= n_rows
         self.shift = np.maximum(got.shift, sums.shift)
         with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
@@ -134,11 +134,11 @@ class Run:
         return float(least) if np.isfinite(least) else None
 
 
-def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Method, bool, bool]:
-    """A tuned method with its error floor, whether it keeps the accuracy, and whether it inflates.
+def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Method, bool, float]:
+    """A tuned method with its error floor, whether it keeps the accuracy, and by what it inflates.
 
-    It inflates where the median stated error is more than INFLATED root mean squares of the errors.
-    Where that is more than LARGEST it says nothing, and the accuracy does not count as kept.
+    That is the median stated error over the root mean square of the errors. Where the median is
+    more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -146,7 +146,7 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
     method, settings = tuned.make(), tuned.settings
     held_out = held_out.of(method)
     if len(held_out) == 0:
-        return method, accuracy.confidence is None, False
+        return method, accuracy.confidence is None, 0.0
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))
@@ -159,7 +159,7 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
     stated, ratio = run.inflation(method.error_floor, method.most)
-    return method, kept and stated <= LARGEST, ratio > INFLATED
+    return method, kept and stated <= LARGEST, ratio
 
 
 def _bound(
@@ -177,7 +177,7 @@ def _bound(
     if stages is None:
         settings["read_in_full"] = 0.0
         return run, run.failures(accuracy) <= most_failures(len(held_out), share)
-    floor, fixed = run.error_floor(), settings["cost"] - run.rows.mean()
+    floor = run.error_floor()
     unseen = [-np.inf]
     if floor is not None:
         unseen.append(floor + np.log(method.training.total * stages.n_samples))
@@ -187,7 +187,7 @@ def _bound(
         for step in range(N_STEPS):
             stages.limit = accuracy.rtol * STEP**step
             run = held_out.run(method)
-            cost = fixed + float(run.rows.mean())
+            cost = float(run.cost.mean())
             if cost >= best[0]:
                 break
             if run.failures(accuracy) <= most:

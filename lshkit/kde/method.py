@@ -32,10 +32,10 @@ class Estimate:
 
     rows: how many rows were read for each, all of them where it is exact. at_risk: exp(shift) *
     at_risk is the part of the mean that rows like those not read have; all of it where nothing is
-    said.
+    said. cost: in rows of an exact sum, those read where nothing is said.
     """
 
-    __slots__ = ("at_risk", "error", "mean", "rows", "shift")
+    __slots__ = ("at_risk", "cost", "error", "mean", "rows", "shift")
 
     def __init__(
         self,
@@ -44,9 +44,11 @@ class Estimate:
         error: np.ndarray,
         rows: np.ndarray,
         at_risk: np.ndarray | None = None,
+        cost: np.ndarray | None = None,
     ) -> None:
         self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
         self.at_risk = mean.copy() if at_risk is None else at_risk
+        self.cost = rows.astype(np.float64) if cost is None else cost
 
     def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:
@@ -57,7 +59,7 @@ class Estimate:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error", "rows", "at_risk"
+ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost"
 
 
 class Accuracy(NamedTuple):

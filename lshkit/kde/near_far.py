@@ -70,7 +70,9 @@ class NearFar(ExactFarQueries):
     def _sampled(self, queries: np.ndarray, threads: int, stop: int | None) -> Estimate:
         out, open_ = self._of_cells(queries, threads, stop)
         if len(open_) > 0:
+            spent = out.cost[open_]
             out[open_], _ = self._of_cells(queries[open_], threads, stop, more=True)
+            out.cost[open_] += spent
         return out
 
     def _of_cells(
@@ -96,10 +98,12 @@ class NearFar(ExactFarQueries):
         inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
         history, n_history = read.without(inside), stops[0] - n_inside
         n_later = n_near - n_inside  # near rows that are still to come
+        cost = cost_of_cells(cells, n_probes, n_near) + stops[0]
         shift, mean, error = read.shift, read.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
         for seen, last in itertools.pairwise(stops):
             some = queries if len(open_) == n_queries else queries[open_]
+            cost[open_] += last - seen
             sample = permuted.sums(some, seen, last, threads)
             if last == n:
                 whole = read + sample
@@ -131,7 +135,8 @@ class NearFar(ExactFarQueries):
         if n_probes > 1:
             at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows, at_risk / weight), open_
+        got = Estimate(shift, mean / weight, error / weight, rows, at_risk / weight, cost)
+        return got, open_
 
     @property
     def nbytes(self) -> int:
@@ -180,6 +185,12 @@ def foretell(
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
+def cost_of_cells(cells: Cells, n_probes: int, n_near: np.ndarray) -> np.ndarray:
+    """In rows of an exact sum: of finding so many cells, and of summing the rows in them."""
+    d = cells.permuted.rows.shape[1]
+    return CENTRE * cells.n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * n_near
+
+
 def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
     """The cheapest number of cells to read, with its sample's settings."""
     most = min(MORE * N_PROBES[-1], cells.n_cells)
@@ -213,9 +224,7 @@ class NearRows:
 
     @property
     def level(self) -> Level:
-        n_probes = self.probes.shape[1]
-        d = self.pilot.queries.shape[1]
-        cost = CENTRE * self.cells.n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * self.count
+        cost = cost_of_cells(self.cells, self.probes.shape[1], self.count)
         return Level(self.spread, self.known, cost)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lshkit.kde.calibration import N_HELD_OUT, HeldOut, calibrate, least_of
+from lshkit.kde.calibration import INFLATED, N_HELD_OUT, STEP, HeldOut, calibrate, least_of
 from lshkit.kde.cells import Cells
 from lshkit.kde.method import Accuracy, Method, Tuned
 from lshkit.kde.methods import METHODS
@@ -19,7 +19,7 @@ from lshkit.kde.sums import PermutedRows, Sums, Training
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
-N_TRIES = 2  # to tune a method for smaller errors
+N_TRIES = 3  # to tune a method for smaller errors
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 
 
@@ -197,21 +197,22 @@ def _calibrated(
     """The method as it was calibrated, and whether it keeps the accuracy on the held-out queries.
 
     Where it does not, or where the errors are so rare and large that those stated would have to
-    exceed them for most queries, it is tuned for smaller ones.
+    exceed them for most queries, it is tuned for smaller ones. Where that is so of all trials, the
+    one that keeps the accuracy and exceeds them least is taken.
     """
-    rtol = accuracy.mean
-    for _ in range(N_TRIES):
-        method, kept, inflated = calibrate(tuned[name], held_out, accuracy)
-        if kept and not inflated:
+    rtol, best = accuracy.mean, (False, -np.inf)
+    for i in range(N_TRIES + 1):
+        trial = tuned[name] if i == 0 else METHODS[name].tune(pilot, rtol)
+        if trial is None or (i > 0 and trial.settings["cost"] >= pilot.population):
             break
-        rtol /= 2
-        tighter = METHODS[name].tune(pilot, rtol)
-        if tighter is None or tighter.settings["cost"] >= pilot.population:
+        method, kept, inflation = calibrate(trial, held_out, accuracy)
+        if i == 0 or (kept, -inflation) > best:
+            best, chosen = (kept, -inflation), (trial, method)
+        if kept and inflation <= INFLATED:
             break
-        tuned[name] = tighter
-    else:
-        method, kept, _ = calibrate(tuned[name], held_out, accuracy)
-    return method, kept
+        rtol *= STEP
+    tuned[name], method = chosen
+    return method, best[0]
 
 
 def _cheapest(

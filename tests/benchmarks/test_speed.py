@@ -46,7 +46,16 @@ def test_benchmark_writes_all_results(tmp_path):
     assert "Softmax attention's time / ours" in done.stdout
 
     # The other sections are added to the same file.
-    others = ("soft", "short_floats", "gradients", "causal", "grouped_heads", "packed", "window")
+    others = (
+        "bounds",
+        "soft",
+        "short_floats",
+        "gradients",
+        "causal",
+        "grouped_heads",
+        "packed",
+        "window",
+    )
     options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
     done = run(ATTENTION, *options)
     assert done.returncode == 0, done.stderr
@@ -58,7 +67,13 @@ def test_benchmark_writes_all_results(tmp_path):
         "forward + backward"
     ].keys()
     assert min(numbers(added, *others, "million", "decoding")) > 0
-    for title in ("Forward of one head", "Decoding, 8 heads", "time of the others / packed"):
+    assert min(added["bounds"]["times"]["128"]["sum, 8 bits"].values()) > 0
+    for title in (
+        "Time over the bound",
+        "Forward of one head",
+        "Decoding, 8 heads",
+        "time of the others / packed",
+    ):
         assert title in done.stdout
     # The tables of a file are those that were printed.
     tables = run(ATTENTION, "--tables", "--json", path)
@@ -68,6 +83,11 @@ def test_benchmark_writes_all_results(tmp_path):
     path.write_text(json.dumps(added))
     refused = run(ATTENTION, "--quick", "--sections", "soft", "--json", path)
     assert refused.returncode == 2 and "torch 1.0, now" in refused.stderr
+    added["machine"]["cpu"] = "another"
+    path.write_text(json.dumps(added))
+    refused = run(ATTENTION, "--quick", "--json", path)  # not even by all sections
+    assert refused.returncode == 2 and "results of another CPU (another)" in refused.stderr
+    assert json.loads(path.read_text()) == added
 
 
 def numbers(tree, *keys):

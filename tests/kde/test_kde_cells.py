@@ -70,29 +70,37 @@ def test_memory_counts_the_weights_too():
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "tuned_for", "kept"),
+    ("outcomes", "chosen", "kept"),
     [
-        ([(True, False)], [], True),
-        ([(False, False), (True, False)], [0.05], True),
-        ([(True, True), (True, False)], [0.05], True),  # accurate, but states too much
-        ([(False, False), (False, False), (False, False)], [0.05, 0.025], False),
+        ([(True, 1.0)], 0, True),
+        ([(False, 1.0), (True, 1.0)], 1, True),
+        ([(True, 2.0), (True, 1.0)], 1, True),  # accurate, but states too much
+        ([(True, 2.0), (False, 1.0), (True, 1.9), (True, 3.0)], 2, True),  # the least
+        ([(False, 9.0), (False, 7.0), (False, 5.0), (False, 6.0)], 2, False),
     ],
 )
-def test_a_method_that_misses_is_tuned_again(monkeypatch, outcomes, tuned_for, kept):
-    """For half the error, up to twice; outcomes: whether it is accurate, whether it inflates."""
-    asked, left = [], list(outcomes)
+def test_a_method_that_misses_is_tuned_again(monkeypatch, outcomes, chosen, kept):
+    """Up to three times; outcomes: whether it is accurate, and by what it inflates."""
+    asked, left, made = [], list(enumerate(outcomes)), [Tuned({"cost": 10.0}, object)]
 
     class Again:
         @staticmethod
         def tune(pilot, rtol):
             asked.append(rtol)
-            return Tuned({"cost": 10.0}, object)
+            made.append(Tuned({"cost": 10.0}, object))
+            return made[-1]
 
     class Pilot:
         population = 1000
 
+    def calibrate(trial, *_):
+        i, outcome = left.pop(0)
+        assert trial is made[i]
+        return i, *outcome
+
     monkeypatch.setattr(pilot, "METHODS", {"again": Again})
-    monkeypatch.setattr(pilot, "calibrate", lambda *_: (object(), *left.pop(0)))
-    tuned = {"again": Tuned({"cost": 10.0}, object)}
-    _, found = pilot._calibrated("again", tuned, Pilot(), None, Accuracy(0.1))
-    assert found is kept and asked == tuned_for and not left
+    monkeypatch.setattr(pilot, "calibrate", calibrate)
+    tuned = {"again": made[0]}
+    method, found = pilot._calibrated("again", tuned, Pilot(), None, Accuracy(0.1))
+    assert found is kept and method == chosen and tuned["again"] is made[chosen] and not left
+    assert np.allclose(asked, 0.1 * np.sqrt(0.5) ** np.arange(1, len(outcomes)))

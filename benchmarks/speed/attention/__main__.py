@@ -7,14 +7,15 @@ hash functions at every call, whose drawing is part of the time. Softmax attenti
 at 65536 are 16 times those unless --long measures them on one head (a minute). Forward passes run
 under no_grad. Memory is measured in processes of its own.
 
-Sections can be measured one at a time: the file keeps what the others had measured before. Tables
-are Markdown. All of it takes some seven minutes on a quiet machine.
+Sections can be measured one at a time: the file keeps what the others had measured before, and each
+CPU model has a file of its own. "bounds" is the time of kernels over bounds that the machine gives
+in the same run. Tables are Markdown. All of it takes some ten minutes on a quiet machine.
 
     python -m benchmarks.speed.attention
     python -m benchmarks.speed.attention --sections soft --long
     python -m benchmarks.speed.attention --tables
     python -m benchmarks.speed.attention --quick
-    LSHKIT_ISA=avx2 python -m benchmarks.speed.attention --json benchmarks/results/avx2.json
+    LSHKIT_ISA=avx2 python -m benchmarks.speed.attention  # into a file of its own
 """
 
 import argparse
@@ -22,6 +23,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import sys
 
 import torch
@@ -38,11 +40,11 @@ from benchmarks.measurement import (
     table,
 )
 from benchmarks.measurement import machine as this_machine
-from benchmarks.speed.attention import long_context, options, sampled
+from benchmarks.speed.attention import bounds, long_context, options, sampled
 
-SECTIONS = sampled.SECTIONS | options.SECTIONS | long_context.SECTIONS
+SECTIONS = bounds.SECTIONS | sampled.SECTIONS | options.SECTIONS | long_context.SECTIONS
 ALONE = sampled.ALONE | long_context.ALONE
-OUT = RESULTS / "attention_cpu.json"
+FOLDER = RESULTS / "attention_cpu"  # a file for each CPU model and lowered instruction set
 SAME = ("cpu", "instruction_set", "compiler", "lshkit", "torch")  # of all sections of one file
 
 
@@ -132,7 +134,7 @@ def parse_arguments():
     add("--seconds", type=float, help="short calls are repeated for as long as this (2)")
     add("--threads", type=positive, default=1, help="CPU threads (1)")
     add("--json", type=pathlib.Path,
-        help=f"where the results go ({OUT.name} in results, with --quick nowhere)")  # fmt: skip
+        help="where the results go (this CPU's own file; with --quick nowhere)")  # fmt: skip
     add("--tables", action="store_true", help="print the tables of the file, measure nothing")
     add("--alone", nargs=2, help=argparse.SUPPRESS)  # a function of ALONE and a length
     args = parser.parse_args()
@@ -141,8 +143,14 @@ def parse_arguments():
     if args.seconds is None:
         args.seconds = 0.0 if args.quick else 2.0
     if args.json is None and not args.quick:
-        args.json = OUT
+        args.json = own_file(this_machine())
     return parser, args
+
+
+def own_file(machine):
+    """Where results of this CPU go."""
+    words = [machine["cpu"], machine["LSHKIT_ISA"] or ""]
+    return FOLDER / f"{'_'.join(re.findall('[a-z0-9]+', ' '.join(words).lower()))}.json"
 
 
 def results_before(parser, args, machine):
@@ -154,6 +162,8 @@ def results_before(parser, args, machine):
     except ValueError as error:
         parser.error(f"--json {args.json} holds no results: {error}")
     before.setdefault("sections", {})
+    if not args.tables and (cpu := before["machine"]["cpu"]) != machine["cpu"]:
+        parser.error(f"--json {args.json} has results of another CPU ({cpu}): name another file")
     kept = [name for name in SECTIONS if name in before and name not in args.sections]
     if args.tables or not kept:
         return before

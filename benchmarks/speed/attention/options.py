@@ -97,21 +97,39 @@ def soft_goals(results):
 
 
 def short_floats(lengths, stopwatch):
-    """Ours by the dtype of the inputs; "softmax" is float32."""
+    """Ours and softmax by the dtype of the inputs; "softmax" is float32."""
     results = {}
     for n in lengths:
-        tensors = {name: inputs(n, dtype=dtype) for name, dtype in DTYPES.items()}
-        calls = {name: of_pass(sampled, FORWARD, given) for name, given in tensors.items()}
-        if n <= QUADRATIC_UP_TO:
-            softmax = of_pass(scaled_dot_product_attention, FORWARD, tensors["bfloat16"])
-            calls["softmax, bfloat16"] = softmax
-        results[n] = {FORWARD: stopwatch.against_softmax(n, FORWARD, calls)}
+        floats, shorts = (inputs(n, requires_grad=True, dtype=x) for x in DTYPES.values())
+        sides = {
+            "float32": (sampled, floats),
+            "bfloat16": (sampled, shorts),
+            "bfloat16, 12 bits": (changed(n_bits=SOFT_BITS), shorts),
+            "bfloat16, soft codes": (soft, shorts),
+            "softmax, bfloat16": (scaled_dot_product_attention, shorts),
+        }
+        results[n] = {}
+        for name in (FORWARD, BACKWARD):
+            calls = {side: of_pass(call, name, given) for side, (call, given) in sides.items()}
+            once = n > QUADRATIC_UP_TO and calls.pop("softmax, bfloat16")
+            results[n][name] = stopwatch.against_softmax(n, name, calls)
+            if once:
+                seconds = stopwatch.softmax_once(n, name, torch.bfloat16)
+                results[n][name]["softmax, bfloat16"] = seconds
     return results
 
 
 def short_float_tables(results):
-    title = "Softmax attention's time in float32 / ours by dtype (and softmax's), forward"
-    yield ratio_table(title, results, (FORWARD,))
+    softmax = ("softmax", "softmax, bfloat16")
+    header, rows = ["n", "pass", "faster softmax", "ms"], []
+    header += [side for side in next(iter(results.values()))[FORWARD] if side not in softmax]
+    for n, passes in results.items():
+        for name, times in passes.items():
+            best = min(softmax, key=times.get)
+            dtype = "bfloat16" if best != "softmax" else "float32"
+            row = [n, name, dtype, milliseconds(times[best])]
+            rows.append([*row, *(figure(ratio(times, best, side)) for side in header[4:])])
+    yield table("The faster of float32 and bfloat16 softmax / ours by dtype", header, rows)
 
 
 def short_float_goals(results):

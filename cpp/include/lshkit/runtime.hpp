@@ -1,12 +1,21 @@
 #pragma once
-// What the machine offers: instruction set, threads and memory pages.
+// What the machine offers: instruction set, caches, threads and memory pages.
 #include <cstddef>
+
+#include "lshkit/tensor.hpp"
 
 namespace lshkit {
 
 // "base", "avx2" or "avx512": the best that the CPU runs, or what the environment variable
 // LSHKIT_ISA asks for when that is lower. Read once; std::runtime_error for an unknown word.
 const char* instruction_set();
+// Bytes of a core's L2 cache and of the L3 cache: the work is cut so that it fits them. What the
+// machine reports, or the environment variable LSHKIT_CACHE_SIZES, "L2,L3" in KB, as of another
+// machine. Read once; std::runtime_error for anything else in the variable.
+struct CacheSizes {
+  index_t l2, l3;
+};
+const CacheSizes& cache_sizes();
 // Of the calling thread: those that set_max_threads or OMP_NUM_THREADS asks for, or one for each
 // processor. With OpenMP, 1 in a forked child.
 int max_threads();

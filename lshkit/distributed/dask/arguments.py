@@ -45,11 +45,7 @@ def check_as_earlier(estimator: DaskKernelDensity, n_bits: int, blocks: RowBlock
             f"kernel and n_bits must be {estimator._kernel!r} and {estimator._n_bits}, as for the "
             f"earlier rows, got {estimator.kernel!r} and {n_bits}: use fit"
         )
-    if blocks.n_features != estimator.n_features_in_:
-        raise ValueError(
-            f"X has {blocks.n_features} features, but DaskKernelDensity is expecting "
-            f"{estimator.n_features_in_} features as input"
-        )
+    check_features(estimator, blocks)
     names = blocks.feature_names
     if names is not None and hasattr(estimator, "feature_names_in_"):
         if list(names) != list(estimator.feature_names_in_):
@@ -57,3 +53,12 @@ def check_as_earlier(estimator: DaskKernelDensity, n_bits: int, blocks: RowBlock
                 f"X must have the feature names of the earlier rows, "
                 f"{list(estimator.feature_names_in_)}, got {list(names)}"
             )
+
+
+def check_features(estimator: DaskKernelDensity, blocks: RowBlocks) -> None:
+    """ValueError unless the rows have as many features as those that were fitted."""
+    if blocks.n_features != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {blocks.n_features} features, but DaskKernelDensity is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )

@@ -14,7 +14,12 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.distributed.dask import scores, shards, sketches, tuning
 from lshkit.distributed.dask._dask import Client
-from lshkit.distributed.dask.arguments import check_as_earlier, drawn, refuse_forgetting
+from lshkit.distributed.dask.arguments import (
+    check_as_earlier,
+    check_features,
+    drawn,
+    refuse_forgetting,
+)
 from lshkit.distributed.dask.blocks import (
     RowBlocks,
     array_of,
@@ -376,6 +381,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     def _scores(self, X: Any, return_std: bool, log_norm: float | None) -> Any:
         """log_norm: None for kernel means."""
         blocks = row_blocks("X", X)
+        check_features(self, blocks)
         return_std = checks.boolean("return_std", return_std)
         if self._sketch is not None:
             sketch = copy.copy(self._sketch).set_params(

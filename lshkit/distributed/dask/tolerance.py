@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import logsumexp
 
-from lshkit.kde.calibration import BEYOND, TOLERATED, WITHIN, most_failures
+from lshkit.kde.calibration import BEYOND, STATED_RISK, TOLERATED, WITHIN, most_failures
 from lshkit.kde.method import Accuracy
 from lshkit.kde.sums import Sums
 
@@ -74,4 +74,5 @@ class Trial:
         rest is exact, or nearly, this is the error of what others add, and of rounding.
         """
         wanted = np.where(self.errors > WITHIN * self.stated, self.errors / WITHIN, 0)
-        return float(np.sort(wanted)[::-1][max(most_failures(len(wanted), BEYOND), 0)])
+        allowed = max(most_failures(len(wanted), BEYOND, STATED_RISK), 0)
+        return float(np.sort(wanted)[::-1][allowed])

@@ -1,0 +1,108 @@
+"""Results do not depend on the caches of the machine, beyond rounding."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lshkit import _C
+
+# "L2,L3" in KB, None as the machine has them: from tables that never fit to those that always do.
+SIZES = (None, "1,1", "8,16", "32,256", "128,4096", "1048576,1048576")
+
+
+def codes_and_weights(rng, rows, n_buckets, n_hashes, n_probes):
+    codes = rng.integers(0, n_buckets, (1, 2, rows, n_hashes * n_probes))
+    weights = rng.random(codes.shape).astype(np.float32)
+    return codes.astype(np.uint8 if n_buckets <= 256 else np.uint16), weights
+
+
+def check_sums():
+    """Hard and weighted sums against all pairs, with the same bits on one and on three threads."""
+    rng = np.random.default_rng(0)
+    n_hashes = 32
+    for n_buckets, n_queries, n_keys, columns in (
+        (64, 150, 170, 64),  # codes of a byte
+        (256, 100, 300, 40),  # a last slice that is not full
+        (512, 300, 280, 64),  # of two bytes
+        (4096, 90, 80, 20),  # most buckets empty
+    ):
+        values = rng.standard_normal((1, 2, n_keys, columns)).astype(np.float32)
+        mask = (rng.random((1, n_keys)) < 0.8).astype(np.uint8)
+        for n_probes in (1, 4):
+            query, query_weights = codes_and_weights(rng, n_queries, n_buckets, n_hashes, n_probes)
+            key, key_weights = codes_and_weights(rng, n_keys, n_buckets, n_hashes, n_probes)
+            pairs = pair_weights(
+                [(query, query_weights), (key, key_weights)], n_buckets, n_hashes, n_probes
+            )
+            for order in (0, 1, 2):
+                results = []
+                for threads in (1, 3):
+                    out = np.full((1, 2, n_queries, columns), np.nan, np.float32)
+                    rest = values, n_buckets, order, mask, 1 / n_hashes, out, threads
+                    if n_probes == 1:
+                        _C.bucket_sum(query, key, *rest)
+                    else:
+                        _C.weighted_bucket_sum(
+                            query, query_weights, n_probes, key, key_weights, n_probes, *rest
+                        )
+                    results.append(out)
+                np.testing.assert_array_equal(*results)
+                seen = np.ones((n_queries, n_keys))
+                seen = (seen, np.tril(seen), np.triu(seen))[order] * mask
+                wanted = (pairs * seen) @ values / n_hashes
+                # Sums of some hundred float32 numbers.
+                np.testing.assert_allclose(results[0], wanted, rtol=0, atol=1e-4)
+
+
+def pair_weights(sides, n_buckets, n_hashes, n_probes):
+    """(1, 2, n_queries, n_keys): over hashes and probes, the products of weights of equal codes."""
+    total = 0
+    for h in range(n_hashes):
+        features = []
+        for codes, weights in sides:
+            feature = np.zeros((*codes.shape[:3], n_buckets))
+            for a in range(h * n_probes, (h + 1) * n_probes):
+                weight = weights[..., a, None] if n_probes > 1 else 1
+                at = codes[..., a, None].astype(np.int64)
+                np.put_along_axis(feature, at, np.take_along_axis(feature, at, -1) + weight, -1)
+            features.append(feature)
+        total = total + features[0] @ features[1].swapaxes(-1, -2)
+    return total
+
+
+def in_process(sizes, *arguments):
+    environment = {k: v for k, v in os.environ.items() if k != "LSHKIT_CACHE_SIZES"}
+    if sizes is not None:
+        environment["LSHKIT_CACHE_SIZES"] = sizes
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sums_equal_all_pairs_with_any_caches(sizes):
+    done = in_process(sizes, __file__)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("sizes", ["big", "1024", "1024,", "0,64", "64,32", "1024,32768,1", "-1,8"])
+def test_sizes_that_are_none_are_refused(sizes):
+    done = in_process(sizes, "-c", "from lshkit import _C; _C.cache_sizes()")
+    assert done.returncode != 0
+    assert "LSHKIT_CACHE_SIZES must be the sizes" in done.stderr and f"was {sizes}" in done.stderr
+
+
+def test_sizes_are_those_of_the_variable():
+    program = "import lshkit; lshkit.show_versions()"
+    assert (
+        "L2 96 KB, L3 2048 KB (LSHKIT_CACHE_SIZES=96,2048)"
+        in in_process("96,2048", "-c", program).stdout
+    )
+    assert 0 < _C.cache_sizes()[0] <= _C.cache_sizes()[1]
+
+
+if __name__ == "__main__":
+    check_sums()
