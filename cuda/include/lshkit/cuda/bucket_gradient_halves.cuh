@@ -9,6 +9,12 @@
 namespace lshkit::cuda {
 
 constexpr int kHalves = 2;
+// Blocks of a multiprocessor: as many as registers allow, 168 where a scheduler has three warps.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kHalvesBlocks = 4;
+#else
+constexpr int kHalvesBlocks = 6;
+#endif
 constexpr int kHalvesBytes = (2 * kStages + 3 * kHalves) * kTileBytes;
 
 template <Element E>
@@ -170,7 +176,8 @@ struct HalvedBucket {
 };
 
 template <Element E>
-__global__ void __launch_bounds__(kHalves* kWarp, 6) bucket_linear_halves_kernel(MatrixGradient p) {
+__global__ void __launch_bounds__(kHalves* kWarp, kHalvesBlocks)
+    bucket_linear_halves_kernel(MatrixGradient p) {
   LSHKIT_SHARED_MEMORY(memory);
   MatrixItem it = MatrixItem::of<E>(p, block_index());
   const TileLane lane;
