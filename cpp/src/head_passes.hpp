@@ -81,7 +81,7 @@ class HeadPasses {
     compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     // A pass's tables should stay in the L2 cache, beside the rows that stream through it.
-    const index_t tables = cache_sizes().l2 / 2;
+    const index_t l2 = cache_sizes().l2, tables = l2 / 2;
     at_once_ = table_rows_ * 2 * kSliceBytes <= tables ? 2 : 1;
     group_ = compact_ ? 1
                       : std::clamp<index_t>(tables / (table_rows_ * at_once_ * kSliceBytes), 1,
@@ -97,9 +97,8 @@ class HeadPasses {
     // slice to slice, is not kept for a second visit.
     const bool together = compact_ || run_rows_ < rows;
     chunk_ = together ? last_slice_ - first_slice_ : at_once_;
-    // Copies in blocks of columns are worthwhile where the columns of a pass are not in L2
-    // beside its tables.
-    blocks_ = !together && rows * at_once_ * kSliceBytes >= tables;
+    // Copies in blocks of columns are worthwhile where the columns of a pass are not in L2.
+    blocks_ = !together && rows * at_once_ * kSliceBytes >= l2;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
     if (compact_) slots_.start(head.n_buckets);
