@@ -124,8 +124,8 @@ stage_speed() {
 # In the order of what one wants to know: what takes most of the time first.
 hard_kernels='bucket_linear bucket_pairs sum_contributions byte_sum_kernel hash_registers group_sort'
 hard_kernels="$hard_kernels turn_codes pack_rows normalize_kernel normalize_backward finish_gradient"
-soft_kernels='weighted_gather weighted_table weighted_segment weighted_sort soft_hash_registers'
-soft_kernels="$soft_kernels expand_probes reduce_probes soft_hash_back_registers"
+soft_kernels='weighted_segment weighted_gather weighted_sort expand_probes reduce_probes'
+soft_kernels="$soft_kernels soft_hash_registers soft_hash_back_registers"
 stage_counters() {
   if ! command -v ncu >/dev/null; then
     summary+=("counters: no ncu here")

@@ -1,97 +1,117 @@
 """Quickstart: training with softmax and with YOSO
 ===============================================
 
-Train a small masked-language model on long byte sequences, with YOSO and with softmax attention.
+Train two small models on long sequences, with YOSO and with softmax attention, for the same time.
 
-The text is the source code of Python's own standard library; every tenth file is held out. In each
-sequence 15 % of the bytes are hidden, and the model names them from all the others. Both models
-start from the same parameters and see the same batches; they differ in one line. At the end there
-is a table and a picture. Needs torch, matplotlib and tqdm.
+Recall: 2,048 pairs of a key and a value, then keys again, each of which is to answer with its
+value, in 16,384 tokens. Text: the source code of Python's own standard library, of which every
+tenth file is held out; 15 % of the bytes in a sequence of 4,096 are hidden, and the model names
+them from all the others. Both start from the same parameters, see the same sequences as far as they
+get, and differ in one line. (Softmax learns recall too, if it begins with shorter sequences: see
+docs/equal_time.md.) At the end there is a table and a picture. Needs torch, matplotlib and tqdm.
 """
 
 import argparse
 import math
-import multiprocessing
 import os
 import pathlib
 import sysconfig
 import time
-from concurrent.futures import ProcessPoolExecutor
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside other work, spinning threads cost most
 
 try:
     import matplotlib
     import numpy as np
     import torch
     from matplotlib import pyplot as plt
-    from matplotlib.colors import LogNorm
     from torch import Tensor, nn
     from torch.nn import functional as F
     from tqdm import tqdm
 except ImportError as error:
     raise SystemExit(f"{error}: pip install '.[dev]' has what the examples need") from None
 
-from lshkit.attention import Sampled, YosoAttention, yoso_attention
+from lshkit.attention import Sampled, YosoAttention
 
 MASK = 256  # the token that stands for a hidden byte
-MASKED_PART = 0.15
-CROP = 96  # rows and columns of the attention matrix in the picture
-QUICK = {"steps": 60, "held_out": 8}  # options of --quick
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+COLORS = {"softmax": "#56606A", "YOSO": "#D55E00"}
 
 
-# --- Text ---------------------------------------------------------------------------------------
+# --- Tasks: tokens (batch, length), which of them to answer, and the answers --------------------
 
 
-def read_text(folder: pathlib.Path) -> tuple[Tensor, Tensor]:
-    """All .py files below folder as two byte strings: for training, and every tenth held out."""
-    files = sorted(
-        path
-        for path in folder.rglob("*.py")
-        if not SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts)
-    )
-    held_out = [path.read_bytes() for path in files[::10]]
-    training = [path.read_bytes() for i, path in enumerate(files) if i % 10]
-    return tuple(
-        torch.frombuffer(bytearray(b"".join(part) or b"\n"), dtype=torch.uint8)
-        for part in (training, held_out)
-    )
+class Recall:
+    """Key, value, key, value, ...; blanks; then keys in random places among blanks."""
+
+    title, measure, unit = "recall", "accuracy", "% of answers"
+    has_positions, n_answers, batch_size = False, 64, 1
+
+    def __init__(self, length: int) -> None:
+        self.length, self.n_pairs = length, length // 8
+        self.n_keys = 2 * self.n_pairs
+        self.n_tokens = 1 + self.n_keys + self.n_answers  # 0 is the blank
+
+    def draw(self, generator: torch.Generator, held_out: bool = False):
+        pairs, n = self.n_pairs, self.length
+        keys = 1 + torch.randperm(self.n_keys, generator=generator)[:pairs]
+        values = torch.randint(self.n_answers, (pairs,), generator=generator)
+        tokens = torch.zeros(1, n, dtype=torch.int64)
+        tokens[0, 0 : 2 * pairs : 2] = keys
+        tokens[0, 1 : 2 * pairs : 2] = 1 + self.n_keys + values
+        first = n // 2
+        places = first + torch.randperm(n - first, generator=generator)[:pairs].sort().values
+        which = torch.randint(pairs, (pairs,), generator=generator)
+        tokens[0, places] = keys[which]
+        asked = torch.zeros(1, n, dtype=torch.bool).index_fill_(1, places, True)
+        return tokens, asked, values[which]
 
 
-def masked_batch(text: Tensor, batch_size: int, length: int, generator: torch.Generator):
-    """Tokens with some bytes hidden, where they are hidden, and which bytes they were."""
-    starts = torch.randint(len(text) - length + 1, (batch_size,), generator=generator)
-    tokens = torch.stack([text[start : start + length] for start in starts]).long()
-    hidden = torch.rand(tokens.shape, generator=generator) < MASKED_PART
-    hidden[:, 0] = True  # never a batch without a target
-    return tokens.masked_fill(hidden, MASK), hidden, tokens[hidden]
+class Text:
+    """Bytes of .py files, 15 % of them hidden."""
 
+    title, measure, unit = "hidden bytes", "loss", "nats a byte"
+    has_positions, n_answers, n_tokens, batch_size = True, 256, 257, 1
 
-def byte_frequencies(text: Tensor) -> Tensor:
-    counts = torch.bincount(text.long(), minlength=256) + 1.0
-    return counts / counts.sum()
+    def __init__(self, length: int, folder: pathlib.Path) -> None:
+        self.length = length
+        files = sorted(
+            path
+            for path in folder.rglob("*.py")
+            if not SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts)
+        )
+        parts = [files[i::10] for i in range(10)]
+        self.parts = self._bytes(sum(parts[1:], [])), self._bytes(parts[0])
+
+    @staticmethod
+    def _bytes(files: list[pathlib.Path]) -> Tensor:
+        text = b"".join(path.read_bytes() for path in files)
+        return torch.frombuffer(bytearray(text or b"\n"), dtype=torch.uint8)
+
+    def draw(self, generator: torch.Generator, held_out: bool = False):
+        text = self.parts[held_out]
+        start = int(torch.randint(len(text) - self.length + 1, (), generator=generator))
+        tokens = text[None, start : start + self.length].long()
+        hidden = torch.rand(tokens.shape, generator=generator) < 0.15
+        hidden[:, 0] = True  # never a batch without a target
+        return tokens.masked_fill(hidden, MASK), hidden, tokens[hidden]
 
 
 # --- Model --------------------------------------------------------------------------------------
 
 
-def project(attention: YosoAttention, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Queries, keys and values of all heads, (batch, heads, length, head_dim)."""
-    weights, biases = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
-    return [
-        F.linear(x, weight, bias).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
-        for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
-    ]
-
-
 class SoftmaxAttention(YosoAttention):
     """The same parameters, with softmax in the place of collisions."""
 
-    def forward(self, query, key, value):
-        q, k, v = project(self, query, key, value)
-        out = F.scaled_dot_product_attention(q, k, v)
-        if self.conv is not None:  # YOSO-C's convolution, so that this model has it as well
-            padding = self.conv_window // 2
-            out = out + self.conv(F.pad(v, (0, 0, padding, padding)))
+    dtype = torch.float32  # or what is faster, see fastest_dtype
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+        weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
+        q, k, v = (
+            F.linear(x, w, b).unflatten(-1, (self.num_heads, -1)).transpose(1, 2).to(self.dtype)
+            for x, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        out = F.scaled_dot_product_attention(q, k, v).to(query.dtype)
         return self.out_proj(out.transpose(1, 2).flatten(2)), None
 
 
@@ -99,267 +119,152 @@ ATTENTION = {"softmax": SoftmaxAttention, "YOSO": YosoAttention}
 
 
 class Block(nn.Module):
-    def __init__(self, args: argparse.Namespace, name: str) -> None:
+    def __init__(self, name: str, length: int, dim: int, heads: int) -> None:
         super().__init__()
-        dim = args.embed_dim
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = ATTENTION[name](
-            dim,
-            args.heads,
-            estimator=Sampled(
-                n_bits=args.n_bits,
-                n_hashes=args.n_hashes,
-                gradient=args.gradient,
-                expectation="never",
-            ),
-            conv_window=args.conv_window,
-        )
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+        estimator = Sampled(max_length=length)
+        self.attention = ATTENTION[name](dim, heads, estimator=estimator, n_hashes_eval=None)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor | None) -> Tensor:
         content = self.norm1(x)
-        where = content + positions
-        x = x + self.attention(where, where, content)[0]
+        if positions is None:  # the key of a token is made of the token before it
+            query, key = content, F.pad(content[:, :-1], (0, 0, 1, 0))
+        else:
+            query = key = content + positions
+        x = x + self.attention(query, key, content)[0]
         return x + self.mlp(self.norm2(x))
 
 
-class ByteModel(nn.Module):
-    """A transformer encoder over bytes; queries and keys see the position, values do not."""
+class Model(nn.Module):
+    """A transformer encoder that starts at what a short run would spend its time on.
 
-    def __init__(self, args: argparse.Namespace, name: str, frequencies: Tensor) -> None:
+    Text has positions, and heads that look one byte back or ahead. In recall queries look for what
+    they are themselves.
+    """
+
+    def __init__(self, name: str, task: Recall | Text, dim: int = 64, heads: int = 2) -> None:
         super().__init__()
-        dim = args.embed_dim
-        self.embedding = nn.Embedding(257, dim)
-        self.blocks = nn.ModuleList(Block(args, name) for _ in range(args.layers))
-        self.norm = nn.LayerNorm(dim)
-        self.output = nn.Linear(dim, 256)
-
-        # Sinusoids with wavelengths from 6 to 200 bytes, strong enough to set the first attention.
-        speed = 30.0 ** -torch.linspace(0, 1, dim // 2)
-        angle = torch.arange(args.length)[:, None] * speed
-        self.register_buffer("positions", 8 * torch.cat((angle.sin(), angle.cos()), -1))
-        self._start(speed, frequencies)
-
-    @torch.no_grad()
-    def _start(self, speed: Tensor, frequencies: Tensor) -> None:
-        """Start at what a short run would spend its time on: frequencies, and who is nearby.
-
-        Keys get the queries' projection, turned by a position, so that heads look one byte back
-        and one byte ahead by turns. All of it is trained on.
-        """
-        self.output.weight.mul_(0.3)
-        self.output.bias.copy_(frequencies.log())
-        cos, sin = speed.cos(), speed.sin()
+        self.embedding = nn.Embedding(task.n_tokens, dim)
+        self.blocks = nn.ModuleList(Block(name, task.length, dim, heads) for _ in range(2))
+        self.norm, self.output = nn.LayerNorm(dim), nn.Linear(dim, task.n_answers)
+        self.output.weight.data.mul_(0.3)
+        speed = 30.0 ** -torch.linspace(0, 1, dim // 2)  # wavelengths from 6 to 200 bytes
+        angle = torch.arange(task.length)[:, None] * speed
+        positions = 8 * torch.cat((angle.sin(), angle.cos()), -1) if task.has_positions else None
+        self.register_buffer("positions", positions)
         for block in self.blocks:
-            query, key, _ = block.attention.in_proj_weight.chunk(3)
-            for head, (q, k) in enumerate(
-                zip(*(w.chunk(block.attention.num_heads) for w in (query, key)), strict=True)
-            ):
-                q_sin, q_cos = q.chunk(2, -1)
-                turn = sin if head % 2 else -sin
-                k.copy_(torch.cat((q_sin * cos + q_cos * turn, q_cos * cos - q_sin * turn), -1))
+            query, key, _ = block.attention.in_proj_weight.data.unflatten(0, (3, heads, -1))
+            if positions is None:
+                key.copy_(2 * query)
+            else:
+                for head in range(heads):  # the queries' projection, turned by a position
+                    sin, cos = query[head].chunk(2, -1)
+                    turn = (-1) ** head * speed
+                    parts = sin * turn.cos() - cos * turn.sin(), cos * turn.cos() + sin * turn.sin()
+                    key[head].copy_(torch.cat(parts, -1))
 
-    def forward(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, asked: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.positions)
-        return self.output(self.norm(x[hidden]))
+        return self.output(self.norm(x[asked]))
 
 
 # --- Training -----------------------------------------------------------------------------------
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warmup over the first twentieth, then half a cosine."""
-    warmup = max(1, steps // 20)
-    return min((step + 1) / warmup, 0.05 + 0.95 * math.cos(math.pi / 2 * step / steps) ** 2)
+def fastest_dtype() -> torch.dtype:
+    """Of softmax attention on this CPU: some multiply bfloat16 faster than float32."""
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(1, 2, 2048, 32, dtype=dtype)
+        F.scaled_dot_product_attention(x, x, x)
+        start = time.perf_counter()
+        F.scaled_dot_product_attention(x, x, x)
+        seconds[dtype] = time.perf_counter() - start
+    return min(seconds, key=seconds.get)
 
 
-def memory_in_use(device: str, most: bool = False) -> int:
-    """Bytes, of the process or of its tensors on a GPU: now, or the most that was."""
-    if device != "cpu":
-        in_use = torch.cuda.max_memory_allocated if most else torch.cuda.memory_allocated
-        return in_use(device)
-    status = pathlib.Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmHWM:" if most else "VmRSS:")[2].split()[0])
+def measured(task: Recall | Text, logits: Tensor, answers: Tensor, loss: Tensor) -> float:
+    right = (logits.argmax(1) == answers).float().mean()
+    return 100 * right.item() if task.measure == "accuracy" else loss.item()
 
 
-def count_memory_from_here(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        pathlib.Path("/proc/self/clear_refs").write_text("5")
-
-
-def train(name: str, args: argparse.Namespace) -> dict:
-    """Train one model in a process of its own, whose peak memory is then that model's."""
-    torch.set_num_threads(args.threads)
-    text, held_out = read_text(args.text)
+def train(name: str, task: Recall | Text, args: argparse.Namespace) -> dict:
+    """Steps for args.seconds; each is measured on its sequence before it learns from it."""
     torch.manual_seed(args.seed)
-    model = ByteModel(args, name, byte_frequencies(text)).to(args.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: learning_rate(i, args.steps))
     generator = torch.Generator().manual_seed(args.seed)
-
-    losses, seconds = [], []
-    count_memory_from_here(args.device)
-    before = memory_in_use(args.device)
-    start = time.perf_counter()
-    with tqdm(range(args.steps), desc=f"{name:<8}", unit="step", dynamic_ncols=True) as bar:
-        for _ in bar:
-            batch = masked_batch(text, args.batch_size, args.length, generator)
-            tokens, hidden, targets = (x.to(args.device) for x in batch)
-            loss = F.cross_entropy(model(tokens, hidden), targets)
+    model = Model(name, task)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
+    curve, seconds = [], 0.0
+    with tqdm(total=args.seconds, desc=f"{task.title}, {name}", unit="s") as bar:
+        while seconds < args.seconds:
+            tokens, asked, answers = task.draw(generator)
+            start, done = time.perf_counter(), seconds / args.seconds
+            for group in optimizer.param_groups:  # linear warm-up, then half a cosine
+                group["lr"] = args.lr * min(1, 0.02 + 20 * done, math.cos(math.pi / 2 * done) ** 2)
+            logits = model(tokens, asked)
+            loss = F.cross_entropy(logits, answers)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
-            seconds.append(time.perf_counter() - start)
-            bar.set_postfix(loss=f"{np.mean(losses[-20:]):.3f}")
-    memory = memory_in_use(args.device, most=True) - before
-
-    return {
-        "losses": np.array(losses),
-        "seconds": np.array(seconds),
-        "held_out": evaluate(model, held_out, args),
-        "tokens_per_second": tokens.numel() / np.median(np.diff(seconds, prepend=0)),
-        "memory": memory,
-        "matrices": attention_matrices(model, held_out, args),
-    }
-
-
-def held_out_batches(text: Tensor, args: argparse.Namespace):
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(args.held_out):
-        yield [x.to(args.device) for x in masked_batch(text, 1, args.length, generator)]
-
-
-@torch.no_grad()
-def evaluate(model: ByteModel, text: Tensor, args: argparse.Namespace) -> float:
-    """Loss in nats per hidden byte; YOSO with the fixed hash functions of eval mode."""
+            taken = time.perf_counter() - start
+            seconds += taken
+            curve.append((seconds, measured(task, logits.detach(), answers, loss)))
+            bar.update(taken)
+            bar.set_postfix({task.measure: f"{np.mean([y for _, y in curve[-10:]]):.2f}"})
     model.eval()
-    loss = count = 0
-    for tokens, hidden, targets in held_out_batches(text, args):
-        loss += F.cross_entropy(model(tokens, hidden), targets, reduction="sum").item()
-        count += len(targets)
-    return loss / count
-
-
-@torch.no_grad()
-def attention_matrices(model: ByteModel, held_out: Tensor, args: argparse.Namespace) -> dict:
-    """Softmax, YOSO-E and YOSO-m of a trained head on held-out text, cropped; rows sum to 1.
-
-    Attention to the identity as values is the attention matrix. The softmax is of the cosines, at
-    the temperature where it falls off as the collision probability does at right angles.
-    """
-    attention, inputs = model.blocks[-1].attention, []
-    hook = attention.register_forward_pre_hook(lambda module, args: inputs.extend(args))
-    tokens, hidden, _ = next(held_out_batches(held_out, args))
-    model(tokens, hidden)
-    hook.remove()
-
-    query, key, _ = (x[:, :1] for x in project(attention, *inputs))
-    crop = slice(args.length // 2, args.length // 2 + CROP)
-    values = torch.eye(args.length, device=args.device)[None, None, :, crop]
-    temperature = math.pi / (2 * args.n_bits)
-    softmax = F.scaled_dot_product_attention(
-        F.normalize(query, dim=-1), F.normalize(key, dim=-1), values, scale=1 / temperature
-    )
-    estimator = Sampled(n_bits=args.n_bits, n_hashes=args.n_hashes, expectation="never")
-    expected = yoso_attention(query, key, values, estimator=estimator.mean, normalize="sum")
-    sampled = yoso_attention(query, key, values, estimator=estimator, normalize="sum", seed=0)
-    matrices = {
-        f"softmax of cosine / {temperature:.3f}": softmax,
-        "YOSO-E (expected collisions)": expected,
-        f"YOSO-{args.n_hashes} ({args.n_hashes} hashes)": sampled,
-    }
-    return {name: matrix[0, 0, crop].cpu().numpy() for name, matrix in matrices.items()}
+    generator = torch.Generator().manual_seed(2**40)
+    found = []
+    with torch.no_grad():
+        for _ in range(max(1, args.held_out // task.length)):
+            tokens, asked, answers = task.draw(generator, held_out=True)
+            logits = model(tokens, asked)
+            found.append(measured(task, logits, answers, F.cross_entropy(logits, answers)))
+    return {"held_out": float(np.mean(found)), "curve": np.array(curve)}
 
 
 # --- What comes out -----------------------------------------------------------------------------
 
 
-def hardware(args: argparse.Namespace) -> str:
-    return f"threads: {args.threads}" if args.device == "cpu" else args.device
+def print_table(results: dict, args: argparse.Namespace) -> None:
+    print(f"\n{args.seconds:g} seconds of training each, threads: {torch.get_num_threads()}\n")
+    print(f"{'':<36}{'softmax':>10}{'YOSO':>10}")
+    for task in args.tasks:
+        found = [results[task.title, name] for name in ATTENTION]
+        print(f"{task.title} in {task.length} tokens, steps" + " " * 2, end="")
+        print("".join(f"{len(result['curve']):>10}" for result in found))
+        print(f"{'held-out ' + task.measure + ', ' + task.unit:<36}", end="")
+        print("".join(f"{result['held_out']:>10.2f}" for result in found))
 
 
-def print_table(results: dict[str, dict], unigram: float, args: argparse.Namespace) -> None:
-    yoso, softmax = results["YOSO"], results["softmax"]
-    print(
-        f"\n{args.steps} steps of {args.batch_size} x {args.length} bytes, {hardware(args)}; "
-        f"YOSO with n_bits={args.n_bits}, n_hashes={args.n_hashes}\n\n"
-        f"{'':<16}{'held-out loss':>16}{'tokens / s':>14}{'peak memory':>14}\n"
-        f"{'byte frequencies':<16}{unigram:>16.3f}"
-    )
-    for name, result in results.items():
-        print(
-            f"{name:<16}{result['held_out']:>16.3f}{result['tokens_per_second']:>14,.0f}"
-            f"{result['memory'] / 2**20:>10.0f} MiB"
-        )
-    print(
-        f"{'YOSO / softmax':<16}{yoso['held_out'] / softmax['held_out']:>16.3f}"
-        f"{yoso['tokens_per_second'] / softmax['tokens_per_second']:>14.2f}"
-        f"{yoso['memory'] / softmax['memory']:>14.2f}\n\n"
-        "held-out loss: nats per masked byte, the same bytes for all\n"
-        "'byte frequencies': knows no context\n"
-        "tokens / s: of the median training step\n"
-        "peak memory: the most in use while training, above that with model and text\n"
-        "    loaded; a process each\n"
-    )
-    difference = yoso["held_out"] - softmax["held_out"]
-    print(
-        f"After the same steps YOSO's loss is {abs(difference):.3f} nats "
-        f"{'above' if difference > 0 else 'below'} softmax's.\nTraining took "
-        f"{yoso['seconds'][-1]:.0f} s with YOSO, {softmax['seconds'][-1]:.0f} s with softmax."
-    )
-
-
-def draw(results: dict[str, dict], unigram: float, args: argparse.Namespace) -> None:
+def draw(results: dict, args: argparse.Namespace) -> None:
     matplotlib.use("Agg")
-    figure = plt.figure(figsize=(10, 8), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[1, 1.1], hspace=0.04)
-
-    axes = above.subplots(1, 2, sharey=True)
-    width = max(1, min(25, args.steps // 4))
-    for name, color in (("softmax", "tab:gray"), ("YOSO", "tab:red")):
-        result = results[name]
-        smooth = np.convolve(result["losses"], np.ones(width) / width, mode="valid")
-        for axis, x in zip(axes, (np.arange(1, args.steps + 1), result["seconds"]), strict=True):
-            axis.plot(x[width - 1 :], smooth, color=color, label=f"{name}, training")
-            axis.plot(x[-1], result["held_out"], "o", color=color, label=f"{name}, held out")
-    for axis in axes:
-        axis.axhline(unigram, color="black", ls=":", lw=1, label="byte frequencies, held out")
+    figure, axes = plt.subplots(
+        1, 2, figsize=(10, 4.4), width_ratios=(1.35, 1), layout="constrained"
+    )
+    for axis, task in zip(axes, args.tasks, strict=True):
+        for name, color in COLORS.items():
+            result = results[task.title, name]
+            x, y = result["curve"].T
+            width = max(1, len(y) // 12)
+            smooth = np.convolve(y, np.ones(width) / width, mode="valid")
+            axis.plot(x[width - 1 :], smooth, color=color, lw=2)
+            label = f"{name}: {result['held_out']:.{1 if task.measure == 'accuracy' else 2}f}"
+            axis.plot(x[-1], result["held_out"], "o", color=color, label=label, clip_on=False)
+        axis.set(xlabel="seconds of training", ylabel=f"{task.measure}, {task.unit}")
+        axis.set_title(f"{task.title} in {task.length:,} tokens", fontsize=11)
+        axis.legend(title="held out", frameon=False, loc="center right")
+        axis.grid(color="#E5E5E5", lw=0.7)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set(xlabel="training steps", ylabel="loss (nats per masked byte)")
-    axes[1].set_xlabel(f"training seconds ({hardware(args)})")
-    above.suptitle(f"Loss at length {args.length}, mean of {width} steps")
-    above.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-
-    axes, matrices = below.subplots(1, 3, sharey=True), results["YOSO"]["matrices"]
-    norm = LogNorm(1e-4, max(matrix.max() for matrix in matrices.values()), clip=True)
-    for axis, (title, matrix) in zip(axes, matrices.items(), strict=True):
-        picture = axis.imshow(matrix, norm=norm, cmap="magma", interpolation="nearest")
-        axis.set_title(title, fontsize=11)
-        axis.set_xlabel(f"key, from position {args.length // 2} on")
-    axes[0].set_ylabel(f"query, from position {args.length // 2} on")
-    below.suptitle("A head of the trained YOSO model on held-out text: attention weights")
-    below.colorbar(picture, ax=axes, label="weight (a row's sum is 1)", extend="min", shrink=0.8)
-    figure.savefig(args.out, dpi=100)
+    axes[0].set_ylim(0, 102)
+    figure.savefig(args.out, dpi=110)
+    plt.close(figure)
 
 
 # --- Command line -------------------------------------------------------------------------------
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-positive.__name__ = "positive integer"  # the name in argparse's message
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -368,64 +273,46 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--steps", type=positive, default=400, help="training steps of each model")
-    add("--length", type=positive, default=4096, help="bytes in a sequence")
-    add("--batch-size", type=positive, default=1, help="sequences in a step")
-    add("--n-bits", type=positive, default=16, help="bits of a code, 1 to 16: YOSO's sharpness")
-    add("--n-hashes", type=positive, default=32, help="codes per token: more make less noise")
-    add("--gradient", default="lower_bound", help="'lower_bound', or 'collided' in quadratic time")
-    add("--conv-window", type=positive, help="odd width of YOSO-C's convolution, for both models")
-    add("--layers", type=positive, default=2, help="transformer blocks")
-    add("--embed-dim", type=positive, default=64, help="size of the model")
-    add("--heads", type=positive, default=2, help="attention heads")
-    add("--lr", type=float, default=5e-3, help="largest learning rate")
-    add("--held-out", type=positive, default=16, help="held-out sequences in the evaluation")
-    add("--device", default="cpu", help="'cuda': a GPU, in a build of lshkit with CUDA kernels")
-    add("--threads", type=positive, default=torch.get_num_threads(), help="CPU threads")
-    add("--seed", type=int, default=0, help="of the parameters, batches and hash functions")
+    add("--seconds", type=float, default=45, help="training of each of the four models")
+    add("--recall-length", type=int, default=16384, help="tokens of a sequence, a pair in 8")
+    add("--text-length", type=int, default=4096, help="bytes of a sequence")
+    add("--held-out", type=int, default=65536, help="tokens of the evaluation")
+    add("--lr", type=float, default=3e-3, help="largest learning rate")
+    add("--threads", type=int, default=torch.get_num_threads(), help="CPU threads")
+    add("--seed", type=int, default=0, help="of the parameters, sequences and hash functions")
     stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
     add("--text", type=pathlib.Path, default=stdlib, help="folder with .py files to learn from")
     add("--out", type=pathlib.Path, default=pathlib.Path("quickstart.png"), help="the picture")
-    add("--quick", action="store_true", help="a minute in all: 60 steps, 8 held-out sequences")
+    add("--quick", action="store_true", help="a minute in all: 10 seconds each, a quarter as long")
     args = parser.parse_args()
     if args.quick:
-        parser.set_defaults(**QUICK)
+        parser.set_defaults(seconds=10, recall_length=4096, text_length=1024)
         args = parser.parse_args()
-
-    # What would fail only after minutes, or in another process, is checked now.
+    for name, least in (("recall_length", 16), ("text_length", 1), ("held_out", 1), ("threads", 1)):
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
+    if not 0 < args.seconds < math.inf:
+        parser.error(f"--seconds must be a number > 0: {args.seconds}")
     if args.out.suffix != ".png" or not args.out.absolute().parent.is_dir():
         parser.error(f"--out must be a .png file in a folder that exists: {args.out}")
-    if args.embed_dim % (2 * args.heads):
-        parser.error(f"--embed-dim must be a multiple of 2 * {args.heads} heads: {args.embed_dim}")
-    for part in read_text(args.text):
-        if len(part) < args.length:
-            parser.error(f"--text: {args.text} has too little text for --length {args.length}")
-    try:
-        Block(args, "YOSO")
-        x = torch.zeros(1, 1, 1, 8, device=args.device)
-        yoso_attention(x, x, x)
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        parser.error(str(error))
+    args.tasks = [Recall(args.recall_length), Text(args.text_length, args.text)]
+    if min(map(len, args.tasks[1].parts)) < args.text_length:
+        parser.error(f"--text: {args.text} has too little text for {args.text_length} bytes")
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    training, held_out = read_text(args.text)
-    print(f"{args.text}:\n{len(training):,} bytes to train on, {len(held_out):,} held out")
-    targets = torch.cat([targets for _, _, targets in held_out_batches(held_out, args)])
-    unigram = -byte_frequencies(training).log()[targets.cpu()].mean().item()
-
-    # Threads that wait sleep: on a machine with other work, spinning would cost most of the time.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    results = {}
-    for name in ATTENTION:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results[name] = process.submit(train, name, args).result()
-
-    print_table(results, unigram, args)
-    draw(results, unigram, args)
-    print(f"Loss curves and an attention matrix: {args.out}")
+    training, held_out = map(len, args.tasks[1].parts)
+    print(f"{args.text}: {training:,} bytes to train on, {held_out:,} held out")
+    torch.set_num_threads(args.threads)
+    SoftmaxAttention.dtype = fastest_dtype()
+    results = {
+        (task.title, name): train(name, task, args) for task in args.tasks for name in ATTENTION
+    }
+    print_table(results, args)
+    draw(results, args)
+    print(f"\nBoth against seconds of training: {args.out}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _MODULES = {
     "YOSO": ("projected", "Yoso"),
     "Linformer": ("linformer", "Linformer"),
     "Performer": ("performer", "Performer"),
+    "delta rule": ("delta_rule", "DeltaRule"),
     "Nystromformer": ("from_transformers", "Nystromformer"),
     "Reformer": ("from_transformers", "Reformer"),
     "Longformer": ("from_transformers", "Longformer"),

@@ -143,7 +143,7 @@ def costs(stopwatch, bits, hashes):
         return of_pass(partial(yoso_attention, estimator=estimator), name, tensors)
 
     settings = {f"n_bits {b}": Sampled(n_bits=b) for b in bits}
-    settings |= {f"n_hashes {m}": Sampled(n_hashes=m) for m in hashes}
+    settings |= {f"n_hashes {m}": Sampled(n_bits=8, n_hashes=m) for m in hashes}
     settings |= {f"12 bits, {name}": Soft(n_probes=t) for name, t in SOFT.items()}
     found = {}
     for name in ("forward", "forward + backward"):
@@ -160,8 +160,8 @@ def crossover(stopwatch, lengths):
         calls = {
             name: of_pass(partial(yoso_attention, estimator=estimator), "forward", tensors)
             for name, estimator in (
-                ("expected", Expected()),
-                ("sampled", Sampled(expectation="never")),
+                ("expected", Expected(n_bits=8)),
+                ("sampled", Sampled(n_bits=8, expectation="never")),
             )
         }
         found[n] = {key: 1e3 * x for key, x in stopwatch.in_turns(calls).items()}

@@ -27,9 +27,9 @@ TABLES = {
         256,
         8,
         {
-            '`"lower_bound"`': Sampled(expectation="never"),
-            '`"collided"`': Sampled(gradient="collided", expectation="never"),
-            '`"unbiased"`': Sampled(gradient="unbiased", expectation="never"),
+            '`"lower_bound"`': Sampled(n_bits=8, expectation="never"),
+            '`"collided"`': Sampled(n_bits=8, gradient="collided", expectation="never"),
+            '`"unbiased"`': Sampled(n_bits=8, gradient="unbiased", expectation="never"),
             "soft codes, 4 probes of 12 bits": Soft(),
         },
     ),
@@ -38,7 +38,7 @@ TABLES = {
         8,
         {
             f"`{gradient!r}`, `gradient_hashes={count}`".replace("'", '"'): Sampled(
-                gradient=gradient, gradient_hashes=count, expectation="never"
+                n_bits=8, gradient=gradient, gradient_hashes=count, expectation="never"
             )
             for gradient in ("lower_bound", "unbiased")
             for count in (32, 16, 8)

@@ -30,26 +30,36 @@ void with_columns(index_t slice, const Call& call) {
 
 template <class T>
 void launch_sort(const Queue& queue, const WeightedPass<T>& a) {
-  const int warps = sort_warps(a.add.side.n_rows * a.add.n_probes, a.n_buckets);
-  launch(queue, "weighted_sort", weighted_sort_kernel<T>, a.tasks * a.sort_hashes, warps * kWarp,
-         std::size_t(sort_bytes(warps, a.n_buckets)), a, warps);
+  // Blocks of a task for its own parts, or twice a sequence's share.
+  const index_t blocks =
+      ceil_div(a.sequences > 1 ? 2 * a.sort_parts() : a.sort_parts(), a.sequences);
+  launch(queue, "weighted_sort", weighted_sort_kernel<T>, a.tasks * a.sort_hashes * blocks,
+         kSortThreads, std::size_t(weighted_sort_bytes(a)), a, blocks);
 }
 
+// Columns next to each other, by one load, where all rows begin at a multiple of so many bytes.
+template <class T>
+bool loads_together(const WeightedPass<T>& a, int columns) {
+  const Elements& x = a.add.x;
+  const index_t bytes = columns * element_bytes(x.element);
+  const auto whole = [&](index_t stride) { return stride % columns == 0; };
+  return !a.extra && a.columns() % columns == 0 && whole(x.row) &&
+         (a.add.own_x || (whole(x.batch) && whole(x.head))) &&
+         is_aligned(x.data, int(least(bytes, 16)));
+}
 template <class T>
 void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
-  const index_t blocks = a.tasks * a.hashes * ceil_div(a.n_buckets, kSegmentBlock) * a.slices;
+  const index_t blocks = a.tasks * a.hashes * a.sort_ranges() * a.slices;
+  const std::size_t bytes = SegmentMemory<T>::bytes(a.slice);
   const auto run = [&](auto kernel) {
-    launch(queue, "weighted_segment", kernel, blocks, kSegmentThreads, 0, a);
+    launch(queue, "weighted_segment", kernel, blocks, kSegmentThreads, bytes, a);
   };
   with_columns(a.slice, [&](auto columns) {
-    constexpr int C = decltype(columns)::value;
+    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
     with_element<T>(a.add.x.element, [&](auto element) {
-      constexpr Element E = decltype(element)::value, kShort = Element::bfloat16;
-      if constexpr (E == kShort)  // values
-        return run(weighted_segment_kernel<T, E, kShort, C>);
-      if constexpr (E == Element::float32)  // values, or the gradient of the sums
-        if (a.short_tables) return run(weighted_segment_kernel<T, E, kShort, C>);
-      if constexpr (E != kShort) run(weighted_segment_kernel<T, E, kElement<T>, C>);
+      constexpr Element E = decltype(element)::value;
+      loads_together(a, kTogether) ? run(weighted_segment_kernel<T, E, C, kTogether>)
+                                   : run(weighted_segment_kernel<T, E, C, 1>);
     });
   });
 }
@@ -144,6 +154,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
   if (a.add.x.row < 0 || a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // its steps: 32 bits
+  if (weighted_sort_bytes(a) > shared_limit) a.sorted = nullptr;
   a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
   const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slice = least(columns, 4 * of_four);
@@ -158,6 +169,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   a.table_rows = ordered ? a.read.side.n_rows * a.read.n_probes : a.n_buckets;
   a.entry_shift = log2_or_none(a.entries());
   a.probe_shift = log2_or_none(a.read.n_probes);
+  while (index_t(1) << a.range_bits < a.sort_ranges()) ++a.range_bits;
   a.side_by_side = !ordered && a.add.code_bytes == 2 && a.add.row_stride == a.add.n_probes;
   // Tasks that share tables: in order, all sequences of a head.
   const index_t together = ordered ? a.sequences : 1;

@@ -138,11 +138,15 @@ TEST(weighted_sums_equal_the_cpus) {
   for (const index_t cache : {60, 100, 200, 400, 2000})  // by groups of hashes, then of heads
     check_weighted_sum<float, std::uint16_t>(
         {12, 41, kQuick ? 2 : 5, 9, 6, 2, 2, Order::all, 0, cache});
-  // More buckets than are sorted by, for codes side by side and not.
+  // Many ranges of buckets, for codes side by side and not; more than are sorted by.
   check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, 14, 1, 4});
   check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, 14, 2, 3});
+  check_weighted_sum<float, std::uint16_t>({9, 20, 1, 2, 17, 2, 3});
   // Every bucket of every row; more than one chunk of probes.
   check_weighted_sum<float, std::uint8_t>({9, kQuick ? 40 : 300, kQuick ? 1 : 2, 5, 5, 32, 32});
+  // A bucket of more rows than are sorted, or summed, at once; of a block's warps all have a share.
+  check_weighted_sum<float, std::uint16_t>({5, kQuick ? 300 : 2600, 1, 3, 1, 1, 2});
+  check_weighted_sum<float, std::uint16_t>({5, kQuick ? 300 : 2600, 1, 64, 7, 3, 2});
   if (kQuick) return;
   for (const index_t columns : {20, 21, 50, 64, 70, 71})
     check_weighted_sum<double, std::uint8_t>({50, 61, 2, columns, 4, 1, 5});

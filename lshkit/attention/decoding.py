@@ -230,6 +230,7 @@ class YosoState:
                 self._masked.sub_(key.shape[2])  # at each replay, of which nothing else here knows
             else:
                 self._positions += key.shape[2]
+                self.estimator.check_length(self._positions)
         return out if out is None else out.to(self.dtype)
 
     def _check(self, **tensors: Tensor) -> None:

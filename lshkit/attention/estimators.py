@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import math
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,8 +32,19 @@ from lshkit.hash_functions import MAX_HASHES
 # forward and backward at 190.
 EXPECTED_KEYS_PER_HASH = 6
 
+DEFAULT_BITS = 12  # enough for 16,384 positions: see bits_for
+
 UNIT_NORMS = ("l2", "lift")
 EXPECTATION = ("auto", "never")
+
+
+def bits_for(max_length: int) -> int:
+    """Bits of a code for sequences of so many positions: 4 a bucket at most, 12 to 16 bits.
+
+    In recall (docs/choosing.md) 8 positions a bucket cost 4 points of accuracy and 4 at most 0.6,
+    by collisions with unrelated keys. On text 12 bits are better than fewer at 512 positions too.
+    """
+    return min(max((max_length - 1).bit_length() - 2, DEFAULT_BITS), 16)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -190,7 +202,7 @@ class Expected(Estimator):
         unit_norm, lift_scale: see `Estimator`.
     """
 
-    n_bits: int = 8
+    n_bits: int = DEFAULT_BITS
     gradient: str = "exact"
 
     name: ClassVar[str] = "expected"
@@ -213,17 +225,45 @@ class Expected(Estimator):
 class Hashed(Estimator):
     """Base of the estimators that hash: the family of hash functions and its sizes."""
 
-    n_bits: int = 8
+    n_bits: int = None  # type: ignore[assignment]  # an integer as soon as it is made
     n_hashes: int = 32
     hasher: str = "hadamard"
+    max_length: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("hasher", self.hasher, torch_ops.FAMILY)
+        n_bits = self.n_bits
+        if self.max_length is not None:
+            self._set(max_length=checks.integer("max_length", self.max_length, 1, 2**31 - 1))
+            by_rule = bits_for(self.max_length)
+            if n_bits is not None and n_bits != by_rule:
+                raise ValueError(
+                    f"n_bits must be None with max_length={self.max_length}, which sets it to "
+                    f"{by_rule}, got {n_bits!r}"
+                )
+            n_bits = by_rule
+        elif n_bits is None:
+            n_bits = DEFAULT_BITS
         self._set(
-            n_bits=checks.integer("n_bits", self.n_bits, 1, 16),
+            n_bits=checks.integer("n_bits", n_bits, 1, 16),
             n_hashes=checks.integer("n_hashes", self.n_hashes, 1, MAX_HASHES),
         )
+
+    def check_length(self, n_keys: int) -> None:
+        """A warning where a query sees more keys than max_length."""
+        if self.max_length is None or n_keys <= self.max_length or torch.compiler.is_compiling():
+            return
+        # The length itself is left out: Python shows a warning of the same text once.
+        warnings.warn(
+            f"a sequence is longer than max_length={self.max_length} of {self!r}: unrelated keys "
+            "may outweigh those that fit. Train with a larger max_length",
+            stacklevel=2,
+        )
+
+    def at_lengths(self, n_queries: int, n_keys: int) -> Estimator:
+        self.check_length(n_keys)
+        return self
 
     def for_inference(self, n_hashes: int | None) -> "Hashed":
         return self if n_hashes is None else dataclasses.replace(self, n_hashes=n_hashes)
@@ -278,7 +318,11 @@ class Sampled(Hashed):
     get the exact gradient of the computed sum. Computed in float32.
 
     Args:
-        n_bits: bits of a code, tau in the paper, 1 to 16. More make the weights sharper.
+        n_bits: bits of a code, tau in the paper, 1 to 16. More make the weights sharper. None: by
+            max_length, or 12, which suffice for 16,384 positions.
+        max_length: instead of n_bits, the number of keys in the longest sequence: 12 bits up to
+            16,384 and one more each time it doubles. Tables and states grow with 2^n_bits. A
+            warning is given where a sequence is longer (not in compiled graphs).
         n_hashes: number of codes, m in the paper, 1 to 65535. More reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         gradient: of queries and keys. "lower_bound" weights a pair by n_bits/2 times its weight
@@ -357,9 +401,8 @@ class Sampled(Hashed):
                 f"window must be None to decode step by step, got {self.window}: a state "
                 "stores no keys"
             )
-        return Sampled(
-            n_bits=self.n_bits, n_hashes=self.n_hashes, hasher=self.hasher, expectation="never"
-        )
+        sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes, "max_length": self.max_length}
+        return Sampled(**sizes, hasher=self.hasher, expectation="never")
 
     @property
     def depends_on_position(self) -> bool:
@@ -380,6 +423,7 @@ class Sampled(Hashed):
         )
 
     def at_lengths(self, n_queries: int, n_keys: int) -> Estimator:
+        super().at_lengths(n_queries, n_keys)
         if self.expectation == "auto" and self._expectation_is_cheaper(n_queries, n_keys):
             return self.mean
         return dataclasses.replace(self, expectation="never")
@@ -389,6 +433,7 @@ class Sampled(Hashed):
         return 2 * n_queries * n_keys <= hashed
 
     def _attend(self, call: Call) -> Tensor:
+        self.check_length(call.lengths[1])
         rank, n_values = self.gradient_rank, call.value.shape[-1]
         if rank is not None and rank > n_values:
             raise ValueError(
@@ -438,7 +483,7 @@ class Soft(Hashed):
     Computed in float32.
 
     Args:
-        n_bits: bits of a code, 1 to 16.
+        n_bits, max_length: see `Sampled`.
         n_hashes: number of codes, 1 to 65535. More reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals, or those in
             `parameters`).
@@ -453,7 +498,6 @@ class Soft(Hashed):
     the projections z unit variance; larger norms are sharper.
     """
 
-    n_bits: int = 12
     n_probes: int | tuple[int, int] = 4
     sharpness: float = 2.0
 
@@ -493,6 +537,7 @@ class Soft(Hashed):
         return one_or_each_head("sharpness", sharpness, heads, device)
 
     def _attend(self, call: Call) -> Tensor:
+        self.check_length(call.lengths[1])
         call, first = aligned(call)
         sharpness = self.sharpness_of(call)
         planes, *family = self.functions_of(call)

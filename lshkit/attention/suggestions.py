@@ -15,7 +15,14 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 
 from lshkit import checks
 from lshkit.attention.collided_softmax import lsh_attention
-from lshkit.attention.estimators import Estimator, Expected, Sampled, Soft, estimator_of
+from lshkit.attention.estimators import (
+    Estimator,
+    Expected,
+    Sampled,
+    Soft,
+    bits_for,
+    estimator_of,
+)
 from lshkit.attention.functional import yoso_attention
 
 Runs: TypeAlias = list[tuple[int, tuple[int, int]]]  # (head, (first, end)) of queries
@@ -27,19 +34,23 @@ NOT_MEASURED = {"seed", "causal_offset", "return_pairs", "cu_seqlens", "cu_seqle
 PATIENCE = 0.5  # seconds after which a setting is timed no more
 FUNCTIONS: dict[str, Any] = {"yoso_attention": yoso_attention, "lsh_attention": lsh_attention}
 
-DEFAULT_SETTINGS = (
-    Expected(n_bits=8),
-    *(
-        Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
-        for n_bits in (8, 12)
-        for n_hashes in (16, 32, 64, 128)
-    ),
-    *(Soft(n_hashes=n_hashes) for n_hashes in (32, 64)),
-    *(
-        ("lsh_attention", {"n_bits": n_bits, "n_hashes": n_hashes})
-        for n_bits, n_hashes in ((6, 32), (8, 32), (8, 64), (10, 32), (10, 64), (12, 64))
-    ),
-)
+
+def default_settings(n_keys: int) -> tuple[Estimator | tuple[str, dict[str, Any]], ...]:
+    """A choice for sequences of so many keys."""
+    n_bits = bits_for(n_keys)
+    return (
+        Expected(n_bits=n_bits),
+        *(
+            Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
+            for n_bits in (8, n_bits)
+            for n_hashes in (16, 32, 64, 128)
+        ),
+        *(Soft(n_bits=n_bits, n_hashes=n_hashes) for n_hashes in (32, 64)),
+        *(
+            ("lsh_attention", {"n_bits": n_bits, "n_hashes": n_hashes})
+            for n_bits, n_hashes in ((6, 32), (8, 32), (8, 64), (10, 32), (10, 64), (12, 64))
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -142,7 +153,7 @@ def suggest(
             small: errors are then larger than those of values with a common mean.
         settings: estimators of `yoso_attention`, or pairs of "yoso_attention" or "lsh_attention"
             and its options, without those of packed sequences, groups of heads, seeds and results.
-            None: a choice.
+            None: a choice, with the bits that `max_length` of the number of keys sets.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
         n_samples: total number of queries used.
         n_trials: sets of hash functions, 2 or more.
@@ -163,7 +174,7 @@ def suggest(
     generator = torch.Generator("cpu").manual_seed(seed)
     query, key, value = _heads(query, key, value, generator)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
-    settings = _checked(DEFAULT_SETTINGS if settings is None else settings)
+    settings = _checked(default_settings(key.shape[-2]) if settings is None else settings)
     runs = _runs(query, n_samples, generator)
     with torch.no_grad():
 

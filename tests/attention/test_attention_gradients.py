@@ -29,14 +29,19 @@ from lshkit.torch_ops import attention as attention_operators  # noqa: E402
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
 
 
-def assert_gradients_close(actual, expected, rtol):
+def assert_gradients_close(actual, expected, rtol, rounding=None):
     """Relative to the largest element of each gradient, as single ones cancel to nearly nothing.
 
-    With one feature all of a query's and key's do: 0.01 is what elements are otherwise like.
+    Where all of them may, rounding has what that leaves of each, as gradient_rounding does. Without
+    it, with one feature all of a query's and key's do: 0.01 is what elements are otherwise like.
     """
-    for name, a, e in zip(("query", "key", "value"), actual, expected, strict=True):
+    for i, (name, a, e) in enumerate(zip(("query", "key", "value"), actual, expected, strict=True)):
         e = torch.as_tensor(e)
-        atol = rtol * max(0.01, float(e.nan_to_num().abs().max()))
+        largest = float(e.nan_to_num().abs().max())
+        atol = rtol * (largest if rounding else max(0.01, largest))
+        if rounding:  # beyond that of each element, the rest as ever
+            left = torch.as_tensor(rounding[i])
+            a = e + (a.double() - e).sign() * ((a.double() - e).abs() - left).clamp(min=0)
         torch.testing.assert_close(
             a.double(),
             e.double(),

@@ -284,8 +284,8 @@ def test_dtype_and_repr():
     assert module.hash_seed.dtype == torch.int64
     out, _ = module(*[tokens().bfloat16()] * 3)
     assert out.dtype == torch.bfloat16
-    assert "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=8, n_hashes=32)" in repr(module)
-    assert "eval_estimator=Sampled(n_bits=8, n_hashes=64)" in repr(module)
+    assert "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=12, n_hashes=32)" in repr(module)
+    assert "eval_estimator=Sampled(n_bits=12, n_hashes=64)" in repr(module)
     with torch.device("meta"):
         assert YosoAttention(24, 3).in_proj_weight.is_meta
     x = tokens().to("meta")

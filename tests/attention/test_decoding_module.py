@@ -85,7 +85,7 @@ def test_module_and_state_must_match():
     error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
     error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())
     fewer = YosoAttention(24, 3, n_hashes_eval=8).eval()
-    error(ValueError, r"module's estimator=Sampled\(n_bits=8, n_hashes=8,", fewer)
+    error(ValueError, r"module's estimator=Sampled\(n_bits=12, n_hashes=8,", fewer)
     module.eval_estimator, before = Soft(), module.eval_estimator
     error(ValueError, r"module's estimator=Soft\(")
     module.eval_estimator = before

@@ -71,7 +71,7 @@ def test_a_state_of_other_options_is_not_loaded(name, value):
 @pytest.mark.parametrize(
     ("estimator", "told"),
     [
-        (Sampled(n_bits=7), "n_bits=7, this one has 8"),
+        (Sampled(n_bits=7), "n_bits=7, this one has 12"),
         (Sampled(n_hashes=13), "n_hashes=13, this one has 32"),
         (Sampled(hasher="hyperplane"), "hasher='hyperplane', this one has 'hadamard'"),
         (Soft(n_bits=8), "estimator='soft', this one has 'sampled'"),
@@ -189,7 +189,7 @@ def test_to():
 
 def test_repr():
     text = repr(YosoState(2, 4, 8, num_key_heads=2, seed=SEED))
-    assert text.startswith("YosoState(2, 4, 8, 8, num_key_heads=2, estimator=Sampled(n_bits=8, ")
+    assert text.startswith("YosoState(2, 4, 8, 8, num_key_heads=2, estimator=Sampled(n_bits=12, ")
     assert "length=[0, 0]" in text
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +33,7 @@ OTHERS = {  # of every field a value that is not the default of any kind
     "n_bits": 5,
     "n_hashes": 7,
     "hasher": "hyperplane",
+    "max_length": 20_000,
     "gradient": {"sampled": "unbiased", "expected": "lower_bound"},
     "expectation": "never",
     "window": 9,
@@ -87,8 +89,10 @@ def test_every_field_counts(kind, name, other):
 
 
 def test_reprs():
-    assert repr(Sampled()) == "Sampled(n_bits=8, n_hashes=32)"
-    assert repr(Expected(gradient="lower_bound")) == "Expected(n_bits=8, gradient='lower_bound')"
+    assert repr(Sampled()) == "Sampled(n_bits=12, n_hashes=32)"
+    assert repr(Expected(gradient="lower_bound")) == "Expected(n_bits=12, gradient='lower_bound')"
+    long = Sampled(max_length=65536)
+    assert repr(long) == "Sampled(n_bits=14, n_hashes=32, max_length=65536)"
     assert repr(Soft()) == "Soft(n_bits=12, n_hashes=32, n_probes=4, sharpness=2.0)"
 
 
@@ -144,6 +148,56 @@ def test_fields_are_plain_numbers():
 def test_wrong_values_are_named(make, error, message):
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [Sampled, Soft])
+def test_the_longest_sequence_sets_the_bits(kind):
+    """12 up to 16,384 positions, then 4 positions a bucket."""
+    wanted = {1: 12, 512: 12, 16_384: 12, 16_385: 13, 32_768: 13, 65_536: 14, 2**18: 16, 2**30: 16}
+    for max_length, n_bits in wanted.items():
+        estimator = kind(max_length=max_length)
+        assert (estimator.n_bits, estimator.max_length) == (n_bits, max_length)
+        assert estimator != kind(n_bits=n_bits) and replace(estimator, n_hashes=7).n_bits == n_bits
+    assert kind(max_length=np.int32(9)) == kind(max_length=9)
+    assert type(kind(max_length=np.int32(9)).max_length) is int
+    for given in ({"n_bits": 10}, {"n_bits": 13}):
+        with pytest.raises(ValueError, match="n_bits must be None with max_length=4096, which set"):
+            kind(max_length=4096, **given)
+    with pytest.raises(ValueError, match="n_bits must be None with max_length=20000, which sets"):
+        replace(kind(), max_length=20_000)
+    assert replace(kind(), max_length=20_000, n_bits=None).n_bits == 13
+    for wrong, error in ((0, ValueError), (2.5, TypeError), (True, TypeError), ("9", TypeError)):
+        with pytest.raises(error, match="max_length must be an integer"):
+            kind(max_length=wrong)
+
+
+@pytest.mark.parametrize(
+    "options", [{"expectation": "never"}, {"expectation": "auto"}, {"estimator": "soft"}], ids=str
+)
+def test_a_sequence_longer_than_max_length_warns_once(options):
+    estimator = Estimator.from_dict({"max_length": 40} | options)
+    case = attention_inputs(41, 41, 16, 8)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for n in (40, 41, 41, 30):
+            inputs = (x[..., :n, :] for x in (case.query, case.key, case.value))
+            yoso_attention(*inputs, estimator=estimator, seed=0)
+            assert len(shown) == (n > 40 or len(shown))
+        yoso_attention(case.query, case.key[..., :30, :], case.value[..., :30, :], seed=0)
+    assert len(shown) == 1 and shown[0].category is UserWarning
+    assert "longer than max_length=40 of" in str(shown[0].message)
+
+
+@pytest.mark.parametrize("kind", [Sampled, Soft])
+def test_a_state_warns_beyond_max_length(kind):
+    state = YosoState(1, 2, 8, estimator=kind(max_length=4), seed=0)
+    key = torch.ones(1, 2, 3, 8)
+    state.append(key, key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state.step(*[key[:, :, :1]] * 3)
+        with pytest.raises(UserWarning, match="longer than max_length=4 of"):
+            state.step(*[key[:, :, :1]] * 3)
 
 
 def test_options_of_others_are_not_taken():

@@ -52,14 +52,14 @@ def test_a_graph_for_each_estimator_and_none_for_an_equal_one():
     made = 0
     for estimator, fresh in (
         (SAMPLED, True),
-        (Sampled(expectation="never"), False),
+        (Sampled(n_bits=8, expectation="never"), False),
         (replace(SAMPLED, n_bits=4), True),
         (replace(SAMPLED, n_bits=4), False),
         (Soft(), True),
         (Soft(), False),
         (Expected(), True),
         (SAMPLED, False),
-        (Expected(n_bits=8), False),
+        (Expected(n_bits=12), False),
         (Soft(n_bits=12, n_probes=4), False),
         (replace(SAMPLED, n_bits=4), False),
     ):

@@ -92,9 +92,9 @@ def test_gradients_reach_what_is_learnt(estimator, learn):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=8, n_hashes=32), eval_est"),
-        ({}, "eval_estimator=Sampled(n_bits=8, n_hashes=64), normalize='l2'"),
-        ({"n_hashes_eval": None}, "eval_estimator=Sampled(n_bits=8, n_hashes=32)"),
+        ({}, "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=12, n_hashes=32), eval_est"),
+        ({}, "eval_estimator=Sampled(n_bits=12, n_hashes=64), normalize='l2'"),
+        ({"n_hashes_eval": None}, "eval_estimator=Sampled(n_bits=12, n_hashes=32)"),
         ({"estimator": Soft(n_bits=9)}, "estimator=Soft(n_bits=9, n_hashes=32, n_probes=4, sharp"),
         ({"normalize": None}, "normalize=None"),
         ({"kdim": 5}, "kdim=5"),

@@ -7,9 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import baselines  # noqa: E402
+from benchmarks.baselines.delta_rule import delta_rule  # noqa: E402
 from benchmarks.baselines.linformer import Linformer  # noqa: E402
 from benchmarks.baselines.performer import Performer, log_features, orthogonal_normals  # noqa: E402
-from benchmarks.baselines.projected import Softmax, Window, explicit_softmax, softmax  # noqa: E402
+from benchmarks.baselines.projected import (  # noqa: E402
+    Softmax,
+    Window,
+    bfloat16_softmax,
+    explicit_softmax,
+    softmax,
+)
 
 OF_TRANSFORMERS = ("Nystromformer", "Reformer", "Longformer")
 DIM, HEADS = 16, 2
@@ -115,6 +122,7 @@ def test_explicit_softmax_and_windows_are_softmax():
     tensors = heads_of(50)
     mask = torch.rand(2, 50) < 0.7
     torch.testing.assert_close(explicit_softmax(*tensors), softmax(*tensors))
+    torch.testing.assert_close(bfloat16_softmax(*tensors), softmax(*tensors), atol=0.02, rtol=0.02)
     torch.testing.assert_close(explicit_softmax(*tensors, mask), softmax(*tensors, mask))
     torch.testing.assert_close(
         Window(DIM, HEADS, 50, reach=64).mix(*tensors, None), softmax(*tensors)
@@ -124,6 +132,19 @@ def test_explicit_softmax_and_windows_are_softmax():
     wanted = torch.nn.functional.scaled_dot_product_attention(*tensors, allowed)
     out = Window(DIM, HEADS, 50, reach=7).mix(*tensors, mask)
     torch.testing.assert_close(out, wanted)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 64])
+def test_the_delta_rule_in_chunks_is_the_one_step_by_step(chunk):
+    query, key, value = (x.double() for x in heads_of(45))
+    key = torch.nn.functional.normalize(key, dim=-1)
+    beta = torch.rand(2, HEADS, 45, dtype=torch.float64)
+    state, rows = torch.zeros(2, HEADS, 8, 8, dtype=torch.float64), []
+    for t in range(45):
+        k, v, q = (x[:, :, t, None] for x in (key, value, query))
+        state = state + beta[:, :, t, None, None] * k.transpose(-1, -2) @ (v - k @ state)
+        rows.append(q @ state)
+    torch.testing.assert_close(delta_rule(query, key, value, beta, chunk), torch.cat(rows, 2))
 
 
 def copied(attention, wanted):

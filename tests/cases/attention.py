@@ -8,7 +8,7 @@ from lshkit import reference, torch_ops
 from lshkit.attention import Expected, Sampled, yoso_attention
 
 # Samples at all lengths, and the expectation whose gradient is that of samples.
-SAMPLED = Sampled(expectation="never")
+SAMPLED = Sampled(n_bits=8, expectation="never")
 EXPECTED = Expected(gradient="lower_bound")
 
 # Odd lengths, n_q != n_k, d_v != d, and every feature count from below to above the padding to 64.

@@ -7,7 +7,7 @@ from lshkit import reference
 from lshkit.attention import Sampled, YosoState, yoso_attention
 
 SEED = 11
-SAMPLED = Sampled(n_hashes=12, expectation="never")
+SAMPLED = Sampled(n_bits=8, n_hashes=12, expectation="never")
 
 
 def qkv(batch=2, heads=3, n=29, d=20, d_v=9, *, key_heads=None, dtype=torch.float32, seed=0):

@@ -23,7 +23,7 @@ VOCABULARY = 61
 IMPLEMENTATIONS = ("lshkit_yoso", "lshkit_lsh", "lshkit_bert_lsh")
 # Options with which nothing is estimated, and the implementation that computes the same.
 EXACT = {
-    "lshkit_yoso": ({"estimator": "expected"}, "formula"),
+    "lshkit_yoso": ({"estimator": "expected", "n_bits": 8}, "formula"),
     "lshkit_lsh": ({"window": 1000, "n_sinks": 1000}, "eager"),
     "lshkit_bert_lsh": ({"n_bits": 1, "n_hashes": 300}, "eager"),
 }

@@ -201,7 +201,7 @@ def test_graph(cuda_device):
 def test_graph_of_a_module(cuda_device, conv_window):
     if cuda_device.type != "cuda":
         pytest.skip("needs a GPU")
-    sampled = Sampled(n_hashes=8, expectation="never")
+    sampled = Sampled(n_bits=8, n_hashes=8, expectation="never")
     module = YosoAttention(16, 2, conv_window=conv_window, estimator=sampled)
     module = module.to(cuda_device).eval()
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)

@@ -12,38 +12,48 @@ QUICKSTART = ROOT / "python_examples" / "quickstart.py"
 CAUSAL_LM = ROOT / "python_examples" / "causal_lm.py"
 CONTEXT_PARALLEL = ROOT / "python_examples" / "context_parallel.py"
 SHORT = ("--length", 256, "--threads", 1)
-TINY = (*SHORT, "--steps", 2, "--held-out", 1)
 
 
 def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text):
     needs_example_packages()
     picture = tmp_path / "curves.png"
-    options = (*SHORT, "--quick", "--conv-window", 3, "--gradient", "collided")
-    done = run_alone(QUICKSTART, *options, "--text", text, "--out", picture, folder=tmp_path)
+    options = ("--quick", "--seconds", 0.5, "--text-length", 256, "--threads", 1)
+    options += ("--recall-length", 256, "--text", text, "--out", picture)
+    done = run_alone(QUICKSTART, *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "\n60 steps of 1 x 256 bytes" in done.stdout
-    rows = {line[:16].strip(): line[16:].split() for line in done.stdout.splitlines()}
-    assert float(rows["byte frequencies"][0]) > 0
-    for name in ("softmax", "YOSO"):
-        loss, tokens_per_second, memory, unit = rows[name]
-        assert 0 < float(loss) < 10
-        assert float(tokens_per_second.replace(",", "")) > 0
-        assert float(memory) > 0 and unit == "MiB"
-        assert f"{name:<8}: 100%" in done.stderr  # its progress bar
-    loss_ratio = float(rows["YOSO"][0]) / float(rows["softmax"][0])
-    assert float(rows["YOSO / softmax"][0]) == pytest.approx(loss_ratio, abs=2e-3)  # as rounded
+    assert "\n0.5 seconds of training each, threads: 1\n" in done.stdout
+    rows = {line[:36].strip(): line[36:].split() for line in done.stdout.splitlines()}
+    for name, least, most in (
+        ("recall in 256 tokens, steps", 5, 1e5),
+        ("held-out accuracy, % of answers", 0, 100),
+        ("hidden bytes in 256 tokens, steps", 5, 1e5),
+        ("held-out loss, nats a byte", 0, 5),  # log(256) = 5.5 without training
+    ):
+        softmax, yoso = map(float, rows[name])
+        assert least <= softmax <= most and least <= yoso <= most
+    for label in ("recall, softmax", "recall, YOSO", "hidden bytes, YOSO"):
+        assert label in done.stderr  # its progress bar
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_the_recall_of_the_quickstart_has_its_answers_in_its_tokens():
+    needs_example_packages()
+    task = runpy.run_path(str(QUICKSTART))["Recall"](128)
+    tokens, asked, answers = task.draw(torch.Generator().manual_seed(0))
+    pairs = dict(tokens[0, :32].view(16, 2).tolist())
+    assert len(pairs) == 16 and asked.sum() == len(answers) == 16 and not asked[0, :32].any()
+    found = [pairs[key] - 1 - task.n_keys for key in tokens[asked].tolist()]
+    assert found == answers.tolist() and 0 <= min(found) and max(found) < 64
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--n-bits", 17), "n_bits"),
-        (("--conv-window", 4), "conv_window"),
-        (("--gradient", "exact"), "gradient"),
-        (("--steps", 0), "--steps"),
-        (("--length", 10**9), "--length"),
-        (("--embed-dim", 63), "--embed-dim"),
+        (("--seconds", 0), "--seconds"),
+        (("--seconds", "nan"), "--seconds"),
+        (("--recall-length", 8), "--recall-length"),
+        (("--threads", 0), "--threads"),
+        (("--text-length", 10**9), "--text"),
         (("--out", "missing/curves.png"), "missing"),
         (("--out", "curves.txt"), "--out"),
         (("--text", "missing"), "missing"),
@@ -51,7 +61,7 @@ def test_quickstart_ends_in_a_table_and_a_picture(tmp_path, text):
 )
 def test_quickstart_refuses_bad_options_by_name(refusal, text, options, message):
     needs_example_packages()
-    assert message in refusal(QUICKSTART, *TINY, "--text", text, *options)
+    assert message in refusal(QUICKSTART, "--threads", 1, "--text", text, *options)
 
 
 def test_causal_lm_ends_in_tables_a_sample_and_a_picture(tmp_path, text):

@@ -5,10 +5,11 @@ from lshkit.attention import Expected, Sampled, Soft
 
 N_HASHES = 32  # of all of them
 YOSO = {
-    "YOSO-E": Expected(),
-    "lower_bound": Sampled(expectation="never"),
-    "collided": Sampled(gradient="collided", expectation="never"),
-    "unbiased": Sampled(gradient="unbiased", expectation="never"),
+    "YOSO-E": Expected(n_bits=8),
+    "lower_bound": Sampled(n_bits=8, expectation="never"),
+    "lower_bound, 12 bits": Sampled(n_bits=12, expectation="never"),  # the default
+    "collided": Sampled(n_bits=8, gradient="collided", expectation="never"),
+    "unbiased": Sampled(n_bits=8, gradient="unbiased", expectation="never"),
     "soft, 4 probes": Soft(),
     "soft, 2 probes": Soft(n_probes=2),
     # As in RACE Attention: few buckets, and every token belongs to all of them.

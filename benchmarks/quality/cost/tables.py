@@ -61,6 +61,7 @@ STYLE = {
     "softmax": ("#000000", "-"),
     "YOSO-E": ("#000000", "--"),
     "lower_bound": ("#D55E00", "-"),
+    "lower_bound, 12 bits": ("#D55E00", "--"),
     "collided": ("#E69F00", "-"),
     "unbiased": ("#CC79A7", "-"),
     "soft, 4 probes": ("#0072B2", "-"),

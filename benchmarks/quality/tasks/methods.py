@@ -3,12 +3,13 @@
 from benchmarks.encoder import CONTROLS
 from lshkit.attention import Expected, Sampled, Soft
 
-LOWER_BOUND = Sampled(expectation="never")
+SIZES = {"n_bits": 8, "n_hashes": 32}  # as in the ICML paper
+LOWER_BOUND = Sampled(**SIZES, expectation="never")
 ESTIMATORS = {
-    "YOSO-E": Expected(),
+    "YOSO-E": Expected(n_bits=8),
     "YOSO-32": LOWER_BOUND,
-    "*YOSO-32": Sampled(gradient="collided", expectation="never"),
-    "YOSO-32, unbiased": Sampled(gradient="unbiased", expectation="never"),
+    "*YOSO-32": Sampled(**SIZES, gradient="collided", expectation="never"),
+    "YOSO-32, unbiased": Sampled(**SIZES, gradient="unbiased", expectation="never"),
     "YOSO-C-32": LOWER_BOUND,
     "soft codes-32": Soft(),
 }

@@ -106,6 +106,18 @@ class Kernel:
         values = ", ".join(self.value(x, kind) for x in registers)
         return f"{pointer}.store({{{values}}});"
 
+    def atomic(self, op, parts, operands):
+        """Of integers in shared memory: threads of a block run one after the other."""
+        if parts[:2] != ["shared", "add"] or parts[2] not in ("u32", "s32"):
+            raise ValueError(parts)
+        to = operands[0] if op == "atom" else "_"
+        place, value = operands[-2:]
+        base, offset = self.address(place)
+        return (
+            f"{{ auto at = shared_at<u32, 1>({base}, {offset}); const u32 old = at.copy()[0]; "
+            f"at.store({{old + {self.value(value, 'u32')}}}); {self.assign(to, 'u32', 'old')} }}"
+        )
+
     def instruction(self, line):
         opcode, _, rest = line.partition(" ")
         op, *parts = opcode.split(".")
@@ -214,6 +226,8 @@ class Kernel:
             return f"whole_warp({given(4, 'u32')}); whole_segment({given(3, 'u32')}); " + result(
                 f"emulation::exchange({given(1)}, ({lane}) & 31)", "u32"
             )
+        if op in ("atom", "red"):
+            return self.atomic(op, parts, operands)
         if op == "vote" and parts[1] == "ballot":
             return f"whole_warp({given(2, 'u32')}); " + result(
                 f"emulation::ballot({given(1, 'pred')})", "u32"

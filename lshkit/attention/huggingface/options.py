@@ -46,6 +46,9 @@ class Yoso:
         check_choice(f"estimator of {where}", name, ESTIMATORS)
         if name != before["estimator"]:
             before = {key: before[key] for key in self.own}
+        for one, other in (("n_bits", "max_length"), ("max_length", "n_bits")):
+            if one in options and other not in options and other in before:
+                before = before | {other: None}
         known = ("estimator", *OPTIONS[name], *self.own)
         _check_names(options, known, where, f"lshkit_yoso with {name!r}")
         return before | options

@@ -61,7 +61,11 @@ def test_options_of_register_and_of_a_model():
         assert torch.equal(plain, logits(n_hashes=64, n_hashes_eval=None))
         assert not torch.equal(plain, logits(n_bits=5))
         assert torch.equal(logits(n_bits=5), logits({"n_bits": 5}))
-        assert torch.equal(logits({"n_bits": 8}, n_bits=5), plain)
+        assert torch.equal(logits({"n_bits": 12}, n_bits=5), plain)
+        longer = logits(max_length=65_536)  # in the place of n_bits, and the other way round
+        assert torch.equal(longer, logits(n_bits=14)) and not torch.equal(longer, plain)
+        assert torch.equal(longer, logits({"max_length": 65_536}, n_bits=5))
+        assert torch.equal(plain, logits({"n_bits": 12}, max_length=65_536))
     finally:
         register(lsh={"exact_steps": False})
 

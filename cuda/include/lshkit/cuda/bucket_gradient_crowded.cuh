@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_crowded_kernel(
         !is_crowded(p, it.queries.count, it.keys.count))
       continue;  // the whole block
     LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
-    bucket.keep_in_range();
+    bucket.up = range_of_products<E>(it);
     const CrowdedBucket<E> crowded{bucket};
     if constexpr (!Causal) {
       crowded.all();

@@ -8,6 +8,20 @@ namespace lshkit::cuda {
 
 using ProductSum = float[4][8][4];  // 16 rows of M^T by 8 columns, as C
 
+// The power of two that products are divided by. For float16: g is below 2^8, v and unit vectors
+// are not above 1: sums over more than 2^7 rows might leave the range.
+template <Element E>
+__device__ inline float range_of_products(const MatrixItem& it) {
+  float up = 1;
+  if (E != Element::float16) return up;
+  const int rows = it.queries.count > it.keys.count ? it.queries.count : it.keys.count;
+  for (int most = 128; most < rows; most *= 2) {
+    up *= 2;
+    if (most > (1 << 29)) break;
+  }
+  return up;
+}
+
 template <Element E>
 struct LinearBucket {
   const MatrixItem& it;
@@ -18,17 +32,6 @@ struct LinearBucket {
 
   __device__ SharedAddress unit(int stage) const { return stages + 2 * stage * kTileBytes; }
   __device__ SharedAddress factor(int stage) const { return unit(stage) + kTileBytes; }
-
-  // For float16: g is below 2^8, v and unit vectors are not above 1: sums over more than 2^7 rows
-  // might leave the range.
-  __device__ void keep_in_range() {
-    if (E != Element::float16) return;
-    const int rows = it.queries.count > it.keys.count ? it.queries.count : it.keys.count;
-    for (int most = 128; most < rows; most *= 2) {
-      up *= 2;
-      if (most > (1 << 29)) break;
-    }
-  }
 
   __device__ static void clear(ProductSum& m) {
     LSHKIT_UNROLL
@@ -130,22 +133,6 @@ struct LinearBucket {
     }
     wait_for_copies<0>();
     __syncwarp();
-  }
-
-  __device__ void all() const {
-    ProductSum m;
-    clear(m);
-    stream<true>(it.keys, [&](int stage, int, int) { accumulate(m, stage); });
-    store_product(m);
-    clear(m);
-    stream<true>(it.queries, [&](int stage, int first, int positions) {
-      accumulate(m, stage);
-      write(it.queries, stage, first, positions);
-    });
-    store_product(m);
-    stream<false>(it.keys, [&](int stage, int first, int positions) {
-      write(it.keys, stage, first, positions);
-    });
   }
 
   __device__ void load(const MatrixRows& r, int first, bool with_unit, int stage) const {
@@ -275,8 +262,9 @@ struct LinearBucket {
   }
 };
 
-template <Element E, bool Causal>
-__global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(MatrixGradient p) {
+template <Element E>
+__global__ void __launch_bounds__(kLinearWarps* kWarp, 2)
+    bucket_linear_causal_kernel(MatrixGradient p) {
   LSHKIT_SHARED_MEMORY(memory);
   const index_t item = block_index() * kLinearWarps + uniform(warp_index());
   if (item >= p.items()) return;
@@ -291,16 +279,12 @@ __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_linear_kernel(M
         is_crowded(p, it.queries.count, it.keys.count))
       continue;
     LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
-    bucket.keep_in_range();
-    if constexpr (!Causal) {
-      bucket.all();
-    } else {
-      ProductSum m;
-      LinearBucket<E>::clear(m);
-      bucket.causal(it.queries, it.keys, true, {0, bucket.tiles_of(it.queries)}, m, 0);
-      LinearBucket<E>::clear(m);
-      bucket.causal(it.keys, it.queries, false, {0, bucket.tiles_of(it.keys)}, m, 0);
-    }
+    bucket.up = range_of_products<E>(it);
+    ProductSum m;
+    LinearBucket<E>::clear(m);
+    bucket.causal(it.queries, it.keys, true, {0, bucket.tiles_of(it.queries)}, m, 0);
+    LinearBucket<E>::clear(m);
+    bucket.causal(it.keys, it.queries, false, {0, bucket.tiles_of(it.keys)}, m, 0);
   }
 }
 

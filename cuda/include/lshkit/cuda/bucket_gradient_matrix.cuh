@@ -12,6 +12,7 @@
 // been counted: at 4096 tokens they save 0.5 ms of an H100's backward pass and add some 700
 // launches, 1.5 ms. -DLSHKIT_CONTRIBUTION_MB=24 among the compiler's flags tries them.
 #include "lshkit/cuda/bucket_gradient_crowded.cuh"
+#include "lshkit/cuda/bucket_gradient_halves.cuh"
 #include "lshkit/cuda/bucket_gradient_pairs.cuh"
 
 namespace lshkit::cuda {
@@ -329,10 +330,10 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
       p.queries.side.n_rows > p.keys.side.n_rows ? p.queries.side.n_rows : p.keys.side.n_rows;
   const bool mostly_linear = longest > kPairRows * s.buckets();
 
-  const auto linear = p.causal ? bucket_linear_kernel<E, true> : bucket_linear_kernel<E, false>;
   const auto crowded = p.causal ? bucket_crowded_kernel<E, true> : bucket_crowded_kernel<E, false>;
   prefer_shared_memory(bucket_pairs_kernel<E>);
-  prefer_shared_memory(linear);
+  prefer_shared_memory(bucket_linear_causal_kernel<E>);
+  prefer_shared_memory(bucket_linear_halves_kernel<E>);
   prefer_shared_memory(crowded);
   const auto buckets = [&] {
     g.run = mostly_linear ? 31 : 8;
@@ -340,8 +341,13 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
            kPairWarps * kWarp, kPairWarps * kPairWarpBytes, g);
     if (longest <= kPairRows) return;
     g.run = mostly_linear ? 1 : 2 * longest > kPairRows * s.buckets() ? 4 : 16;
-    launch(queue, "bucket_linear", linear, ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp,
-           kLinearWarps * kLinearWarpBytes, g);
+    if (p.causal)
+      launch(queue, "bucket_linear", bucket_linear_causal_kernel<E>,
+             ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp,
+             kLinearWarps * kLinearWarpBytes, g);
+    else
+      launch(queue, "bucket_linear", bucket_linear_halves_kernel<E>, g.items(), kHalves * kWarp,
+             kHalvesBytes, g);
     if (longest <= g.crowded) return;
     g.run = kCrowdedRun;
     launch(queue, "bucket_crowded", crowded, g.items(), kLinearWarps * kWarp,

@@ -1,12 +1,12 @@
 #pragma once
 // The lower bound's gradient for 16-bit inputs on the tensor cores (YOSO, eq. 4). Within a bucket
 // dQ_i = sum_j (g_i . v_j) k_j and dK_j = sum_i (g_i . v_j) q_i, over tiles of 16 rows and 64
-// columns. Two forms, by the size of the bucket, and a warp takes a bucket of either by itself; one
-// of more than 512 rows is cut among the warps of a block (bucket_gradient_crowded.cuh):
+// columns. Two forms, by the size of the bucket; one of more than 512 rows is cut among the warps
+// of a block (bucket_gradient_crowded.cuh):
 //   pairs, up to 32 queries and 32 keys: S = G V^T, dQ = S K, dK = S^T Q: 24 products (16 x 8 x 16)
-//     for every 16 queries and 16 keys
+//     for every 16 queries and 16 keys, by a warp
 //   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M': 128 for 16 queries and 16 keys,
-//     however many rows a bucket has
+//     however many rows a bucket has, by two warps with half of M each, causal by one
 // All of it is linear in the columns of g and v and in those of q and k: where there are more than
 // 64, every 64 of both are a gradient of their own. The bias of "sum" is two more columns of g (it
 // rounded, and what that left) where v has ones: with 64 columns of values it costs as much as they

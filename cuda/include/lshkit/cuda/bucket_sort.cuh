@@ -84,80 +84,111 @@ LSHKIT_KERNEL void __launch_bounds__(kTurnThreads)
   }
 }
 
-// A block sorts `count` things by their buckets, stably: bucket_of(i) is kNoBucket where i is in
-// none, put(i, place) says where it goes. starts (buckets + 1): where each bucket begins, and the
-// end. memory: sort_bytes(warps, buckets).
+// The lanes whose number is this lane's, of so many bits: a vote for each. (match.any, one
+// instruction, takes a turn for each of up to 32 different numbers.)
+template <int Bits>
+__device__ __forceinline__ unsigned lanes_of_equal(unsigned x) {
+  unsigned equal = kAllLanes;
+  LSHKIT_UNROLL
+  for (int bit = 0; bit < Bits; ++bit) {
+    const bool set = x >> bit & 1;
+    const unsigned vote = __ballot_sync(kAllLanes, set);
+    equal &= set ? vote : ~vote;
+  }
+  return equal;
+}
+__device__ __forceinline__ unsigned lanes_of_equal(unsigned x, int bits) {
+  return bits <= 6   ? lanes_of_equal<6>(x)
+         : bits <= 8 ? lanes_of_equal<8>(x)
+                     : lanes_of_equal<16>(x);
+}
+
+// The steps of a stable sort of a block by buckets, below 2^bits. Counters: (warps + 1, buckets),
+// zeros at first; each warp counts its own, a range of what is sorted.
 __host__ __device__ constexpr index_t sort_bytes(index_t warps, index_t buckets) {
   return (warps + 1) * buckets * index_t(sizeof(int));
 }
-template <class BucketOf, class Put>
-__device__ __forceinline__ void block_sort(void* memory, int warps, int buckets, index_t count,
-                                           std::int32_t* starts, const BucketOf& bucket_of,
-                                           const Put& put) {
+// From counts to where the next of a warp's goes, of each bucket. starts (buckets + 1): where
+// buckets begin, and the end. After a barrier; what a warp then uses is its own.
+__device__ __forceinline__ void block_places(int* counters, int warps, int buckets,
+                                             std::int32_t* starts) {
   const int lane = lane_index(), warp = warp_index();
-  int* const next = static_cast<int*>(memory);  // (warps, buckets)
-  int* const first = next + warps * buckets;    // (buckets)
-  const index_t each = ceil_div(ceil_div(count, warps), kWarp) * kWarp;
-  const index_t begin = least(count, warp * each), end = least(count, begin + each);
-  int* const mine = next + warp * buckets;
-  // Those of a warp 32 by 32: to(i, the value of its bucket's counter).
-  const auto count_all = [&](const auto& to) {
-    for (index_t i = begin; i < end; i += kSortUnroll * kWarp) {
-      unsigned bucket[kSortUnroll];
-      LSHKIT_UNROLL
-      for (int u = 0; u < kSortUnroll; ++u) {
-        const index_t at = i + u * kWarp + lane;
-        bucket[u] = at < end ? bucket_of(at) : kNoBucket;
-      }
-      LSHKIT_UNROLL
-      for (int u = 0; u < kSortUnroll; ++u) {
-        if (i + u * kWarp >= end) break;  // the whole warp
-        const bool some = bucket[u] != kNoBucket;
-        const unsigned equal = __match_any_sync(kAllLanes, bucket[u]);
-        const int rank = __popc(equal & ((1u << lane) - 1)), start = some ? mine[bucket[u]] : 0;
-        __syncwarp();
-        if (some && rank == 0) mine[bucket[u]] = start + __popc(equal);
-        if (some) to(i + u * kWarp + lane, start + rank);
-        __syncwarp();
-      }
-    }
-  };
-
-  for (int b = thread_index(); b < warps * buckets; b += warps * kWarp) next[b] = 0;
-  __syncthreads();
-  count_all([](index_t, int) {});
-  __syncthreads();
+  int* const first = counters + warps * buckets;  // (buckets)
   for (int b = thread_index(); b < buckets; b += warps * kWarp) {
     int before = 0;
     for (int w = 0; w < warps; ++w) {
-      const int here = next[w * buckets + b];
-      next[w * buckets + b] = before;
+      const int here = counters[w * buckets + b];
+      counters[w * buckets + b] = before;
       before += here;
     }
     first[b] = before;
   }
   __syncthreads();
-  if (warp == 0) {  // from counts to where buckets start
-    const int share = int(ceil_div(buckets, kWarp));
-    int own = 0, before = 0;
-    for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) own += first[b];
-    for (int other = 0; other < kWarp; ++other) {
-      const int here = __shfl_sync(kAllLanes, own, other);
-      if (other < lane) before += here;
+  if (warp == 0) {
+    int before = 0;
+    for (int b = 0; b < buckets; b += kWarp) {
+      const int own = b + lane < buckets ? first[b + lane] : 0;
+      int up_to = own;  // this lane
+      LSHKIT_UNROLL
+      for (int step = 1; step < kWarp; step *= 2) {
+        const int other = __shfl_sync(kAllLanes, up_to, lane - step);
+        if (lane >= step) up_to += other;
+      }
+      if (b + lane < buckets) first[b + lane] = starts[b + lane] = before + up_to - own;
+      before += __shfl_sync(kAllLanes, up_to, kWarp - 1);
     }
-    for (int b = lane * share; b < (lane + 1) * share && b < buckets; ++b) {
-      const int here = first[b];
-      first[b] = before;
-      before += here;
-      if (b == buckets - 1) starts[buckets] = before;
-    }
+    if (lane == 0) starts[buckets] = before;
   }
   __syncthreads();
-  for (int b = thread_index(); b < warps * buckets; b += warps * kWarp)
-    next[b] += first[b % buckets];
-  for (int b = thread_index(); b < buckets; b += warps * kWarp) starts[b] = first[b];
+  for (int b = lane; b < buckets; b += kWarp) counters[warp * buckets + b] += first[b];
+  __syncwarp();
+}
+// Where a lane's goes, the lower lanes' of its bucket before it, if it is `some`. mine: the warp's.
+__device__ __forceinline__ int next_place(int* mine, unsigned bucket, int bits, bool some) {
+  const unsigned equal = lanes_of_equal(bucket, bits) & __ballot_sync(kAllLanes, some);
+  const int rank = __popc(equal & ((1u << lane_index()) - 1)), start = some ? mine[bucket] : 0;
+  __syncwarp();
+  if (some && rank == 0) mine[bucket] = start + __popc(equal);
+  __syncwarp();
+  return start + rank;
+}
+
+// All of them, of `count` things: bucket_of(i) is kNoBucket where i is in none, put(i, place) says
+// where it goes. No barrier is last.
+template <class BucketOf, class Put>
+__device__ __forceinline__ void block_sort(int* counters, int warps, int buckets, int bits,
+                                           int count, std::int32_t* starts,
+                                           const BucketOf& bucket_of, const Put& put) {
+  const int lane = lane_index(), warp = warp_index();
+  const int each = int(ceil_div(ceil_div(count, warps), kWarp)) * kWarp;
+  const int begin = int(least(count, index_t(warp) * each));
+  const int end = each < count - begin ? begin + each : count;
+  int* const mine = counters + warp * buckets;
+  for (int b = thread_index(); b < warps * buckets; b += warps * kWarp) counters[b] = 0;
   __syncthreads();
-  count_all(put);
+  const auto all = [&](const auto& take) {  // 32 at a time
+    for (int i = begin; i < end; i += kSortUnroll * kWarp) {
+      unsigned bucket[kSortUnroll];
+      LSHKIT_UNROLL
+      for (int u = 0; u < kSortUnroll; ++u) {
+        const int at = i + u * kWarp + lane;
+        bucket[u] = at < end ? unsigned(bucket_of(at)) : kNoBucket;
+      }
+      LSHKIT_UNROLL
+      for (int u = 0; u < kSortUnroll; ++u)
+        if (i + u * kWarp < end) take(i + u * kWarp + lane, bucket[u]);
+    }
+  };
+  all([&](int, unsigned bucket) {
+    if (bucket != kNoBucket) atomicAdd(mine + bucket, 1);
+  });
+  __syncthreads();
+  block_places(counters, warps, buckets, starts);
+  all([&](int i, unsigned bucket) {
+    const bool some = bucket != kNoBucket;
+    const int place = next_place(mine, bucket, bits, some);
+    if (some) put(i, place);
+  });
 }
 // As many warps as have 256 of the things each and counters in the shared memory of any GPU.
 inline int sort_warps(index_t count, index_t buckets) {
@@ -178,8 +209,9 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
   std::int32_t* const order = s.order + at;
   std::int32_t* const starts = s.starts + (slot * a.tasks() + task) * (buckets + 1);
   block_sort(
-      memory, warps, buckets, span.count, starts, [&](index_t row) { return of_row[row]; },
-      [&](index_t row, int place) { order[place] = std::int32_t(row); });
+      reinterpret_cast<int*>(memory), warps, buckets, a.bits, int(span.count), starts,
+      [&](int row) { return of_row[row]; },
+      [&](int row, int place) { order[place] = std::int32_t(row); });
 }
 
 inline void group_sort(const Queue& queue, const GroupSort& a) {

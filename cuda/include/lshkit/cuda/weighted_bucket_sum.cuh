@@ -7,8 +7,8 @@
 // Kernels take a few heads at a time, so that tables stay in the L2 cache. No atomics: the same
 // bits at every run.
 //
-// In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by buckets, then a
-// warp sums the rows of a bucket in its registers, in their order, 4 at a time in flight.
+// In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by ranges of 64
+// buckets, then a block sorts those of a range and sums the rows of its buckets, in their order.
 //
 // In order ("causal", "reversed"), or where weighted_sort_group has none, weighted_table: a block
 // has a range of the buckets of one hash of one head in shared memory, all columns of them; it
@@ -20,14 +20,15 @@
 // columns are even, of two at a time), sums them and takes their products with the row's own
 // vector: the gradients of the weights, whole at once.
 //
-// Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 16 of
+// Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 22 of
 // device memory to sort; to read 128 from the tables of bfloat16 that sorted bfloat16 rows get,
 // else 256: the bound, 11 cycles of a multiprocessor if L2 gives it 23 bytes a cycle. Three of each
 // for forward and backward. In order the adding takes 512 of shared memory, and the copies are
 // written and read besides, 512 bytes that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
-// 13 with the products (odd columns: 20, 18, 28 and 26); to add 16, 30 more for each bucket and 7
-// to sort; in order 60, of which 12 to find the bucket's warp (8 ranges of 512 of 4096 buckets).
+// 13 with the products (odd columns: 20, 18, 28 and 26); to add 16, of which 4 sort in shared
+// memory, and 5 to sort by ranges; in order 60, of which 12 to find the bucket's warp (8 ranges of
+// 512 of 4096 buckets).
 #include <initializer_list>
 
 #include "lshkit/cuda/elements.cuh"
@@ -35,10 +36,15 @@
 namespace lshkit::cuda {
 
 #if defined(__CUDACC__) || defined(LSHKIT_EMULATED_PTX)
-constexpr int kTableThreads = 512;
-#else
-constexpr int kTableThreads = 128;  // fewer fibres, and chunks that small tests fill
+constexpr int kTableThreads = 512, kSortThreads = 512, kSegmentThreads = 256;
+constexpr index_t kSortPart = 4096;  // probes that a block sorts
+constexpr int kSegmentTile = 2048;   // and whose rows it sums at once
+#else                                // fewer fibres, and chunks that small tests fill
+constexpr int kTableThreads = 128, kSortThreads = 64, kSegmentThreads = 64;
+constexpr index_t kSortPart = 64;
+constexpr int kSegmentTile = 96;
 #endif
+constexpr int kSegmentBatch = 4;  // loads of rows in flight of a warp
 constexpr int kTableWarps = kTableThreads / kWarp;
 constexpr int kTableEach = 8;                            // probes of a thread, of a chunk
 constexpr int kTableChunk = kTableThreads * kTableEach;  // a power of two, 2^12 at most
@@ -48,9 +54,9 @@ __host__ __device__ constexpr int table_batch() {
   return C * int(sizeof(T)) > 8 ? 4 : 8;
 }
 constexpr int kGatherBatch = 8;
-constexpr int kSegmentBatch = 4;  // sorted rows in flight of a warp: may read so many too far
 constexpr int kTableList = 2 * kWarp;
-constexpr index_t kMostSorted = 1 << 13;      // buckets that a block can count
+constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits;
+constexpr index_t kMostSorted = 1 << 16;      // buckets
 constexpr index_t kTableShared = 136 * 1024;  // of buckets, where a block may have so much
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
 // read once, have four times as many, or as many as the sums.
@@ -98,12 +104,17 @@ struct WeightedSide {
   T* weight_grads = nullptr;  // laid out as the weights
 };
 
-// A row that is added to a bucket, by its number in the batch. One load.
+// A row that is added to a bucket: its number in the batch, and the bucket's in its range in the
+// lowest bits. One load.
 template <class T>
 struct alignas(2 * sizeof(T)) Added {
   T weight;
   std::uint32_t row;
 };
+// Rows of a table, or of vectors, that a warp reads at once: where a lane has columns next to each
+// other, by one load, each half of the warp reads one.
+template <int Columns>
+constexpr int kRowsAtOnce = Columns > 1 ? 2 : 1;
 
 // What a launch does: some tasks and hashes.
 template <class T>
@@ -118,8 +129,8 @@ struct WeightedPass {
   // (tasks, hashes, n_buckets, columns), in order (heads, hashes, rows * n_probes, columns).
   T* tables = nullptr;
   index_t table_bytes = 0;
-  // In no order, or null: of some heads and hashes what is added, sorted by buckets, (heads,
-  // hashes, rows * n_probes), and where those begin, (heads, sequences, hashes, n_buckets + 1).
+  // In no order, or null: of some heads and hashes what is added, part by part sorted by ranges,
+  // (heads, hashes, rows * n_probes), and where those begin, (heads, hashes, parts, ranges + 1).
   Added<T>* sorted = nullptr;
   std::int32_t* starts = nullptr;
   // Tables made of what is sorted hold bfloat16, as always if such rows are added: sums in fp32,
@@ -129,10 +140,14 @@ struct WeightedPass {
   index_t sort_first_head = 0, sort_heads = 0, sort_first_hash = 0, sort_hashes = 0;
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
   index_t table_rows = 0, range = 0, ranges = 0, slice = 0, slices = 0, gather_blocks = 0;
-  int entry_shift = -1, probe_shift = -1;
+  int entry_shift = -1, probe_shift = -1, range_bits = 0;
   bool side_by_side = false;  // all probes of a hash that are added, codes of 16 bits
 
   __host__ __device__ index_t columns() const { return n_values + (extra ? 1 : 0); }
+  __host__ __device__ index_t sort_ranges() const { return ceil_div(n_buckets, kRangeBuckets); }
+  __host__ __device__ index_t sort_parts() const {  // at most, of a head's sequences together
+    return add.side.n_rows * add.n_probes / kSortPart + sequences;
+  }
   __host__ __device__ index_t table_of(index_t local) const {
     return order == Order::all ? local : std::uint32_t(local) / std::uint32_t(sequences);
   }
@@ -221,10 +236,10 @@ struct SortGroup {
 template <class T>
 SortGroup weighted_sort_group(const WeightedPass<T>& a) {
   const index_t rows = a.add.side.n_rows * a.add.n_probes;
-  const index_t starts = a.sequences * (a.n_buckets + 1) * index_t(sizeof(std::int32_t));
+  const index_t starts = a.sort_parts() * (a.sort_ranges() + 1) * index_t(sizeof(std::int32_t));
   const index_t records = rows * index_t(sizeof(Added<T>));
-  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX - kSegmentBatch ||
-      starts > most(records, table_cache()))
+  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX ||
+      a.add.side.n_rows >> (32 - kRangeBits) > 0 || starts > most(records, table_cache()))
     return {};
   const index_t one = records + starts;
   const index_t room = 16 * table_cache(), at_once = room > one ? room / one : 1;
@@ -239,9 +254,9 @@ void take_sorted(Cut& cut, std::initializer_list<WeightedPass<T>*> passes) {
     const SortGroup group = weighted_sort_group(*a);
     const index_t count = group.heads * group.hashes;
     rows = most(rows, count * a->add.side.n_rows * a->add.n_probes);
-    starts = most(starts, count * a->sequences * (a->n_buckets + 1));
+    starts = most(starts, count * a->sort_parts() * (a->sort_ranges() + 1));
   }
-  Added<T>* const sorted = cut.take<Added<T>>(rows + kSegmentBatch);
+  Added<T>* const sorted = cut.take<Added<T>>(rows);
   std::int32_t* const to_starts = cut.take<std::int32_t>(starts);
   for (WeightedPass<T>* a : passes) {
     if (weighted_sort_group(*a).heads == 0) continue;

@@ -20,11 +20,6 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
     return p[0];
 }
 
-// Rows of a table that a warp reads at once: where a lane has columns next to each other, by one
-// load, each half of the warp reads one.
-template <int Columns>
-constexpr int kRowsAtOnce = Columns > 1 ? 2 : 1;
-
 // E: the elements of the rows' vectors, Q: those of the tables. A lane has C columns for each of
 // kRowsAtOnce rows, Columns of them at a time.
 template <class T, Element E, Element Q, int C, int Columns, bool Sum, bool Dots>

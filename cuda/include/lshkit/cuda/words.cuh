@@ -37,21 +37,24 @@ __device__ inline void load_columns(const void* from, bool loads, T* x) {
     load_columns<E, Count / 2>(from, loads, x);
     load_columns<E, Count / 2>(static_cast<const char*>(from) + kBytes * Count / 2, loads,
                                x + Count / 2);
-  } else if constexpr (E == Element::bfloat16 && Count > 1) {
+  } else if constexpr (kBytes == 2 && Count > 1) {
     Words<std::uint32_t, Count / 2> pairs;
     if (loads) load_words(from, pairs);
     LSHKIT_UNROLL
     for (int k = 0; k < Count; k += 2) {
-      x[k] = float_of_bits(pairs.word[k / 2] << 16);
-      x[k + 1] = float_of_bits(pairs.word[k / 2] & 0xffff0000u);
+      const std::uint32_t both = pairs.word[k / 2];
+      const bool brain = E == Element::bfloat16;
+      x[k] = brain ? float_of_bits(both << 16) : from_float16(std::uint16_t(both));
+      x[k + 1] =
+          brain ? float_of_bits(both & 0xffff0000u) : from_float16(std::uint16_t(both >> 16));
     }
-  } else if constexpr (E == Element::bfloat16) {
+  } else if constexpr (kBytes == 2) {
     std::uint32_t word = 0;
     if (loads) word = *static_cast<const std::uint16_t*>(from);
-    *x = float_of_bits(word << 16);
+    *x = E == Element::bfloat16 ? float_of_bits(word << 16) : from_float16(std::uint16_t(word));
   } else {
     Words<T, Count> row;
-    static_assert(sizeof(T) == kBytes, "of float16 there are no tables");
+    static_assert(sizeof(T) == kBytes, "");
     if (loads) load_words(from, row);
     LSHKIT_UNROLL
     for (int k = 0; k < Count; ++k) x[k] = row.word[k];

@@ -1,0 +1,87 @@
+"""Recall at equal time: schedules, the command, and what it reports."""
+
+import json
+
+import pytest
+from cases.commands import PNG_SIGNATURE, rows_of, run
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+from benchmarks import RESULTS  # noqa: E402
+from benchmarks.quality.equal_time import __main__ as command  # noqa: E402
+from benchmarks.quality.equal_time import report  # noqa: E402
+from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES  # noqa: E402
+
+MODULE = "benchmarks.quality.equal_time"
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_last_to_the_end_and_have_a_task_at_each_length(name):
+    ends = [stage.until for stage in SCHEDULES[name]]
+    assert ends == sorted(ends) and ends[-1] == 1
+    for length in command.SETTINGS.keys() - {2048}:
+        for stage in SCHEDULES[name]:
+            task = command.recall(int(stage.length * length), 2 * length // 8)
+            batch = task.training(stage.batch_size, torch.Generator().manual_seed(0))
+            assert batch.tokens.shape == (stage.batch_size, int(stage.length * length))
+            assert len(batch.answers) == stage.batch_size * task.n_pairs
+
+
+def test_runs_are_kept_and_not_made_again(tmp_path):
+    picture, results = tmp_path / "curves.png", tmp_path / "runs.json"
+    options = ("--quick", "--json", results, "--picture", picture, "--seeds", 0)
+    methods = ("--methods", "YOSO, 12 bits", "window only")
+    done = run(MODULE, *options, *methods, "--schedules", "plain", "1/8, then full")
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(PNG_SIGNATURE)
+    shown = [(row[0], row[1].removesuffix(" (best)")) for row in rows_of(done.stdout)[2:]]
+    schedules = ("plain", "1/8, then full")
+    assert shown == [(name, s) for name in ("YOSO, 12 bits", "window only") for s in schedules]
+    kept = results.read_text()
+    runs = json.loads(kept)["runs"]
+    assert len(runs) == 4
+    for made in runs:
+        assert made["seconds"] >= 1 and made["steps"] > 1 and 0 <= made["accuracy"] < 0.5
+        assert 1 <= len(made["curve"]) <= command.CURVE
+        assert made["curve"] == sorted(made["curve"], key=lambda point: point["seconds"])
+    again = run(MODULE, *options, "--methods", "window only")
+    assert again.returncode == 0 and "accuracy 0" not in again.stdout
+    assert results.read_text() == kept
+
+    data = json.loads(kept)
+    data["settings"]["4096"]["seconds"] = 7
+    results.write_text(json.dumps(data))
+    other = run(MODULE, *options, "--methods", "window only")
+    assert other.returncode != 0 and "have other settings" in other.stderr
+
+
+def test_quick_runs_are_no_results():
+    done = run(MODULE, "--quick")
+    assert done.returncode == 2 and "--quick needs its own --json" in done.stderr
+
+
+def test_the_best_schedule_is_the_most_accurate_or_the_first_to_end():
+    def runs(accuracy, seconds):
+        return [{"accuracy": accuracy, "seconds": seconds}]
+
+    assert report.best_schedule({"a": runs(0.5, 9), "b": runs(0.9, 10)}) == "b"
+    assert report.best_schedule({"a": runs(0.998, 9), "b": runs(0.999, 10)}) == "a"
+
+
+def test_labels_do_not_hide_each_other():
+    places = report.label_places({"a": 99.9, "b": 99.8, "c": 99.7, "d": 3.0, "e": 2.0})
+    heights = [places[name] for name in "abcde"]
+    assert heights == sorted(heights, reverse=True) and max(heights) <= 101
+    assert min(x - y for x, y in zip(heights, heights[1:], strict=False)) > 5
+
+
+def test_the_results_are_of_these_settings():
+    results = json.loads((RESULTS / "equal_time.json").read_text())
+    for length, setting in results["settings"].items():
+        assert setting == command.described(int(length), command.SETTINGS[int(length)])
+    for made in results["runs"]:
+        assert made["method"] in METHODS and made["schedule"] in SCHEDULES
+        stopped = made["curve"][-1]["accuracy"] >= command.ENOUGH
+        assert stopped or made["seconds"] >= command.SETTINGS[made["length"]].seconds
