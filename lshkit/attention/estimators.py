@@ -401,8 +401,13 @@ class Sampled(Hashed):
                 f"window must be None to decode step by step, got {self.window}: a state "
                 "stores no keys"
             )
-        sizes = {"n_bits": self.n_bits, "n_hashes": self.n_hashes, "max_length": self.max_length}
-        return Sampled(**sizes, hasher=self.hasher, expectation="never")
+        return Sampled(
+            n_bits=self.n_bits,
+            n_hashes=self.n_hashes,
+            max_length=self.max_length,
+            hasher=self.hasher,
+            expectation="never",
+        )
 
     @property
     def depends_on_position(self) -> bool:

@@ -134,11 +134,13 @@ class Run:
         return float(least) if np.isfinite(least) else None
 
 
-def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Method, bool, float]:
-    """A tuned method with its error floor, whether it keeps the accuracy, and by what it inflates.
+def calibrate(
+    tuned: Tuned, held_out: HeldOut, accuracy: Accuracy
+) -> tuple[Method, bool, float, float]:
+    """A tuned method with its error floor, whether it keeps the accuracy, and its inflation.
 
-    That is the median stated error over the root mean square of the errors. Where the median is
-    more than LARGEST it says nothing, and the accuracy does not count as kept.
+    That is the median stated relative error, and this over the root mean square of the errors.
+    Where the median is more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -146,7 +148,7 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
     method, settings = tuned.make(), tuned.settings
     held_out = held_out.of(method)
     if len(held_out) == 0:
-        return method, accuracy.confidence is None, 0.0
+        return method, accuracy.confidence is None, 0.0, 0.0
     stages = getattr(method, "stages", None)
     if stages is not None:  # what is seen here is not unlike all queries
         stages.least = min(stages.least, least_of(held_out.sums))
@@ -159,7 +161,7 @@ def calibrate(tuned: Tuned, held_out: HeldOut, accuracy: Accuracy) -> tuple[Meth
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
     stated, ratio = run.inflation(method.error_floor, method.most)
-    return method, kept and stated <= LARGEST, ratio
+    return method, kept and stated <= LARGEST, stated, ratio
 
 
 def _bound(

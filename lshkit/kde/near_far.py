@@ -98,7 +98,7 @@ class NearFar(ExactFarQueries):
         inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
         history, n_history = read.without(inside), stops[0] - n_inside
         n_later = n_near - n_inside  # near rows that are still to come
-        cost = cost_of_cells(cells, n_probes, n_near) + stops[0]
+        cost = cost_of_cells(cells.n_cells, n_probes, n_near, queries.shape[1]) + stops[0]
         shift, mean, error = read.shift, read.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
         for seen, last in itertools.pairwise(stops):
@@ -185,10 +185,9 @@ def foretell(
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
-def cost_of_cells(cells: Cells, n_probes: int, n_near: np.ndarray) -> np.ndarray:
-    """In rows of an exact sum: of finding so many cells, and of summing the rows in them."""
-    d = cells.permuted.rows.shape[1]
-    return CENTRE * cells.n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * n_near
+def cost_of_cells(n_cells: int, n_probes: int, n_near: np.ndarray, d: int) -> np.ndarray:
+    """In rows of an exact sum: of finding n_probes of n_cells, and of summing the rows in them."""
+    return CENTRE * n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * n_near
 
 
 def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
@@ -224,7 +223,8 @@ class NearRows:
 
     @property
     def level(self) -> Level:
-        cost = cost_of_cells(self.cells, self.probes.shape[1], self.count)
+        n_probes, d = self.probes.shape[1], self.pilot.queries.shape[1]
+        cost = cost_of_cells(self.cells.n_cells, n_probes, self.count, d)
         return Level(self.spread, self.known, cost)
 
     @property

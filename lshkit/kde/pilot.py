@@ -19,7 +19,7 @@ from lshkit.kde.sums import PermutedRows, Sums, Training
 logger = logging.getLogger("lshkit.kde")
 
 REACHED = 1.05  # times rtol: an expected error that is taken for rtol
-N_TRIES = 3  # to tune a method for smaller errors
+N_TRIES = 4  # to tune a method for smaller errors
 AWAY = 1e15  # that a query is taken to be off, so that float32 holds its distances
 
 
@@ -198,17 +198,19 @@ def _calibrated(
 
     Where it does not, or where the errors are so rare and large that those stated would have to
     exceed them for most queries, it is tuned for smaller ones. Where that is so of all trials, the
-    one that keeps the accuracy and exceeds them least is taken.
+    one that states the least variance for its cost is taken, of those that keep the accuracy.
     """
     rtol, best = accuracy.mean, (False, -np.inf)
     for i in range(N_TRIES + 1):
         trial = tuned[name] if i == 0 else METHODS[name].tune(pilot, rtol)
         if trial is None or (i > 0 and trial.settings["cost"] >= pilot.population):
             break
-        method, kept, inflation = calibrate(trial, held_out, accuracy)
-        if i == 0 or (kept, -inflation) > best:
-            best, chosen = (kept, -inflation), (trial, method)
-        if kept and inflation <= INFLATED:
+        method, kept, stated, inflation = calibrate(trial, held_out, accuracy)
+        worth = kept, -trial.settings["cost"] * stated**2
+        accepted = kept and inflation <= INFLATED
+        if i == 0 or accepted or worth > best:
+            best, chosen = worth, (trial, method)
+        if accepted:
             break
         rtol *= STEP
     tuned[name], method = chosen

@@ -72,15 +72,15 @@ def test_memory_counts_the_weights_too():
 @pytest.mark.parametrize(
     ("outcomes", "chosen", "kept"),
     [
-        ([(True, 1.0)], 0, True),
-        ([(False, 1.0), (True, 1.0)], 1, True),
-        ([(True, 2.0), (True, 1.0)], 1, True),  # accurate, but states too much
-        ([(True, 2.0), (False, 1.0), (True, 1.9), (True, 3.0)], 2, True),  # the least
-        ([(False, 9.0), (False, 7.0), (False, 5.0), (False, 6.0)], 2, False),
+        ([(True, 0.3, 1.0)], 0, True),
+        ([(False, 0.1, 1.0), (True, 0.3, 1.0)], 1, True),
+        ([(True, 0.3, 2.0), (True, 0.4, 1.0)], 1, True),  # accurate, but states too much
+        ([(x != 0.1, x, 2.0) for x in (0.3, 0.1, 0.2, 0.3, 0.4)], 2, True),
+        ([(False, x, 3.0) for x in (9.0, 7.0, 5.0, 6.0, 8.0)], 2, False),
     ],
 )
 def test_a_method_that_misses_is_tuned_again(monkeypatch, outcomes, chosen, kept):
-    """Up to three times; outcomes: whether it is accurate, and by what it inflates."""
+    """Up to four times; outcomes: accurate, the median stated error, and over those observed."""
     asked, left, made = [], list(enumerate(outcomes)), [Tuned({"cost": 10.0}, object)]
 
     class Again:
