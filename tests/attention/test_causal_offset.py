@@ -195,7 +195,7 @@ def test_a_window_beyond_all_keys():
         torch.testing.assert_close(out, wanted)
     estimator = replace(SAMPLED, window=N_Q + 40)
     out = yoso_attention(*inputs, estimator=estimator, causal_offset=40, **options)
-    wanted = yoso_attention(*inputs, estimator=Expected())
+    wanted = yoso_attention(*inputs, estimator=Expected(n_bits=SAMPLED.n_bits))
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
 
 

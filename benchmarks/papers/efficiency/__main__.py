@@ -64,7 +64,7 @@ def yoso(n_hashes, gradient="lower_bound", **options):
 
 # Names as in the appendix; what follows the comma is what they don't have. (layer, options by n)
 METHODS = {
-    "softmax": ("softmax", {"fused": False}),
+    "softmax": ("softmax", {"how": "explicit"}),
     "softmax, fused": ("softmax", {}),
     "Nystromformer": ("Nystromformer", {"n_landmarks": 64, "conv_window": 33}),
     "Nystromformer, no convolution": ("Nystromformer", {"n_landmarks": 64}),
