@@ -38,7 +38,7 @@ def client_of(client: Any) -> Client:
         raise ValueError("client must be a synchronous one, got Client(asynchronous=True)")
     if client.status != "running":
         raise ValueError(f"client must be connected to a scheduler, it is {client.status}")
-    if not client.scheduler_info()["workers"]:
+    if not client.nthreads():  # scheduler_info may be replaced by one without workers meanwhile
         raise ValueError(
             "client must have workers, its scheduler knows of none: start some, or call "
             "client.wait_for_workers(1)"
