@@ -1,5 +1,7 @@
 """Times and memory of attention, and tables of them, for the sections of speed/attention."""
 
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -7,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -255,3 +257,15 @@ def machine():
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+@contextlib.contextmanager
+def updated(path: pathlib.Path, load: Callable[[pathlib.Path], dict]) -> Iterator[dict]:
+    """The results in a file, which replace it in the end: by one process at a time, and whole."""
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = load(path)
+        yield results
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(results, indent=1) + "\n")
+        new.replace(path)

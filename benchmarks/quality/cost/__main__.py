@@ -17,7 +17,6 @@ Several processes may add to one file of results with --resume; with all runs do
 """
 
 import argparse
-import fcntl
 import json
 import os
 import pathlib
@@ -29,7 +28,7 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
-from benchmarks.measurement import machine
+from benchmarks.measurement import machine, updated
 from benchmarks.quality.cost.methods import METHODS, N_HASHES, YOSO
 from benchmarks.quality.cost.tables import draw, find, table
 from benchmarks.source_text import N_BYTES, frequencies, masked_batch, read_text
@@ -114,9 +113,7 @@ def load(path: pathlib.Path) -> dict:
 
 def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
     """Add a run to the file, which other processes may be adding to as well."""
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load(path)
+    with updated(path, load) as results:
         if find(results, run["method"], run["budget"], run["seed"]):
             return  # another process was as fast
         results["settings"] = settings(args)
@@ -124,9 +121,6 @@ def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
             [*results["runs"], run],
             key=lambda run: (run["budget"], list(METHODS).index(run["method"]), run["seed"]),
         )
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(results, indent=1) + "\n")
-        new.replace(path)
 
 
 # --- Command line -------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ start at will, also in several processes. With all runs done the command only re
 """
 
 import argparse
-import fcntl
 import json
 import os
 import pathlib
@@ -25,7 +24,7 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import Encoder, Trainer, evaluate
-from benchmarks.measurement import machine
+from benchmarks.measurement import machine, updated
 from benchmarks.quality.equal_time import report
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES
 from benchmarks.quality.tasks import Recall
@@ -119,9 +118,7 @@ def key_of(run: dict) -> tuple:
 
 def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
     """Add a run to the file, which other processes may be adding to as well."""
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load(path)
+    with updated(path, load) as results:
         if key_of(run) in map(key_of, results["runs"]):
             return  # another process was as fast
         results["settings"][str(run["length"])] = setting
@@ -137,9 +134,6 @@ def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
                 *(schedules.index(r["schedule"]), r["seed"]),
             ),
         )
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(results, indent=1) + "\n")
-        new.replace(path)
 
 
 # --- Command line ---------------------------------------------------------------------------------

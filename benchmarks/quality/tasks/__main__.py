@@ -18,7 +18,6 @@ start at will, also in several processes. With all runs done the command only re
 """
 
 import argparse
-import fcntl
 import json
 import math
 import os
@@ -31,7 +30,7 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
-from benchmarks.measurement import machine
+from benchmarks.measurement import machine, updated
 from benchmarks.quality.tasks import ListOps, MaskedWords, Needle, Recall, report
 from benchmarks.quality.tasks.methods import ESTIMATORS, METHODS, ONE_LENGTH, SAMPLED
 
@@ -162,9 +161,7 @@ def is_done(results: dict, *wanted) -> bool:
 
 def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
     """Add a run to the file, which other processes may be adding to as well."""
-    with open(path.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        results = load(path)
+    with updated(path, load) as results:
         if is_done(results, run["task"], run["method"], run["seed"]):
             return  # another process was as fast
         results["tasks"][run["task"]] = setting
@@ -173,9 +170,6 @@ def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
             [*results["runs"], run],
             key=lambda r: (tasks.index(r["task"]), methods.index(r["method"]), r["seed"]),
         )
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(results, indent=1) + "\n")
-        new.replace(path)
 
 
 # --- Command line -------------------------------------------------------------------------------
