@@ -5,14 +5,16 @@
 
 namespace lshkit {
 
-template <class T>
-struct HeadSum {
+struct SumRows {
   index_t n_queries, n_keys, n_hashes, n_buckets;
   const void *query_codes, *key_codes;  // (rows, n_hashes)
   int code_bytes;
-  Matrix<const T> values;
   const std::uint8_t* key_mask;
   Order order;
+};
+template <class T>
+struct HeadSum : SumRows {
+  Matrix<const T> values;
   T scale;
   Matrix<T> out;
 };

@@ -5,25 +5,23 @@
 #include <cstring>
 #include <vector>
 
-#include "bucket_slots.hpp"
-#include "lshkit/runtime.hpp"
 #include "parallel.hpp"
+#include "sum_passes.hpp"
 
 namespace lshkit {
 namespace {
 
-// The tables of a pass two slices wide, beside the rows that stream through the L2 cache.
-index_t table_bytes() { return cache_sizes().l2 / 4; }
 // Rounding moves a value by at most half a step: at most this many mean magnitudes of its column
 // (not root mean squares, which one large value among small ones would raise). The errors of
 // different keys are as good as independent, so a sum's, relative to the sum's own root mean
 // square, is 1/sqrt(3) of it.
 constexpr float kLargestError = 2e-3f;
 constexpr float kWiden = 4;  // the step after an overflow
+// Fewer keys are summed in float32: packed sequences of a few rows are rounded once, and what 16
+// bits would gain is little beside the rest of such a call.
+constexpr index_t kLeastKeys = 64;
 // Below, the sum of squares is too close to what float32 cannot hold.
 constexpr float kLeastSquareSum = 1e-24f;
-
-index_t row_bytes(const HeadSum<float>& s) { return s.n_buckets * kSliceBytes; }
 
 // Keys in the fullest bucket of the first hash.
 template <class Code>
@@ -37,43 +35,47 @@ index_t fullest_bucket(const HeadSum<float>& s, std::int32_t* in_bucket) {
 }
 
 // For one slice or two at once.
-struct FastScratch {
+struct FastMemory {
+  PassCodes codes;
   std::uint32_t* table;
   std::int16_t* values;
-  float *to_integer, *to_output;  // of each column
+  float *out, *to_integer, *to_output;  // the latter of each column
   std::int32_t* in_bucket;
   std::size_t bytes;
 
-  FastScratch(Arena arena, const HeadSum<float>& s, index_t group, index_t slices)
-      : table(arena.take<std::uint32_t>(group * slices * row_bytes(s) / 4)),
-        values(arena.take<std::int16_t>(s.n_keys * slices * kFastColumns)),
-        to_integer(arena.take<float>(slices * kFastColumns)),
-        to_output(arena.take<float>(slices * kFastColumns)),
-        in_bucket(arena.take<std::int32_t>(s.n_buckets)),
-        bytes(arena.used()) {}
+  FastMemory(Arena arena, const HeadSum<float>& s, const SumCut& cut, index_t slices)
+      : codes(arena, s, cut) {
+    const index_t columns = slices * kFastColumns;
+    table = arena.take<std::uint32_t>(cut.group * cut.table_rows * columns / 2);
+    values = arena.take<std::int16_t>(s.n_keys * columns);
+    out = arena.take<float>(cut.packed ? s.n_queries * columns : 0);
+    to_integer = arena.take<float>(columns);
+    to_output = arena.take<float>(columns);
+    in_bucket = arena.take<std::int32_t>(s.n_buckets);
+    bytes = arena.used();
+  }
 };
 
 class FastSum {
  public:
   FastSum(const HeadSum<float>& sum, index_t slices)
       : s_(sum),
-        // The same for one slice as for two: every group's sum is rounded to float32.
-        group_(std::clamp<index_t>(table_bytes() / (2 * row_bytes(s_)), 1,
-                                   std::min<index_t>(kMaxGroup, s_.n_hashes))),
-        at_once_(slices > 1 && 2 * row_bytes(s_) <= table_bytes() ? 2 : 1),
-        scratch_(Arena(thread_scratch(FastScratch(Arena(), s_, group_, at_once_).bytes)), s_,
-                 group_, at_once_) {
+        cut_(s_, s_.values.columns * index_t(sizeof(float))),
+        at_once_(std::min<index_t>(slices, cut_.at_once)),
+        memory_(Arena(thread_scratch(FastMemory(Arena(), s_, cut_, at_once_).bytes)), s_, cut_,
+                at_once_) {
     valid_keys_ = s_.n_keys;
     if (s_.key_mask) valid_keys_ -= std::count(s_.key_mask, s_.key_mask + s_.n_keys, 0);
-    fullest_ = s_.code_bytes == 1 ? fullest_bucket<std::uint8_t>(s_, scratch_.in_bucket)
-                                  : fullest_bucket<std::uint16_t>(s_, scratch_.in_bucket);
+    fullest_ = s_.code_bytes == 1 ? fullest_bucket<std::uint8_t>(s_, memory_.in_bucket)
+                                  : fullest_bucket<std::uint16_t>(s_, memory_.in_bucket);
+    memory_.codes.arrange();
   }
   index_t at_once() const { return at_once_; }
 
   // False where 16 bits do not do: the output may be anything. `widening` multiplies the steps.
   bool run(index_t slice, index_t count, float widening) {
     for (index_t i = 0; i < count; ++i)
-      if (!choose_steps(slice + i, widening, scratch_.to_integer + i * kFastColumns)) {
+      if (!choose_steps(slice + i, widening, memory_.to_integer + i * kFastColumns)) {
         too_coarse_ = true;
         return false;
       }
@@ -116,38 +118,35 @@ class FastSum {
   // False if a bucket left 16 bits.
   bool sum(index_t slice, index_t count) const {
     for (index_t c = 0; c < count * kFastColumns; ++c)
-      scratch_.to_output[c] = scratch_.to_integer[c] > 0 ? s_.scale / scratch_.to_integer[c] : 0;
+      memory_.to_output[c] = memory_.to_integer[c] > 0 ? s_.scale / memory_.to_integer[c] : 0;
     const Matrix<const float> v = values(slice, count);
-    kernels().fast_values(v, scratch_.to_integer, scratch_.values, count * kFastColumns);
+    kernels().fast_values(v, memory_.to_integer, memory_.values, count * kFastColumns);
+    const Matrix<float> out{s_.out.data + slice * kFastColumns, s_.out.stride, s_.n_queries,
+                            v.columns};
+    const Matrix<float> sums =
+        cut_.packed ? Matrix<float>{memory_.out, v.columns, s_.n_queries, v.columns} : out;
     FastSumPass pass;
-    pass.code_stride = s_.n_hashes;
-    pass.code_bytes = s_.code_bytes;
-    pass.n_queries = s_.n_queries;
-    pass.n_keys = s_.n_keys;
-    pass.table_rows = s_.n_buckets;
-    pass.values = scratch_.values;
+    pass.values = memory_.values;
     pass.value_stride = count * kFastColumns;
     pass.slices = int(count);
     pass.width = int(v.columns);
-    pass.key_mask = s_.key_mask;
-    pass.causal = s_.order == Order::causal;
-    pass.scale = scratch_.to_output;
-    pass.out = s_.out.data + slice * kFastColumns;
-    pass.out_stride = s_.out.stride;
-    pass.table = scratch_.table;
-    for (index_t hash = 0; hash < s_.n_hashes; hash += group_) {
-      pass.query_codes = static_cast<const char*>(s_.query_codes) + hash * s_.code_bytes;
-      pass.key_codes = static_cast<const char*>(s_.key_codes) + hash * s_.code_bytes;
-      pass.group = int(std::min(group_, s_.n_hashes - hash));
-      pass.accumulate = hash > 0;
+    pass.scale = memory_.to_output;
+    pass.out = sums.data;
+    pass.out_stride = sums.stride;
+    pass.table = memory_.table;
+    for (index_t hash = 0; hash < s_.n_hashes; hash += cut_.group) {
+      memory_.codes.select(hash, pass);
       if (!kernels().fast_bucket_sum(pass)) return false;
     }
+    for (index_t i = 0; cut_.packed && i < s_.n_queries; ++i)
+      std::memcpy(out.row(i), sums.row(i), sizeof(float) * v.columns);
     return true;
   }
 
   const HeadSum<float>& s_;
-  index_t group_, at_once_, valid_keys_, fullest_;
-  FastScratch scratch_;
+  SumCut cut_;
+  index_t at_once_, valid_keys_, fullest_;
+  FastMemory memory_;
   bool too_coarse_ = false;
 };
 
@@ -155,10 +154,9 @@ class FastSum {
 
 void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
   std::vector<index_t> full;
-  // With most buckets empty, or tables larger than the cache, halving them gains nothing.
-  if (BucketSlots::pay(s.n_keys, s.n_buckets) || 2 * row_bytes(s) > table_bytes()) {
+  if (s.n_keys < kLeastKeys) {
     for (index_t slice = first; slice < last; ++slice) full.push_back(slice);
-  } else {
+  } else if (first < last) {
     FastSum sum(s, last - first);
     for (index_t slice = first; slice < last; slice += sum.at_once()) {
       const index_t count = std::min(sum.at_once(), last - slice);

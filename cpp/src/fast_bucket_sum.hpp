@@ -8,7 +8,7 @@ namespace lshkit {
 inline index_t fast_slice_count(index_t n_values) {
   return (n_values + kFastColumns - 1) / kFastColumns;
 }
-// Slices [first, last), like sum_slices; s.order is not reversed. Values are rounded to multiples
+// Slices [first, last), like sum_slices. Values are rounded to multiples
 // of a step of their column, 1/32767 of the largest bucket sum that is to be expected: no sum of
 // the integers rounds. A slice whose values are not finite, whose step would be coarse against its
 // values, or whose buckets left 16 bits in spite of a wider step, goes to sum_slices. The choice

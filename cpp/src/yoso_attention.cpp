@@ -25,6 +25,17 @@ HeadSum<float> head_sum(const HeadRange& r, Codes query_codes, Codes key_codes, 
   return s;
 }
 
+// The sums of a head, in tables of 16-bit integers where the inputs have 16 bits.
+struct Sums {
+  void (*run)(const HeadSum<float>& sum, index_t first, index_t last);
+  index_t slices;
+
+  Sums(bool fast, index_t n_values)
+      : run(fast ? fast_sum_slices : sum_slices<float>),
+        slices(fast ? fast_slice_count(n_values) : slice_count<float>(n_values)) {}
+  void all(const HeadSum<float>& sum) const { run(sum, 0, slices); }
+};
+
 // counts_i = scale * the number of (key, hash) pairs in which query i collides: the sum of its
 // weights, bucket_sum of a column of ones.
 template <class Code>
@@ -82,7 +93,6 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const index_t heads = head_count(shape);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const Codes queries{query_codes, code_bytes}, keys{key_codes, code_bytes};
-  // Of inputs of 16 bits; their values may have tables of 16 bits too.
   const bool fast = in.query.converted();
   const Precision precision = fast ? Precision::fast : Precision::full;
   HashFunctions query_functions = functions;
@@ -96,9 +106,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   std::optional<ValidRows> valid;
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);
 
-  const auto sum = fast ? fast_sum_slices : sum_slices<float>;
-  const index_t slices =
-      fast ? fast_slice_count(shape.n_values) : slice_count<float>(shape.n_values);
+  const Sums sums(fast, shape.n_values);
 
   // Slices [first, last) of a head's sums; at the end of a head its normalisation.
   const auto run = [&](index_t index, index_t first, index_t last, bool finish) {
@@ -113,7 +121,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
-    sum(s, first, last);
+    sums.run(s, first, last);
     if (!finish) return;
     float* divisor =
         divisors && options.normalize != Normalize::none ? divisors + r.query_row : nullptr;
@@ -130,13 +138,13 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     store_rows(out, r.queries, s.out);
   };
 
-  for_each_slice(heads, slices, in.value.converted() || out.converted(), threads, run);
+  for_each_slice(heads, sums.slices, in.value.converted() || out.converted(), threads, run);
 }
 
 void yoso_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                    index_t n_hashes, AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                    AttentionGradients<float> gradients, int threads) {
-  const index_t slices = slice_count<float>(shape.n_values);
+  const Sums sums(in.query.converted(), shape.n_values);
   for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<float>& b) {
     AttentionHead<float> head = b.head;
     const auto s = BackwardScratch<float>::of_thread(head, options.normalize);
@@ -148,16 +156,16 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     forward.key_mask = head.key_mask;
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
-        options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {
+        options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* counts) {
           if (options.kept.divisors)
             return restore_sums(options.normalize, options.kept.out, options.kept.divisors, b.range,
-                                raw, sums);
+                                raw, counts);
           forward.out = raw;
-          sum_slices(forward, 0, slices);
-          if (options.normalize == Normalize::sum) collision_counts(forward, sums);
+          sums.all(forward);
+          if (options.normalize == Normalize::sum) collision_counts(forward, counts);
           if (options.window > 0)
             add_window(head, s.norms, forward, options, n_bits,
-                       options.normalize == Normalize::sum ? sums : nullptr);
+                       options.normalize == Normalize::sum ? counts : nullptr);
         });
 
     // Values: the transpose of the sum, from the same codes.
@@ -168,7 +176,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     transposed.key_mask = s.norms.query_valid;
     transposed.order = transposed_order(forward.order);
     transposed.out = b.value_grad;
-    sum_slices(transposed, 0, slices);
+    sums.all(transposed);
     for (index_t j = 0; j < b.range.n_keys; ++j)
       if (!s.norms.key_valid[j])
         std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);

@@ -63,7 +63,7 @@ def keeps_output(query: Tensor) -> bool:
     """Whether the backward pass restores the sums from the output instead of adding them up again.
 
     On a GPU: of 16-bit inputs that is a rounded output, where the gradient's terms are rounded too.
-    On the CPU 16-bit inputs have the float32 gradient, rounded once.
+    On the CPU the sums are added up again, in float32 or in tables of 16-bit integers.
     """
     return query.is_cuda
 

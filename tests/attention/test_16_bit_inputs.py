@@ -302,6 +302,93 @@ def test_rows_that_are_not_finite_stay_alone(where):
     assert torch.isfinite(out).all()
 
 
+# ---------------------------------------------------------------- gradients
+
+
+def values_backward(grad_out, query, key, value, query_codes, key_codes, *, n_bits=8,
+                    is_causal=False, threads=1):  # fmt: skip
+    """(the gradient of the values, the sum of grad_out that the same codes ask for in float64)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        *_, got = torch_ops.yoso_attention_backward(
+            *(grad_out, query, key, value, None, None, None),
+            *(query_codes, key_codes, n_bits, is_causal, 0, 0),
+        )
+    finally:
+        torch.set_num_threads(before)
+    order = 2 if is_causal else 0  # a key gets the gradients of the queries behind it
+    rows = grad_out.double()
+    return got, torch_ops.bucket_sum(key_codes, query_codes, rows, 2**n_bits, order, None)
+
+
+def gradient_rows(kind, n, dtype):
+    """Queries, which are the keys too, and the output's gradient."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(n, 64, generator=generator)
+    grad = torch.randn(n, 64, generator=generator)
+    which = torch.randint(16, (n,), generator=generator)
+    if kind == "clustered":
+        x = x[:16][which] + 0.1 * x
+        grad = 10 * grad[:16][which] + grad
+    if kind == "duplicated":
+        x, grad = x[: n // 8].repeat(8, 1), grad[: n // 8].repeat(8, 1)
+    if kind == "large":
+        grad = grad * (1e30 if dtype is torch.bfloat16 else 6000)
+    if kind == "heavy tail":
+        grad = grad.sign() * grad.abs() ** 5
+    return x[None, None].to(dtype), grad[None, None].to(dtype)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("n_bits", [3, 8, 12])
+@pytest.mark.parametrize("kind", ["random", "clustered", "duplicated", "large", "heavy tail"])
+def test_gradient_of_the_values(kind, n_bits, is_causal, dtype):
+    x, grad = gradient_rows(kind, 1000, dtype)
+    if kind == "large" and dtype is torch.float16 and n_bits == 3:
+        grad = grad / 64  # else the sums are beyond float16
+    _, *codes = run(x, x, x, n_bits=n_bits)
+    options = {"n_bits": n_bits, "is_causal": is_causal}
+    got, wanted = values_backward(grad, x, x, x, *codes, **options)
+    assert relative_error(got, wanted) < LARGEST_ERROR + rounding(dtype)
+    again, _ = values_backward(grad, x, x, x, *codes, **options, threads=2)
+    assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("n_bits", [8, 12])
+def test_gradient_of_60000_equal_rows_in_one_bucket(n_bits):
+    # More than 16-bit integers or bfloat16 could count.
+    n = 60_000
+    query, _, value = same_codes(n, 33)
+    value.fill_(0)
+    grad = torch.full_like(value, 0.75)
+    _, *codes = run(query, query, value, n_bits=n_bits, n_hashes=2)
+    for is_causal in (False, True):
+        got, _ = values_backward(
+            grad, query, query, value, *codes, n_bits=n_bits, is_causal=is_causal
+        )
+        behind = torch.arange(n, 0, -1) if is_causal else torch.full((n,), n)
+        wanted = (0.75 * behind.double())[:, None].expand(-1, 33)
+        torch.testing.assert_close(got[0, 0].double(), wanted, rtol=2e-3 + rounding(), atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradients_that_are_not_finite_stay_in_their_column(bad):
+    x, grad = gradient_rows("random", 600, torch.bfloat16)
+    _, *codes = run(x, x, x)
+    clean = grad.clone()
+    clean[..., 3, 50] = 0
+    grad[..., 3, 50] = bad
+    got, _ = values_backward(grad, x, x, x, *codes)
+    _, wanted = values_backward(clean, x, x, x, *codes)
+    meets = (codes[1] == codes[0][:, :, 3:4]).any(-1)[0, 0]
+    assert meets.any() and not torch.isfinite(got[0, 0, meets, 50]).any()
+    good = torch.ones_like(got, dtype=torch.bool)
+    good[0, 0, meets, 50] = False
+    assert relative_error(got[good], wanted[good]) < LARGEST_ERROR + rounding()
+
+
 # ---------------------------------------------------------------- the public door
 
 

@@ -11,6 +11,7 @@ from lshkit import _C
 
 # "L2,L3" in KB, None as the machine has them: from tables that never fit to those that always do.
 SIZES = (None, "1,1", "8,16", "32,256", "128,4096", "1048576,1048576")
+INSTRUCTION_SETS = ("base", "avx2", "avx512")  # each contains the one before
 
 
 def codes_and_weights(rng, rows, n_buckets, n_hashes, n_probes):
@@ -57,6 +58,48 @@ def check_sums():
                 np.testing.assert_allclose(results[0], wanted, rtol=0, atol=1e-4)
 
 
+def check_attention_of_16_bits():
+    """Attention of float16 inputs, whose tables are of 16-bit integers, and its gradient.
+
+    The steps of the integers are chosen so that no value moves by more than 2e-3 of its column's
+    mean magnitude; float16 rounds the results once more.
+    """
+    rng = np.random.default_rng(1)
+    n_hashes, columns = 16, 70
+    for n_bits, n_queries, n_keys in ((5, 300, 280), (8, 200, 260), (12, 150, 130)):
+        shapes = (n_queries, 64), (n_keys, 64), (n_keys, columns), (n_queries, columns)
+        query, key, value, grad = (
+            rng.standard_normal((1, 2, *shape)).astype(np.float16) for shape in shapes
+        )
+        planes = rng.standard_normal((2, n_hashes * n_bits, 64)).astype(np.float32)
+        code = np.uint8 if n_bits <= 8 else np.uint16
+        for causal in (False, True):
+            results = []
+            for threads in (1, 3):
+                out = np.full_like(grad, np.nan)
+                codes = [np.empty((1, 2, n, n_hashes), code) for n in (n_queries, n_keys)]
+                _C.yoso_forward(
+                    *(query, key, value, None, planes, 0, n_bits, n_hashes),
+                    *(causal, 0, out, *codes, threads),
+                )
+                grads = [np.full_like(x, np.nan) for x in (query, key, value)]
+                _C.yoso_backward(
+                    *(query, key, value, None, *codes, n_bits, causal, 0, 0, grad, *grads),
+                    threads,
+                )
+                results.append((out, *grads))
+            for one, three in zip(*results, strict=True):
+                np.testing.assert_array_equal(one, three)
+            weights = (codes[0][:, :, :, None] == codes[1][:, :, None]).mean(-1)
+            if causal:
+                weights = weights * np.tril(np.ones((n_queries, n_keys)))
+            out, *_, value_grad = results[0]
+            wanted = weights @ value.astype(float), weights.swapaxes(-1, -2) @ grad.astype(float)
+            for a, e in zip((out, value_grad), wanted, strict=True):
+                error = np.sqrt(np.mean((a - e) ** 2) / np.mean(e**2))
+                assert error < 2e-3 + 2**-11, (n_bits, causal, error)
+
+
 def pair_weights(sides, n_buckets, n_hashes, n_probes):
     """(1, 2, n_queries, n_keys): over hashes and probes, the products of weights of equal codes."""
     total = 0
@@ -73,8 +116,8 @@ def pair_weights(sides, n_buckets, n_hashes, n_probes):
     return total
 
 
-def in_process(sizes, *arguments):
-    environment = {k: v for k, v in os.environ.items() if k != "LSHKIT_CACHE_SIZES"}
+def in_process(sizes, *arguments, **variables):
+    environment = {k: v for k, v in os.environ.items() if k != "LSHKIT_CACHE_SIZES"} | variables
     if sizes is not None:
         environment["LSHKIT_CACHE_SIZES"] = sizes
     return subprocess.run(
@@ -85,6 +128,16 @@ def in_process(sizes, *arguments):
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sums_equal_all_pairs_with_any_caches(sizes):
     done = in_process(sizes, __file__)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
+@pytest.mark.parametrize("sizes", [None, "8,16", "128,4096"])
+def test_attention_of_16_bits_with_any_caches(sizes, instruction_set):
+    best = _C.instruction_set()
+    if INSTRUCTION_SETS.index(instruction_set) > INSTRUCTION_SETS.index(best):
+        pytest.skip(f"this CPU or build has no {instruction_set}, its best is {best}")
+    done = in_process(sizes, __file__, "16 bits", LSHKIT_ISA=instruction_set)
     assert done.returncode == 0, done.stderr
 
 
@@ -105,4 +158,4 @@ def test_sizes_are_those_of_the_variable():
 
 
 if __name__ == "__main__":
-    check_sums()
+    check_attention_of_16_bits() if sys.argv[1:] else check_sums()

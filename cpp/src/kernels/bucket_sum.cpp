@@ -65,12 +65,12 @@ struct Pass {
   LSHKIT_INLINE void add(index_t key) const {
     if (p.key_mask && !p.key_mask[key]) return;
     const T* value = p.values + key * p.value_stride;
-    const Code* code = static_cast<const Code*>(p.key_codes) + key * p.key_code_stride;
+    const Code* code = static_cast<const Code*>(p.key_codes) + key * p.code_stride;
     if (key + 2 * kAhead < p.n_keys) {
       LSHKIT_UNROLL
       for (int i = 0; i < Slices; ++i)
         prefetch(value + kAhead * p.value_stride + i * (kSliceBytes / int(sizeof(T))));
-      prefetch(code + 2 * kAhead * p.key_code_stride);
+      prefetch(code + 2 * kAhead * p.code_stride);
     }
     const Row line = Row::template read<Full>(value, p.width);
     const int n = Group ? Group : p.group;
@@ -83,12 +83,12 @@ struct Pass {
   }
   LSHKIT_INLINE void read(index_t query) const {
     T* out = p.out + query * p.out_stride;
-    const Code* code = static_cast<const Code*>(p.query_codes) + query * p.query_code_stride;
+    const Code* code = static_cast<const Code*>(p.query_codes) + query * p.code_stride;
     if (query + 2 * kAhead < p.n_queries) {
       LSHKIT_UNROLL
       for (int i = 0; i < Slices; ++i)
         __builtin_prefetch(out + kAhead * p.out_stride + i * (kSliceBytes / int(sizeof(T))), 1);
-      prefetch(code + 2 * kAhead * p.query_code_stride);
+      prefetch(code + 2 * kAhead * p.code_stride);
     }
     Row even = Row::zero(), odd = Row::zero();
     const int n = Group ? Group : p.group;

@@ -98,40 +98,34 @@ struct ProbeRows {
 // L2 cache.
 constexpr int kSliceBytes = 64;  // one cache line of a table row
 constexpr int kMaxGroup = 16;    // hashes a pass
-template <class T>
-struct BucketSumPass {
-  const void *query_codes, *key_codes;  // of the group's first hash
-  index_t query_code_stride, key_code_stride;
-  int code_bytes, group;
-  index_t n_queries, n_keys, table_rows;
-  const T* values;  // the slice's first column
-  index_t value_stride;
-  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
-  const std::uint8_t* key_mask;
-  Order order;
-  T scale;
-  T* out;
-  index_t out_stride;
-  bool accumulate;  // add to out, which an earlier group has written
-  T* table;         // group * table_rows rows of slices * kSliceBytes, aligned to 64
-};
-// The same in 16-bit integers, of values that have been rounded to them.
-constexpr int kFastColumns = kSliceBytes / 2;
-struct FastSumPass {
+struct SumPass {
   const void *query_codes, *key_codes;  // of the group's first hash
   index_t code_stride;
   int code_bytes, group;
   index_t n_queries, n_keys, table_rows;
+  const std::uint8_t* key_mask;
+  Order order;
+  int slices, width;  // 1 or 2, and their columns
+  bool accumulate;    // add to the output, which an earlier group has written
+};
+template <class T>
+struct BucketSumPass : SumPass {
+  const T* values;  // the slice's first column
+  index_t value_stride;
+  T scale;
+  T* out;
+  index_t out_stride;
+  T* table;  // group * table_rows rows of slices * kSliceBytes, aligned to 64
+};
+// The same in 16-bit integers, of values that have been rounded to them.
+constexpr int kFastColumns = kSliceBytes / 2;
+struct FastSumPass : SumPass {
   const std::int16_t* values;  // rows of fast_values, the slice's first column
   index_t value_stride;
-  int slices, width;  // 1 or 2, and their columns
-  const std::uint8_t* key_mask;
-  bool causal;
   const float* scale;  // of each column: from a sum of rounded values to the output
   float* out;
   index_t out_stride;
-  bool accumulate;
-  std::uint32_t* table;  // group * table_rows rows of slices * kSliceBytes, aligned to 64
+  std::uint32_t* table;  // as above
 };
 // Of up to kFastColumns columns, over the keys that are not masked out.
 struct FastColumnSums {

@@ -256,21 +256,6 @@ LSHKIT_INLINE void prefetch_side(Matrix<const T> x, Matrix<const T> y, Matrix<fl
     prefetch_row(gradient.row(order[t]), 4 * gradient.columns);
   }
 }
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Buckets& of,
-                                 index_t b) {
-  const Bfloat16Rows& w = s.words;
-  const std::int32_t *queries = of.query_order + of.query_start[b],
-                     *keys = of.key_order + of.key_start[b];
-  const index_t nq = of.queries(b), nk = of.keys(b);
-  if (w.on) {
-    const index_t x = w.d / 2, y = w.dv / 2;
-    prefetch_side<Word>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
-    prefetch_side<Word>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
-  } else {
-    prefetch_side<float>(p.query, p.grad, p.query_grad, queries, nq);
-    prefetch_side<float>(p.key, p.value, p.key_grad, keys, nk);
-  }
-}
 
 // Flops of a bucket pair by pair and through its products.
 struct Costs {
@@ -285,6 +270,23 @@ struct Costs {
     return float(nq) * float(nk) * (causal ? 0.5f : 1.0f) * pair <= row * float(nq + nk);
   }
 };
+
+// Of the form that the bucket will be read in: pair by pair that is float32.
+LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Costs& costs,
+                                 const Buckets& of, index_t b) {
+  const Bfloat16Rows& w = s.words;
+  const std::int32_t *queries = of.query_order + of.query_start[b],
+                     *keys = of.key_order + of.key_start[b];
+  const index_t nq = of.queries(b), nk = of.keys(b);
+  if (w.on && !costs.pairs_are_cheaper(nq, nk)) {
+    const index_t x = w.d / 2, y = w.dv / 2;
+    prefetch_side<Word>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
+    prefetch_side<Word>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
+  } else {
+    prefetch_side<float>(p.query, p.grad, p.query_grad, queries, nq);
+    prefetch_side<float>(p.key, p.value, p.key_grad, keys, nk);
+  }
+}
 
 // The products of the large buckets of n hashes from `first`, sketched. A part of the features and
 // one direction at a time: of the rows that lie all over memory, as many as can be are in a cache.
@@ -347,7 +349,7 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
     sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
-      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, of, b + 1);
+      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, costs, of, b + 1);
       if (nq == 0 || nk == 0) continue;
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
       if (p.rank > 0 && !pairs) continue;  // sketched below
