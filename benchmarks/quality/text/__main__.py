@@ -30,7 +30,7 @@ from benchmarks.source_text import causal_batch, frequencies, read_text, repeats
 
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
 BUDGETS = ("steps", "time")
-LR = 2e-3
+LR = 3e-3
 
 
 class Setting(NamedTuple):

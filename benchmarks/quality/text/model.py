@@ -74,22 +74,38 @@ def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 class Yoso(nn.Module):
     """The library's attention: fresh hash functions in each training step, one set otherwise."""
 
-    def __init__(self, estimator: Estimator) -> None:
+    def __init__(self, estimator: Estimator, normalize: str | None = "l2") -> None:
         super().__init__()
-        self.estimator = estimator
+        self.estimator, self.normalize = estimator, normalize
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         seed = None if self.training else 0
-        return yoso_attention(q, k, v, is_causal=True, estimator=self.estimator, seed=seed)
+        options = {"estimator": self.estimator, "normalize": self.normalize, "seed": seed}
+        return yoso_attention(q, k, v, is_causal=True, **options)
 
 
+class WithOwnValue(nn.Module):
+    """A position's own value, times a number per head, added: `YosoAttention(conv_window=1)`."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer, self.share = mixer, nn.Parameter(torch.ones(HEADS, 1, 1))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        return self.mixer(q, k, v, x) + self.share * v
+
+
+YOSO, SOFT = Sampled(n_bits=12, expectation="never"), Soft(n_bits=12)
 METHODS = {
     "softmax, ALiBi": lambda: Softmax("ALiBi"),
     "softmax, rotary": lambda: Softmax("rotary"),
     "softmax of unit vectors": lambda: Softmax(unit_norm=True),
     "values alone": Values,
-    "YOSO, 12 bits": lambda: Yoso(Sampled(n_bits=12, expectation="never")),
-    "soft codes, 12 bits": lambda: Yoso(Soft(n_bits=12)),
+    "YOSO, 12 bits": lambda: Yoso(YOSO),
+    "soft codes, 12 bits": lambda: Yoso(SOFT),
+    "softmax, ALiBi, own value": lambda: WithOwnValue(Softmax("ALiBi")),
+    "YOSO, 12 bits, own value": lambda: WithOwnValue(Yoso(YOSO, normalize=None)),
+    "soft codes, 12 bits, own value": lambda: WithOwnValue(Yoso(SOFT, normalize=None)),
 }
 
 # --- Model ----------------------------------------------------------------------------------------
@@ -104,7 +120,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, *_: None) -> Tensor:
         y = self.project(x)
-        y = F.silu(self.conv(y.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2))
+        y = self.conv(y.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
         q, k, v = (z.unflatten(-1, (HEADS, -1)).transpose(1, 2) for z in y.chunk(3, -1))
         return self.out(self.mixer(q, k, v, x).transpose(1, 2).flatten(2))
 

@@ -14,6 +14,9 @@ LOOKS = {  # (colour, line)
     "values alone": ("#888888", "--"),
     "YOSO, 12 bits": ("#D55E00", "-"),
     "soft codes, 12 bits": ("#0072B2", "-"),
+    "softmax, ALiBi, own value": ("#009E73", "-"),
+    "YOSO, 12 bits, own value": ("#E69F00", "-"),
+    "soft codes, 12 bits, own value": ("#56B4E9", "-"),
 }
 MEASURES = {"repeated_loss": "bytes whose context repeats", "loss": "all bytes"}
 BUDGETS = {"steps": "equal steps", "time": "equal CPU time"}
