@@ -200,15 +200,17 @@ def context(text: Tensor, length: int, pairs: int) -> tuple[Tensor, Tensor, Tens
 
 
 def measure(
-    model, text, length: int, methods: dict[str, Method], tokens: int, questions: int
+    model, text, length: int, names: list[str], share: float, tokens: int, questions: int
 ) -> dict:
-    """Of the methods' losses and answers; softmax must be the first."""
+    """The losses and answers of these methods; softmax must be the first."""
     results = {}
     for task, pairs in (("needle", NEEDLES), ("recall", length // 128)):
         known, lines, rest = context(text, length, pairs)
         asked = lines[torch.linspace(0, pairs - 1, min(pairs, questions)).long()]
         reader, likeliest = Reader(model, known), None
-        for name, method in methods.items():
+        methods = compared(share)  # made anew: they keep what they know of a context
+        for name in names:
+            method = methods[name]
             begin = time.perf_counter()
             reader.use(method)
             result = results.setdefault(name, {})
@@ -292,12 +294,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = load(args.decoder)
     _, text = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
-    methods = compared(args.share)
-    order = list(methods)
+    order = list(compared(args.share))
     for name in args.methods or ():
-        if name not in methods:
-            parser.error(f"--methods must be of {', '.join(methods)}, got {name!r}")
-    methods = {x: m for x, m in methods.items() if x in (SOFTMAX, *(args.methods or methods))}
+        if name not in order:
+            parser.error(f"--methods must be of {', '.join(order)}, got {name!r}")
+    names = [x for x in order if x in (SOFTMAX, *(args.methods or order))]
     settings = {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
     results = {"lengths": {}, "errors": {}}
     if args.json and args.json.exists():
@@ -307,7 +308,7 @@ def main() -> None:
     results |= {"date": datetime.date.today().isoformat(), "machine": machine()} | settings
     for length in args.lengths:
         sharpen(model, length)
-        found = measure(model, text, length, methods, args.tokens, args.questions)
+        found = measure(model, text, length, names, args.share, args.tokens, args.questions)
         merged = results["lengths"].get(str(length), {}) | found
         results["lengths"][str(length)] = {x: merged[x] for x in order if x in merged}
         if str(length) not in results["errors"]:
