@@ -41,3 +41,22 @@ def masked_batch(text: Tensor, length: int, batch_size: int, generator: torch.Ge
     hidden = torch.rand(tokens.shape, generator=generator) < MASKED_PART
     hidden[:, 0] = True  # never a batch without a target
     return Batch(tokens.masked_fill(hidden, MASK), None, hidden, tokens[hidden])
+
+
+def causal_batch(text: Tensor, length: int, batch_size: int, generator: torch.Generator) -> Batch:
+    """Pieces of the text; the answers are the next bytes at all positions, `(B length,)`."""
+    starts = torch.randint(len(text) - length, (batch_size,), generator=generator)
+    pieces = torch.stack([text[start : start + length + 1] for start in starts]).long()
+    return Batch(pieces[:, :-1], None, None, pieces[:, 1:].flatten())
+
+
+def repeats(tokens: Tensor, apart: int = 64) -> Tensor:
+    """(B, n) bool: the last 8 bytes up to here came before, last `apart` bytes ago or more."""
+    found = torch.zeros(tokens.shape, dtype=torch.bool)
+    if tokens.shape[1] < 8:
+        return found
+    # Eight bytes are one int64.
+    contexts = tokens.to(torch.uint8).unfold(1, 8, 1).contiguous().view(torch.int64).squeeze(-1)
+    contexts, order = contexts.sort(dim=1, stable=True)
+    again = (contexts[:, 1:] == contexts[:, :-1]) & (order.diff(dim=1) >= apart)
+    return found.scatter_(1, order[:, 1:] + 7, again)
