@@ -1,7 +1,9 @@
 // Threads, whichever backend runs them. ThreadSanitizer knows those of std::thread.
+#ifndef _WIN32
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -35,6 +37,7 @@ void in_threads(int callers, const std::function<void(int)>& call) {
   for (std::thread& thread : threads) thread.join();
 }
 
+#ifndef _WIN32
 bool child_succeeds(const std::function<bool()>& succeeds) {
   std::fflush(stdout);
   const pid_t child = fork();
@@ -45,6 +48,7 @@ bool child_succeeds(const std::function<bool()>& succeeds) {
   int status = 0;
   return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
+#endif
 
 const bool has_openmp = std::string(thread_backend()) == "openmp";
 
@@ -142,6 +146,7 @@ TEST(each_thread_has_a_number_of_its_own) {
   CHECK(set_max_threads(before) == 7 && max_threads() == before);
 }
 
+#ifndef _WIN32  // which has no fork
 TEST(a_child_computes) {
   CHECK(each_task_runs_once(100, 4));  // so that the parent has threads to lose
   const int threads = max_threads();
@@ -195,5 +200,6 @@ TEST(library_that_is_closed_leaves_its_threads_asleep) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // those that spun fall asleep
   }
 }
+#endif
 
 LSHKIT_TEST_MAIN
