@@ -1,4 +1,7 @@
 // Threads, whichever backend runs them. ThreadSanitizer knows those of std::thread.
+#ifdef __linux__
+#include <sched.h>
+#endif
 #ifndef _WIN32
 #include <dlfcn.h>
 #include <sys/wait.h>
@@ -86,6 +89,24 @@ TEST(tasks_run_on_several_threads) {
   });
   CHECK(!late);
 }
+
+#ifdef __linux__
+TEST(threads_at_work_may_run_where_their_caller_may) {
+  // Also those that have slept, in which time some processors are forbidden to them.
+  cpu_set_t wanted;
+  CHECK(sched_getaffinity(0, sizeof wanted, &wanted) == 0);
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<int> differ{0};
+    parallel_for(20, 3, [&](index_t) {
+      cpu_set_t mine;
+      if (sched_getaffinity(0, sizeof mine, &mine) != 0 || !CPU_EQUAL(&mine, &wanted)) ++differ;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    });
+    CHECK(differ == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+#endif
 
 TEST(first_exception_reaches_the_caller) {
   for (int i = 0; i < 50; ++i) {
