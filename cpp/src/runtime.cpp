@@ -1,6 +1,8 @@
 #include "lshkit/runtime.hpp"
 
+#ifndef _WIN32
 #include <sys/mman.h>
+#endif
 
 #include <cstdint>
 #include <cstdlib>
@@ -30,13 +32,23 @@ constexpr std::size_t kKeptScratch = std::size_t(4) << 20;
 struct Buffer {
   void* memory = nullptr;
   std::size_t bytes = 0;
+  std::align_val_t page{};
 
+  void allocate(std::size_t at_least) {
+    // Tables are read all over: with small pages the look-up of addresses would take its share.
+    const std::size_t size = at_least >= kLargePage / 2 ? kLargePage : 4096;
+    const std::size_t rounded = (at_least + size - 1) / size * size;
+    page = std::align_val_t(size);
+    memory = ::operator new(rounded, page);
+    bytes = rounded;
+    if (size == kLargePage) advise_large_pages(memory, bytes);
+  }
   void release() {
-    std::free(memory);
+    ::operator delete(memory, page);
     memory = nullptr;
     bytes = 0;
   }
-  ~Buffer() { std::free(memory); }
+  ~Buffer() { release(); }
 };
 thread_local Buffer buffers[3];  // by Scratch
 
@@ -94,13 +106,7 @@ void* thread_scratch(std::size_t bytes, Scratch use) {
   Buffer& buffer = buffers[int(use)];
   if (bytes > buffer.bytes) {
     buffer.release();
-    // Tables are read all over: with small pages the look-up of addresses would take its share.
-    const std::size_t page = bytes >= kLargePage / 2 ? kLargePage : 4096;
-    const std::size_t rounded = (bytes + page - 1) / page * page;
-    buffer.memory = std::aligned_alloc(page, rounded);
-    if (!buffer.memory) throw std::bad_alloc();
-    buffer.bytes = rounded;
-    if (page == kLargePage) advise_large_pages(buffer.memory, rounded);
+    buffer.allocate(bytes);
   }
   return buffer.memory;
 }

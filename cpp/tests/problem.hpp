@@ -1,6 +1,12 @@
 #pragma once
 // Random problems for the tests, and memory that shows what a kernel must not touch.
+#ifdef _WIN32
+#include <windows.h>
+#undef near
+#undef far
+#else
 #include <sys/mman.h>
+#endif
 
 #include <cstdint>
 #include <cstdlib>
@@ -46,12 +52,21 @@ lshkit::Tensor<T> view(V& x, index_t rows, index_t columns) {
 class SparseMemory {
  public:
   explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+#ifdef _WIN32
+    data_ = VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+#else
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = p == MAP_FAILED ? nullptr : p;
+#endif
   }
   ~SparseMemory() {
-    if (data_) munmap(data_, bytes_);
+    if (!data_) return;
+#ifdef _WIN32
+    VirtualFree(data_, 0, MEM_RELEASE);
+#else
+    munmap(data_, bytes_);
+#endif
   }
   float* floats() const { return static_cast<float*>(data_); }
 

@@ -78,7 +78,8 @@ struct Problem {
     }
     double pi = 1;
     if (!certain && options.weighting != Weighting::none) {
-      const double p = std::pow(1 - std::acos(dot / std::sqrt(qq * kk)) / M_PI, options.n_bits);
+      const double p =
+          std::pow(1 - std::acos(dot / std::sqrt(qq * kk)) / std::acos(-1.0), options.n_bits);
       pi = 1 - std::pow(1 - p, double(m));
       if (twice) pi -= double(m) * p * std::pow(1 - p, double(m) - 1);
     }

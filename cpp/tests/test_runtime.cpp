@@ -9,20 +9,33 @@
 
 using namespace lshkit;
 
+namespace {
+
+// An empty value is as good as none.
+void set_environment(const char* name, const char* value) {
+#ifdef _WIN32
+  _putenv_s(name, value);
+#else
+  setenv(name, value, 1);
+#endif
+}
+
+}  // namespace
+
 TEST(instruction_set_is_a_known_one_and_stays) {
   const std::string isa = instruction_set();
   CHECK(isa == "base" || isa == "avx2" || isa == "avx512");
-  setenv("LSHKIT_ISA", "base", 1);  // too late: it is read once
+  set_environment("LSHKIT_ISA", "base");  // too late: it is read once
   CHECK(isa == instruction_set());
-  unsetenv("LSHKIT_ISA");
+  set_environment("LSHKIT_ISA", "");
 }
 
 TEST(cache_sizes_are_in_order_and_stay) {
   const CacheSizes sizes = cache_sizes();
   CHECK(0 < sizes.l2 && sizes.l2 <= sizes.l3);
-  setenv("LSHKIT_CACHE_SIZES", "1,1", 1);  // too late: they are read once
+  set_environment("LSHKIT_CACHE_SIZES", "1,1");  // too late: they are read once
   CHECK(cache_sizes().l2 == sizes.l2 && cache_sizes().l3 == sizes.l3);
-  unsetenv("LSHKIT_CACHE_SIZES");
+  set_environment("LSHKIT_CACHE_SIZES", "");
 }
 
 TEST(threads_are_at_least_one) { CHECK(max_threads() >= 1); }

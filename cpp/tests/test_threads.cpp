@@ -1,7 +1,12 @@
 // Threads, whichever backend runs them. ThreadSanitizer knows those of std::thread.
+#ifdef __linux__
+#include <sched.h>
+#endif
+#ifndef _WIN32
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -35,6 +40,7 @@ void in_threads(int callers, const std::function<void(int)>& call) {
   for (std::thread& thread : threads) thread.join();
 }
 
+#ifndef _WIN32
 bool child_succeeds(const std::function<bool()>& succeeds) {
   std::fflush(stdout);
   const pid_t child = fork();
@@ -45,6 +51,7 @@ bool child_succeeds(const std::function<bool()>& succeeds) {
   int status = 0;
   return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
+#endif
 
 const bool has_openmp = std::string(thread_backend()) == "openmp";
 
@@ -82,6 +89,24 @@ TEST(tasks_run_on_several_threads) {
   });
   CHECK(!late);
 }
+
+#ifdef __linux__
+TEST(threads_at_work_may_run_where_their_caller_may) {
+  // Also those that have slept, in which time some processors are forbidden to them.
+  cpu_set_t wanted;
+  CHECK(sched_getaffinity(0, sizeof wanted, &wanted) == 0);
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<int> differ{0};
+    parallel_for(20, 3, [&](index_t) {
+      cpu_set_t mine;
+      if (sched_getaffinity(0, sizeof mine, &mine) != 0 || !CPU_EQUAL(&mine, &wanted)) ++differ;
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    });
+    CHECK(differ == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+#endif
 
 TEST(first_exception_reaches_the_caller) {
   for (int i = 0; i < 50; ++i) {
@@ -142,6 +167,7 @@ TEST(each_thread_has_a_number_of_its_own) {
   CHECK(set_max_threads(before) == 7 && max_threads() == before);
 }
 
+#ifndef _WIN32  // which has no fork
 TEST(a_child_computes) {
   CHECK(each_task_runs_once(100, 4));  // so that the parent has threads to lose
   const int threads = max_threads();
@@ -195,5 +221,6 @@ TEST(library_that_is_closed_leaves_its_threads_asleep) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));  // those that spun fall asleep
   }
 }
+#endif
 
 LSHKIT_TEST_MAIN

@@ -1,6 +1,8 @@
 // The threads of the core, by OpenMP.
 #include <omp.h>
+#ifndef _WIN32
 #include <pthread.h>
+#endif
 
 #include "lshkit/runtime.hpp"
 #include "lshkit/threads.hpp"
@@ -14,11 +16,13 @@ namespace {
 // one thread.
 bool in_forked_child = false;
 
+#ifndef _WIN32
 struct ForkHandler {
   ForkHandler() {
     pthread_atfork(nullptr, nullptr, [] { in_forked_child = true; });
   }
 } fork_handler;
+#endif
 
 }  // namespace
 

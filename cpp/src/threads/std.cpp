@@ -54,11 +54,42 @@ bool spin_until(const Condition& condition) {
   return false;
 }
 
+// ---- processors ----
+#ifdef __linux__
+int this_processor() { return sched_getcpu(); }
+
+// Where a thread may run. Linux may wake it on the processor of its caller where other programs use
+// the rest, and leave both there for milliseconds, in which the two do the work of one. So a thread
+// sleeps with that processor forbidden to it, and works on any.
+class Placement {
+ public:
+  void avoid(int processor) {
+    if (!known_ || processor == avoided_) return;
+    cpu_set_t others = all_;
+    if (processor >= 0 && processor < CPU_SETSIZE) CPU_CLR(processor, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+      avoided_ = processor;
+  }
+
+ private:
+  cpu_set_t all_;  // as the thread that started this one
+  const bool known_ = sched_getaffinity(0, sizeof all_, &all_) == 0;
+  int avoided_ = -1;  // none
+};
+#else
+int this_processor() { return -1; }
+
+struct Placement {
+  void avoid(int) {}
+};
+#endif
+
 // ---- the pool ----
 // Of one caller, on its stack. The pool's mutex guards what is not atomic.
 struct Job {
   Tasks& tasks;
-  const int places;              // for threads of the pool
+  const int places;  // for threads of the pool
+  const int processor = this_processor();
   std::atomic<int> helpers{0};   // threads of the pool at work; changed under the mutex
   std::atomic<index_t> next{0};  // task
   Job* other = nullptr;
@@ -132,6 +163,8 @@ class Pool {
     // This thread has scratch from here on, and a destructor for it: until a thread has run it, the
     // C library does not unload the code, even where the library that holds this is closed.
     release_large_scratch();
+    Placement placement;
+    int caller_at = -1;
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       Job* job = wanting();
@@ -140,6 +173,7 @@ class Pool {
         const auto posted = [&] { return posted_ != before; };
         lock.unlock();
         const bool found = spin_until(posted);
+        if (!found) placement.avoid(caller_at);
         lock.lock();
         if (!found) {
           ++sleeping_;
@@ -150,7 +184,10 @@ class Pool {
       }
       ++job->helpers;
       ++busy_;
+      caller_at = job->processor;
       lock.unlock();
+      if (this_processor() == caller_at) placement.avoid(caller_at);  // leaves it at once
+      placement.avoid(-1);
       job->work();
       lock.lock();
       --busy_;
