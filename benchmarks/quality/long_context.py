@@ -4,7 +4,8 @@ A decoder that benchmarks.decoder trained at up to 4,096 bytes, with softmax, re
 code with pairs `$key=value` in it, exactly. Then it goes on with the text (loss, agreement with
 softmax's likeliest byte), and is asked for pairs: a needle (one of 16 in the text) or recall (one
 of many). Every layer's attention of the tokens that follow is replaced, of the question itself too
-("sparse") or from its "=" on ("dense"). Without training.
+("sparse") or from its "=" on ("dense"). Without training. Lengths and methods can be measured one
+at a time: the file keeps what others had measured before.
 
     python -m benchmarks.decoder --out DECODER
     python -m benchmarks.quality.long_context --decoder DECODER \
@@ -50,6 +51,7 @@ CHUNK = 64  # tokens that a call reads; each sees as many keys as if it came alo
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2)  # of the figure
 EPSILON, DELTA = 0.1, 0.05
 SOFTMAX, CACHE = "softmax", "cache of codes"
+PRECISE = "cache of codes, half the epsilon"  # and max_share=0.3
 
 
 # --- Reading with a method ------------------------------------------------------------------------
@@ -155,10 +157,11 @@ class Errors(Reader):
 
 
 def compared(share: float) -> dict[str, Method]:
-    """Methods by name, at about this share of the keys."""
+    """Methods by name: at most this share of the keys in each step, but for PRECISE."""
     return {
         SOFTMAX: Method(),
         CACHE: Codes(HEADS, epsilon=EPSILON, delta=DELTA, max_share=share),
+        PRECISE: Codes(HEADS, epsilon=EPSILON / 2, delta=DELTA, max_share=0.3),
         "lsh_attention, 12 bits, 32 hashes": Tables(12, 32, "horvitz_thompson"),
         "MagicPIG, 10 bits, 150 hashes": Tables(10, 150, "magicpig"),
         "top-k": TopK(share),
@@ -196,13 +199,18 @@ def context(text: Tensor, length: int, pairs: int) -> tuple[Tensor, Tensor, Tens
     return tokens, lines, text[end:].long()
 
 
-def measure(model, text, length: int, share: float, tokens: int, questions: int) -> dict:
+def measure(
+    model, text, length: int, names: list[str], share: float, tokens: int, questions: int
+) -> dict:
+    """The losses and answers of these methods; softmax must be the first."""
     results = {}
     for task, pairs in (("needle", NEEDLES), ("recall", length // 128)):
         known, lines, rest = context(text, length, pairs)
         asked = lines[torch.linspace(0, pairs - 1, min(pairs, questions)).long()]
         reader, likeliest = Reader(model, known), None
-        for name, method in compared(share).items():
+        methods = compared(share)  # made anew: they keep what they know of a context
+        for name in names:
+            method = methods[name]
             begin = time.perf_counter()
             reader.use(method)
             result = results.setdefault(name, {})
@@ -272,6 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--decoder", type=pathlib.Path, help="weights; none: those it starts with")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="beside softmax; default: all")
     parser.add_argument("--share", type=float, default=0.05, help="of the keys, at most")
     parser.add_argument("--tokens", type=int, default=512, help="of the text that goes on")
     parser.add_argument("--questions", type=int, default=QUESTIONS)
@@ -285,23 +294,34 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = load(args.decoder)
     _, text = read_text(pathlib.Path(sysconfig.get_paths()["stdlib"]))
-    results = {"date": datetime.date.today().isoformat(), "machine": machine()}
-    results |= {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
-    results["lengths"], results["errors"] = {}, {}
+    order = list(compared(args.share))
+    for name in args.methods or ():
+        if name not in order:
+            parser.error(f"--methods must be of {', '.join(order)}, got {name!r}")
+    names = [x for x in order if x in (SOFTMAX, *(args.methods or order))]
+    settings = {"share": args.share, "epsilon": EPSILON, "delta": DELTA, "tokens": args.tokens}
+    results = {"lengths": {}, "errors": {}}
+    if args.json and args.json.exists():
+        results = json.loads(args.json.read_text())
+        if any(results[name] != x for name, x in settings.items()):
+            parser.error(f"{args.json} was measured with other settings than {settings}")
+    results |= {"date": datetime.date.today().isoformat(), "machine": machine()} | settings
     for length in args.lengths:
         sharpen(model, length)
-        results["lengths"][length] = measure(
-            model, text, length, args.share, args.tokens, args.questions
-        )
-        known, _, rest = context(text, length, NEEDLES)
-        results["errors"][length] = Errors(model, known).compare(of_figure(), rest[:CHUNK])
+        found = measure(model, text, length, names, args.share, args.tokens, args.questions)
+        merged = results["lengths"].get(str(length), {}) | found
+        results["lengths"][str(length)] = {x: merged[x] for x in order if x in merged}
+        if str(length) not in results["errors"]:
+            known, _, rest = context(text, length, NEEDLES)
+            errors = Errors(model, known).compare(of_figure(), rest[:CHUNK])
+            results["errors"][str(length)] = errors
+            for name, error in errors.items():
+                print(name, {key: round(x, 4) for key, x in error.items()})
         show(results["lengths"])
-        for name, error in results["errors"][length].items():
-            print(name, {key: round(x, 4) for key, x in error.items()})
         if args.json:
             args.json.write_text(json.dumps(results, indent=1) + "\n")
     if args.figure:
-        draw(results["errors"][length], length, args.figure)
+        draw(results["errors"][str(length)], length, args.figure)
 
 
 if __name__ == "__main__":

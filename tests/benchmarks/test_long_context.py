@@ -93,4 +93,9 @@ def test_command_writes_what_it_shows(tmp_path):
     errors = results["errors"]["2048"]
     assert errors["cache of codes 0.2"]["error"] < errors["random keys 0.2"]["error"]
     assert "nats a byte" in done.stdout
+    again = run(script, "--quick", "--json", path, "--methods", "top-k")
+    assert again.returncode == 0, again.stderr
+    kept = json.loads(path.read_text())
+    assert list(kept["lengths"]["2048"]) == list(of) and kept["errors"] == results["errors"]
+    assert kept["lengths"]["2048"]["cache of codes"] == of["cache of codes"]
     assert picture.read_bytes().startswith(PNG_SIGNATURE)

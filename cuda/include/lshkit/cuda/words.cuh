@@ -71,7 +71,7 @@ __device__ inline void store_two(float* to, Two two) {
   std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof bits)), &bits, sizeof bits);
 #endif
 }
-__device__ inline bool is_aligned(const void* p, int bytes) {
+__host__ __device__ inline bool is_aligned(const void* p, int bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % std::uintptr_t(bytes) == 0;
 }
 
