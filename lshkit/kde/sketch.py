@@ -84,9 +84,9 @@ class Sketch:
 
     def codes(self, X: np.ndarray, scaled: np.ndarray | None = None) -> np.ndarray:
         """Buckets `(n, n_hashes)` of rows as given. scaled: memory, of the shape of X."""
-        if isinstance(self.hasher, hashing.FastHadamard):
-            return self.hasher.hash(X)
-        return self.hasher._folded(self.geometry.scale(X, scaled), self.fold, self.n_bits)
+        if isinstance(self.hasher, hashing.RandomBinning):
+            return self.hasher._folded(self.geometry.scale(X, scaled), self.fold, self.n_bits)
+        return self.hasher.hash(X)
 
     def codes_by_chunk(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Parts of the rows and their codes."""
