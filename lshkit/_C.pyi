@@ -292,7 +292,14 @@ def partition_sums(
     threads: int = 0,
 ) -> None: ...
 def random_binning_hash(
-    x: object, scales: object, shifts: object, multipliers: object, codes: object, threads: int = 0
+    x: object,
+    scales: object,
+    shifts: object,
+    multipliers: object,
+    codes: object,
+    threads: int = 0,
+    fold: object = None,
+    fold_bits: int = 0,
 ) -> None: ...
 def random_normals(seed: object, stream: int, out: object) -> bool: ...
 def random_numbers(seed: object, stream: int, n_angle_rows: int, out: object) -> bool: ...

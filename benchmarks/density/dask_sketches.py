@@ -23,7 +23,6 @@ import pickle  # noqa: E402
 import tempfile  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
 
-import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 import numpy as np  # noqa: E402
 from distributed import Client, LocalCluster  # noqa: E402
@@ -43,9 +42,6 @@ SKETCHES = {
     "angular, 8 bits": {"kernel": "angular", "n_bits": 8},
     "laplacian, 12 bits": {"kernel": "laplacian", "n_bits": 12, "bandwidth": 30.0},
 }
-# Bytes that glibc keeps. Dask starts workers with a trim threshold of 64 KB, which also fixes the
-# one of mmap at its least: then each array of a block is made of fresh pages.
-KEPT = {"MALLOC_TRIM_THRESHOLD_": 2**28, "MALLOC_MMAP_THRESHOLD_": 2**28}
 COMMON = {"algorithm": "bucket_sum", "n_hashes": 32, "random_state": 0}
 
 
@@ -93,19 +89,9 @@ def on_dask(options, paths, client):
     return DaskKernelDensity(**options, client=client).fit(X).to_local()
 
 
-def processor_seconds(clients):
-    """Of this process, with the schedulers, and of the workers."""
-    used = (sum(client.run(time.process_time).values()) for client in clients)
-    return time.process_time() + sum(used)
-
-
-def cluster(stack, environment):
-    """A client of workers of one thread each, started with these environment variables."""
-    before = dask.config.get("distributed.nanny.pre-spawn-environ")
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": before | environment}):
-        options = {"n_workers": N_WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
-        workers = stack.enter_context(LocalCluster(processes=True, **options))
-    return stack.enter_context(Client(workers, set_as_default=False))
+def processor_seconds(client):
+    """Of this process, with the scheduler, and of the workers."""
+    return time.process_time() + sum(client.run(time.process_time).values())
 
 
 def sketches(n_files, n_rows, times, rounds):
@@ -118,29 +104,30 @@ def sketches(n_files, n_rows, times, rounds):
             paths.append(pathlib.Path(folder) / f"{i}.npy")
             np.save(paths[-1], rng.standard_normal((n_rows, N_FEATURES), np.float32))
         paths = [str(x) for x in paths] * times
-        clients = [cluster(stack, environment) for environment in ({}, KEPT)]
+        options = {"n_workers": N_WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
+        cluster = stack.enter_context(LocalCluster(processes=True, **options))
+        client = stack.enter_context(Client(cluster, set_as_default=False))
         for name, own in SKETCHES.items():
             parameters = COMMON | own
             calls = {
                 "threads": lambda p=parameters: in_threads(p, paths),
                 "n_jobs=2": lambda p=parameters: in_turn(p, paths),
-                "Dask": lambda p=parameters: on_dask(p, paths, clients[0]),
-                "Dask, memory kept": lambda p=parameters: on_dask(p, paths, clients[1]),
+                "Dask": lambda p=parameters: on_dask(p, paths, client),
             }
             best, cpu, tables = dict.fromkeys(calls, np.inf), dict.fromkeys(calls, np.inf), {}
             for _ in tqdm(range(rounds), desc=name):
                 for way, call in calls.items():
-                    used, begin = processor_seconds(clients), time.perf_counter()
+                    used, begin = processor_seconds(client), time.perf_counter()
                     sketch = call()
                     best[way] = min(best[way], time.perf_counter() - begin)
-                    cpu[way] = min(cpu[way], processor_seconds(clients) - used)
+                    cpu[way] = min(cpu[way], processor_seconds(client) - used)
                     tables[way] = sketch._kde_sketch.table.table.tobytes()
             n, local = n_rows * len(paths), min(best["threads"], best["n_jobs=2"])
             found[name] = {
                 "rows_per_second": {way: n / seconds for way, seconds in best.items()},
                 "processor_seconds": cpu,
                 "equal_bits": len(set(tables.values())) == 1,
-                "over_threads": {way: local / best[way] for way in calls if "Dask" in way},
+                "over_threads": local / best["Dask"],
                 "bytes": sketch.extra_memory_,
             }
     return {"rows": n, "block": n_rows, "features": N_FEATURES, "sketches": found}
@@ -188,16 +175,15 @@ def show(results):
             [
                 name,
                 *(figure(x / 1e6) for x in found["rows_per_second"].values()),
-                *(f"{x:.2f}" for x in found["over_threads"].values()),
+                f"{found['over_threads']:.2f}",
                 *(figure(x) for x in found["processor_seconds"].values()),
                 "yes" if found["equal_bits"] else "NO",
             ]
             for name, found in r["sketches"].items()
         ]
         title = f"{r['rows']:,} rows of {r['features']} in blocks of {r['block']:,}: million rows/s"
-        ways = "two threads", "n_jobs=2", "2 Dask workers", "memory kept"
-        ratios = "Dask / best", "memory kept / best"
-        header = ["sketch", *ways, *ratios, *(f"CPU s, {x}" for x in ways), "equal bits"]
+        ways = "two threads", "n_jobs=2", "2 Dask workers"
+        header = ["sketch", *ways, "Dask / best", *(f"CPU s, {x}" for x in ways), "equal bits"]
         print(table(title, header, rows))
 
 

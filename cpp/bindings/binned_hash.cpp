@@ -1,6 +1,8 @@
 // lshkit._C: codes of bins.
 #include "lshkit/binned_hash.hpp"
 
+#include <optional>
+
 #include "bindings.hpp"
 #include "checks.hpp"
 
@@ -9,14 +11,15 @@ namespace {
 
 void hash_bins(const TensorView& x, const BinnedFunctions& functions, const TensorView& codes,
                int threads) {
-  codes.require_type({kUint32}).require_shape({x.shape(0), functions.n_hashes});
+  const int bytes = functions.code_bytes();
+  codes.require_type({bytes == 4 ? kUint32 : bytes == 2 ? kUint16 : kUint8});
+  codes.require_shape({x.shape(0), functions.n_hashes});
   codes.require_contiguous().require_output();
   if (codes.size() == 0) return;
   WithoutGil without_gil;
   dispatch(x.type(), [&](auto zero) {
     using T = decltype(zero);
-    binned_hash(functions, x.data<const T>(), x.stride(0), x.shape(0), codes.data<std::uint32_t>(),
-                threads);
+    binned_hash(functions, x.data<const T>(), x.stride(0), x.shape(0), codes.data<void>(), threads);
   });
 }
 
@@ -48,7 +51,8 @@ void euclidean_hash(py::handle x_object, py::handle directions_object, py::handl
 }
 
 void random_binning_hash(py::handle x_object, py::handle scales_object, py::handle shifts_object,
-                         py::handle multipliers_object, py::handle codes_object, int threads) {
+                         py::handle multipliers_object, py::handle codes_object, int threads,
+                         py::handle fold_object, int fold_bits) {
   const TensorView x("x", x_object), scales("scales", scales_object);
   const TensorView shifts("shifts", shifts_object), multipliers("multipliers", multipliers_object);
   const TensorView codes("codes", codes_object);
@@ -58,12 +62,19 @@ void random_binning_hash(py::handle x_object, py::handle scales_object, py::hand
   const index_t n_hashes = scales.shape(0);
   shifts.require_type({kFloat64}).require_shape({n_hashes, x.shape(1)}).require_contiguous();
   multipliers.require_type({kUint32}).require_shape({n_hashes, x.shape(1)}).require_contiguous();
-  const BinnedFunctions functions{scales.data<const double>(),
-                                  shifts.data<const double>(),
-                                  multipliers.data<const std::uint32_t>(),
-                                  x.shape(1),
-                                  n_hashes,
-                                  0};
+  BinnedFunctions functions{scales.data<const double>(),
+                            shifts.data<const double>(),
+                            multipliers.data<const std::uint32_t>(),
+                            x.shape(1),
+                            n_hashes,
+                            0};
+  std::optional<TensorView> fold;
+  if (!fold_object.is_none()) {
+    fold.emplace("fold", fold_object);
+    fold->require_type({kUint64}).require_shape({2, n_hashes}).require_contiguous();
+    functions.fold = fold->data<const std::uint64_t>();
+    functions.fold_bits = int(check_range("fold_bits", fold_bits, 1, 16));
+  }
   hash_bins(x, functions, codes, threads);
 }
 
@@ -74,7 +85,7 @@ void bind_binned_hash(py::module_& module) {
   module.def("euclidean_hash", &euclidean_hash, "x"_a, "directions"_a, "shifts"_a, "multipliers"_a,
              "codes"_a, "threads"_a = 0);
   module.def("random_binning_hash", &random_binning_hash, "x"_a, "scales"_a, "shifts"_a,
-             "multipliers"_a, "codes"_a, "threads"_a = 0);
+             "multipliers"_a, "codes"_a, "threads"_a = 0, "fold"_a = py::none(), "fold_bits"_a = 0);
 }
 
 }  // namespace lshkit

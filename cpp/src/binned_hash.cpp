@@ -7,7 +7,7 @@ namespace lshkit {
 
 template <class T>
 void binned_hash(const BinnedFunctions& functions, const T* x, index_t row_stride, index_t rows,
-                 std::uint32_t* codes, int threads) {
+                 void* codes, int threads) {
   constexpr index_t kRows = 256;  // a task's
   parallel_for((rows + kRows - 1) / kRows, threads, [&](index_t task) {
     const index_t first = task * kRows;
@@ -16,16 +16,14 @@ void binned_hash(const BinnedFunctions& functions, const T* x, index_t row_strid
     r.x = x + first * row_stride;
     r.row_stride = row_stride;
     r.rows = rows - first < kRows ? rows - first : kRows;
-    r.codes = codes + first * functions.n_hashes;
+    r.codes = static_cast<char*>(codes) + first * functions.n_hashes * functions.code_bytes();
     r.scratch = thread_scratch(sizeof(double) * kBinnedTile *
                                std::size_t(functions.n_features + kBinnedPadding));
     kernels().typed<T>().binned_hash(r);
   });
 }
 
-template void binned_hash(const BinnedFunctions&, const float*, index_t, index_t, std::uint32_t*,
-                          int);
-template void binned_hash(const BinnedFunctions&, const double*, index_t, index_t, std::uint32_t*,
-                          int);
+template void binned_hash(const BinnedFunctions&, const float*, index_t, index_t, void*, int);
+template void binned_hash(const BinnedFunctions&, const double*, index_t, index_t, void*, int);
 
 }  // namespace lshkit

@@ -83,6 +83,30 @@ TEST(codes_are_those_of_the_bins) {
   }
 }
 
+template <class Code>
+void check_folded(int bits) {
+  const index_t n = 77, d = 9, m = 5;
+  Numbers numbers(d, 0, m, 3);
+  const std::vector<float> x = normal(n * d, 4);
+  std::vector<std::uint32_t> whole(n * m);
+  binned_hash(numbers.functions, x.data(), d, n, whole.data(), 1);
+  std::vector<std::uint64_t> fold;
+  for (index_t i = 0; i < 2 * m; ++i) fold.push_back((i + 3) * 0x9e3779b97f4a7c15ull);
+  numbers.functions.fold = fold.data();
+  numbers.functions.fold_bits = bits;
+  std::vector<Code> codes(n * m);
+  binned_hash(numbers.functions, x.data(), d, n, codes.data(), 2);
+  index_t wrong = 0;
+  for (index_t i = 0; i < n * m; ++i)
+    wrong += codes[i] != Code((fold[i % m] * whole[i] + fold[m + i % m]) >> (64 - bits));
+  CHECK(wrong == 0);
+}
+
+TEST(folded_codes_are_those_of_the_whole_ones) {
+  for (const int bits : {1, 5, 8}) check_folded<std::uint8_t>(bits);
+  for (const int bits : {9, 12, 16}) check_folded<std::uint16_t>(bits);
+}
+
 TEST(strides_reach_beyond_32_bits) {
   const index_t d = 16, m = 4, stride = (index_t(1) << 31) + 64, n = 3;
   SparseMemory memory(sizeof(float) * (stride * n));

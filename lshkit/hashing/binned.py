@@ -270,6 +270,19 @@ class RandomBinning(_BinnedFamily):
         self.shifts = rng.random(shape)
         self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
 
+    def _folded(self, x: np.ndarray, fold: np.ndarray, n_bits: int) -> np.ndarray:
+        """Codes c of float64 rows `(n, d)` as (a c + b) >> (64 - n_bits), 1 to 16 bits.
+
+        fold: a and b, random 64-bit numbers `(2, n_hashes)`. Different codes share a bucket with
+        probability 2^-n_bits exactly (Dietzfelbinger 1996).
+        """
+        self._refuse_non_finite(x, None)
+        codes = np.empty((len(x), self.n_hashes), np.uint8 if n_bits <= 8 else np.uint16)
+        numbers = self.scales, self.shifts, self.multipliers
+        if codes.size:
+            _C.random_binning_hash(x, *numbers, codes, 0, fold, n_bits)
+        return codes
+
     def _checked(self, bandwidth: Any) -> float | np.ndarray:
         if np.ndim(bandwidth) == 0:
             return checks.positive("bandwidth", bandwidth)

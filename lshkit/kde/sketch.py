@@ -7,6 +7,7 @@ is the kernel sum, unbiased (Coleman and Shrivastava 2020, RACE). No row is kept
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 WEIGHT_UNIT = 2.0**-24
 MAX_WEIGHT = 2.0**53 * WEIGHT_UNIT
 MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows without weights
-CHUNK = 8192  # rows whose codes are in memory at once
+# Of the codes that are in memory at once. Few, and one buffer for scaled rows: where malloc gives
+# memory back at once, as with the settings of Dask's workers, fresh pages cost more than the codes.
+CODE_BYTES = 2**16
 SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
@@ -79,19 +82,25 @@ class Sketch:
         self.whole = True  # no weight had a fraction
         self.forgetting = forgetting
 
-    def codes(self, X: np.ndarray) -> np.ndarray:
-        if self.geometry.kernel == "angular":
-            return self.hasher.hash(X)
-        codes = self.hasher.hash(self.geometry.scale(X)).astype(np.uint64)
-        return ((self.fold[0] * codes + self.fold[1]) >> np.uint64(64 - self.n_bits)).astype(
-            np.uint8 if self.n_bits <= 8 else np.uint16
-        )
+    def codes(self, X: np.ndarray, scaled: np.ndarray | None = None) -> np.ndarray:
+        """Buckets `(n, n_hashes)` of rows as given. scaled: memory, of the shape of X."""
+        if isinstance(self.hasher, hashing.RandomBinning):
+            return self.hasher._folded(self.geometry.scale(X, scaled), self.fold, self.n_bits)
+        return self.hasher.hash(X)
+
+    def codes_by_chunk(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Parts of the rows and their codes."""
+        step = max(1, CODE_BYTES // (self.n_hashes * (1 if self.n_bits <= 8 else 2)))
+        scaled = np.empty((min(step, len(X)), X.shape[1]))
+        for first in range(0, len(X), step):
+            part = X[first : first + step]
+            yield slice(first, first + len(part)), self.codes(part, scaled[: len(part)])
 
     def add(self, X: np.ndarray, weights: np.ndarray | None, sign: int = 1) -> None:
         """Adds (or takes out) rows; ValueError when less than nothing would be left."""
         whole = self.whole
         if weights is None:
-            rounded = np.ones(len(X))
+            rounded = np.broadcast_to(1.0, len(X))
         else:
             rounded = np.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT
             whole = whole and bool((rounded == np.floor(rounded)).all())
@@ -109,9 +118,8 @@ class Sketch:
             _check_total(total, whole)
         if total < 0 or self.table.count + sign * len(X) < 0:
             raise ValueError("cannot remove more rows or weight than the sketch holds")
-        for first in range(0, len(X), CHUNK):
-            rows = slice(first, first + CHUNK)
-            codes, values = self.codes(X[rows]), rounded[rows]
+        for part, codes in self.codes_by_chunk(X):
+            values = rounded[part]
             if sign < 0:
                 self.table.remove(codes, values[:, None])
             elif self.forgetting is None:
@@ -163,20 +171,19 @@ class Sketch:
 
         threads are not read: the verb uses the core's.
         """
-        parts = [self._estimate(X[i : i + CHUNK], with_error) for i in range(0, len(X), CHUNK)]
+        parts = [self._estimate(codes, with_error) for _, codes in self.codes_by_chunk(X)]
         return parts[0] if len(parts) == 1 else Estimate.joined(parts)
 
-    def _estimate(self, X: np.ndarray, with_error: bool) -> Estimate:
-        codes = self.codes(X)
+    def _estimate(self, codes: np.ndarray, with_error: bool) -> Estimate:
         sums = self.table.query(codes)[:, 0]
         forgetting = self.forgetting
         oldest = None if forgetting is None else forgetting.oldest
         if forgetting is not None and oldest is not None:
             inside, old = forgetting.inside, oldest.query(codes)[:, 0]
             sums = sums - (1 - inside) * old
-        error = np.zeros(len(X))
+        error = np.zeros(len(codes))
         if with_error and self.n_hashes == 1:
-            error = np.full(len(X), np.inf)  # nobody knows
+            error = np.full(len(codes), np.inf)  # nobody knows
         elif with_error:
             error = self._of_each(codes).std(axis=1, ddof=1) / np.sqrt(self.n_hashes)
             if oldest is not None and self.total > 0:
@@ -185,7 +192,9 @@ class Sketch:
                 moved = (1 - share) * old + share * (weight - old)
                 moved *= np.sqrt(inside * (1 - inside)) / self.total
                 error = np.hypot(error, moved / (1 - self._chance))
-        return Estimate(np.zeros(len(X)), self._corrected(sums), error, np.zeros(len(X), np.int64))
+        return Estimate(
+            np.zeros(len(codes)), self._corrected(sums), error, np.zeros(len(codes), np.int64)
+        )
 
     def of_each_hash(self, X: np.ndarray) -> np.ndarray:
         """The estimate of each hash alone, `(len(X), n_hashes)`."""

@@ -100,9 +100,13 @@ class Geometry:
         self.widths, self.edge = edge_of(bandwidth)
         self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
 
-    def scale(self, X: np.ndarray) -> np.ndarray:
-        """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay)."""
-        X = (np.asarray(X, np.float64) - self.centre) * self.inverse
+    def scale(self, X: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay).
+
+        out: memory for them, float64 of the shape of X.
+        """
+        X = np.subtract(X, self.centre, dtype=np.float64, out=out)
+        X *= self.inverse
         if self.kernel == "angular":
             X = unit_rows(X)
         return np.ascontiguousarray(X)

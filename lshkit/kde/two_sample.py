@@ -14,7 +14,7 @@ from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_n_jobs, core_threads, detached
 from lshkit.kde.kernels import COLLISION
-from lshkit.kde.sketch import CHUNK, SKETCH_BITS, Sketch
+from lshkit.kde.sketch import SKETCH_BITS, Sketch
 from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
 from lshkit.kde.value_sums import log_kernels
 from lshkit.typing import RandomState, Rows
@@ -329,8 +329,7 @@ def _bucket_sums(
     """
     if sketch.geometry.kernel == "angular":
         rows = sketch.geometry.scale(rows)
-    firsts = range(0, len(rows), CHUNK)
-    codes = np.concatenate([sketch.codes(rows[i : i + CHUNK]) for i in firsts])
+    codes = np.concatenate([codes for _, codes in sketch.codes_by_chunk(rows)])
     n_hashes, n_buckets = sketch.n_hashes, 2**sketch.n_bits
     both = np.stack([np.bincount(c, minlength=n_buckets) for c in codes.T]).astype(np.float64)
     total = (both**2).sum(axis=1) - len(rows)

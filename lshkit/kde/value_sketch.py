@@ -3,7 +3,7 @@
 import numpy as np
 
 from lshkit.buckets import BucketTable
-from lshkit.kde.sketch import CHUNK, Sketch
+from lshkit.kde.sketch import Sketch
 from lshkit.kde.sums import Geometry
 
 LEAST = 1e-12  # share of the weight that float64's rounding leaves in a query's buckets
@@ -48,9 +48,8 @@ class ValueSketch(Sketch):
         weights = np.ldexp(weights, -self.weight_exponent)
         values = np.ldexp(values, -self.exponents)
         columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
-        for first in range(0, len(X), CHUNK):
-            part = slice(first, first + CHUNK)
-            self.table.add(self.codes(X[part]), columns[part])
+        for part, codes in self.codes_by_chunk(X):
+            self.table.add(codes, columns[part])
         counted = values[weights > 0]
         if len(counted):
             self.low = np.minimum(self.low, counted.min(axis=0))

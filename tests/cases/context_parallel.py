@@ -36,6 +36,7 @@ def attend(cp, case):
         of_inputs = {"batch": 1} | of_inputs
     query, key, value, grad_out = inputs(**of_inputs)
     masked, train = case.pop("masked", False), case.pop("train", True)
+    query[:, :, case.pop("nan_queries", []), 0] = torch.nan
     for row in case.pop("nan_rows", []):
         query[:, :, row, 0] = key[:, :, -row, 1] = torch.nan
     lengths, n_threads = case.pop("lengths", None), case.pop("threads", 1)

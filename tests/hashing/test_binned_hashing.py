@@ -354,16 +354,21 @@ def test_bad_rows(make):
 def test_the_core_checks_its_arrays():
     x, codes = np.ones((3, 4)), np.empty((3, 2), np.uint32)
     factors, shifts, words = np.ones((2, 4)), np.ones((2, 4)), np.ones((2, 4), np.uint32)
+    fold, short = np.ones((2, 2), np.uint64), codes.astype(np.uint16)
     for arguments, message in (
         ((x, factors, shifts, words, codes[:2]), r"codes: shape \(3, 2\)"),
         ((x[:, :3].copy(), factors, shifts, words, codes), r"scales: shape \(\*, 3\)"),
         ((x, factors, shifts[:1], words, codes), r"shifts: shape \(2, 4\)"),
         ((x, factors, shifts, words[:1], codes), r"multipliers: shape \(2, 4\)"),
+        ((x, factors, shifts, words, short, 0, fold[:1], 12), r"fold: shape \(2, 2\)"),
+        ((x, factors, shifts, words, short, 0, fold, 17), "fold_bits: 1 to 16 is wanted"),
     ):
         with pytest.raises(ValueError, match=message):
             _C.random_binning_hash(*arguments)
     with pytest.raises(TypeError, match="codes: dtype uint32"):
         _C.random_binning_hash(x, factors, shifts, words, codes.astype(np.int64))
+    with pytest.raises(TypeError, match="codes: dtype uint16"):
+        _C.random_binning_hash(x, factors, shifts, words, codes, 0, fold, 12)
     with pytest.raises(ValueError, match=r"directions: shape \(\*, \*, 4\)"):
         _C.euclidean_hash(x, np.ones((2, 3, 5)), np.ones((2, 3)), words, codes)
 

@@ -70,18 +70,34 @@ LSHKIT_INLINE void load_tiles(const BinnedRows<T>& h, index_t token, index_t cou
     }
 }
 
+template <class Code>
+LSHKIT_INLINE void store_column(const std::uint64_t* lanes, index_t count, void* codes,
+                                index_t first, index_t stride) {
+  Code* to = static_cast<Code*>(codes) + first;
+  for (index_t t = 0; t < count; ++t) to[t * stride] = Code(lanes[t]);
+}
+
 // The code of hash j of `count` rows.
 template <int Tiles, class T>
 LSHKIT_INLINE void store_codes(const BinnedRows<T>& h, index_t token, index_t count, index_t j,
                                const U* sums) {
+  const BinnedFunctions& f = h.functions;
   std::uint64_t lanes[Tiles * W];
   LSHKIT_UNROLL
   for (int t = 0; t < Tiles; ++t) {
-    const U mixed = mix(sums[t]) >> 32;
-    std::memcpy(lanes + t * W, &mixed, sizeof(U));
+    U code = mix(sums[t]) >> 32;
+    if (f.fold) code = (code * f.fold[j] + f.fold[f.n_hashes + j]) >> (64 - f.fold_bits);
+    std::memcpy(lanes + t * W, &code, sizeof(U));
   }
-  std::uint32_t* codes = h.codes + token * h.functions.n_hashes + j;
-  for (index_t t = 0; t < count; ++t) codes[t * h.functions.n_hashes] = std::uint32_t(lanes[t]);
+  const index_t first = token * f.n_hashes + j;
+  switch (f.code_bytes()) {
+    case 1:
+      return store_column<std::uint8_t>(lanes, count, h.codes, first, f.n_hashes);
+    case 2:
+      return store_column<std::uint16_t>(lanes, count, h.codes, first, f.n_hashes);
+    default:
+      return store_column<std::uint32_t>(lanes, count, h.codes, first, f.n_hashes);
+  }
 }
 
 template <int Tiles, class T>

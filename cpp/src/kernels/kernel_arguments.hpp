@@ -34,8 +34,8 @@ struct BinnedRows {
   BinnedFunctions functions;
   const T* x;
   index_t row_stride, rows;
-  std::uint32_t* codes;  // (rows, n_hashes)
-  void* scratch;         // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
+  void* codes;    // (rows, n_hashes)
+  void* scratch;  // 64-byte aligned, kBinnedTile * (n_features + kBinnedPadding) doubles
 };
 constexpr int kBinnedTile = 32;    // rows, at most, whose features lie in scratch
 constexpr int kBinnedPadding = 8;  // to a whole register of features

@@ -30,6 +30,8 @@ def impossible(ranks: int, estimator: Estimator, call: Call, where: Sequences) -
         reasons["tables"] = f"{estimator!r} compares all pairs"
     elif estimator.depends_on_position:
         reasons["tables"] = "a local window compares pairs"
+    elif not where.keys.total:
+        reasons["tables"] = "there are no keys"  # whose output is 0, of queries with a NaN too
     elif isinstance(estimator, Sampled) and differentiated:
         reasons["tables"] = "the gradient of queries and keys of Sampled is not one of tables"
     elif where.is_causal and (where.offset or where.queries.lengths != where.keys.lengths):

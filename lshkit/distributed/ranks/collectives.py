@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lshkit.distributed.ranks.costs import PIECE_BYTES
 from lshkit.distributed.ranks.rows import Rows, chunk_starts
 
 
@@ -270,36 +271,39 @@ def sum_tables(
 ) -> None:
     """Replaces tables by sums over those of the same chain, in place.
 
-    Every rank gets an equal part of all units, sums it, and sends it back: two all-to-alls, and
-    beside the tables memory for as many again.
+    Piece by piece: every rank gets an equal part of a piece, sums it, and sends it back. Pieces are
+    small enough to stay in cache and in memory that is used again.
 
     Args:
-        tables: contiguous `(slots, units, numbers)`, each unit a table of its own.
+        tables: contiguous, a slot's along the first dimension.
         chains: (rank, slot) of the tables that belong together, in the order of their rows.
         order: "all": the sum of all. "before": of those before it. "after": of those after it.
     """
-    slots, units, numbers = tables.shape
-    starts = chunk_starts(units, ranks.size)
-    sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
-    own = sizes[ranks.rank]
-    parts = tables.new_empty((slots, ranks.size, own, numbers))
-    for slot in range(slots):
-        out = parts[slot].view(-1, numbers)
-        ranks.all_to_all(tables[slot], sizes, [own] * ranks.size, out)
-    for chain in chains:
-        links = chain if order != "after" else chain[::-1]
-        for unit in range(own):
-            running = tables.new_zeros(numbers)
-            for rank, slot in links:
-                if order == "all":
-                    running += parts[slot, rank, unit]
-                else:
-                    mine = parts[slot, rank, unit].clone()
-                    parts[slot, rank, unit] = running
-                    running += mine
-            if order == "all":
-                for rank, slot in links:
-                    parts[slot, rank, unit] = running
-    for slot in range(slots):
-        out = parts[slot].view(-1, numbers)
-        ranks.all_to_all(out, [own] * ranks.size, sizes, tables[slot])
+    size, slots = ranks.size, len(tables)
+    rows = tables.flatten(1)
+    step = size * (PIECE_BYTES // tables.element_size())
+    memory = tables.new_empty((slots, min(rows.shape[1] + size, step)))
+    for pieces in rows.split(step, 1):
+        starts = chunk_starts(pieces.shape[1], size)
+        sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+        own = sizes[ranks.rank]
+        parts = [x[: size * own] for x in memory]
+        for piece, part in zip(pieces, parts, strict=True):
+            ranks.all_to_all(piece, sizes, [own] * size, part)
+        for chain in chains:
+            links = [parts[slot].view(size, own)[rank] for rank, slot in chain]
+            _sum_links(links[::-1] if order == "after" else links, order == "all")
+        for piece, part in zip(pieces, parts, strict=True):
+            ranks.all_to_all(part, [own] * size, sizes, piece)
+
+
+def _sum_links(links: list[Tensor], of_all: bool) -> None:
+    """Each link's sum of all, or of those before it, in their place."""
+    running = torch.zeros_like(links[0])
+    for link in links:
+        following = running + link
+        link.copy_(running)
+        running = following
+    if of_all:
+        for link in links:
+            link.copy_(running)

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from lshkit import checks
 from lshkit.distributed.ranks.rows import LAYOUTS, Rows, chunk_starts, merged, runs_of
 
+PIECE_BYTES = 2**21  # of a slot's tables that a rank sends to each other rank at a time
+
 
 class Cost(NamedTuple):
     """Bytes of a rank, on average over the ranks: sent in a forward and in a backward pass, and of
@@ -74,6 +76,7 @@ def exchange_costs(
     slots = len(where.chunks[0]) if is_causal else 1
     wanted = keys_sent(where, where, None, is_causal, 0)
     units = batch * key_heads
+    at_once = units if heads_in_flight is None else min(units, heads_in_flight)
     table = slots * n_hashes * 2**n_bits * value_dim * 4
     return costs_of(
         ranks,
@@ -82,7 +85,7 @@ def exchange_costs(
         wanted,
         batch * itemsize * key_heads * (head_dim + value_dim),
         batch * itemsize * (heads * head_dim + heads * value_dim),
-        2 * table * (units if heads_in_flight is None else min(units, heads_in_flight)),
+        table * at_once + min(table * at_once, slots * ranks * PIECE_BYTES),
     )
 
 

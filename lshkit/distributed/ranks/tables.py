@@ -20,7 +20,7 @@ from lshkit.distributed.ranks.collectives import Ranks, sum_tables
 from lshkit.hash_functions import FAMILY
 from lshkit.torch_ops.library import code_dtype
 
-# Tables of the heads in flight, which are in memory twice. Others wait.
+# Tables of the heads in flight. Others wait.
 TABLE_BYTES = 2**28
 # Inputs whose soft codes are in memory at once in the backward pass.
 CODE_ROWS = 2**15
@@ -195,12 +195,8 @@ def _summed_tables(ranks: Ranks, plan: Plan, part: _Part) -> Tensor:
     for slot, (_, keys) in zip(tables, plan.slots, strict=False):
         _add(slot, part.functions, inputs.key, inputs.value, inputs.key_mask, keys)
     order = "before" if plan.is_causal else "all"
-    sum_tables(ranks, _by_unit(tables), plan.chains, order)
+    sum_tables(ranks, tables, plan.chains, order)
     return tables
-
-
-def _by_unit(tables: Tensor) -> Tensor:
-    return tables.flatten(1, 2).flatten(2)
 
 
 def _forward(
@@ -324,7 +320,7 @@ def _backward(
             for g in range(group):
                 of_group = slice(g, None, group)
                 _add(slot, f.reversed(), query[:, of_group], grad_out[:, of_group], None, spans)
-    sum_tables(ranks, _by_unit(reverse), plan.chains, "after" if plan.is_causal else "all")
+    sum_tables(ranks, reverse, plan.chains, "after" if plan.is_causal else "all")
 
     takes_part = key.isfinite().all(-1)
     if mask is not None:

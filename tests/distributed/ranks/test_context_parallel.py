@@ -84,6 +84,17 @@ def test_ranks_may_have_any_number_of_rows(ranks):
     check(ranks, 3, cases)
 
 
+def test_without_keys_the_output_is_zero(ranks):
+    """Of queries with a NaN too."""
+    cases = [
+        {"estimator": e, "exchange": x, "inputs": {"n": 30, "n_keys": 0}, "nan_queries": [3, 20]}
+        for e in (SAMPLED, SOFT)
+        for x in ("tables", "keys", "heads")
+    ]
+    cases = [case | {"train": False} for case in cases]  # gradients of keys would be empty
+    check(ranks, 2, cases)
+
+
 def test_rows_with_a_nan_change_no_other_row(ranks):
     cases = [
         {
