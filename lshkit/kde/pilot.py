@@ -206,7 +206,7 @@ def _calibrated(
         if trial is None or (i > 0 and trial.settings["cost"] >= pilot.population):
             break
         method, kept, stated, inflation = calibrate(trial, held_out, accuracy)
-        worth = kept, -trial.settings["cost"] * stated**2
+        worth = kept, -trial.settings["cost"] * stated * stated  # of floats ** would overflow
         accepted = kept and inflation <= INFLATED
         if i == 0 or accepted or worth > best:
             best, chosen = worth, (trial, method)

@@ -77,6 +77,8 @@ def test_memory_counts_the_weights_too():
         ([(True, 0.3, 2.0), (True, 0.4, 1.0)], 1, True),  # accurate, but states too much
         ([(x != 0.1, x, 2.0) for x in (0.3, 0.1, 0.2, 0.3, 0.4)], 2, True),
         ([(False, x, 3.0) for x in (9.0, 7.0, 5.0, 6.0, 8.0)], 2, False),
+        # Of densities below float64: their squares are infinite, and then all are as good.
+        ([(False, x, 3.0) for x in (1e200, np.inf, 1e155, 1e100, 1e300)], 3, False),
     ],
 )
 def test_a_method_that_misses_is_tuned_again(monkeypatch, outcomes, chosen, kept):
