@@ -50,7 +50,8 @@ class CodeCache:
         value_dim: features of values, D_v; head_dim if None.
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads key
             head h // (H / H_k). H if None.
-        n_bits: signs kept of a key, a multiple of 64 from 64 to 256.
+        n_bits: signs kept of a key, a multiple of 64 from 64 to 256: n_bits / 8 + 1 bytes a key.
+            Fewer are read faster, but point less precisely to the keys that matter.
         epsilon: wanted error, in (0, 1).
         delta: probability with which a step may exceed it, in (0, 1).
         min_share: least share of the keys that are read beside sinks and window, in (0, 1].
@@ -95,7 +96,7 @@ class CodeCache:
         value_dim: int | None = None,
         *,
         num_key_heads: int | None = None,
-        n_bits: int = 128,
+        n_bits: int = 256,
         epsilon: float = 0.1,
         delta: float = 0.05,
         min_share: float = 0.01,
