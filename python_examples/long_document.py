@@ -187,7 +187,7 @@ def main() -> None:
             agreement = (mine["likeliest"] == exact["likeliest"]).float().mean()
             rows.append(
                 [f"{n:,}", name, f"{1e3 * mine['seconds']:.2f}", f"{mine['bytes'] / 2**20:.0f}"]
-                + [f"{100 * mine['keys']:.2g} %", f"{100 * agreement:.1f} %", f"{mine['loss']:.3f}"]
+                + [f"{100 * mine['keys']:.3g} %", f"{100 * agreement:.1f} %", f"{mine['loss']:.3f}"]
             )
     header = ["tokens", "attention", "ms a token", "MiB", "keys read", "agreement", "nats a token"]
     print(f"\n{tabulate(rows, header, **TABLE)}")
