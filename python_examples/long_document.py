@@ -137,8 +137,12 @@ def draw(results: dict, out: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4))
     lengths = list(results)
     for name in ATTENTION:
-        axes[0].loglog(lengths, [1e3 * results[n][name]["seconds"] for n in lengths], "o-")
-        axes[1].loglog(lengths, [results[n][name]["bytes"] / 2**20 for n in lengths], "o-")
+        of_name = [results[n][name] for n in lengths]
+        times, sizes = [1e3 * r["seconds"] for r in of_name], [r["bytes"] / 2**20 for r in of_name]
+        for axis, values in zip(axes, (times, sizes), strict=True):
+            axis.loglog(lengths, values, "o-")
+            for n, value in zip(lengths, values, strict=True):
+                axis.annotate(f"{value:.3g}", (n, value), (0, 5), textcoords="offset points")
     for axis, title in zip(
         axes, ("milliseconds a token, whole model", "MiB of cache"), strict=True
     ):
@@ -146,6 +150,8 @@ def draw(results: dict, out: pathlib.Path) -> None:
         axis.set_xlabel("tokens of the document")
         axis.set_xticks(lengths, [f"{n:,}" for n in lengths])
         axis.minorticks_off()
+        axis.set_yticks([])
+        axis.margins(0.12, 0.15)
         axis.grid(alpha=0.3)
     axes[0].legend(ATTENTION, frameon=False)
     figure.tight_layout()
