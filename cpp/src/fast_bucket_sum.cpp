@@ -154,7 +154,8 @@ class FastSum {
 
 void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
   std::vector<index_t> full;
-  if (s.n_keys < kLeastKeys) {
+  // The steps of 16 bits follow from all keys, of which a query of another order sees some alone.
+  if (s.n_keys < kLeastKeys || s.order != Order::all) {
     for (index_t slice = first; slice < last; ++slice) full.push_back(slice);
   } else if (first < last) {
     FastSum sum(s, last - first);

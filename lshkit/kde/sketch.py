@@ -44,6 +44,7 @@ MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows witho
 # Of the codes that are in memory at once. Few, and one buffer for scaled rows: where malloc gives
 # memory back at once, as with the settings of Dask's workers, fresh pages cost more than the codes.
 CODE_BYTES = 2**16
+LEAST_CHUNK = 1024  # rows, which threads share
 SKETCH_BITS = 16
 N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
@@ -89,8 +90,14 @@ class Sketch:
         return self.hasher.hash(X)
 
     def codes_by_chunk(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """Parts of the rows and their codes."""
-        step = max(1, CODE_BYTES // (self.n_hashes * (1 if self.n_bits <= 8 else 2)))
+        """Parts of the rows and their codes. Rows out of range are refused before the first."""
+        if isinstance(self.hasher, hashing.RandomBinning) and X.size:
+            with np.errstate(over="ignore"):
+                largest = np.float64(np.maximum(-X.min(), X.max())) + np.abs(self.geometry.centre)
+                finite = np.isfinite(largest * self.geometry.inverse).all()
+                if not finite:
+                    self.hasher._refuse_non_finite(self.geometry.scale(X), None)
+        step = max(LEAST_CHUNK, CODE_BYTES // (self.n_hashes * (1 if self.n_bits <= 8 else 2)))
         scaled = np.empty((min(step, len(X)), X.shape[1]))
         for first in range(0, len(X), step):
             part = X[first : first + step]

@@ -18,7 +18,7 @@ from cases.attention import (  # noqa: E402
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 # A slice is summed in 16 bits only where rounding moves no value by more than 2e-3 of its column's
 # mean magnitude (0.8 of the root mean square, of normal values). 1 / sqrt(3) of it is left in a sum
@@ -434,3 +434,26 @@ def test_public_function():
     short = yoso_attention(*inputs, **options)
     assert torch.equal(short, run(*inputs, normalize="l2")[0])
     assert torch.nn.functional.cosine_similarity(full, short.float(), dim=-1).mean() > 0.999
+
+
+@pytest.mark.parametrize("n_bits", [8, 12])
+def test_early_queries_do_not_depend_on_later_values(n_bits):
+    """Nor late keys' gradients on those of earlier queries, whatever their scale."""
+    torch.manual_seed(0)
+    query, key, value, grad = (torch.randn(1, 1, 512, 32).bfloat16() for _ in range(4))
+    half = slice(0, 256), slice(256, 512)
+    estimator = Sampled(n_bits=n_bits, expectation="never")
+
+    def attend(rows, value, grad):
+        x = [x[:, :, rows].clone().requires_grad_() for x in (query, key, value)]
+        out = yoso_attention(*x, is_causal=True, seed=0, estimator=estimator)
+        out.backward(grad[:, :, rows])
+        return out.detach(), x[2].grad
+
+    louder, steeper = value.clone(), grad.clone()
+    louder[:, :, half[1]] *= 1e4
+    steeper[:, :, half[0]] *= 1e4
+    alone, _ = attend(half[0], value, grad)
+    assert torch.equal(attend(slice(None), louder, grad)[0][:, :, half[0]], alone)
+    late = attend(slice(None), value, grad)[1][:, :, half[1]]
+    assert torch.equal(attend(slice(None), value, steeper)[1][:, :, half[1]], late)

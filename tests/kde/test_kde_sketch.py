@@ -244,3 +244,18 @@ def test_blocks_take_no_fresh_memory(kernel):
     command = sys.executable, "-c", MANY_BLOCKS, kernel
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert int(run.stdout) < 250, run.stdout
+
+
+def test_rows_that_are_refused_leave_nothing_behind():
+    """Of a block of several chunks; the error names the row of the block."""
+    X = np.random.default_rng(0).normal(size=(3000, 4))
+    density = LSHKernelDensity(
+        "laplacian", bandwidth=0.01, algorithm="bucket_sum", random_state=0
+    ).fit(X)
+    before = density.score_samples(X[:50])
+    wrong = X.copy()
+    wrong[-1] = 1.7e308
+    with pytest.raises(ValueError, match="row 2999"):
+        density.partial_fit(wrong)
+    assert np.array_equal(density.score_samples(X[:50]), before)
+    assert density.partial_unfit(X[:2999]).n_samples_seen_ == 1

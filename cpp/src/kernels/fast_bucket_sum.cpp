@@ -113,11 +113,8 @@ struct FastPass {
     const index_t size = p.group * p.table_rows * kStride;
     const U zero = broadcast<std::uint32_t>(kBias);
     for (index_t i = 0; i < size; i += W) store(p.table + i, zero);
-    // Nobody reads the keys behind the last query.
-    const index_t n_keys = p.order == Order::causal ? smaller(p.n_keys, p.n_queries) : p.n_keys;
-    in_order(
-        p.order, n_keys, p.n_queries, [&](index_t j) LSHKIT_ALWAYS_INLINE { overflow |= add(j); },
-        [&](index_t i) LSHKIT_ALWAYS_INLINE { read(i); });
+    for (index_t j = 0; j < p.n_keys; ++j) overflow |= add(j);
+    for (index_t i = 0; i < p.n_queries; ++i) read(i);
     return fits(overflow);
   }
 };

@@ -64,17 +64,24 @@ int this_processor() { return sched_getcpu(); }
 class Placement {
  public:
   void avoid(int processor) {
-    if (!known_ || processor == avoided_) return;
-    cpu_set_t others = all_;
-    if (processor >= 0 && processor < CPU_SETSIZE) CPU_CLR(processor, &others);
-    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+    if (processor == avoided_) return;
+    if (avoided_ >= 0) {
+      avoided_ = -1;
+      cpu_set_t now;  // unless others moved the thread meanwhile
+      if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &others_))
+        sched_setaffinity(0, sizeof all_, &all_);
+    }
+    if (processor < 0 || processor >= CPU_SETSIZE) return;
+    if (sched_getaffinity(0, sizeof all_, &all_) != 0 || !CPU_ISSET(processor, &all_)) return;
+    others_ = all_;
+    CPU_CLR(processor, &others_);
+    if (CPU_COUNT(&others_) > 0 && sched_setaffinity(0, sizeof others_, &others_) == 0)
       avoided_ = processor;
   }
 
  private:
-  cpu_set_t all_;  // as the thread that started this one
-  const bool known_ = sched_getaffinity(0, sizeof all_, &all_) == 0;
-  int avoided_ = -1;  // none
+  cpu_set_t all_, others_;  // with and without the processor that is avoided
+  int avoided_ = -1;        // none
 };
 #else
 int this_processor() { return -1; }
