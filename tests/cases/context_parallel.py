@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lshkit.attention import Sampled, Soft, YosoAttention, yoso_attention
 from lshkit.distributed import ContextParallel
+from lshkit.distributed.ranks import collectives, costs
 
 N, D = 203, 16
 
@@ -40,7 +41,7 @@ def attend(cp, case):
     for row in case.pop("nan_rows", []):
         query[:, :, row, 0] = key[:, :, -row, 1] = torch.nan
     lengths, n_threads = case.pop("lengths", None), case.pop("threads", 1)
-    case.pop("layout", None), case.pop("exchange", None)
+    case.pop("layout", None), case.pop("exchange", None), case.pop("piece_bytes", None)
     parameters = case.pop("parameters", {})
     learnt = {name: x.clone().requires_grad_(train) for name, x in parameters.items()}
     mask = None
@@ -81,6 +82,7 @@ def attend_all(group, cases):
     """For each case the exchange, and the whole tensors as all ranks together have them."""
     answers = []
     for case in cases:
+        collectives.PIECE_BYTES = case.get("piece_bytes", costs.PIECE_BYTES)
         starts = case.get("cu_seqlens")
         cp = ContextParallel(
             group,

@@ -67,6 +67,19 @@ def test_each_exchange_equals_one_process(ranks, estimator, exchange, n):
     assert set(check(ranks, n, cases)) == {exchange}
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_tables_are_summed_piece_by_piece(ranks, n):
+    """In pieces that divide no table, as large ones are."""
+    sizes = {"heads": 3, "key_heads": 3}
+    common = {"estimator": SOFT, "exchange": "tables", "inputs": sizes, "piece_bytes": 1000}
+    cases = [
+        common | {"is_causal": is_causal, "layout": layout}
+        for is_causal in (False, True)
+        for layout in ("contiguous", "head_tail")
+    ]
+    assert check(ranks, n, cases) == ["tables"] * len(cases)
+
+
 def test_one_rank_computes_as_ever(ranks):
     cases = [{"estimator": SAMPLED}, {"estimator": SOFT, "is_causal": True, "cu_seqlens": STARTS}]
     assert check(ranks, 1, cases) == [None, None]
