@@ -23,21 +23,26 @@ class Ranks:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.bytes_sent = 0
 
-    def all_to_all(
-        self,
-        rows: Tensor,
-        send: Sequence[int],
-        receive: Sequence[int],
-        out: Tensor | None = None,
-    ) -> Tensor:
-        """The first `send[0]` rows go to rank 0, and so on; those received are in rank order."""
-        if out is None:
-            out = rows.new_empty((sum(receive), *rows.shape[1:]))
-        row_bytes = rows.element_size() * rows[:1].numel() if len(rows) else 0
-        self.bytes_sent += row_bytes * (sum(send) - send[self.rank])
+    def exchange(
+        self, send: Sequence[Sequence[Tensor]], receive: Sequence[Sequence[Tensor]]
+    ) -> None:
+        """Contiguous tensors for each rank, into those that each of them receives from this one.
+
+        They go from where they are to where they belong: no copy is made on the way.
+        """
+        work = []
+        for rank, (outgoing, incoming) in enumerate(zip(send, receive, strict=True)):
+            if rank == self.rank:
+                for x, out in zip(outgoing, incoming, strict=True):
+                    out.copy_(x)
+                continue
+            of_rank = {"group": self.group, "group_peer": rank}
+            work += [dist.P2POp(dist.isend, x, **of_rank) for x in outgoing if x.numel()]
+            work += [dist.P2POp(dist.irecv, x, **of_rank) for x in incoming if x.numel()]
+            self.bytes_sent += sum(x.nbytes for x in outgoing)
         with _of_all(self.size):
-            dist.all_to_all_single(out, rows, list(receive), list(send), group=self.group)
-        return out
+            for request in dist.batch_isend_irecv(work) if work else ():
+                request.wait()
 
     def all_gather(self, x: Tensor) -> Tensor:
         """`(size, *x.shape)` of tensors of one shape."""
@@ -67,10 +72,6 @@ def _of_all(ranks: int) -> Iterator[None]:
 
 def _wide(x: Tensor) -> torch.dtype:
     return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-
-
-def _flat(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    return torch.cat([x.reshape(-1) for x in parts]) if parts else like.new_empty(0)
 
 
 # --- Rows that other ranks hold -------------------------------------------------------------------
@@ -107,56 +108,54 @@ def fetch_plan(rank: int, held: Rows, wanted: Sequence[Sequence[tuple[int, int]]
     return Fetch(send, receive, total)
 
 
-def fetch(ranks: Ranks, x: Tensor, plan: Fetch) -> Tensor:
-    """`(B, H, plan.rows, columns)` of every rank's x `(B, H, its rows, columns)`.
+def fetch(ranks: Ranks, plan: Fetch, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """`(B, H, plan.rows, columns)` of every rank's tensors `(B, H, its rows, columns)`.
 
     Rows that no rank holds are zeros. The gradient goes back to where the rows came from.
     """
-    return _Fetch.apply(x, ranks, plan)
+    return _Fetch.apply(ranks, plan, *tensors)
 
 
-def _move(
-    ranks: Ranks,
-    x: Tensor,
-    send: list[list[tuple[int, int]]],
-    receive: list[list[tuple[int, int]]],
-    rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Sums what arrives, in this dtype: rows that went to several ranks come back from all."""
-    batch, heads, _, columns = x.shape
-    row = batch * heads * columns
-    out = x.new_zeros((batch, heads, rows, columns), dtype=dtype)
-    others = [
-        [() if rank == ranks.rank else s for rank, s in enumerate(x)] for x in (send, receive)
-    ]
-    parts = [x[:, :, at : at + n] for spans in others[0] for at, n in spans]
-    sent, awaited = ([row * sum(n for _, n in s) for s in side] for side in others)
-    arrived = ranks.all_to_all(_flat(parts, x), sent, awaited)
-    position = 0
-    for source, spans in enumerate(receive):
-        for i, (at, n) in enumerate(spans):
-            if source == ranks.rank:
-                start, _ = send[source][i]
-                part = x[:, :, start : start + n]
-            else:
-                part = arrived[position : position + row * n].view(batch, heads, n, columns)
-                position += row * n
-            out[:, :, at : at + n] += part
-    return out.to(x.dtype)
+def _rows(x: Tensor, spans: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """Contiguous parts of a contiguous x `(B, H, n, columns)`: the rows of each sequence's head."""
+    return [head[at : at + n] for head in x.flatten(0, 1).unbind() for at, n in spans]
 
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, plan: Fetch) -> Tensor:
-        ctx.ranks, ctx.plan, ctx.rows = ranks, plan, x.shape[2]
-        return _move(ranks, x, plan.send, plan.receive, plan.rows, x.dtype)
+    def forward(ctx: Any, ranks: Ranks, plan: Fetch, *tensors: Tensor) -> Any:
+        ctx.ranks, ctx.plan, ctx.lengths = ranks, plan, [x.shape[2] for x in tensors]
+        whole = sum(n for spans in plan.receive for _, n in spans) == plan.rows
+        outs = []
+        for x in tensors:
+            shape = *x.shape[:2], plan.rows, x.shape[3]
+            outs.append(x.new_empty(shape) if whole else x.new_zeros(shape))
+        tensors = tuple(x.contiguous() for x in tensors)
+        send = [[part for x in tensors for part in _rows(x, spans)] for spans in plan.send]
+        receive = [[part for x in outs for part in _rows(x, spans)] for spans in plan.receive]
+        ranks.exchange(send, receive)
+        return tuple(outs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        send, receive, _ = ctx.plan
-        return _move(ctx.ranks, grad, receive, send, ctx.rows, _wide(grad)), None, None
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Rows that went to several ranks come back from all: their sum, in the ranks' order."""
+        plan = ctx.plan
+        grads = tuple(x.contiguous() for x in grads)
+        outs = [
+            x.new_zeros((*x.shape[:2], n, x.shape[3]), dtype=_wide(x))
+            for x, n in zip(grads, ctx.lengths, strict=True)
+        ]
+        send = [[part for x in grads for part in _rows(x, spans)] for spans in plan.receive]
+        places = [[part for x in outs for part in _rows(x, spans)] for spans in plan.send]
+        arrived = [
+            [out.new_empty(out.shape, dtype=grads[0].dtype) for out in parts] for parts in places
+        ]
+        ctx.ranks.exchange(send, arrived)
+        for from_rank, parts in zip(arrived, places, strict=True):
+            for x, out in zip(from_rank, parts, strict=True):
+                out += x
+        return None, None, *(out.to(x.dtype) for out, x in zip(outs, grads, strict=True))
 
 
 # --- Whole sequences of some heads ----------------------------------------------------------------
@@ -178,65 +177,41 @@ def to_rows(ranks: Ranks, rows: Sequence[Rows], *tensors: Tensor) -> tuple[Tenso
 def _gather_heads(
     ranks: Ranks, rows: Sequence[Rows], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    parts = [x.tensor_split(ranks.size, 1) for x in tensors]
-    others = [rank for rank in range(ranks.size) if rank != ranks.rank]
-    sent = [x[rank] for rank in others for x in parts]
-    outs, receive = [], []
+    of_heads = []
     for x, held in zip(tensors, rows, strict=True):
         batch, heads, _, columns = x.shape
-        outs.append(x.new_empty((batch, heads // ranks.size, held.total, columns)))
-    for source in range(ranks.size):
-        sizes = (out[:, :, : held.lengths[source]] for out, held in zip(outs, rows, strict=True))
-        receive.append(sum(x.numel() for x in sizes))
-    send = [sum(x[rank].numel() for x in parts) for rank in range(ranks.size)]
-    send[ranks.rank] = receive[ranks.rank] = 0
-    arrived = ranks.all_to_all(_flat(sent, tensors[0]), send, receive)
-    position = 0
-    for source in range(ranks.size):
-        for out, own, held in zip(outs, parts, rows, strict=True):
-            part = own[source]
-            if source != ranks.rank:
-                batch, heads, _, columns = out.shape
-                n = held.lengths[source]
-                part = arrived[position : position + batch * heads * n * columns]
-                part = part.view(batch, heads, n, columns)
-                position += part.numel()
-            for start, stop, local in held.chunks[source]:
-                out[:, :, start:stop] = part[:, :, local : local + stop - start]
-    return tuple(outs)
+        of_heads.append(x.new_empty((batch, heads // ranks.size, held.total, columns)))
+    of_rows = [x.contiguous() for x in tensors]
+    send, receive = _parts_of_heads(ranks, rows, of_rows, of_heads)
+    ranks.exchange(send, receive)
+    return tuple(of_heads)
 
 
 def _scatter_heads(
     ranks: Ranks, rows: Sequence[Rows], tensors: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    sent, send, receive, outs = [], [], [], []
-    for rank in range(ranks.size):
-        size = 0
-        for x, held in zip(tensors, rows, strict=True):
-            if rank != ranks.rank:
-                chunks = held.chunks[rank]
-                part = torch.cat([x[:, :, start:stop] for start, stop, _ in chunks], 2)
-                sent.append(part)
-                size += part.numel()
-        send.append(size)
+    of_rows = []
     for x, held in zip(tensors, rows, strict=True):
         batch, heads, _, columns = x.shape
-        n = held.lengths[ranks.rank]
-        outs.append(x.new_empty((batch, heads * ranks.size, n, columns)))
-    receive = [sum(x.numel() for x in outs) // ranks.size] * ranks.size
-    receive[ranks.rank] = 0
-    arrived = ranks.all_to_all(_flat(sent, tensors[0]), send, receive)
-    position = 0
-    for source in range(ranks.size):
-        for x, out, held in zip(tensors, outs, rows, strict=True):
-            part = out.tensor_split(ranks.size, 1)[source]
-            if source == ranks.rank:
-                for start, stop, local in held.chunks[source]:
-                    part[:, :, local : local + stop - start] = x[:, :, start:stop]
-                continue
-            part.copy_(arrived[position : position + part.numel()].view(part.shape))
-            position += part.numel()
-    return tuple(outs)
+        of_rows.append(x.new_empty((batch, heads * ranks.size, held.lengths[ranks.rank], columns)))
+    of_heads = [x.contiguous() for x in tensors]
+    receive, send = _parts_of_heads(ranks, rows, of_rows, of_heads)
+    ranks.exchange(send, receive)
+    return tuple(of_rows)
+
+
+def _parts_of_heads(
+    ranks: Ranks, rows: Sequence[Rows], of_rows: Sequence[Tensor], of_heads: Sequence[Tensor]
+) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    """By rank: this rank's rows of the other's heads, and the other's rows of this rank's heads."""
+    own: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    others: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    for x, whole, held in zip(of_rows, of_heads, rows, strict=True):
+        for rank, heads in enumerate(x.tensor_split(ranks.size, 1)):
+            of_rank = [(local, b - a) for a, b, local in held.chunks[ranks.rank]]
+            own[rank] += [part for sequence in heads for part in _rows(sequence[None], of_rank)]
+            others[rank] += _rows(whole, [(a, b - a) for a, b, _ in held.chunks[rank]])
+    return own, others
 
 
 class _ToHeads(torch.autograd.Function):
@@ -287,14 +262,14 @@ def sum_tables(
         starts = chunk_starts(pieces.shape[1], size)
         sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
         own = sizes[ranks.rank]
-        parts = [x[: size * own] for x in memory]
-        for piece, part in zip(pieces, parts, strict=True):
-            ranks.all_to_all(piece, sizes, [own] * size, part)
+        parts = [x[: size * own].view(size, own) for x in memory]
+        of_ranks = list(zip(*(piece.split(sizes) for piece in pieces), strict=True))
+        from_ranks = list(zip(*parts, strict=True))
+        ranks.exchange(of_ranks, from_ranks)
         for chain in chains:
-            links = [parts[slot].view(size, own)[rank] for rank, slot in chain]
+            links = [parts[slot][rank] for rank, slot in chain]
             _sum_links(links[::-1] if order == "after" else links, order == "all")
-        for piece, part in zip(pieces, parts, strict=True):
-            ranks.all_to_all(part, [own] * size, sizes, piece)
+        ranks.exchange(from_ranks, of_ranks)
 
 
 def _sum_links(links: list[Tensor], of_all: bool) -> None:

@@ -147,7 +147,7 @@ class ContextParallel(AcrossRanks):
         lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
         held = Rows(lengths.flatten().tolist(), self.layout)
         plan = fetch_plan(self.rank, held, [[(0, held.total)]] * self.size)
-        out = fetch(self._ranks, rows, plan)
+        (out,) = fetch(self._ranks, plan, rows)
         return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
 
     @torch.compiler.disable(reason="ranks exchange rows")
@@ -162,7 +162,7 @@ class ContextParallel(AcrossRanks):
         held = Rows(lengths.flatten().tolist(), self.layout)
         spans = [[(a - before, b + after) for a, b, _ in chunks if a < b] for chunks in held.chunks]
         plan = fetch_plan(self.rank, held, spans)
-        rows = fetch(self._ranks, x, plan)
+        (rows,) = fetch(self._ranks, plan, x)
         parts, position = [], 0
         for a, b, local in held.chunks[self.rank]:
             size = before + b - a + after if a < b else 0

@@ -38,7 +38,8 @@ class Sequences(NamedTuple):
 def fetch_mask(ranks: Ranks, mask: Tensor | None, plan: Fetch) -> Tensor | None:
     if mask is None:
         return None
-    return fetch(ranks, mask.to(torch.uint8)[:, None, :, None], plan)[:, 0, :, 0].bool()
+    (whole,) = fetch(ranks, plan, mask.to(torch.uint8)[:, None, :, None])
+    return whole[:, 0, :, 0].bool()
 
 
 # --- Whole sequences of some heads ----------------------------------------------------------------
@@ -78,10 +79,9 @@ def attend_by_heads(ranks: Ranks, estimator: Estimator, call: Call, where: Seque
 
 def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequences) -> Tensor:
     """Fetches the keys and values that the rank's queries need, and hashes them here."""
-    n_features = call.key.shape[-1]
     wanted = [where.wanted(rank) for rank in range(ranks.size)]
     plan = fetch_plan(ranks.rank, where.keys, wanted)
-    both = fetch(ranks, torch.cat((call.key, call.value), -1), plan)
+    key, value = fetch(ranks, plan, call.key, call.value)
     mask = fetch_mask(ranks, call.key_mask, plan)
     outs = []
     for run in where.runs(ranks.rank):
@@ -100,13 +100,13 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
             query_starts = query_starts and [0, *(a + before for a in query_starts[1:])]
         starts = (query_starts, run.key_starts)
         query_starts, key_starts = (
-            None if x is None else torch.tensor(x, dtype=torch.int64, device=both.device)
+            None if x is None else torch.tensor(x, dtype=torch.int64, device=key.device)
             for x in starts
         )
         part = call._replace(
             query=query,
-            key=both[:, :, keys, :n_features],
-            value=both[:, :, keys, n_features:],
+            key=key[:, :, keys],
+            value=value[:, :, keys],
             key_mask=None if mask is None else mask[:, keys],
             query_starts=query_starts,
             key_starts=key_starts,
@@ -116,7 +116,7 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
     if outs:
         return torch.cat(outs, 2)
     # No rows, but the others await this rank's part in the backward pass, and DDP its zeros.
-    none = both[:1, :1, :0, n_features:] + call.query[..., :1]
+    none = value[:1, :1, :0] + key[:1, :1, :0, :1] + call.query[..., :1]
     for x in call.parameters.values():
         none = none + x.flatten()[:0].sum().to(none.dtype)
     return none
