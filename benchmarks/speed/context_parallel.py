@@ -6,7 +6,10 @@ Starts 1 to 4 processes of one thread each on this machine (gloo over the loopba
 are those of the slowest rank, the smallest of a few calls; the efficiency is the seconds of one
 process over ranks times theirs, and means something up to as many ranks as there are cores. Ring
 attention is softmax attention whose keys and values go from rank to rank, written plainly below:
-torch's own context_parallel is tried first, and compared with one process. Bytes are those that a
+torch's own context_parallel is tried first, and compared with one process. "computing alone" is
+what ranks of "heads" compute, on all of them at once, with nothing sent: what the machine's memory
+and caches leave of the speed of one process. The C library keeps freed memory in all processes, as
+jemalloc and tcmalloc do: see KEEP_MEMORY. Bytes are those that a
 rank hands to the process group for the others, on average over the ranks, counted at every call;
 the simulation runs the code of single ranks of up to 1024 with a process group that counts and
 sends nothing.
@@ -14,9 +17,11 @@ sends nothing.
 
 import argparse
 import json
+import os
 import pathlib
 import tempfile
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -32,12 +37,19 @@ from lshkit.distributed.ranks.exchanges import Sequences, attend_by_keys, attend
 from lshkit.distributed.ranks.rows import Rows
 
 HEAD_DIM = 64
+# glibc gives large arrays back to the system at once, which takes 1.4 us for each page of the next.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**34),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
 ESTIMATORS = {
     "Sampled, 8 bits": Sampled(n_bits=8, expectation="never"),
     "Sampled, 12 bits": Sampled(n_bits=12, expectation="never"),
     "Soft, 12 bits": Soft(n_bits=12),
 }
 EXCHANGES = ("tables", "keys", "heads")
+ALONE = "computing alone"
 RING = "ring attention"
 PASSES = ("forward", "causal forward", "forward + backward", "causal forward + backward")
 
@@ -113,16 +125,16 @@ def measure(rank, size, folder, options, answers):
     found = {"seconds": [], "bytes": [], "torch": torchs_own(group) if size > 1 else None}
     cases = [(name, n, p) for n in options.lengths for name in ESTIMATORS for p in PASSES]
     for name, n, which in tqdm(cases, desc=f"{size} ranks", disable=rank > 0):
-        for exchange in EXCHANGES if size > 1 else (None,):
-            seconds, used, sent = of_case(group, ESTIMATORS[name], n, which, exchange, options)
-            if used == exchange:
+        for exchange in (ALONE, *EXCHANGES) if size > 1 else (None,):
+            seconds, sent = of_case(group, ESTIMATORS[name], n, which, exchange, options)
+            if seconds is not None:
                 row = {"estimator": name, "length": n, "pass": which, "exchange": exchange}
                 found["seconds"].append(row | {"seconds": seconds, "bytes": sent})
     for n in options.lengths:
         if n <= options.longest_ring:
             ring = Ring(group)
             tensors = [torch.randn(1, options.heads, n // size, HEAD_DIM) for _ in range(3)]
-            seconds = smallest(group, lambda r=ring, t=tensors: r(*t), 1 if n > 8192 else 3)
+            seconds = smallest(group, lambda r=ring, t=tensors: r(*t), 2)
             row = {"estimator": RING, "length": n, "pass": "forward", "exchange": None}
             found["seconds"].append(row | {"seconds": seconds, "bytes": None})
     for n in options.byte_lengths if size > 1 else ():
@@ -134,9 +146,9 @@ def measure(rank, size, folder, options, answers):
 
 
 def smallest(group, call, times):
-    """Seconds of the slowest rank, of the fastest of so many calls after a first."""
+    """Seconds of the slowest rank, of the fastest of so many calls."""
     best = float("inf")
-    for _ in range(times + 1):
+    for _ in range(times):
         dist.barrier(group)
         begin = time.perf_counter()
         call()
@@ -147,12 +159,16 @@ def smallest(group, call, times):
 
 
 def of_case(group, estimator, n, which, exchange, options):
-    import warnings
-
-    warnings.simplefilter("ignore")  # of an exchange that cannot: its row is left out
-    cp = ContextParallel(group, exchange=exchange or "auto")
+    """Seconds and bytes sent; None where the exchange cannot compute the case."""
+    warnings.simplefilter("ignore")  # of such an exchange
+    exchanges = exchange in EXCHANGES
+    cp = ContextParallel(group, exchange=exchange if exchanges else "auto")
     trains = which.endswith("backward")
     shape = 1, options.heads, n // cp.size, HEAD_DIM
+    if exchange == ALONE:
+        if options.heads % cp.size:
+            return None, None
+        shape = 1, options.heads // cp.size, n, HEAD_DIM
     tensors = [torch.randn(shape).requires_grad_(trains) for _ in range(3)]
     grad = torch.randn(shape)
 
@@ -162,19 +178,16 @@ def of_case(group, estimator, n, which, exchange, options):
             is_causal=which.startswith("causal"),
             estimator=estimator,
             seed=0,
-            context_parallel=cp if cp.size > 1 else None,
+            context_parallel=cp if exchanges else None,
         )
         if trains:
             torch.autograd.grad(out, tensors, grad)
 
-    if cp.size > 1:
-        call()
-        if cp.last_exchange != exchange:
-            return None, cp.last_exchange, None
-    seconds = smallest(group, call, options.repeats)
-    before = cp.bytes_sent
-    call()
-    return seconds, exchange, cp.bytes_sent - before
+    call()  # touches the memory
+    if exchanges and cp.last_exchange != exchange:
+        return None, None
+    sent = cp.bytes_sent if exchanges else None
+    return smallest(group, call, options.repeats), sent
 
 
 def bytes_of(group, n, heads=1):
@@ -260,12 +273,15 @@ def main():
     add("--longest-ring", type=int, default=16384, help="softmax takes minutes beyond")
     add("--simulated", type=int, nargs="+", default=[8, 64, 256, 1024])
     add("--quick", action="store_true", help="two ranks, one short length, two heads")
-    add("--json", type=pathlib.Path, help="results file")
+    add("--json", type=pathlib.Path, help="results file; other --ranks that it has stay")
     options = parser.parse_args()
     if options.quick:
         options.ranks, options.lengths, options.byte_lengths = [1, 2], [1024], [4096]
         options.repeats, options.simulated, options.heads = 1, [8], 2
+    os.environ |= KEEP_MEMORY  # of the processes that are started
     results = {}
+    if options.json and options.json.exists():
+        results = {int(n): x for n, x in json.loads(options.json.read_text())["results"].items()}
     for size in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
             context = mp.get_context("spawn")
@@ -279,8 +295,10 @@ def main():
     simulated = simulate(options.simulated, 65536, 8)
     print_tables(results, simulated)
     if options.json:
+        options.ranks = sorted(results)
         settings = {name: x for name, x in vars(options).items() if name != "json"}
         settings |= {"head_dim": HEAD_DIM, "threads of a rank": 1, "backend": "gloo"}
+        settings["environment"] = KEEP_MEMORY
         settings["estimators"] = {name: e.to_dict() for name, e in ESTIMATORS.items()}
         content = {"machine": machine(), "settings": settings, "results": results}
         content["simulated"] = simulated

@@ -155,7 +155,7 @@ def test_context_parallel_benchmark_writes_its_results(tmp_path):
     assert written["settings"]["backend"] == "gloo"
     alone, both = (written["results"][size]["seconds"] for size in ("1", "2"))
     assert min(row["seconds"] for row in (*alone, *both)) > 0
-    assert {row["exchange"] for row in both} == {None, "tables", "keys", "heads"}
+    assert {row["exchange"] for row in both} == {None, "computing alone", "tables", "keys", "heads"}
     assert written["results"]["2"]["torch"]  # torch's own does not run here, and says why
     for row in (*written["results"]["2"]["bytes"], *written["simulated"]):
         assert row["foretold"] in (None, row["bytes"])
