@@ -168,7 +168,7 @@ def queries(new: int) -> da.Array:
 
 def draw(path: pathlib.Path, size: int, watch: Watch, means: dict) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    left.plot(watch.seconds, np.array(watch.done) * size / 1e6, label="rows")
+    left.plot(watch.seconds, np.array(watch.done) * size / 1e6, label="rows made, those lost twice")
     left.set(xlabel="seconds", ylabel="million rows", title="One worker is killed")
     left.spines["top"].set_visible(False)
     memory = left.twinx()

@@ -1,10 +1,11 @@
 """Rows a second into sketches on two Dask workers, against two threads of one process.
 
-The same blocks of rows for both, .npy files in the page cache; the smallest time of each, in turns.
+The same blocks of rows for both, parts of .npy files in the page cache; the smallest time of each,
+in turns. What Dask adds is so much for each block: a block of four times the rows costs it as much.
 "threads": two threads with a sketch each, merged in the end. "n_jobs=2": one sketch, block after
 block. "Dask": `DaskKernelDensity.fit`, with the schedule, the tree of merges and the way of the
 sketch to the client; the workers are running. Processor seconds are those of all processes, and
-depend less on what else runs. Tables are compared bit for bit. Three minutes, 4.3 GB in a temporary
+depend less on what else runs. Tables are compared bit for bit. Five minutes, 4.3 GB in a temporary
 folder.
 
 "plan" counts what `fit` sends: the tree of additions for as many blocks, of one row each, with the
@@ -22,6 +23,7 @@ import pathlib  # noqa: E402
 import pickle  # noqa: E402
 import tempfile  # noqa: E402
 from concurrent.futures import ThreadPoolExecutor  # noqa: E402
+from typing import NamedTuple  # noqa: E402
 
 import dask.array as da  # noqa: E402
 import numpy as np  # noqa: E402
@@ -45,22 +47,29 @@ SKETCHES = {
 COMMON = {"algorithm": "bucket_sum", "n_hashes": 32, "random_state": 0}
 
 
-def load(path):
-    return np.load(path, mmap_mode="r")
+class Part(NamedTuple):
+    """Rows [start, stop) of a file."""
+
+    path: str
+    start: int
+    stop: int
+
+    def load(self):
+        return np.load(self.path, mmap_mode="r")[self.start : self.stop]
 
 
-def block(paths, block_info):
-    return load(paths[block_info[None]["chunk-location"][0]])
+def block(parts, block_info):
+    return parts[block_info[None]["chunk-location"][0]].load()
 
 
-def in_threads(options, paths):
+def in_threads(options, parts):
     """Each thread takes the next block when it is done with one."""
-    left, sketches = iter(paths), []
+    left, sketches = iter(parts), []
 
     def work():
         sketch = LSHKernelDensity(**options)
-        for path in left:  # of a list: one thread at a time has the next
-            sketch.partial_fit(load(path))
+        for part in left:  # of a list: one thread at a time has the next
+            sketch.partial_fit(part.load())
         return sketch
 
     with ThreadPoolExecutor(N_WORKERS) as pool:
@@ -71,19 +80,18 @@ def in_threads(options, paths):
     return first
 
 
-def in_turn(options, paths):
+def in_turn(options, parts):
     sketch = LSHKernelDensity(**options, n_jobs=N_WORKERS)
-    for path in paths:
-        sketch.partial_fit(load(path))
+    for part in parts:
+        sketch.partial_fit(part.load())
     return sketch
 
 
-def on_dask(options, paths, client):
-    rows = len(load(paths[0]))
+def on_dask(options, parts, client):
     X = da.map_blocks(
         block,
-        paths,
-        chunks=((rows,) * len(paths), (N_FEATURES,)),
+        parts,
+        chunks=(tuple(part.stop - part.start for part in parts), (N_FEATURES,)),
         meta=np.empty((0, N_FEATURES), np.float32),
     )
     return DaskKernelDensity(**options, client=client).fit(X).to_local()
@@ -94,43 +102,51 @@ def processor_seconds(client):
     return time.process_time() + sum(client.run(time.process_time).values())
 
 
-def sketches(n_files, n_rows, times, rounds):
-    """Of n_files blocks of n_rows each, read `times` times."""
+def sketches(n_files, n_rows, times, block_sizes, rounds):
+    """Of n_files files of n_rows each, read `times` times, in blocks of each size."""
     on_cpus(CPUS)
-    found = {}
+    found = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         rng, paths = np.random.default_rng(0), []
         for i in range(n_files):
-            paths.append(pathlib.Path(folder) / f"{i}.npy")
+            paths.append(str(pathlib.Path(folder) / f"{i}.npy"))
             np.save(paths[-1], rng.standard_normal((n_rows, N_FEATURES), np.float32))
-        paths = [str(x) for x in paths] * times
         options = {"n_workers": N_WORKERS, "threads_per_worker": 1, "dashboard_address": ":0"}
         cluster = stack.enter_context(LocalCluster(processes=True, **options))
         client = stack.enter_context(Client(cluster, set_as_default=False))
-        for name, own in SKETCHES.items():
-            parameters = COMMON | own
-            calls = {
-                "threads": lambda p=parameters: in_threads(p, paths),
-                "n_jobs=2": lambda p=parameters: in_turn(p, paths),
-                "Dask": lambda p=parameters: on_dask(p, paths, client),
-            }
-            best, cpu, tables = dict.fromkeys(calls, np.inf), dict.fromkeys(calls, np.inf), {}
-            for _ in tqdm(range(rounds), desc=name):
-                for way, call in calls.items():
-                    used, begin = processor_seconds(client), time.perf_counter()
-                    sketch = call()
-                    best[way] = min(best[way], time.perf_counter() - begin)
-                    cpu[way] = min(cpu[way], processor_seconds(client) - used)
-                    tables[way] = sketch._kde_sketch.table.table.tobytes()
-            n, local = n_rows * len(paths), min(best["threads"], best["n_jobs=2"])
-            found[name] = {
-                "rows_per_second": {way: n / seconds for way, seconds in best.items()},
-                "processor_seconds": cpu,
-                "equal_bits": len(set(tables.values())) == 1,
-                "over_threads": local / best["Dask"],
-                "bytes": sketch.extra_memory_,
-            }
-    return {"rows": n, "block": n_rows, "features": N_FEATURES, "sketches": found}
+        for size in block_sizes:
+            starts = range(0, n_rows, size)
+            parts = [Part(path, start, start + size) for path in paths for start in starts]
+            parts *= times
+            for name, own in SKETCHES.items():
+                row = {"sketch": name, "block": size}
+                found.append(row | measured(COMMON | own, parts, client, rounds))
+    return {"rows": n_files * n_rows * times, "features": N_FEATURES, "sketches": found}
+
+
+def measured(parameters, parts, client, rounds):
+    """One kind of sketch in each way."""
+    calls = {
+        "threads": lambda: in_threads(parameters, parts),
+        "n_jobs=2": lambda: in_turn(parameters, parts),
+        "Dask": lambda: on_dask(parameters, parts, client),
+    }
+    best, cpu, tables = dict.fromkeys(calls, np.inf), dict.fromkeys(calls, np.inf), {}
+    for _ in tqdm(range(rounds), desc=parameters["kernel"]):
+        for way, call in calls.items():
+            used, begin = processor_seconds(client), time.perf_counter()
+            sketch = call()
+            best[way] = min(best[way], time.perf_counter() - begin)
+            cpu[way] = min(cpu[way], processor_seconds(client) - used)
+            tables[way] = sketch._kde_sketch.table.table.tobytes()
+    n, local = sum(x.stop - x.start for x in parts), min(best["threads"], best["n_jobs=2"])
+    return {
+        "rows_per_second": {way: n / seconds for way, seconds in best.items()},
+        "processor_seconds": cpu,
+        "equal_bits": len(set(tables.values())) == 1,
+        "over_threads": local / best["Dask"],
+        "bytes": sketch.extra_memory_,
+    }
 
 
 def plan(sizes):
@@ -157,7 +173,9 @@ def plan(sizes):
 
 SECTIONS = {
     "plan": lambda args: plan([8, 64] if args.quick else [8, 64, 256, 1000, 1024]),
-    "sketches": lambda args: sketches(*((4, 20_000, 2, 2) if args.quick else (64, 262_144, 2, 3))),
+    "sketches": lambda args: sketches(
+        *((4, 20_000, 2, [10_000], 2) if args.quick else (16, 2**20, 2, [2**18, 2**19, 2**20], 3))
+    ),
 }
 
 
@@ -173,17 +191,19 @@ def show(results):
     if r := results.get("sketches"):
         rows = [
             [
-                name,
+                found["sketch"],
+                f"{found['block']:,}",
                 *(figure(x / 1e6) for x in found["rows_per_second"].values()),
                 f"{found['over_threads']:.2f}",
                 *(figure(x) for x in found["processor_seconds"].values()),
                 "yes" if found["equal_bits"] else "NO",
             ]
-            for name, found in r["sketches"].items()
+            for found in r["sketches"]
         ]
-        title = f"{r['rows']:,} rows of {r['features']} in blocks of {r['block']:,}: million rows/s"
+        title = f"{r['rows']:,} rows of {r['features']}: million rows/s"
         ways = "two threads", "n_jobs=2", "2 Dask workers"
-        header = ["sketch", *ways, "Dask / best", *(f"CPU s, {x}" for x in ways), "equal bits"]
+        header = ["sketch", "rows of a block", *ways, "Dask / best"]
+        header += [*(f"CPU s, {x}" for x in ways), "equal bits"]
         print(table(title, header, rows))
 
 

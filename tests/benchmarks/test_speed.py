@@ -145,6 +145,16 @@ def test_thread_backends_are_compared_in_a_process_each(tmp_path):
         assert f"| {name} " in done.stdout
 
 
+def test_bytes_of_many_ranks_are_those_foretold():
+    pytest.importorskip("torch")
+    from benchmarks.speed.context_parallel import simulate
+
+    counted = simulate([8, 64, 1024], 8192, 4)
+    assert len(counted) == 12
+    for row in counted:
+        assert row["bytes"] == row["foretold"] > 0, row
+
+
 def test_context_parallel_benchmark_writes_its_results(tmp_path):
     path = tmp_path / "ranks.json"
     options = ("--quick", "--lengths", 256, "--heads", 2, "--json", path)

@@ -26,9 +26,9 @@ class Ranks:
     def exchange(
         self, send: Sequence[Sequence[Tensor]], receive: Sequence[Sequence[Tensor]]
     ) -> None:
-        """Contiguous tensors for each rank, into those that each of them receives from this one.
+        """Sends each rank the contiguous tensors of `send`, and fills those of `receive` by rank.
 
-        They go from where they are to where they belong: no copy is made on the way.
+        They go straight from where they are to where they belong. Empty ones are left out.
         """
         work = []
         for rank, (outgoing, incoming) in enumerate(zip(send, receive, strict=True)):

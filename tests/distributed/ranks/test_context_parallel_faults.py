@@ -1,10 +1,12 @@
 """Ranks that disagree, refuse or end; arguments that make no sense; what is sent and held."""
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases import context_parallel as of_ranks  # noqa: E402
+from cases import context_parallel_faults as of_ranks  # noqa: E402
 
 from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.distributed import ContextParallel, exchange_costs  # noqa: E402
@@ -47,6 +49,14 @@ def test_a_rank_that_ends_is_reported(fresh_ranks):
     good, (message, seconds) = fresh_ranks.answer(0)
     assert good and "a rank has ended" in message
     assert seconds < 20  # the group's timeout is 6
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_rank_that_stops_in_an_exchange_is_reported(fresh_ranks, ends):
+    fresh_ranks.send(2, of_ranks.one_rank_stops_in_an_exchange, ends)
+    good, (message, seconds) = fresh_ranks.answer(0)
+    assert good and "a rank has ended" in message
+    assert seconds < (3 if ends else 12)  # the group's timeout is 6
 
 
 def test_a_rank_that_does_not_call_is_reported(fresh_ranks):
@@ -115,6 +125,34 @@ def test_an_exchange_that_cannot_is_replaced_with_a_warning(ranks, case, used, w
             assert not warnings
         else:
             assert words in reason and any(words in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_auto_sends_the_fewest_bytes_and_says_so(ranks, is_causal):
+    sizes = list(itertools.product((20, 600), (8, 4, 1), (False, True)))
+    cases = [
+        {
+            "estimator": Soft(n_bits=4, n_hashes=8),
+            "is_causal": is_causal,
+            "train": train,
+            "inputs": {"batch": 1, "heads": 8, "key_heads": key_heads, "n": n},
+        }
+        for n, key_heads, train in sizes
+    ]
+    used = set()
+    answers = ranks.run(4, of_ranks.chosen, cases)
+    assert answers == answers[:1] * 4
+    for (n, key_heads, train), (exchange, reason, logged) in zip(sizes, answers[0], strict=True):
+        options = {"key_heads": key_heads, "n_bits": 4, "n_hashes": 8, "is_causal": is_causal}
+        costs = exchange_costs(4, n, 8, of_ranks.D, **options)
+        if key_heads == 1:
+            del costs["heads"]
+        sent = {name: cost.forward + train * cost.backward for name, cost in costs.items()}
+        assert sent[exchange] == min(sent.values())
+        assert f"{exchange} {sent[exchange]:,}" in reason
+        assert logged == [f"exchange={exchange!r}: {reason}"]
+        used.add(exchange)
+    assert used == {"tables", "keys"} | (set() if is_causal else {"heads"})
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "head_tail"])

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases import context_parallel as of_ranks  # noqa: E402
+from cases import context_parallel_modules as of_ranks  # noqa: E402
 
 from lshkit.attention import YosoAttention  # noqa: E402
 

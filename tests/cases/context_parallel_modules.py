@@ -1,0 +1,143 @@
+"""What each rank does in the tests of modules over ranks, and the same in one process."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from lshkit.attention import Soft, YosoAttention
+from lshkit.distributed import ContextParallel
+
+
+class Model(nn.Module):
+    """Two layers of attention with residual connections, for steps of training."""
+
+    def __init__(self, estimator=None, dim=32, conv_window=3, recompute=False):
+        super().__init__()
+        torch.manual_seed(0)
+        options = {"estimator": estimator or Soft(n_bits=4, n_hashes=4), "seed": 1}
+        options |= {"conv_window": conv_window, "fresh_hashes": False}
+        self.layers = nn.ModuleList(YosoAttention(dim, 4, **options) for _ in range(2))
+        self.head = nn.Linear(dim, dim)
+        self.recompute = recompute
+
+    def forward(self, x, cp=None, is_causal=True):
+        for layer in self.layers:
+
+            def run(x, layer=layer):
+                return layer(x, x, x, is_causal=is_causal, context_parallel=cp)[0]
+
+            x = x + (checkpoint(run, x, use_reentrant=False) if self.recompute else run(x))
+        return self.head(x)
+
+
+def batch_of(replica, n=40, dim=32):
+    generator = torch.Generator().manual_seed(100 + replica)
+    return torch.randn(1, n, dim, generator=generator)
+
+
+def train(model, steps, call):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = call(model, step).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def ddp_steps(group, replicas, wrap, options):
+    """Steps of a model on a mesh (replicas, ranks of a sequence)."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    size = dist.get_world_size(group)
+    mesh = init_device_mesh(
+        "cpu", (replicas, size // replicas), mesh_dim_names=("replicas", "rows")
+    )
+    cp = ContextParallel(mesh["rows"], **options)
+    replica = mesh["replicas"].get_local_rank()
+    model = Model()
+    if wrap == "ddp":
+        model = DistributedDataParallel(model)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    def call(model, step):
+        return model(cp.shard(batch_of(replica + 10 * step), 1), cp)
+
+    losses = train(model, 3, call)
+    dist.all_reduce(losses)
+    parameters = model.parameters()
+    full = [x.full_tensor() if wrap == "fsdp" else x for x in parameters]
+    return losses / size, [x.detach().clone() for x in full]
+
+
+def module_cases(group, n):
+    """Outputs and gradients of modules in other surroundings, as all ranks have them together."""
+    cp = ContextParallel(group)
+    x = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(0))
+    found = {}
+
+    def run(name, model, **options):
+        own = cp.shard(x, 1).requires_grad_()
+        out = model(own, cp, **options)
+        (grad,) = torch.autograd.grad(out.float().square().sum(), own)
+        found[name] = cp.gather(out.detach(), 1), cp.gather(grad, 1)
+
+    run("causal", Model())
+    run("not causal", Model(), is_causal=False)
+    run("checkpointed", Model(recompute=True))
+    run("compiled", torch.compile(Model(), backend="aot_eager"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        run("autocast", Model())
+    return found
+
+
+def module_alone(n):
+    x = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    found = {}
+    for name, options in (("causal", {}), ("not causal", {"is_causal": False}), ("autocast", {})):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=name == "autocast"):
+            out = Model()(x, **options)
+        (grad,) = torch.autograd.grad(out.float().square().sum(), x)
+        found[name] = out.detach(), grad
+    return found
+
+
+def wrong_module_call(group):
+    cp = ContextParallel(group)
+    module = YosoAttention(32, 4)
+    x = torch.randn(1, 10, 32)
+    try:
+        module(x, x, x, attn_mask=x if cp.rank == 0 else None, context_parallel=cp)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+
+
+def module_errors(group):
+    x = torch.randn(1, 8, 32)
+    kinds, messages = [], []
+    module = YosoAttention(32, 4, conv_window=3).eval()
+    plain = YosoAttention(32, 4).eval()
+    packed = ContextParallel(group, cu_seqlens=torch.tensor([0, 16]))
+    state = plain.new_state(1)
+    calls = (
+        lambda: module(x, x, x, context_parallel=packed),
+        lambda: plain(
+            x, x, x, is_causal=True, state=state, context_parallel=ContextParallel(group)
+        ),
+    )
+    for call in calls:
+        try:
+            call()
+        except ValueError as error:
+            kinds.append(type(error).__name__)
+            messages.append(str(error))
+    return kinds, messages
