@@ -36,9 +36,12 @@ class Ranks:
                 for x, out in zip(outgoing, incoming, strict=True):
                     out.copy_(x)
                 continue
-            of_rank = {"group": self.group, "group_peer": rank}
-            work += [dist.P2POp(dist.isend, x, **of_rank) for x in outgoing if x.numel()]
-            work += [dist.P2POp(dist.irecv, x, **of_rank) for x in incoming if x.numel()]
+            for operation, tensors in ((dist.isend, outgoing), (dist.irecv, incoming)):
+                work += [
+                    dist.P2POp(operation, x, group=self.group, group_peer=rank)
+                    for x in tensors
+                    if x.numel()
+                ]
             self.bytes_sent += sum(x.nbytes for x in outgoing)
         with _of_all(self.size):
             for request in dist.batch_isend_irecv(work) if work else ():
