@@ -54,7 +54,7 @@ def one_rank_ends(group):
 
 
 def one_rank_stops_in_an_exchange(group, ends):
-    """The ranks have agreed; one ends when rows or tables are to be sent, at once or after the timeout."""
+    """The ranks have agreed; when tables are to be sent one ends, at once or after the timeout."""
     cp = ContextParallel(group, exchange="tables")
     tensors = [cp.shard(x) for x in inputs()[:3]]
     if cp.rank == 1:
