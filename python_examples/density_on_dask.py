@@ -176,7 +176,7 @@ def draw(path: pathlib.Path, size: int, watch: Watch, means: dict) -> None:
     memory.set(ylabel="MB", ylim=(0, 1.5 * max(watch.memory)))
     memory.spines["top"].set_visible(False)
     if watch.killed:
-        left.axvline(watch.killed, color="black", lw=0.8, ls=":")
+        left.axvline(watch.killed, ymax=0.84, color="black", lw=0.8, ls=":")
         left.annotate("killed", (watch.killed, 0), (4, 4), textcoords="offset points", fontsize=9)
     lines = [*left.get_lines()[:1], *memory.get_lines()]
     left.legend(lines, [x.get_label() for x in lines], frameon=False, loc="upper left")
