@@ -17,6 +17,28 @@ constexpr index_t kPair = 2 * kTile;           // rows are padded to pairs of ti
 constexpr int W = kLanes<float>;
 using F = Vec<float>;
 
+// probability() of several registers of cosines at once, whose chains of operations overlap.
+constexpr int kAtOnce = kPair / W;  // registers
+template <int AtOnce>
+LSHKIT_INLINE void probabilities(const F (&x)[AtOnce], int n_bits, F (&p)[AtOnce]) {
+  const F one = broadcast<float>(1), opposite = broadcast<float>(kOpposite<float>);
+  F bit[AtOnce];
+  LSHKIT_UNROLL
+  for (int i = 0; i < AtOnce; ++i) {
+    F a = x[i] < 0.0f ? -x[i] : x[i];
+    a = a < one ? a : one;
+    const F t = arccos(a) * float(1 / kPi);
+    bit[i] = x[i] < 0.0f ? (a > opposite ? F{} : t) : one - t;
+    p[i] = one;
+  }
+  for (; n_bits > 0; n_bits >>= 1) {
+    if (n_bits & 1) LSHKIT_UNROLL
+    for (int i = 0; i < AtOnce; ++i) p[i] *= bit[i];
+    LSHKIT_UNROLL
+    for (int i = 0; i < AtOnce; ++i) bit[i] *= bit[i];
+  }
+}
+
 // The power of two that brings a row to a norm of 1/2 to 1; 0 for one without an inverse norm.
 float power_near(float inverse_norm) {
   if (!(inverse_norm > 0)) return 0;
@@ -238,13 +260,21 @@ bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
         const F scale = broadcast<float>(s.queries.scale[i + r]);
         const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
         F sum = {};
-        for (index_t c = 0; c < nk; c += W) {
-          const F cosine =
-              load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
-          const Halves weight =
-              to_bfloat16(lanes_before(probability<float>(cosine, p.n_bits), c, seen));
-          sum += Bfloat16::widen(weight);
-          store_half(row_of_a(s.pair, depth_of(nk), r, c), weight);
+        for (index_t first = 0; first < nk; first += kAtOnce * W) {
+          F weight[kAtOnce];
+          LSHKIT_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) {
+            const index_t c = first + i * W;
+            weight[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
+          }
+          probabilities(weight, p.n_bits, weight);
+          LSHKIT_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) {
+            const index_t c = first + i * W;
+            const Halves rounded = to_bfloat16(lanes_before(weight[i], c, seen));
+            sum += Bfloat16::widen(rounded);
+            store_half(row_of_a(s.pair, depth_of(nk), r, c), rounded);
+          }
         }
         if (p.row_sum && i + r < p.out.rows) p.row_sum[i + r] += sum_lanes(sum);
       }
