@@ -135,6 +135,12 @@ LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> q
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
 
+// See lower_bound_bfloat16.hpp. gradient_t += a_t^T (scale * the sum of a_f b_f^T), f of `from` and
+// t of `to`.
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words, const Bfloat16Side& from,
+                       const Bfloat16Side& to, float scale, Matrix<float> gradient)
+
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL
 #undef LSHKIT_BFLOAT16_KERNEL

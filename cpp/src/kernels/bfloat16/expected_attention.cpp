@@ -15,27 +15,32 @@ namespace {
 constexpr index_t kKeys = 128, kQueries = 64;  // rows of a chunk and of a block, at most
 constexpr index_t kPair = 2 * kTile;           // rows are padded to pairs of tiles
 constexpr int W = kLanes<float>;
+constexpr int kAtOnce = kPair / W;  // registers
 using F = Vec<float>;
 
-// probability() of several registers of cosines at once, whose chains of operations overlap.
-constexpr int kAtOnce = kPair / W;  // registers
-template <int AtOnce>
-LSHKIT_INLINE void probabilities(const F (&x)[AtOnce], int n_bits, F (&p)[AtOnce]) {
+// agreement() and power() of several registers of cosines, whose chains of operations overlap.
+// Leaves the cosines' magnitudes, 1 at most.
+template <std::size_t N>
+LSHKIT_INLINE void agreements(F (&x)[N], F (&bit)[N]) {
   const F one = broadcast<float>(1), opposite = broadcast<float>(kOpposite<float>);
-  F bit[AtOnce];
   LSHKIT_UNROLL
-  for (int i = 0; i < AtOnce; ++i) {
+  for (std::size_t i = 0; i < N; ++i) {
     F a = x[i] < 0.0f ? -x[i] : x[i];
     a = a < one ? a : one;
     const F t = arccos(a) * float(1 / kPi);
     bit[i] = x[i] < 0.0f ? (a > opposite ? F{} : t) : one - t;
-    p[i] = one;
+    x[i] = a;
   }
-  for (; n_bits > 0; n_bits >>= 1) {
-    if (n_bits & 1) LSHKIT_UNROLL
-    for (int i = 0; i < AtOnce; ++i) p[i] *= bit[i];
+}
+template <std::size_t N>
+LSHKIT_INLINE void powers(F (&base)[N], int n, F (&result)[N]) {  // changes base
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) result[i] = broadcast<float>(1);
+  for (; n > 0; n >>= 1) {
+    if (n & 1) LSHKIT_UNROLL
+    for (std::size_t i = 0; i < N; ++i) result[i] *= base[i];
     LSHKIT_UNROLL
-    for (int i = 0; i < AtOnce; ++i) bit[i] *= bit[i];
+    for (std::size_t i = 0; i < N; ++i) base[i] *= base[i];
   }
 }
 
@@ -120,13 +125,15 @@ bool finite(Matrix<const float> m, const std::uint8_t* valid) {
   return sum_lanes(check) == 0;
 }
 
-// Calls chunk(n) with the next n <= kKeys keys that take part listed in s.keys.
+// Calls chunk(n) with the next keys that take part, n of them, listed in s.keys. Causal ones are
+// fewer: a block of queries is multiplied by all of a chunk.
 template <class Body>
 LSHKIT_INLINE void for_key_chunks(const Scratch& s, index_t n_keys, const std::uint8_t* valid,
-                                  const Body& chunk) {
+                                  bool causal, const Body& chunk) {
+  const index_t most = causal ? kQueries : kKeys;
   for (index_t next = 0; next < n_keys;) {
     index_t n = 0;
-    for (; next < n_keys && n < kKeys; ++next)
+    for (; next < n_keys && n < most; ++next)
       if (valid[next]) s.keys[n++] = std::int32_t(next);
     if (n > 0) chunk(n);
   }
@@ -247,7 +254,7 @@ bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(float) * p.out.rows);
   pack_queries(p.query, p.query_inverse_norm, s.queries);
-  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
+  for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
     Listed keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
     pack_transposed(keys, d, s, s.key);
@@ -261,13 +268,14 @@ bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
         const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
         F sum = {};
         for (index_t first = 0; first < nk; first += kAtOnce * W) {
-          F weight[kAtOnce];
+          F cosine[kAtOnce], bit[kAtOnce], weight[kAtOnce];
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
-            weight[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
+            cosine[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
           }
-          probabilities(weight, p.n_bits, weight);
+          agreements(cosine, bit);
+          powers(bit, p.n_bits, weight);
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
@@ -297,7 +305,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
   clear(p.value_grad);
   pack_queries(p.query, p.query_inverse_norm, q);
   pack_gradients(p, q);
-  for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
+  for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
     Listed keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
     pack_transposed(keys, d, s, s.key);
@@ -308,24 +316,41 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
       // x: cosines; s: g . v
       multiply(tiles_of(nq), tiles_of(nk), depth_of(d), q.query + i * kTile * depth_of(d), s.key,
                s.x, false);
-      multiply(tiles_of(nq), tiles_of(nk), depth_of(dv), q.grad + i * kTile * depth_of(dv),
-               s.value, s.s, false);
+      multiply(tiles_of(nq), tiles_of(nk), depth_of(dv), q.grad + i * kTile * depth_of(dv), s.value,
+               s.s, false);
+      index_t seen[kQueries];
+      for (index_t r = 0; r < nq; ++r) seen[r] = keys_seen(s, n_keys, p.causal, i + r);
       for (index_t r = 0; r < nq; r += 2)
         for (index_t c = 0; c < nk; c += W) {
+          const F scale = load(s.key_scale + c);
+          F cosine[2], bit[2], base[2], lower[2], dot[2];
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
+            const index_t row = r + odd, at = (row / kTile * tiles_of(nk) + c / kTile) * kTileSize +
+                                              row % kTile * kTile + c % kTile;
+            cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
+            dot[odd] = load(s.s + at) + q.bias[i + row];
+          }
+          agreements(cosine, bit);
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) base[odd] = bit[odd];
+          powers(base, p.n_bits - 1, lower);
           Halves probabilities[2], weights[2];
-          for (index_t odd = 0; odd < 2; ++odd) {
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd;
-            const index_t seen = p.causal ? keys_seen(s, n_keys, true, i + row) : nk;
-            const index_t at = (row / kTile * tiles_of(nk) + c / kTile) * kTileSize +
-                               row % kTile * kTile + c % kTile;
-            const F scale = load(s.key_scale + c);
-            F probability;
-            const F w = weight<float>(load(s.x + at) * q.scale[i + row] * scale, p.n_bits,
-                                      p.weight, &probability);
-            const F pair = lanes_before(w * (load(s.s + at) + q.bias[i + row]), c, seen);
+            const index_t end = seen[row];
+            const F probability = lower[odd] * bit[odd];
+            F w = probability * (float(p.n_bits) * 0.5f);
+            if (p.weight != Gradient::lower_bound) {
+              const F square = 1 - cosine[odd] * cosine[odd],
+                      floor = broadcast<float>(kFloor<float>);
+              w = lower[odd] * float(p.n_bits / kPi) / root(square < floor ? floor : square);
+            }
+            const F pair = lanes_before(w * dot[odd], c, end);
             store_half(row_of_a(s.pair, depth_of(nk), row, c), to_bfloat16(pair * scale));
             weights[odd] = to_bfloat16(pair * q.scale[i + row]);
-            probabilities[odd] = to_bfloat16(lanes_before(probability, c, seen));
+            probabilities[odd] = to_bfloat16(lanes_before(probability, c, end));
           }
           const index_t at = (c / kTile * depth_of(nq) + r / kPair) * kTileSize +
                              r % kPair / 2 * kTile + c % kTile;
@@ -347,8 +372,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
     for (index_t r = 0; r < n_keys; ++r) {
       const index_t at = r / kTile * kTileSize + r % kTile;
       for (index_t c = 0; c < d; ++c)
-        p.key_grad.row(s.keys[r])[c] =
-            s.key_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
+        p.key_grad.row(s.keys[r])[c] = s.key_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
       for (index_t c = 0; c < dv; ++c)
         p.value_grad.row(s.keys[r])[c] =
             s.value_grad[at + c / kTile * nk * kTile + c % kTile * kTile];

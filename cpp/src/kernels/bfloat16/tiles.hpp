@@ -111,7 +111,8 @@ struct Tiles {
 
 // ---- products ----
 // Matrices lie tile by tile: A (rows, depth) tiles, B (columns, depth) tiles, C (rows, columns)
-// tiles. c (+)= a b for Rows x Columns tiles of C, `stride` floats from one row of them to the next.
+// tiles. c (+)= a b for Rows x Columns tiles of C, `stride` floats from one row of them to the
+// next.
 template <int Rows, int Columns>
 LSHKIT_NOINLINE void multiply_tiles(index_t depth, const Word* a, const Word* b, float* c,
                                     index_t stride, bool add) {
@@ -163,8 +164,8 @@ LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, const 
                             const Word* b, float* c, bool add) {
   index_t i = 0;
   for (; i + kAside <= rows; i += kAside)
-    multiply_row<kAside>(columns, depth, a + i * depth * kTileSize, b,
-                         c + i * columns * kTileSize, add);
+    multiply_row<kAside>(columns, depth, a + i * depth * kTileSize, b, c + i * columns * kTileSize,
+                         add);
   if (i < rows)
     multiply_row<1>(columns, depth, a + i * depth * kTileSize, b, c + i * columns * kTileSize, add);
 }
