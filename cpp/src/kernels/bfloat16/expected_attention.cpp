@@ -2,8 +2,9 @@
 // and sums in float32. A chunk of keys is packed once and meets the queries block by block.
 //
 // Rows are scaled by powers of two alone, which rounds nothing, so cosines are those of float32.
-// Rounded to bfloat16, by 2^-9 of each at most: probabilities, the weights of the gradient, and the
-// output's gradient.
+// Rounded to bfloat16, by 2^-9 of each at most: probabilities, the weights of pairs in the
+// gradient, and the output's gradient where it is summed for the values; g . v takes two parts of
+// it.
 #include "kernels/bfloat16/tiles.hpp"
 #include "kernels/collision_probability.hpp"
 #include "kernels/kernels.hpp"
@@ -70,7 +71,7 @@ struct Listed {
 // What is packed of a head's queries, blocks of kQueries rows one after the other.
 struct Queries {
   index_t rows;  // padded
-  Word *query, *query_t, *grad, *grad_t;
+  Word *query, *query_t, *grad, *grad_rest, *grad_t;
   float *scale, *bias;
 
   Queries(index_t n, index_t d, index_t dv, bool gradient, Cut& cut) : rows(round_up(n, kPair)) {
@@ -79,6 +80,7 @@ struct Queries {
     if (!gradient) return;
     query_t = cut.take<Word>(rows / 2 * kTile * tiles_of(d));
     grad = cut.take<Word>(rows * kTile * depth_of(dv));
+    grad_rest = cut.take<Word>(rows * kTile * depth_of(dv));
     grad_t = cut.take<Word>(rows / 2 * kTile * tiles_of(dv));
     bias = cut.take<float>(rows);
   }
@@ -188,7 +190,8 @@ void pack_gradients(const ExpectedGradient<float>& p, const Queries& q) {
          *grad_t = q.grad_t + i / 2 * kTile * tiles_of(dv);
     pack_pairs(rows.n, d, rows.row, rows.factor, query_t);
     transpose_tiles(query_t, tiles_of(d) * depth);
-    pack_rows(grads.n, dv, grads.row, grads.factor, q.grad + i * kTile * depth_of(dv));
+    const index_t at = i * kTile * depth_of(dv);
+    pack_rows(grads.n, dv, grads.row, grads.factor, q.grad + at, q.grad_rest + at);
     pack_pairs(grads.n, dv, grads.row, grads.factor, grad_t);
     transpose_tiles(grad_t, tiles_of(dv) * depth);
   }
@@ -313,11 +316,11 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
     pack_pairs(nk, d, keys.row, keys.factor, s.key_pairs);
     bool add = false;
     for_query_blocks(s, p.causal, 0, [&](index_t i, index_t nq) {
-      // x: cosines; s: g . v
-      multiply(tiles_of(nq), tiles_of(nk), depth_of(d), q.query + i * kTile * depth_of(d), s.key,
-               s.x, false);
-      multiply(tiles_of(nq), tiles_of(nk), depth_of(dv), q.grad + i * kTile * depth_of(dv), s.value,
-               s.s, false);
+      // x: cosines; s: g . v, of both parts of g, since what is left of it may cancel
+      const index_t rows = tiles_of(nq), columns = tiles_of(nk), deep = depth_of(dv);
+      multiply(rows, columns, depth_of(d), q.query + i * kTile * depth_of(d), s.key, s.x, false);
+      multiply(rows, columns, deep, q.grad + i * kTile * deep, s.value, s.s, false);
+      multiply(rows, columns, deep, q.grad_rest + i * kTile * deep, s.value, s.s, true);
       index_t seen[kQueries];
       for (index_t r = 0; r < nq; ++r) seen[r] = keys_seen(s, n_keys, p.causal, i + r);
       for (index_t r = 0; r < nq; r += 2)

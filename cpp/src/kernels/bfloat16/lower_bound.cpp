@@ -1,14 +1,16 @@
 // The linear form of a bucket of the lower bound's gradient (see kernels/lower_bound_buckets.cpp)
 // with products of bfloat16 and sums in float32. By AVX512-BF16 on CPUs with AMX too: rows are
 // gathered, and would have to be transposed for tiles.
-#include "kernels/bfloat16/tiles.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/lower_bound_bfloat16.hpp"
 #include "kernels/matmul.hpp"
+#include "kernels/short_floats.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
+
+using Word = std::uint32_t;
 
 #if defined(LSHKIT_ISA_AVX512_BF16)
 // to[i] = the bfloat16 of factor_i * x_i in words of two columns, each row `stride` words.
@@ -95,8 +97,8 @@ void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, 
 #else  // the same number by number
 Word both(float first, float second) {
   Half halves[2][kLanes<float>];
-  store_half(halves[0], to_bfloat16(broadcast<float>(first)));
-  store_half(halves[1], to_bfloat16(broadcast<float>(second)));
+  store_half(halves[0], Bfloat16::narrow(broadcast<float>(first)));
+  store_half(halves[1], Bfloat16::narrow(broadcast<float>(second)));
   return halves[0][0] | Word(halves[1][0]) << 16;
 }
 float number(Word word, bool second) {

@@ -197,9 +197,10 @@ LSHKIT_INLINE Words pair_up(Halves even, Halves odd) {
   return __builtin_convertvector(even, Words) | __builtin_convertvector(odd, Words) << 16;
 }
 
-// A of factor_r * x(r), summed over columns; zeros up to whole tiles of both.
+// A of factor_r * x(r), summed over columns; zeros up to whole tiles of both. rest: null, or gets
+// what the rounding left, rounded.
 LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const float* const* x,
-                               const float* factor, Word* a) {
+                               const float* factor, Word* a, Word* rest = nullptr) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(columns);
   for (index_t r = 0; r < tiles_of(rows) * kTile; ++r)
@@ -207,7 +208,9 @@ LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const float* const
       Vec<float> v = {};
       if (r < rows && c < columns && factor[r] != 0)
         v = load_first(x[r] + c, int(smaller(columns - c, W))) * factor[r];
-      store_half(row_of_a(a, depth, r, c), to_bfloat16(v));
+      const Halves rounded = to_bfloat16(v);
+      store_half(row_of_a(a, depth, r, c), rounded);
+      if (rest) store_half(row_of_a(rest, depth, r, c), to_bfloat16(v - Bfloat16::widen(rounded)));
     }
 }
 // B of factor_r * x(r), summed over rows; zeros up to whole tiles of both.
