@@ -54,7 +54,10 @@ struct SoftSide {
       for (index_t h = 0; h < run.group; h += group) {
         const index_t count = std::min(group, run.group - h) * n_probes;
         const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
-        const auto join = count == 4 ? join_rows<4> : count == 2 ? join_rows<2> : join_rows<0>;
+        const auto join = count == 4   ? join_rows<4>
+                          : count == 3 ? join_rows<3>
+                          : count == 2 ? join_rows<2>
+                                       : join_rows<0>;
         join(part.rows, row, weights + at, tile_weights + from, count);
         join(part.rows, row, weight_grads + at, tile_grads + from, count);
       }
@@ -91,7 +94,10 @@ struct SoftSide {
       for (index_t h = 0; h < run.group; h += group) {
         const index_t count = std::min(group, run.group - h) * n_probes;
         const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
-        const auto cut = count == 4 ? part_rows<4> : count == 2 ? part_rows<2> : part_rows<0>;
+        const auto cut = count == 4   ? part_rows<4>
+                         : count == 3 ? part_rows<3>
+                         : count == 2 ? part_rows<2>
+                                      : part_rows<0>;
         cut(part.rows, row, tile_codes + from, tile_weights + from, codes + at, weights + at,
             count);
       }

@@ -258,24 +258,32 @@ LSHKIT_INLINE int list_keys(const LshAttentionOptions& o, const SoftmaxKeys& k,
   const index_t first_near = at - o.window + 1, end_near = o.causal ? at + 1 : at + o.window;
   const bool some_certain = block.has_sinks || (first_near < block.n && end_near > 0);
   const std::uint64_t* hits = block.hits + i * block.words;
-  std::uint16_t* keys = list.key + list.n;
-  std::uint64_t certain[kMostKeys / kWord] = {};
-  int found = 0;
-  for (int w = 0; w * kWord < block.n; ++w) {
-    std::uint64_t used = hits[w];
-    if (some_certain) {
+  const int words = (block.n + kWord - 1) / kWord;
+  std::uint64_t used[kMostKeys / kWord], certain[kMostKeys / kWord];
+  if (some_certain) {
+    for (int w = 0; w < words; ++w) {
       certain[w] = block.sinks[w] | range_bits(first_near, end_near, w);
-      used |= certain[w];
+      used[w] = (hits[w] | certain[w]) & block.valid[w];
     }
-    used &= block.valid[w];
-    if (end < block.n) used &= range_bits(0, end, w);
-    // Four at a time: the end of the loop is then guessed right more often than not. What is listed
-    // too many is overwritten.
-    const int count = __builtin_popcountll(used);
-    for (int t = 0; t < count; t += 4) LSHKIT_UNROLL
-    for (int u = 0; u < 4; ++u, used &= used - 1)
-      keys[found + t + u] =
-          std::uint16_t(w * kWord + __builtin_ctzll(used | std::uint64_t(1) << (kWord - 1)));
+  } else {
+    for (int w = 0; w < words; ++w) used[w] = hits[w] & block.valid[w];
+  }
+  if (end < block.n)
+    for (int w = int(end / kWord); w < words; ++w) used[w] &= range_bits(0, end, w);
+  std::uint16_t* keys = list.key + list.n;
+  int found = 0;
+  for (int w = 0; w < words; ++w) {
+    // Four at a time, without a look whether there is one: the end of the loop is then guessed
+    // right more often than not. What is listed too many is overwritten.
+    std::uint64_t left = used[w];
+    const int count = __builtin_popcountll(left);
+    int t = 0;
+    do {
+      LSHKIT_UNROLL
+      for (int u = 0; u < 4; ++u, left &= left - 1)
+        keys[found + t + u] =
+            std::uint16_t(w * kWord + __builtin_ctzll(left | std::uint64_t(1) << (kWord - 1)));
+    } while ((t += 4) < count);
     found += count;
   }
   const float* inverse = k.inverse_norm + block.first;

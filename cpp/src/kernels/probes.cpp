@@ -37,7 +37,8 @@ LSHKIT_INLINE Four weigh4(float w, const float* e) {
 }
 
 // The n_probes t of one pair, e its exponentials and complement = 1 / (1 + e), the probability that
-// a bit is not flipped. T > 0: known at compile time.
+// a bit is not flipped; of three probes, which flip one bit at most, that none is. T > 0: known at
+// compile time.
 template <int T, class Code>
 LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const float* e,
                              const float* complement, index_t t, int n_selected, Code* codes,
@@ -48,7 +49,7 @@ LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const flo
     if (t > 1) codes[1] = Code(own ^ (1 << bits[0]));
     if (t > 2) codes[2] = Code(own ^ (1 << bits[1]));
     const float first = t > 1 ? e[0] : 0, second = t > 2 ? e[1] : 0;
-    const float inverse = t == 3 ? 1 / (1 + first + second) : t == 2 ? complement[0] : 1;
+    const float inverse = t > 1 ? complement[0] : 1;
     weights[0] = inverse;
     if (t > 1) weights[1] = first * inverse;
     if (t > 2) weights[2] = second * inverse;
@@ -113,6 +114,11 @@ LSHKIT_INLINE Vec<float> factors(Vec<float> stays, Vec<float> flips, std::index_
                                  (r * (First + int(I) / t) + bit + (int(I) >> bit & 1 ? n : 0))...);
 }
 
+template <std::size_t... I>
+LSHKIT_INLINE Vec<float> swap_pairs(Vec<float> v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, int(I ^ 1)...);
+}
+
 // As many pairs of 2 or 4 probes as fill registers: returns how many.
 template <int Probes, class Own>
 LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits, const float* e,
@@ -164,7 +170,9 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
         const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
         const Vec<float> power = exp_minus(u);
         store(e + c, power);
-        store(complement + c, 1.0f / (1.0f + power));
+        Vec<float> sum = 1.0f + power;
+        if (Probes == 3) sum += swap_pairs(power, std::make_index_sequence<kLanes<float>>{});
+        store(complement + c, 1.0f / sum);
       }
       Code* codes_out = probe_codes + i * p.probe_stride + first * t;
       float* out = weights + i * p.probe_stride + first * t;

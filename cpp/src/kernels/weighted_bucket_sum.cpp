@@ -190,6 +190,7 @@ LSHKIT_INLINE void run(const WeightedPass<T>& p) {
   const int a = p.add.n_probes, r = p.read.n_probes;
   if constexpr (sizeof(T) == sizeof(float)) {
     if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>{p}.all();
+    if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>{p}.all();
     if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>{p}.all();
   }
   if (full) return Run<T, Slices, 0, 0, true>{p}.all();
