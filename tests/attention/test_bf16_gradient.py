@@ -90,7 +90,7 @@ def test_autocast_takes_the_same_path():
 def test_instruction_set(name):
     done = subprocess.run(
         [sys.executable, __file__],
-        env=os.environ | {"LSHKIT_ISA": name},
+        env=os.environ | {"LSHKIT_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
