@@ -100,7 +100,7 @@ def test_instruction_set(name):
 
 
 def check():
-    """The sampled gradient and the expectation of one instruction set, near those of float32."""
+    """Of the instruction set in use."""
     for normalize in NORMALIZE:
         test_within_rounding_of_float32(CASES[0], normalize, is_causal=False)
     test_rows_that_take_no_part()
