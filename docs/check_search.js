@@ -3,18 +3,27 @@
 const fs = require("fs"), path = require("path"), vm = require("vm");
 
 const PAGES = {
+  "outlier and novelty detection": "outliers",
   "outlier detection": "outliers",
   "novelty detection": "outliers",
   "anomaly detection": "outliers",
   "deduplication": "deduplication",
   "two-sample test": "two_sample",
+  "drift": "streams",
   "long context": "long_context",
+  "long context on a CPU": "long_context",
+  "KV cache": "code_cache",
   "export": "export",
+  "torch.export": "export",
   "ONNX": "export",
   "scikit-learn": "sklearn",
   "scikit-learn migration": "sklearn",
   "KernelDensity": "sklearn",
+  "atol": "sklearn",
+  "metric": "sklearn",
+  "tree algorithm": "sklearn",
   "TransformerEncoderLayer": "attention",
+  "attn_implementation": "transformers",
   "save_pretrained": "transformers",
 };
 

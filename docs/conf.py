@@ -91,13 +91,23 @@ html_show_sourcelink = False
 html_show_copyright = False
 
 
+def links_to_pages(text):
+    """docs/kde.md in a docstring, which is its path in a checkout, as a link to the page."""
+    return re.sub(r"\bdocs/([\w/]+)\.md", r":doc:`docs/\1.md </\1>`", text)
+
+
 def picture_of_an_example(app, docname, source):
     """What the full run of an example drew, and a link to its file, above its code."""
     folder, _, name = docname.rpartition("/")
     if folder == "gallery" and name != "index":
+        text, code, rest = source[0].partition(".. code-block:: Python")
         head = f".. image:: /images/{name}.png\n   :alt: What the example draws\n\n"
         head += f":download:`Download {name}.py <{name}.py>`\n\n"
-        source[0] = source[0].replace(".. code-block:: Python", f"{head}.. code-block:: Python", 1)
+        source[0] = links_to_pages(text) + head + code + rest
+
+
+def pages_are_links(app, what, name, obj, options, lines):
+    lines[:] = map(links_to_pages, lines)
 
 
 def bars_are_bars(app, what, name, obj, options, lines):
@@ -125,5 +135,6 @@ def types_in_sections(app, what, name, obj, options, lines):
 def setup(app):
     app.connect("source-read", picture_of_an_example)
     app.connect("autodoc-process-docstring", bars_are_bars)
+    app.connect("autodoc-process-docstring", pages_are_links)
     app.connect("autodoc-process-docstring", underscores_stay, priority=900)
     app.connect("autodoc-process-docstring", types_in_sections, priority=900)

@@ -190,7 +190,7 @@ def print_table(results: dict[int, dict], args: argparse.Namespace) -> None:
         off = [abs(a - b) for a, b in zip(first, last, strict=True)]
         print(
             f"\ndifference of the losses: {off[0]:.1e} in the first step, at most {max(off):.1e}"
-            f" (training amplifies what rounding leaves)"
+            "\n(training amplifies what rounding leaves)"
         )
 
 

@@ -116,10 +116,10 @@ def draw(models: dict, errors: dict, out: pathlib.Path) -> None:
     cut = np.zeros((200, 3))
     cut[:, 0], cut[:, 1:] = np.linspace(-3, 3, 200), 1.0
     left.plot(cut[:, 0], response(cut), color="black", lw=1, ls="--", label="response")
-    for name, colour in (("exact", "C0"), ("sample", "C1"), ("sketch", "C2")):
+    for name, colour, width in (("exact", "C0", 3.5), ("sample", "C1", 1.2), ("sketch", "C2", 1.2)):
         mean, std = models[name].predict(cut, return_std=True)
         std = np.where(np.isfinite(std), std, 0)
-        left.plot(cut[:, 0], mean, color=colour, lw=1.2, label=name)
+        left.plot(cut[:, 0], mean, color=colour, lw=width, label=name)
         left.fill_between(cut[:, 0], mean - 2 * std, mean + 2 * std, color=colour, alpha=0.25, lw=0)
     left.set(title="a cut through the predictions", xlabel="first feature, the others 1")
     left.set_ylabel("prediction, 2 stated errors")

@@ -136,13 +136,22 @@ def compare(model, ids: torch.Tensor, n: int, args: argparse.Namespace) -> dict:
 def draw(results: dict, out: pathlib.Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4))
     lengths = list(results)
-    for name in ATTENTION:
-        of_name = [results[n][name] for n in lengths]
-        times, sizes = [1e3 * r["seconds"] for r in of_name], [r["bytes"] / 2**20 for r in of_name]
-        for axis, values in zip(axes, (times, sizes), strict=True):
+    quantities = (lambda r: 1e3 * r["seconds"], lambda r: r["bytes"] / 2**20)
+    for axis, quantity in zip(axes, quantities, strict=True):
+        found = {name: [quantity(results[n][name]) for n in lengths] for name in ATTENTION}
+        upper = max(ATTENTION, key=lambda name: found[name][-1])
+        for name, values in found.items():
             axis.loglog(lengths, values, "o-")
+            side = 1 if name == upper else -1  # of its line
             for n, value in zip(lengths, values, strict=True):
-                axis.annotate(f"{value:.3g}", (n, value), (0, 5), textcoords="offset points")
+                axis.annotate(
+                    f"{value:.3g}",
+                    (n, value),
+                    (0, 10 * side),
+                    textcoords="offset points",
+                    ha="center",
+                    va="center",
+                )
     for axis, title in zip(
         axes, ("milliseconds a token, whole model", "MiB of cache"), strict=True
     ):

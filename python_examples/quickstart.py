@@ -198,7 +198,8 @@ def train(name: str, task: Recall | Text, args: argparse.Namespace) -> dict:
     model = Model(name, task)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.98))
     curve, seconds = [], 0.0
-    with tqdm(total=args.seconds, desc=f"{task.title}, {name}", unit="s") as bar:
+    shown = "{l_bar}{bar}| {n:.0f} of {total:g} s{postfix}"
+    with tqdm(total=args.seconds, desc=f"{task.title}, {name}", bar_format=shown) as bar:
         while seconds < args.seconds:
             tokens, asked, answers = task.draw(generator)
             start, done = time.perf_counter(), seconds / args.seconds
@@ -234,9 +235,9 @@ def print_table(results: dict, args: argparse.Namespace) -> None:
     print(f"{'':<36}{'softmax':>10}{'YOSO':>10}")
     for task in args.tasks:
         found = [results[task.title, name] for name in ATTENTION]
-        print(f"{task.title} in {task.length} tokens, steps" + " " * 2, end="")
+        print(f"{f'{task.title} in {task.length} tokens, steps':<36}", end="")
         print("".join(f"{len(result['curve']):>10}" for result in found))
-        print(f"{'held-out ' + task.measure + ', ' + task.unit:<36}", end="")
+        print(f"{f'held-out {task.measure}, {task.unit}':<36}", end="")
         print("".join(f"{result['held_out']:>10.2f}" for result in found))
 
 
@@ -304,7 +305,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     args = parse_arguments()
     training, held_out = map(len, args.tasks[1].parts)
-    print(f"{args.text}: {training:,} bytes to train on, {held_out:,} held out")
+    print(f"{args.text}:\n{training:,} bytes to train on, {held_out:,} held out")
     torch.set_num_threads(args.threads)
     SoftmaxAttention.dtype = fastest_dtype()
     results = {

@@ -64,6 +64,9 @@ def build(python, build_folder, wheels, tools):
     path = {"PATH": f"{tools}:{os.environ['PATH']}"}
     ask = [tools / "python", "-m", "pybind11", "--cmakedir"]
     options["cmake.define.pybind11_DIR"] = run(*ask, capture_output=True, text=True).stdout.strip()
+    # scikit-build-core deletes what another of pip's isolated environments has compiled, as far as
+    # it knows of it: the cache could name files of that. All that this one names stays.
+    (build_folder / ".skbuild-info.json").unlink(missing_ok=True)
     settings = [f"--config-settings={key}={value}" for key, value in options.items()]
     pip(python, "wheel", "-q", ROOT, "--no-deps", "-w", raw, *settings, env=os.environ | path)
     (built,) = raw.glob("*.whl")

@@ -67,7 +67,8 @@ class CodeCache:
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of
     threads. A key with a NaN or infinity is ignored, and its value with it, except by `prefill` and
-    `attend_exactly`, which give NaN as softmax attention does. There is no autograd through a
+    `attend_exactly`, which give NaN as softmax attention does. Tensors of another shape or dtype
+    raise ValueError or TypeError and leave the cache as it was. There is no autograd through a
     cache: RuntimeError where grad mode is on and an input requires grad. CPU tensors only.
     """
 
@@ -176,12 +177,7 @@ class CodeCache:
         Query i sees the keys up to its own position, `positions - n + i`. With return_report also
         a `StepReport`. A query in the padding gives zeros, one with a NaN or infinity a NaN row.
         """
-        self._check(query=query)
-        if query.shape[2] > self.positions:
-            raise ValueError(
-                f"query must have at most the {self.positions} positions of the cache, got "
-                f"{query.shape[2]}"
-            )
+        self._check_query(query)
         return_report = checks.boolean("return_report", return_report)
         self._kept.hash()
         out, report = self._attend(query)
@@ -190,7 +186,11 @@ class CodeCache:
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """`append`, then `attend`: the next token of a generation, or a few of them."""
+        """`append`, then `attend`: the next token of a generation, or a few of them.
+
+        query `(B, H, n, D)`, key `(B, H_k, n, D)` and value `(B, H_k, n, D_v)`; returns
+        `(B, H, n, D_v)`.
+        """
         self._check(query=query, key=key, value=value)
         if query.shape[2] != key.shape[2]:
             raise ValueError(f"key must have query's length {query.shape[2]}, got {key.shape[2]}")
@@ -200,7 +200,10 @@ class CodeCache:
     def prefill(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
     ) -> Tensor:
-        """`append`, then exact causal softmax attention, for a prompt or long pieces of it."""
+        """`append`, then exact causal softmax attention, for a prompt or long pieces of it.
+
+        Shapes are those of `step`.
+        """
         self._check(query=query, key=key, value=value)
         if query.shape[2] != key.shape[2]:
             raise ValueError(f"key must have query's length {query.shape[2]}, got {key.shape[2]}")
@@ -209,7 +212,7 @@ class CodeCache:
 
     def attend_exactly(self, query: Tensor) -> Tensor:
         """As `attend`, reading all keys (`scaled_dot_product_attention`)."""
-        self._check(query=query)
+        self._check_query(query)
         n, positions = query.shape[2], self.positions
         out = query.new_zeros((*query.shape[:-1], self.value_dim))
         for b, start in enumerate(self._kept.starts):
@@ -338,6 +341,14 @@ class CodeCache:
 
     def _check(self, **tensors: Tensor) -> None:
         check_step("cache", self, self._check_device, **tensors)
+
+    def _check_query(self, query: Tensor) -> None:
+        self._check(query=query)
+        if query.shape[2] > self.positions:
+            raise ValueError(
+                f"query must have at most the {self.positions} positions of the cache, got "
+                f"{query.shape[2]}"
+            )
 
     def _check_device(self, name: str, x: Tensor) -> None:
         if x.device != CPU:

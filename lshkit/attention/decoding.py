@@ -49,9 +49,10 @@ class YosoState:
             `step`, `append`, `attend` and `prefill` do not synchronise with the GPU and can be
             captured in a CUDA graph (after a first call); each replay then is a step.
 
-    There is no autograd through a state: RuntimeError where grad mode is on and an input requires
-    grad. A NaN or infinity in a value stays in the buckets it was added to. One state must not be
-    used by two threads at once.
+    Tensors of another shape, dtype or device raise ValueError or TypeError and leave the state as
+    it was. There is no autograd through a state: RuntimeError where grad mode is on and an input
+    requires grad. A NaN or infinity in a value stays in the buckets it was added to. One state must
+    not be used by two threads at once.
     """
 
     batch_size: int

@@ -112,6 +112,11 @@ class HashTables:
             ascending, in `counts[...]` of the tables. The same as `lshkit.buckets.collisions`, from
             stored tables. A row whose collision probability is p is included with probability 1 -
             (1 - p)^n_hashes.
+
+        Raises
+        ------
+        TypeError, ValueError
+            query_codes are no integers of shape `(n_q, n_hashes)`; max_bucket_size out of range.
         """
         codes, torch = self._queries(query_codes)
         most = MAX_ROWS
@@ -125,7 +130,10 @@ class HashTables:
         return like(torch, indptr, indices, counts)
 
     def bucket_sizes(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
-        """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`."""
+        """Numbers of rows in the queries' buckets: int64 `(n_q, n_hashes)`.
+
+        query_codes as in `union`, with its errors.
+        """
         codes, torch = self._queries(query_codes)
         sizes = np.empty(codes.shape, np.int64)
         _C.bucket_sizes(self._tables, codes, sizes, threads_of(torch))
@@ -134,7 +142,7 @@ class HashTables:
     def bucket_weights(self, query_codes: ArrayOrTensor) -> ArrayOrTensor:
         """Sums of the weights in the queries' buckets: float64 `(n_q, n_hashes)`.
 
-        The sizes where there are no weights.
+        The sizes where there are no weights. query_codes as in `union`, with its errors.
         """
         if not self.weighted:
             return self.bucket_sizes(query_codes) * 1.0

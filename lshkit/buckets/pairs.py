@@ -167,6 +167,11 @@ def pair_products(
     -------
     products : float32 or float64 array or tensor `(nnz,)`
         Not differentiable.
+
+    Raises
+    ------
+    TypeError, ValueError
+        No real numbers, or no integers; shapes that do not fit; indices of rows that keys lacks.
     """
     return _pairs(queries, keys, indptr, indices, 0)
 

@@ -93,11 +93,15 @@ class BucketTable:
         return "cpu" if isinstance(self.table, np.ndarray) else self.table.device
 
     def add(self, codes: ArrayOrTensor, values: ArrayOrTensor) -> Self:
-        """Adds values `(..., n, n_values)` to the buckets `(..., n, n_hashes)`; returns self."""
+        """Adds values `(..., n, n_values)` to the buckets `(..., n, n_hashes)`; returns self.
+
+        codes: integers from 0 to n_buckets - 1; values: real numbers, added in the table's dtype.
+        TypeError or ValueError, before anything is added, for others and for other shapes.
+        """
         return self._add(codes, values, 1)
 
     def remove(self, codes: ArrayOrTensor, values: ArrayOrTensor) -> Self:
-        """Reverts `add` of the same rows; ValueError for more rows than the table holds."""
+        """Reverts `add` of the same rows; errors as there, and for more rows than it holds."""
         return self._add(codes, values, -1)
 
     def _add(self, codes: Any, values: Any, sign: int) -> Self:
@@ -120,7 +124,10 @@ class BucketTable:
         return self
 
     def query(self, codes: ArrayOrTensor) -> ArrayOrTensor:
-        """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes."""
+        """Mean over the hashes of the sums in the buckets: `(..., n, n_values)`, like codes.
+
+        In the table's dtype. codes as in `add`: `(..., n, n_hashes)`, with its errors.
+        """
         rows, shape, torch = self._codes(codes)
         on_cpu = self.device == "cpu"
         out_shape = len(rows), self.n_values

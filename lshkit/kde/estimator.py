@@ -179,7 +179,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     def fit(self, X: Rows, y: object = None, sample_weight: Rows | None = None) -> Self:
         """Fits the rows X `(n_samples, n_features)`; float32 stays float32. Returns self.
 
-        sample_weight: `(n_samples,)`, >= 0 and not all 0. y is ignored.
+        sample_weight: `(n_samples,)`, >= 0 and not all 0. y is ignored. TypeError or ValueError,
+        which names it, for an argument of the estimator, rows or weights that are not as wanted:
+        rows must be finite real numbers.
         """
         for name in [name for name in vars(self) if name.endswith("_") or name.startswith("_kde")]:
             delattr(self, name)
@@ -189,7 +191,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         """Adds rows, as if all rows had been passed to `fit`; returns self.
 
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
-        would; "bucket_sum" keeps the bandwidth of its first rows.
+        would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
+        with as many features as the rows before; rows that are refused change nothing.
         """
         return self._add(X, sample_weight)
 
@@ -258,7 +261,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     def partial_unfit(self, X: Rows, sample_weight: Rows | None = None) -> Self:
         """Removes rows that were fitted, with their weights; "bucket_sum" only.
 
-        The result is bit for bit the same as if they had never been added. Returns self.
+        The result is bit for bit the same as if they had never been added. Returns self. X and
+        errors as in `partial_fit`; ValueError for more rows or weight than the sketch holds.
         """
         check_is_fitted(self)
         if self._kde_sketch is None:
@@ -406,9 +410,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
         Notes
         -----
-        ValueError for the angular kernel unless normalize=False: it has no density in R^d. For a
-        torch tensor the results are tensors. With exact algorithms ("brute", or rtol=0) the
-        log-density is differentiable in it.
+        Errors as in `kernel_mean`, and ValueError for the angular kernel unless normalize=False:
+        it has no density in R^d. For a torch tensor the results are tensors. With exact algorithms
+        ("brute", or rtol=0) the log-density is differentiable in it.
         """
         log_norm = self._log_normalizer(self._method.geometry)
         torch = checks.torch_of(X=X)
@@ -429,7 +433,10 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         return _like(torch, X, results)
 
     def score(self, X: Rows, y: object = None) -> float:
-        """Total log-density of the rows of X, as in scikit-learn. y is ignored."""
+        """Total log-density of the rows of X, as in scikit-learn. y is ignored.
+
+        X and errors as in `score_samples`.
+        """
         rows: Any = X
         if checks.torch_of(X=X) is not None:
             rows = rows.detach()
@@ -458,6 +465,12 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             An unbiased estimate for the sampled algorithms; a sketch of the laplacian kernel may
             fall below 0.
         std : its standard error, with return_std=True
+
+        Raises
+        ------
+        NotFittedError, ValueError
+            No rows yet; X is not `(n_samples, n_features)` of finite real numbers, with the
+            features of the rows fitted.
         """
         torch = checks.torch_of(X=X)
         estimate, dtype, _ = self._estimate(X, return_std)

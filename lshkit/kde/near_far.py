@@ -17,7 +17,7 @@ from lshkit import checks
 from lshkit.kde.cells import Cells
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
-from lshkit.kde.random_sampling import N_PILOT, Level, cheapest_sample, expand, stages_of
+from lshkit.kde.random_sampling import CALL, N_PILOT, Level, cheapest_sample, expand, stages_of
 from lshkit.kde.sums import BLOCK, PermutedRows, Sums
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 # For queries whose far rows foretell too large an error: times as many cells, and the part of the
 # rows that is summed to see what even those do not hold.
 MORE, MORE_HISTORY = 4, 1 / 8
-# Costs in rows (what brute force spends on one): of a centre, of a cell that is read, of a row of
-# it, and of that row's features, which come from memory.
-CENTRE, PROBE, NEAR, FEATURE = 1.2, 30.0, 4.0, 1 / 32
+# Costs in rows of a sample: of a centre, of a cell that is read, of a row of it, and of a row that
+# comes from memory, for the first query of a batch that reads its cell.
+CENTRE, PROBE, NEAR, FETCHED = 1.2, 30.0, 4.0, 12.0
 LEAST_AT_RISK = 0.01  # share of a density that is at risk even where the outer cells are empty
 
 
@@ -98,7 +98,7 @@ class NearFar(ExactFarQueries):
         inside, n_inside = cells.few_sums(queries, probes, threads, 0, stops[0])
         history, n_history = read.without(inside), stops[0] - n_inside
         n_later = n_near - n_inside  # near rows that are still to come
-        cost = cost_of_cells(cells.n_cells, n_probes, n_near, queries.shape[1]) + stops[0]
+        cost = cost_of_cells(cells.n_cells, n_probes, n_near) + stops[0]
         shift, mean, error = read.shift, read.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
         for seen, last in itertools.pairwise(stops):
@@ -185,9 +185,14 @@ def foretell(
     return np.where((history.total > 0) | (near.total > 0), foretold, np.inf), log
 
 
-def cost_of_cells(n_cells: int, n_probes: int, n_near: np.ndarray, d: int) -> np.ndarray:
-    """In rows of an exact sum: of finding n_probes of n_cells, and of summing the rows in them."""
-    return CENTRE * n_cells + PROBE * n_probes + (NEAR + FEATURE * d) * n_near
+def cost_of_cells(n_cells: int, n_probes: int, n_near: np.ndarray) -> np.ndarray:
+    """In rows of a sample: of finding n_probes of n_cells, and of summing the rows in them.
+
+    For a query of a batch of 256 which find all cells equally often.
+    """
+    read = 256 * n_probes
+    first = n_cells * (1 - (1 - 1 / n_cells) ** read) / read  # share that no query has read before
+    return CALL + CENTRE * n_cells + PROBE * n_probes + (NEAR + FETCHED * first) * n_near
 
 
 def cheapest_probes(pilot: Pilot, cells: Cells, rtol: float) -> dict[str, Any]:
@@ -223,8 +228,7 @@ class NearRows:
 
     @property
     def level(self) -> Level:
-        n_probes, d = self.probes.shape[1], self.pilot.queries.shape[1]
-        cost = cost_of_cells(self.cells.n_cells, n_probes, self.count, d)
+        cost = cost_of_cells(self.cells.n_cells, self.probes.shape[1], self.count)
         return Level(self.spread, self.known, cost)
 
     @property

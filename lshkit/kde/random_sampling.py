@@ -31,7 +31,7 @@ LIMITS = 1.0, 1.4, 1.8  # in rtol, of the error from which on a query gets more 
 MAX_LIMIT = 0.18  # of it: below what a history of 1/16 predicts for a query dominated by one row
 UNLIKELY = 4  # standard errors that a mean is off by
 SHARED = 1 / 32  # of a batch of 256 queries: for fewer a sample is read at the pace of memory
-CALL = 100.0  # cost of a query's share in what a call does once for a batch of 256
+CALL = 500.0  # cost of a query's share in what a call does once for a batch of 256
 
 
 def expand(sums: Sums, sample: Any, population: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -325,7 +325,7 @@ class RandomSampling(Method):
             history = (history + sample)[~final]
             open_ = open_[~final]
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows)
+        return Estimate(shift, mean / weight, error / weight, rows, cost=rows + CALL)
 
     @property
     def nbytes(self) -> int:

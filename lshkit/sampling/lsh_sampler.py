@@ -97,7 +97,10 @@ class LSHSampler(InBytes):
         return self._append(part)
 
     def partial_fit(self, X: Rows, weights: Rows | None = None) -> Self:
-        """Adds rows, with weights if the sampler has weights. Returns self."""
+        """Adds rows, with weights if the sampler has weights. Returns self.
+
+        X and weights as in `fit`; ValueError for weights where it has none, or the reverse.
+        """
         part = self._part(X, weights, self._parts[0]["rows"].dtype if self._parts else None)
         if self._next is None:
             self._next = 0
@@ -109,7 +112,8 @@ class LSHSampler(InBytes):
     def remove(self, indices: Rows) -> Self:
         """Removes rows, as if they had never been added. The others keep their indices.
 
-        indices: distinct integers, each of a row in the sampler. Returns self.
+        indices: distinct integers, each of a row in the sampler; TypeError or ValueError for
+        others. Returns self.
         """
         data = self._data()
         torch = checks.torch_of(indices=indices)

@@ -173,6 +173,7 @@ def test_bad_tensors():
         (lambda: cache.append(key.to("meta"), value), NotImplementedError, "cpu"),
         (lambda: cache.attend(query[:, :2]), ValueError, "query must be"),
         (lambda: cache.attend(query.repeat(1, 1, 41, 1)), ValueError, "at most the 40 positions"),
+        (lambda: cache.attend_exactly(query.repeat(1, 1, 41, 1)), ValueError, "most the 40 posi"),
         (lambda: cache.attend(query, 1), TypeError, "return_report"),
         (lambda: cache.step(query.repeat(1, 1, 2, 1), key, value), ValueError, "query's length"),
         (lambda: cache.prefill(query.repeat(1, 1, 2, 1), key, value), ValueError, "length"),

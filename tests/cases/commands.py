@@ -42,14 +42,23 @@ def run(command, *options, folder=ROOT):
         finally:
             if torch:
                 torch.set_num_threads(threads)
-    return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+    done = SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+    return fits_a_terminal(done, command, folder)
+
+
+def fits_a_terminal(done, command, folder):
+    """What an example prints has at most 100 columns, but for lines that name a file."""
+    if pathlib.Path(command).parent.name == "python_examples":
+        lines = [line for line in done.stdout.splitlines() if str(folder) not in line]
+        assert [line for line in lines if len(line) > 100] == []
+    return done
 
 
 def run_alone(command, *options, folder=ROOT):
     """The same in a process of its own, as users start it; one command of a kind is enough."""
     module = [] if isinstance(command, pathlib.Path) else ["-m"]
     # Beside other work, threads that spin while they wait would take minutes.
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *module, *map(str, (command, *options))],
         cwd=folder,
         env=os.environ | {"OMP_WAIT_POLICY": "passive"},
@@ -57,6 +66,7 @@ def run_alone(command, *options, folder=ROOT):
         text=True,
         timeout=300,
     )
+    return fits_a_terminal(done, command, folder)
 
 
 def rows_of(printed):

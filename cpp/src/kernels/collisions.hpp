@@ -16,20 +16,19 @@ namespace {
 constexpr int kBlock = 128, kWord = 64;  // keys of a block, and those that a word has bits for
 
 // A bit for each of the 64 counts that is not zero.
+#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
 LSHKIT_INLINE std::uint64_t nonzero(const std::uint8_t* counts) {
   std::uint64_t bits = 0;
 #if defined(LSHKIT_ISA_AVX512)
   const __m512i v = _mm512_loadu_si512(counts);
   bits = _mm512_test_epi8_mask(v, v);
-#elif defined(LSHKIT_ISA_AVX2)
+#else
   for (int i = 0; i < 2; ++i) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(counts + 32 * i));
     const unsigned zero =
         unsigned(_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, _mm256_setzero_si256())));
     bits |= std::uint64_t(~zero) << (32 * i);
   }
-#else
-  for (int i = 0; i < kWord; ++i) bits |= std::uint64_t(counts[i] != 0) << i;
 #endif
   return bits;
 }
@@ -38,6 +37,14 @@ LSHKIT_INLINE std::uint64_t nonzero(const std::uint16_t* counts) {
   for (int i = 0; i < kWord; ++i) flags[i] = counts[i] != 0;
   return nonzero(flags);
 }
+#else  // without flags in between, whose loop GCC 12 compiles wrongly for NEON with -O2
+template <class Code>
+LSHKIT_INLINE std::uint64_t nonzero(const Code* counts) {
+  std::uint64_t bits = 0;
+  for (int i = 0; i < kWord; ++i) bits |= std::uint64_t(counts[i] != 0) << i;
+  return bits;
+}
+#endif
 
 // counts[j] = the number of hashes in which key j of the block has the query's code.
 #if defined(LSHKIT_ISA_AVX512)

@@ -20,8 +20,10 @@ namespace {
 
 #if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
 #define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 4")
+constexpr bool kUnrollsProbes = true;
 #else  // a table row is a loop's worth of registers
 #define LSHKIT_UNROLL_PROBES _Pragma("GCC unroll 1")
+constexpr bool kUnrollsProbes = false;
 #endif
 
 constexpr index_t kAhead = 12;      // rows to prefetch ahead
@@ -188,7 +190,7 @@ template <class T, int Slices>
 LSHKIT_INLINE void run(const WeightedPass<T>& p) {
   const bool full = p.width == Slices * kSliceBytes / int(sizeof(T));
   const int a = p.add.n_probes, r = p.read.n_probes;
-  if constexpr (sizeof(T) == sizeof(float)) {
+  if constexpr (kUnrollsProbes && sizeof(T) == sizeof(float)) {  // else nothing is gained
     if (full && a == 4 && r == 4) return Run<T, Slices, 4, 4, true>{p}.all();
     if (full && a == 3 && r == 3) return Run<T, Slices, 3, 3, true>{p}.all();
     if (full && a == 2 && r == 2) return Run<T, Slices, 2, 2, true>{p}.all();

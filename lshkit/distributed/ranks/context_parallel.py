@@ -137,11 +137,17 @@ class ContextParallel(AcrossRanks):
         return torch.cat([torch.arange(a, b, device=device) for a, b, _ in held.chunks[self.rank]])
 
     def shard(self, x: Tensor, dim: int = -2) -> Tensor:
-        """This rank's rows of x, which has all of them. Parts differ by a row (or two) at most."""
+        """This rank's rows of x, a tensor with all of them along dim, of any dtype.
+
+        Parts differ by a row (or two) at most.
+        """
         return x.index_select(dim, self.positions(x.shape[dim], x.device))
 
     def gather(self, x: Tensor, dim: int = -2) -> Tensor:
-        """The rows of all ranks in order, on every rank. Differentiable; all ranks must call."""
+        """The rows of all ranks in order along dim, on every rank: the reverse of `shard`.
+
+        Differentiable; all ranks must call.
+        """
         x = x.movedim(dim, 0)
         rows = x[None, None].flatten(3) if x.dim() > 1 else x[None, None, :, None]
         lengths = self._ranks.all_gather(torch.tensor([len(x)], device=x.device))
