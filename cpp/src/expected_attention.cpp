@@ -5,6 +5,14 @@
 namespace lshkit {
 namespace {
 
+// Whether the rows are bfloat16 without loss, and the instruction set has products of them.
+template <class T>
+bool in_bfloat16(const AttentionInputs<T>& in) {
+  for (const auto* x : {&in.query, &in.key, &in.value})
+    if (x->element != Element::bfloat16) return false;
+  return kernels().expected_bfloat16_sum != nullptr;
+}
+
 template <class T>
 ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms, bool causal,
                              int n_bits, index_t first_query, Matrix<T> out, T* row_sum) {
@@ -20,8 +28,31 @@ ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms
   p.n_bits = n_bits;
   p.out = out;
   p.row_sum = row_sum;
-  p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(head.query, head.value));
   return p;
+}
+
+// By the products of bfloat16 where these may be taken, and otherwise in T.
+template <class T>
+void compute(ExpectedSum<T> p, bool bfloat16) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (bfloat16) {
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, false));
+      if (kernels().expected_bfloat16_sum(p)) return;
+    }
+  }
+  p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(p.query, p.value));
+  kernels().typed<T>().expected_sum(p);
+}
+template <class T>
+void compute(ExpectedGradient<T> p, bool bfloat16) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (bfloat16) {
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, true));
+      if (kernels().expected_bfloat16_gradient(p)) return;
+    }
+  }
+  p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(p.query, p.value));
+  kernels().typed<T>().expected_gradient(p);
 }
 
 }  // namespace
@@ -34,6 +65,7 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
   const index_t heads = head_count(shape), n = shape.n_queries;
   const index_t rows = heads >= 2 * thread_count(threads) || shape.query_starts ? n : kRows;
   const index_t parts = rows > 0 ? (n + rows - 1) / rows : 0;
+  const bool bfloat16 = in_bfloat16(in);
   parallel_for(heads * parts, threads, [&](index_t task) {
     HeadRange r = head_range(shape, task / parts);
     const index_t first = task % parts * rows;
@@ -59,9 +91,9 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
     const std::size_t bytes = cut(Arena(), &sums).second;
     const Norms<T> norms = cut(Arena(thread_scratch(bytes, Scratch::head)), &sums).first;
     norms.fill(head);
-    kernels().typed<T>().expected_sum(
-        expected_rows(head, norms, options.causal, n_bits, first, to,
-                      options.normalize == Normalize::sum ? sums : nullptr));
+    compute(expected_rows(head, norms, options.causal, n_bits, first, to,
+                          options.normalize == Normalize::sum ? sums : nullptr),
+            bfloat16);
     normalize_output(options.normalize, to, sums);
     fill_invalid_rows(to, norms.query_valid);
     store_rows(out, r.queries, to);
@@ -71,23 +103,23 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
 template <class T>
 void expected_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                        AttentionInputs<T> in, AttentionGradients<T> gradients, int threads) {
+  const bool bfloat16 = in_bfloat16(in);
   for_each_head_backward(shape, in, gradients, threads, [&](const HeadBackward<T>& b) {
     const auto s = BackwardScratch<T>::of_thread(b.head, options.normalize);
     s.norms.fill(b.head);
     const T* bias;
     const Matrix<const T> grad =
         output_backward<T>(options.normalize, b.grad, s, &bias, [&](Matrix<T> raw, T* sums) {
-          kernels().typed<T>().expected_sum(
-              expected_rows(b.head, s.norms, options.causal, n_bits, 0, raw,
-                            options.normalize == Normalize::sum ? sums : nullptr));
+          compute(expected_rows(b.head, s.norms, options.causal, n_bits, 0, raw,
+                                options.normalize == Normalize::sum ? sums : nullptr),
+                  bfloat16);
         });
     ExpectedGradient<T> p;
     fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
     p.n_bits = n_bits;
     p.weight = options.gradient;
     p.value_grad = b.value_grad;
-    p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(b.head.query, b.head.value));
-    kernels().typed<T>().expected_gradient(p);
+    compute(p, bfloat16);
     unit_norms_backward(p);
   });
 }

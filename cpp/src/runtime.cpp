@@ -5,13 +5,8 @@
 #endif
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 #include <new>
-#include <stdexcept>
-#include <string>
 
-#include "kernels/kernels.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
@@ -52,47 +47,7 @@ struct Buffer {
 };
 thread_local Buffer buffers[3];  // by Scratch
 
-// ---- instruction set ----
-// Whether LSHKIT_ISA allows the instruction set: not set or empty, all of them.
-bool allowed(const char* name) {
-  const char* sets[] = {"base", "avx2", "avx512"};
-  const char* highest = std::getenv("LSHKIT_ISA");
-  if (!highest || !*highest) return true;
-  int rank = -1, highest_rank = -1;
-  for (int i = 0; i < 3; ++i) {
-    if (!std::strcmp(sets[i], name)) rank = i;
-    if (!std::strcmp(sets[i], highest)) highest_rank = i;
-  }
-  if (highest_rank < 0)
-    throw std::runtime_error(std::string("LSHKIT_ISA must be base, avx2 or avx512, was ") +
-                             highest);
-  return rank <= highest_rank;
-}
-
-Kernels choose() {
-#ifdef LSHKIT_X86
-  // Single features, not levels: Clang before 18 does not know "x86-64-v3".
-  __builtin_cpu_init();
-  const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
-  if (v4 && allowed("avx512")) return avx512::table();
-  if (v3 && allowed("avx2")) return avx2::table();
-#endif
-  allowed("base");
-  return base::table();
-}
-
 }  // namespace
-
-const Kernels& kernels() {
-  static const Kernels chosen = choose();
-  return chosen;
-}
-
-const char* instruction_set() { return kernels().name; }
 
 void prefer_large_pages(void* begin, std::size_t bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(begin);

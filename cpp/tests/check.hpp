@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
 #include <vector>
 
 namespace check {
@@ -26,7 +27,12 @@ inline int main(const char* filter) {
   for (const Test& test : tests()) {
     if (filter && !std::strstr(test.name, filter)) continue;
     failures = 0;
-    test.run();
+    try {
+      test.run();
+    } catch (const std::exception& error) {
+      std::printf("  %s\n", error.what());
+      ++failures;
+    }
     std::printf("%s %s\n", failures ? "FAILED" : "ok    ", test.name);
     ++run;
     failed += failures != 0;

@@ -1,5 +1,8 @@
 """The lower bound's gradient of bfloat16 inputs, whose bucket products may be of bfloat16."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -81,3 +84,27 @@ def test_autocast_takes_the_same_path():
     wanted = gradients(halves, case.grad_out.bfloat16(), n_bits=1)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b.float(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["avx512", "avx512_bf16", "amx", "amx_twin"])
+def test_instruction_set(name):
+    done = subprocess.run(
+        [sys.executable, __file__],
+        env=os.environ | {"LSHKIT_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    if f"LSHKIT_ISA={name} does not run here" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+
+
+def check():
+    """Of the instruction set in use."""
+    for normalize in NORMALIZE:
+        test_within_rounding_of_float32(CASES[0], normalize, is_causal=False)
+    test_rows_that_take_no_part()
+
+
+if __name__ == "__main__":
+    check()

@@ -11,7 +11,7 @@ from lshkit import _C
 
 # "L2,L3" in KB, None as the machine has them: from tables that never fit to those that always do.
 SIZES = (None, "1,1", "8,16", "32,256", "128,4096", "1048576,1048576")
-INSTRUCTION_SETS = ("base", "avx2", "avx512")  # each contains the one before
+INSTRUCTION_SETS = ("base", "avx2", "avx512")
 
 
 def codes_and_weights(rng, rows, n_buckets, n_hashes, n_probes):
@@ -134,10 +134,9 @@ def test_sums_equal_all_pairs_with_any_caches(sizes):
 @pytest.mark.parametrize("instruction_set", INSTRUCTION_SETS)
 @pytest.mark.parametrize("sizes", [None, "8,16", "128,4096"])
 def test_attention_of_16_bits_with_any_caches(sizes, instruction_set):
-    best = _C.instruction_set()
-    if INSTRUCTION_SETS.index(instruction_set) > INSTRUCTION_SETS.index(best):
-        pytest.skip(f"this CPU or build has no {instruction_set}, its best is {best}")
     done = in_process(sizes, __file__, "16 bits", LSHKIT_ISA=instruction_set)
+    if f"LSHKIT_ISA={instruction_set} does not run here" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
 
 

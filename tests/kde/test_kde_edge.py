@@ -177,10 +177,12 @@ def test_threads_batches_and_instruction_sets(tmp_path):
         print(_C.instruction_set())
     """
     found = {}
-    for name in ("base", "avx2", "avx512"):
+    for name in _C.instruction_sets.split():
         command = [sys.executable, "-c", program, str(tmp_path / "rows.npy")]
         env = os.environ | {"LSHKIT_ISA": name}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        if f"LSHKIT_ISA={name} does not run here" in done.stderr:
+            continue
         assert done.returncode == 0, done.stderr
         *lines, used = done.stdout.split("\n")[:-1]
         found[used] = lines

@@ -6,8 +6,9 @@
 
 namespace lshkit {
 
-// "base", "avx2" or "avx512": the best that the CPU runs, or what the environment variable
-// LSHKIT_ISA asks for when that is lower. Read once; std::runtime_error for an unknown word.
+// "base", "avx2", "avx512", "avx512_bf16" or "amx": the best that the machine runs, or the one that
+// the environment variable LSHKIT_ISA names, which may also be "amx_twin". Read once;
+// std::runtime_error for an unknown name, and for a set that does not run here, saying why.
 const char* instruction_set();
 // Bytes of a core's L2 cache and of the L3 cache: the work is cut so that it fits them. What the
 // machine reports, or the environment variable LSHKIT_CACHE_SIZES, "L2,L3" in KB, as of another

@@ -75,14 +75,17 @@ LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
 template <class T>
 constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
 
+// The cosine -x from which on vectors count as opposite.
+template <class T>
+constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
+
 // The probability 1 - acos(x) / pi that one bit agrees. From acos(|x|) at both ends, so that
 // nothing cancels near x = -1; within rounding of it vectors count as opposite and agree in no bit.
 template <class T>
 LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
-  constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
   const Int<T> negative = x < T(0);
   const Vec<T> a = select(negative, -x, x), t = arccos(a) * T(1 / kPi);
-  return select(negative, select(a > broadcast<T>(kOpposite), Vec<T>{}, t), 1 - t);
+  return select(negative, select(a > broadcast<T>(kOpposite<T>), Vec<T>{}, t), 1 - t);
 }
 template <class T>
 LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {

@@ -160,13 +160,16 @@ struct CollisionPass {
   void* scratch;  // 64-byte aligned
 };
 
-// ---- see weighted_bucket_sum.hpp, colliding_softmax.hpp, kernel_sums.hpp, leave_one_out.hpp ----
+// ---- see weighted_bucket_sum.hpp, colliding_softmax.hpp, kernel_sums.hpp, leave_one_out.hpp,
+// lower_bound_bfloat16.hpp ----
 template <class T>
 struct WeightedPass;
 template <class T>
 struct WeightedColumn;
 struct SoftmaxForward;
 struct SoftmaxBackward;
+struct Bfloat16Rows;
+struct Bfloat16Side;
 struct CodeRows;
 struct CodeScan;
 struct CodeSelect;

@@ -1,12 +1,16 @@
 // The kernels, each declared here and nowhere else: result, name, arguments. kernels.hpp makes of
 // this list the tables of function pointers and the declarations of one instruction set, so there
 // is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
-// the T among its arguments.
+// the T among its arguments; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set
+// multiplies bfloat16.
 #ifndef LSHKIT_KERNEL
 #define LSHKIT_KERNEL(result, name, ...)
 #endif
 #ifndef LSHKIT_TYPED_KERNEL
 #define LSHKIT_TYPED_KERNEL(result, name, ...)
+#endif
+#ifndef LSHKIT_BFLOAT16_KERNEL
+#define LSHKIT_BFLOAT16_KERNEL(result, name, ...)
 #endif
 
 // ---- rows ----
@@ -123,5 +127,20 @@ LSHKIT_KERNEL(float, largest_of, const float* x, index_t count, float largest)
 // Of exp(x - largest), for x <= largest. Below 2^-125 a term is 2^-125.
 LSHKIT_KERNEL(ExponentialSums, exponential_sums, const float* x, index_t count, float largest)
 
+// ---- products of bfloat16, in kernels/bfloat16/: null in the sets that have none ----
+// The expectation of rows that are bfloat16 without loss. False, with outputs of any content, for
+// causal rows that are not finite.
+LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> query,
+                       Matrix<const float> value, bool gradient)  // bytes
+LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
+LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
+
+// See lower_bound_bfloat16.hpp. gradient_t += a_t^T (scale * the sum of a_f b_f^T), f of `from` and
+// t of `to`.
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words, const Bfloat16Side& from,
+                       const Bfloat16Side& to, float scale, Matrix<float> gradient)
+
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL
+#undef LSHKIT_BFLOAT16_KERNEL

@@ -14,6 +14,7 @@ struct TypedKernels {
 struct Kernels {
   const char* name;
 #define LSHKIT_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+#define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #include "kernel_list.hpp"
   TypedKernels<float> f32;
   TypedKernels<double> f64;
@@ -38,11 +39,22 @@ Kernels table();
 namespace avx512 {
 Kernels table();
 }
+// These take all kernels of avx512, and amx_twin those of base, but for products of bfloat16.
+namespace avx512_bf16 {
+Kernels table();
+}
+namespace amx {
+Kernels table();
+}
+namespace amx_twin {
+Kernels table();
+}
 
 #ifdef LSHKIT_ISA
 // What the kernel files of one instruction set define, and its table.cpp collects.
 namespace LSHKIT_ISA {
 #define LSHKIT_KERNEL(result, name, ...) result name(__VA_ARGS__);
+#define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result name(__VA_ARGS__);
 #include "kernel_list.hpp"
 #define T float
 #define LSHKIT_TYPED_KERNEL(result, name, ...) result name(__VA_ARGS__);

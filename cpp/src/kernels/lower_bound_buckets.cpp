@@ -37,7 +37,7 @@ struct BucketScratch {
         d(round_up(p.query.columns, W)),
         dv(round_up(p.value.columns, W)),
         sketch(p, cut),
-        words(p, cut) {
+        words(cut_words(p, cut)) {
     passed = cut.take<std::int32_t>(p.query.rows / kChunk + 2);
     key = cut.take<float>(kChunk * d);
     value = cut.take<float>(kChunk * dv);
@@ -148,8 +148,10 @@ struct Bucket {
   void linear(index_t nq, index_t nk) const {
     const Bfloat16Rows& w = s.words;
     if (w.on) {
-      w.apply(w.value, w.key, keys, nk, w.grad, queries, nq, p.scale, p.query_grad);
-      w.apply(w.grad, w.query, queries, nq, w.value, keys, nk, p.scale, p.key_grad);
+      const Bfloat16Side of_keys = {w.value, w.key, keys, nk},
+                         of_queries = {w.grad, w.query, queries, nq};
+      lshkit::kernels().bfloat16_bucket(w, of_keys, of_queries, p.scale, p.query_grad);
+      lshkit::kernels().bfloat16_bucket(w, of_queries, of_keys, p.scale, p.key_grad);
       return;
     }
     clear_product();
@@ -280,8 +282,8 @@ LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const
   const index_t nq = of.queries(b), nk = of.keys(b);
   if (w.on && !costs.pairs_are_cheaper(nq, nk)) {
     const index_t x = w.d / 2, y = w.dv / 2;
-    prefetch_side<Word>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
-    prefetch_side<Word>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
+    prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
+    prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
   } else {
     prefetch_side<float>(p.query, p.grad, p.query_grad, queries, nq);
     prefetch_side<float>(p.key, p.value, p.key_grad, keys, nk);
@@ -333,7 +335,7 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   clear(p.query_grad);
   clear(p.key_grad);
   s.sketch.fill(p);
-  s.words.fill(p);
+  if (s.words.on) lshkit::kernels().bfloat16_rows(p, s.words);
   const Costs costs(p, s);
   // Of each row, where Bucket::direct is compiled for as many; otherwise 0.
   const int vectors = p.query.columns != p.value.columns    ? 0

@@ -1,0 +1,388 @@
+// The expectation of bfloat16 rows (see kernels/expected_attention.cpp), with products of bfloat16
+// and sums in float32. A chunk of keys is packed once and meets the queries block by block.
+//
+// Rows are scaled by powers of two alone, which rounds nothing, so cosines are those of float32.
+// Rounded to bfloat16, by 2^-9 of each at most: probabilities, the weights of pairs in the
+// gradient, and the output's gradient where it is summed for the values; g . v takes two parts of
+// it.
+#include "kernels/bfloat16/tiles.hpp"
+#include "kernels/collision_probability.hpp"
+#include "kernels/kernels.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+constexpr index_t kKeys = 128, kQueries = 64;  // rows of a chunk and of a block, at most
+constexpr index_t kPair = 2 * kTile;           // rows are padded to pairs of tiles
+constexpr int W = kLanes<float>;
+constexpr int kAtOnce = kPair / W;  // registers
+using F = Vec<float>;
+
+// agreement() and power() of several registers of cosines, whose chains of operations overlap.
+// Leaves the cosines' magnitudes, 1 at most.
+template <std::size_t N>
+LSHKIT_INLINE void agreements(F (&x)[N], F (&bit)[N]) {
+  const F one = broadcast<float>(1), opposite = broadcast<float>(kOpposite<float>);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) {
+    F a = x[i] < 0.0f ? -x[i] : x[i];
+    a = a < one ? a : one;
+    const F t = arccos(a) * float(1 / kPi);
+    bit[i] = x[i] < 0.0f ? (a > opposite ? F{} : t) : one - t;
+    x[i] = a;
+  }
+}
+template <std::size_t N>
+LSHKIT_INLINE void powers(F (&base)[N], int n, F (&result)[N]) {  // changes base
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) result[i] = broadcast<float>(1);
+  for (; n > 0; n >>= 1) {
+    if (n & 1) LSHKIT_UNROLL
+    for (std::size_t i = 0; i < N; ++i) result[i] *= base[i];
+    LSHKIT_UNROLL
+    for (std::size_t i = 0; i < N; ++i) base[i] *= base[i];
+  }
+}
+
+// The power of two that brings a row to a norm of 1/2 to 1; 0 for one without an inverse norm.
+float power_near(float inverse_norm) {
+  if (!(inverse_norm > 0)) return 0;
+  std::uint32_t bits;
+  std::memcpy(&bits, &inverse_norm, sizeof(bits));
+  bits &= 0x7f800000;
+  float power;
+  std::memcpy(&power, &bits, sizeof(power));
+  return power < 0x1p-126f ? 0x1p-126f : power;
+}
+
+// Rows to be packed, and the factors of each.
+struct Listed {
+  const float* row[kKeys];
+  float factor[kKeys];
+  index_t n = 0;
+
+  void add(const float* x, float f) {
+    row[n] = x;
+    factor[n++] = f;
+  }
+};
+
+// What is packed of a head's queries, blocks of kQueries rows one after the other.
+struct Queries {
+  index_t rows;  // padded
+  Word *query, *query_t, *grad, *grad_rest, *grad_t;
+  float *scale, *bias;
+
+  Queries(index_t n, index_t d, index_t dv, bool gradient, Cut& cut) : rows(round_up(n, kPair)) {
+    query = cut.take<Word>(rows * kTile * depth_of(d));
+    scale = cut.take<float>(rows);
+    if (!gradient) return;
+    query_t = cut.take<Word>(rows / 2 * kTile * tiles_of(d));
+    grad = cut.take<Word>(rows * kTile * depth_of(dv));
+    grad_rest = cut.take<Word>(rows * kTile * depth_of(dv));
+    grad_t = cut.take<Word>(rows / 2 * kTile * tiles_of(dv));
+    bias = cut.take<float>(rows);
+  }
+};
+
+struct Scratch {
+  index_t d, dv;  // tiles of columns
+  Queries queries;
+  std::int32_t* keys;  // the chunk's rows
+  float* key_scale;
+  Word *rows, *key, *key_pairs, *value, *pair, *pair_pairs, *probability_pairs;
+  float *x, *s, *out, *key_grad, *value_grad;
+
+  Scratch(index_t n_queries, index_t n_features, index_t n_values, bool gradient, Cut& cut)
+      : d(tiles_of(n_features)),
+        dv(tiles_of(n_values)),
+        queries(n_queries, n_features, n_values, gradient, cut) {
+    const index_t deep = larger(depth_of(n_features), depth_of(n_values)), wide = larger(d, dv);
+    keys = cut.take<std::int32_t>(kKeys);
+    key_scale = cut.take<float>(kKeys);
+    rows = cut.take<Word>(kKeys * kTile * deep);
+    key = cut.take<Word>(kKeys * kTile * deep);
+    value = cut.take<Word>(kKeys * kTile * deep);
+    pair = cut.take<Word>(kQueries * kKeys / 2);
+    x = cut.take<float>(kQueries * kKeys);
+    out = cut.take<float>(kQueries * kTile * wide);
+    if (!gradient) return;
+    key_pairs = cut.take<Word>(kKeys / 2 * kTile * d);
+    pair_pairs = cut.take<Word>(kQueries * kKeys / 2);
+    probability_pairs = cut.take<Word>(kQueries * kKeys / 2);
+    s = cut.take<float>(kQueries * kKeys);
+    key_grad = cut.take<float>(kKeys * kTile * d);
+    value_grad = cut.take<float>(kKeys * kTile * dv);
+  }
+};
+
+bool finite(Matrix<const float> m, const std::uint8_t* valid) {
+  F check = {};
+  for (index_t r = 0; r < m.rows; ++r)
+    for (index_t c = 0; (!valid || valid[r]) && c < m.columns; c += W) {
+      const F x = load_first(m.row(r) + c, int(m.columns - c));
+      check += x - x;
+    }
+  return sum_lanes(check) == 0;
+}
+
+// Calls chunk(n) with the next keys that take part, n of them, listed in s.keys. Causal ones are
+// fewer: a block of queries is multiplied by all of a chunk.
+template <class Body>
+LSHKIT_INLINE void for_key_chunks(const Scratch& s, index_t n_keys, const std::uint8_t* valid,
+                                  bool causal, const Body& chunk) {
+  const index_t most = causal ? kQueries : kKeys;
+  for (index_t next = 0; next < n_keys;) {
+    index_t n = 0;
+    for (; next < n_keys && n < most; ++next)
+      if (valid[next]) s.keys[n++] = std::int32_t(next);
+    if (n > 0) chunk(n);
+  }
+}
+// block(first row, padded rows) for the blocks with a query that sees one of the chunk's keys.
+template <class Body>
+LSHKIT_INLINE void for_query_blocks(const Scratch& s, bool causal, index_t first_query,
+                                    const Body& block) {
+  const index_t first = causal ? larger(0, s.keys[0] - first_query) : 0;
+  for (index_t i = first / kQueries * kQueries; i < s.queries.rows; i += kQueries)
+    block(i, smaller(kQueries, s.queries.rows - i));
+}
+// Of a chunk's n keys the first so many are seen by a query.
+LSHKIT_INLINE index_t keys_seen(const Scratch& s, index_t n, bool causal, index_t query) {
+  while (causal && n > 0 && s.keys[n - 1] > query) --n;
+  return n;
+}
+
+// Unit rows but for scale_r, as A.
+void pack_queries(Matrix<const float> x, const float* inverse_norm, const Queries& q) {
+  const index_t depth = depth_of(x.columns);
+  for (index_t i = 0; i < q.rows; i += kQueries) {
+    Listed rows;
+    for (index_t r = i; r < smaller(i + kQueries, q.rows); ++r) {
+      const float power = r < x.rows ? power_near(inverse_norm[r]) : 0;
+      q.scale[r] = power > 0 ? inverse_norm[r] / power : 0;
+      rows.add(power > 0 ? x.row(r) : nullptr, power);
+    }
+    pack_rows(rows.n, x.columns, rows.row, rows.factor, q.query + i * kTile * depth);
+  }
+}
+// The factors that the gradient has besides.
+void pack_gradients(const ExpectedGradient<float>& p, const Queries& q) {
+  const index_t d = p.query.columns, dv = p.grad.columns;
+  const auto transpose_tiles = [](Word* tiles, index_t n) {
+    alignas(64) Word tile[kTileSize];
+    for (; n-- > 0; tiles += kTileSize) {
+      std::memcpy(tile, tiles, sizeof(tile));
+      transpose_tile(tile, tiles);
+    }
+  };
+  for (index_t i = 0; i < q.rows; i += kQueries) {
+    Listed rows, grads;
+    for (index_t r = i; r < smaller(i + kQueries, q.rows); ++r) {
+      const bool valid = r < p.query.rows && p.query_valid[r];
+      rows.add(valid ? p.query.row(r) : nullptr, valid ? power_near(p.query_inverse_norm[r]) : 0);
+      grads.add(valid ? p.grad.row(r) : nullptr, valid);
+      q.bias[r] = valid && p.bias ? p.bias[r] : 0;
+    }
+    const index_t depth = depth_of(rows.n);
+    Word *query_t = q.query_t + i / 2 * kTile * tiles_of(d),
+         *grad_t = q.grad_t + i / 2 * kTile * tiles_of(dv);
+    pack_pairs(rows.n, d, rows.row, rows.factor, query_t);
+    transpose_tiles(query_t, tiles_of(d) * depth);
+    const index_t at = i * kTile * depth_of(dv);
+    pack_rows(grads.n, dv, grads.row, grads.factor, q.grad + at, q.grad_rest + at);
+    pack_pairs(grads.n, dv, grads.row, grads.factor, grad_t);
+    transpose_tiles(grad_t, tiles_of(dv) * depth);
+  }
+}
+
+// A chunk's rows as B, summed over their columns.
+void pack_transposed(const Listed& x, index_t columns, const Scratch& s, Word* b) {
+  pack_rows(x.n, columns, x.row, x.factor, s.rows);
+  for (index_t t = 0; t < tiles_of(x.n) * depth_of(columns); ++t)
+    transpose_tile(s.rows + t * kTileSize, b + t * kTileSize);
+}
+// Lists the chunk's keys, with what their powers of two leave in s.key_scale, and values. Returns
+// their number, padded.
+index_t list_keys(Matrix<const float> key, Matrix<const float> value, const float* inverse_norm,
+                  index_t n, const Scratch& s, Listed& keys, Listed& values) {
+  const index_t padded = round_up(n, kPair);
+  for (index_t r = 0; r < padded; ++r) {
+    const index_t row = s.keys[r < n ? r : 0];
+    const float power = r < n ? power_near(inverse_norm[row]) : 0;
+    s.key_scale[r] = power > 0 ? inverse_norm[row] / power : 0;
+    keys.add(key.row(row), power);
+    values.add(value.row(row), r < n);
+  }
+  return padded;
+}
+
+LSHKIT_INLINE F lanes_before(F x, index_t lane, index_t end) {  // zero from `end` on
+  if (lane + W <= end) return x;
+  Int<float> index;
+  for (int i = 0; i < W; ++i) index[i] = i;
+  return select(index < int(end - lane), x, F{});
+}
+// y_r += tiles of C, rows and columns as y has them.
+LSHKIT_INLINE void add_tiles(const float* c, index_t columns, index_t first, index_t rows,
+                             Matrix<float> y) {
+  for (index_t r = 0; r < smaller(rows, y.rows - first); ++r)
+    for (index_t k = 0; k < y.columns; k += W) {
+      const float* from = c + (r / kTile * columns + k / kTile) * kTileSize + r % kTile * kTile;
+      float* to = y.row(first + r) + k;
+      const int count = int(smaller(y.columns - k, W));
+      store_first(to, load_first(to, count) + load(from + k % kTile), count);
+    }
+}
+void clear(Matrix<float> m) {
+  for (index_t i = 0; i < m.rows; ++i) std::memset(m.row(i), 0, sizeof(float) * m.columns);
+}
+
+}  // namespace
+
+index_t expected_bfloat16_scratch(Matrix<const float> query, Matrix<const float> value,
+                                  bool gradient) {
+  Cut cut{nullptr};
+  Scratch scratch(query.rows, query.columns, value.columns, gradient, cut);
+  return cut.used;
+}
+
+bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
+  if (p.causal && !finite(p.value, p.key_valid)) return false;  // hidden, but 0 * NaN is NaN
+  const index_t d = p.query.columns, dv = p.value.columns;
+  Cut cut{p.scratch};
+  const Scratch s(p.query.rows, d, dv, false, cut);
+  const TileUse tiles;
+  clear(p.out);
+  if (p.row_sum) std::memset(p.row_sum, 0, sizeof(float) * p.out.rows);
+  pack_queries(p.query, p.query_inverse_norm, s.queries);
+  for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
+    Listed keys, values;
+    const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
+    pack_transposed(keys, d, s, s.key);
+    pack_pairs(nk, dv, values.row, values.factor, s.value);
+    for_query_blocks(s, p.causal, p.first_query, [&](index_t i, index_t nq) {
+      multiply(tiles_of(nq), tiles_of(nk), depth_of(d), s.queries.query + i * kTile * depth_of(d),
+               s.key, s.x, false);
+      for (index_t r = 0; r < nq; ++r) {
+        const index_t seen = keys_seen(s, n_keys, p.causal, p.first_query + i + r);
+        const F scale = broadcast<float>(s.queries.scale[i + r]);
+        const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
+        F sum = {};
+        for (index_t first = 0; first < nk; first += kAtOnce * W) {
+          F cosine[kAtOnce], bit[kAtOnce], weight[kAtOnce];
+          LSHKIT_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) {
+            const index_t c = first + i * W;
+            cosine[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
+          }
+          agreements(cosine, bit);
+          powers(bit, p.n_bits, weight);
+          LSHKIT_UNROLL
+          for (int i = 0; i < kAtOnce; ++i) {
+            const index_t c = first + i * W;
+            const Halves rounded = to_bfloat16(lanes_before(weight[i], c, seen));
+            sum += Bfloat16::widen(rounded);
+            store_half(row_of_a(s.pair, depth_of(nk), r, c), rounded);
+          }
+        }
+        if (p.row_sum && i + r < p.out.rows) p.row_sum[i + r] += sum_lanes(sum);
+      }
+      multiply(tiles_of(nq), s.dv, depth_of(nk), s.pair, s.value, s.out, false);
+      add_tiles(s.out, s.dv, i, nq, p.out);
+    });
+  });
+  return true;
+}
+
+bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
+  if (p.causal && !(finite(p.value, p.key_valid) && finite(p.grad, nullptr))) return false;
+  const index_t d = p.query.columns, dv = p.value.columns;
+  Cut cut{p.scratch};
+  const Scratch s(p.query.rows, d, dv, true, cut);
+  const Queries& q = s.queries;
+  const TileUse tiles;
+  clear(p.query_grad);
+  clear(p.key_grad);
+  clear(p.value_grad);
+  pack_queries(p.query, p.query_inverse_norm, q);
+  pack_gradients(p, q);
+  for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
+    Listed keys, values;
+    const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
+    pack_transposed(keys, d, s, s.key);
+    pack_transposed(values, dv, s, s.value);
+    pack_pairs(nk, d, keys.row, keys.factor, s.key_pairs);
+    bool add = false;
+    for_query_blocks(s, p.causal, 0, [&](index_t i, index_t nq) {
+      // x: cosines; s: g . v, of both parts of g, since what is left of it may cancel
+      const index_t rows = tiles_of(nq), columns = tiles_of(nk), deep = depth_of(dv);
+      multiply(rows, columns, depth_of(d), q.query + i * kTile * depth_of(d), s.key, s.x, false);
+      multiply(rows, columns, deep, q.grad + i * kTile * deep, s.value, s.s, false);
+      multiply(rows, columns, deep, q.grad_rest + i * kTile * deep, s.value, s.s, true);
+      index_t seen[kQueries];
+      for (index_t r = 0; r < nq; ++r) seen[r] = keys_seen(s, n_keys, p.causal, i + r);
+      for (index_t r = 0; r < nq; r += 2)
+        for (index_t c = 0; c < nk; c += W) {
+          const F scale = load(s.key_scale + c);
+          F cosine[2], bit[2], base[2], lower[2], dot[2];
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
+            const index_t row = r + odd, at = (row / kTile * tiles_of(nk) + c / kTile) * kTileSize +
+                                              row % kTile * kTile + c % kTile;
+            cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
+            dot[odd] = load(s.s + at) + q.bias[i + row];
+          }
+          agreements(cosine, bit);
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) base[odd] = bit[odd];
+          powers(base, p.n_bits - 1, lower);
+          Halves probabilities[2], weights[2];
+          LSHKIT_UNROLL
+          for (int odd = 0; odd < 2; ++odd) {
+            const index_t row = r + odd;
+            const index_t end = seen[row];
+            const F probability = lower[odd] * bit[odd];
+            F w = probability * (float(p.n_bits) * 0.5f);
+            if (p.weight != Gradient::lower_bound) {
+              const F square = 1 - cosine[odd] * cosine[odd],
+                      floor = broadcast<float>(kFloor<float>);
+              w = lower[odd] * float(p.n_bits / kPi) / root(square < floor ? floor : square);
+            }
+            const F pair = lanes_before(w * dot[odd], c, end);
+            store_half(row_of_a(s.pair, depth_of(nk), row, c), to_bfloat16(pair * scale));
+            weights[odd] = to_bfloat16(pair * q.scale[i + row]);
+            probabilities[odd] = to_bfloat16(lanes_before(probability, c, end));
+          }
+          const index_t at = (c / kTile * depth_of(nq) + r / kPair) * kTileSize +
+                             r % kPair / 2 * kTile + c % kTile;
+          const Words pairs = pair_up(weights[0], weights[1]);
+          std::memcpy(s.pair_pairs + at, &pairs, sizeof(pairs));
+          const Words probability = pair_up(probabilities[0], probabilities[1]);
+          std::memcpy(s.probability_pairs + at, &probability, sizeof(probability));
+        }
+      multiply(tiles_of(nq), s.d, depth_of(nk), s.pair, s.key_pairs, s.out, false);
+      add_tiles(s.out, s.d, i, nq, p.query_grad);
+      // Transposed: a column for each key.
+      multiply(s.d, tiles_of(nk), depth_of(nq), q.query_t + i / 2 * kTile * s.d, s.pair_pairs,
+               s.key_grad, add);
+      multiply(s.dv, tiles_of(nk), depth_of(nq), q.grad_t + i / 2 * kTile * s.dv,
+               s.probability_pairs, s.value_grad, add);
+      add = true;
+    });
+    if (!add) return;
+    for (index_t r = 0; r < n_keys; ++r) {
+      const index_t at = r / kTile * kTileSize + r % kTile;
+      for (index_t c = 0; c < d; ++c)
+        p.key_grad.row(s.keys[r])[c] = s.key_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
+      for (index_t c = 0; c < dv; ++c)
+        p.value_grad.row(s.keys[r])[c] =
+            s.value_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
+    }
+  });
+  return true;
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

@@ -1,0 +1,180 @@
+// The linear form of a bucket of the lower bound's gradient (see kernels/lower_bound_buckets.cpp)
+// with products of bfloat16 and sums in float32. By AVX512-BF16 on CPUs with AMX too: rows are
+// gathered, and would have to be transposed for tiles.
+#include "kernels/kernels.hpp"
+#include "kernels/lower_bound_bfloat16.hpp"
+#include "kernels/matmul.hpp"
+#include "kernels/short_floats.hpp"
+
+namespace lshkit {
+namespace LSHKIT_ISA {
+namespace {
+
+using Word = std::uint32_t;
+
+#if defined(LSHKIT_ISA_AVX512_BF16)
+// to[i] = the bfloat16 of factor_i * x_i in words of two columns, each row `stride` words.
+LSHKIT_NOINLINE void to_words(Matrix<const float> x, const float* factor, index_t stride,
+                              Word* to) {
+  for (index_t i = 0; i < x.rows; ++i)
+    for (index_t c = 0; c < x.columns; c += 16) {
+      const __m512 v = _mm512_loadu_ps(x.row(i) + c) * (factor ? factor[i] : 1.0f);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride + c / 2),
+                          (__m256i)_mm512_cvtneps_pbh(v));
+    }
+}
+
+// to[r / 2][c] = (from(r)[c], from(r + 1)[c]): words of two rows from words of two columns.
+LSHKIT_NOINLINE void pair_rows(Rows<const Word> from, index_t rows, index_t columns, Word* to) {
+  for (index_t r = 0; r < rows; r += 2, to += columns) {
+    const Word *a = from(r), *b = from(r + 1 < rows ? r + 1 : r);
+    for (index_t c = 0; c < columns; c += 16) {
+      const int left = int(smaller(columns - c, 16));
+      const auto mask = __mmask8((1u << left / 2) - 1);
+      const __m256i x = _mm256_maskz_loadu_epi32(mask, a + c / 2);
+      const __m256i y = r + 1 < rows ? _mm256_maskz_loadu_epi32(mask, b + c / 2) : __m256i{};
+      const __m512i both = _mm512_or_si512(_mm512_cvtepu16_epi32(x),
+                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(y), 16));
+      _mm512_mask_storeu_epi32(to + c, __mmask16((1u << left) - 1), both);
+    }
+  }
+}
+
+// The same from float32 rows, `scale` times them.
+LSHKIT_NOINLINE void pair_rows(const float* from, index_t rows, index_t columns, float scale,
+                               Word* to) {
+  for (index_t r = 0; r < rows; r += 2)
+    for (index_t c = 0; c < columns; c += 16) {
+      const float* x = from + r * columns + c;
+      const __m256i a = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x) * scale);
+      const __m256i b = (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x + columns) * scale);
+      _mm512_storeu_si512(to + r / 2 * columns + c,
+                          _mm512_or_si512(_mm512_cvtepu16_epi32(a),
+                                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16)));
+    }
+}
+
+template <int Columns>
+LSHKIT_NOINLINE void dot_panel(index_t rows, index_t depth, Rows<const Word> a, index_t a_stride,
+                               const Word* b, index_t b_stride, Rows<float> c, index_t column) {
+  constexpr int kRows = kTileRows<Columns>;
+  for (index_t first = 0; first < rows; first += kRows) {
+    const Word* row[kRows];
+    LSHKIT_UNROLL
+    for (int r = 0; r < kRows; ++r) row[r] = a(smaller(first + r, rows - 1));
+    __m512 sum[kRows][Columns] = {};
+    for (index_t k = 0; k < depth; ++k) {
+      __m512bh v[Columns];
+      LSHKIT_UNROLL
+      for (int i = 0; i < Columns; ++i)
+        v[i] = (__m512bh)_mm512_loadu_si512(b + k * b_stride + column + i * 16);
+      LSHKIT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto s = (__m512bh)_mm512_set1_epi32(int(row[r][k * a_stride]));
+        LSHKIT_UNROLL
+        for (int i = 0; i < Columns; ++i) sum[r][i] = _mm512_dpbf16_ps(sum[r][i], s, v[i]);
+      }
+    }
+    LSHKIT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      if (first + r >= rows) break;
+      float* out = c(first + r) + column;
+      LSHKIT_UNROLL
+      for (int i = 0; i < Columns; ++i)
+        _mm512_storeu_ps(out + i * 16, _mm512_loadu_ps(out + i * 16) + sum[r][i]);
+    }
+  }
+}
+// c(r)[i] += sum over the words k < depth of a(r)[k * a_stride] . b[k * b_stride + i]; columns: a
+// multiple of 16.
+void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, index_t a_stride,
+              const Word* b, index_t b_stride, Rows<float> c) {
+  index_t i = 0;
+  for (; columns - i >= 64; i += 64) dot_panel<4>(rows, depth, a, a_stride, b, b_stride, c, i);
+  for (; columns - i >= 32; i += 32) dot_panel<2>(rows, depth, a, a_stride, b, b_stride, c, i);
+  for (; i < columns; i += 16) dot_panel<1>(rows, depth, a, a_stride, b, b_stride, c, i);
+}
+#else  // the same number by number
+Word both(float first, float second) {
+  Half halves[2][kLanes<float>];
+  store_half(halves[0], Bfloat16::narrow(broadcast<float>(first)));
+  store_half(halves[1], Bfloat16::narrow(broadcast<float>(second)));
+  return halves[0][0] | Word(halves[1][0]) << 16;
+}
+float number(Word word, bool second) {
+  const Word bits = second ? word & 0xffff0000 : word << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+void to_words(Matrix<const float> x, const float* factor, index_t stride, Word* to) {
+  for (index_t i = 0; i < x.rows; ++i)
+    for (index_t c = 0; c < x.columns; c += 2) {
+      const float f = factor ? factor[i] : 1.0f;
+      to[i * stride + c / 2] = both(x.row(i)[c] * f, x.row(i)[c + 1] * f);
+    }
+}
+void pair_rows(Rows<const Word> from, index_t rows, index_t columns, Word* to) {
+  for (index_t r = 0; r < rows; r += 2, to += columns)
+    for (index_t c = 0; c < columns; ++c) {
+      const int shift = c % 2 * 16;
+      const Word odd = r + 1 < rows ? from(r + 1)[c / 2] >> shift : 0;
+      to[c] = (from(r)[c / 2] >> shift & 0xffff) | odd << 16;
+    }
+}
+void pair_rows(const float* from, index_t rows, index_t columns, float scale, Word* to) {
+  for (index_t r = 0; r < rows; r += 2)
+    for (index_t c = 0; c < columns; ++c) {
+      const float* x = from + r * columns + c;
+      to[r / 2 * columns + c] = both(x[0] * scale, x[columns] * scale);
+    }
+}
+void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, index_t a_stride,
+              const Word* b, index_t b_stride, Rows<float> c) {
+  for (index_t r = 0; r < rows; ++r)
+    for (index_t i = 0; i < columns; ++i) {
+      float sum = 0;
+      for (index_t k = 0; k < depth; ++k)
+        for (const bool second : {false, true})
+          sum += number(a(r)[k * a_stride], second) * number(b[k * b_stride + i], second);
+      c(r)[i] += sum;
+    }
+}
+#endif
+
+}  // namespace
+
+void bfloat16_rows(const LowerBoundGradient& p, const Bfloat16Rows& w) {
+  to_words(p.query, p.query_inverse_norm, w.d / 2, w.query);
+  to_words(p.key, p.key_inverse_norm, w.d / 2, w.key);
+  to_words(p.grad, nullptr, w.dv / 2, w.grad);
+  to_words(p.value, nullptr, w.dv / 2, w.value);
+  if (!p.bias) return;
+  const index_t last = w.dv / 2 - 1;
+  for (index_t i = 0; i < p.query.rows; ++i) {
+    Word bits;
+    std::memcpy(&bits, p.bias + i, sizeof(bits));
+    const bool nan = (bits & 0x7fffffff) > 0x7f800000;  // quiet: rounding could lose it
+    w.grad[i * (last + 1) + last] =
+        nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  }
+  for (index_t j = 0; j < p.key.rows; ++j) w.value[j * (last + 1) + last] = 0x3f80;  // one
+}
+
+void bfloat16_bucket(const Bfloat16Rows& w, const Bfloat16Side& from, const Bfloat16Side& to,
+                     float scale, Matrix<float> gradient) {
+  const index_t d = w.d, dv = w.dv;
+  std::memset(w.sum, 0, sizeof(float) * dv * d);
+  for (index_t r = 0; r < from.n; r += kPairedRows) {
+    const index_t n = smaller(kPairedRows, from.n - r);
+    pair_rows({from.a, dv / 2, from.rows + r}, n, dv, w.y);
+    pair_rows({from.b, d / 2, from.rows + r}, n, d, w.x);
+    add_dots(dv, d, (n + 1) / 2, {w.y, 1}, dv, w.x, d, {w.sum, d});
+  }
+  pair_rows(w.sum, dv, d, scale, w.product);
+  add_dots(to.n, d, dv / 2, {to.a, dv / 2, to.rows}, 1, w.product, d,
+           {gradient.data, gradient.stride, to.rows});
+}
+
+}  // namespace LSHKIT_ISA
+}  // namespace lshkit

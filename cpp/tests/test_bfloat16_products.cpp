@@ -1,0 +1,315 @@
+// Products of bfloat16: the tiles' twin against what the manual says, every instruction set's
+// expectation against double precision, and which instruction sets a machine has.
+#include "check.hpp"
+#include "lshkit/attention.hpp"
+#include "lshkit/runtime.hpp"
+#include "problem.hpp"
+
+#define LSHKIT_ISA twin_under_test
+#include "instruction_sets.hpp"
+#include "kernels/bfloat16/tiles.hpp"
+
+using namespace lshkit;
+using namespace lshkit::twin_under_test;
+
+namespace {
+
+std::uint16_t rounded_half(float x) {
+  Half halves[kLanes<float>];
+  store_half(halves, to_bfloat16(broadcast<float>(x)));
+  return halves[0];
+}
+float widened(Half x) {
+  const std::uint32_t bits = std::uint32_t(x) << 16;
+  float y;
+  std::memcpy(&y, &bits, sizeof(y));
+  return y;
+}
+std::vector<float> short_normal(std::size_t count, unsigned seed) {
+  std::vector<float> x = normal(count, seed);
+  for (float& value : x) value = widened(rounded_half(value));
+  return x;
+}
+
+struct Rows {
+  std::vector<const float*> row;
+  std::vector<float> factor;
+  Rows(const std::vector<float>& x, index_t rows, index_t columns) : factor(rows, 1.0f) {
+    for (index_t r = 0; r < rows; ++r) row.push_back(&x[r * columns]);
+  }
+};
+
+Half high_half(float x) {  // not rounded, subnormal numbers too
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return Half(bits >> 16);
+}
+// A row of A, a column of B and a number of C.
+float one_product(std::initializer_list<float> a, std::initializer_list<float> b, float c) {
+  alignas(64) Half x[2 * kTileSize] = {}, y[2 * kTileSize] = {};
+  float sums[kTileSize] = {c};
+  int i = 0;
+  for (const float value : a) x[i++] = high_half(value);
+  i = 0;
+  for (const float value : b) {  // element 2k + o of the column: word k, half o
+    y[i / 2 * 2 * kTile + i % 2] = high_half(value);
+    ++i;
+  }
+  const TileUse use;
+  multiply(1, 1, 1, reinterpret_cast<const Word*>(x), reinterpret_cast<const Word*>(y), sums, true);
+  return sums[0];
+}
+
+}  // namespace
+
+TEST(a_product_of_tiles_is_that_of_the_matrices) {
+  const index_t sizes[][3] = {{1, 1, 1}, {16, 16, 32}, {17, 40, 33}, {50, 33, 70}, {33, 16, 64}};
+  for (const auto& [m, n, k] : sizes) {
+    const std::vector<float> x = short_normal(m * k, 1), y = short_normal(n * k, 2);
+    std::vector<float> y_rows(k * n);  // the same matrix by rows of the dimension summed over
+    for (index_t j = 0; j < n; ++j)
+      for (index_t i = 0; i < k; ++i) y_rows[i * n + j] = y[j * k + i];
+    const Rows a_rows(x, m, k), b_rows(y, n, k), pairs(y_rows, k, n);
+    const index_t rows = tiles_of(m), columns = tiles_of(n), depth = depth_of(k);
+    std::vector<Word> a(rows * depth * kTileSize, ~0u), b_as_a(columns * depth * kTileSize, ~0u);
+    std::vector<Word> b(b_as_a.size(), ~0u), b_of_pairs(b_as_a.size(), ~0u);
+    pack_rows(m, k, a_rows.row.data(), a_rows.factor.data(), a.data());
+    pack_rows(n, k, b_rows.row.data(), b_rows.factor.data(), b_as_a.data());
+    for (index_t t = 0; t < columns * depth; ++t)
+      transpose_tile(&b_as_a[t * kTileSize], &b[t * kTileSize]);
+    pack_pairs(k, n, pairs.row.data(), pairs.factor.data(), b_of_pairs.data());
+    CHECK(b == b_of_pairs);
+    std::vector<float> c(rows * columns * kTileSize, 3.0f);
+    const TileUse use;
+    multiply(rows, columns, depth, a.data(), b.data(), c.data(), false);
+    multiply(rows, columns, depth, a.data(), b.data(), c.data(), true);
+    for (index_t i = 0; i < m; ++i)
+      for (index_t j = 0; j < n; ++j) {
+        double wanted = 0;
+        for (index_t f = 0; f < k; ++f) wanted += 2.0 * x[i * k + f] * y[j * k + f];
+        CHECK_CLOSE(c[(i / 16 * columns + j / 16) * kTileSize + i % 16 * 16 + j % 16], wanted, 0,
+                    1e-5 * double(k));
+      }
+  }
+}
+
+TEST(the_twin_rounds_as_the_manual_says) {
+  // To nearest even, in each step: 2^24 + 1 is a tie that stays, 2^24 + 2 + 1 one that goes up.
+  CHECK(one_product({0x1p24f, 0, 1}, {1, 0, 1}, 0) == 0x1p24f);
+  CHECK(one_product({0x1p24f, 0, 2, 0, 1}, {1, 0, 1, 0, 1}, 0) == 0x1p24f + 4);
+  // Even and odd elements have sums of their own, which lose nothing to each other.
+  CHECK(one_product({0x1p24f, 1, -0x1p24f, 1}, {1, 1, 1, 1}, 0) == 2);
+  // These are added before C is.
+  CHECK(one_product({1, 1}, {1, 1}, 0x1p24f) == 0x1p24f + 2);
+  // A product is not rounded before it is added.
+  CHECK(one_product({0x1p-100f, 0, 0x1p100f, 0}, {0x1p-40f, 0, 1, 0}, 0) == 0x1p100f);
+  // Subnormal operands and results are zeros.
+  CHECK(one_product({0x1p-127f}, {0x1p100f}, 0) == 0);
+  CHECK(one_product({0x1p-70f}, {0x1p-70f}, 0) == 0);
+  CHECK(one_product({0x1p-63f}, {0x1p-63f}, 0) == 0x1p-126f);
+  CHECK(one_product({0}, {0}, 0x1p-130f) == 0);
+  CHECK(std::isnan(one_product({INFINITY}, {0}, 0)));
+  CHECK(one_product({INFINITY}, {2}, 1) == INFINITY);
+}
+
+namespace {
+
+struct Run {
+  index_t nq, nk, d, dv;
+  AttentionOptions options;
+  std::vector<float> q, k, v, g;
+  std::vector<std::uint8_t> mask;
+
+  Run(index_t queries, index_t keys, index_t features, index_t values, AttentionOptions o)
+      : nq(queries),
+        nk(keys),
+        d(features),
+        dv(values),
+        options(o),
+        q(short_normal(nq * d, 3)),
+        k(short_normal(nk * d, 4)),
+        v(short_normal(nk * dv, 5)),
+        g(short_normal(nq * dv, 6)),
+        mask(nk) {
+    for (index_t j = 0; j < nk; ++j) mask[j] = j % 5 != 3;
+  }
+  struct Result {
+    std::vector<double> out, dq, dk, dv;
+  };
+  static std::vector<std::uint16_t> halves(const std::vector<float>& x) {
+    std::vector<std::uint16_t> y(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) y[i] = rounded_half(x[i]);
+    return y;
+  }
+  static std::vector<double> doubles(const std::vector<float>& x) { return {x.begin(), x.end()}; }
+
+  // Of bfloat16 inputs, results in float32; and of the same numbers in double.
+  Result in_bfloat16(int threads) const {
+    const auto hq = halves(q), hk = halves(k), hv = halves(v);
+    const auto input = [&](const std::vector<std::uint16_t>& x, index_t rows, index_t columns) {
+      return Input<float>(x.data(), 0, rows * columns, columns, Element::bfloat16);
+    };
+    const AttentionInputs<float> in{input(hq, nq, d), input(hk, nk, d), input(hv, nk, dv),
+                                    Mask{mask.data(), 0}};
+    std::vector<float> out = unwritten<float>(nq * dv), dq = unwritten<float>(q.size()),
+                       dk = unwritten<float>(k.size()), dvalue = unwritten<float>(v.size());
+    const AttentionShape shape{1, 1, nq, nk, d, dv};
+    expected_forward<float>(shape, options, 7, in, view<float>(out, nq, dv), threads);
+    expected_backward<float>(shape, options, 7, in,
+                             {view<const float>(g, nq, dv), view<float>(dq, nq, d),
+                              view<float>(dk, nk, d), view<float>(dvalue, nk, dv)},
+                             threads);
+    return {doubles(out), doubles(dq), doubles(dk), doubles(dvalue)};
+  }
+  Result in_double() const {
+    const auto dq_in = doubles(q), dk_in = doubles(k), dv_in = doubles(v), dg = doubles(g);
+    const AttentionInputs<double> in{view<const double>(dq_in, nq, d),
+                                     view<const double>(dk_in, nk, d),
+                                     view<const double>(dv_in, nk, dv), Mask{mask.data(), 0}};
+    Result r{std::vector<double>(nq * dv), std::vector<double>(q.size()),
+             std::vector<double>(k.size()), std::vector<double>(v.size())};
+    const AttentionShape shape{1, 1, nq, nk, d, dv};
+    expected_forward<double>(shape, options, 7, in, view<double>(r.out, nq, dv), 1);
+    expected_backward<double>(shape, options, 7, in,
+                              {view<const double>(dg, nq, dv), view<double>(r.dq, nq, d),
+                               view<double>(r.dk, nk, d), view<double>(r.dv, nk, dv)},
+                              1);
+    return r;
+  }
+};
+
+// |a - b| / |b|
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    norm += b[i] * b[i];
+  }
+  return std::sqrt(difference / norm);
+}
+
+constexpr double kRounding = 1 / 256.0;  // of a bfloat16: half a unit is 2^-9 of it at most
+
+}  // namespace
+
+TEST(expectation_of_bfloat16_rows_is_within_rounding) {
+  const index_t sizes[][4] = {
+      {1, 7, 5, 3}, {130, 140, 64, 64}, {75, 83, 37, 21}, {70, 300, 20, 90}};
+  for (const auto& [nq, nk, d, dv] : sizes)
+    for (const bool causal : {false, true})
+      for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2})
+        for (const Gradient gradient : {Gradient::lower_bound, Gradient::exact}) {
+          const Run run(nq, nk, d, dv, {causal, normalize, gradient});
+          const Run::Result got = run.in_bfloat16(1), wanted = run.in_double();
+          CHECK(distance(got.out, wanted.out) < kRounding);
+          CHECK(distance(got.dv, wanted.dv) < kRounding);
+          if (nq == 1 && normalize != Normalize::none) continue;  // terms cancel
+          CHECK(distance(got.dq, wanted.dq) < kRounding);
+          CHECK(distance(got.dk, wanted.dk) < kRounding);
+        }
+}
+
+// All keys nearly one vector, all weights nearly equal: roundings do not add up with the length.
+TEST(expectation_of_clustered_bfloat16_keys_is_within_rounding) {
+  for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2}) {
+    Run run(40, 700, 32, 16, {false, normalize, Gradient::exact});
+    for (std::vector<float>* x : {&run.q, &run.k})
+      for (std::size_t i = 0; i < x->size(); ++i)
+        (*x)[i] = widened(rounded_half((*x)[i] / 16 + std::sin(float(i % 32))));
+    for (float& value : run.v) value = widened(rounded_half(value / 16 + 1));
+    const Run::Result got = run.in_bfloat16(1), wanted = run.in_double();
+    CHECK(distance(got.out, wanted.out) < kRounding);
+    CHECK(distance(got.dv, wanted.dv) < kRounding);
+  }
+}
+
+TEST(expectation_of_bfloat16_rows_has_the_same_bits_at_any_thread_count) {
+  for (const bool causal : {false, true}) {
+    const Run run(900, 500, 40, 24, {causal, Normalize::sum, Gradient::exact});
+    const Run::Result one = run.in_bfloat16(1), three = run.in_bfloat16(3);
+    CHECK(one.out == three.out && one.dq == three.dq && one.dk == three.dk && one.dv == three.dv);
+  }
+}
+
+// Norms that float32 has and whose products it does not have.
+TEST(expectation_of_large_and_small_bfloat16_rows) {
+  Run run(20, 40, 24, 8, {false, Normalize::none, Gradient::exact});
+  const Run::Result wanted = run.in_bfloat16(1);
+  for (float& x : run.q) x *= 0x1p-110f;
+  for (float& x : run.k) x *= 0x1p100f;
+  const Run::Result got = run.in_bfloat16(1);
+  CHECK(distance(got.out, wanted.out) < 1e-6 && distance(got.dv, wanted.dv) < 1e-6);
+}
+
+// Rows that are not finite act as they do in float32.
+TEST(expectation_of_bfloat16_rows_that_are_not_finite) {
+  for (const bool causal : {false, true}) {
+    Run run(50, 50, 16, 8, {causal, Normalize::none, Gradient::exact});
+    run.q[3 * 16 + 2] = NAN;
+    run.k[7 * 16] = INFINITY;
+    run.v[20 * 8 + 1] = NAN;
+    const Run::Result got = run.in_bfloat16(1), wanted = run.in_double();
+    const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
+      for (std::size_t i = 0; i < a.size(); ++i)
+        if (std::isfinite(a[i]) != std::isfinite(b[i])) return false;
+      return true;
+    };
+    CHECK(same(got.out, wanted.out));
+    CHECK(same(got.dq, wanted.dq));
+    CHECK(same(got.dk, wanted.dk));
+    CHECK(same(got.dv, wanted.dv));
+  }
+}
+
+#if defined(__x86_64__)
+namespace {
+
+Processor with_everything() {
+  Processor p;
+  p.leaf1_ecx = p.leaf7_ebx = p.leaf7_edx = p.leaf7_1_eax = ~0u;
+  p.saved_state = ~std::uint64_t(0);
+  return p;
+}
+std::string chosen(const Processor& p) { return choose(instruction_sets(p), nullptr).name; }
+std::string refusal(const Processor& p, const char* asked) {
+  try {
+    return choose(instruction_sets(p), asked).name;
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
+
+TEST(the_best_instruction_set_that_runs_is_chosen) {
+  Processor p = with_everything();
+  CHECK(chosen(p) == "amx");
+  p.tiles_refused = "the system gives this process no tiles: Operation not permitted";
+  CHECK(chosen(p) == "avx512_bf16");
+  CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: " + p.tiles_refused);
+  p.tiles_refused.clear();
+  p.saved_state = 0xe7;
+  CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: the system does not save tiles");
+  p.leaf7_edx = ~(1u << 24);
+  CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: the CPU has no amx_tile");
+  p = with_everything();
+  p.leaf7_1_eax = 0;  // tiles alone are not enough
+  CHECK(chosen(p) == "avx512");
+  CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: the CPU has no avx512_bf16");
+  p.saved_state = 0x7;
+  CHECK(chosen(p) == "avx2");
+  p.leaf1_ecx &= ~(1u << 12);
+  CHECK(chosen(p) == "base");
+  CHECK(refusal(p, "avx2") == "LSHKIT_ISA=avx2 does not run here: the CPU has no fma");
+  CHECK(chosen(Processor()) == "base");
+}
+
+TEST(an_instruction_set_is_taken_by_its_name) {
+  for (const char* name : {"base", "avx2", "avx512", "avx512_bf16", "amx", "amx_twin"})
+    CHECK(refusal(with_everything(), name) == name);
+  CHECK(refusal(with_everything(), "amx2") ==
+        "LSHKIT_ISA must be base, avx2, avx512, avx512_bf16, amx or amx_twin, was amx2");
+}
+#endif
+
+LSHKIT_TEST_MAIN
