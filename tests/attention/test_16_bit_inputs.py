@@ -177,11 +177,12 @@ def test_sum_of_the_codes(n_q, n_k, d, d_v, family, n_bits, masked, is_causal, d
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("n, d_v", [(2048, 64), (20000, 33)])
-def test_rounding_has_no_bias(n, d_v, is_causal):
+@pytest.mark.parametrize("n, d_v, n_bits", [(2048, 64, 8), (20000, 33, 8), (9001, 64, 12)])
+def test_rounding_has_no_bias(n, d_v, n_bits, is_causal):
     case = short_inputs(n, d=64, d_v=d_v, batch=1, heads=1, dtype=torch.float16)
-    out, *codes = run(case.query, case.key, case.value, is_causal=is_causal)
-    wanted = exact(*codes, case.value, is_causal=is_causal)
+    options = {"n_bits": n_bits, "is_causal": is_causal}
+    out, *codes = run(case.query, case.key, case.value, **options)
+    wanted = exact(*codes, case.value, **options)
     error = out - wanted
     assert not torch.equal(out, wanted.half())  # 16 bits were in use
     assert relative_error(out, wanted) < LARGEST_ERROR
