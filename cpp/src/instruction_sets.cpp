@@ -38,7 +38,12 @@ std::string first(std::initializer_list<std::string> reasons) {
   return {};
 }
 // Bits of XCR0.
-constexpr std::uint64_t kAvxState = 0x6, kAvx512State = 0xe6, kTileState = 0x60000;
+constexpr std::uint64_t kAvxState = 0x6, kTileState = 0x60000;
+#ifdef __APPLE__  // sets the others when they are first used
+constexpr std::uint64_t kAvx512State = kAvxState;
+#else
+constexpr std::uint64_t kAvx512State = 0xe6;
+#endif
 std::string unsaved(const Processor& p, std::uint64_t state, const char* registers) {
   return (p.saved_state & state) == state ? ""
                                           : std::string("the system does not save ") + registers;
@@ -46,7 +51,7 @@ std::string unsaved(const Processor& p, std::uint64_t state, const char* registe
 
 #ifdef LSHKIT_X86
 // Linux gives tiles, 8 KB of registers a thread, to the processes that ask for them.
-std::string ask_for_tiles() {
+std::string request_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return {};
@@ -59,7 +64,7 @@ std::string ask_for_tiles() {
 
 }  // namespace
 
-Processor Processor::this_one() {
+Processor Processor::this_one(bool ask_for_tiles) {
   Processor p;
 #ifdef LSHKIT_X86
   unsigned eax, ebx, ecx, edx;
@@ -74,7 +79,11 @@ Processor Processor::this_one() {
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     p.saved_state = std::uint64_t(high) << 32 | low;
   }
-  if ((p.saved_state & kTileState) == kTileState) p.tiles_refused = ask_for_tiles();
+  const bool has_tiles = p.leaf7_edx >> 22 & p.leaf7_edx >> 24 & 1;
+  if (ask_for_tiles && has_tiles && (p.saved_state & kTileState) == kTileState)
+    p.tiles_refused = request_tiles();
+#else
+  (void)ask_for_tiles;
 #endif
   return p;
 }
@@ -131,8 +140,11 @@ const InstructionSet& choose(const std::vector<InstructionSet>& sets, const char
 }
 
 const Kernels& kernels() {
-  static const Kernels chosen =
-      choose(instruction_sets(Processor::this_one()), std::getenv("LSHKIT_ISA")).table();
+  static const Kernels chosen = [] {
+    const char* asked = std::getenv("LSHKIT_ISA");
+    const bool tiles = !asked || !*asked || !std::strcmp(asked, "amx");
+    return choose(instruction_sets(Processor::this_one(tiles)), asked).table();
+  }();
   return chosen;
 }
 

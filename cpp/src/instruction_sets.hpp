@@ -14,7 +14,8 @@ struct Processor {
   std::uint64_t saved_state = 0;  // XCR0: the registers that the system keeps
   std::string tiles_refused;      // why the system gives this process no tiles, empty: it does
 
-  static Processor this_one();
+  // ask_for_tiles: which this process then has, with larger signal stacks, until it ends.
+  static Processor this_one(bool ask_for_tiles);
 };
 
 struct InstructionSet {

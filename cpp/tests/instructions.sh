@@ -6,6 +6,7 @@ objdump=$1 forbid=${2#forbid=} require=${3#require=}
 shift 3
 [ $# -gt 0 ]
 found=$("$objdump" -d --no-show-raw-insn "$@" | awk 'NF > 1 && $1 ~ /:$/ { print $2 }' | sort -u)
+[ -n "$found" ]  # else objdump has failed
 if [ -n "$forbid" ] && wrong=$(printf '%s\n' "$found" | grep -E "$forbid"); then
   printf 'instructions of another set:\n%s\n' "$wrong"
   exit 1

@@ -110,8 +110,8 @@ def choose(
     queries: rows as given, for the pilot; without, it takes rows of the data. warn: where the
     algorithm does not keep the accuracy.
 
-    Costs are in rows: what one row costs an exact sum. They are counted, not timed: the same data
-    and seed always give the same method.
+    Costs are in rows: what one row costs an exact sum or a sample. They are counted, not timed: the
+    same data and seed always give the same method.
     """
     n, auto, rtol = len(training.X), algorithm == "auto", accuracy.mean
     able = [m for m in METHODS.values() if training.geometry.kernel in m.kernels]

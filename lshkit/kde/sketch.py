@@ -46,7 +46,7 @@ MAX_COUNT = 2.0**53  # of weights that are whole numbers, as those of rows witho
 CODE_BYTES = 2**16
 LEAST_CHUNK = 1024  # rows, which threads share
 SKETCH_BITS = 16
-N_TRIED, MAX_BYTES = 32, 2**27  # of sketches that tuning tries and may ask for
+N_TRIED, MAX_BYTES = 32, 2**26  # of sketches that tuning tries and may ask for
 LOOKED_INTO = {"angular": 3.0, "laplacian": 25.0}  # cost of a hash of it and of the look-up
 
 

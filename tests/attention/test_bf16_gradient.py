@@ -17,6 +17,7 @@ from cases.attention import (  # noqa: E402
     padding_mask,
 )
 
+from lshkit import _C  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 
 # n_q, n_k, d, d_v, n_bits: buckets of many rows. The last two have rows that stay in float32.
@@ -86,7 +87,9 @@ def test_autocast_takes_the_same_path():
         torch.testing.assert_close(a, b.float(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["avx512", "avx512_bf16", "amx", "amx_twin"])
+@pytest.mark.parametrize(
+    "name", [x for x in _C.instruction_sets.split() if x not in ("base", "avx2")]
+)
 def test_instruction_set(name):
     done = subprocess.run(
         [sys.executable, __file__],

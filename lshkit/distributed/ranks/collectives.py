@@ -14,6 +14,9 @@ from torch import Tensor
 from lshkit.distributed.ranks.costs import PIECE_BYTES
 from lshkit.distributed.ranks.rows import Rows, chunk_starts
 
+TAG = 0x6C7368  # of these messages: those of the caller in the same group have others
+JOINED_BYTES = 2**16  # a message, on average, below which the tensors for a rank are sent as one
+
 
 class Ranks:
     """A process group, and the bytes that this rank has sent to the others of it."""
@@ -28,24 +31,35 @@ class Ranks:
     ) -> None:
         """Sends each rank the contiguous tensors of `send`, and fills those of `receive` by rank.
 
-        They go straight from where they are to where they belong. Empty ones are left out.
+        Large ones go straight from where they are to where they belong. Empty ones are left out.
         """
-        work = []
+        work: list[dist.P2POp] = []
+        joined = []
         for rank, (outgoing, incoming) in enumerate(zip(send, receive, strict=True)):
             if rank == self.rank:
                 for x, out in zip(outgoing, incoming, strict=True):
                     out.copy_(x)
                 continue
+            outgoing = [x for x in outgoing if x.numel()]
+            incoming = [x for x in incoming if x.numel()]
+            if _are_small(outgoing):
+                outgoing = [torch.cat([x.flatten() for x in outgoing])]
+            if _are_small(incoming):
+                whole = incoming[0].new_empty(sum(x.numel() for x in incoming))
+                joined.append((incoming, whole))
+                incoming = [whole]
             for operation, tensors in ((dist.isend, outgoing), (dist.irecv, incoming)):
                 work += [
-                    dist.P2POp(operation, x, group=self.group, group_peer=rank)
+                    dist.P2POp(operation, x, group=self.group, group_peer=rank, tag=TAG)
                     for x in tensors
-                    if x.numel()
                 ]
             self.bytes_sent += sum(x.nbytes for x in outgoing)
         with _of_all(self.size):
             for request in dist.batch_isend_irecv(work) if work else ():
                 request.wait()
+        for parts, whole in joined:
+            for x, part in zip(parts, whole.split([x.numel() for x in parts]), strict=True):
+                x.copy_(part.view_as(x))
 
     def all_gather(self, x: Tensor) -> Tensor:
         """`(size, *x.shape)` of tensors of one shape."""
@@ -60,6 +74,13 @@ class Ranks:
         with _of_all(self.size):
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+
+def _are_small(tensors: Sequence[Tensor]) -> bool:
+    """The same of those that a rank sends and of those that the other one receives."""
+    if len(tensors) < 2 or len({x.dtype for x in tensors}) > 1:
+        return False
+    return sum(x.nbytes for x in tensors) < JOINED_BYTES * len(tensors)
 
 
 @contextmanager
@@ -152,8 +173,10 @@ class _Fetch(torch.autograd.Function):
         send = [[part for x in grads for part in _rows(x, spans)] for spans in plan.receive]
         places = [[part for x in outs for part in _rows(x, spans)] for spans in plan.send]
         arrived = [
-            [out.new_empty(out.shape, dtype=grads[0].dtype) for out in parts] for parts in places
-        ]
+            [x.new_empty(part.shape) for x, out in zip(grads, outs, strict=True)
+             for part in _rows(out, spans)]
+            for spans in plan.send
+        ]  # fmt: skip
         ctx.ranks.exchange(send, arrived)
         for from_rank, parts in zip(arrived, places, strict=True):
             for x, out in zip(from_rank, parts, strict=True):

@@ -204,6 +204,11 @@ class ContextParallel(AcrossRanks):
         if call.key_mask is None and any(masks):
             mask = call.key.new_ones((call.key.shape[0], n_rows[1]), dtype=torch.bool)
             call = call._replace(key_mask=mask)
+        if call.query.is_cuda and "nccl" not in str(dist.get_backend(self.group)):
+            raise ValueError(
+                f"context_parallel: tensors on {call.query.device} need a group with NCCL, its "
+                f"backend is {dist.get_backend(self.group)}"
+            )
         call = call._replace(seed=seed_tensor(seeds[0], call.query.device))
         where = self._where(call, query_lengths, key_lengths, causal_offset)
         n_sequences = 1 if where.starts is None else len(where.starts) - 1
