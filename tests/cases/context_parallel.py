@@ -33,7 +33,8 @@ def attend(cp, case):
     for row in case.pop("nan_rows", []):
         query[:, :, row, 0] = key[:, :, -row, 1] = torch.nan
     lengths, n_threads = case.pop("lengths", None), case.pop("threads", 1)
-    case.pop("layout", None), case.pop("exchange", None), case.pop("piece_bytes", None)
+    for name in ("layout", "exchange", "piece_bytes", "joined_bytes"):
+        case.pop(name, None)
     parameters = case.pop("parameters", {})
     learnt = {name: x.clone().requires_grad_(train) for name, x in parameters.items()}
     mask = None
@@ -75,6 +76,7 @@ def attend_all(group, cases):
     answers = []
     for case in cases:
         collectives.PIECE_BYTES = case.get("piece_bytes", costs.PIECE_BYTES)
+        collectives.JOINED_BYTES = case.get("joined_bytes", 2**16)
         starts = case.get("cu_seqlens")
         cp = ContextParallel(
             group,
@@ -90,6 +92,20 @@ def attend_all(group, cases):
             dist.all_reduce(x, group=group)
         answers.append((cp.last_exchange, whole + rest))
     return answers if dist.get_rank(group) == 0 else None
+
+
+def beside_other_messages(group):
+    """What the caller's own message brought, begun before a call and sent after it."""
+    cp = ContextParallel(group, exchange="heads")
+    query, key, value, _ = inputs(n=8)
+    own = [cp.shard(x) for x in (query, key, value)]
+    other = dist.get_global_rank(group, 1 - cp.rank)
+    arrived = torch.zeros_like(own[0])
+    pending = dist.irecv(arrived, other, group)
+    out = cp.gather(yoso_attention(*own, estimator=Soft(), seed=3, context_parallel=cp))
+    dist.send(torch.full_like(arrived, 7.0), other, group)
+    pending.wait()
+    return arrived, out, yoso_attention(query, key, value, estimator=Soft(), seed=3)
 
 
 def fresh_seeds(group):

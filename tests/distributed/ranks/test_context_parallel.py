@@ -58,10 +58,10 @@ def test_each_exchange_equals_one_process(ranks, estimator, exchange, n):
         }
         for is_causal in (False, True)
         for layout, options in (
-            ("contiguous", {"normalize": "sum"}),
+            ("contiguous", {"normalize": "sum", "joined_bytes": 0}),
             ("head_tail", {"normalize": None, "masked": True}),
             ("contiguous", {"cu_seqlens": STARTS}),
-            ("head_tail", {"cu_seqlens": STARTS, "masked": True}),
+            ("head_tail", {"cu_seqlens": STARTS, "masked": True, "joined_bytes": 0}),
         )
     ]
     assert set(check(ranks, n, cases)) == {exchange}
@@ -229,6 +229,12 @@ def test_sixteen_bits_are_exchanged_as_they_are(ranks):
             assert got.dtype is torch.bfloat16
             scale = 1 + expected.abs().max()  # a rounding of each part, and one of their sum
             assert ((got - expected).abs() / scale).max() <= 2**-6
+
+
+def test_messages_of_the_caller_are_left_alone(ranks):
+    for arrived, out, alone in ranks.run(2, of_ranks.beside_other_messages):
+        assert (arrived == 7).all()
+        torch.testing.assert_close(out, alone, atol=1e-5, rtol=1e-5)
 
 
 def test_fresh_hash_functions_are_those_of_the_first_rank(ranks):
