@@ -214,7 +214,7 @@ def train(name: str, task: Recall | Text, args: argparse.Namespace) -> dict:
             taken = time.perf_counter() - start
             seconds += taken
             curve.append((seconds, measured(task, logits.detach(), answers, loss)))
-            bar.update(taken)
+            bar.update(min(taken, args.seconds - bar.n))  # the last step goes beyond
             bar.set_postfix({task.measure: f"{np.mean([y for _, y in curve[-10:]]):.2f}"})
     model.eval()
     generator = torch.Generator().manual_seed(2**40)
