@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 from cases.commands import PNG_SIGNATURE, rows_of, run
@@ -13,8 +15,16 @@ pytest.importorskip("matplotlib")
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.encoder import Batch  # noqa: E402
 from benchmarks.quality.text import __main__ as command  # noqa: E402
-from benchmarks.quality.text.model import HEADS, METHODS, ByteModel, Softmax  # noqa: E402
+from benchmarks.quality.text.at_once import train  # noqa: E402
+from benchmarks.quality.text.candidates import (  # noqa: E402
+    CANDIDATES,
+    NearAndFar,
+    OverCollisions,
+    kernel,
+)
+from benchmarks.quality.text.model import DIM, HEADS, METHODS, ByteModel, Softmax, collisions  # noqa: E402
 from benchmarks.source_text import causal_batch, repeats  # noqa: E402
+from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
 MODULE = "benchmarks.quality.text"
 
@@ -37,17 +47,20 @@ def test_answers_are_the_next_bytes():
     torch.testing.assert_close(batch.answers.view(3, 16), batch.tokens + 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
+ALL = METHODS | CANDIDATES
+
+
+@pytest.mark.parametrize("method", ALL)
 def test_no_byte_knows_later_ones(method):
-    model = ByteModel(method, torch.full((256,), 1 / 256)).eval()
-    tokens = torch.randint(256, (2, 300), generator=torch.Generator().manual_seed(0))
+    model = ByteModel(ALL[method], torch.full((256,), 1 / 256)).eval()
+    tokens = torch.randint(256, (1, 512), generator=torch.Generator().manual_seed(0))
     other = tokens.clone()
-    other[:, 200:] = 7
+    other[:, 300:] = 7
     with torch.no_grad():
-        one, two = (model(Batch(x, None, None, x)).view(2, 300, 256) for x in (tokens, other))
+        one, two = (model(Batch(x, None, None, x)).view(1, 512, 256) for x in (tokens, other))
     # The later rows change; the earlier ones are sums in the same order.
-    torch.testing.assert_close(one[:, :200], two[:, :200], rtol=0, atol=1e-5)
-    assert (one[:, 200:] - two[:, 200:]).abs().max() > 1e-2
+    torch.testing.assert_close(one[:, :300], two[:, :300], rtol=0, atol=1e-5)
+    assert (one[:, 300:] - two[:, 300:]).abs().max() > 1e-2
 
 
 def test_alibi_adds_slopes_times_distance():
@@ -60,6 +73,112 @@ def test_alibi_adds_slopes_times_distance():
     torch.testing.assert_close(
         Softmax("ALiBi")(q, k, v, None), scores.softmax(-1) @ v, rtol=0, atol=0.03
     )
+
+
+# --- Candidates -----------------------------------------------------------------------------------
+
+
+def inputs(n: int, dtype: torch.dtype = torch.float32) -> tuple:
+    """q, k, v and the layer's input x."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, HEADS, n, DIM // HEADS, generator=generator).to(dtype)
+    return q, k, v, torch.randn(2, n, DIM, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("decay", [None, "head", "token"])
+@pytest.mark.parametrize("null", [False, True])
+def test_chunks_and_a_tree_sum_all_pairs(decay, null):
+    tensors = inputs(128, torch.float64)
+    torch.manual_seed(0)
+    mixer = NearAndFar(decay=decay, null=null).double()
+    if decay == "token":
+        torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
+    in_chunks = NearAndFar(decay=decay, null=null, chunk=16).double()
+    in_chunks.load_state_dict(mixer.state_dict())
+    torch.testing.assert_close(in_chunks(*tensors), mixer(*tensors))
+
+
+def test_the_kernel_is_decayed_and_divided():
+    q, k, v, x = tensors = inputs(32, torch.float64)
+    mixer = NearAndFar(decay="token", null=True).double()
+    torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
+    angle = torch.acos(
+        torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], -1)
+    )
+    weights = (1 - angle / math.pi) ** 12
+    gates = torch.nn.functional.softplus(mixer.decay.slope + x @ mixer.decay.project.weight.mT)
+    for i in range(32):
+        for j in range(32):
+            if j > i:
+                weights[..., i, j] = 0
+            weights[..., i, j] *= torch.exp(-gates[:, j + 1 : i + 1].sum(1))
+    wanted = weights @ v / (weights.sum(-1, keepdim=True) + 0.1)
+    torch.testing.assert_close(mixer(*tensors), wanted)
+
+
+def test_delta_writes_are_differences_to_what_is_there():
+    q, k, v, x = tensors = inputs(32, torch.float64)
+    mixer = NearAndFar(decay="token", delta=True).double()
+    zero = torch.zeros(1, 1, 1, 1)
+    weights = kernel(k, k, (zero, zero, zero))
+    gates = torch.nn.functional.softplus(mixer.decay.slope).expand(2, 32, HEADS).mT
+    share = torch.sigmoid(mixer.written(x)).mT
+    written = []
+    for i in range(32):
+        decayed = [
+            torch.exp(-gates[..., j + 1 : i + 1].sum(-1)) * weights[..., i, j] for j in range(i)
+        ]
+        there = sum(w[..., None] * u for w, u in zip(decayed, written, strict=True))
+        written.append(share[..., i, None] * (v[..., i, :] - there))
+    wanted = NearAndFar(decay="token").double()(q, k, torch.stack(written, 2), x)
+    torch.testing.assert_close(mixer(*tensors), wanted)
+
+
+def test_collisions_are_the_weights_of_the_library():
+    q, k, v, _ = (x.requires_grad_() for x in inputs(300))
+    seed = torch.tensor([7])
+    sampled = Sampled(n_bits=6, expectation="never")
+    outs = (
+        collisions(q, k, sampled, seed) @ v,
+        yoso_attention(q, k, v, estimator=sampled, normalize=None, seed=seed),
+    )
+    torch.testing.assert_close(*outs)
+    grad = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+    for ours, theirs in zip(*(torch.autograd.grad(x, (q, k, v), grad) for x in outs), strict=True):
+        # The library may round products to bfloat16.
+        torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * ours.abs().max().item())
+
+
+def test_colliding_pairs_are_those_of_the_library():
+    q, k, v, x = (y.requires_grad_() for y in inputs(300))
+    mixer = OverCollisions(Sampled(n_bits=5, n_hashes=8))
+    ours = mixer.eval()(q, k, v, x)
+    scaled = torch.nn.functional.normalize(q, dim=-1) * math.exp(2.5)
+    unit = torch.nn.functional.normalize(k, dim=-1)
+    dense = mixer.dense(scaled, unit, v, x, torch.zeros(1, dtype=torch.int64))
+    torch.testing.assert_close(ours, dense, rtol=1e-4, atol=1e-4)
+    grad = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+    leaves = q, k, v
+    pairs = (torch.autograd.grad(out, leaves, grad) for out in (ours, dense))
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("estimator", ["YOSO", "soft codes"])
+def test_far_sums_are_estimates(estimator):
+    tensors = inputs(256)
+    exact = NearAndFar("softmax", chunk=64, decay="head")
+    sampled = CANDIDATES[f"softmax near, {estimator} far, decay"]().mixer
+    sampled.chunk, sampled.decay = 64, exact.decay
+    with torch.no_grad():
+        near = NearAndFar("softmax", None, 64, "head")(*tensors)
+        wanted = exact(*tensors) - near
+        mean = sum(sampled(*tensors) - near for _ in range(40)) / 40
+    error = (mean - wanted).norm() / wanted.norm()
+    one = (sampled(*tensors) - near - wanted).norm() / wanted.norm()
+    if estimator == "YOSO":  # unbiased: errors of 40 draws are 1 / sqrt(40) of one's
+        assert error < 1.3 * one / math.sqrt(40)
+    assert mean[:, :, :64].abs().max() == 0  # the first chunk has nothing far
 
 
 def test_runs_are_kept_and_not_made_again(tmp_path):
@@ -81,15 +200,48 @@ def test_runs_are_kept_and_not_made_again(tmp_path):
     assert again.returncode == 0 and results.read_text() == kept
 
     data = json.loads(kept)
-    data["settings"]["256"]["steps"] = 7
+    data["settings"]["steps"]["256"]["amount"] = 7
     results.write_text(json.dumps(data))
     other = run(MODULE, *options, "--methods", "values alone")
     assert other.returncode != 0 and "have other settings" in other.stderr
 
 
-def test_the_results_are_of_these_settings():
-    results = json.loads((RESULTS / "text.json").read_text())
-    for length, setting in results["settings"].items():
-        assert setting == command.described(command.SETTINGS[int(length)])
-    for made in results["runs"]:
-        assert made["method"] in METHODS and made["budget"] in command.BUDGETS
+def test_a_run_that_is_killed_loses_no_other(tmp_path):
+    runs, results = tmp_path / "list.json", tmp_path / "runs.json"
+    keys = [[256, "steps", "values alone", seed] for seed in range(200)]
+    runs.write_text(json.dumps(keys))
+    options = ("--quick", "--json", results, "--picture", tmp_path / "text.png", "--runs", runs)
+    command = [sys.executable, "-m", MODULE, *map(str, options), "--at-once", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for _ in range(5):
+            assert process.stdout.readline().startswith("256, steps, values alone")
+        process.kill()
+    kept = json.loads(results.read_text())["runs"]
+    assert 5 <= len(kept) < 200
+    cut = run(MODULE, *options, "--within", 0)
+    assert cut.returncode == 0 and json.loads(results.read_text())["runs"] == kept
+
+
+def test_equal_steps_are_equal_alone_and_at_once(tmp_path):
+    text, _ = command.text_of(command.STDLIB, "cpu")
+    keys = [(256, "steps", method, 0) for method in ("YOSO, 12 bits", "softmax, ALiBi")]
+    settings = command.QUICK["steps"][256]
+    at_once = dict(train(keys, lambda key: settings, text, 2, graphs=False))
+    for key in keys:
+        alone = dict(train([key], lambda key: settings, text, 1, graphs=False))
+        assert alone[key]["loss"] == at_once[key]["loss"]
+
+
+def test_little_text_is_an_error(tmp_path):
+    (tmp_path / "a.py").write_text("pass\n")
+    done = run(MODULE, "--quick", "--json", tmp_path / "runs.json", "--text", tmp_path)
+    assert done.returncode != 0 and "bytes of .py files to train with" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["text", "text_gpu"])
+def test_the_results_are_of_these_settings(name):
+    results = json.loads((RESULTS / f"{name}.json").read_text())
+    for budget, by_length in results["settings"].items():
+        for length, setting in by_length.items():
+            assert setting == command.described(command.SETTINGS[budget][int(length)])
+    assert all(made["method"] in ALL for made in results["runs"])

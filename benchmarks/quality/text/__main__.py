@@ -3,9 +3,11 @@
 Losses in nats a byte on held-out source code: of all bytes, and of those whose last 8 bytes came
 before, 64 bytes ago or more, which short convolutions cannot know. A run is of one length, budget,
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
-again: stop and start at will, also in several processes.
+again: stop and start at will, on a CPU also in several processes. Budgets: "steps"; "long", more
+and larger ones, for a GPU; "time", seconds of a CPU's process or of the wall beside a GPU.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
+    python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
     python -m benchmarks.quality.text --tables
 """
 
@@ -13,81 +15,76 @@ import argparse
 import json
 import os
 import pathlib
+import platform
 import sysconfig
 import time
-from typing import NamedTuple
+import zlib
+from collections.abc import Iterator
 
 import torch
-from torch.nn import functional as F
-from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
-from benchmarks.encoder import Batch, Trainer
 from benchmarks.measurement import machine, updated
 from benchmarks.quality.text import report
-from benchmarks.quality.text.model import DIM, HEADS, LAYERS, METHODS, ByteModel
-from benchmarks.source_text import causal_batch, frequencies, read_text, repeats
+from benchmarks.quality.text.at_once import Key, train, train_for
+from benchmarks.quality.text.candidates import CANDIDATES
+from benchmarks.quality.text.model import DIM, HEADS, LAYERS, METHODS
+from benchmarks.quality.text.training import Setting, Text
+from benchmarks.source_text import read_text
 
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
-BUDGETS = ("steps", "time")
-LR = 3e-3
-
-
-class Setting(NamedTuple):
-    batch_size: int
-    steps: int  # of the budget "steps"
-    seconds: float  # of CPU time, of the budget "time"
-    tested: int = 2**17  # held-out bytes
-
+LEAST_TEXT = 2**20  # bytes to train with
 
 SETTINGS = {
-    512: Setting(4, 1200, 120),
-    1024: Setting(2, 1200, 120),
-    2048: Setting(1, 1200, 120),
-    4096: Setting(1, 1200, 300),
-    8192: Setting(1, 600, 600),
-    16384: Setting(1, 600, 600),
+    "steps": {
+        512: Setting(4, 1200),
+        1024: Setting(2, 1200),
+        2048: Setting(1, 1200),
+        4096: Setting(1, 1200),
+        8192: Setting(1, 600),
+        16384: Setting(1, 600),
+    },
+    "long": {
+        512: Setting(8, 2400, 2**19),
+        1024: Setting(4, 2400, 2**19),
+        4096: Setting(1, 2400, 2**19),
+        16384: Setting(1, 1200, 2**19),
+    },
+    "time": {
+        512: Setting(4, 120),
+        1024: Setting(2, 120),
+        2048: Setting(1, 120),
+        4096: Setting(1, 300),
+        8192: Setting(1, 600),
+        16384: Setting(1, 600),
+    },
 }
-QUICK = {256: Setting(2, 3, 0.3, 2048)}
+LENGTHS = list(SETTINGS["steps"])
+QUICK = {
+    "steps": {256: Setting(2, 3, 2048)},
+    "long": {256: Setting(2, 5, 2048)},
+    "time": {256: Setting(2, 0.3, 2048)},
+}
 
 
-@torch.no_grad()
-def evaluate(model: ByteModel, batches: list[Batch]) -> dict:
-    """Nats a byte: of all, and of those whose context repeats."""
-    model.eval()
-    losses = [F.cross_entropy(model(batch), batch.answers, reduction="none") for batch in batches]
-    model.train()
-    loss = torch.cat(losses)
-    again = torch.cat([repeats(batch.tokens).flatten() for batch in batches])
-    return {"loss": loss.mean().item(), "repeated_loss": loss[again].mean().item()}
+# --- Text -----------------------------------------------------------------------------------------
 
 
-def train(length: int, budget: str, method: str, seed: int, setting: Setting) -> dict:
-    training, held_out = read_text(STDLIB)
-    generator = torch.Generator().manual_seed(2**40)
-    size = min(8, setting.tested // length)
-    tests = [
-        causal_batch(held_out, length, size, generator)
-        for _ in range(setting.tested // (size * length))
-    ]
-    generator = torch.Generator().manual_seed(1 + seed)
-    torch.manual_seed(seed)
-    model = ByteModel(method, frequencies(training))
-    trainer = Trainer(model, LR)
-    seconds, steps, done = 0.0, 0, 0.0
-    label = f"{length}, {budget}, {method}, seed {seed}"
-    with tqdm(total=1.0, desc=f"{label:<50}", disable=None) as bar:
-        while done < 1:
-            batch = causal_batch(training, length, setting.batch_size, generator)
-            start = time.process_time()
-            loss = trainer.step(batch, max(done, 1e-3))
-            seconds, steps, before = seconds + time.process_time() - start, steps + 1, done
-            done = steps / setting.steps if budget == "steps" else seconds / setting.seconds
-            bar.update(min(done, 1) - before)
-            bar.set_postfix(loss=f"{loss:.3f}")
-    run = {"length": length, "budget": budget, "method": method, "seed": seed}
-    run |= evaluate(model, tests) | {"seconds": round(seconds, 2), "steps": steps}
-    return run | {"date": time.strftime("%Y-%m-%d %H:%M"), "load": round(os.getloadavg()[0], 1)}
+def text_of(folder: pathlib.Path, device: str) -> tuple[Text, dict]:
+    """The bytes on the device, and what tells them from others."""
+    training, held_out = read_text(folder)
+    if len(training) < LEAST_TEXT:
+        raise SystemExit(
+            f"--text: {folder} has {len(training):,} bytes of .py files to train with, wanted "
+            f"{LEAST_TEXT:,}: give the folder of a large package"
+        )
+    about = {
+        "of": f"Python {platform.python_version()}" if folder == STDLIB else folder.name,
+        "training_bytes": len(training),
+        "held_out_bytes": len(held_out),
+        "crc32": zlib.crc32(training.numpy().tobytes()),
+    }
+    return Text(training.to(device), held_out.to(device)), about
 
 
 # --- Results --------------------------------------------------------------------------------------
@@ -95,29 +92,79 @@ def train(length: int, budget: str, method: str, seed: int, setting: Setting) ->
 
 def described(setting: Setting) -> dict:
     """What the runs of a length depend on, as it stands in the file."""
-    return setting._asdict() | {"lr": LR, "dim": DIM, "layers": LAYERS, "heads": HEADS}
+    return setting._asdict() | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
+
+
+def device_of(args: argparse.Namespace) -> str:
+    return torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
 
 
 def load(path: pathlib.Path) -> dict:
     if path.exists():
         return json.loads(path.read_text())
-    return {"machine": machine(), "settings": {}, "runs": []}
+    return {"machine": machine(), "device": None, "text": None, "settings": {}, "runs": []}
 
 
-def key_of(run: dict) -> tuple:
-    return tuple(run[name] for name in ("length", "budget", "method", "seed"))
+def key_of(run: dict) -> Key:
+    return run["length"], run["budget"], run["method"], run["seed"]
 
 
 def place_of(run: dict) -> tuple:
-    return run["length"], run["budget"], list(METHODS).index(run["method"]), run["seed"]
+    known = [*METHODS, *CANDIDATES]
+    return [*SETTINGS].index(run["budget"]), run["length"], known.index(run["method"]), run["seed"]
 
 
-def add_run(path: pathlib.Path, run: dict, setting: dict) -> None:
+def add_run(path: pathlib.Path, run: dict, setting: dict, about: dict) -> None:
     """Add a run to the file, which other processes may be adding to as well."""
     with updated(path, load) as results:
         if key_of(run) not in map(key_of, results["runs"]):
-            results["settings"][str(run["length"])] = setting
+            results |= about
+            results["settings"].setdefault(run["budget"], {})[str(run["length"])] = setting
             results["runs"] = sorted([*results["runs"], run], key=place_of)
+
+
+def check_file(args: argparse.Namespace, settings: dict, about: dict) -> None:
+    """Runs of other settings, texts and machines stand in files of their own."""
+    made = load(args.json)
+    for budget, by_length in settings.items():
+        for length, setting in by_length.items():
+            before = made["settings"].get(budget, {}).get(str(length))
+            if before not in (None, described(setting)):
+                raise SystemExit(f"--json: the runs in {args.json} have other settings")
+    for name, value in about.items():
+        if made[name] not in (None, value):
+            raise SystemExit(f"--json: the runs in {args.json} have {name} {made[name]}")
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+def wanted(args: argparse.Namespace, settings: dict) -> list[Key]:
+    if args.runs is not None:
+        return [tuple(key) for key in json.loads(args.runs.read_text())]
+    return [
+        (length, budget, method, seed)
+        for seed in args.seeds
+        for budget in args.budgets
+        for length in settings[budget]
+        for method in args.methods
+    ]
+
+
+def made_now(args: argparse.Namespace, settings: dict, text: Text) -> Iterator[tuple[Key, dict]]:
+    kept = set(map(key_of, load(args.json)["runs"]))
+    missing = [key for key in wanted(args, settings) if key not in kept]
+    until = time.monotonic() + args.within
+    graphs = args.device == "cuda" and not args.no_graphs
+    of_steps = [key for key in missing if key[1] != "time"]
+
+    def setting(key: Key) -> Setting:
+        return settings[key[1]][key[0]]
+
+    yield from train(of_steps, setting, text, args.at_once, graphs, until)
+    for key in missing:
+        if key[1] == "time" and time.monotonic() < until:
+            yield key, train_for(key, setting(key), text, graphs)
 
 
 # --- Command line ---------------------------------------------------------------------------------
@@ -128,46 +175,65 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--lengths", type=int, nargs="+", choices=SETTINGS, default=[1024, 4096, 16384])
-    for name, known in (("budgets", BUDGETS), ("methods", list(METHODS))):
-        options = dict(choices=known, default=known, metavar="NAME", help="; ".join(known))
-        add(f"--{name}", nargs="+", **options)
+    add("--lengths", type=int, nargs="+", choices=LENGTHS, default=[1024, 4096, 16384])
+    add("--budgets", nargs="+", choices=SETTINGS, default=["steps", "time"])
+    help = "; ".join([*METHODS, *CANDIDATES])
+    methods = dict(choices=[*METHODS, *CANDIDATES], default=[*METHODS])
+    add("--methods", nargs="+", metavar="NAME", help=help, **methods)
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    help = "a JSON list of [length, budget, method, seed] instead, the most important ones first"
+    add("--runs", type=pathlib.Path, help=help)
+    add("--device", choices=["cpu", "cuda"], default="cpu")
+    add("--at-once", type=int, default=1, metavar="N", help="runs of steps under way at a time")
+    add("--within", type=float, default=float("inf"), help="seconds after which runs are cut off")
+    add("--no-graphs", action="store_true", help="no CUDA graphs: launch by launch")
+    add("--text", type=pathlib.Path, default=STDLIB, help="a folder with .py files")
+    add("--lr", type=float, help="another learning rate; the results need a --json of their own")
     add("--quick", action="store_true", help="a few steps at 256 bytes: a test, no result")
     add("--tables", action="store_true", help="report the file, train nothing")
-    add("--json", type=pathlib.Path, default=RESULTS / "text.json")
-    add("--picture", type=pathlib.Path, default=IMAGES / "text.png")
+    add("--json", type=pathlib.Path, help="text.json, of a GPU text_gpu.json")
+    add("--picture", type=pathlib.Path)
     args = parser.parse_args()
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
-    if args.quick and args.json == parser.get_default("json"):
-        parser.error("--quick needs its own --json: its runs are no results")
+    if args.at_once < 1:
+        parser.error(f"--at-once must be at least 1: {args.at_once}")
+    if (args.quick or args.lr is not None) and args.json is None:
+        parser.error("--quick and --lr need a --json of their own")
+    name = "text" if args.device == "cpu" else "text_gpu"
+    args.json = args.json or RESULTS / f"{name}.json"
+    args.picture = args.picture or IMAGES / f"{name}.png"
     return args
 
 
 def main() -> None:
     args = parse_arguments()
-    settings = QUICK if args.quick else {length: SETTINGS[length] for length in args.lengths}
+    settings = QUICK if args.quick else SETTINGS
+    if not args.quick and args.runs is None:
+        settings = {
+            budget: {n: made for n, made in settings[budget].items() if n in args.lengths}
+            for budget in args.budgets
+        }
+    if args.lr is not None:
+        settings = {
+            budget: {n: made._replace(lr=args.lr) for n, made in by_length.items()}
+            for budget, by_length in settings.items()
+        }
     torch.set_num_threads(1)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    made = load(args.json)["settings"]
-    for length, setting in settings.items():
-        if made.get(str(length), described(setting)) != described(setting):
-            raise SystemExit(f"--json: the runs in {args.json} have other settings")
-    wanted = [
-        (length, budget, method, seed)
-        for seed in args.seeds
-        for length in settings
-        for budget in args.budgets
-        for method in args.methods
-    ]
-    for key in () if args.tables else wanted:
-        if key in map(key_of, load(args.json)["runs"]):
-            continue
-        run = train(*key, settings[key[0]])
-        add_run(args.json, run, described(settings[key[0]]))
-        result = f"{run['loss']:.3f} and {run['repeated_loss']:.3f} nats, {run['steps']} steps"
-        print(f"{', '.join(map(str, key))}: {result}, {run['seconds']:.0f} s", flush=True)
+    if not args.tables:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        text, about = text_of(args.text, args.device)
+        about = {"text": about, "device": device_of(args)}
+        check_file(args, settings, about)
+        for key, result in made_now(args, settings, text):
+            length, budget, method, seed = key
+            run = {"length": length, "budget": budget, "method": method, "seed": seed} | result
+            run |= {"at_once": args.at_once, "date": time.strftime("%Y-%m-%d %H:%M")}
+            run["load"] = round(os.getloadavg()[0], 1)
+            add_run(args.json, run, described(settings[budget][length]), about)
+            losses = f"{run['loss']:.3f} and {run['repeated_loss']:.3f} nats"
+            counts = f"{run['steps']} steps, {run['seconds']:.0f} s"
+            print(f"{', '.join(map(str, key))}: {losses}, {counts}", flush=True)
     results = load(args.json)
     print(report.tables(results))
     report.draw(results, args.picture)

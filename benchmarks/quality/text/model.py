@@ -1,14 +1,19 @@
 """A small causal model of bytes with short convolutions, and what may mix its values."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.encoder import Batch, Block
+from benchmarks.quality.text import fused
+from lshkit import torch_ops
 from lshkit.attention import Estimator, Sampled, Soft, yoso_attention
 
 DIM, LAYERS, HEADS, HIDDEN = 128, 2, 4, 256
 CONV_WIDTH = 4
+DENSE_UP_TO = 1024  # positions up to which a GPU counts hard codes' collisions pair by pair
 
 
 # --- Mixers: mixer(q, k, v, x), heads (B, H, n, head_dim), x the layer's input (B, n, dim) --------
@@ -50,38 +55,94 @@ class Softmax(nn.Module):
 def rotated(x: Tensor) -> Tensor:
     """Rotary positions (Su et al. 2021), base 10,000."""
     length, half = x.shape[-2], x.shape[-1] // 2
-    angle = torch.arange(length)[:, None] * 10000.0 ** -(torch.arange(half) / half)
+    speed = 10000.0 ** -(torch.arange(half, device=x.device) / half)
+    angle = torch.arange(length, device=x.device)[:, None] * speed
     sin, cos = angle.sin(), angle.cos()
     a, b = x.chunk(2, -1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
+def alibi_slopes(device: torch.device | None = None) -> Tensor:
+    """(HEADS, 1, 1): 2^-2 to 2^-8 (Press et al. 2022)."""
+    return 2.0 ** -(8 / HEADS * torch.arange(1, HEADS + 1, device=device))[:, None, None]
+
+
 def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Two more features that add slope j to the score of key j: ALiBi but for a constant a row.
 
-    Slopes 2^-2 to 2^-8 (Press et al. 2022). j is cut in two, so that bfloat16 holds it exactly.
+    FlashAttention, which takes no bias, can do that. j is cut in two, so that bfloat16 holds it
+    exactly; zeros fill the features up to a multiple of 8.
     """
-    slopes = 2.0 ** -(8 / HEADS * torch.arange(1, HEADS + 1))[:, None, None]
-    high, low = (
-        torch.arange(q.shape[-2])[:, None] // 256,
-        torch.arange(q.shape[-2])[:, None] % 256,
-    )
-    of_query = (slopes * torch.tensor([256.0, 1.0])).expand(len(q), -1, q.shape[-2], -1)
-    of_key = torch.cat((high, low), -1).to(k.dtype).expand(len(k), HEADS, -1, -1)
+    batch, _, length, features = k.shape
+    position = torch.arange(length, device=k.device)[:, None]
+    of_key = torch.cat((position // 256, position % 256), -1).to(k.dtype)
+    slopes = alibi_slopes(q.device)
+    of_query = torch.cat((256 * slopes, slopes), -1)
+    zeros = (0, -(features + 2) % 8)
+    of_key = F.pad(of_key, zeros).expand(batch, HEADS, -1, -1)
+    of_query = F.pad(of_query, zeros).expand(batch, -1, length, -1)
     return torch.cat((q, of_query), -1), torch.cat((k, of_key), -1)
 
 
 class Yoso(nn.Module):
     """The library's attention: fresh hash functions in each training step, one set otherwise."""
 
-    def __init__(self, estimator: Estimator, normalize: str | None = "l2") -> None:
+    def __init__(
+        self,
+        estimator: Estimator,
+        normalize: str | None = "l2",
+        learned_sharpness: bool = False,
+    ) -> None:
         super().__init__()
         self.estimator, self.normalize = estimator, normalize
+        self.seeds = Seeds()
+        self.log_sharpness = None
+        if learned_sharpness:
+            self.log_sharpness = nn.Parameter(torch.full((HEADS,), estimator.sharpness).log())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        seed = None if self.training else 0
-        options = {"estimator": self.estimator, "normalize": self.normalize, "seed": seed}
-        return yoso_attention(q, k, v, is_causal=True, **options)
+        options = {"estimator": self.estimator, "normalize": self.normalize}
+        if self.log_sharpness is not None:
+            options["parameters"] = {"sharpness": self.log_sharpness.exp()}
+        if q.is_cuda and isinstance(self.estimator, Sampled) and q.shape[2] <= DENSE_UP_TO:
+            weights = collisions(q, k, self.estimator, self.seeds()).tril()
+            return weights @ v if self.normalize is None else F.normalize(weights @ v, dim=-1)
+        return yoso_attention(q, k, v, is_causal=True, seed=self.seeds(), **options)
+
+
+def collisions(q: Tensor, k: Tensor, estimator: Sampled, seed: Tensor) -> Tensor:
+    """The shares of the hashes in which pairs collide, with YOSO's gradient, the lower bound.
+
+    The weights of `yoso_attention` as a matrix. A GPU has them sooner than sums in tables, as long
+    as texts are short.
+    """
+    sizes = estimator.n_bits, estimator.n_hashes, torch_ops.FAMILY[estimator.hasher]
+    planes = torch_ops.hash_parameters(seed, HEADS, q.shape[-1], *sizes)
+    sizes = sizes[2], *sizes[:2]
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    with torch.no_grad():
+        of_q, of_k = (torch_ops.hash(x, planes, *sizes).to(torch.int32) for x in (q, k))
+        share = fused.count(of_q, of_k).float() / estimator.n_hashes
+    cosine = q @ k.mT
+    return share * (1 + estimator.n_bits / 2 * (cosine - cosine.detach()))
+
+
+class Seeds(nn.Module):
+    """A new seed on the device at each step of a training, always 0 otherwise.
+
+    Seeds count up from a random number; each has hash functions independent of the others'. They
+    are not drawn from torch's generator, whose state CUDA graphs on several streams would share.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.randint(1, 2**62, (1,)))
+
+    def forward(self) -> Tensor:
+        if not self.training:
+            return torch.zeros_like(self.last)
+        self.last.add_(1)
+        return self.last.clone()
 
 
 class WithOwnValue(nn.Module):
@@ -95,17 +156,32 @@ class WithOwnValue(nn.Module):
         return self.mixer(q, k, v, x) + self.share * v
 
 
-YOSO, SOFT = Sampled(n_bits=12, expectation="never"), Soft(n_bits=12)
+def hard(n_bits: int, n_hashes: int = 32) -> Sampled:
+    return Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
+
+
+def with_own_value(estimator: Estimator, **options) -> nn.Module:
+    return WithOwnValue(Yoso(estimator, normalize=None, **options))
+
+
 METHODS = {
     "softmax, ALiBi": lambda: Softmax("ALiBi"),
     "softmax, rotary": lambda: Softmax("rotary"),
     "softmax of unit vectors": lambda: Softmax(unit_norm=True),
     "values alone": Values,
-    "YOSO, 12 bits": lambda: Yoso(YOSO),
-    "soft codes, 12 bits": lambda: Yoso(SOFT),
+    "YOSO, 12 bits": lambda: Yoso(hard(12)),
+    "soft codes, 12 bits": lambda: Yoso(Soft(n_bits=12)),
     "softmax, ALiBi, own value": lambda: WithOwnValue(Softmax("ALiBi")),
-    "YOSO, 12 bits, own value": lambda: WithOwnValue(Yoso(YOSO, normalize=None)),
-    "soft codes, 12 bits, own value": lambda: WithOwnValue(Yoso(SOFT, normalize=None)),
+    "YOSO, 8 bits, own value": lambda: with_own_value(hard(8)),
+    "YOSO, 12 bits, own value": lambda: with_own_value(hard(12)),
+    "YOSO, 12 bits, 128 hashes, own value": lambda: with_own_value(hard(12, 128)),
+    "soft codes, 12 bits, own value": lambda: with_own_value(Soft(n_bits=12)),
+    "soft codes, 12 bits, 128 hashes, own value": lambda: with_own_value(
+        Soft(n_bits=12, n_hashes=128)
+    ),
+    "soft codes, 12 bits, learned sharpness, own value": lambda: with_own_value(
+        Soft(n_bits=12), learned_sharpness=True
+    ),
 }
 
 # --- Model ----------------------------------------------------------------------------------------
@@ -126,15 +202,18 @@ class Attention(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Logits of the next byte at every position; all methods start from the same weights."""
+    """Logits of the next byte at every position; all methods start from the same weights.
 
-    def __init__(self, method: str, frequencies: Tensor) -> None:
+    make_mixer: of METHODS or CANDIDATES.
+    """
+
+    def __init__(self, make_mixer: Callable[[], nn.Module], frequencies: Tensor) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, DIM)
         self.blocks = nn.ModuleList()
         for _ in range(LAYERS):
-            with torch.random.fork_rng():
-                mixer = METHODS[method]()
+            with torch.random.fork_rng(devices=[]):
+                mixer = make_mixer()
             self.blocks.append(Block(Attention(mixer), DIM, HIDDEN))
         self.norm, self.output = nn.LayerNorm(DIM), nn.Linear(DIM, 256)
         with torch.no_grad():

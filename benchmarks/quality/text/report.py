@@ -6,20 +6,22 @@ import numpy as np
 
 from benchmarks.quality.tasks.report import markdown, mean_and_spread
 
-# Okabe and Ito's colours, told apart with any colour vision; controls are black and grey.
-LOOKS = {  # (colour, line)
-    "softmax, ALiBi": ("#000000", "-"),
-    "softmax, rotary": ("#000000", "--"),
-    "softmax of unit vectors": ("#000000", ":"),
-    "values alone": ("#888888", "--"),
-    "YOSO, 12 bits": ("#D55E00", "-"),
-    "soft codes, 12 bits": ("#0072B2", "-"),
-    "softmax, ALiBi, own value": ("#009E73", "-"),
-    "YOSO, 12 bits, own value": ("#E69F00", "-"),
-    "soft codes, 12 bits, own value": ("#56B4E9", "-"),
+# Okabe and Ito's colours, told apart with any colour vision, by what a method's name begins with.
+COLORS = {
+    "softmax of colliding": "#009E73",
+    "softmax of near and colliding": "#009E73",
+    "softmax near": "#CC79A7",
+    "softmax": "#000000",
+    "kernel near": "#E69F00",
+    "kernel": "#0072B2",
+    "exponential": "#56B4E9",
+    "YOSO": "#D55E00",
+    "soft codes": "#D55E00",
+    "values alone": "#888888",
 }
-MEASURES = {"repeated_loss": "bytes whose context repeats", "loss": "all bytes"}
-BUDGETS = {"steps": "equal steps", "time": "equal CPU time"}
+SOFTMAX = "softmax, ALiBi, own value"  # the opponent
+MEASURES = ("repeated_loss", "loss")
+BUDGETS = {"steps": "equal steps", "long": "equal steps, more of them", "time": "equal seconds"}
 
 
 def groups(results: dict, budget: str) -> dict[str, dict[int, list[dict]]]:
@@ -31,58 +33,81 @@ def groups(results: dict, budget: str) -> dict[str, dict[int, list[dict]]]:
     return found
 
 
+def plus_minus(values: list[float]) -> str:
+    """The mean and its standard error."""
+    if len(values) < 2:
+        return "".join(f"{value:.3f}" for value in values)
+    return f"{np.mean(values):.3f} ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}"
+
+
+def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
+    """How much larger the loss is than softmax's, seed by seed: with the same batches."""
+    of_seed = {run["seed"]: run[measure] for run in softmax}
+    return plus_minus([r[measure] - of_seed[r["seed"]] for r in runs if r["seed"] in of_seed])
+
+
 def tables(results: dict) -> str:
-    """A table for each length and budget: means and ranges over the seeds."""
-    header = ["method", "repeated bytes, nats", "all bytes, nats", "steps", "CPU seconds", "seeds"]
-    columns = (("repeated_loss", 3), ("loss", 3), ("steps", 0), ("seconds", 0))
+    """A table for each length and budget: means over the seeds with their standard errors."""
+    header = ["method", "repeated bytes", f"behind {SOFTMAX}", "all bytes", "behind", "seeds"]
+    header += ["steps", "seconds"]
     parts = []
-    for length, setting in results["settings"].items():
-        for budget, name in BUDGETS.items():
-            rows = [
-                [
-                    method,
-                    *(mean_and_spread([run[key] for run in runs], n) for key, n in columns),
-                    str(len(runs)),
-                ]
-                for method, by_length in groups(results, budget).items()
-                if (runs := by_length.get(int(length)))
-            ]
-            if rows:
-                amount = setting[{"steps": "steps", "time": "seconds"}[budget]]
-                title = f"{length} bytes, {name} ({amount:g}), {setting['batch_size']} texts a step"
-                parts.append(f"\n{title}\n\n{markdown(header, rows)}\n")
+    for budget, by_length in results["settings"].items():
+        found = groups(results, budget)
+        for length, setting in by_length.items():
+            softmax = found.get(SOFTMAX, {}).get(int(length), [])
+            rows = []
+            for method, runs_of in found.items():
+                runs = runs_of.get(int(length), [])
+                if not runs:
+                    continue
+                cells = [method]
+                for measure in MEASURES:
+                    cells += [plus_minus([run[measure] for run in runs])]
+                    cells += [behind(runs, softmax, measure)]
+                alone = [run["seconds"] for run in runs if run["at_once"] == 1]
+                cells += [str(len(runs)), mean_and_spread([run["steps"] for run in runs], 0)]
+                rows.append([*cells, mean_and_spread(alone, 0)])
+            amount, size = setting["amount"], setting["batch_size"]
+            title = f"{length} bytes, {BUDGETS[budget]} ({amount:g}), {size} texts a step"
+            parts.append(f"\n{title}\n\n{markdown(header, rows)}\n")
     return "".join(parts)
 
 
 def draw(results: dict, path: pathlib.Path) -> None:
-    """Loss against length, a row of panels for each budget that has runs."""
+    """Losses of bytes whose context repeats: a panel a setting, seeds as dots, means as bars."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    budgets = [name for name in BUDGETS if groups(results, name)]
-    if not budgets:
+    settings = [(b, int(n)) for b, by_length in results["settings"].items() for n in by_length]
+    if not settings:
         return
-    size = (10, 0.6 + 3.9 * len(budgets))
-    figure, rows = plt.subplots(len(budgets), 2, figsize=size, layout="constrained", squeeze=False)
-    for budget, axes in zip(budgets, rows, strict=True):
-        for (measure, title), axis in zip(MEASURES.items(), axes, strict=True):
-            for method, by_length in groups(results, budget).items():
-                color, style = LOOKS[method]
-                lengths = sorted(by_length)
-                losses = [[run[measure] for run in by_length[length]] for length in lengths]
-                means = [np.mean(of_seeds) for of_seeds in losses]
-                axis.plot(lengths, means, style, color=color, marker="o", ms=4, label=method)
-                low, high = map(min, losses), map(max, losses)
-                axis.fill_between(lengths, [*low], [*high], color=color, alpha=0.15, lw=0)
-            axis.set(xscale="log", title=f"{title}, {BUDGETS[budget]}", xlabel="bytes in a text")
-            lengths = sorted({run["length"] for run in results["runs"]})
-            axis.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
-            axis.minorticks_off()
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[0].set_ylabel("held-out loss, nats a byte")
-    rows[0, 0].legend(frameon=False, fontsize=9)
+    panels = {}
+    for budget, length in settings:
+        runs_of = {m: by[length] for m, by in groups(results, budget).items() if length in by}
+        losses = {m: [run["repeated_loss"] for run in runs] for m, runs in runs_of.items()}
+        panels[budget, length] = sorted(losses.items(), key=lambda item: np.mean(item[1]))
+    rows = max(map(len, panels.values()))
+    size = (0.6 + 5.4 * len(panels), 1.2 + 0.22 * rows)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
+    for axis, ((budget, length), losses) in zip(axes[0], panels.items(), strict=True):
+        for row, (method, values) in enumerate(losses):
+            color = next(c for start, c in COLORS.items() if method.startswith(start))
+            mean = np.mean(values)
+            axis.plot([mean, mean], [row - 0.35, row + 0.35], color=color, lw=2.5)
+            axis.plot(values, [row] * len(values), "o", color=color, ms=4, alpha=0.7)
+        axis.set_yticks(range(len(losses)), [method for method, _ in losses], fontsize=8)
+        axis.invert_yaxis()
+        setting = results["settings"][budget][str(length)]
+        unit = (
+            "seconds" if budget == "time" else f"steps of {setting['batch_size'] * length:,} bytes"
+        )
+        axis.set(title=f"{length:,} bytes, {setting['amount']:,g} {unit}", xlabel="nats a byte")
+        axis.grid(axis="x", color="#E5E5E5", lw=0.7)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Held-out loss of bytes whose context repeats, seeds and their mean")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -1,0 +1,146 @@
+"""Many trainings at once on one GPU: each is a CUDA graph on a stream of its own.
+
+The model is small: a training alone leaves most of a GPU idle, and its host would be busy with
+launches alone. On a CPU trainings take turns, in steps.
+"""
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from benchmarks.quality.text.training import Setting, Text, Training, evaluate, tests
+
+Key = tuple[int, str, str, int]  # length, budget, method, seed
+
+MEMORY = 45 * 10**9  # bytes that torch may keep
+QUEUED = 0.5  # seconds of steps that a stream has ahead, about
+MOST_QUEUED = 200  # steps, each of them a launch
+
+
+def clock(text: Text) -> Callable[[], float]:
+    """Seconds of this process on a CPU, of the wall beside a GPU."""
+    return time.perf_counter if text.training.is_cuda else time.process_time
+
+
+class Slot:
+    """A training under way."""
+
+    def __init__(self, key: Key, setting: Setting, text: Text, graphs: bool) -> None:
+        self.key, self.setting, self.text = key, setting, text
+        self.steps, self.queued, self.chunk = int(setting.amount), 0, 1
+        self.stream = torch.cuda.Stream() if text.training.is_cuda else None
+        self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
+        self.clock = clock(text)
+        self.begin = self.clock()
+        with self.on_stream():
+            length, _, method, seed = key
+            self.training = Training(method, length, seed, setting, text, self.steps)
+            if graphs:
+                self.training.capture()
+        if self.stream is not None:
+            self.stream.synchronize()
+        self.prepared = self.clock()
+
+    def on_stream(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def advance(self) -> bool:
+        """Queues steps if few are left, and tells whether it did."""
+        while self.marks and self.marks[0][1].query():
+            begin, end, steps = self.marks.pop(0)
+            seconds = begin.elapsed_time(end) / 1e3 / steps
+            self.chunk = max(1, min(2 * self.chunk, MOST_QUEUED, int(QUEUED / 2 / seconds)))
+        if self.queued == self.steps or len(self.marks) > 1:
+            return False
+        steps = min(self.chunk, self.steps - self.queued)
+        with self.on_stream():
+            if self.stream is None:
+                self.training.step()
+                steps = 1
+            else:
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                for _ in range(steps):
+                    self.training.step()
+                end.record()
+                self.marks.append((begin, end, steps))
+        self.queued += steps
+        return True
+
+    @property
+    def done(self) -> bool:
+        return self.queued == self.steps and all(end.query() for _, end, _ in self.marks)
+
+    def result(self) -> dict:
+        with self.on_stream():
+            length, tested = self.training.length, self.setting.tested
+            trained = self.clock()
+            losses = evaluate(self.training.model, tests(self.text.held_out, length, tested))
+            losses["training_loss"] = self.training.loss.item()
+        return losses | {
+            "steps": self.steps,
+            "seconds": round(trained - self.prepared, 2),
+            "prepared_in": round(self.prepared - self.begin, 2),
+            "evaluated_in": round(self.clock() - trained, 2),
+        }
+
+
+def train_for(key: Key, setting: Setting, text: Text, graphs: bool) -> dict:
+    """A run alone, as many steps as its seconds allow."""
+    length, _, method, seed = key
+    on_gpu = text.training.is_cuda
+    now, seconds, steps = clock(text), 0.0, 0
+    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext():
+        training = Training(method, length, seed, setting, text, None)
+        if graphs:
+            training.capture()
+        while seconds < setting.amount:
+            if on_gpu:
+                torch.cuda.synchronize()
+            begin = now()
+            training.set_rate(steps, seconds / setting.amount)
+            training.step()
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds, steps = seconds + now() - begin, steps + 1
+        losses = evaluate(training.model, tests(text.held_out, length, setting.tested))
+    losses["training_loss"] = training.loss.item()
+    return losses | {"steps": steps, "seconds": round(seconds, 2)}
+
+
+def train(
+    keys: Iterable[Key],
+    settings: Callable[[Key], Setting],
+    text: Text,
+    at_once: int,
+    graphs: bool,
+    until: float = float("inf"),
+) -> Iterator[tuple[Key, dict]]:
+    """The runs as they end, started in the order of the keys; none is started after `until`."""
+    waiting, slots = list(keys), []
+    while slots or waiting:
+        if time.monotonic() > until:
+            return
+        while waiting and len(slots) < at_once:
+            key = waiting.pop(0)
+            try:
+                slots.append(Slot(key, settings(key), text, graphs))
+            except RuntimeError:
+                if not graphs:
+                    raise
+                traceback.print_exc()
+                print(f"{key}: no graph, left out", flush=True)
+        moved = False
+        for slot in slots:
+            moved |= slot.advance()
+        ended, slots = [s for s in slots if s.done], [s for s in slots if not s.done]
+        for slot in ended:
+            yield slot.key, slot.result()
+        if ended and graphs and torch.cuda.memory_reserved() > MEMORY:
+            del slot, ended
+            torch.cuda.empty_cache()  # the pools of the graphs that are gone
+        elif not moved and not ended:
+            time.sleep(0.002)
