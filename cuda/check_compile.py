@@ -1,4 +1,4 @@
-"""Compile the CUDA kernels for sm_80 and sm_90 and print what each takes: registers, spills.
+"""Compile the CUDA kernels for sm_80 and sm_90a and print what each takes: registers, spills.
 
     python cuda/check_compile.py [--nvcc NVCC]
 
@@ -16,10 +16,10 @@ import sys
 import tempfile
 
 CUDA = pathlib.Path(__file__).resolve().parent
-ARCHITECTURES = "80", "90"
+ARCHITECTURES = "80", "90a"
 # Of an entry function: its name, then the stack frame and the registers.
 REPORT = re.compile(
-    r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?"
+    r"Compiling entry function '(\w+)' for 'sm_(\w+)'.*?"
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?"
     r"Used (\d+) registers",
     re.DOTALL,

@@ -12,9 +12,9 @@ if(LSHKIT_CUDA STREQUAL "ON")
       set(ENV{CUDACXX} "${LSHKIT_NVCC}")
     endif()
   endif()
-  # Machine code for sm_80 and sm_90, and PTX for what comes later.
+  # Machine code for sm_80 and sm_90a, which has products of four warps, and PTX for what comes later.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
-    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual)
   endif()
   include(CheckLanguage)
   check_language(CUDA)
@@ -60,7 +60,7 @@ function(lshkit_by_ptx target)
     endif()
     add_custom_command(OUTPUT ${ptx}
       COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/ptx
-      COMMAND ${LSHKIT_NVCC} -std=c++17 -O3 -arch=compute_90 -ptx ${source} -o ${ptx}
+      COMMAND ${LSHKIT_NVCC} -std=c++17 -O3 -arch=compute_90a -ptx ${source} -o ${ptx}
               -I${PROJECT_SOURCE_DIR}/cuda/include -I${PROJECT_SOURCE_DIR}/cpp/include
       DEPENDS ${source} ${headers} VERBATIM)
     add_custom_command(OUTPUT ${translated}

@@ -71,6 +71,8 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm 
 # Every compiler error of every file: nobody is there to run it again. Machine code for this GPU
 # alone halves the time.
 architecture=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+# Hopper's own instructions are sm_90a's.
+[ "$architecture" != 90 ] || architecture=90a
 build() {
   cmake -S . -B "$build" -G Ninja -DLSHKIT_CUDA="${LSHKIT_CUDA:-ON}" \
     -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" \

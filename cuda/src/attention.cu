@@ -132,23 +132,14 @@ struct BackwardScratch {
         value_grad(cut.take<float>(p.keys_of_queries() * p.s.n_values)) {}
 };
 
-void restore_sums(const Problem& p, float* sums) {
-  RestoreSums a;
-  a.out = Elements(p.options.kept.out);
-  a.divisors = p.options.kept.divisors;
-  a.batch = p.s.batch;
-  a.heads = p.s.heads;
-  a.n_rows = p.s.n_queries;
-  a.columns = p.s.n_values;
-  a.counts = p.counts();
-  a.sums = sums;
-  restore_sums(p.queue, a);
-}
-
 void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad,
                    int significand = 24) {
   NormalizeBackward a;
   a.sums = b.sums;
+  if (p.options.kept.divisors) {
+    a.out = Elements(p.options.kept.out);
+    a.divisors = p.options.kept.divisors;
+  }
   a.batch = p.s.batch;
   a.heads = p.s.heads;
   a.n_rows = p.s.n_queries;
@@ -290,10 +281,12 @@ MatrixProblem matrix_problem(const Problem& p, const BackwardScratch& b, int n_b
   return a;
 }
 
-// Gradients of the unit vectors by all pairs. codes may be null.
-void pair_gradients(const Problem& p, const BackwardScratch& b, PairWeight weight, int n_bits,
+// Gradients of the unit vectors by all pairs, of those that are wanted. codes may be null.
+void pair_gradients(const Problem& p, const BackwardScratch& b,
+                    const AttentionGradients<float>& wanted, PairWeight weight, int n_bits,
                     Codes query_codes, Codes key_codes, index_t n_hashes) {
   for (const bool of_query : {true, false}) {
+    if (!(of_query ? wanted.query : wanted.key).data) continue;
     Pairs a = pairs_of(p, b.query, b.key, n_bits, of_query);
     PairSide& queries = of_query ? a.owner : a.other;
     PairSide& keys = of_query ? a.other : a.owner;
@@ -346,10 +339,12 @@ void add_window_values(const Problem& p, const BackwardScratch& b, int n_bits, C
   w.pairs.out = b.value_grad;
   add_window(p.queue, w, p.sequences());
 }
-void add_window_gradients(const Problem& p, const BackwardScratch& b, PairWeight weight, int n_bits,
+void add_window_gradients(const Problem& p, const BackwardScratch& b,
+                          const AttentionGradients<float>& wanted, PairWeight weight, int n_bits,
                           Codes query_codes, Codes key_codes, index_t n_hashes) {
   if (p.options.window <= 0) return;
   for (const bool of_query : {true, false}) {
+    if (!(of_query ? wanted.query : wanted.key).data) continue;
     Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, of_query);
     (of_query ? w.pairs.owner : w.pairs.other).factor = sums_as_elements(p, b.sums);
     w.pairs.weight = weight;
@@ -375,7 +370,7 @@ void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
   f.inverse = b.query.inverse;
   f.out = Elements(to.query);
   f.data = to.query.data;
-  finish_gradient(p.queue, f);
+  if (f.data) finish_gradient(p.queue, f);
   f.own = b.key_grad;
   f.heads = p.key_heads();
   f.group = p.group();
@@ -384,7 +379,7 @@ void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
   f.inverse = b.key.inverse;
   f.out = Elements(to.key);
   f.data = to.key.data;
-  finish_gradient(p.queue, f);
+  if (f.data) finish_gradient(p.queue, f);
 }
 
 void finish_values(const Problem& p, const BackwardScratch& b, const Output<float>& to) {
@@ -418,12 +413,14 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
   const DeviceGuard guard(queue);
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = p.group();
-  hash(queue, query_functions, in.query, shape.batch, shape.heads, shape.n_queries,
-       shape.n_features, query_codes);
-  hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys, shape.n_features,
-       key_codes);
-  fill(p, query, true, near);
-  fill(p, key, false, near);
+  // Of the rows' norms the window alone asks for more than whether they are finite.
+  const bool queries_done =
+      hash(queue, query_functions, in.query, shape.batch, shape.heads, shape.n_queries,
+           shape.n_features, query_codes, near ? nullptr : query.valid);
+  const bool keys_done = hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys,
+                              shape.n_features, key_codes, near ? nullptr : key.valid, in.key_mask);
+  if (!queries_done) fill(p, query, true, near);
+  if (!keys_done) fill(p, key, false, near);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const BucketSum<float> sum = sum_of(p, {query_codes, code_bytes}, {key_codes, code_bytes},
                                       functions.n_bits, functions.n_hashes, key, sums);
@@ -460,16 +457,17 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   fill(p, b.key, false, with_unit);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
-  if (options.kept.divisors) {
-    restore_sums(p, b.sums);
-  } else if (options.normalize != Normalize::none) {
+  if (!options.kept.divisors && options.normalize != Normalize::none) {
     bucket_sum(queue, sum, p.sequences(), limit);
     add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
   }
   sums_backward(p, b, gradients.out, matrices ? significand_bits(p.in.query.element) : 24);
-  bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
-  add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
-  finish_values(p, b, gradients.value);
+  if (gradients.value.data) {
+    bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
+    add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
+    finish_values(p, b, gradients.value);
+  }
+  if (!gradients.query.data && !gradients.key.data) return cut.used();
   const PairWeight weight = by_buckets || matrices                   ? PairWeight::lower_bound
                             : options.gradient == Gradient::collided ? PairWeight::collided
                                                                      : PairWeight::unbiased;
@@ -478,9 +476,9 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   } else if (by_buckets) {
     lower_bound(p, b, sort, n_bits, sort_bits, codes.queries, codes.keys, codes.n_hashes);
   } else {
-    pair_gradients(p, b, weight, n_bits, codes.queries, codes.keys, codes.n_hashes);
+    pair_gradients(p, b, gradients, weight, n_bits, codes.queries, codes.keys, codes.n_hashes);
   }
-  add_window_gradients(p, b, weight, n_bits, query_codes, key_codes, n_hashes);
+  add_window_gradients(p, b, gradients, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }
@@ -515,15 +513,18 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
   fill(p, b.key, false, true);
   if (options.normalize != Normalize::none) expected_sums(p, b.query, b.key, n_bits, b.sums);
   sums_backward(p, b, gradients.out);
-  Pairs values = pairs_of(p, b.query, b.key, n_bits, false);
-  values.weight = PairWeight::probability;
-  values.y = sums_as_elements(p, b.sums);
-  values.y_columns = shape.n_values;
-  values.out = b.value_grad;
-  sum_pairs(queue, values, p.sequences());
-  finish_values(p, b, gradients.value);
+  if (gradients.value.data) {
+    Pairs values = pairs_of(p, b.query, b.key, n_bits, false);
+    values.weight = PairWeight::probability;
+    values.y = sums_as_elements(p, b.sums);
+    values.y_columns = shape.n_values;
+    values.out = b.value_grad;
+    sum_pairs(queue, values, p.sequences());
+    finish_values(p, b, gradients.value);
+  }
   const bool exact = options.gradient != Gradient::lower_bound;
-  pair_gradients(p, b, exact ? PairWeight::exact : PairWeight::lower_bound, n_bits, {}, {}, 1);
+  pair_gradients(p, b, gradients, exact ? PairWeight::exact : PairWeight::lower_bound, n_bits, {},
+                 {}, 1);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }

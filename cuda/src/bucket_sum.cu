@@ -8,12 +8,17 @@
 
 namespace lshkit::cuda {
 
-void hash(const Queue& queue, const HashFunctions& functions, Input<float> x, index_t batch,
-          index_t heads, index_t rows, index_t n_features, void* codes) {
+bool hash(const Queue& queue, const HashFunctions& functions, Input<float> x, index_t batch,
+          index_t heads, index_t rows, index_t n_features, void* codes, std::uint8_t* valid,
+          Mask mask) {
   const DeviceGuard guard(queue);
   Hash h = hash_of(functions, x, batch, heads, rows, n_features);
   h.codes = codes;
+  h.valid = valid;
+  h.mask = mask.data;
+  h.mask_stride = mask.batch_stride;
   hash(queue, functions.family, h, shared_limit(queue));
+  return valid && finds_valid(functions.family, h);
 }
 
 template <class T>

@@ -152,23 +152,15 @@ void soft_codes(const SoftProblem& p, bool query, const RowNorms& norms, const S
   soft_hash(p.queue, p.functions.family, s, shared_limit(p.queue));
 }
 
-// The sums from the output, then their gradient in their place.
+// The gradient of the sums, from the output and what its rows were divided by.
 void soft_sums_backward(const SoftProblem& p, const RowNorms& query, const Input<float>& out,
                         const float* divisors, const Input<float>& grad, float* sums, float* bias) {
-  if (p.options.normalize != Normalize::none) {
-    RestoreSums r;
-    r.out = Elements(out);
-    r.divisors = divisors;
-    r.batch = p.s.batch;
-    r.heads = p.s.heads;
-    r.n_rows = p.s.n_queries;
-    r.columns = p.s.n_values;
-    r.counts = p.counts();
-    r.sums = sums;
-    restore_sums(p.queue, r);
-  }
   NormalizeBackward a;
   a.sums = sums;
+  if (p.options.normalize != Normalize::none) {
+    a.out = Elements(out);
+    a.divisors = divisors;
+  }
   a.batch = p.s.batch;
   a.heads = p.s.heads;
   a.n_rows = p.s.n_queries;
@@ -310,10 +302,16 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   forwards.read.x = back.add.x = grad;
   forwards.read.own_x = back.add.own_x = true;
   forwards.read.extra = back.add.extra = bias;
+  // The margins' gradient leads to these three.
+  const auto margins_wanted = [&](const SoftProbes& of, const Output<float>& rows) {
+    return of.n_selected > 0 && (rows.data || sharpness_grads || parameter_grads);
+  };
+  const bool of_queries_wanted = margins_wanted(query_probes, gradients.query),
+             of_keys_wanted = margins_wanted(key_probes, gradients.key);
   forwards.read.weight_grads = query_memory.grads;
   back.read.sum = value_grad;
   back.read.sum_columns = shape.n_values;
-  if (key_probes.n_selected > 0) back.read.weight_grads = key_memory.grads;
+  if (of_keys_wanted) back.read.weight_grads = key_memory.grads;
   const index_t limit = shared_limit(queue);
   for (index_t first = 0; first < p.heads(); first += at_once) {
     query_probes.first_head = key_probes.first_head = first;
@@ -322,18 +320,18 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
     expand_probes(queue, key_probes);
     set_heads(forwards, first, query_probes.heads);
     set_heads(back, first, query_probes.heads);
-    if (query_probes.n_selected > 0) {
+    if (of_queries_wanted) {
       weighted_sum(queue, forwards, limit);
       reduce_probes(queue, query_probes);
     }
-    weighted_sum(queue, back, limit);
-    if (key_probes.n_selected > 0) reduce_probes(queue, key_probes);
+    if (gradients.value.data || of_keys_wanted) weighted_sum(queue, back, limit);
+    if (of_keys_wanted) reduce_probes(queue, key_probes);
   }
   SharpnessGradient g;
   g.sides[0] = query_probes;
   g.sides[1] = key_probes;
   g.out = sharpness_grads;
-  sharpness_gradient(queue, g, p.sequences() * p.heads());
+  if (sharpness_grads) sharpness_gradient(queue, g, p.sequences() * p.heads());
 
   FinishGradient f;
   f.own = value_grad;
@@ -345,11 +343,11 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   f.valid = key.valid;
   f.out = Elements(gradients.value);
   f.data = gradients.value.data;
-  finish_gradient(queue, f);
+  if (f.data) finish_gradient(queue, f);
   const SoftHashBack of_queries = hash_back(p, true, query_probes, unit_grad),
                      of_keys = hash_back(p, false, key_probes, unit_grad);
-  finish_rows(p, of_queries, query.inverse, gradients.query);
-  finish_rows(p, of_keys, key.inverse, gradients.key);
+  if (gradients.query.data) finish_rows(p, of_queries, query.inverse, gradients.query);
+  if (gradients.key.data) finish_rows(p, of_keys, key.inverse, gradients.key);
   if (!parameter_grads) return cut.used();
   for (const bool of_query : {true, false}) {
     planes.back = of_query ? of_queries : of_keys;

@@ -100,13 +100,14 @@ void check_attention(const AttentionCase& c) {
   const Parameters p = hadamard(c.d, c.n_bits, c.n_hashes, c.key_heads, 5);
   const HashFunctions f = functions_of(p, Family::hadamard, c.n_bits, c.n_hashes, c.key_heads);
 
-  // 0: the CPU's sampled attention, 1: the kernels', 2 and 3: expected.
+  // 0: the CPU's sampled attention, 1: the kernels', 2 and 3: expected; 4: one gradient alone, 5:
+  // unwritten.
   const int bytes = hash_code_bytes(c.n_bits);
   std::vector<std::uint8_t> query_codes(c.batch * c.heads * c.nq * c.n_hashes * bytes),
       key_codes(c.batch * c.key_heads * c.nk * c.n_hashes * bytes), query_again(query_codes),
       key_again(key_codes);
   std::vector<Bytes> out, dq, dk, dv;
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < 6; ++i) {
     out.emplace_back(unwritten<float>(g.size()), c.element);
     dq.emplace_back(unwritten<float>(q.size()), c.element);
     dk.emplace_back(unwritten<float>(k.size()), c.element);
@@ -154,6 +155,28 @@ void check_attention(const AttentionCase& c) {
   check_close(dq[1], dq[0], of_terms);
   check_close(dk[1], dk[0], of_terms);
   check_close(dv[1], dv[0], tolerance);
+  // One gradient alone, another in each case: the same bits.
+  std::vector<Bytes>* const all[] = {&dq, &dk, &dv};
+  const int which = int(c.nq + c.nk + c.d) % 3;
+  const auto alone = [&] {
+    AttentionGradients<float> to = gradients(4);
+    if (which != 0) to.query = {};
+    if (which != 1) to.key = {};
+    if (which != 2) to.value = {};
+    return to;
+  };
+  const auto check_alone = [&](int whole) {
+    for (int k = 0; k < 3; ++k) {
+      std::vector<Bytes>& grads = *all[k];
+      CHECK(grads[4].bytes == (k == which ? grads[whole] : grads[5]).bytes);
+      grads[4] = grads[5];
+    }
+  };
+  with_scratch([&](void* s) {
+    return cuda::yoso_backward(queue, shape, options, c.n_bits, c.n_hashes, in, queries, keys,
+                               alone(), s);
+  });
+  check_alone(1);
 
   if (!c.expectation) return;
   if (c.gradient != Gradient::lower_bound) options.gradient = Gradient::exact;
@@ -169,6 +192,10 @@ void check_attention(const AttentionCase& c) {
   check_close(dq[3], dq[2], tolerance);
   check_close(dk[3], dk[2], tolerance);
   check_close(dv[3], dv[2], tolerance);
+  with_scratch([&](void* s) {
+    return cuda::expected_backward(queue, shape, options, c.n_bits, in, alone(), s);
+  });
+  check_alone(3);
 }
 
 AttentionCase sized(index_t nq, index_t nk, index_t d, index_t dv) {

@@ -278,7 +278,12 @@ TEST(soft_codes_equal_the_cpus) {
     check_soft_hash(family, 9, 70, 5, 3, 20);
     check_soft_hash(family, 9, 40, 5, 3, 2);
     check_soft_hash(family, 5, 9, 16, 2, 1);
+    check_soft_hash(family, 5, 64, 12, 16, 5);  // eight hashes at a time, of an odd number of bits
     if (kQuick) continue;
+    check_soft_hash(family, 20, 64, 12, 32, 4);
+    check_soft_hash(family, 20, 64, 8, 32, 2);
+    check_soft_hash(family, 20, 64, 12, 32, 8);
+    check_soft_hash(family, 20, 64, 12, 16, 16);
     check_soft_hash(family, 140, 60, 8, 70, 3);
     check_soft_hash(family, 20, 130, 9, 40, 16);
     check_soft_hash(family, 3, 33, 7, 9, 128);
@@ -351,23 +356,29 @@ void check_soft_attention(const SoftCase& c) {
   };
   check(other_out, out, 2e-5);
 
-  std::vector<Bytes> rows[2];
-  std::vector<std::vector<float>> numbers[2];
-  for (int on_gpu = 0; on_gpu < 2; ++on_gpu) {
+  // 0: the CPU's, 1: the kernels', 2: theirs of one input alone, another in each case.
+  std::vector<Bytes> rows[3];
+  std::vector<std::vector<float>> numbers[3];
+  const int which = int(c.nq + c.nk + c.d) % 3;
+  for (int on_gpu = 0; on_gpu < 3; ++on_gpu) {
     Bytes dq(unwritten<float>(q.size()), c.element), dk(unwritten<float>(k.size()), c.element);
     Bytes dv(unwritten<float>(v.size()), c.element);
     auto ds = unwritten<float>((c.packed ? 3 : 1) * c.heads);
     auto dp = unwritten<float>(p.numbers.size());
-    const AttentionGradients<float> to{
-        grad.input(c.heads, c.nq, c.dv), dq.output(c.heads, c.nq, c.d),
-        dk.output(c.key_heads, c.nk, c.d), dv.output(c.key_heads, c.nk, c.dv)};
+    AttentionGradients<float> to{grad.input(c.heads, c.nq, c.dv), dq.output(c.heads, c.nq, c.d),
+                                 dk.output(c.key_heads, c.nk, c.d),
+                                 dv.output(c.key_heads, c.nk, c.dv)};
     const Input<float> given = out.input(c.heads, c.nq, c.dv);
-    float* const planes = c.family == Family::hyperplane ? dp.data() : nullptr;
+    const bool alone = on_gpu == 2;
+    if (alone && which != 0) to.query = {};
+    if (alone && which != 1) to.key = {};
+    if (alone && which != 2) to.value = {};
+    float* const planes = c.family == Family::hyperplane && !alone ? dp.data() : nullptr;
     if (on_gpu)
       with_scratch([&](void* scratch) {
         return cuda::soft_attention_backward(Queue{}, shape, options, f, in, given, to_divisors,
-                                             queries.soft(), keys.soft(), to, ds.data(), planes,
-                                             scratch);
+                                             queries.soft(), keys.soft(), to,
+                                             alone ? nullptr : ds.data(), planes, scratch);
       });
     else
       soft_attention_backward(shape, options, f, in, given, to_divisors, queries.soft(),
@@ -377,6 +388,7 @@ void check_soft_attention(const SoftCase& c) {
     if (planes) numbers[on_gpu].push_back(dp);
   }
   for (std::size_t i = 0; i < rows[0].size(); ++i) check(rows[1][i], rows[0][i], 5e-5);
+  CHECK(rows[2][which].bytes == rows[1][which].bytes);
   for (std::size_t i = 0; i < numbers[0].size(); ++i)
     if (short_tables)
       check_norm(numbers[1][i], numbers[0][i], rounding);

@@ -61,7 +61,7 @@ def test_counters(tmp_path):
     log = tmp_path / "counters.log"
     log.write_text(
         "==> counters of hard\n"
-        "  void lshkit::cuda::(anonymous)::bucket_linear_halves_kernel<(lshkit::cuda::Element)2>"
+        "  void lshkit::cuda::(anonymous)::bucket_linear_kernel<(lshkit::cuda::Element)2>"
         "(lshkit::cuda::MatrixGradient) (4096, 1, 1)x(128, 1, 1), Context 1, Stream 7, CC 9.0\n"
         "    Section: GPU Speed Of Light Throughput\n"
         "    DRAM Throughput                  %        12.50\n"

@@ -307,4 +307,41 @@ FourFloats product(const Four& a, const std::array<u32, 2>& b, const FourFloats&
   });
 }
 
+// "Asynchronous warpgroup level matrix instructions", of matrices in shared memory by the swizzle
+// of 128 bytes. A descriptor has in bits 0 to 13 the address of the first row, 16 to 29 and 32 to
+// 45 the leading and the stride byte offset, all by 16; in 62 and 63 the swizzle, 1 being this one.
+// Eight rows of 128 bytes lie after one another, the next eight a stride offset on; where rows are
+// what is summed over ("MN-major"), the next 64 columns are a leading offset on. In an address the
+// bits 4 to 6 are exclusive or with bits 7 to 9.
+inline u32 place_in_matrix(u64 descriptor, u32 outer, u32 k, bool turned) {
+  if (descriptor >> 62 != 1 || descriptor >> 49 & 7)
+    throw std::runtime_error("PTX: another matrix");
+  const u32 first = u32(descriptor & 0x3fff) << 4, stride = u32(descriptor >> 32 & 0x3fff) << 4;
+  const u32 leading = u32(descriptor >> 16 & 0x3fff) << 4;
+  const u32 row = turned ? k : outer, column = turned ? outer : k;
+  const u32 at = first + column / 64 * leading + row / 8 * stride + row % 8 * 128 + column % 64 * 2;
+  return at ^ (at >> 7 & 7) << 4;
+}
+// Sums of m64n64k16: thread t of the four warps holds in elements 4 n + i of rows
+// 16 (t / 32) + t % 32 / 4, for i of 2 and 3 eight below, the columns 8 n + 2 (t % 4) + i % 2.
+using GroupSums = std::array<f32, 32>;
+template <f32 (*Value)(u16)>
+GroupSums group_product(u64 a, u64 b, bool add, bool turned_a, bool turned_b, const GroupSums& c) {
+  if (blockDim.x % 128) throw std::runtime_error("PTX: a warpgroup that is not whole");
+  const auto at = [](u64 descriptor, u32 outer, u32 k, bool turned) {
+    u16 x;
+    std::memcpy(&x, shared_place(place_in_matrix(descriptor, outer, k, turned), 2), 2);
+    return f64(Value(x));
+  };
+  GroupSums d;
+  for (u32 i = 0; i < 32; ++i) {
+    const u32 row = threadIdx.x % 128 / 32 * 16 + lane() / 4 + i % 4 / 2 * 8;
+    const u32 column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    f64 sum = add ? c[i] : 0;
+    for (u32 k = 0; k < 16; ++k) sum += at(a, row, k, turned_a) * at(b, column, k, turned_b);
+    d[i] = f32(sum);
+  }
+  return d;
+}
+
 }  // namespace lshkit::ptx

@@ -7,7 +7,7 @@
 
 namespace lshkit::ptx {
 
-constexpr std::uint32_t kSharedBase = 1040;  // the first byte's address: 16 times an odd number
+constexpr std::uint32_t kSharedBase = 3072;  // the first byte's address: 1024 times an odd number
 
 using Kernel = void (*)(const void* const* parameters);
 

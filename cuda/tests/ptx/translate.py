@@ -17,8 +17,8 @@ SPECIAL = {"%tid.x": "threadIdx.x", "%ctaid.x": "blockIdx.x", "%ntid.x": "blockD
 SPECIAL["%nctaid.x"] = "gridDim.x"
 COMPARE = dict(eq="==", ne="!=", lt="<", le="<=", gt=">", ge=">=", lo="<", ls="<=", hi=">", hs=">=")
 ENTRY = r"\.entry\s+(\w+)\((.*?)\)\s*(?:\.\w+[^\n]*\n)*\{\n(.*?)\n\}\n"
-# A half that nobody wants, and an address on its way to a generic one.
-NAMED = {"%temp": ("temp", "u32"), "%tmp": ("tmp", "u64")}
+# A half that nobody wants, an address on its way to a generic one, and whether a product is added.
+NAMED = {"%temp": ("temp", "u32"), "%tmp": ("tmp", "u64"), "%add": ("add", "bool")}
 REGISTER = re.compile(r"%(p|rs|rd|r|fd|f)(\d+)")
 
 
@@ -238,6 +238,10 @@ class Kernel:
             return self.copied(parts, operands)
         if op in ("mma", "ldmatrix", "movmatrix"):
             return self.matrix(op, parts, operands)
+        if op == "wgmma":
+            return self.group_product(parts, operands)
+        if op == "fence" and parts == ["proxy", "async", "shared::cta"]:
+            return ";"  # what is written is there at once
         raise ValueError(op)
 
     def moved(self, kind, operands):
@@ -336,6 +340,23 @@ class Kernel:
             made = f"FourFloats d = product<{name}>({factors});"
             return f"{{ {made} {assigned(operands[0], 'f32')} }}"
         raise ValueError(parts)
+
+    def group_product(self, parts, operands):
+        if parts[0] in ("fence", "commit_group", "wait_group"):
+            return ";"  # a product is there at once
+        if parts[:4] != "mma_async sync aligned m64n64k16".split() or parts[4] != "f32":
+            raise ValueError(parts)
+        if parts[5] != parts[6] or operands[4:6] != ["1", "1"]:  # nothing is negated
+            raise ValueError(parts)
+        name = {"bf16": "bfloat16_value", "f16": "float16_value"}[parts[5]]
+        sums = [x.strip() for x in operands[0].strip("{}").split(",")]
+        given = ", ".join(self.value(x, "f32") for x in sums)
+        a, b = (self.value(x, "u64") for x in operands[1:3])
+        add = self.value(operands[3], "pred")
+        turned = ", ".join(("false", "true")[int(x)] for x in operands[6:8])
+        assigned = " ".join(self.assign(x, "f32", f"d[{i}]") for i, x in enumerate(sums))
+        made = f"GroupSums d = group_product<{name}>({a}, {b}, {add}, {turned}, {{{given}}});"
+        return f"{{ {made} {assigned} }}"
 
     def text(self, number):
         declared = {}

@@ -15,8 +15,11 @@ const char* architectures();  // that machine code was compiled for
 // Null, or why no kernel can run on this device.
 const char* refusal(int device);
 
-void hash(const Queue& queue, const HashFunctions& functions, Input<float> x, index_t batch,
-          index_t heads, index_t rows, index_t n_features, void* codes);
+// valid (batch, heads, rows), or null: whether a row is finite and not masked. Returns whether that
+// was written: some kernels do not look.
+bool hash(const Queue& queue, const HashFunctions& functions, Input<float> x, index_t batch,
+          index_t heads, index_t rows, index_t n_features, void* codes,
+          std::uint8_t* valid = nullptr, Mask mask = {});
 
 template <class T>
 void bucket_sum(const Queue& queue, const BucketSumShape& shape, Codes query_codes, Codes key_codes,

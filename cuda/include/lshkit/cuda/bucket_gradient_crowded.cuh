@@ -1,13 +1,13 @@
 #pragma once
-// Buckets of more rows than one warp should take alone, for bucket_gradient_matrix.cuh: inputs that
-// are clustered have some of thousands of rows among many of a few. The warps of a block each take
-// a part of the rows, in their order. The products of the parts are added up through shared memory,
-// first to last, so that they are the same numbers every time.
+// Buckets of more rows than one warp should take alone, causal, for bucket_gradient_matrix.cuh:
+// inputs that are clustered have some of thousands of rows among many of a few. The warps of a
+// block each take a part of the rows, in their order. The products of the parts are added up
+// through shared memory, first to last, so that they are the same numbers every time.
 #include "lshkit/cuda/bucket_gradient_linear.cuh"
 
 namespace lshkit::cuda {
 
-constexpr int kCrowdedRun = 8;  // buckets that a block looks at
+constexpr int kCrowdedRun = 16;  // buckets that a block looks at
 
 template <Element E>
 struct CrowdedBucket {
@@ -46,37 +46,6 @@ struct CrowdedBucket {
 
   // The tiles of a warp, of so many.
   __device__ static int begin_of(int tiles, int warp) { return tiles * warp / kLinearWarps; }
-  __device__ MatrixRows own_part(const MatrixRows& r) const {
-    const int tiles = LinearBucket<E>::tiles_of(r);
-    const int warp = own_warp(), first = begin_of(tiles, warp) * kTileRows;
-    MatrixRows part = r;
-    part.order = r.order + first;
-    part.count = int(least(r.count, begin_of(tiles, warp + 1) * kTileRows)) - first;
-    return part;
-  }
-
-  __device__ void all() const {
-    ProductSum m;
-    LinearBucket<E>::clear(m);
-    linear.template stream<true>(own_part(linear.it.keys),
-                                 [&](int stage, int, int) { linear.accumulate(m, stage); });
-    add_up(m, kLinearWarps);
-    linear.store_product(m);
-    LinearBucket<E>::clear(m);
-    const MatrixRows queries = own_part(linear.it.queries);
-    linear.template stream<true>(queries, [&](int stage, int first, int positions) {
-      linear.accumulate(m, stage);
-      linear.write(queries, stage, first, positions);
-    });
-    add_up(m, kLinearWarps);
-    linear.store_product(m);
-    const MatrixRows keys = own_part(linear.it.keys);
-    linear.template stream<false>(keys, [&](int stage, int first, int positions) {
-      linear.write(keys, stage, first, positions);
-    });
-    __syncthreads();
-  }
-
   // How many steps of the other side all rows of the first step of a warp see: none for the first
   // warp, all for a warp without steps.
   __device__ int seen_by(const MatrixRows& own, const MatrixRows& other, bool of_queries,
@@ -112,29 +81,20 @@ struct CrowdedBucket {
   }
 };
 
-template <Element E, bool Causal>
+template <Element E>
 __global__ void __launch_bounds__(kLinearWarps* kWarp, 2) bucket_crowded_kernel(MatrixGradient p) {
   LSHKIT_SHARED_MEMORY(memory);
   MatrixItem it = MatrixItem::of<E>(p, block_index());
   const TileLane lane;
   const SharedAddress own = shared_address(memory) + uniform(warp_index()) * kLinearWarpBytes;
-  it.begin_run();
-  LSHKIT_KEEP_LOOP
-  for (int b = 0; b < it.buckets; ++b) {
-    it.take_bucket(b);
-    if (it.queries.count == 0 || it.keys.count == 0 ||
-        !is_crowded(p, it.queries.count, it.keys.count))
-      continue;  // the whole block
-    LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
-    bucket.up = range_of_products<E>(it);
-    const CrowdedBucket<E> crowded{bucket};
-    if constexpr (!Causal) {
-      crowded.all();
-    } else {
-      crowded.causal(it.queries, it.keys, true);
-      crowded.causal(it.keys, it.queries, false);
-    }
-  }
+  it.for_buckets([&](int q, int k) { return is_crowded(p, q, k); },
+                 [&] {
+                   LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
+                   bucket.up = range_of_products<E>(it);
+                   const CrowdedBucket<E> crowded{bucket};
+                   crowded.causal(it.queries, it.keys, true);
+                   crowded.causal(it.keys, it.queries, false);
+                 });
 }
 
 }  // namespace lshkit::cuda

@@ -1,7 +1,7 @@
 #pragma once
-// Buckets of many rows, for bucket_gradient_matrix.cuh: through the products M^T = K^T V and
-// M'^T = Q^T G, 64 x 64 numbers each in a warp's registers while they are summed, then as 16-bit
-// numbers in shared memory.
+// Buckets of many rows, causal, for bucket_gradient_matrix.cuh: through the products M^T = K^T V
+// and M'^T = Q^T G, 64 x 64 numbers each in a warp's registers while they are summed, then as
+// 16-bit numbers in shared memory.
 #include "lshkit/cuda/bucket_gradient_tiles.cuh"
 
 namespace lshkit::cuda {
@@ -89,52 +89,6 @@ struct LinearBucket {
       }
     }
   }
-  // Rows `first` on of a bucket, whose factors and a free tile are those of a stage.
-  __device__ void write(const MatrixRows& r, int stage, int first, int positions) const {
-    const TileWriter<E> to{r, lane, unit(stage), positions, first, 0, it.scale * up};
-    LSHKIT_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float sum[4][4] = {};
-      apply(sum, factor(stage), half);
-      to.put(sum, half);
-    }
-  }
-
-  // body(stage, first row, positions) for every tile of rows, while the next ones are on their way.
-  template <bool Unit, class Body>
-  __device__ void stream(const MatrixRows& r, const Body& body) const {
-    const int own = lane_index() % kTileRows;
-    int positions[kStages];  // of the tiles that are on their way, the nearest first
-    const auto position = [&](int first) {
-      return first + own < r.count ? r.order[first + own] : 0;
-    };
-    LSHKIT_UNROLL
-    for (int s = 0; s < kStages; ++s) positions[s] = position(s * kTileRows);
-    LSHKIT_UNROLL
-    for (int s = 0; s < kStages - 1; ++s) {
-      if (s * kTileRows < r.count)
-        copy_tile<Unit, true>(r, positions[s], s * kTileRows, 0, lane, unit(s), factor(s));
-      end_copies();
-    }
-    LSHKIT_KEEP_LOOP
-    for (int first = 0, stage = 0; first < r.count; first += kTileRows) {
-      wait_for_copies<kStages - 2>();
-      __syncwarp();
-      const int ahead = first + (kStages - 1) * kTileRows;
-      const int free = stage == 0 ? kStages - 1 : stage - 1;
-      if (ahead < r.count)
-        copy_tile<Unit, true>(r, positions[kStages - 1], ahead, 0, lane, unit(free), factor(free));
-      end_copies();
-      body(stage, first, positions[0]);
-      LSHKIT_UNROLL
-      for (int s = 0; s + 1 < kStages; ++s) positions[s] = positions[s + 1];
-      positions[kStages - 1] = position(ahead + kTileRows);
-      stage = stage == kStages - 1 ? 0 : stage + 1;
-    }
-    wait_for_copies<0>();
-    __syncwarp();
-  }
-
   __device__ void load(const MatrixRows& r, int first, bool with_unit, int stage) const {
     const int own = first + lane_index() % kTileRows;
     const int positions = own < r.count ? r.order[own] : 0;
@@ -275,9 +229,8 @@ __global__ void __launch_bounds__(kLinearWarps* kWarp, 2)
   LSHKIT_KEEP_LOOP
   for (int b = 0; b < it.buckets; ++b) {
     it.take_bucket(b);
-    if (it.queries.count == 0 || it.keys.count == 0 || few(it.queries.count, it.keys.count) ||
-        is_crowded(p, it.queries.count, it.keys.count))
-      continue;
+    const int q = it.queries.count, k = it.keys.count;
+    if (q == 0 || k == 0 || few(q, k) || is_crowded(p, q, k)) continue;
     LinearBucket<E> bucket{it, lane, own, own + 2 * kStages * kTileBytes};
     bucket.up = range_of_products<E>(it);
     ProductSum m;

@@ -11,8 +11,8 @@
 // Contributions are written and read once, through device memory. Groups that fit the L2 cache have
 // been counted: at 4096 tokens they save 0.5 ms of an H100's backward pass and add some 700
 // launches, 1.5 ms. -DLSHKIT_CONTRIBUTION_MB=24 among the compiler's flags tries them.
+#include "lshkit/cuda/bucket_gradient_block.cuh"
 #include "lshkit/cuda/bucket_gradient_crowded.cuh"
-#include "lshkit/cuda/bucket_gradient_halves.cuh"
 #include "lshkit/cuda/bucket_gradient_pairs.cuh"
 
 namespace lshkit::cuda {
@@ -23,7 +23,7 @@ namespace lshkit::cuda {
 constexpr index_t kSortRoom = index_t(192) << 20;
 constexpr index_t kContributionRoom = index_t(LSHKIT_CONTRIBUTION_MB) << 20;
 constexpr index_t kMatrixHashes = 32;  // sorted together at most
-constexpr int kPackThreads = 256, kPackRows = 64, kScaleThreads = 512, kSlotSumThreads = 256;
+constexpr int kPackThreads = 256, kPackRows = 128, kScaleThreads = 512, kSlotSumThreads = 256;
 
 // Rows of 16-bit numbers, tile by tile of 64 columns, zeros beyond the last.
 struct PackRows {
@@ -48,25 +48,39 @@ struct PackRows {
   }
 };
 
-template <Element E>
+// A thread packs eight columns of a row. Eights: rows allow it to load 16 bytes at a time.
+template <Element E, bool Eights>
 __global__ void __launch_bounds__(kPackThreads) pack_rows_kernel(PackRows a) {
-  const index_t chunks = ceil_div(a.n_rows, kPackRows), chunk = block_index() % chunks;
-  const index_t head = block_index() / chunks % (a.batch * a.heads);
-  const index_t tile = block_index() / chunks / (a.batch * a.heads);
-  const index_t c = tile * kTileColumns + 2 * lane_index(), end = (chunk + 1) * kPackRows;
+  // In 32 bits, as the blocks are numbered.
+  const unsigned block = unsigned(block_index()), chunks = unsigned(ceil_div(a.n_rows, kPackRows));
+  const unsigned chunk = block % chunks, heads = unsigned(a.batch * a.heads);
+  const unsigned head = block / chunks % heads, tile = block / chunks / heads;
+  const unsigned batch_of = head / unsigned(a.heads), head_of = head - batch_of * unsigned(a.heads);
+  const int piece = thread_index() % kPieces;
+  const index_t first = index_t(tile) * kTileColumns + 8 * piece;
   const float scale = a.scale ? a.scale[head] : 1;
-  auto* const to =
-      reinterpret_cast<std::uint32_t*>(a.to + tile * a.batch * a.heads * a.n_rows * kTileColumns);
-  for (index_t row = chunk * kPackRows + warp_index(); row < least(end, a.n_rows);
-       row += kPackThreads / kWarp) {
+  std::uint16_t* const to = a.to + index_t(tile) * heads * a.n_rows * kTileColumns;
+  LSHKIT_UNROLL
+  for (int pass = 0; pass < kPackRows * kPieces / kPackThreads; ++pass) {
+    const index_t row =
+        index_t(chunk) * kPackRows + pass * (kPackThreads / kPieces) + thread_index() / kPieces;
+    if (row >= a.n_rows) return;
     const index_t flat = head * a.n_rows + row;
-    std::uint32_t both = 0;
+    Words4 packed{{0, 0, 0, 0}};
     if (!a.valid || a.valid[flat]) {
       const float by = a.inverse ? a.inverse[flat] : scale;
-      both = pack<E>(a.at(head / a.heads, head % a.heads, row, flat, c) * by,
-                     a.at(head / a.heads, head % a.heads, row, flat, c + 1) * by);
+      float x[8];
+      if (Eights && first < a.columns) {
+        load_eight(a.x.data, batch_of * a.x.batch + head_of * a.x.head + row * a.x.row + first,
+                   a.x.element, x);
+      } else {
+        LSHKIT_UNROLL
+        for (int k = 0; k < 8; ++k) x[k] = a.at(batch_of, head_of, row, flat, first + k);
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < 4; ++k) packed.w[k] = pack<E>(x[2 * k] * by, x[2 * k + 1] * by);
     }
-    to[flat * (kTileColumns / 2) + lane_index()] = both;
+    store_four(to + flat * kTileColumns + 8 * piece, packed);
   }
 }
 
@@ -207,7 +221,16 @@ struct MatrixProblem {
   bool causal = false;
   float scale = 1;
   Element element = Element::bfloat16;
-  int crowded = kCrowdedRows;  // tests have less
+  int crowded = kCrowdedRows;                     // tests have less
+  index_t most_staged = GroupSort().most_staged;  // likewise
+
+  // Whether the values lie as they would once they are packed.
+  bool packed(const MatrixProblemSide& s) const {
+    const Elements& x = s.factor;
+    return &s == &keys && !biased && element == Element::bfloat16 && x.element == element &&
+           n_values == kTileColumns && x.row == kTileColumns && x.head == s.side.n_rows * x.row &&
+           (s.batch == 1 || x.batch == s.side.heads * x.head) && rows_of_eights(x, n_values);
+  }
 
   index_t units() const { return queries.batch * query_heads; }
   index_t unit_tiles() const { return ceil_div(n_features, kTileColumns); }
@@ -277,7 +300,8 @@ void pack_side(const Queue& queue, const MatrixProblem& p, const MatrixProblemSi
   a.n_rows = s.side.n_rows;
   a.valid = s.valid;
   const auto run = [&] {
-    launch(queue, "pack_rows", pack_rows_kernel<E>,
+    const bool eights = rows_of_eights(a.x, a.columns);
+    launch(queue, "pack_rows", eights ? pack_rows_kernel<E, true> : pack_rows_kernel<E, false>,
            a.tiles * a.batch * a.heads * ceil_div(a.n_rows, kPackRows), kPackThreads, 0, a);
   };
   a.x = s.x;
@@ -293,6 +317,7 @@ void pack_side(const Queue& queue, const MatrixProblem& p, const MatrixProblemSi
   a.to = to.factor;
   a.ones = !of_queries && p.biased;
   a.extra = of_queries ? p.bias : nullptr;
+  if (p.packed(s)) return;
   a.significand = significand_bits(E);
   if (E == Element::float16) {
     a.scale = to.scale;
@@ -321,36 +346,41 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
   s.n_hashes = p.n_hashes;
   s.code_bytes = p.code_bytes;
   s.bits = p.bits;
+  s.most_staged = p.most_staged;
   g.factor_tiles = p.factor_tiles();
   g.causal = p.causal;
   g.crowded = p.crowded;
   g.scale = p.scale;
-  // Few rows a bucket: a warp looks at several. Many: one, or a few would be at work to the end.
   const index_t longest =
       p.queries.side.n_rows > p.keys.side.n_rows ? p.queries.side.n_rows : p.keys.side.n_rows;
-  const bool mostly_linear = longest > kPairRows * s.buckets();
+  // Of packed sequences by their mean length.
+  const bool mostly_linear = longest > kPairRows * s.buckets() * p.sequences;
+  g.small = mostly_linear && !p.causal;
 
-  const auto crowded = p.causal ? bucket_crowded_kernel<E, true> : bucket_crowded_kernel<E, false>;
   prefer_shared_memory(bucket_pairs_kernel<E>);
   prefer_shared_memory(bucket_linear_causal_kernel<E>);
-  prefer_shared_memory(bucket_linear_halves_kernel<E>);
-  prefer_shared_memory(crowded);
+  prefer_shared_memory(bucket_linear_kernel<E>);
+  prefer_shared_memory(bucket_crowded_kernel<E>);
   const auto buckets = [&] {
-    g.run = mostly_linear ? 31 : 8;
-    launch(queue, "bucket_pairs", bucket_pairs_kernel<E>, ceil_div(g.items(), kPairWarps),
-           kPairWarps * kWarp, kPairWarps * kPairWarpBytes, g);
-    if (longest <= kPairRows) return;
-    g.run = mostly_linear ? 1 : 2 * longest > kPairRows * s.buckets() ? 4 : 16;
-    if (p.causal)
-      launch(queue, "bucket_linear", bucket_linear_causal_kernel<E>,
-             ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp,
-             kLinearWarps * kLinearWarpBytes, g);
-    else
-      launch(queue, "bucket_linear", bucket_linear_halves_kernel<E>, g.items(), kHalves * kWarp,
-             kHalvesBytes, g);
+    if (!g.small) {
+      g.run = mostly_linear ? kWarp - 1 : 8;
+      launch(queue, "bucket_pairs", bucket_pairs_kernel<E>, ceil_div(g.items(), kPairWarps),
+             kPairWarps * kWarp, kPairWarps * kPairWarpBytes, g);
+      if (longest <= kPairRows) return;
+    }
+    if (!p.causal) {
+      g.run = mostly_linear ? 1 : kMostRun;
+      launch(queue, "bucket_linear", bucket_linear_kernel<E>, g.items(), kBlockWarps * kWarp,
+             kBlockBytes, g);
+      return;
+    }
+    g.run = mostly_linear ? 1 : 2 * longest > kPairRows * s.buckets() * p.sequences ? 4 : 16;
+    launch(queue, "bucket_linear", bucket_linear_causal_kernel<E>,
+           ceil_div(g.items(), kLinearWarps), kLinearWarps * kWarp, kLinearWarps * kLinearWarpBytes,
+           g);
     if (longest <= g.crowded) return;
     g.run = kCrowdedRun;
-    launch(queue, "bucket_crowded", crowded, g.items(), kLinearWarps * kWarp,
+    launch(queue, "bucket_crowded", bucket_crowded_kernel<E>, g.items(), kLinearWarps * kWarp,
            kLinearWarps * kLinearWarpBytes, g);
   };
   const auto sum_of = [&](const MatrixProblemSide& side, const MatrixSide& from, index_t tile,
@@ -374,7 +404,9 @@ void bucket_gradient(const Queue& queue, const MatrixProblem& p, const MatrixScr
   const auto matrix_side = [&](const MatrixProblemSide& of, const MatrixScratch::OfSide& to,
                                index_t tile) {
     const index_t numbers = of.rows() * kTileColumns;
-    return MatrixSide{to.unit + tile * numbers, to.factor, numbers, to.scale, to.contributions};
+    const auto* const factor =
+        p.packed(of) ? static_cast<const std::uint16_t*>(of.factor.data) : to.factor;
+    return MatrixSide{to.unit + tile * numbers, factor, numbers, to.scale, to.contributions};
   };
 
   for (s.first_hash = 0; s.first_hash < p.n_hashes; s.first_hash += most.sort_hashes) {

@@ -4,15 +4,6 @@
 
 namespace lshkit::cuda {
 
-template <Element E>
-__device__ inline void store_zeros(const MatrixRows& r, const TileLane& lane) {
-  for (int row = lane.row; row < r.count; row += 4)
-    for (int part = 0; part < kContributionBytes<E>; part += 128)
-      store_streaming(
-          r.out + index_t(r.order[row]) * kContributionBytes<E> + part + lane.piece * 16,
-          Words4{{0, 0, 0, 0}});
-}
-
 // Buckets in the form of pairs, and those that lack queries or keys.
 template <Element E>
 __global__ void __launch_bounds__(kPairWarps* kWarp) bucket_pairs_kernel(MatrixGradient p) {

@@ -1,12 +1,12 @@
 #pragma once
 // The lower bound's gradient for 16-bit inputs on the tensor cores (YOSO, eq. 4). Within a bucket
 // dQ_i = sum_j (g_i . v_j) k_j and dK_j = sum_i (g_i . v_j) q_i, over tiles of 16 rows and 64
-// columns. Two forms, by the size of the bucket; one of more than 512 rows is cut among the warps
-// of a block (bucket_gradient_crowded.cuh):
+// columns. Two forms, by the size of the bucket:
 //   pairs, up to 32 queries and 32 keys: S = G V^T, dQ = S K, dK = S^T Q: 24 products (16 x 8 x 16)
 //     for every 16 queries and 16 keys, by a warp
 //   linear, beyond: M^T = K^T V, dQ = G M, M'^T = Q^T G, dK = V M': 128 for 16 queries and 16 keys,
-//     however many rows a bucket has, by two warps with half of M each, causal by one
+//     however many rows a bucket has, by a block of four warps (bucket_gradient_block.cuh); causal
+//     by a warp, or cut among four where it has more than 512 rows (bucket_gradient_crowded.cuh)
 // All of it is linear in the columns of g and v and in those of q and k: where there are more than
 // 64, every 64 of both are a gradient of their own. The bias of "sum" is two more columns of g (it
 // rounded, and what that left) where v has ones: with 64 columns of values it costs as much as they
@@ -19,11 +19,11 @@
 // contributes. All sums are fp32. float16 has a power of two for each head that brings g below 2^8
 // and v to 1 at most, so that no S overflows, and another for each bucket that does it for M.
 //
-// Bound: L2. Of a token and hash 512 bytes are gathered (pairs) or 640 (linear: values twice), 256
-// are written and read again once; float16 writes and reads twice that. Instructions of a warp
-// (sm_90's machine code): a bucket of up to 16 + 16 rows takes about 620 as pairs, 24 of them
-// products; 16 queries and 16 keys of a linear one take 1040 (250 to sum M, 490 for dQ and M', 300
-// for dK), 128 of them products; some 500 to find out where an item is.
+// Bound: L2, and where a head's rows (512 bytes a token in all) do not stay there, device memory.
+// Of a token and hash 512 bytes are gathered (pairs) or 640 (linear: values twice), 256 are written
+// and read again once; float16 writes and reads twice that. Instructions of a warp: a bucket of up
+// to 16 + 16 rows takes about 620 as pairs, 24 of them products (sm_90's machine code); 16 queries
+// and 16 keys of a linear one 982 (counted by hardware, sm_90a).
 #include "lshkit/cuda/bucket_sort.cuh"
 #include "lshkit/cuda/matrix.cuh"
 
@@ -32,7 +32,8 @@ namespace lshkit::cuda {
 constexpr int kPairRows = 32;  // of a bucket's side, in the form of pairs
 constexpr int kPairWarps = 4, kLinearWarps = 4, kStages = 3;
 constexpr int kPairWarpBytes = 4 * kPairRows * 128;
-constexpr int kCrowdedRows = 512;  // a side of more is cut among warps
+constexpr int kMostRun = kWarp;    // buckets that a warp looks at
+constexpr int kCrowdedRows = 512;  // a side of more is cut among warps, where it is causal
 constexpr int kLinearWarpBytes = (2 * kStages + 4) * kTileBytes;
 
 // What a hash contributes to a row: 64 columns of bfloat16, or of float for float16.
@@ -52,7 +53,8 @@ struct MatrixGradient {
   index_t first_slot = 0, slots = 0;  // of the sorted hashes
   index_t first_unit = 0, units = 0;  // of the sorted ones
   index_t factor_tiles = 1;
-  int run = 1;  // buckets that a warp takes one after the other
+  int run = 1;         // buckets that a warp or a block takes one after the other, at most 32
+  bool small = false;  // the linear form takes those of few rows too, and those that lack a side
   int crowded = kCrowdedRows;
   bool causal = false;
   float scale = 1;
@@ -87,10 +89,14 @@ struct MatrixItem {
   template <Element E>
   __device__ static MatrixItem of(const MatrixGradient& p, index_t item) {
     const GroupSort& s = p.sort;
-    const index_t runs = p.runs(), rest = item / runs, first = (item - rest * runs) * p.run;
-    const index_t hash_tiles = rest / p.factor_tiles, tile = rest - hash_tiles * p.factor_tiles;
-    const index_t local = hash_tiles / p.slots;  // of the sequences of p's units
-    const index_t slot = hash_tiles - local * p.slots;
+    using Number = std::uint32_t;  // blocks are fewer; 64 bits take long to divide
+    const Number tiles = Number(p.factor_tiles), slots = Number(p.slots);
+    const Number runs = (Number(s.buckets()) + Number(p.run) - 1) / Number(p.run);
+    const Number rest = Number(item) / runs, hash_tiles = rest / tiles;
+    const index_t first = index_t(Number(item) - rest * runs) * p.run;
+    const index_t tile = rest - hash_tiles * tiles;
+    const index_t local = hash_tiles / slots;  // of the sequences of p's units
+    const index_t slot = hash_tiles - Number(local) * slots;
     const index_t task = p.first_unit * s.sequences + local;
     MatrixItem it;
     it.buckets = int(least(p.run, s.buckets() - first));
@@ -116,8 +122,28 @@ struct MatrixItem {
     return it;
   }
 
+  // body() for each bucket of the run that takes(queries, keys), of so many rows. All lanes are
+  // here.
+  template <class Takes, class Body>
+  __device__ void for_buckets(const Takes& takes, const Body& body) {
+    const int own = int(least(lane_index(), buckets - 1));
+    const std::int32_t *const query_order = queries.order, *const key_order = keys.order;
+    const auto count = [](const MatrixRows& r, int b) { return r.starts[b + 1] - r.starts[b]; };
+    const bool takes_own = takes(count(queries, own), count(keys, own));
+    unsigned taken = __ballot_sync(kAllLanes, takes_own && lane_index() < buckets);
+    LSHKIT_KEEP_LOOP
+    for (; taken; taken &= taken - 1) {
+      const int b = lowest_bit(taken);  // whose numbers are in the L1 cache now
+      queries.order = query_order + uniform(queries.starts[b]);
+      keys.order = key_order + uniform(keys.starts[b]);
+      queries.count = uniform(count(queries, b));
+      keys.count = uniform(count(keys, b));
+      body();
+    }
+  }
+
   // The rows of the run's buckets in turn, which lie one after the other: to the first of bucket 0,
-  // then bucket by bucket.
+  // then bucket by bucket. Where there is no register to spare.
   __device__ void begin_run() {
     queries.order += uniform(queries.starts[0]);
     keys.order += uniform(keys.starts[0]);
@@ -157,7 +183,14 @@ struct TileWriter {
   int positions, first, from;  // as of copy_tile
   float scale;
 
-  // The first half, then the second.
+  // The first half of the columns, then the second.
+  __device__ void put(const float (&sum)[8][4], int half) const {
+    float part[4][4];
+    LSHKIT_UNROLL
+    for (int n = 0; n < 4; ++n) LSHKIT_UNROLL
+    for (int c = 0; c < 4; ++c) part[n][c] = sum[4 * half + n][c];
+    put(part, half);
+  }
   __device__ void put(const float (&sum)[4][4], int half) const {
     if (kWide || half == 0) __syncwarp();
     const int t = lane_index() % 4, g = lane_index() / 4;
@@ -224,11 +257,27 @@ __device__ inline void pack_weights(std::uint32_t (&a)[4], const float (&s)[2][4
   }
 }
 
+// Rows without a pair: of every `of` groups of four of them the `own`th.
+template <Element E>
+__device__ inline void store_zeros(const MatrixRows& r, const TileLane& lane, int own = 0,
+                                   int of = 1) {
+  for (int row = 4 * own + lane.row; row < r.count; row += 4 * of)
+    for (int part = 0; part < kContributionBytes<E>; part += 128)
+      store_streaming(
+          r.out + index_t(r.order[row]) * kContributionBytes<E> + part + lane.piece * 16,
+          Words4{{0, 0, 0, 0}});
+}
+
 __host__ __device__ constexpr bool few(int queries, int keys) {
   return queries <= kPairRows && keys <= kPairRows;
 }
+// Whether the linear form takes such a bucket.
+__host__ __device__ constexpr bool is_linear(const MatrixGradient& p, int queries, int keys) {
+  return p.small ? queries + keys > 0 : queries > 0 && keys > 0 && !few(queries, keys);
+}
+// By all warps of a block, where it is causal.
 __host__ __device__ constexpr bool is_crowded(const MatrixGradient& p, int queries, int keys) {
-  return queries > p.crowded || keys > p.crowded;
+  return queries > 0 && keys > 0 && (queries > p.crowded || keys > p.crowded);
 }
 
 }  // namespace lshkit::cuda

@@ -1,12 +1,13 @@
 #pragma once
 // Counting sorts by buckets. Each warp of a block counts a range of what is sorted and places it
-// after the ranges before, so the order is stable.
+// after the ranges before: the order is always the same, here that of the rows.
 //
 // Here of rows, many hashes and heads a launch: a block takes one side of one sequence's head by
 // one hash. weighted_sort.cuh sorts probes.
 //
 // Codes lie token by token, a byte of each 32 to a hash: a first kernel turns them over, so that a
-// warp reads 64 bytes and not 32 sectors. Bound: the scattered stores of 4 bytes a row and hash.
+// warp reads 64 bytes and not 32 sectors. The order of up to 65,536 rows is made in shared memory,
+// 2 bytes a row: stores of 4 bytes at random places take a sector of the L2 cache each.
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
@@ -30,15 +31,16 @@ struct GroupSort {
   SortSide queries, keys;
   index_t query_heads = 1, sequences = 1;  // of a unit
   index_t first_unit = 0, units = 0, first_hash = 0, hashes = 0, n_hashes = 1;
-  int code_bytes = 1, bits = 1;  // bits of a code that are sorted by: the lowest
+  int code_bytes = 1, bits = 1;   // bits of a code that are sorted by: the lowest
+  index_t most_staged = 1 << 16;  // rows whose order has 16 bits; tests have less
 
   __host__ __device__ index_t buckets() const { return index_t(1) << bits; }
   __host__ __device__ index_t rows(const SortSide& s) const { return units * s.side.n_rows; }
   __host__ __device__ index_t tasks() const { return units * sequences; }
   // The rows of a task of the group, numbered unit by unit.
   __device__ Span span(const SortSide& s, index_t task) const {
-    return span_of(s.side, query_heads,
-                   first_unit + task / sequences + task % sequences * query_heads);
+    const index_t unit = unsigned(task) / unsigned(sequences), sequence = task - unit * sequences;
+    return span_of(s.side, query_heads, first_unit + unit + sequence * query_heads);
   }
   __device__ index_t first_row(const SortSide& s) const { return first_unit * s.side.n_rows; }
 };
@@ -196,9 +198,10 @@ inline int sort_warps(index_t count, index_t buckets) {
   return int(least(least(ceil_div(count + 1, 256), kMostSortWarps), room));
 }
 
-// Even blocks sort queries, odd ones keys.
-LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
-    group_sort_kernel(GroupSort a, int warps) {
+// Even blocks sort queries, odd ones keys. Staged: shared memory beyond the counters has room for
+// the order, whose numbers have 16 bits.
+template <bool Staged>
+__global__ void __launch_bounds__(kMostSortWarps* kWarp) group_sort_kernel(GroupSort a, int warps) {
   LSHKIT_SHARED_MEMORY(memory);
   const int buckets = int(a.buckets());
   const SortSide& s = block_index() % 2 == 0 ? a.queries : a.keys;
@@ -208,10 +211,20 @@ LSHKIT_KERNEL void __launch_bounds__(kMostSortWarps* kWarp)
   const std::uint16_t* const of_row = s.buckets + at;
   std::int32_t* const order = s.order + at;
   std::int32_t* const starts = s.starts + (slot * a.tasks() + task) * (buckets + 1);
+  auto* const staged = reinterpret_cast<std::uint16_t*>(memory + sort_bytes(warps, buckets));
   block_sort(
       reinterpret_cast<int*>(memory), warps, buckets, a.bits, int(span.count), starts,
       [&](int row) { return of_row[row]; },
-      [&](int row, int place) { order[place] = std::int32_t(row); });
+      [&](int row, int place) {
+        if (Staged)
+          staged[place] = std::uint16_t(row);
+        else
+          order[place] = std::int32_t(row);
+      });
+  if (!Staged) return;
+  __syncthreads();
+  const int count = starts[buckets];
+  for (int i = thread_index(); i < count; i += warps * kWarp) order[i] = staged[i];
 }
 
 inline void group_sort(const Queue& queue, const GroupSort& a) {
@@ -226,8 +239,12 @@ inline void group_sort(const Queue& queue, const GroupSort& a) {
   const index_t longest =
       a.queries.side.n_rows > a.keys.side.n_rows ? a.queries.side.n_rows : a.keys.side.n_rows;
   const int warps = sort_warps(longest, a.buckets());
-  launch(queue, "group_sort", group_sort_kernel, 2 * a.tasks() * a.hashes, warps * kWarp,
-         std::size_t(sort_bytes(warps, a.buckets())), a, warps);
+  const index_t bytes = sort_bytes(warps, a.buckets()), order = 2 * longest;
+  const bool staged =
+      a.sequences == 1 && longest <= a.most_staged && bytes + order <= shared_limit(queue);
+  launch(queue, "group_sort", staged ? group_sort_kernel<true> : group_sort_kernel<false>,
+         2 * a.tasks() * a.hashes, warps * kWarp, std::size_t(bytes + (staged ? order : 0)), a,
+         warps);
 }
 
 }  // namespace lshkit::cuda

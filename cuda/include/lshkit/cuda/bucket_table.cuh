@@ -31,8 +31,6 @@ struct TableRows {
   int buckets = 1;   // add: of a warp
 };
 
-__device__ inline int lowest_bit(unsigned bits) { return __popc((bits & (0u - bits)) - 1u); }
-
 template <class T>
 __global__ void __launch_bounds__(kKeptThreads) table_add_kernel(TableRows<T> a) {
   LSHKIT_SHARED_MEMORY(memory);

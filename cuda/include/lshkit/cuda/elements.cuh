@@ -234,12 +234,15 @@ struct Span {
   index_t owned;  // likewise, where every head of queries has rows of its own
 };
 
-// task: sequence * query_heads + head of queries.
+// task: sequence * query_heads + head of queries. Divided in 32 bits, as tasks are numbered as
+// blocks, which is faster; or in 64, by a call, which takes fewer registers.
+template <class Number = std::uint32_t>
 __device__ inline Span span_of(const Side& side, index_t query_heads, index_t task) {
-  const index_t sequence = task / query_heads, query_head = task % query_heads;
+  const auto all = Number(task), heads = Number(query_heads);
+  const Number sequence = all / heads, query_head = all % heads;
   Span s;
   s.batch = side.starts ? 0 : sequence;
-  s.head = query_head / side.group;
+  s.head = query_head / Number(side.group);
   s.first = 0;
   s.count = side.n_rows;
   if (side.starts) {  // whatever they hold, no row beyond the tensor is touched

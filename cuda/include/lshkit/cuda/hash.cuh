@@ -65,6 +65,12 @@ LSHKIT_KERNEL void __launch_bounds__(kHashThreads) hash_shared_kernel(Hash h) {
   }
 }
 
+constexpr index_t kMostRegisterColumns = 2048;
+// Whether the kernel also says which rows are valid.
+inline bool finds_valid(Family family, const Hash& h) {
+  return family == Family::hadamard && h.columns <= kMostRegisterColumns;
+}
+
 // Throws where a row with its rotation does not fit into shared memory (8,192 features do on every
 // supported GPU). A template, so that its kernels are compiled where it is called and not in every
 // file.
@@ -78,7 +84,7 @@ void hash(const Queue& queue, Family family, const Hash& h, index_t shared_limit
   if (h.columns == 256) return hash_registers<4>(queue, h, heads);
   if (h.columns == 512) return hash_registers<8>(queue, h, heads);
   if (h.columns == 1024) return hash_registers<16>(queue, h, heads);
-  if (h.columns == 2048) return hash_registers<32>(queue, h, heads);
+  if (h.columns == kMostRegisterColumns) return hash_registers<32>(queue, h, heads);
   const index_t bytes = 4 * (2 * h.columns + least(h.columns, h.n_hashes));
   if (bytes > shared_limit)
     throw std::runtime_error("lshkit: rows of " + std::to_string(h.n_features) +

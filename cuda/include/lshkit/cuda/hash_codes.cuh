@@ -14,6 +14,10 @@ struct Hash {
   index_t n_hashes = 1;
   int code_bytes = 1;
   void* codes = nullptr;  // (batch, heads, n_rows, n_hashes)
+  // (batch, heads, n_rows), or null: whether a row is finite and not masked. Not by all kernels.
+  std::uint8_t* valid = nullptr;
+  const std::uint8_t* mask = nullptr;  // (batch, n_rows), or null
+  index_t mask_stride = 0;
 
   // Of head `flat` of all sequences' heads in turn.
   __device__ const float* parameters_of(index_t flat) const {
@@ -21,6 +25,11 @@ struct Hash {
   }
   __device__ index_t offset_of_row(index_t flat, index_t row) const {
     return flat / heads * x.batch + flat % heads * x.head + row * x.row;
+  }
+  __device__ void store_valid(index_t flat, index_t row, bool finite) const {
+    if (!valid) return;
+    const bool masked = mask && !mask[flat / heads * mask_stride + row];
+    valid[flat * n_rows + row] = finite && !masked;
   }
 };
 

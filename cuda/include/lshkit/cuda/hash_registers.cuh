@@ -190,10 +190,11 @@ __global__ void __launch_bounds__(kHashThreads, Keep* Lanes < 64 ? 3 : 2)
     transform_registers<kRegisterColumns>(z);
     transform_lanes<Lanes, kRegisterColumns>(z);
   }
-  // A row of zeros, or with a NaN, which is everywhere by now: no bit is set. Elsewhere a
-  // projection of exactly zero is +0, a sum of what cancels, and its sign says no too.
+  // A row of zeros, or with a NaN or an infinity, which is everywhere by now: no bit is set.
+  // Elsewhere a projection of exactly zero is +0, a sum of what cancels, and its sign says no too.
   const float some = (std::fabs(z[0]) + std::fabs(z[1])) + (std::fabs(z[2]) + std::fabs(z[3]));
   const std::uint32_t any = some > 0 ? 0xffffffffu : 0u;
+  if (here && part == 0) h.store_valid(flat, first + token, is_finite(some));
 
   for (index_t hash = 0; hash < h.n_hashes; hash += Lanes * kRegisterColumns) {
     std::uint32_t code[Keep] = {};

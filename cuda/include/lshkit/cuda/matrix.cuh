@@ -176,6 +176,80 @@ __device__ inline void multiply(float (&c)[4], const std::uint32_t (&a)[4], std:
 #endif
 }
 
+// ---- Products of the four warps of a block together, of tiles where they lie (sm_90a) ----
+//
+// Four tiles after one another, at a multiple of 1024, are 64 x 64 numbers whose 16-byte pieces lie
+// as wgmma's swizzle of 128 bytes has them. Sums are those of C, eight times 8 columns, of the 16
+// rows that are the warp's.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define LSHKIT_WARP_GROUP 1
+constexpr bool kWarpGroup = true;
+#else
+constexpr bool kWarpGroup = false;
+#endif
+
+// Before products: what this thread wrote to shared memory, or had copied, is for them to read
+// after the block's next barrier.
+__device__ inline void publish_to_products() {
+#ifdef LSHKIT_WARP_GROUP
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// To the compiler sums are registers as others: it must not move their uses across the fence or the
+// wait, of which it knows nothing.
+__device__ inline void hold_sums([[maybe_unused]] float (&d)[8][4]) {
+#ifdef LSHKIT_WARP_GROUP
+  LSHKIT_UNROLL
+  for (int n = 0; n < 8; ++n)
+    asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
+#endif
+}
+// Around the products of two sums, which are there after the end.
+__device__ inline void begin_products(float (&a)[8][4], float (&b)[8][4]) {
+  hold_sums(a);
+  hold_sums(b);
+#ifdef LSHKIT_WARP_GROUP
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void end_products(float (&a)[8][4], float (&b)[8][4]) {
+#ifdef LSHKIT_WARP_GROUP
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+  hold_sums(a);
+  hold_sums(b);
+}
+#ifdef LSHKIT_WARP_GROUP
+// Groups of eight rows are 1024 bytes apart.
+__device__ inline std::uint64_t group_matrix(SharedAddress tiles) {
+  return std::uint64_t(1) << 62 | std::uint64_t(1024 / 16) << 32 | std::uint64_t(1) << 16 |
+         (tiles & 0x3ffff) >> 4;
+}
+// d = or += a b, 64 x 16 by 16 x 64. Turned: of both, rows are what is summed over; else columns.
+template <Element E, bool Turned>
+__device__ inline void multiply_group(float (&d)[8][4], std::uint64_t a, std::uint64_t b,
+                                      bool add) {
+#define LSHKIT_SUMS(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define LSHKIT_PRODUCT(type)                                                                     \
+  asm volatile(                                                                                  \
+      "{ .reg .pred %%add; setp.ne.b32 %%add, %34, 0; "                                          \
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                \
+      " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "       \
+      "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, %%add, " \
+      "1, 1, %35, %35; }"                                                                        \
+      : LSHKIT_SUMS(0), LSHKIT_SUMS(1), LSHKIT_SUMS(2), LSHKIT_SUMS(3), LSHKIT_SUMS(4),          \
+        LSHKIT_SUMS(5), LSHKIT_SUMS(6), LSHKIT_SUMS(7)                                           \
+      : "l"(a), "l"(b), "r"(int(add)), "n"(int(Turned)))
+  if constexpr (E == Element::bfloat16)
+    LSHKIT_PRODUCT("bf16");
+  else
+    LSHKIT_PRODUCT("f16");
+#undef LSHKIT_PRODUCT
+#undef LSHKIT_SUMS
+}
+#endif
+
 // Two numbers, rounded; the first in the lower half.
 template <Element E>
 __device__ inline std::uint32_t pack(float low, float high) {

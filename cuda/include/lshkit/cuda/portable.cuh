@@ -15,7 +15,8 @@
 #include <cuda_runtime.h>
 #define LSHKIT_UNROLL _Pragma("unroll")
 #define LSHKIT_KERNEL static __global__  // of a kernel that is no template
-#define LSHKIT_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
+// At a multiple of 1024, as matrices of a warp group have to be.
+#define LSHKIT_SHARED_MEMORY(name) extern __shared__ __align__(1024) unsigned char name[]
 #else
 #include "emulation.hpp"
 #ifdef LSHKIT_EMULATED_PTX
@@ -40,6 +41,8 @@ __host__ __device__ constexpr index_t ceil_div(index_t a, index_t b) { return (a
 __host__ __device__ constexpr index_t least(index_t a, index_t b) { return a < b ? a : b; }
 __host__ __device__ constexpr index_t most(index_t a, index_t b) { return a > b ? a : b; }
 
+// Of a number that is not 0.
+__device__ inline int lowest_bit(unsigned bits) { return __popc((bits & (0u - bits)) - 1u); }
 // Sums of a warp in a fixed order, the same number in every lane.
 template <class T>
 __device__ inline T warp_sum(T x) {

@@ -4,12 +4,15 @@
 //
 // Soft codes lie row by row, 32 hashes side by side, their probes hash by hash: a block takes some
 // rows of some hashes through shared memory, so that both are read and written in whole sectors.
-#include "lshkit/cuda/elements.cuh"
+// Of up to 16 probes a thread makes all of a row and hash: 2^R - 1 products and a division.
+#include "lshkit/cuda/words.cuh"
 #include "lshkit/soft_hash.hpp"
 
 namespace lshkit::cuda {
 
 constexpr int kProbeThreads = 256, kProbeRows = 32, kProbeMargins = 128;
+constexpr int kProbeWarps = kProbeThreads / kWarp;
+constexpr int kMostInThread = 4;  // selected bits
 
 // Of some heads of queries, each with the rows of its side; soft codes by row of that side's heads
 // in turn. Probe arrays in any layout whose probes are side by side.
@@ -29,13 +32,16 @@ struct SoftProbes {
   const float* weight_grads = nullptr;
   float* margin_grads = nullptr;  // (heads of queries from 0 on, rows, n_hashes, n_selected)
 
-  // Rows of this side's heads in turn.
+  // Rows of this side's heads in turn. Heads are fewer than 2^31: each has blocks of its own.
   __device__ index_t source_row(index_t head, index_t row) const {
-    const index_t flat = head / query_heads * side.heads + head % query_heads / side.group;
-    return flat * side.n_rows + row;
+    const std::uint32_t sequence = std::uint32_t(head) / std::uint32_t(query_heads);
+    const std::uint32_t own = std::uint32_t(head) - sequence * std::uint32_t(query_heads);
+    return (sequence * side.heads + own / std::uint32_t(side.group)) * side.n_rows + row;
   }
   __device__ float sharpness_of(index_t head) const {
-    return sharpness[head % query_heads / heads_per_sharpness * sharpness_stride];
+    if (sharpness_stride == 0) return *sharpness;
+    const std::uint32_t own = std::uint32_t(head) % std::uint32_t(query_heads);
+    return sharpness[own / std::uint32_t(heads_per_sharpness) * sharpness_stride];
   }
 };
 
@@ -65,11 +71,17 @@ struct ProbeTile {
   int rows, hashes, margins, margin_stride;
 
   __device__ ProbeTile(const SoftProbes& p, int most_hashes) {
-    const index_t tiles = ceil_div(p.side.n_rows, kProbeRows);
-    const index_t chunks = ceil_div(p.n_hashes, most_hashes), rest = block_index() / tiles;
-    first_row = (block_index() - rest * tiles) * kProbeRows;
-    local = rest / chunks;
-    first_hash = (rest - local * chunks) * most_hashes;
+    const std::uint32_t block = std::uint32_t(block_index());
+    const std::uint32_t tiles = std::uint32_t(ceil_div(p.side.n_rows, kProbeRows));
+    const std::uint32_t rest = block / tiles;
+    first_row = index_t(block - rest * tiles) * kProbeRows;
+    local = rest;
+    first_hash = 0;
+    if (p.n_hashes > most_hashes) {
+      const auto chunks = std::uint32_t(p.n_hashes - 1) / std::uint32_t(most_hashes) + 1;
+      local = rest / chunks;
+      first_hash = (rest - local * chunks) * most_hashes;
+    }
     head = p.first_head + local;
     rows = int(least(kProbeRows, p.side.n_rows - first_row));
     hashes = int(least(most_hashes, p.n_hashes - first_hash));
@@ -98,6 +110,132 @@ inline std::size_t probe_tile_bytes(const SoftProbes& p, int hashes) {
                      ((margins | 1) * sizeof(float) + hashes * sizeof(std::uint16_t) + margins));
 }
 
+// What a pair of a row and hash has R of, side by side.
+template <int R, class Word>
+__device__ __forceinline__ void load_selected(const Word* from, Word* to) {
+  if constexpr ((R & (R - 1)) == 0) {
+    Words<Word, R> words;
+    load_words(from, words);
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) to[k] = words.word[k];
+  } else {
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) to[k] = from[k];
+  }
+}
+// Numbers of the probes of a pair, n <= 2^R of them; `whole`: 2^R, 16 bytes at a time if so many.
+template <int R>
+__device__ __forceinline__ void load_probes(const float* from, std::uint32_t n, bool whole,
+                                            float* to) {
+  constexpr int kEach = R < 2 ? 2 : 4;
+  LSHKIT_UNROLL
+  for (int a = 0; a < 1 << R; a += kEach) {
+    if (whole) {
+      load_selected<kEach>(from + a, to + a);
+      continue;
+    }
+    LSHKIT_UNROLL
+    for (int i = a; i < a + kEach; ++i) to[i] = i < int(n) ? from[i] : 0;
+  }
+}
+template <int R, class Word>
+__device__ __forceinline__ void store_probes(const Word* from, std::uint32_t n, bool whole,
+                                             Word* to) {
+  constexpr int kEach = R < 2 ? 2 : 4;
+  LSHKIT_UNROLL
+  for (int a = 0; a < 1 << R; a += kEach) {
+    if (whole) {
+      Words<Word, kEach> words;
+      LSHKIT_UNROLL
+      for (int i = 0; i < kEach; ++i) words.word[i] = from[a + i];
+      store_words(to + a, words);
+      continue;
+    }
+    LSHKIT_UNROLL
+    for (int i = a; i < a + kEach; ++i)
+      if (i < int(n)) to[i] = from[i];
+  }
+}
+
+// Rows of hashes in a lane each to hashes of rows in a lane each.
+template <int R>
+__global__ void __launch_bounds__(kProbeThreads, 5)
+    expand_few_probes_kernel(SoftProbes p, int most_hashes, bool whole) {
+  LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kProbes = 1 << R, kSteps = kProbeRows / kProbeWarps;
+  static_assert(kProbeRows == kWarp, "a lane has a row");
+  const ProbeTile t(p, most_hashes);
+  const int lane = lane_index(), warp = warp_index(), words_stride = t.hashes | 1;
+  float* const margins = reinterpret_cast<float*>(memory);  // (rows, margin_stride)
+  // (rows, words_stride): the code, and four bits for each selected one.
+  std::uint32_t* const words =
+      reinterpret_cast<std::uint32_t*>(margins + kProbeRows * t.margin_stride);
+  const index_t source = p.source_row(t.head, t.first_row);
+  float margin[kSteps][R];
+  std::uint32_t word[kSteps];
+  LSHKIT_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int row = warp + step * kProbeWarps;
+    if (row >= t.rows || lane >= t.hashes) continue;
+    const index_t pair = (source + row) * p.n_hashes + t.first_hash + lane;
+    std::uint8_t bits[R];
+    load_selected<R>(p.soft.bits + pair * R, bits);
+    load_selected<R>(p.soft.margins + pair * R, margin[step]);
+    word[step] = load_code(p.soft.codes, p.soft.bytes, pair);
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) word[step] |= (bits[k] & 15u) << (16 + 4 * k);
+  }
+  LSHKIT_UNROLL
+  for (int step = 0; step < kSteps; ++step) {
+    const int row = warp + step * kProbeWarps;
+    if (row >= t.rows || lane >= t.hashes) continue;
+    words[row * words_stride + lane] = word[step];
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) margins[row * t.margin_stride + lane * R + k] = margin[step][k];
+  }
+  __syncthreads();
+  if (lane >= t.rows) return;
+  const bool valid = !p.valid || p.valid[source + lane];
+  const float steepness = -2 * p.sharpness_of(t.head);
+  const std::uint32_t n = std::uint32_t(p.n_probes);
+  for (int hash = warp; hash < t.hashes; hash += kProbeWarps) {
+    const std::uint32_t own = words[lane * words_stride + hash];
+    float weight[kProbes], all = 1, sum = 0;
+    std::uint32_t code[kProbes];
+    weight[0] = 1;
+    code[0] = own & 0xffff;
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) {
+      const float e = expf(steepness * margins[lane * t.margin_stride + hash * R + k]);
+      if (n >> k & 1) sum = all + e * sum;  // of the probes below the k + 1 lowest bits of n
+      all *= 1 + e;
+      LSHKIT_UNROLL
+      for (int a = 1; a < kProbes; ++a)
+        if (a >> k == 1) {
+          weight[a] = weight[a ^ 1 << k] * e;
+          code[a] = code[a ^ 1 << k] ^ 1u << (own >> (16 + 4 * k) & 15);
+        }
+    }
+    const float scale = valid ? 1 / (n == kProbes ? all : sum) : 0;
+    LSHKIT_UNROLL
+    for (int a = 0; a < kProbes; ++a) weight[a] = valid ? weight[a] * scale : 0;
+    const index_t to = t.probe_at(p, lane, hash);
+    store_probes<R>(weight, n, whole, p.weights + to);
+    if (p.soft.bytes == 1) {
+      std::uint8_t bytes[kProbes];
+      LSHKIT_UNROLL
+      for (int a = 0; a < kProbes; ++a) bytes[a] = std::uint8_t(code[a]);
+      store_probes<R>(bytes, n, whole, static_cast<std::uint8_t*>(p.codes) + to);
+    } else {
+      std::uint16_t shorts[kProbes];
+      LSHKIT_UNROLL
+      for (int a = 0; a < kProbes; ++a) shorts[a] = std::uint16_t(code[a]);
+      store_probes<R>(shorts, n, whole, static_cast<std::uint16_t*>(p.codes) + to);
+    }
+  }
+}
+
+// Of more probes, or one.
 LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
     expand_probes_kernel(SoftProbes p, int most_hashes) {
   LSHKIT_SHARED_MEMORY(memory);
@@ -140,7 +278,49 @@ LSHKIT_KERNEL void __launch_bounds__(kProbeThreads)
 }
 
 // d loss / d u_k, u = 2 sharpness margin, is the sum over the probes a with bit k of w_a (s - g_a),
-// s = sum of w g. `lanes` lanes a row and hash, a power of two.
+// s = sum of w g.
+template <int R>
+__global__ void __launch_bounds__(kProbeThreads, 5)
+    reduce_few_probes_kernel(SoftProbes p, int most_hashes, bool whole) {
+  LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kProbes = 1 << R;
+  const ProbeTile t(p, most_hashes);
+  float* const margins = reinterpret_cast<float*>(memory);  // (rows, margin_stride)
+  const int lane = lane_index();
+  const bool valid =
+      lane < t.rows && (!p.valid || p.valid[p.source_row(t.head, t.first_row + lane)]);
+  const float twice = 2 * p.sharpness_of(t.head);
+  const std::uint32_t n = std::uint32_t(p.n_probes);
+  for (int hash = warp_index(); hash < t.hashes; hash += kProbeWarps) {
+    float weight[kProbes] = {}, grad[kProbes] = {}, s = 0;
+    if (valid) {
+      const index_t from = t.probe_at(p, lane, hash);
+      load_probes<R>(p.weights + from, n, whole, weight);
+      load_probes<R>(p.weight_grads + from, n, whole, grad);
+    }
+    LSHKIT_UNROLL
+    for (int a = 0; a < kProbes; ++a) s += weight[a] * grad[a];
+    LSHKIT_UNROLL
+    for (int a = 0; a < kProbes; ++a) weight[a] *= s - grad[a];
+    LSHKIT_UNROLL
+    for (int k = 0; k < R; ++k) {
+      float sum = 0;
+      LSHKIT_UNROLL
+      for (int a = 0; a < kProbes; ++a)
+        if (a >> k & 1) sum += weight[a];
+      margins[lane * t.margin_stride + hash * R + k] = sum * twice;
+    }
+  }
+  __syncthreads();
+  const index_t row_stride = p.n_hashes * R;
+  float* const to =
+      p.margin_grads + (t.head * p.side.n_rows + t.first_row) * row_stride + t.first_hash * R;
+  for (int row = warp_index(); row < t.rows; row += kProbeWarps)
+    for (int i = lane; i < t.margins; i += kWarp)
+      to[row * row_stride + i] = margins[row * t.margin_stride + i];
+}
+
+// Of more probes: `lanes` lanes a row and hash, a power of two.
 LSHKIT_KERNEL void __launch_bounds__(kProbeThreads, 4)
     reduce_probes_kernel(SoftProbes p, int most_hashes, int lanes) {
   LSHKIT_SHARED_MEMORY(memory);
@@ -213,15 +393,49 @@ LSHKIT_KERNEL void __launch_bounds__(kSharpnessThreads) sharpness_kernel(Sharpne
 inline index_t probe_blocks(const SoftProbes& p, int hashes) {
   return p.heads * ceil_div(p.n_hashes, hashes) * ceil_div(p.side.n_rows, kProbeRows);
 }
+// call(std::integral_constant of the selected bits) where a thread makes the probes of a pair.
+template <class Call>
+bool with_few_probes(const SoftProbes& p, const Call& call) {
+  const int r = p.n_selected;
+  if (r < 1 || r > kMostInThread || !is_aligned(p.soft.bits, r == 3 ? 1 : r) ||
+      !is_aligned(p.soft.margins, r == 3 ? 4 : 4 * r))
+    return false;
+  if (r == 1) call(std::integral_constant<int, 1>{});
+  if (r == 2) call(std::integral_constant<int, 2>{});
+  if (r == 3) call(std::integral_constant<int, 3>{});
+  if (r == 4) call(std::integral_constant<int, 4>{});
+  return true;
+}
+// Are a pair's probes 2^R, and all of them where they can be moved together?
+inline bool whole_probes(const SoftProbes& p) {
+  const index_t n = p.n_probes;
+  return n == index_t(1) << p.n_selected && p.head_stride % n == 0 && p.row_stride % n == 0 &&
+         p.hash_stride % n == 0 && is_aligned(p.weights, 16) && is_aligned(p.weight_grads, 16) &&
+         is_aligned(p.codes, 8);
+}
 inline void expand_probes(const Queue& queue, const SoftProbes& p) {
   const int hashes = hashes_of_probe_tile(p);
+  const bool few = with_few_probes(p, [&](auto r) {
+    constexpr int R = decltype(r)::value;
+    const std::size_t bytes = sizeof(float) * kProbeRows * (((hashes * R) | 1) + (hashes | 1));
+    launch(queue, "expand_probes", expand_few_probes_kernel<R>, probe_blocks(p, hashes),
+           kProbeThreads, bytes, p, hashes, whole_probes(p));
+  });
+  if (few) return;
   launch(queue, "expand_probes", expand_probes_kernel, probe_blocks(p, hashes), kProbeThreads,
          probe_tile_bytes(p, hashes), p, hashes);
 }
 inline void reduce_probes(const Queue& queue, const SoftProbes& p) {
+  const int hashes = hashes_of_probe_tile(p);
+  const bool few = with_few_probes(p, [&](auto r) {
+    constexpr int R = decltype(r)::value;
+    const std::size_t bytes = sizeof(float) * kProbeRows * ((hashes * R) | 1);
+    launch(queue, "reduce_probes", reduce_few_probes_kernel<R>, probe_blocks(p, hashes),
+           kProbeThreads, bytes, p, hashes, whole_probes(p));
+  });
+  if (few) return;
   int lanes = 1;
   while (lanes < kWarp && lanes < p.n_probes) lanes *= 2;
-  const int hashes = hashes_of_probe_tile(p);
   launch(queue, "reduce_probes", reduce_probes_kernel, probe_blocks(p, hashes), kProbeThreads,
          probe_tile_bytes(p, hashes), p, hashes, lanes);
 }

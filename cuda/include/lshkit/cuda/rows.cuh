@@ -221,35 +221,14 @@ __global__ void __launch_bounds__(kRowThreads) normalize_kernel(NormalizeRows a)
   }
 }
 
-// The sums again, from the output.
-struct RestoreSums : RowGrid {
-  Elements out;
-  const float* divisors = nullptr;  // (rows): what a row of sums was divided by
-  int counts = 0;                   // the divisor is the last column
-  float* sums = nullptr;            // (rows, columns + counts)
-};
-
-template <bool Eights>
-__global__ void __launch_bounds__(kRowThreads) restore_sums_kernel(RestoreSums a) {
-  for (int pass = 0; pass < kRowPasses; ++pass) {
-    const RowLane<Eights> r(a, pass);
-    const float divisor = r.exists() ? a.divisors[r.row()] : 0;
-    const index_t from = r.offset_in(a.out), to = r.row() * (a.columns + a.counts);
-    for (index_t first = 0; first < a.columns; first += r.step()) {
-      float x[kHeld];
-      r.load(a.out.data, a.out.element, from, first, x);
-      LSHKIT_UNROLL
-      for (int k = 0; k < kHeld; ++k) x[k] *= divisor;
-      r.store(a.sums, Element::float32, to, first, x);
-    }
-    if (a.counts && r.exists() && r.lane == 0) a.sums[to + a.columns] = divisor;
-  }
-}
-
 // The gradient g of the sums, in their place, and what "sum" adds to every g_i . v_j: -g_i . y_i. g
 // is rounded first where it is later, or the two would not cancel where y_i is next to v_j.
 struct NormalizeBackward : RowGrid {
   float* sums = nullptr;  // (rows, columns + counts)
+  // The output and what each of its rows was divided by, (rows), to have the sums again from; or
+  // null: the sums are in their place.
+  Elements out;
+  const float* divisors = nullptr;
   int counts = 0;
   Normalize normalize = Normalize::none;
   const std::uint8_t* valid = nullptr;  // by row: 0 gives no gradient
@@ -258,14 +237,23 @@ struct NormalizeBackward : RowGrid {
   int significand = 24;   // bits that are kept of g where there is a bias
 };
 
-template <bool Eights>
-__global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(NormalizeBackward a) {
+// Kept: there are divisors.
+template <bool Eights, bool Kept>
+__global__ void __launch_bounds__(kRowThreads, Eights ? 4 : 2)
+    normalize_backward_kernel(NormalizeBackward a) {
   for (int pass = 0; pass < kRowPasses; ++pass) {
     const RowLane<Eights> r(a, pass);
     const index_t sums = r.row() * (a.columns + a.counts), from = r.offset_in(a.grad);
     const bool valid = r.exists() && a.valid[r.row()], divided = a.normalize != Normalize::none;
+    const float divisor = Kept && r.exists() ? a.divisors[r.row()] : 1;
     const auto load = [&](index_t first, float* y) {  // before the division; not read without one
-      if (divided) r.load(a.sums, Element::float32, sums, first, y);
+      if constexpr (Kept) {
+        r.load(a.out.data, a.out.element, r.offset_in(a.out), first, y);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kHeld; ++k) y[k] *= divisor;
+      } else if (divided) {
+        r.load(a.sums, Element::float32, sums, first, y);
+      }
     };
     const auto load_grad = [&](index_t first, float* g) {
       r.load(a.grad.data, a.grad.element, from, first, g);
@@ -299,7 +287,7 @@ __global__ void __launch_bounds__(kRowThreads) normalize_backward_kernel(Normali
       }
       along = r.sum(product);
     } else if (a.normalize == Normalize::sum) {
-      const float sum = r.exists() ? a.sums[sums + a.columns] : 1;
+      const float sum = !r.exists() ? 1 : Kept ? divisor : a.sums[sums + a.columns];
       none = none || vanishes(sum);
       inverse = 1 / sum;
       product = 0;
@@ -421,18 +409,15 @@ void normalize(const Queue& queue, const NormalizeRows& a) {
       normalize_kernel<true>, normalize_kernel<false>);
 }
 template <class Same = void>
-void restore_sums(const Queue& queue, const RestoreSums& a) {
-  launch_rows(
-      queue, "restore_sums", a,
-      rows_of_eights(a.out, a.columns) && floats_of_eights(a.sums, a.columns, a.columns + a.counts),
-      restore_sums_kernel<true>, restore_sums_kernel<false>);
-}
-template <class Same = void>
 void normalize_backward(const Queue& queue, const NormalizeBackward& a) {
-  launch_rows(queue, "normalize_backward", a,
-              rows_of_eights(a.grad, a.columns) &&
-                  floats_of_eights(a.sums, a.columns, a.columns + a.counts),
-              normalize_backward_kernel<true>, normalize_backward_kernel<false>);
+  const bool eights = rows_of_eights(a.grad, a.columns) && rows_of_eights(a.out, a.columns) &&
+                      floats_of_eights(a.sums, a.columns, a.columns + a.counts);
+  if (a.divisors)
+    launch_rows(queue, "normalize_backward", a, eights, normalize_backward_kernel<true, true>,
+                normalize_backward_kernel<false, true>);
+  else
+    launch_rows(queue, "normalize_backward", a, eights, normalize_backward_kernel<true, false>,
+                normalize_backward_kernel<false, false>);
 }
 template <class Same = void>
 void finish_gradient(const Queue& queue, const FinishGradient& a) {

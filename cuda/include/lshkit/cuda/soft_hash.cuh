@@ -4,9 +4,10 @@
 // their margins. Probes and their weights are made of these when they are needed, and the gradient
 // of the weights goes back to the margins.
 //
-// Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token in registers. Eight
-// hashes at a time, whose rows of a rotation 56 additions and a transform of 8 bring: n_bits 12, 8
-// hashes: 12 x 144 operations and 3 transforms, about 3,000 a token. The bound is these.
+// Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token in registers. 16 hashes
+// at a time (of more than 4 probes 8), whose rows of a rotation 64 products, 16 additions and a
+// transform of 16 bring, 144 operations a bit; 5 more a bit and hash shift in its sign and keep the
+// smallest keys. The bound is these.
 #include "lshkit/cuda/hash.cuh"
 #include "lshkit/cuda/rows.cuh"
 #include "lshkit/soft_hash.hpp"
@@ -34,7 +35,9 @@ struct RowNorms {
   }
 };
 
-constexpr int kHashesAtOnce = 8;     // of a thread
+// Of a thread, as registers allow.
+template <int R>
+constexpr int kHashesAtOnce = R <= 2 ? 16 : 8;
 constexpr int kSoftHashChunk = 32;   // of a block
 constexpr int kMostInRegisters = 4;  // selected bits
 constexpr std::uint32_t kBitOfKey = 15;
@@ -63,27 +66,32 @@ __device__ inline void store_selected(const SoftHash& s, index_t at, std::uint32
   s.margins[at] = margin_of(key);
 }
 
-// Signs of n_bits rotations by 64 columns for the hashes from `first` of a group on, in shared
-// memory: row `first` + j of H is row j times the signs of row `first`.
-__device__ inline void load_signs(const Hash& h, const float* parameters, index_t first,
+// Signs of n_bits rotations by 64 columns for the hashes from `first` of a group on, times `sign`,
+// in shared memory: row `first` + j of H is row j times the signs of row `first`.
+__device__ inline void load_signs(const Hash& h, const float* parameters, index_t first, float sign,
                                   float* to) {
   constexpr int D = kRegisterColumns;
   const float* const signs = parameters + (3 + first / D * h.n_bits) * D;
   const unsigned of_first = unsigned(first % D);
   for (int i = thread_index(); i < h.n_bits * D; i += kHashThreads)
-    to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -signs[i] : signs[i];
+    to[i] = __popc(of_first & unsigned(i % D)) % 2 ? -sign * signs[i] : sign * signs[i];
 }
+
+// From one token's words in shared memory to the next's: whole fours of words, of an odd number of
+// such, for banks of their own.
+__host__ __device__ constexpr int word_stride(int words) { return ((words + 3) / 4 | 1) * 4; }
 
 // What a warp has to say of its 32 tokens, a row of words each in shared memory, goes to rows that
 // are `stride` bytes apart: 16 bytes at a time where that is aligned, so that sectors are written
-// whole, else an element. Word_stride: from one token's words to the next's.
-template <class Element, int Words, int WordStride>
+// whole, else an element.
+template <class Element, int Words>
 __device__ inline void store_rows_of_words(std::uint32_t* stage,
                                            const std::uint32_t (&words)[Words], int rows, void* to,
                                            index_t stride, int row_bytes) {
+  constexpr int kStride = word_stride(Words);
   __syncwarp();
   LSHKIT_UNROLL
-  for (int w = 0; w < Words; ++w) stage[lane_index() * WordStride + w] = words[w];
+  for (int w = 0; w < Words; ++w) stage[lane_index() * kStride + w] = words[w];
   __syncwarp();
   auto* const bytes = static_cast<unsigned char*>(to);
   const auto* const from = reinterpret_cast<const unsigned char*>(stage);
@@ -92,7 +100,7 @@ __device__ inline void store_rows_of_words(std::uint32_t* stage,
     for (int i = lane_index(); i < rows * pieces; i += kWarp) {
       const int row = i / pieces, piece = i - row * pieces;
       store_quad(bytes + row * stride + piece * 16,
-                 load_quad(from + row * WordStride * 4 + piece * 16));
+                 load_quad(from + row * kStride * 4 + piece * 16));
     }
     return;
   }
@@ -100,16 +108,16 @@ __device__ inline void store_rows_of_words(std::uint32_t* stage,
   for (int i = lane_index(); i < rows * elements; i += kWarp) {
     const int row = i / elements, e = i - row * elements;
     reinterpret_cast<Element*>(bytes + row * stride)[e] =
-        reinterpret_cast<const Element*>(from + row * WordStride * 4)[e];
+        reinterpret_cast<const Element*>(from + row * kStride * 4)[e];
   }
 }
-// The words of kHashesAtOnce hashes of a token: codes, then selected bits, then margins.
+// Those of some hashes of a token: codes, then selected bits, then margins.
 template <int R>
 __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage, index_t flat,
                                         index_t row, int rows, index_t hash,
-                                        const std::uint32_t (&codes)[kHashesAtOnce],
-                                        const std::uint32_t (&keys)[kHashesAtOnce][R + 1]) {
-  constexpr int kHashes = kHashesAtOnce;
+                                        const std::uint32_t (&codes)[kHashesAtOnce<R>],
+                                        const std::uint32_t (&keys)[kHashesAtOnce<R>][R + 1]) {
+  constexpr int kHashes = kHashesAtOnce<R>;
   const Hash& h = s.hash;
   const int used = int(least(kHashes, h.n_hashes - hash));
   const index_t at = (flat * h.n_rows + row) * h.n_hashes + hash;
@@ -118,14 +126,12 @@ __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage,
     std::uint32_t words[kHashes / 4] = {};
     LSHKIT_UNROLL
     for (int j = 0; j < kHashes; ++j) words[j / 4] |= codes[j] << (j % 4 * 8);
-    store_rows_of_words<std::uint8_t, kHashes / 4, 4>(stage, words, rows, to_codes, h.n_hashes,
-                                                      used);
+    store_rows_of_words<std::uint8_t>(stage, words, rows, to_codes, h.n_hashes, used);
   } else {
     std::uint32_t words[kHashes / 2] = {};
     LSHKIT_UNROLL
     for (int j = 0; j < kHashes; ++j) words[j / 2] |= codes[j] << (j % 2 * 16);
-    store_rows_of_words<std::uint16_t, kHashes / 2, 4>(stage, words, rows, to_codes, h.n_hashes * 2,
-                                                       used * 2);
+    store_rows_of_words<std::uint16_t>(stage, words, rows, to_codes, h.n_hashes * 2, used * 2);
   }
   if constexpr (R > 0) {
     std::uint32_t bits[kHashes * R / 4] = {}, margins[kHashes * R];
@@ -136,79 +142,78 @@ __device__ inline void store_soft_codes(const SoftHash& s, std::uint32_t* stage,
       bits[i / 4] |= (keys[j][k] & kBitOfKey) << (i % 4 * 8);
       margins[i] = bits_of_float(margin_of(keys[j][k]));
     }
-    // Rows of a multiple of four words, and of an odd number of fours, for banks of their own.
-    store_rows_of_words < std::uint8_t, kHashes *R / 4,
-        R<3 ? 4 : 12>(stage, bits, rows, s.bits + at * R, h.n_hashes * R, used * R);
-    store_rows_of_words<float, kHashes * R, kHashes * R + 4>(
-        stage, margins, rows, s.margins + at * R, h.n_hashes * R * index_t(sizeof(float)),
-        used * R * int(sizeof(float)));
+    store_rows_of_words<std::uint8_t>(stage, bits, rows, s.bits + at * R, h.n_hashes * R, used * R);
+    store_rows_of_words<float>(stage, margins, rows, s.margins + at * R,
+                               h.n_hashes * R * index_t(sizeof(float)),
+                               used * R * int(sizeof(float)));
   }
 }
+// Words of a token at most.
+constexpr int kStageWords = word_stride(32);
 
 template <int R>
 __global__ void __launch_bounds__(kHashThreads, 3) soft_hash_registers_kernel(SoftHash s) {
-  constexpr int D = kRegisterColumns, kStep = D + 1;
+  constexpr int D = kRegisterColumns, kHashes = kHashesAtOnce<R>;
+  static_assert(kHashes * (R > 1 ? R : 1) <= 32, "");
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
-  float* const tile = reinterpret_cast<float*>(memory);  // (kHashThreads, kStep)
-  float* const numbers = tile + kHashThreads * kStep;    // angles, then signs
+  std::uint32_t* const stage = reinterpret_cast<std::uint32_t*>(memory);  // (threads, kStageWords)
+  float* const numbers =
+      reinterpret_cast<float*>(stage + kHashThreads * kStageWords);  // angles, then signs
   const index_t tiles = ceil_div(h.n_rows, kHashThreads);
   const index_t flat = block_index() / tiles, first = block_index() % tiles * kHashThreads;
   const index_t count = least(kHashThreads, h.n_rows - first);
   const float* const parameters = h.parameters_of(flat);
   const int thread = thread_index();
+  const index_t row = least(first + thread, h.n_rows - 1);
 
-  for (int i = thread; i < kHashThreads * D; i += kHashThreads) {
-    const int row = i / D, column = i % D;
-    float x = 0;
-    if (row < count && column < h.n_features)
-      x = load_element<float>(h.x.data, h.offset_of_row(flat, first + row) + column, h.x.element) *
-          s.inverse[flat * h.n_rows + first + row] * (1.0f / D);
-    tile[row * kStep + column] = x;
-  }
   for (int i = thread; i < 3 * D; i += kHashThreads) numbers[i] = parameters[i];
-  __syncthreads();
   float z[D];
+  load_token(h, h.offset_of_row(flat, row), z);
+  const float inverse = s.inverse[flat * h.n_rows + row];
   LSHKIT_UNROLL
-  for (int i = 0; i < D; ++i) z[i] = tile[thread * kStep + i];
+  for (int i = 0; i < D; ++i) z[i] = z[i] * inverse * (1.0f / D);
+  __syncthreads();
   rotate_registers(z, numbers);
   transform_registers<D>(z);
   rotate_registers(z, numbers + D);
   transform_registers<D>(z);
   rotate_registers(z, numbers + 2 * D);
+  // A row of zeros, or with a NaN, which is everywhere by now: no bit is set.
+  const float some = (std::fabs(z[0]) + std::fabs(z[1])) + (std::fabs(z[2]) + std::fabs(z[3]));
+  const std::uint32_t any = some > 0 ? 0xffffffffu : 0u;
 
-  for (index_t hash = 0; hash < h.n_hashes; hash += kHashesAtOnce) {
+  for (index_t hash = 0; hash < h.n_hashes; hash += kHashes) {
     __syncthreads();
-    load_signs(h, parameters, hash, numbers);
+    load_signs(h, parameters, hash, -1.0f, numbers);
     __syncthreads();
-    std::uint32_t codes[kHashesAtOnce] = {}, keys[kHashesAtOnce][R + 1];
+    std::uint32_t codes[kHashes] = {}, keys[kHashes][R + 1];
     LSHKIT_UNROLL
-    for (int j = 0; j < kHashesAtOnce; ++j) LSHKIT_UNROLL
+    for (int j = 0; j < kHashes; ++j) LSHKIT_UNROLL
     for (int k = 0; k < R; ++k) keys[j][k] = 0x7fffffffu;
-    for (int bit = 0; bit < h.n_bits; ++bit) {
+    for (int bit = h.n_bits - 1; bit >= 0; --bit) {
       float w[D];
       LSHKIT_UNROLL
       for (int i = 0; i < D; ++i) w[i] = z[i] * numbers[bit * D + i];
-      transform_registers<kHashesAtOnce>(w);
+      transform_registers<kHashes>(w);
       LSHKIT_UNROLL
-      for (int j = 0; j < kHashesAtOnce; ++j) {
-        codes[j] |= std::uint32_t(w[j] > 0) << bit;
+      for (int j = 0; j < kHashes; ++j) {
+        codes[j] = shift_in_sign(codes[j], w[j]);  // of -projection
         std::uint32_t key = selection_key(w[j], bit);
         LSHKIT_UNROLL
         for (int k = 0; k < R; ++k) {
-          const bool less = key < keys[j][k];
-          const std::uint32_t other = less ? keys[j][k] : key;
-          keys[j][k] = less ? key : keys[j][k];
-          key = other;
+          const std::uint32_t lower = key < keys[j][k] ? key : keys[j][k];
+          key = key < keys[j][k] ? keys[j][k] : key;
+          keys[j][k] = lower;
         }
       }
     }
+    LSHKIT_UNROLL
+    for (int j = 0; j < kHashes; ++j) codes[j] &= any;
     const int first_of_warp = warp_index() * kWarp;
     if (first_of_warp >= count) continue;
-    // Its tokens' place in the tile, which nobody reads any more.
-    store_soft_codes<R>(s, reinterpret_cast<std::uint32_t*>(tile + first_of_warp * kStep), flat,
-                        first + first_of_warp, int(least(kWarp, count - first_of_warp)), hash,
-                        codes, keys);
+    store_soft_codes<R>(s, stage + first_of_warp * kStageWords, flat, first + first_of_warp,
+                        int(least(kWarp, count - first_of_warp)), hash, codes, keys);
   }
 }
 
@@ -372,9 +377,10 @@ void with_selected(int n_selected, const Call& call) {
       return call(std::integral_constant<int, 4>{});
   }
 }
-inline std::size_t register_tile_bytes(int n_bits) {
-  constexpr int D = kRegisterColumns;
-  return sizeof(float) * std::size_t(kHashThreads * (D + 1) + (n_bits > 3 ? n_bits : 3) * D);
+// Of `words` for each thread besides angles or signs.
+inline std::size_t register_tile_bytes(int words, int n_bits) {
+  const int numbers = (n_bits > 3 ? n_bits : 3) * kRegisterColumns;
+  return sizeof(float) * std::size_t(kHashThreads * words + numbers);
 }
 inline void check_soft_row(index_t bytes, index_t shared_limit, index_t n_features) {
   if (bytes > shared_limit)
@@ -390,8 +396,8 @@ inline void soft_hash(const Queue& queue, Family family, const SoftHash& s, inde
   if (s.n_selected <= kMostInRegisters && !hyperplanes && h.columns == kRegisterColumns)
     return with_selected(s.n_selected, [&](auto r) {
       launch(queue, "soft_hash", soft_hash_registers_kernel<decltype(r)::value>,
-             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads, register_tile_bytes(h.n_bits),
-             s);
+             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
+             register_tile_bytes(kStageWords, h.n_bits), s);
     });
   constexpr int kRows = kWarp * kPlaneTokens;
   const index_t tile = index_t(sizeof(float)) * kRows * (h.n_features | 1);

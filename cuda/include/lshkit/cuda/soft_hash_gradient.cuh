@@ -4,7 +4,7 @@
 //
 // Fast Hadamard with 64 columns and up to 16 probes: a thread holds a token, as in soft_hash.cuh:
 // for each bit a vector over the hashes, mostly zeros, which the transposed rotation takes to one
-// sum over bits, 8 hashes at a time: 24 additions of a transform of 8 and 64 products.
+// sum over bits, 16 hashes at a time: 64 additions of a transform of 16 and 64 products.
 #include "lshkit/cuda/soft_hash.cuh"
 
 namespace lshkit::cuda {
@@ -31,6 +31,61 @@ struct SoftHashBack {
   __device__ index_t per_row() const { return hash.n_hashes * n_selected; }
 };
 
+// Count elements next to each other, the first `used` of them: by loads of Bytes where `aligned`,
+// when all are used and their address is a multiple of that.
+template <int Bytes, int Count, class T>
+__device__ __forceinline__ void load_elements(const T* from, int used, bool aligned,
+                                              T (&to)[Count]) {
+  constexpr int kEach = Bytes / int(sizeof(T));
+  static_assert(Count % kEach == 0, "");
+  LSHKIT_UNROLL
+  for (int i = 0; i < Count; i += kEach) {
+    Words<T, kEach> words;
+    if (aligned) {
+      load_words(from + i, words);
+    } else {
+      LSHKIT_UNROLL
+      for (int k = 0; k < kEach; ++k) words.word[k] = i + k < used ? from[i + k] : T(0);
+    }
+    LSHKIT_UNROLL
+    for (int k = 0; k < kEach; ++k) to[i + k] = words.word[k];
+  }
+}
+// The slopes of `used` of Hashes hashes from `first` on.
+template <int Hashes, int R>
+__device__ __forceinline__ void load_slopes(const SoftHashBack& s, index_t flat, index_t row,
+                                            index_t first, int used, bool aligned,
+                                            float (&slopes)[Hashes][R + 1],
+                                            int (&bits)[Hashes][R + 1]) {
+  const index_t pair = (flat * s.hash.n_rows + row) * s.hash.n_hashes + first;
+  const float* grads =
+      s.margin_grads + (flat * s.group * s.hash.n_rows + row) * s.per_row() + first * R;
+  float own[Hashes * R], sum[Hashes * R] = {};
+  for (index_t g = 0; g < s.group; ++g, grads += s.hash.n_rows * s.per_row()) {
+    load_elements<16>(grads, used * R, aligned, own);
+    LSHKIT_UNROLL
+    for (int i = 0; i < Hashes * R; ++i) sum[i] += own[i];
+  }
+  std::uint8_t own_bits[Hashes * R];
+  load_elements<8>(s.soft.bits + pair * R, used * R, aligned, own_bits);
+  std::uint16_t codes[Hashes];
+  if (s.soft.bytes == 1) {
+    std::uint8_t bytes[Hashes];
+    load_elements<8>(static_cast<const std::uint8_t*>(s.soft.codes) + pair, used, aligned, bytes);
+    LSHKIT_UNROLL
+    for (int j = 0; j < Hashes; ++j) codes[j] = bytes[j];
+  } else {
+    load_elements<16>(static_cast<const std::uint16_t*>(s.soft.codes) + pair, used, aligned, codes);
+  }
+  LSHKIT_UNROLL
+  for (int j = 0; j < Hashes; ++j) LSHKIT_UNROLL
+  for (int k = 0; k < R; ++k) {
+    const int i = j * R + k, bit = own_bits[i] & 15;
+    bits[j][k] = bit;
+    slopes[j][k] = codes[j] >> bit & 1 ? sum[i] : -sum[i];
+  }
+}
+
 __device__ __forceinline__ void rotate_registers_back(float* z, const float* angles) {
   constexpr int half = kRegisterColumns / 2;
   LSHKIT_UNROLL
@@ -42,8 +97,9 @@ __device__ __forceinline__ void rotate_registers_back(float* z, const float* ang
 }
 
 template <int R>
-__global__ void __launch_bounds__(kHashThreads, 1) soft_hash_back_registers_kernel(SoftHashBack s) {
-  constexpr int D = kRegisterColumns, kStep = D + 1;
+__global__ void __launch_bounds__(kHashThreads, R < 2 ? 3 : 2)
+    soft_hash_back_registers_kernel(SoftHashBack s, bool aligned) {
+  constexpr int D = kRegisterColumns, kStep = D + 1, kHashes = kHashesAtOnce<R>;
   LSHKIT_SHARED_MEMORY(memory);
   const Hash& h = s.hash;
   float* const tile = reinterpret_cast<float*>(memory);  // (kHashThreads, kStep)
@@ -54,31 +110,26 @@ __global__ void __launch_bounds__(kHashThreads, 1) soft_hash_back_registers_kern
   const float* const parameters = h.parameters_of(flat);
   const int thread = thread_index();
   float sum[D] = {};
-  for (index_t hash = 0; hash < h.n_hashes && R > 0; hash += kHashesAtOnce) {
+  for (index_t hash = 0; hash < h.n_hashes && R > 0; hash += kHashes) {
     __syncthreads();
-    load_signs(h, parameters, hash, numbers);
+    load_signs(h, parameters, hash, 1.0f, numbers);
+    float slopes[kHashes][R + 1];
+    int bits[kHashes][R + 1];
+    if constexpr (R > 0)
+      load_slopes<kHashes, R>(s, flat, least(first + thread, h.n_rows - 1), hash,
+                              int(least(kHashes, h.n_hashes - hash)), aligned, slopes, bits);
     __syncthreads();
-    float slopes[kHashesAtOnce][R + 1];
-    int bits[kHashesAtOnce][R + 1];
-    LSHKIT_UNROLL
-    for (int j = 0; j < kHashesAtOnce; ++j) LSHKIT_UNROLL
-    for (int k = 0; k < R; ++k) {
-      slopes[j][k] = 0;
-      bits[j][k] = 0;
-      if (thread < count && hash + j < h.n_hashes)
-        slopes[j][k] = s.slope(flat, first + thread, hash + j, k, &bits[j][k]);
-    }
     for (int bit = 0; bit < h.n_bits; ++bit) {
-      float v[kHashesAtOnce];
+      float v[kHashes];
       LSHKIT_UNROLL
-      for (int j = 0; j < kHashesAtOnce; ++j) {
+      for (int j = 0; j < kHashes; ++j) {
         v[j] = 0;  // a bit is selected once
         LSHKIT_UNROLL
-        for (int k = 0; k < R; ++k) v[j] = bits[j][k] == bit ? slopes[j][k] + v[j] : v[j];
+        for (int k = 0; k < R; ++k) v[j] = bits[j][k] == bit ? slopes[j][k] : v[j];
       }
-      transform_registers<kHashesAtOnce, kHashesAtOnce / 2>(v);
+      transform_registers<kHashes, kHashes / 2>(v);
       LSHKIT_UNROLL
-      for (int i = 0; i < D; ++i) sum[i] += numbers[bit * D + i] * v[i % kHashesAtOnce];
+      for (int i = 0; i < D; ++i) sum[i] += numbers[bit * D + i] * v[i % kHashes];
     }
   }
   __syncthreads();
@@ -185,9 +236,13 @@ inline void soft_hash_back(const Queue& queue, Family family, const SoftHashBack
                   kHashThreads, (sizeof(float) + sizeof(int)) * kSlopes, s);
   if (s.n_selected <= kMostInRegisters && h.columns == kRegisterColumns)
     return with_selected(s.n_selected, [&](auto r) {
-      launch(queue, "soft_hash_backward", soft_hash_back_registers_kernel<decltype(r)::value>,
-             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads, register_tile_bytes(h.n_bits),
-             s);
+      constexpr int R = decltype(r)::value;
+      // Then so is what 8 or 16 hashes have: gradients by 16 bytes, bits and codes of a byte by 8.
+      const bool aligned = h.n_hashes % kHashesAtOnce<R> == 0 && is_aligned(s.margin_grads, 16) &&
+                           is_aligned(s.soft.bits, 8) && is_aligned(s.soft.codes, 16);
+      launch(queue, "soft_hash_backward", soft_hash_back_registers_kernel<R>,
+             heads * ceil_div(h.n_rows, kHashThreads), kHashThreads,
+             register_tile_bytes(kRegisterColumns + 1, h.n_bits), s, aligned);
     });
   const index_t bytes = 2 * index_t(sizeof(float)) * h.columns;
   check_soft_row(bytes, shared_limit, h.n_features);

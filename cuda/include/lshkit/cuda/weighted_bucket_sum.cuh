@@ -26,9 +26,9 @@
 // for forward and backward. In order the adding takes 512 of shared memory, and the copies are
 // written and read besides, 512 bytes that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
-// 13 with the products (odd columns: 20, 18, 28 and 26); to add 16, of which 4 sort in shared
-// memory, and 5 to sort by ranges; in order 60, of which 12 to find the bucket's warp (8 ranges of
-// 512 of 4096 buckets).
+// 13 with the products (odd columns: 20, 18, 28 and 26); to add 23 where a bucket has 16 rows, of
+// which 7 a row, and 4 to sort by ranges (counted on an H100); in order 60, of which 12 to find the
+// bucket's warp (8 ranges of 512 of 4096 buckets).
 #include <initializer_list>
 
 #include "lshkit/cuda/elements.cuh"
@@ -36,15 +36,15 @@
 namespace lshkit::cuda {
 
 #if defined(__CUDACC__) || defined(LSHKIT_EMULATED_PTX)
-constexpr int kTableThreads = 512, kSortThreads = 512, kSegmentThreads = 256;
+constexpr int kTableThreads = 512, kSortThreads = 256, kSegmentThreads = 256;
 constexpr index_t kSortPart = 4096;  // probes that a block sorts
 constexpr int kSegmentTile = 2048;   // and whose rows it sums at once
 #else                                // fewer fibres, and chunks that small tests fill
 constexpr int kTableThreads = 128, kSortThreads = 64, kSegmentThreads = 64;
-constexpr index_t kSortPart = 64;
+constexpr index_t kSortPart = 512;
 constexpr int kSegmentTile = 96;
 #endif
-constexpr int kSegmentBatch = 4;  // loads of rows in flight of a warp
+constexpr int kSegmentBatch = 8;  // loads of rows in flight of a warp
 constexpr int kTableWarps = kTableThreads / kWarp;
 constexpr int kTableEach = 8;                            // probes of a thread, of a chunk
 constexpr int kTableChunk = kTableThreads * kTableEach;  // a power of two, 2^12 at most
@@ -68,8 +68,9 @@ inline index_t emulated_table_cache = 16 << 20;  // a test may have less
 inline index_t table_cache() { return emulated_table_cache; }
 #endif
 constexpr int kGatherThreads = 256, kGatherRows = kGatherThreads / kWarp;
-constexpr index_t kGatherBlocks = 4096;  // that a launch has at least, if there are rows for them
-constexpr int kLaneColumns = 3;          // of a lane at most
+// That a launch has at least, if there are rows for them: of 132 multiprocessors 16 each.
+constexpr index_t kGatherBlocks = 2112;
+constexpr int kLaneColumns = 3;  // of a lane at most
 constexpr std::uint32_t kReads = 0x80000000u, kNoRow = 0xffffffffu;
 
 inline int log2_or_none(index_t x) {
@@ -166,7 +167,8 @@ struct WeightedTask {
   __device__ WeightedTask(const WeightedPass<T>& a, index_t local) {
     // Tasks are fewer than 2^31: each has blocks of its own.
     const std::uint32_t index = std::uint32_t(a.first_task + local);
-    const std::uint32_t sequences = std::uint32_t(a.sequences), of_head = index / sequences;
+    const std::uint32_t sequences = std::uint32_t(a.sequences);
+    const std::uint32_t of_head = sequences == 1 ? index : index / sequences;
     head = a.first_head + of_head;
     const index_t task =
         a.add.side.starts ? (index - of_head * sequences) * a.query_heads + head : head;
@@ -180,6 +182,7 @@ struct BlockParts {
 
   __device__ BlockParts() : rest(std::uint32_t(block_index())) {}
   __device__ index_t take(index_t parts) {
+    if (parts == 1) return 0;
     const std::uint32_t all = rest;
     rest = all / std::uint32_t(parts);
     return index_t(all - rest * std::uint32_t(parts));

@@ -20,10 +20,16 @@ __device__ __forceinline__ T transposed_sum(T* p, int lane) {
     return p[0];
 }
 
+// Blocks of a multiprocessor: as many as registers allow.
+template <class T, Element Q, int C, int Columns, bool Both>
+constexpr int gather_blocks = sizeof(T) > 4                                              ? 1
+                              : Q == Element::bfloat16 && C == 2 && Columns > 1 && !Both ? 3
+                                                                                         : 2;
+
 // E: the elements of the rows' vectors, Q: those of the tables. A lane has C columns for each of
 // kRowsAtOnce rows, Columns of them at a time.
 template <class T, Element E, Element Q, int C, int Columns, bool Sum, bool Dots>
-__global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
+__global__ void __launch_bounds__(kGatherThreads, gather_blocks<T, Q, C, Columns, Sum && Dots>)
     weighted_gather_kernel(WeightedPass<T> a) {
   constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
   constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
@@ -39,7 +45,7 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
   std::uint32_t row_bytes = std::uint32_t(columns * kTableBytes);
   keep_in_register(row_bytes);
   const std::uint32_t probes = std::uint32_t(s.n_probes);
-  const index_t n_entries = a.hashes * s.n_probes;
+  const int n_entries = int(a.hashes * s.n_probes);  // of a row: below 2^31
   const index_t step = a.gather_blocks * kGatherRows;
   const char* const tables = reinterpret_cast<const char*>(a.tables) +
                              a.table_of(local) * a.hashes * a.table_rows * columns * kTableBytes;
@@ -67,24 +73,33 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
                                          first_column + first_own + k * kStride + c);
         }
       }
-      for (index_t first = 0; first < n_entries; first += kWarp) {
-        std::uint32_t row = kNoRow;
-        T weight = 0;
-        index_t entry = 0;
-        const int number = of_row * kRows + part;  // of this lane's entry among a warp of them
+      // Of this lane's probe among a warp of them; the next is on its way while this one is read.
+      const int number = of_row * kRows + part;
+      const auto number_of = [&](int first) {
+        return std::uint32_t(first + number < n_entries ? first + number : 0);
+      };
+      const auto entry_of = [&](int first) {
+        const std::uint32_t e = number_of(first), hash = divided(e, probes, a.probe_shift);
+        return base + hash * s.hash_stride + (e - hash * probes);
+      };
+      std::uint32_t next_code = 0, next_row = 0;  // of the tables without the code
+      T next_weight = 1;
+      const auto look = [&](int first) {
+        const std::uint32_t e = number_of(first), hash = divided(e, probes, a.probe_shift);
+        const index_t copy = (task.read.first + i) * s.n_probes + (e - hash * probes);
+        next_row = std::uint32_t(hash * a.table_rows + (a.order == Order::all ? 0 : copy));
+        const index_t entry = entry_of(first);
+        next_code = load_code(s.codes, s.code_bytes, entry);
+        if (Sum && s.weights) next_weight = s.weights[entry];
+      };
+      look(0);
+      for (int first = 0; first < n_entries; first += kWarp) {
         const bool has = first + number < n_entries;
-        if (has) {
-          const std::uint32_t e = std::uint32_t(first) + number;  // hashes and probes: below 2^31
-          const std::uint32_t hash = divided(e, probes, a.probe_shift), probe = e - hash * probes;
-          entry = base + hash * s.hash_stride + probe;
-          const std::uint32_t code = load_code(s.codes, s.code_bytes, entry);
-          if (valid && code < a.n_buckets) {
-            const index_t copy = (task.read.first + i) * s.n_probes + probe;
-            row =
-                std::uint32_t(hash * a.table_rows + (a.order == Order::all ? index_t(code) : copy));
-            if (Sum) weight = s.weights ? s.weights[entry] : T(1);
-          }
-        }
+        std::uint32_t row = kNoRow;
+        if (has && valid && next_code < a.n_buckets)
+          row = next_row + (a.order == Order::all ? next_code : 0);
+        const T weight = row == kNoRow ? T(0) : next_weight;
+        if (first + kWarp < n_entries) look(first + kWarp);
         T dots[kLanes];
         const auto read = [&](auto whole) {
           constexpr bool kWhole = decltype(whole)::value;
@@ -130,7 +145,7 @@ __global__ void __launch_bounds__(kGatherThreads, sizeof(T) == 4 ? 2 : 1)
         if (Dots) {
           const T dot = transposed_sum<kLanes / 2>(dots, lane) * a.scale;
           if (has) {
-            T& to = s.weight_grads[entry];
+            T& to = s.weight_grads[entry_of(first)];
             to = first_column == 0 ? dot : to + dot;
           }
         }

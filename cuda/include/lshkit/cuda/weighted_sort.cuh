@@ -4,9 +4,9 @@
 // weighted_sort: a block takes a part of the probes of one hash of one head, sorts it in shared
 // memory by ranges of 64 buckets, and writes row, bucket and weight of each. weighted_segment: a
 // block takes a range: a tile of its probes at a time, part by part, is sorted by buckets in shared
-// memory, each warp sums an equal share of it in its registers, and adds a bucket's sum to where
-// the block keeps them. Where a bucket's probes begin in the share of another warp, its sum waits
-// until all are there: they are added in the order of the warps.
+// memory, and each group of lanes sums an equal share of it in registers and adds a bucket's sum to
+// where the block keeps them. Where a bucket's probes begin in the share of another group, its sum
+// waits until all are there: they are added in the order of the groups.
 #include "lshkit/cuda/bucket_sort.cuh"
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
 #include "lshkit/cuda/words.cuh"
@@ -14,6 +14,7 @@
 namespace lshkit::cuda {
 
 constexpr int kSortWarps = kSortThreads / kWarp, kSegmentWarps = kSegmentThreads / kWarp;
+constexpr int kSegmentGroups = 2 * kSegmentWarps;  // of lanes that read a row each, at most
 
 // Where the probes of a task and hash begin, of a pass's group.
 template <class T>
@@ -30,7 +31,8 @@ __device__ inline std::int32_t* starts_at(const WeightedPass<T>& a, const Weight
                                           index_t local, index_t hash) {
   const index_t head = task.head - a.first_head - a.sort_first_head;
   const index_t before = task.add.first * a.add.n_probes / kSortPart;
-  const index_t sequence = (a.first_task + local) % a.sequences;
+  const std::uint32_t sequence =
+      a.sequences == 1 ? 0 : std::uint32_t(a.first_task + local) % std::uint32_t(a.sequences);
   return a.starts + ((head * a.sort_hashes + hash) * a.sort_parts() + before + sequence) *
                         (a.sort_ranges() + 1);
 }
@@ -42,11 +44,11 @@ index_t weighted_sort_bytes(const WeightedPass<T>& a) {
 // Tasks [first_task, ...) and hashes from sort_first_hash on: all that the pass's group has. A
 // task's parts, in turn, have `blocks` blocks.
 template <class T>
-__global__ void __launch_bounds__(kSortThreads, 2)
+__global__ void __launch_bounds__(kSortThreads, sizeof(T) == 4 ? 3 : 2)
     weighted_sort_kernel(WeightedPass<T> a, index_t blocks) {
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kEach = int(kSortPart) / kSortThreads;
-  const int lane = lane_index(), warp = warp_index(), ranges = int(a.sort_ranges());
+  const int warp = warp_index(), ranges = int(a.sort_ranges());
   Added<T>* const records = reinterpret_cast<Added<T>*>(memory);
   int* const counters = reinterpret_cast<int*>(records + kSortPart);
   int* const mine = counters + warp * ranges;
@@ -61,22 +63,52 @@ __global__ void __launch_bounds__(kSortThreads, 2)
                                                   task.add.head * s.valid_head + task.add.first
                                             : nullptr;
   const std::uint32_t probes = std::uint32_t(s.n_probes), n_buckets = std::uint32_t(a.n_buckets);
+  const std::uint32_t rows = std::uint32_t(task.add.count);
   for (index_t part = first_part; part * kSortPart < count; part += blocks) {
-    const std::uint32_t first = std::uint32_t(part * kSortPart) + warp * kEach * kWarp + lane;
+    // A lane's probes are next to each other. Every load is made, of the first row where there is
+    // no other: one that waited for another would be one at a time in flight.
+    const std::uint32_t first = std::uint32_t(part * kSortPart) + thread_index() * kEach;
+    const std::uint32_t first_row = divided(first, probes, a.entry_shift);
+    const auto each = [&](const auto& body) {  // (number, row, probe)
+      std::uint32_t row = first_row, probe = first - first_row * probes;
+      LSHKIT_UNROLL
+      for (int u = 0; u < kEach; ++u) {
+        body(u, row, probe);
+        const bool next = ++probe == probes;
+        row += next;
+        probe = next ? 0 : probe;
+      }
+    };
+    const auto inside = [&](std::uint32_t row) { return row < rows ? row : 0; };
     std::uint32_t code[kEach];
     T weight[kEach];
-    LSHKIT_UNROLL
-    for (int u = 0; u < kEach; ++u) {
-      const std::uint32_t number = first + u * kWarp;
-      code[u] = kNoRow;
-      weight[u] = 1;
-      if (number >= count) continue;
-      const std::uint32_t row = divided(number, probes, a.entry_shift);
-      const index_t entry = base + row * s.row_stride + (number - row * probes);
-      const std::uint32_t own = load_code(s.codes, s.code_bytes, entry);
-      if (own < n_buckets && (!valid || valid[row])) code[u] = own;
-      if (s.weights) weight[u] = s.weights[entry];
+    const std::uint16_t* const codes = static_cast<const std::uint16_t*>(s.codes) + base + first;
+    const T* const weights = s.weights + base + first;
+    if (kEach % 8 == 0 && a.side_by_side && (part + 1) * kSortPart <= count && s.weights &&
+        is_aligned(codes, 16) && is_aligned(weights, 16)) {
+      LSHKIT_UNROLL
+      for (int u = 0; u < kEach; u += kEach % 8 ? 1 : 8) {
+        const Quad eight = load_quad(codes + u);
+        load_columns<kElement<T>, 8>(weights + u, true, weight + u);
+        LSHKIT_UNROLL
+        for (int k = 0; k < 8; ++k) code[u + k] = eight.word[k / 2] >> k % 2 * 16 & 0xffff;
+      }
+    } else {
+      each([&](int u, std::uint32_t row, std::uint32_t probe) {
+        const index_t entry = base + inside(row) * s.row_stride + probe;
+        code[u] = load_code(s.codes, s.code_bytes, entry);
+        weight[u] = s.weights ? s.weights[entry] : T(1);
+      });
     }
+    if (valid) {
+      bool taken[kEach];
+      each([&](int u, std::uint32_t row, std::uint32_t) { taken[u] = valid[inside(row)]; });
+      LSHKIT_UNROLL
+      for (int u = 0; u < kEach; ++u) code[u] = taken[u] ? code[u] : kNoRow;
+    }
+    each([&](int u, std::uint32_t row, std::uint32_t) {
+      code[u] = row < rows && code[u] < n_buckets ? code[u] : kNoRow;
+    });
     for (int b = thread_index(); b < kSortWarps * ranges; b += kSortThreads) counters[b] = 0;
     __syncthreads();
     LSHKIT_UNROLL
@@ -85,14 +117,12 @@ __global__ void __launch_bounds__(kSortThreads, 2)
     __syncthreads();
     std::int32_t* const starts = starts_at(a, task, local, hash) + part * (ranges + 1);
     block_places(counters, kSortWarps, ranges, starts);
-    LSHKIT_UNROLL
-    for (int u = 0; u < kEach; ++u) {
+    each([&](int u, std::uint32_t row, std::uint32_t) {
       const bool some = code[u] != kNoRow;
       const int place = next_place(mine, code[u] / kRangeBuckets, a.range_bits, some);
-      const std::uint32_t row =
-          std::uint32_t(task.add.first) + divided(first + u * kWarp, probes, a.entry_shift);
+      row += std::uint32_t(task.add.first);
       if (some) records[place] = {weight[u], row << kRangeBits | code[u] % kRangeBuckets};
-    }
+    });
     __syncthreads();
     Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart;
     const int placed = starts[ranges];
@@ -101,35 +131,39 @@ __global__ void __launch_bounds__(kSortThreads, 2)
   }
 }
 
-// What a block keeps of its range.
+// What a block keeps of its range. What depends on the slice is last, so that all else lies where
+// the compiler knows.
 template <class T>
 struct SegmentMemory {
-  T* sums;               // (kRangeBuckets, slice)
-  T* waiting;            // (warps, slice)
-  Added<T>* records;     // (kSegmentTile)
-  int* counters;         // sort_bytes
-  int* starts;           // (kRangeBuckets + 1)
-  int* begins;           // (threads + 1): of the runs of so many parts, in the tile
-  int* sources;          // (threads): where those are, after the task's first probe
-  int* totals;           // (warps), then of the next tile: a part and how much of it has been
-  int* waits_for;        // (warps): the bucket of what waits, or -1
-  std::uint16_t* order;  // (kSegmentTile)
+  Added<T>* records;  // (kSegmentTile)
+  int* counters;      // (warps, kRangeBuckets)
+  int* places;        // (warps, kRangeBuckets): where the next of a warp's goes
+  int* starts;        // (kRangeBuckets + 1)
+  int* begins;        // (threads + 1): of the runs of so many parts, in the tile
+  int* sources;       // (threads): where those are, after the task's first probe
+  int* totals;        // (warps), then of the next tile: a part and how much of it has been
+  int* waits_for;     // (groups): the bucket of what waits, or -1
+  T* waiting;         // (groups, slice)
+  T* sums;            // (kRangeBuckets, slice)
 
   __host__ __device__ SegmentMemory(void* memory, index_t slice) {
-    sums = static_cast<T*>(memory);
-    waiting = sums + kRangeBuckets * slice;
-    records = reinterpret_cast<Added<T>*>(waiting + (kSegmentWarps * slice + 3) / 4 * 4);
+    constexpr int kCounters = kSegmentWarps * kRangeBuckets;
+    records = static_cast<Added<T>*>(memory);
     counters = reinterpret_cast<int*>(records + kSegmentTile);
-    starts = counters + sort_bytes(kSegmentWarps, kRangeBuckets) / sizeof(int);
+    places = counters + kCounters;
+    starts = places + kCounters;
     begins = starts + kRangeBuckets + 1;
     sources = begins + kSegmentThreads + 1;
     totals = sources + kSegmentThreads;
     waits_for = totals + kSegmentWarps + 2;
-    order = reinterpret_cast<std::uint16_t*>(waits_for + kSegmentWarps);
+    constexpr int kInts = 2 * kCounters + kRangeBuckets + 2 * kSegmentThreads + kSegmentWarps + 4;
+    constexpr int kAligned = (kInts + kSegmentGroups + 3) / 4 * 4;
+    waiting = reinterpret_cast<T*>(counters + kAligned);
+    sums = waiting + kSegmentGroups * slice;
   }
   static std::size_t bytes(index_t slice) {
     const SegmentMemory at(nullptr, slice);
-    return reinterpret_cast<std::uintptr_t>(at.order + kSegmentTile);
+    return reinterpret_cast<std::uintptr_t>(at.sums + kRangeBuckets * slice);
   }
 };
 
@@ -137,7 +171,7 @@ struct SegmentMemory {
 // them, in their order, and their number. part and done are then those of the next.
 template <class T>
 __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<T>* sorted,
-                                         const std::int32_t* starts, index_t step, int parts,
+                                         const std::int32_t* starts, int step, int parts,
                                          std::uint32_t rows, int* part, int* done) {
   const int lane = lane_index(), warp = warp_index(), thread = thread_index();
   const int own = *part + thread;
@@ -181,14 +215,81 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
   return count;
 }
 
+// The tile's records in the order of their buckets, in their place; m.starts.
+template <class T>
+__device__ __forceinline__ void sort_tile(const SegmentMemory<T>& m, int count) {
+  constexpr int kEach = (kSegmentTile / kSegmentWarps + kWarp - 1) / kWarp;
+  const int lane = lane_index(), warp = warp_index();
+  const int steps = (count + kSegmentThreads - 1) / kSegmentThreads, begin = warp * steps * kWarp;
+  int* const mine = m.counters + warp * kRangeBuckets;
+  for (int b = lane; b < kRangeBuckets; b += kWarp) mine[b] = 0;
+  __syncwarp();
+  Added<T> own[kEach];
+  LSHKIT_UNROLL
+  for (int u = 0; u < kEach; ++u) {
+    const int at = begin + u * kWarp + lane;
+    if (u >= steps || at >= count) continue;
+    own[u] = m.records[at];
+    atomicAdd(mine + own[u].row % kRangeBuckets, 1);
+  }
+  __syncthreads();
+  // Every warp adds up all counts: a barrier costs more.
+  int before = 0;  // of lower buckets
+  LSHKIT_UNROLL
+  for (int b = lane; b < kRangeBuckets; b += kWarp) {
+    int all = 0, lower = 0;  // of all warps and of those before this one
+    LSHKIT_UNROLL
+    for (int w = 0; w < kSegmentWarps; ++w) {
+      const int here = m.counters[w * kRangeBuckets + b];
+      lower += w < warp ? here : 0;
+      all += here;
+    }
+    int up_to = all;  // this lane
+    LSHKIT_UNROLL
+    for (int step = 1; step < kWarp; step *= 2) {
+      const int other = __shfl_sync(kAllLanes, up_to, lane - step);
+      if (lane >= step) up_to += other;
+    }
+    const int start = before + up_to - all;
+    m.places[warp * kRangeBuckets + b] = start + lower;
+    if (warp == 0) m.starts[b] = start;
+    before += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+  }
+  if (thread_index() == 0) m.starts[kRangeBuckets] = before;
+  __syncwarp();
+  LSHKIT_UNROLL
+  for (int u = 0; u < kEach; ++u) {
+    const int first = begin + u * kWarp;
+    if (u >= steps || first >= count) continue;  // the same for the whole warp
+    const bool some = first + lane < count;
+    const int place =
+        next_place(m.places + warp * kRangeBuckets, own[u].row % kRangeBuckets, kRangeBits, some);
+    if (some) m.records[place] = own[u];
+  }
+  __syncthreads();
+}
+
+// So many records, from an address that their size divides, or 16 bytes.
+template <class T, int Count>
+__device__ __forceinline__ void load_records(const Added<T>* from, Added<T> (&to)[Count]) {
+  constexpr int kEach = Count > 1 && sizeof(T) == 4 ? 2 : 1;
+  LSHKIT_UNROLL
+  for (int u = 0; u < Count; u += kEach) {
+    Words<Added<T>, kEach> records;
+    load_words(from + u, records);
+    LSHKIT_UNROLL
+    for (int k = 0; k < kEach; ++k) to[u + k] = records.word[k];
+  }
+}
+
 // Blocks of a multiprocessor: as many as registers allow.
 template <class T, Element E, int C>
-constexpr int segment_blocks = sizeof(T) > 4                     ? 2
-                               : E == Element::bfloat16 && C < 3 ? 4
-                                                                 : 3;
+constexpr int segment_blocks = E == Element::bfloat16 && C < 3 ? 3
+                               : sizeof(T) * C > 16            ? 1
+                                                               : 2;
 
-// A lane has C columns of a row, or C for each of two rows that a warp reads at once, Columns of
-// them by one load.
+// A group of lanes, half a warp where columns are read together, has an equal share of the sorted
+// records and C columns a lane, or 2 C, Columns of them by one load.
 template <class T, Element E, int C, int Columns>
 __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
     weighted_segment_kernel(WeightedPass<T> a) {
@@ -196,9 +297,9 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
   constexpr int kBytes = kElementBytes<E>;
   constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
   constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
-  constexpr int kBatch = kOwn * int(sizeof(T)) > 16 ? kSegmentBatch / 2 : kSegmentBatch;
-  const int lane = lane_index(), warp = warp_index();
-  const int part_of_warp = lane / kLanes, first_own = lane % kLanes * Columns;
+  constexpr int kBatch = kOwn * kBytes > 8 ? kSegmentBatch / 2 : kSegmentBatch;
+  constexpr int kGroups = kSegmentThreads / kLanes;
+  const int group = thread_index() / kLanes, first_own = lane_index() % kLanes * Columns;
   const SegmentMemory<T> m(memory, a.slice);
   BlockParts block;
   const index_t first_column = block.take(a.slices) * a.slice;
@@ -211,101 +312,130 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
   const int parts = int(ceil_div(task.add.count * a.add.n_probes, kSortPart));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int buckets = int(least(kRangeBuckets, a.n_buckets - first_bucket));
-  // A row's vector, by its number in the batch, from this lane's first column on.
-  const char* vectors =
-      static_cast<const char*>(a.add.x.data) +
-      (vector_at(a.add, task.add, -task.add.first) + first_column + first_own) * kBytes;
+  const int of_values = int(least(width, a.n_values - first_column));
+  const auto of_vector = [&](int k) { return first_own + k * kStride < of_values; };
+  // A row's vector, by its number in the batch, from this lane's first column on. Lanes that have
+  // none read the first, so that no load is conditional.
+  const char* vectors = static_cast<const char*>(a.add.x.data) +
+                        (vector_at(a.add, task.add, -task.add.first) + first_column +
+                         (Columns == 1 || of_vector(0) ? first_own : 0)) *
+                            kBytes;
   std::uint32_t step = std::uint32_t(a.add.x.row * kBytes);
   const T* const extra = a.add.extra ? a.add.extra + task.add.owned - task.add.first : nullptr;
-  bool of_vector[kLoads];
-  LSHKIT_UNROLL
-  for (int k = 0; k < kLoads; ++k)
-    of_vector[k] = first_own + k * kStride < least(width, a.n_values - first_column);
+  // Of the table: of a few heads' buckets, which have room in the cache.
+  std::uint32_t table_row = std::uint32_t((local * a.hashes + hash) * a.table_rows + first_bucket);
   keep_in_register(vectors);
   keep_in_register(step);
 
-  for (int i = thread_index(); i < buckets * slice; i += kSegmentThreads) m.sums[i] = 0;
-  int done = 0;
-  for (int part = 0; part < parts;) {
-    const int count = load_tile(m, sorted, starts, a.sort_ranges() + 1, parts,
+  // A lane's columns of a row in shared memory.
+  const auto each_load = [&](const auto& body) {
+    LSHKIT_UNROLL
+    for (int k = 0; k < kLoads; ++k)
+      if (first_own + k * kStride < width) body(k, first_own + k * kStride);
+  };
+  const auto add_to = [&](T* row, const T* sum) {
+    each_load([&](int k, int column) {
+      T x[Columns];
+      load_columns<kElement<T>, Columns>(row + column, true, x);
+      LSHKIT_UNROLL
+      for (int j = 0; j < Columns; ++j) x[j] += sum[k * Columns + j];
+      store_columns<kElement<T>, Columns>(row + column, x);
+    });
+  };
+  const T zeros[Columns] = {};
+  for (int b = group; b < kSegmentGroups + kRangeBuckets; b += kGroups)  // what waits, then sums
+    each_load([&](int, int column) {
+      store_columns<kElement<T>, Columns>(m.waiting + b * slice + column, zeros);
+    });
+  int part = 0, done = 0;
+  while (part < parts) {
+    const int count = load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts,
                                 std::uint32_t(a.add.side.n_rows), &part, &done);
     if (count == 0) continue;
-    block_sort(
-        m.counters, kSegmentWarps, kRangeBuckets, kRangeBits, count, m.starts,
-        [&](int i) { return m.records[i].row % kRangeBuckets; },
-        [&](int i, int place) { m.order[place] = std::uint16_t(i); });
-    __syncthreads();
-    const int each = (count + kSegmentWarps - 1) / kSegmentWarps;
-    const int last = (warp + 1) * each < count ? (warp + 1) * each : count;
-    int from = warp * each, bucket = 0;
-    if (lane == 0) m.waits_for[warp] = -1;
-    __syncwarp();
-    for (int b = 0; b < kRangeBuckets; b += kWarp)  // the one that `from` is in
-      bucket += __popc(__ballot_sync(kAllLanes, m.starts[b + lane + 1] <= from));
-    for (; from < last; ++bucket) {
-      const int end = m.starts[bucket + 1] < last ? m.starts[bucket + 1] : last;
-      if (end <= from) continue;
-      T sum[kOwn] = {};
-      for (int first = from; first < end; first += kBatch * kRows) {
-        T x[kBatch][kOwn], weight[kBatch];
-        LSHKIT_UNROLL
-        for (int u = 0; u < kBatch; ++u) {
-          // Beyond the last: the first again, which is not added.
-          const int at = first + u * kRows + part_of_warp;
-          const Added<T> added = m.records[m.order[at < end ? at : from]];
-          const std::uint32_t row = added.row >> kRangeBits;
-          weight[u] = added.weight;
-          const char* const vector = vectors + std::uint64_t(row) * step;
-          LSHKIT_UNROLL
-          for (int k = 0; k < kLoads; ++k)
-            load_columns<E, Columns>(vector + k * kStride * kBytes, of_vector[k],
-                                     x[u] + k * Columns);
-          if (Columns > 1 || !a.extra) continue;
-          const T value = extra ? extra[row] : T(1);
-          LSHKIT_UNROLL
-          for (int k = 0; k < kOwn; ++k) x[u][k] = of_vector[k] ? x[u][k] : value;
-        }
-        LSHKIT_UNROLL
-        for (int u = 0; u < kBatch; ++u)
-          if (first + u * kRows + part_of_warp < end) {
-            LSHKIT_UNROLL
-            for (int k = 0; k < kOwn; ++k) sum[k] += weight[u] * x[u][k];
-          }
-      }
-      const bool waits = from > m.starts[bucket];
-      if (waits && lane == 0) m.waits_for[warp] = bucket;
-      T* const to = waits ? m.waiting + warp * slice : m.sums + bucket * slice;
+    sort_tile(m, count);
+    // Shares of whole batches, but for the last.
+    const int each = (count + kGroups * kBatch - 1) / (kGroups * kBatch) * kBatch;
+    const int begin = group * each, end = begin + each < count ? begin + each : count;
+    int bucket = begin < end ? int(m.records[begin].row % kRangeBuckets) : -1;
+    const bool waits = bucket >= 0 && m.starts[bucket] < begin;
+    if (lane_index() % kLanes == 0) m.waits_for[group] = waits ? bucket : -1;
+    T* to = waits ? m.waiting + group * slice : m.sums + bucket * slice;
+    T sum[kOwn] = {};
+    const auto add = [&](auto batch, int first) {
+      constexpr int kRows = decltype(batch)::value;
+      Added<T> added[kRows];
+      load_records(m.records + first, added);
+      T x[kRows][kOwn];
       LSHKIT_UNROLL
-      for (int j = 0; j < kOwn;
-           j += kRows) {  // each half of the warp: every other column of a lane
-        T total = sum[j];
-        if constexpr (kRows == 2) {
-          const T keep = part_of_warp ? sum[j + 1] : sum[j];
-          const T send = part_of_warp ? sum[j] : sum[j + 1];
-          total = keep + __shfl_xor_sync(kAllLanes, send, kLanes);
-        }
-        const int column = first_own + j / Columns * kStride + j % Columns + part_of_warp;
-        if (column < width) to[column] = waits ? total : to[column] + total;
+      for (int u = 0; u < kRows; ++u) {
+        const std::uint32_t row = added[u].row >> kRangeBits;
+        const char* const vector = vectors + std::uint64_t(row) * step;
+        LSHKIT_UNROLL
+        for (int k = 0; k < kLoads; ++k)
+          load_columns<E, Columns>(
+              vector + (Columns == 1 || of_vector(k) ? k * kStride * kBytes : 0),
+              Columns > 1 || of_vector(k), x[u] + k * Columns);
+        if (Columns > 1 || !a.extra) continue;
+        const T value = extra ? extra[row] : T(1);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k) x[u][k] = of_vector(k) ? x[u][k] : value;
       }
-      from = end;
-    }
+      if (int(added[kRows - 1].row % kRangeBuckets) == bucket) {  // all: buckets are in order
+        LSHKIT_UNROLL
+        for (int u = 0; u < kRows; ++u) LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k) sum[k] += added[u].weight * x[u][k];
+        return;
+      }
+      LSHKIT_UNROLL
+      for (int u = 0; u < kRows; ++u) {
+        const int own = int(added[u].row % kRangeBuckets);
+        if (own != bucket) {
+          add_to(to, sum);
+          bucket = own;
+          to = m.sums + bucket * slice;
+          LSHKIT_UNROLL
+          for (int k = 0; k < kOwn; ++k) sum[k] = 0;
+        }
+        LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k) sum[k] += added[u].weight * x[u][k];
+      }
+    };
+    int first = begin;
+    for (; first + kBatch <= end; first += kBatch)
+      add(std::integral_constant<int, kBatch>{}, first);
+    for (; first < end; ++first) add(std::integral_constant<int, 1>{}, first);
+    if (bucket >= 0) add_to(to, sum);
     __syncthreads();
-    for (int c = thread_index(); c < width; c += kSegmentThreads)
-      for (int w = 1; w < kSegmentWarps; ++w)
-        if (m.waits_for[w] >= 0) m.sums[m.waits_for[w] * slice + c] += m.waiting[w * slice + c];
+    // The first group whose sum waits for a bucket adds those of all.
+    const int waited = m.waits_for[group];
+    if (waited >= 0 && waited != m.waits_for[group - 1])
+      for (int g = group; g < kGroups && m.waits_for[g] == waited; ++g)
+        each_load([&](int, int column) {
+          T* const from = m.waiting + g * slice + column;
+          T* const own = m.sums + waited * slice + column;
+          T x[Columns], y[Columns];
+          load_columns<kElement<T>, Columns>(from, true, x);
+          load_columns<kElement<T>, Columns>(own, true, y);
+          LSHKIT_UNROLL
+          for (int j = 0; j < Columns; ++j) y[j] += x[j];
+          store_columns<kElement<T>, Columns>(own, y);
+          store_columns<kElement<T>, Columns>(from, zeros);
+        });
     __syncthreads();
   }
   __syncthreads();
-  const index_t at = ((local * a.hashes + hash) * a.table_rows + first_bucket) * a.columns();
-  for (int b = warp; b < buckets; b += kSegmentWarps)
-    for (int c = lane; c < width; c += kWarp) {
-      const index_t to = at + b * a.columns() + first_column + c;
-      const T sum = m.sums[b * slice + c];
-      if (a.short_tables)
-        store_element(a.tables, to, Element::bfloat16, sum);
+  const index_t table = table_row * a.columns() + first_column;
+  for (int b = group; b < buckets; b += kGroups)
+    each_load([&](int, int column) {
+      T x[Columns];
+      load_columns<kElement<T>, Columns>(m.sums + b * slice + column, true, x);
+      const index_t to = table + b * a.columns() + column;
+      if (sizeof(T) == 4 && a.short_tables)
+        store_columns<Element::bfloat16, Columns>(reinterpret_cast<std::uint16_t*>(a.tables) + to,
+                                                  x);
       else
-        a.tables[to] = sum;
-    }
+        store_columns<kElement<T>, Columns>(a.tables + to, x);
+    });
 }
 
 }  // namespace lshkit::cuda

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kPairThreads) window_kernel(Window window) {
   const index_t first_column = block_index() % column_tiles * kPairTile;
   const index_t first = block_index() / column_tiles % owner_tiles * kPairTile;
   const index_t task = block_index() / column_tiles / owner_tiles;
-  const Span owner = span_of(p.owner.side, p.query_heads, task);
-  const Span other = span_of(p.other.side, p.query_heads, task);
+  const Span owner = span_of<index_t>(p.owner.side, p.query_heads, task);
+  const Span other = span_of<index_t>(p.other.side, p.query_heads, task);
   const index_t owners = least(kPairTile, owner.count - first);
   if (owners <= 0) return;  // all of the block
 

@@ -28,6 +28,14 @@ __device__ inline void load_words(const void* from, Words<Word, Count>& to) {
   std::memcpy(&to, emulation::aligned(from, sizeof to), sizeof to);
 #endif
 }
+template <class Word, int Count>
+__device__ inline void store_words(void* to, const Words<Word, Count>& from) {
+#ifdef __CUDACC__
+  *static_cast<Words<Word, Count>*>(to) = from;
+#else
+  std::memcpy(const_cast<void*>(emulation::aligned(to, sizeof from)), &from, sizeof from);
+#endif
+}
 // Elements that lie next to each other, by one load, of more than 16 bytes by two; zeros without.
 // Nothing but the load is conditional: the zeros are of words, and numbers are made of either.
 template <Element E, int Count, class T>
@@ -58,6 +66,28 @@ __device__ inline void load_columns(const void* from, bool loads, T* x) {
     if (loads) load_words(from, row);
     LSHKIT_UNROLL
     for (int k = 0; k < Count; ++k) x[k] = row.word[k];
+  }
+}
+// To float32, float64 or, rounded, bfloat16; 16 bytes at a time at most.
+template <Element E, int Count, class T>
+__device__ inline void store_columns(void* to, const T* x) {
+  constexpr int kBytes = kElementBytes<E>;
+  if constexpr (kBytes * Count > 16) {
+    store_columns<E, Count / 2>(to, x);
+    store_columns<E, Count / 2>(static_cast<char*>(to) + kBytes * Count / 2, x + Count / 2);
+  } else if constexpr (kBytes > 2) {
+    static_assert(sizeof(T) == kBytes, "");
+    Words<T, Count> row;
+    LSHKIT_UNROLL
+    for (int k = 0; k < Count; ++k) row.word[k] = x[k];
+    store_words(to, row);
+  } else if constexpr (Count > 1) {
+    Words<std::uint32_t, Count / 2> pairs;
+    LSHKIT_UNROLL
+    for (int k = 0; k < Count; k += 2) pairs.word[k / 2] = to_bfloat16_pair(x[k], x[k + 1]);
+    store_words(to, pairs);
+  } else {
+    *static_cast<std::uint16_t*>(to) = to_bfloat16(*x);
   }
 }
 
