@@ -160,9 +160,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const KeptViews kept(out, divisors, in, options.normalize);
   options.kept = kept.kept();
   if (gradients.empty()) return;
-  std::vector<const TensorView*> views =
-      in.views({&query_codes, &key_codes, &gradients.query, &gradients.key, &gradients.value});
-  for (const auto& more : {subset.views(), kept.views()})
+  std::vector<const TensorView*> views = in.views({&query_codes, &key_codes});
+  for (const auto& more : {subset.views(), kept.views(), gradients.views()})
     views.insert(views.end(), more.begin(), more.end());
   const CudaCall gpu(views);
   if (gpu.run([&](const auto& queue, void* scratch) {
@@ -213,7 +212,9 @@ void expectation_backward(py::handle query, py::handle key, py::handle value, py
   check_range("n_bits", n_bits, 1, kMaxBits);
   const AttentionOptions options = check_options(causal, normalize, gradient, Gradient::exact);
   if (gradients.empty()) return;
-  const CudaCall gpu(in.views({&gradients.query, &gradients.key, &gradients.value}));
+  std::vector<const TensorView*> views = in.views({});
+  for (const TensorView* view : gradients.views()) views.push_back(view);
+  const CudaCall gpu(views);
   if (gpu.run([&](const auto& queue, void* scratch) {
         in.query.require_type(kSampledTypes);
         return cuda::expected_backward(queue, in.shape, options, static_cast<int>(n_bits),

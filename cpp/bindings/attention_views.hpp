@@ -1,5 +1,6 @@
 #pragma once
 // What the attention functions take, checked.
+#include <optional>
 #include <vector>
 
 #include "checks.hpp"
@@ -97,31 +98,44 @@ class DivisorsView {
   bool wanted_;
 };
 
-struct GradientViews {
-  TensorView query, key, value;
-
-  GradientViews(const AttentionViews& in, py::handle query_object, py::handle key_object,
-                py::handle value_object)
-      : query("grad_query", query_object, TensorView::Place::any),
-        key("grad_key", key_object, TensorView::Place::any),
-        value("grad_value", value_object, TensorView::Place::any) {
-    check_like(query, in.query);
-    check_like(key, in.key);
-    check_like(value, in.value);
+// Of the inputs whose gradient is wanted; None for the others.
+class GradientViews {
+ public:
+  GradientViews(const AttentionViews& in, py::handle query, py::handle key, py::handle value) {
+    emplace(query_, "grad_query", query, in.query);
+    emplace(key_, "grad_key", key, in.key);
+    emplace(value_, "grad_value", value, in.value);
   }
-  bool empty() const { return query.size() == 0 && key.size() == 0 && value.size() == 0; }
+  bool empty() const {
+    for (const TensorView* view : views())
+      if (view && view->size() > 0) return false;
+    return true;
+  }
+  // Null for those that are not wanted.
+  std::vector<const TensorView*> views() const {
+    return {query_ ? &*query_ : nullptr, key_ ? &*key_ : nullptr, value_ ? &*value_ : nullptr};
+  }
 
   template <class T>
   AttentionGradients<T> gradients(const AttentionViews& in) const {
-    return {float_matrices<T, const void>(in.out), float_matrices<T, void>(query),
-            float_matrices<T, void>(key), float_matrices<T, void>(value)};
+    return {float_matrices<T, const void>(in.out), output<T>(query_), output<T>(key_),
+            output<T>(value_)};
   }
 
  private:
-  static void check_like(const TensorView& gradient, const TensorView& of) {
+  static void emplace(std::optional<TensorView>& view, const char* name, py::handle object,
+                      const TensorView& of) {
+    if (object.is_none()) return;
+    const TensorView& gradient = view.emplace(name, object, TensorView::Place::any);
     check_vectors(gradient, of.type()).require_output();
     gradient.require_shape({of.shape(0), of.shape(1), of.shape(2), of.shape(3)});
   }
+  template <class T>
+  static Output<T> output(const std::optional<TensorView>& view) {
+    return view ? float_matrices<T, void>(*view) : Output<T>{};
+  }
+
+  std::optional<TensorView> query_, key_, value_;
 };
 
 }  // namespace lshkit

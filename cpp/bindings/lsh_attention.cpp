@@ -82,11 +82,12 @@ void backward(py::handle query, py::handle key, py::handle value, py::handle key
   log_sum.require_type({kFloat32}).require_contiguous();
   log_sum.require_shape({s.batch, s.heads, s.n_queries});
   if (gradients.empty()) return;
+  const std::vector<const TensorView*> wanted = gradients.views();
+  const auto to = [&](int i) { return wanted[i] ? matrices<float>(*wanted[i]) : Tensor<float>{}; };
   WithoutGil without_gil;
   lsh_attention_backward(s, in.options, in.tensors(),
                          {matrices<const float>(out), matrices<const float>(in.out),
-                          log_sum.data<const float>(), matrices<float>(gradients.query),
-                          matrices<float>(gradients.key), matrices<float>(gradients.value)},
+                          log_sum.data<const float>(), to(0), to(1), to(2)},
                          threads);
 }
 

@@ -133,7 +133,7 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
   soft.check_codes_of(queries, keys);
   const DivisorsView divisors(divisors_object, in.shape, soft.options.normalize);
   Input<float> out;
-  std::optional<TensorView> out_view, grad_parameters_view;
+  std::optional<TensorView> out_view, grad_sharpness_view, grad_parameters_view;
   if (!out_object.is_none() || soft.options.normalize != Normalize::none) {
     const TensorView& view = out_view.emplace("out", out_object, kAnyPlace);
     check_vectors(view, in.query.type());
@@ -141,10 +141,14 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
     out = float_matrices<float, const void>(view);
   }
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
-  const TensorView grad_sharpness("grad_sharpness", grad_sharpness_object, kAnyPlace);
-  grad_sharpness.require_type({kFloat32})
-      .require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
-  grad_sharpness.require_contiguous().require_writable();
+  float* grad_sharpness = nullptr;
+  if (!grad_sharpness_object.is_none()) {
+    const TensorView& grad =
+        grad_sharpness_view.emplace("grad_sharpness", grad_sharpness_object, kAnyPlace);
+    grad.require_type({kFloat32}).require_contiguous().require_writable();
+    grad.require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
+    grad_sharpness = grad.data<float>();
+  }
   float* grad_parameters = nullptr;
   if (!grad_parameters_object.is_none()) {
     const TensorView& grad =
@@ -156,22 +160,22 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
         {soft.parameters.shape(0), soft.parameters.shape(1), soft.parameters.shape(2)});
     grad_parameters = grad.data<float>();
   }
-  const CudaCall gpu(soft.views(queries, keys,
-                                {divisors.view(), out_view ? &*out_view : nullptr, &gradients.query,
-                                 &gradients.key, &gradients.value, &grad_sharpness,
-                                 grad_parameters_view ? &*grad_parameters_view : nullptr}));
+  std::vector<const TensorView*> views = soft.views(queries, keys, {divisors.view()});
+  for (const auto* view : {&out_view, &grad_sharpness_view, &grad_parameters_view})
+    if (*view) views.push_back(&**view);
+  for (const TensorView* view : gradients.views()) views.push_back(view);
+  const CudaCall gpu(views);
   if (gpu.run([&](const auto& queue, void* scratch) {
         return cuda::soft_attention_backward(
             queue, in.shape, soft.options, soft.functions, in.inputs<float>(), out, divisors.data(),
-            queries.soft(), keys.soft(), gradients.gradients<float>(in),
-            grad_sharpness.data<float>(), grad_parameters, scratch);
+            queries.soft(), keys.soft(), gradients.gradients<float>(in), grad_sharpness,
+            grad_parameters, scratch);
       }))
     return;
   WithoutGil without_gil;
   soft_attention_backward(in.shape, soft.options, soft.functions, in.inputs<float>(), out,
                           divisors.data(), queries.soft(), keys.soft(),
-                          gradients.gradients<float>(in), grad_sharpness.data<float>(),
-                          grad_parameters, threads);
+                          gradients.gradients<float>(in), grad_sharpness, grad_parameters, threads);
 }
 
 }  // namespace

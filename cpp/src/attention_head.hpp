@@ -209,7 +209,8 @@ inline void restore_sums(Normalize normalize, const Input<float>& out, const flo
     for (index_t c = 0; c < raw.columns; ++c) raw.row(i)[c] = rows.row(i)[c] * divisor[i];
 }
 
-// The backward pass of one head: its inputs, and where its gradients go.
+// The backward pass of one head: its inputs, and where its gradients go. One that is not wanted is
+// a matrix without data and rows.
 template <class T>
 struct HeadBackward {
   HeadRange range;
@@ -217,6 +218,12 @@ struct HeadBackward {
   Matrix<const T> grad;  // of the output
   Matrix<T> query_grad, key_grad, value_grad;
 };
+template <class T>
+Matrix<T> gradient_rows(const Output<T>& x, RowPosition at, index_t rows, index_t columns,
+                        T* converted) {
+  if (!x.data) return {nullptr, 0, 0, columns};
+  return rows_to(x, at, rows, columns, converted);
+}
 
 // The parts of a pair gradient that do not depend on the weight of a pair. grad: of the output
 // before its normalisation.
@@ -239,8 +246,15 @@ void fill_pair_gradient(PairGradient<T>& p, const HeadBackward<T>& b, const Norm
 
 template <class T>
 void unit_norms_backward(const PairGradient<T>& p) {
-  kernels().typed<T>().unit_norm_backward(p.query, p.query_inverse_norm, p.query_grad);
-  kernels().typed<T>().unit_norm_backward(p.key, p.key_inverse_norm, p.key_grad);
+  const auto& typed = kernels().typed<T>();
+  if (p.query_grad.data) typed.unit_norm_backward(p.query, p.query_inverse_norm, p.query_grad);
+  if (p.key_grad.data) typed.unit_norm_backward(p.key, p.key_inverse_norm, p.key_grad);
+}
+// A row that takes no part has no gradient of its value.
+template <class T>
+void clear_invalid_rows(Matrix<T> value_grad, const std::uint8_t* valid) {
+  for (index_t j = 0; j < value_grad.rows; ++j)
+    if (!valid[j]) std::fill_n(value_grad.row(j), value_grad.columns, T(0));
 }
 
 // Memory of a thread for the heads of queries that share a head of keys: what is converted, and the
@@ -286,17 +300,20 @@ void key_head_backward(const AttentionShape& shape, const AttentionInputs<T>& in
   const std::size_t bytes = BackwardMemory<T>(Arena(), shape, in, to, b.range, several).bytes;
   const BackwardMemory<T> memory(Arena(thread_scratch(bytes, Scratch::rows)), shape, in, to,
                                  b.range, several);
-  const Matrix<T> key_sum = rows_to(to.key, b.range.keys, n_keys, d, memory.key_sum);
-  const Matrix<T> value_sum = rows_to(to.value, b.range.keys, n_keys, dv, memory.value_sum);
+  const Matrix<T> key_sum = gradient_rows(to.key, b.range.keys, n_keys, d, memory.key_sum);
+  const Matrix<T> value_sum = gradient_rows(to.value, b.range.keys, n_keys, dv, memory.value_sum);
+  const auto of_one_head = [&](index_t g, const Matrix<T>& sum, T* own) {
+    return g == 0 || !sum.data ? sum : Matrix<T>{own, sum.columns, sum.rows, sum.columns};
+  };
   b.head = head_of(shape, in, b.range, memory.head);
   for (index_t g = 0; g < group; ++g) {
     b.range = head_range(shape, task * group + g);
     if (g > 0)
       b.head.query = rows_as<T>(in.query, b.range.queries, n_queries, d, memory.head.query);
     b.grad = rows_as<T>(to.out, b.range.queries, n_queries, dv, memory.grad);
-    b.query_grad = rows_to(to.query, b.range.queries, n_queries, d, memory.query_grad);
-    b.key_grad = g == 0 ? key_sum : Matrix<T>{memory.key_grad, d, n_keys, d};
-    b.value_grad = g == 0 ? value_sum : Matrix<T>{memory.value_grad, dv, n_keys, dv};
+    b.query_grad = gradient_rows(to.query, b.range.queries, n_queries, d, memory.query_grad);
+    b.key_grad = of_one_head(g, key_sum, memory.key_grad);
+    b.value_grad = of_one_head(g, value_sum, memory.value_grad);
     body(b);
     store_rows(to.query, b.range.queries, b.query_grad);
     if (g == 0) continue;

@@ -16,6 +16,7 @@ namespace lshkit {
 
 // Probes of a side that are there at once, at most: longer sides go in runs of rows.
 inline constexpr index_t kProbeBytes = index_t(24) << 20;
+inline constexpr index_t kMostTables = index_t(512) << 10;  // bytes of a pass
 
 // Probes of a run of rows, with codes replaced by table rows.
 template <class T>
@@ -81,7 +82,8 @@ class HeadPasses {
     compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     // A pass's tables should stay in the L2 cache, beside the rows that stream through it.
-    const index_t l2 = cache_sizes().l2, tables = l2 / 2;
+    // More than kMostTables take longer where it is larger, too: 1.2 times as long in 1 MB of 2.
+    const index_t l2 = cache_sizes().l2, tables = std::min(l2 / 2, kMostTables);
     at_once_ = table_rows_ * 2 * kSliceBytes <= tables ? 2 : 1;
     group_ = compact_ ? 1
                       : std::clamp<index_t>(tables / (table_rows_ * at_once_ * kSliceBytes), 1,
@@ -112,7 +114,8 @@ class HeadPasses {
   ColumnBlocks<Element> blocks(Matrix<Element> matrix, int use) const {
     constexpr index_t width = kSliceBytes / sizeof(T);
     const bool whole = first_slice_ == 0 && last_slice_ == slice_count<T>(matrix.columns);
-    return {matrix, blocks_ && whole ? block_memory_[use] : nullptr, at_once_ * width};
+    const bool copied = blocks_ && whole && matrix.data;
+    return {matrix, copied ? block_memory_[use] : nullptr, at_once_ * width};
   }
   // Of the visits to a hash.
   bool first_visit() const { return chunk_first_ == first_slice_; }

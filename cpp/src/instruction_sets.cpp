@@ -68,6 +68,8 @@ Processor Processor::this_one(bool ask_for_tiles) {
   Processor p;
 #ifdef LSHKIT_X86
   unsigned eax, ebx, ecx, edx;
+  if (__get_cpuid(0, &eax, &ebx, &ecx, &edx))
+    p.intel = ebx == signature_INTEL_ebx && ecx == signature_INTEL_ecx;
   if (__get_cpuid(1, &eax, &ebx, &ecx, &edx)) p.leaf1_ecx = ecx;
   if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) {
     p.leaf7_ebx = ebx;
@@ -89,12 +91,12 @@ Processor Processor::this_one(bool ask_for_tiles) {
 }
 
 std::vector<InstructionSet> instruction_sets(const Processor& p) {
-  std::vector<InstructionSet> sets = {{"base", base::table, {}}};
+  std::vector<InstructionSet> sets = {{"base", base::table, {}, false}};
 #ifdef LSHKIT_X86
   const auto add = [&](const char* name, Kernels (*table)(),
                        std::initializer_list<std::string> reasons) {
     // What a set needs the next one needs too.
-    sets.push_back({name, table, first({sets.back().missing, first(reasons)})});
+    sets.push_back({name, table, first({sets.back().missing, first(reasons)}), false});
   };
   add("avx2", avx2::table,
       {missing({{"fma", p.leaf1_ecx, 12},
@@ -110,13 +112,14 @@ std::vector<InstructionSet> instruction_sets(const Processor& p) {
                 {"avx512vl", p.leaf7_ebx, 31}}),
        unsaved(p, kAvx512State, "the registers of AVX-512")});
   add("avx512_bf16", avx512_bf16::table, {missing({{"avx512_bf16", p.leaf7_1_eax, 5}})});
+  sets.back().slow = p.intel;  // products at half the rate of float32's
   add("amx", amx::table,
       {missing({{"amx_tile", p.leaf7_edx, 24}, {"amx_bf16", p.leaf7_edx, 22}}),
        unsaved(p, kTileState, "tiles"), p.tiles_refused});
 #else
   (void)p;
 #endif
-  sets.push_back({"amx_twin", amx_twin::table, {}});
+  sets.push_back({"amx_twin", amx_twin::table, {}, false});
   return sets;
 }
 
@@ -124,7 +127,7 @@ const InstructionSet& choose(const std::vector<InstructionSet>& sets, const char
   const std::size_t last = sets.size() - 1;
   if (!asked || !*asked) {
     std::size_t best = last - 1;
-    while (!sets[best].missing.empty()) --best;  // base misses nothing
+    while (sets[best].slow || !sets[best].missing.empty()) --best;  // base misses nothing
     return sets[best];
   }
   std::string names;

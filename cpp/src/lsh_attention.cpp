@@ -18,6 +18,7 @@ Matrix<const float> rows_of(const Tensor<const float>& x, index_t batch, index_t
 }
 Matrix<float> rows_of(const Tensor<float>& x, index_t batch, index_t head, index_t rows,
                       index_t columns) {
+  if (!x.data) return {nullptr, 0, 0, columns};  // not wanted
   return {x.matrix(batch, head), x.row_stride, rows, columns};
 }
 
@@ -122,14 +123,15 @@ bool by_buckets(const Problem& problem, index_t key_matrix, const BucketCosts& c
   const index_t m = problem.options.n_hashes, n_buckets = index_t(1) << problem.options.n_bits;
   const index_t rows = problem.group * shape.n_queries;
   const double blocks = double(shape.n_keys) / 256;
-  const double compare = double(rows) * m * blocks * problem.in.key_codes.bytes;
+  const double seen = problem.options.causal ? 0.5 : 1;
+  const double compare = seen * double(rows) * m * blocks * problem.in.key_codes.bytes;
   const double look_up = double(rows) * (m * cost.look_up + blocks * kBits);
   // Few queries, and tables larger than the codes: sorting would take longer.
   if (shape.n_queries < 256 || n_buckets > 4 * shape.n_keys || look_up >= compare) return false;
   const double pairs =
       bucket_pairs(problem.query_codes(key_matrix * problem.group), rows,
                    problem.key_codes(key_matrix), shape.n_keys, m, n_buckets, threads);
-  return look_up + cost.pair * pairs < compare;
+  return look_up + seen * cost.pair * pairs < compare;
 }
 
 // Queries whose sums a task keeps. Sorting a block of keys into buckets costs a task what looking
@@ -220,10 +222,10 @@ void lsh_attention_backward(const AttentionShape& shape, const LshAttentionOptio
     kernels().softmax_backward(pass);
     // What has a NaN or infinity has no gradient.
     for (const SoftmaxQueryGradient& q : heads)
-      for (index_t i = 0; i < n; ++i)
+      for (index_t i = 0; i < q.grad_query.rows; ++i)
         if (!q.valid[i]) std::fill_n(q.grad_query.row(i), shape.n_features, kNaN);
     const std::uint8_t* mask = in.key_mask.rows(batch);
-    for (index_t j = 0; j < shape.n_keys; ++j)
+    for (index_t j = 0; j < pass.grad_key.rows; ++j)
       if (!pass.keys.valid[j] && (!mask || mask[j]))
         std::fill_n(pass.grad_key.row(j), shape.n_features, kNaN);
   });

@@ -227,7 +227,8 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
                              SoftCodes key_codes, AttentionGradients<float> gradients,
                              float* sharpness_grads, float* parameter_grads, int threads) {
   const index_t n_hashes = functions.n_hashes;
-  std::fill_n(sharpness_grads, head_count(shape), 0.0f);  // of sequences without a row
+  if (sharpness_grads)
+    std::fill_n(sharpness_grads, head_count(shape), 0.0f);  // of sequences without a row
   const auto head_backward = [&](const HeadBackward<float>& b, float* plane_grads) {
     AttentionHead<float> head = b.head;
     const Sides sides(options, query_codes, key_codes, n_hashes, b.range);
@@ -256,27 +257,27 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
         });
 
     double sharpness = 0;
-    const auto take_grads = [&sharpness](WeightedSide<float>& to, const SoftSide& side,
-                                         float* margin_grads) {
+    const auto take_grads = [&](WeightedSide<float>& to, const SoftSide& side, float* margin_grads,
+                                const Matrix<float>& rows_grad) {
       if (side.n_probes == 1) return;  // a weight of 1, whatever the row
+      if (!rows_grad.data && !sharpness_grads && !plane_grads) return;
       to.take_grads = [&sharpness, &side, &to, margin_grads](const ProbeRun& run, index_t group,
                                                              const float* weights,
                                                              const float* weight_grads) {
         sharpness += side.reduce(run, to.valid, group, weights, weight_grads, margin_grads);
       };
     };
-    take_grads(weighted.query, sides.query, query_margins);
-    take_grads(weighted.key, sides.key, key_margins);
+    take_grads(weighted.query, sides.query, query_margins, b.query_grad);
+    take_grads(weighted.key, sides.key, key_margins, b.key_grad);
     weighted_sum_backward(weighted, grad, bias, b.value_grad);
-    for (index_t j = 0; j < b.range.n_keys; ++j)
-      if (!s.norms.key_valid[j])
-        std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);
-    sharpness_grads[b.range.index] = float(sharpness);
+    clear_invalid_rows(b.value_grad, s.norms.key_valid);
+    if (sharpness_grads) sharpness_grads[b.range.index] = float(sharpness);
 
     const HashFunctions of_head = functions_of_head(functions, b.range.keys.head);
     const auto rows_backward = [&](Matrix<const float> x, const float* inverse,
                                    const SoftSide& side, const float* margin_grads,
                                    Matrix<float> to) {
+      if (!to.data) return;
       if (side.n_probes > 1)
         return soft_hash_rows_backward(of_head, x, inverse, side.soft, side.n_selected,
                                        margin_grads, to);

@@ -86,6 +86,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                    });
       passes.clear();
     }
+    if (!value_grad.data && !s.key.take_grads) return;
     // A key's weight gets that of its value with the bucket of gradients, and its value the sum of
     // those buckets.
     passes.sweep(queries, keys, back, hash, group,
@@ -95,7 +96,7 @@ void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const
                      p.add = passes.rows(queries, added, grads.from(column), row);
                      p.read = passes.rows(keys, readers, values.from(column), row);
                      const Matrix<T> to = value_grads.from(column);
-                     p.sum = readers ? to.row(row) : nullptr;
+                     p.sum = readers && value_grad.data ? to.row(row) : nullptr;
                      p.sum_stride = to.stride;
                      p.accumulate_sum = hash > 0;
                      if (s.key.take_grads) {

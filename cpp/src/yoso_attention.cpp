@@ -169,17 +169,17 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
         });
 
     // Values: the transpose of the sum, from the same codes.
-    HeadSum<float> transposed = forward;
-    std::swap(transposed.n_queries, transposed.n_keys);
-    std::swap(transposed.query_codes, transposed.key_codes);
-    transposed.values = grad;
-    transposed.key_mask = s.norms.query_valid;
-    transposed.order = transposed_order(forward.order);
-    transposed.out = b.value_grad;
-    sums.all(transposed);
-    for (index_t j = 0; j < b.range.n_keys; ++j)
-      if (!s.norms.key_valid[j])
-        std::memset(b.value_grad.row(j), 0, sizeof(float) * shape.n_values);
+    if (b.value_grad.data) {
+      HeadSum<float> transposed = forward;
+      std::swap(transposed.n_queries, transposed.n_keys);
+      std::swap(transposed.query_codes, transposed.key_codes);
+      transposed.values = grad;
+      transposed.key_mask = s.norms.query_valid;
+      transposed.order = transposed_order(forward.order);
+      transposed.out = b.value_grad;
+      sums.all(transposed);
+      clear_invalid_rows(b.value_grad, s.norms.key_valid);
+    }
 
     const auto finish = [&](const PairGradient<float>& p) {
       if (options.window > 0)
@@ -198,7 +198,11 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.key_codes = subset.keys.rows(b.range.key_row, subset.n_hashes);
       p.n_hashes = subset.n_hashes;
     };
-    if (options.gradient == Gradient::lower_bound) {
+    if (!b.query_grad.data && !b.key_grad.data) {
+      SampledGradient p;
+      fill(p);
+      finish(p);
+    } else if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill(p);
       p.n_buckets = forward.n_buckets;

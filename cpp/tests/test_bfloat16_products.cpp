@@ -287,6 +287,10 @@ TEST(the_best_instruction_set_that_runs_is_chosen) {
   p.tiles_refused = "the system gives this process no tiles: Operation not permitted";
   CHECK(chosen(p) == "avx512_bf16");
   CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: " + p.tiles_refused);
+  p.intel = true;
+  CHECK(chosen(p) == "avx512");
+  CHECK(refusal(p, "avx512_bf16") == "avx512_bf16");
+  p.intel = false;
   p.tiles_refused.clear();
   p.saved_state = 0xe7;
   CHECK(refusal(p, "amx") == "LSHKIT_ISA=amx does not run here: the system does not save tiles");

@@ -2,10 +2,12 @@
 
 query_starts and key_starts, int64, say where packed sequences start (batch 1). rotation, from
 `gradient_rotation`, goes with gradient_rank; window, gradient_rank and gradient_hashes 0 are off.
+output_mask says which of a backward operator's gradients are wanted: the others are empty.
 divisors (batch, heads, n_queries) is what the rows of sums were divided by, (batch, heads, 0)
 without a normalisation: with the output, the sums that the backward pass would add up again.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from lshkit.torch_ops.library import (
     fake,
     mask_rows,
     new_codes,
-    new_gradient,
     new_gradients,
     new_output,
     no_second_derivative,
@@ -30,6 +31,7 @@ from lshkit.torch_ops.library import (
     register_vmap,
     rows,
     rows_of,
+    wanted_only,
 )
 
 NORMALIZE: dict[str | None, int] = {None: 0, "sum": 1, "l2": 2}
@@ -42,15 +44,17 @@ _QKV = (
 )
 _OPTIONS = "bool is_causal, int normalize, int gradient"
 _SKETCH = "int gradient_rank=0, Tensor? rotation=None, int gradient_hashes=0"
+_MASK = "bool[3] output_mask=[True, True, True]"
 _THREE = "(Tensor, Tensor, Tensor)"
 define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
     f"int window=0, {_SKETCH}) -> (Tensor, Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}, Tensor? out=None, Tensor? divisors=None) "
-    f"-> {_THREE}",
+    f"int n_bits, {_OPTIONS}, int window=0, {_SKETCH}, Tensor? out=None, Tensor? divisors=None, "
+    f"{_MASK}) -> {_THREE}",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
-    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}) -> {_THREE}",
+    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}, {_MASK}) "
+    f"-> {_THREE}",
 )
 
 
@@ -131,9 +135,10 @@ def _yoso_attention_backward(
     gradient_hashes: int = 0,
     out: Tensor | None = None,
     divisors: Tensor | None = None,
+    output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, ...]:
     dtype = _sampled_dtype(query)
-    gradients = new_gradients(dtype, query, key, value)
+    gradients = new_gradients(dtype, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
     check_codes("query_codes", query_codes, 2**n_bits)
@@ -145,7 +150,7 @@ def _yoso_attention_backward(
     _C.yoso_backward(
         *(q, k, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, is_causal, normalize, gradient, rows(grad_out, dtype)),
-        *(*gradients, torch.get_num_threads()),
+        *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
         window=window,
         gradient_rank=gradient_rank,
         rotation=rotation,
@@ -197,14 +202,16 @@ def _expected_attention_backward(
     is_causal: bool,
     normalize: int,
     gradient: int,
+    output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, ...]:
-    gradients = new_gradients(query.dtype, query, key, value)
+    gradients = new_gradients(query.dtype, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_() for g in gradients)
     q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_backward(
         *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, gradient),
-        *(rows(grad_out, query.dtype), *gradients, torch.get_num_threads()),
+        rows(grad_out, query.dtype),
+        *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
     )
@@ -247,7 +254,9 @@ def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
 
 @fake("yoso_attention_backward", "expected_attention_backward")
 def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
-    return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
+    # torch leaves out a last argument that is as by default.
+    output_mask = options[-1] if isinstance(options[-1], Sequence) else (True,) * 3
+    return new_gradients(query.dtype, query, key, value, output_mask)
 
 
 def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
@@ -265,12 +274,13 @@ def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
 def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 17
+    wanted = ctx.needs_input_grad[:3]
     *tensors, rotation, out, divisors = ctx.saved_tensors
     options, hashes = ctx.options
     gradients = yoso_attention_backward(
-        grad_out, *tensors, *options, rotation, hashes, out, divisors
+        grad_out, *tensors, *options, rotation, hashes, out, divisors, wanted
     )
-    return *gradients, *(None,) * 14
+    return *wanted_only(gradients, wanted), *(None,) * 14
 
 
 def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
@@ -280,8 +290,9 @@ def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _expected_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 7
+    wanted = ctx.needs_input_grad[:3]
+    gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options, wanted)
+    return *wanted_only(gradients, wanted), *(None,) * 7
 
 
 yoso_attention: Operator = differentiable("yoso_attention", _setup_yoso, _yoso_backward)

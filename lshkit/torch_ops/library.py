@@ -155,9 +155,9 @@ def register_vmap(
         x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
         return x.flatten(0, 1)
 
-    def rule(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
+    def rule(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        mapped = {i for i, dim in enumerate(in_dims) if dim is not None}
+        mapped = {i for i, dim in enumerate(in_dims) if isinstance(dim, int)}  # of a list: a list
         if mapped <= set(with_batch) and all(
             args[i] is None or args[i] is False for i in only_without
         ):
@@ -214,12 +214,29 @@ def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
     return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
 
 
-def new_gradients(dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor) -> Three:
-    return new_gradient(query, dtype), new_gradient(key, dtype), new_gradient(value, dtype)
+# An operator of several gradients has an output_mask, as torch's own do: which of them are wanted.
+# Each of the others is an empty tensor of two dimensions, of which vmap can map the first.
 
 
-def new_gradient(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
+def new_gradients(
+    dtype: torch.dtype, query: Tensor, key: Tensor, value: Tensor, output_mask: Sequence[bool]
+) -> Three:
+    of_query, of_key, of_value, *_ = output_mask
+    return (
+        new_gradient(query, dtype, wanted=of_query),
+        new_gradient(key, dtype, wanted=of_key),
+        new_gradient(value, dtype, wanted=of_value),
+    )
+
+
+def new_gradient(x: Tensor, dtype: torch.dtype, *, wanted: bool = True) -> Tensor:
+    return x.new_empty(x.shape if wanted else (x.shape[0], 0), dtype=dtype)
+
+
+def wanted_only(gradients: Sequence[Tensor], output_mask: Sequence[bool]) -> Any:
+    """As many, None in the place of the others: for the core and for autograd."""
+    both = zip(gradients, output_mask, strict=True)
+    return [gradient if wanted else None for gradient, wanted in both]
 
 
 def check_codes(name: str, codes: Tensor, n_buckets: int) -> None:

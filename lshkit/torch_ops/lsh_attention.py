@@ -21,7 +21,6 @@ from lshkit.torch_ops.library import (
     fake,
     mask_rows,
     new_codes,
-    new_gradient,
     new_gradients,
     new_output,
     no_second_derivative,
@@ -30,6 +29,7 @@ from lshkit.torch_ops.library import (
     register_vmap,
     rows,
     rows_of,
+    wanted_only,
 )
 
 WEIGHTING: dict[str, int] = {"horvitz_thompson": 0, "none": 1, "magicpig": 2}
@@ -42,7 +42,8 @@ define(
     f"lsh_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, bool center, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     f"lsh_attention_backward(Tensor grad_out, {_QKV}, Tensor out, Tensor log_sum, Tensor centre, "
-    f"Tensor query_codes, Tensor key_codes, int n_bits, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor query_codes, Tensor key_codes, int n_bits, {_OPTIONS}, "
+    "bool[3] output_mask) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -125,10 +126,11 @@ def _lsh_attention_backward(
     query_codes: Tensor,
     key_codes: Tensor,
     n_bits: int,
-    *options: Any,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
+    *options, output_mask = rest
     q, k, v = rows_of(torch.float32, query, key, value)
-    gradients = new_gradients(torch.float32, query, key, value)
+    gradients = new_gradients(torch.float32, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
     scale, weighting, is_causal, offset, window, n_sinks = options
@@ -138,7 +140,7 @@ def _lsh_attention_backward(
         *(q, k - centre, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, scale, weighting, is_causal, offset, window),
         *(n_sinks, rows(grad_out, torch.float32), rows(out, torch.float32), log_sum.contiguous()),
-        *(*gradients, torch.get_num_threads()),
+        *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
     )
     return tuple(g.to(query.dtype) for g in gradients)
 
@@ -173,7 +175,7 @@ def _(
 def _(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
 ) -> tuple[Tensor, ...]:
-    return tuple(new_gradient(x, x.dtype) for x in (query, key, value))
+    return new_gradients(query.dtype, query, key, value, options[-1])
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -188,8 +190,9 @@ def _setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
         return (None,) * 15
-    gradients = lsh_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, *(None,) * 12
+    wanted = ctx.needs_input_grad[:3]
+    gradients = lsh_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options, wanted)
+    return *wanted_only(gradients, wanted), *(None,) * 12
 
 
 lsh_attention: Operator = differentiable("lsh_attention", _setup, _backward)

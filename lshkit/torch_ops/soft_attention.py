@@ -1,5 +1,6 @@
 """Attention with soft codes."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -25,6 +26,7 @@ from lshkit.torch_ops.library import (
     register_vmap,
     rows,
     rows_of,
+    wanted_only,
 )
 from lshkit.torch_ops.soft import check_sharpness, selected_bits
 
@@ -46,11 +48,12 @@ define(
     # (batch, heads, 0) without a normalisation.
     f"soft_attention({_QKV}, {_OPTIONS}) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    # The gradient of sharpness is for every (batch, head); that of the parameters is empty where it
-    # is not wanted.
+    # The gradient of sharpness is for every (batch, head). What is not wanted is empty: by the
+    # output_mask of query, key, value and sharpness, and of the parameters.
     f"soft_attention_backward(Tensor grad_out, Tensor? out, {_QKV}, {_CODES}, Tensor divisors, "
     f"{_OPTIONS}, "
-    "bool parameters_too) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "bool parameters_too, bool[4] output_mask) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -151,14 +154,14 @@ def _new_gradients(
     query_starts: Tensor | None,
     parameters: Tensor,
     parameters_too: bool,
+    output_mask: Sequence[bool],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    gradients = new_gradients(dtype, query, key, value)
     sequences = query.shape[0] if query_starts is None else query_starts.shape[0] - 1
-    shape = sequences, query.shape[1]
+    heads = query.shape[1] if output_mask[3] else 0
     return (
-        *gradients,
-        query.new_empty(shape, dtype=torch.float32),
+        *new_gradients(dtype, query, key, value, output_mask),
+        query.new_empty((sequences, heads), dtype=torch.float32),
         parameters.new_empty(parameters.shape if parameters_too else (0,)),
     )
 
@@ -176,9 +179,10 @@ def _soft_attention_backward(
 ) -> tuple[Tensor, ...]:
     soft_codes: Any = rest[:6]
     divisors = rest[6]
-    parameters, sharpness, *options, parameters_too = rest[7:]
+    parameters, sharpness, *options, parameters_too, output_mask = rest[7:]
     dtype = _core_dtype(query)
-    gradients = _new_gradients(query, key, value, query_starts, parameters, parameters_too, dtype)
+    wanted = parameters_too, output_mask
+    gradients = _new_gradients(query, key, value, query_starts, parameters, *wanted, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
         for gradient in gradients:
             gradient.zero_()
@@ -200,7 +204,7 @@ def _soft_attention_backward(
             *_flat(soft_codes),
             divisors.contiguous(),
             None if out is None else rows(out, dtype),
-            *(*gradients[:4], torch.get_num_threads()),
+            *(*wanted_only(gradients[:4], output_mask), torch.get_num_threads()),
             query_starts=query_starts,
             key_starts=key_starts,
             grad_parameters=gradients[4] if parameters_too else None,
@@ -242,7 +246,9 @@ def _(
     key_starts: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:
-    return _new_gradients(query, key, value, query_starts, rest[7], rest[-1], query.dtype)
+    *_, parameters_too, output_mask = rest
+    wanted = parameters_too, output_mask
+    return _new_gradients(query, key, value, query_starts, rest[7], *wanted, query.dtype)
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -263,19 +269,23 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
     tensors = ctx.saved_tensors  # once: unpacking is what makes checkpointing compute again
     sharpness = tensors[-1]
     parameters_too = ctx.needs_input_grad[6] and ctx.options[0] == FAMILY["hyperplane"]
-    *gradients, grad_sharpness, grad_parameters = soft_attention_backward(
-        grad_out, *tensors, *ctx.options, parameters_too
+    output_mask = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[7])
+    *gradients, grad_parameters = soft_attention_backward(
+        grad_out, *tensors, *ctx.options, parameters_too, output_mask
     )
-    key = gradients[1]
-    # One sharpness a head of keys, or one for all.
-    groups = grad_sharpness.shape[1] // max(1, key.shape[1])
-    grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key.shape[1], groups)).sum(1)
-    if sharpness.shape[0] == 1:
-        grad_sharpness = grad_sharpness.sum(0, keepdim=True)
+    *gradients, grad_sharpness = wanted_only(gradients, output_mask)
+    if grad_sharpness is not None:
+        # One sharpness a head of keys, or one for all.
+        key_heads = tensors[2].shape[1]
+        groups = grad_sharpness.shape[1] // max(1, key_heads)
+        grad_sharpness = grad_sharpness.sum(0).unflatten(0, (key_heads, groups)).sum(1)
+        if sharpness.shape[0] == 1:
+            grad_sharpness = grad_sharpness.sum(0, keepdim=True)
+        grad_sharpness = grad_sharpness.to(sharpness.dtype)
     return (
         *(*gradients, None, None, None),
         grad_parameters if parameters_too else None,
-        grad_sharpness.to(sharpness.dtype),
+        grad_sharpness,
         *(None,) * 7,
     )
 

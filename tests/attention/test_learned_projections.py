@@ -255,8 +255,8 @@ def test_operators_keep_torch_s_rules():
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     out, *codes = ops.soft_attention(*args)
-    for parameters_too in (False, True):
-        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], parameters_too
+    for wanted in ((False, [True] * 4), (True, [True] * 4), (True, [False, True, False, False])):
+        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], *wanted
         torch.library.opcheck(ops.soft_attention_backward, backward)
 
 
@@ -326,5 +326,6 @@ def test_only_hyperplanes_have_a_gradient():
     args = x, x, x, None, None, None, parameters, torch.ones(1)
     options = torch_ops.FAMILY["hadamard"], 3, 2, 2, 2, False, 0
     out, *codes = torch_ops.soft_attention(*args, *options)
+    wanted = True, [True] * 4
     with pytest.raises(ValueError, match="grad_parameters: only hyperplanes"):
-        torch_ops.soft_attention_backward(x, out, *args[:6], *codes, *args[6:], *options, True)
+        torch_ops.soft_attention_backward(x, out, *args[:6], *codes, *args[6:], *options, *wanted)

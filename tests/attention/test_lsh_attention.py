@@ -332,13 +332,14 @@ def test_opcheck(n_bits, masked):
     arguments = (*leaves(case), mask, parameters, 1, n_bits, 4, True, *options)
     torch.library.opcheck(op, arguments)
     out, log_sum, query_codes, key_codes, centre, _ = op(*arguments)
-    torch.library.opcheck(
-        torch.ops.lshkit.lsh_attention_backward.default,
-        (
-            *(case.grad_out, case.query, case.key, case.value, mask, out.detach(), log_sum),
-            *(centre, query_codes, key_codes, n_bits, *options),
-        ),
+    backward = (
+        *(case.grad_out, case.query, case.key, case.value, mask, out.detach(), log_sum),
+        *(centre, query_codes, key_codes, n_bits, *options),
     )
+    for output_mask in ([True, True, True], [False, True, False]):
+        torch.library.opcheck(
+            torch.ops.lshkit.lsh_attention_backward.default, (*backward, output_mask)
+        )
 
 
 def test_compile():

@@ -345,8 +345,9 @@ def test_operators_keep_torch_s_rules():
     torch.library.opcheck(ops.soft_attention, args)
     args = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
     out, *codes = ops.soft_attention(*args)
-    backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], False
-    torch.library.opcheck(ops.soft_attention_backward, backward)
+    for output_mask in ([True] * 4, [False, False, False, True], [False, True, True, False]):
+        backward = inputs.grad_out, out, *args[:6], *codes, *args[6:], False, output_mask
+        torch.library.opcheck(ops.soft_attention_backward, backward)
 
 
 def test_compiles_and_maps():

@@ -20,8 +20,19 @@ def codes_and_weights(rng, rows, n_buckets, n_hashes, n_probes):
     return codes.astype(np.uint8 if n_buckets <= 256 else np.uint16), weights
 
 
+def within_a_line(x):
+    """A copy that begins 16 bytes behind the beginning of a cache line."""
+    memory = np.empty(x.nbytes + 64, np.uint8)
+    start = (16 - memory.ctypes.data) % 64
+    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
 def check_sums():
-    """Hard and weighted sums against all pairs, with the same bits on one and on three threads."""
+    """Hard and weighted sums against all pairs, with the same bits on one and on three threads, and
+    wherever in a cache line the values begin.
+    """
     rng = np.random.default_rng(0)
     n_hashes = 32
     for n_buckets, n_queries, n_keys, columns in (
@@ -40,9 +51,9 @@ def check_sums():
             )
             for order in (0, 1, 2):
                 results = []
-                for threads in (1, 3):
+                for threads, given in ((1, values), (3, values), (1, within_a_line(values))):
                     out = np.full((1, 2, n_queries, columns), np.nan, np.float32)
-                    rest = values, n_buckets, order, mask, 1 / n_hashes, out, threads
+                    rest = given, n_buckets, order, mask, 1 / n_hashes, out, threads
                     if n_probes == 1:
                         _C.bucket_sum(query, key, *rest)
                     else:
@@ -50,7 +61,8 @@ def check_sums():
                             query, query_weights, n_probes, key, key_weights, n_probes, *rest
                         )
                     results.append(out)
-                np.testing.assert_array_equal(*results)
+                for other in results[1:]:
+                    np.testing.assert_array_equal(results[0], other)
                 seen = np.ones((n_queries, n_keys))
                 seen = (seen, np.tril(seen), np.triu(seen))[order] * mask
                 wanted = (pairs * seen) @ values / n_hashes

@@ -81,14 +81,17 @@ def test_opcheck_attention(n_bits, masked, dtype):
 
     inputs = [x.detach() for x in inputs]
     codes = random_codes(n_bits), random_codes(n_bits, rows=13)
-    torch.library.opcheck(
-        OPS.yoso_attention_backward.default,
-        (case.grad_out, *inputs, mask, *starts, *codes, n_bits, *options),
-    )
-    torch.library.opcheck(
-        OPS.expected_attention_backward.default,
-        (case.grad_out, *inputs, mask, *starts, n_bits, *options),
-    )
+    for words in ({}, {"output_mask": [False, True, False]}):
+        torch.library.opcheck(
+            OPS.yoso_attention_backward.default,
+            (case.grad_out, *inputs, mask, *starts, *codes, n_bits, *options),
+            words,
+        )
+        torch.library.opcheck(
+            OPS.expected_attention_backward.default,
+            (case.grad_out, *inputs, mask, *starts, n_bits, *options),
+            words,
+        )
 
 
 # ---------------------------------------------------------------- values

@@ -40,9 +40,15 @@ from benchmarks.measurement import (
     table,
 )
 from benchmarks.measurement import machine as this_machine
-from benchmarks.speed.attention import bounds, long_context, options, sampled
+from benchmarks.speed.attention import bounds, long_context, one_gradient, options, sampled
 
-SECTIONS = bounds.SECTIONS | sampled.SECTIONS | options.SECTIONS | long_context.SECTIONS
+SECTIONS = (
+    bounds.SECTIONS
+    | sampled.SECTIONS
+    | options.SECTIONS
+    | one_gradient.SECTIONS
+    | long_context.SECTIONS
+)
 ALONE = sampled.ALONE | long_context.ALONE
 FOLDER = RESULTS / "attention_cpu"  # a file for each CPU model and lowered instruction set
 SAME = ("cpu", "instruction_set", "compiler", "lshkit", "torch")  # of all sections of one file

@@ -22,6 +22,7 @@ from benchmarks.measurement import (
     ratio_table,
     table,
 )
+from benchmarks.speed.attention.sampled import AUTO_UP_TO, auto
 from lshkit.attention import Sampled, Soft, yoso_attention
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16384), (128, 256)
@@ -30,6 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEY_HEADS = 2
 GROUPED_OTHERS = ("softmax", "repeated")
 WINDOWS = (16, 64, 256)
+SOFTMAX = "softmax", "softmax, bfloat16"
 QUADRATIC_UP_TO = 4096  # for softmax in bf16, which is slow beyond it
 
 SAMPLED = Sampled(n_bits=N_BITS, n_hashes=N_HASHES, expectation="never")
@@ -106,6 +108,7 @@ def short_floats(lengths, stopwatch):
             "bfloat16": (sampled, shorts),
             "bfloat16, 12 bits": (changed(n_bits=SOFT_BITS), shorts),
             "bfloat16, soft codes": (soft, shorts),
+            **({"bfloat16, auto": (auto, shorts)} if n <= AUTO_UP_TO else {}),
             "softmax, bfloat16": (scaled_dot_product_attention, shorts),
         }
         results[n] = {}
@@ -119,16 +122,21 @@ def short_floats(lengths, stopwatch):
     return results
 
 
+def faster_softmax(times):
+    return min(SOFTMAX, key=times.get)
+
+
 def short_float_tables(results):
-    softmax = ("softmax", "softmax, bfloat16")
     header, rows = ["n", "pass", "faster softmax", "ms"], []
-    header += [side for side in next(iter(results.values()))[FORWARD] if side not in softmax]
+    sides = dict.fromkeys(side for passes in results.values() for side in passes[FORWARD])
+    header += [side for side in sides if side not in SOFTMAX]
     for n, passes in results.items():
         for name, times in passes.items():
-            best = min(softmax, key=times.get)
+            best = faster_softmax(times)
             dtype = "bfloat16" if best != "softmax" else "float32"
             row = [n, name, dtype, milliseconds(times[best])]
-            rows.append([*row, *(figure(ratio(times, best, side)) for side in header[4:])])
+            reached = (figure(ratio(times, best, x)) if x in times else "" for x in header[4:])
+            rows.append([*row, *reached])
     yield table("The faster of float32 and bfloat16 softmax / ours by dtype", header, rows)
 
 
@@ -137,6 +145,11 @@ def short_float_goals(results):
         if n in results:
             reached = ratio(results[n][FORWARD], "softmax", "bfloat16")
             yield f"bfloat16, forward at {n}", reached, "at least", goal
+    for n, passes in results.items():
+        for name, times in passes.items():
+            if "bfloat16, auto" in times:
+                reached = ratio(times, faster_softmax(times), "bfloat16, auto")
+                yield f"bfloat16, {name} at {n}, 'auto', faster softmax", reached, "at least", 1
 
 
 # --- Gradients ----------------------------------------------------------------------------------
@@ -340,7 +353,11 @@ SECTIONS = {
         goals=soft_goals,
     ),
     "short_floats": Section(
-        short_floats, short_float_tables, LENGTHS, QUICK_LENGTHS, goals=short_float_goals
+        short_floats,
+        short_float_tables,
+        (AUTO_UP_TO, *LENGTHS),
+        QUICK_LENGTHS,
+        goals=short_float_goals,
     ),
     "gradients": Section(gradients, gradient_tables, LENGTHS, QUICK_LENGTHS, goals=gradient_goals),
     "causal": Section(

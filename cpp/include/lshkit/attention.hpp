@@ -75,7 +75,7 @@ struct AttentionInputs {
 template <class T>
 struct AttentionGradients {
   Input<T> out;                 // gradient of the loss in the output
-  Output<T> query, key, value;  // every element is written
+  Output<T> query, key, value;  // null data: not computed; else every element is written
 };
 
 // Sampled estimator (YOSO-m). Writes out and the contiguous codes (batch, heads, rows, n_hashes) of

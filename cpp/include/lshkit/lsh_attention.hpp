@@ -43,7 +43,7 @@ void lsh_attention_forward(const AttentionShape& shape, const LshAttentionOption
 struct LshAttentionGradients {
   Tensor<const float> out, grad_out;
   const float* log_sum;
-  Tensor<float> query, key, value;  // every element is written
+  Tensor<float> query, key, value;  // null data: not computed; else every element is written
 };
 // With the P_ij constant. One task for each head of keys.
 void lsh_attention_backward(const AttentionShape& shape, const LshAttentionOptions& options,

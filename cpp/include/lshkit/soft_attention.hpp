@@ -31,7 +31,8 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
                             SoftCodesOut keys, int threads);
 // out and divisors are the forward's: the sums are needed again, and to hash, look up and add takes
 // a fifth of the time of forward and backward.
-// sharpness_grads: (batch or sequences, heads), to be summed over what shares one sharpness.
+// sharpness_grads: null, or (batch or sequences, heads), to be summed over what shares one
+// sharpness.
 // parameter_grads: null, or for hyperplanes the gradient of every set of them, (1 or key heads,
 // n_hashes * n_bits, n_features). It is summed in up to key heads + 63 parts, one set in size each.
 void soft_attention_backward(const AttentionShape& shape, const SoftOptions& options,

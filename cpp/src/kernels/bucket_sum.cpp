@@ -53,12 +53,19 @@ struct Line {
   }
 };
 
+// Whether rows begin within a cache line, so that a slice lies on one more.
+template <class T>
+bool within_line(const T* data, index_t stride) {
+  return (reinterpret_cast<std::uintptr_t>(data) | std::uintptr_t(stride) * sizeof(T)) %
+         kSliceBytes;
+}
+
 // Full: the slice has all its columns. Group: the number of hashes where that is known, or 0.
-template <class T, class Code, int Slices, bool Full, int Group>
+// Split: rows may begin within a cache line.
+template <class T, class Code, int Slices, bool Full, int Group, bool Split>
 struct Pass {
   using Row = Line<T, Slices>;
   const BucketSumPass<T>& p;
-
   LSHKIT_INLINE T* row(int hash, Code code) const {
     return p.table + (hash * p.table_rows + code) * Row::kColumns;
   }
@@ -70,6 +77,7 @@ struct Pass {
       LSHKIT_UNROLL
       for (int i = 0; i < Slices; ++i)
         prefetch(value + kAhead * p.value_stride + i * (kSliceBytes / int(sizeof(T))));
+      if (Split) prefetch(value + kAhead * p.value_stride + Row::kColumns - 1);
       prefetch(code + 2 * kAhead * p.code_stride);
     }
     const Row line = Row::template read<Full>(value, p.width);
@@ -88,6 +96,7 @@ struct Pass {
       LSHKIT_UNROLL
       for (int i = 0; i < Slices; ++i)
         __builtin_prefetch(out + kAhead * p.out_stride + i * (kSliceBytes / int(sizeof(T))), 1);
+      if (Split) __builtin_prefetch(out + kAhead * p.out_stride + Row::kColumns - 1, 1);
       prefetch(code + 2 * kAhead * p.code_stride);
     }
     Row even = Row::zero(), odd = Row::zero();
@@ -116,13 +125,16 @@ struct Pass {
 
 template <class T, class Code, int Slices>
 void run(const BucketSumPass<T>& p) {
-  if (p.width != Line<T, Slices>::kColumns) return Pass<T, Code, Slices, false, 0>{p}.run();
+  if (p.width != Line<T, Slices>::kColumns) return Pass<T, Code, Slices, false, 0, true>{p}.run();
   // Of the groups that long and short tables make on most machines: without a loop over hashes, 12
   // bits take 0.7 of the time, 8 bits 0.9.
   constexpr int usual = sizeof(Code) == 1 ? 16 : 2;
-  if constexpr (sizeof(T) == sizeof(float))
-    if (p.group == usual) return Pass<T, Code, Slices, true, usual>{p}.run();
-  Pass<T, Code, Slices, true, 0>{p}.run();
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const bool split = within_line(p.values, p.value_stride) || within_line(p.out, p.out_stride);
+    if (p.group == usual && split) return Pass<T, Code, Slices, true, usual, true>{p}.run();
+    if (p.group == usual) return Pass<T, Code, Slices, true, usual, false>{p}.run();
+  }
+  Pass<T, Code, Slices, true, 0, true>{p}.run();
 }
 
 template <class T, class Code>

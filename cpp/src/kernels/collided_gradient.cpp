@@ -41,7 +41,7 @@ LSHKIT_INLINE void weigh(const Problem& p, PairList& list) {
 template <int Vectors>
 LSHKIT_NOINLINE void append(const Problem& p, const PairScratch& s, PairList& list,
                             const Colliding<std::uint8_t>& c) {
-  const PairRow<Vectors> row(p, s, c.query);
+  const PairRow<Vectors, false, false> row(p, s, c.query);
   list.query[list.queries] = c.query;
   list.first[list.queries++] = list.n;
   for (int t = 0; t < c.n; t += 4) {
@@ -55,12 +55,12 @@ LSHKIT_NOINLINE void append(const Problem& p, const PairScratch& s, PairList& li
   for (int t = end; t < list.n; ++t) list.b[t] = 0;  // these repeat the first
 }
 
-template <int Vectors>
+template <int Vectors, bool ToQuery, bool ToKey>
 LSHKIT_NOINLINE void flush(const Problem& p, const PairScratch& s, PairList& list) {
   weigh(p, list);
   list.first[list.queries] = list.n;
   for (int r = 0; r < list.queries; ++r) {
-    PairRow<Vectors> row(p, s, list.query[r]);
+    PairRow<Vectors, ToQuery, ToKey> row(p, s, list.query[r]);
     for (int t = list.first[r]; t < list.first[r + 1]; t += 4) LSHKIT_UNROLL
     for (int u = 0; u < 4; ++u) row.add(broadcast<float>(list.b[t + u]), list.key[t + u]);
     row.finish();
@@ -71,13 +71,15 @@ LSHKIT_NOINLINE void flush(const Problem& p, const PairScratch& s, PairList& lis
 template <class Code, int Vectors>
 void pairs_of(const Problem& p, const PairCodes& codes, const PairScratch& s) {
   PairList list;
+  const auto flush_wanted = with_wanted(
+      p, [](auto to_query, auto to_key) { return &flush<Vectors, to_query.value, to_key.value>; });
   pair_gradient<Code, std::uint8_t>(
       p, codes, s, [](Code) { return std::uint8_t(1); },  // the count does not matter
       [&](const Colliding<std::uint8_t>& c) {
         append<Vectors>(p, s, list, c);
-        if (list.n >= PairList::kFull) flush<Vectors>(p, s, list);
+        if (list.n >= PairList::kFull) flush_wanted(p, s, list);
       },
-      [&] { flush<Vectors>(p, s, list); });
+      [&] { flush_wanted(p, s, list); });
 }
 
 template <class Code>

@@ -155,6 +155,7 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
   weigh(p.options, list);
   const float scale = p.options.scale;
   const index_t d = s.block.d, dv = s.block.dv;
+  const bool to_query = q.grad_query.data, to_key = p.grad_key.data, to_value = p.grad_value.data;
   float slope[kMostKeys + W];
   for (int r = 0; r < list.queries; ++r) {
     const index_t i = list.query[r];
@@ -162,7 +163,7 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
     const std::uint16_t* keys = list.key + first;
     float* share = list.weight + first;
     const Row<N> grad(q.grad_out.row(i), q.grad_out.columns, int(dv / W), s.grad);
-    dots(grad, s.block.value, dv, keys, count, slope);
+    if (to_query || to_key) dots(grad, s.block.value, dv, keys, count, slope);
     for (int t = count; t < round_up(count, W); ++t) slope[t] = 0;
     const F zero = {}, log_sum = broadcast(q.log_sum[i]), along = broadcast(q.along[i]);
     for (int t = 0; t < count; t += W) {
@@ -175,13 +176,14 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
     for (int t = 0; t < count; ++t) {
       float* grad_value = s.grad_value + row_offset(keys[t], dv);
       float* grad_key = s.grad_key + row_offset(keys[t], d);
-      LSHKIT_UNROLL
+      if (to_value) LSHKIT_UNROLL
       for (int c = 0; c < grad.n; ++c)
         store(grad_value + c * W, load(grad_value + c * W) + share[t] * grad.at(c));
-      LSHKIT_UNROLL
+      if (to_key) LSHKIT_UNROLL
       for (int c = 0; c < query.n; ++c)
         store(grad_key + c * W, load(grad_key + c * W) + slope[t] * query.at(c));
     }
+    if (!to_query) continue;
     float* out = q.grad_query.row(i);
     std::memset(s.grad_query, 0, sizeof(float) * d);
     std::memcpy(s.grad_query, out, sizeof(float) * q.grad_query.columns);
@@ -223,10 +225,12 @@ void backward_rows(const SoftmaxBackward& p) {
       flush<N>(p, q, s, list);
     }
     for (int j = 0; j < s.block.n; ++j) {
-      std::memcpy(p.grad_key.row(j0 + j), s.grad_key + j * s.block.d,
-                  sizeof(float) * p.grad_key.columns);
-      std::memcpy(p.grad_value.row(j0 + j), s.grad_value + j * s.block.dv,
-                  sizeof(float) * p.grad_value.columns);
+      if (p.grad_key.data)
+        std::memcpy(p.grad_key.row(j0 + j), s.grad_key + j * s.block.d,
+                    sizeof(float) * p.grad_key.columns);
+      if (p.grad_value.data)
+        std::memcpy(p.grad_value.row(j0 + j), s.grad_value + j * s.block.dv,
+                    sizeof(float) * p.grad_value.columns);
     }
   }
 }

@@ -131,6 +131,7 @@ void gradient(const ExpectedGradient<T>& p) {
   clear(p.query_grad);
   clear(p.key_grad);
   clear(p.value_grad);
+  const bool of_pairs = p.query_grad.data || p.key_grad.data;
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
     const index_t padded = round_up(n_keys, kLanes<T>);
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
@@ -138,14 +139,14 @@ void gradient(const ExpectedGradient<T>& p) {
     pack<T>(n_keys, d, s.d, keys, 1, p.key_inverse_norm, s.key);
     pack_transposed<T>(n_keys, dv, padded, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
                        s.value_t);
-    std::memset(s.key_grad, 0, sizeof(T) * kKeys * s.d);
-    std::memset(s.value_grad, 0, sizeof(T) * kKeys * s.dv);
+    if (p.key_grad.data) std::memset(s.key_grad, 0, sizeof(T) * kKeys * s.d);
+    if (p.value_grad.data) std::memset(s.value_grad, 0, sizeof(T) * kKeys * s.dv);
     const auto block = [&](index_t i, index_t nq, index_t nk, bool straddles) {
       const Rows<const T> queries{p.query.row(i), p.query.stride};
       const Rows<const T> grads{p.grad.row(i), p.grad.stride};
       // x: cosines, then probabilities; s: g . v, then the gradient's weight of each pair
       matmul<T>(nq, padded, d, queries, 1, s.key_t, padded, {s.x, padded}, false);
-      matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
+      if (of_pairs) matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
       for (index_t r = 0; r < nq; ++r) {
         const T bias = p.bias ? p.bias[i + r] : 0;
         for (index_t c = 0; c < padded; c += kLanes<T>) {
@@ -153,25 +154,32 @@ void gradient(const ExpectedGradient<T>& p) {
           Vec<T> probability;
           const Vec<T> w =
               weight<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits, p.weight, &probability);
-          store(pair, p.query_valid[i + r] ? w * (load(pair) + bias) : Vec<T>{});
+          if (of_pairs) store(pair, p.query_valid[i + r] ? w * (load(pair) + bias) : Vec<T>{});
           store(x, p.query_valid[i + r] ? probability : Vec<T>{});
         }
       }
       if (straddles) {
         hide_future(s.x, padded, s.keys, nk, i, nq);
-        hide_future(s.s, padded, s.keys, nk, i, nq);
+        if (of_pairs) hide_future(s.s, padded, s.keys, nk, i, nq);
       }
-      matmul<T>(nq, d, nk, {s.s, padded}, 1, s.key, s.d, {p.query_grad.row(i), p.query_grad.stride},
-                true);
-      pack<T>(nq, d, s.d, queries, 1, p.query_inverse_norm + i, s.query);
-      pack<T>(nq, dv, s.dv, grads, 1, nullptr, s.value);
-      for (index_t r = 0; r < nq; ++r)
-        if (!p.query_valid[i + r]) {  // zero weights do not stop a NaN
-          std::memset(s.query + r * s.d, 0, sizeof(T) * s.d);
-          std::memset(s.value + r * s.dv, 0, sizeof(T) * s.dv);
-        }
-      matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
-      matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
+      // What takes no part becomes zeros: zero weights do not stop a NaN.
+      const auto pack_valid = [&](index_t columns, index_t width, const Rows<const T>& rows,
+                                  const T* inverse_norm, T* to) {
+        pack<T>(nq, columns, width, rows, 1, inverse_norm, to);
+        for (index_t r = 0; r < nq; ++r)
+          if (!p.query_valid[i + r]) std::memset(to + r * width, 0, sizeof(T) * width);
+      };
+      if (p.query_grad.data)
+        matmul<T>(nq, d, nk, {s.s, padded}, 1, s.key, s.d,
+                  {p.query_grad.row(i), p.query_grad.stride}, true);
+      if (p.key_grad.data) {
+        pack_valid(d, s.d, queries, p.query_inverse_norm + i, s.query);
+        matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
+      }
+      if (p.value_grad.data) {
+        pack_valid(dv, s.dv, grads, nullptr, s.value);
+        matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
+      }
     };
     const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
     for_query_chunks(
@@ -179,8 +187,10 @@ void gradient(const ExpectedGradient<T>& p) {
         [&](index_t i, index_t nq) { return finite_values && finite(p.grad, nullptr, i, nq); },
         block);
     for (index_t r = 0; r < n_keys; ++r) {
-      std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
-      std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
+      if (p.key_grad.data)
+        std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
+      if (p.value_grad.data)
+        std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
     }
   });
 }

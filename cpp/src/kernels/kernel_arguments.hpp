@@ -209,7 +209,8 @@ struct DecodingHead {
 // ---- gradients of queries and keys ----
 // With s_ij = grad_i . value_j + bias_i and unit vectors q_i, k_j (query_i * query_inverse_norm_i):
 // query_grad_i = sum_j w_ij s_ij k_j and key_grad_j = sum_i w_ij s_ij q_i, in the unit vectors.
-// Only rows whose valid byte is set take part. Every element of the outputs is written.
+// Only rows whose valid byte is set take part. Every element of the outputs is written; one that is
+// not wanted has no data and no rows.
 template <class T>
 struct PairGradient {
   Matrix<const T> query, key, value, grad;

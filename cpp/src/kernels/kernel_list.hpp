@@ -2,7 +2,8 @@
 // this list the tables of function pointers and the declarations of one instruction set, so there
 // is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
 // the T among its arguments; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set
-// multiplies bfloat16.
+// multiplies bfloat16, one of LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone:
+// CPUs with tiles have that at half the rate of float32.
 #ifndef LSHKIT_KERNEL
 #define LSHKIT_KERNEL(result, name, ...)
 #endif
@@ -11,6 +12,9 @@
 #endif
 #ifndef LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...)
+#endif
+#ifndef LSHKIT_BFLOAT16_VECTOR_KERNEL
+#define LSHKIT_BFLOAT16_VECTOR_KERNEL(result, name, ...)
 #endif
 
 // ---- rows ----
@@ -137,10 +141,13 @@ LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<
 
 // See lower_bound_bfloat16.hpp. gradient_t += a_t^T (scale * the sum of a_f b_f^T), f of `from` and
 // t of `to`.
-LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
-LSHKIT_BFLOAT16_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words, const Bfloat16Side& from,
-                       const Bfloat16Side& to, float scale, Matrix<float> gradient)
+LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p,
+                              const Bfloat16Rows& words)
+LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words,
+                              const Bfloat16Side& from, const Bfloat16Side& to, float scale,
+                              Matrix<float> gradient)
 
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL
 #undef LSHKIT_BFLOAT16_KERNEL
+#undef LSHKIT_BFLOAT16_VECTOR_KERNEL

@@ -15,6 +15,7 @@ struct Kernels {
   const char* name;
 #define LSHKIT_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+#define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
 #include "kernel_list.hpp"
   TypedKernels<float> f32;
   TypedKernels<double> f64;
@@ -55,6 +56,7 @@ Kernels table();
 namespace LSHKIT_ISA {
 #define LSHKIT_KERNEL(result, name, ...) result name(__VA_ARGS__);
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result name(__VA_ARGS__);
+#define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
 #include "kernel_list.hpp"
 #define T float
 #define LSHKIT_TYPED_KERNEL(result, name, ...) result name(__VA_ARGS__);

@@ -16,9 +16,9 @@ struct Scratch : PairScratch {
       : PairScratch(p, codes_of(p), cut), weight(cut.take<float>(p.n_hashes + 1)) {}
 };
 
-template <int Vectors>
+template <int Vectors, bool ToQuery, bool ToKey>
 LSHKIT_NOINLINE void visit(const Problem& p, const Scratch& s, const Colliding<float>& c) {
-  PairRow<Vectors> row(p, s, c.query);
+  PairRow<Vectors, ToQuery, ToKey> row(p, s, c.query);
   for (int t = 0; t < c.n; t += 4) {
     const Vec4 sums = row.values(c.keys + t);
     // Weights one by one: a vector load of what has just been stored in parts would wait for it.
@@ -29,8 +29,15 @@ LSHKIT_NOINLINE void visit(const Problem& p, const Scratch& s, const Colliding<f
 }
 
 using Visitor = void (*)(const Problem&, const Scratch&, const Colliding<float>&);
-Visitor visitor(int vectors) {
-  return vectors == 2 ? visit<2> : vectors == 4 ? visit<4> : vectors == 8 ? visit<8> : visit<0>;
+Visitor visitor(const Problem& p) {
+  const int vectors = row_vectors(p);
+  return with_wanted(p, [&](auto to_query, auto to_key) -> Visitor {
+    constexpr bool ToQuery = to_query.value, ToKey = to_key.value;
+    return vectors == 2   ? visit<2, ToQuery, ToKey>
+           : vectors == 4 ? visit<4, ToQuery, ToKey>
+           : vectors == 8 ? visit<8, ToQuery, ToKey>
+                          : visit<0, ToQuery, ToKey>;
+  });
 }
 
 template <class Code>
@@ -38,7 +45,7 @@ void pairs(const Problem& p) {
   Cut cut{p.scratch};
   const Scratch s(p, cut);
   for (index_t count = 0; count <= p.n_hashes; ++count) s.weight[count] = p.scale * float(count);
-  const Visitor visit_keys = visitor(row_vectors(p));
+  const Visitor visit_keys = visitor(p);
   pair_gradient<Code, float>(
       p, codes_of(p), s, [&](Code count) { return s.weight[count]; },
       [&](const Colliding<float>& c) { visit_keys(p, s, c); }, [] {});

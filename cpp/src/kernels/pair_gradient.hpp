@@ -5,6 +5,7 @@
 #include "kernels.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
+#include "wanted_gradients.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -34,8 +35,8 @@ struct PairScratch {
 };
 
 // Query i and a block's keys. Vectors > 0: unpadded rows of that many registers, kept there; else
-// rows of any length.
-template <int Vectors>
+// rows of any length. ToQuery, ToKey: which gradients gain what is added.
+template <int Vectors, bool ToQuery, bool ToKey>
 struct PairRow {
   static constexpr int W = kLanes<float>, kMost = Vectors ? Vectors : 1;
   using F = Vec<float>;
@@ -60,12 +61,12 @@ struct PairRow {
       for (int c = 0; c < kMost; ++c) {
         g[c] = load(p.grad.row(i) + c * W);
         q[c] = load(p.query.row(i) + c * W) * p.query_inverse_norm[i];
-        dq[c] = load(out + c * W);
+        if (ToQuery) dq[c] = load(out + c * W);
       }
     } else {
       pack<float>(1, d, s.d, {p.query.row(i), 0}, p.query_inverse_norm[i], nullptr, s.query);
       pack<float>(1, p.value.columns, s.dv, {p.grad.row(i), 0}, 1, nullptr, s.grad);
-      pack<float>(1, d, s.d, {out, 0}, 1, nullptr, s.query_grad);
+      if (ToQuery) pack<float>(1, d, s.d, {out, 0}, 1, nullptr, s.query_grad);
     }
   }
   // g . v + bias and q . k of four keys
@@ -83,14 +84,15 @@ struct PairRow {
     LSHKIT_UNROLL
     for (int c = 0; c < kv; ++c) {
       const F query = Vectors ? q[Vectors ? c : 0] : load(s.query + c * W);
-      if (Vectors)
+      if (ToQuery && Vectors)
         dq[Vectors ? c : 0] += b * load(k + c * W);
-      else
+      else if (ToQuery)
         store(s.query_grad + c * W, load(s.query_grad + c * W) + b * load(k + c * W));
-      store(dk + c * W, load(dk + c * W) + b * query);
+      if (ToKey) store(dk + c * W, load(dk + c * W) + b * query);
     }
   }
   LSHKIT_INLINE void finish() const {
+    if (!ToQuery) return;
     if (Vectors) LSHKIT_UNROLL
     for (int c = 0; c < kMost; ++c) store(out + c * W, dq[c]);
     else std::memcpy(out, s.query_grad, sizeof(float) * d);
@@ -137,10 +139,10 @@ LSHKIT_INLINE void pair_gradient(const PairGradient<float>& p, const PairCodes& 
     const index_t n = smaller(kBlock, p.key.rows - j0);
     pack<float>(n, d, s.d, {p.key.row(j0), p.key.stride}, 1, p.key_inverse_norm + j0, s.key);
     pack<float>(n, p.value.columns, s.dv, {p.value.row(j0), p.value.stride}, 1, nullptr, s.value);
-    std::memset(s.key_grad, 0, sizeof(float) * kBlock * s.d);
+    if (p.key_grad.data) std::memset(s.key_grad, 0, sizeof(float) * kBlock * s.d);
     for_each_query<Code, Value>(codes, s.collisions, j0, n, value_of, visit);
     end_of_block();
-    for (index_t j = 0; j < n; ++j)
+    for (index_t j = 0; j < n && p.key_grad.data; ++j)
       std::memcpy(p.key_grad.row(j0 + j), s.key_grad + j * s.d, sizeof(float) * d);
   }
 }

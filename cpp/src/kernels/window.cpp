@@ -182,6 +182,7 @@ void gradient(const WindowGradient& p) {
   const Scratch s(p, cut);
   const index_t d = p.query.columns, dv = p.value.columns;
   const float scale = 1 / float(p.codes.n_hashes);
+  const bool of_pairs = p.query_grad.data || p.key_grad.data;
   for (index_t j0 = 0; j0 < p.key.rows; j0 += kKeys) {
     const index_t n = smaller(kKeys, p.key.rows - j0);
     fill_key_chunk<Code>(p, s, j0, n);
@@ -198,8 +199,9 @@ void gradient(const WindowGradient& p) {
           // the gradient
           matmul<float>(nq, columns, d, queries, 1, s.key_t + wide.first, kKeys,
                         {s.x + wide.first, kKeys}, false);
-          matmul<float>(nq, columns, dv, grads, 1, s.value_t + wide.first, kKeys,
-                        {s.s + wide.first, kKeys}, false);
+          if (of_pairs)
+            matmul<float>(nq, columns, dv, grads, 1, s.value_t + wide.first, kKeys,
+                          {s.s + wide.first, kKeys}, false);
           for (index_t r = 0; r < nq; ++r) {
             float *x = s.x + r * kKeys, *pair = s.s + r * kKeys;
             const float bias = p.bias ? p.bias[i + r] : 0;
@@ -214,16 +216,21 @@ void gradient(const WindowGradient& p) {
             hide(p, i + r, j0, n, c, x);
             hide(p, i + r, j0, n, c, pair);
           }
-          pack<float>(nq, d, s.d, queries, 1, p.query_inverse_norm + i, s.query);
-          pack<float>(nq, dv, s.dv, grads, 1, nullptr, s.grad);
-          clear_invalid(p.query_valid + i, nq, s.query, s.d);
-          clear_invalid(p.query_valid + i, nq, s.grad, s.dv);
-          matmul<float>(keys, dv, nq, {s.x + c.first, 1}, kKeys, s.grad, s.dv,
-                        {p.value_grad.row(j0 + c.first), p.value_grad.stride}, true);
-          matmul<float>(nq, d, keys, {s.s + c.first, kKeys}, 1, s.key + c.first * s.d, s.d,
-                        {p.query_grad.row(i), p.query_grad.stride}, true);
-          matmul<float>(keys, d, nq, {s.s + c.first, 1}, kKeys, s.query, s.d,
-                        {p.key_grad.row(j0 + c.first), p.key_grad.stride}, true);
+          if (p.value_grad.data) {
+            pack<float>(nq, dv, s.dv, grads, 1, nullptr, s.grad);
+            clear_invalid(p.query_valid + i, nq, s.grad, s.dv);
+            matmul<float>(keys, dv, nq, {s.x + c.first, 1}, kKeys, s.grad, s.dv,
+                          {p.value_grad.row(j0 + c.first), p.value_grad.stride}, true);
+          }
+          if (p.query_grad.data)
+            matmul<float>(nq, d, keys, {s.s + c.first, kKeys}, 1, s.key + c.first * s.d, s.d,
+                          {p.query_grad.row(i), p.query_grad.stride}, true);
+          if (p.key_grad.data) {
+            pack<float>(nq, d, s.d, queries, 1, p.query_inverse_norm + i, s.query);
+            clear_invalid(p.query_valid + i, nq, s.query, s.d);
+            matmul<float>(keys, d, nq, {s.s + c.first, 1}, kKeys, s.query, s.d,
+                          {p.key_grad.row(j0 + c.first), p.key_grad.stride}, true);
+          }
         });
   }
 }

@@ -19,29 +19,39 @@ constexpr int W = kLanes<float>;
 constexpr int kAtOnce = kPair / W;  // registers
 using F = Vec<float>;
 
-// agreement() and power() of several registers of cosines, whose chains of operations overlap.
-// Leaves the cosines' magnitudes, 1 at most.
+// agreement() and power() of several registers of cosines, whose chains of operations overlap. From
+// kOpposite on a cosine counts as 1, on either side. Leaves the cosines' magnitudes, 1 at most.
 template <std::size_t N>
 LSHKIT_INLINE void agreements(F (&x)[N], F (&bit)[N]) {
-  const F one = broadcast<float>(1), opposite = broadcast<float>(kOpposite<float>);
+  const F one = broadcast<float>(1), half = broadcast<float>(0.5),
+          nearly = broadcast(kOpposite<float>);
   LSHKIT_UNROLL
   for (std::size_t i = 0; i < N; ++i) {
-    F a = x[i] < 0.0f ? -x[i] : x[i];
-    a = a < one ? a : one;
-    const F t = arccos(a) * float(1 / kPi);
-    bit[i] = x[i] < 0.0f ? (a > opposite ? F{} : t) : one - t;
+    const Int<float> sign = Int<float>(x[i]) & Int<float>(broadcast<float>(-0.0f));
+    F a = F(Int<float>(x[i]) ^ sign);
+    a = a < nearly ? a : one;
+    // 1/2 +- (1/2 - acos(a) / pi)
+    const F from_half = half - arccos(a) * float(1 / kPi);
+    bit[i] = half + F(Int<float>(from_half) ^ sign);
     x[i] = a;
   }
+}
+template <std::size_t N>
+LSHKIT_INLINE void multiply(F (&x)[N], const F (&y)[N]) {
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) x[i] *= y[i];
 }
 template <std::size_t N>
 LSHKIT_INLINE void powers(F (&base)[N], int n, F (&result)[N]) {  // changes base
   LSHKIT_UNROLL
   for (std::size_t i = 0; i < N; ++i) result[i] = broadcast<float>(1);
-  for (; n > 0; n >>= 1) {
-    if (n & 1) LSHKIT_UNROLL
-    for (std::size_t i = 0; i < N; ++i) result[i] *= base[i];
-    LSHKIT_UNROLL
-    for (std::size_t i = 0; i < N; ++i) base[i] *= base[i];
+  if (n == 0) return;
+  for (; n % 2 == 0; n /= 2) multiply(base, base);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) result[i] = base[i];
+  while ((n /= 2) > 0) {
+    multiply(base, base);
+    if (n % 2) multiply(result, base);
   }
 }
 
@@ -283,7 +293,7 @@ bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
             const Halves rounded = to_bfloat16(lanes_before(weight[i], c, seen));
-            sum += Bfloat16::widen(rounded);
+            if (p.row_sum) sum += Bfloat16::widen(rounded);
             store_half(row_of_a(s.pair, depth_of(nk), r, c), rounded);
           }
         }
@@ -303,6 +313,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
   const Scratch s(p.query.rows, d, dv, true, cut);
   const Queries& q = s.queries;
   const TileUse tiles;
+  const bool of_pairs = p.query_grad.data || p.key_grad.data;
   clear(p.query_grad);
   clear(p.key_grad);
   clear(p.value_grad);
@@ -319,8 +330,10 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
       // x: cosines; s: g . v, of both parts of g, since what is left of it may cancel
       const index_t rows = tiles_of(nq), columns = tiles_of(nk), deep = depth_of(dv);
       multiply(rows, columns, depth_of(d), q.query + i * kTile * depth_of(d), s.key, s.x, false);
-      multiply(rows, columns, deep, q.grad + i * kTile * deep, s.value, s.s, false);
-      multiply(rows, columns, deep, q.grad_rest + i * kTile * deep, s.value, s.s, true);
+      if (of_pairs) {
+        multiply(rows, columns, deep, q.grad + i * kTile * deep, s.value, s.s, false);
+        multiply(rows, columns, deep, q.grad_rest + i * kTile * deep, s.value, s.s, true);
+      }
       index_t seen[kQueries];
       for (index_t r = 0; r < nq; ++r) seen[r] = keys_seen(s, n_keys, p.causal, i + r);
       for (index_t r = 0; r < nq; r += 2)
@@ -362,21 +375,25 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
           const Words probability = pair_up(probabilities[0], probabilities[1]);
           std::memcpy(s.probability_pairs + at, &probability, sizeof(probability));
         }
-      multiply(tiles_of(nq), s.d, depth_of(nk), s.pair, s.key_pairs, s.out, false);
-      add_tiles(s.out, s.d, i, nq, p.query_grad);
+      if (p.query_grad.data) {
+        multiply(tiles_of(nq), s.d, depth_of(nk), s.pair, s.key_pairs, s.out, false);
+        add_tiles(s.out, s.d, i, nq, p.query_grad);
+      }
       // Transposed: a column for each key.
-      multiply(s.d, tiles_of(nk), depth_of(nq), q.query_t + i / 2 * kTile * s.d, s.pair_pairs,
-               s.key_grad, add);
-      multiply(s.dv, tiles_of(nk), depth_of(nq), q.grad_t + i / 2 * kTile * s.dv,
-               s.probability_pairs, s.value_grad, add);
+      if (p.key_grad.data)
+        multiply(s.d, tiles_of(nk), depth_of(nq), q.query_t + i / 2 * kTile * s.d, s.pair_pairs,
+                 s.key_grad, add);
+      if (p.value_grad.data)
+        multiply(s.dv, tiles_of(nk), depth_of(nq), q.grad_t + i / 2 * kTile * s.dv,
+                 s.probability_pairs, s.value_grad, add);
       add = true;
     });
     if (!add) return;
     for (index_t r = 0; r < n_keys; ++r) {
       const index_t at = r / kTile * kTileSize + r % kTile;
-      for (index_t c = 0; c < d; ++c)
+      for (index_t c = 0; c < d && p.key_grad.data; ++c)
         p.key_grad.row(s.keys[r])[c] = s.key_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
-      for (index_t c = 0; c < dv; ++c)
+      for (index_t c = 0; c < dv && p.value_grad.data; ++c)
         p.value_grad.row(s.keys[r])[c] =
             s.value_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
     }

@@ -1,6 +1,7 @@
-// The linear form of a bucket of the lower bound's gradient (see kernels/lower_bound_buckets.cpp)
-// with products of bfloat16 and sums in float32. By AVX512-BF16 on CPUs with AMX too: rows are
-// gathered, and would have to be transposed for tiles.
+// The linear form of a bucket of the lower bound's gradient (see kernels/lower_bound_bucket.hpp)
+// with products of bfloat16 and sums in float32, by AVX512-BF16. Not on CPUs with AMX, where that
+// has half the rate of float32: rows are gathered, and would have to be transposed for tiles.
+#if defined(LSHKIT_ISA_AVX512_BF16) && !defined(LSHKIT_ISA_AMX)
 #include "kernels/kernels.hpp"
 #include "kernels/lower_bound_bfloat16.hpp"
 #include "kernels/matmul.hpp"
@@ -12,7 +13,6 @@ namespace {
 
 using Word = std::uint32_t;
 
-#if defined(LSHKIT_ISA_AVX512_BF16)
 // to[i] = the bfloat16 of factor_i * x_i in words of two columns, each row `stride` words.
 LSHKIT_NOINLINE void to_words(Matrix<const float> x, const float* factor, index_t stride,
                               Word* to) {
@@ -94,53 +94,6 @@ void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, 
   for (; columns - i >= 32; i += 32) dot_panel<2>(rows, depth, a, a_stride, b, b_stride, c, i);
   for (; i < columns; i += 16) dot_panel<1>(rows, depth, a, a_stride, b, b_stride, c, i);
 }
-#else  // the same number by number
-Word both(float first, float second) {
-  Half halves[2][kLanes<float>];
-  store_half(halves[0], Bfloat16::narrow(broadcast<float>(first)));
-  store_half(halves[1], Bfloat16::narrow(broadcast<float>(second)));
-  return halves[0][0] | Word(halves[1][0]) << 16;
-}
-float number(Word word, bool second) {
-  const Word bits = second ? word & 0xffff0000 : word << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-void to_words(Matrix<const float> x, const float* factor, index_t stride, Word* to) {
-  for (index_t i = 0; i < x.rows; ++i)
-    for (index_t c = 0; c < x.columns; c += 2) {
-      const float f = factor ? factor[i] : 1.0f;
-      to[i * stride + c / 2] = both(x.row(i)[c] * f, x.row(i)[c + 1] * f);
-    }
-}
-void pair_rows(Rows<const Word> from, index_t rows, index_t columns, Word* to) {
-  for (index_t r = 0; r < rows; r += 2, to += columns)
-    for (index_t c = 0; c < columns; ++c) {
-      const int shift = c % 2 * 16;
-      const Word odd = r + 1 < rows ? from(r + 1)[c / 2] >> shift : 0;
-      to[c] = (from(r)[c / 2] >> shift & 0xffff) | odd << 16;
-    }
-}
-void pair_rows(const float* from, index_t rows, index_t columns, float scale, Word* to) {
-  for (index_t r = 0; r < rows; r += 2)
-    for (index_t c = 0; c < columns; ++c) {
-      const float* x = from + r * columns + c;
-      to[r / 2 * columns + c] = both(x[0] * scale, x[columns] * scale);
-    }
-}
-void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, index_t a_stride,
-              const Word* b, index_t b_stride, Rows<float> c) {
-  for (index_t r = 0; r < rows; ++r)
-    for (index_t i = 0; i < columns; ++i) {
-      float sum = 0;
-      for (index_t k = 0; k < depth; ++k)
-        for (const bool second : {false, true})
-          sum += number(a(r)[k * a_stride], second) * number(b[k * b_stride + i], second);
-      c(r)[i] += sum;
-    }
-}
-#endif
 
 }  // namespace
 
@@ -178,3 +131,4 @@ void bfloat16_bucket(const Bfloat16Rows& w, const Bfloat16Side& from, const Bflo
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit
+#endif
