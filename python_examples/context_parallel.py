@@ -94,6 +94,16 @@ class Model(nn.Module):
 def run(rank: int, size: int, folder: str, args: argparse.Namespace, answers) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=size)
+    # The model is gone before the group: one that outlives it can wait for it for ever at its end.
+    result = train(rank, size, args)
+    if rank == 0:
+        answers.put(result)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def train(rank: int, size: int, args: argparse.Namespace) -> dict:
+    """Peaks of memory by length, and losses, seconds and bytes of the steps."""
     cp = ContextParallel()
     text = read_text(args.text)
 
@@ -140,11 +150,8 @@ def run(rank: int, size: int, folder: str, args: argparse.Namespace, answers) ->
     seconds = (time.perf_counter() - begin) / args.steps
     sent = (cp.bytes_sent - before) / args.steps
     exchange = cp.last_exchange or "none"
-    if rank == 0:
-        result = {"losses": losses, "seconds": seconds, "sent": sent, "exchange": exchange}
-        answers.put(result | {"peaks": peaks})
-    dist.barrier()
-    dist.destroy_process_group()
+    result = {"losses": losses, "seconds": seconds, "sent": sent, "exchange": exchange}
+    return result | {"peaks": peaks}
 
 
 def peak_memory() -> int:
