@@ -30,10 +30,10 @@ class AcrossRanks(abc.ABC):
         """
 
     @abc.abstractmethod
-    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int]]:
+    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int, int]]:
         """Each chunk of this rank's x `(B, H, n, D)` with the rows around it, for a convolution.
 
         Returns for each chunk its rows, `before` more in front and `after` more behind them, zeros
-        outside the sequence, and where it starts and stops among the rank's rows. All ranks must
-        call. Differentiable.
+        outside the sequence, where it starts and stops among the rank's rows, and its first
+        position among all. All ranks must call. Differentiable.
         """

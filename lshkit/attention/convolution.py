@@ -1,4 +1,7 @@
-"""The depthwise convolution of YOSO-C as products with banded matrices."""
+"""Depthwise convolutions over positions: a kernel per feature, or YOSO-C's one per head.
+
+The latter is computed as products with banded matrices.
+"""
 
 from typing import Any
 
@@ -11,6 +14,30 @@ from lshkit.attention.arguments import autocast_device
 # Positions whose outputs one product gives. It reads BLOCK + width - 1 of them: few more than the
 # outputs need, and as many as a matrix product wants.
 BLOCK = 32
+
+
+def convolve_features(x: Tensor, weight: Tensor, position: Tensor | None = None) -> Tensor:
+    """One kernel a feature over a position and those before: out[i] = sum_t weight[t] x[i + t].
+
+    Args:
+        x: `(B, H, width - 1 + N, D)`, the N positions behind the width - 1 before them.
+        weight: `(H, D, width)`, converted to x's dtype.
+        position: `(N,)`, how many positions of its own sequence stand before each: more are not
+            read. None: all that are there.
+
+    Returns:
+        `(B, H, N, D)` in x's dtype.
+    """
+    before = weight.shape[-1] - 1
+    n = x.shape[2] - before
+    weight = weight.to(x.dtype)[:, None]
+    out = x[:, :, before:] * weight[..., before]
+    for back in range(1, before + 1):
+        part = x[:, :, before - back :][:, :, :n]
+        if position is not None:
+            part = part.masked_fill(position[:, None] < back, 0)
+        out = torch.addcmul(out, part, weight[..., before - back])
+    return out
 
 
 def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:

@@ -45,6 +45,9 @@ class YosoState:
             65504 overflows: see docs/attention.md for the error measured.
         conv_window: None, or the positions of a `YosoAttention` module's convolution: the state
             then stores the values of the last conv_window - 1 positions.
+        short_conv: None, or the positions of a module's short convolutions: the state then stores
+            the queries, keys and values of the last short_conv - 1 positions. For as many key heads
+            as heads, and value_dim = head_dim.
         device: of the tables, arguments and results: the CPU, or CUDA in a build with CUDA kernels.
             `step`, `append`, `attend` and `prefill` do not synchronise with the GPU and can be
             captured in a CUDA graph (after a first call); each replay then is a step.
@@ -65,6 +68,7 @@ class YosoState:
     dtype: torch.dtype
     table_dtype: torch.dtype
     conv_window: int | None
+    short_conv: int | None
     device: torch.device
     seed: int
 
@@ -83,6 +87,7 @@ class YosoState:
         dtype: torch.dtype = torch.float32,
         table_dtype: torch.dtype = torch.float32,
         conv_window: int | None = None,
+        short_conv: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.batch_size = checks.integer("batch_size", batch_size, 1)
@@ -111,6 +116,15 @@ class YosoState:
             raise TypeError(f"table_dtype must be float32 or float16, got {table_dtype!r}")
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
+        if short_conv is not None:
+            short_conv = checks.integer("short_conv", short_conv, 1)
+            for name, like in (("num_key_heads", "num_heads"), ("value_dim", "head_dim")):
+                if getattr(self, name) != getattr(self, like):
+                    raise ValueError(
+                        f"{name} must be {like} with short_conv={short_conv}: "
+                        f"{getattr(self, name)}, {getattr(self, like)}"
+                    )
+        self.short_conv = short_conv
         self.normalize = normalize
         self.dtype, self.table_dtype, self.conv_window = dtype, table_dtype, conv_window
         self.device = _checked_device(device)
@@ -145,6 +159,10 @@ class YosoState:
         if conv_window is not None:
             shape = (self.batch_size, self.num_key_heads, conv_window - 1, self.value_dim)
             self._tail = self._new_table(shape, dtype)
+        self._inputs = None  # queries, keys and values, one behind the other along the heads
+        if short_conv is not None:
+            shape = (self.batch_size, 3 * self.num_heads, short_conv - 1, self.head_dim)
+            self._inputs = self._new_table(shape, dtype)
         self.reset()
 
     # --- Attention ------------------------------------------------------------------------------
@@ -327,8 +345,8 @@ class YosoState:
         if dtype not in DTYPES:
             raise TypeError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
         self.dtype = dtype
-        if self._tail is not None:
-            self._tail = self._tail.to(dtype)
+        self._tail = None if self._tail is None else self._tail.to(dtype)
+        self._inputs = None if self._inputs is None else self._inputs.to(dtype)
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -350,6 +368,7 @@ class YosoState:
             "counts": self._counts,
             "masked": self._masked,
             "tail": self._tail,
+            "inputs": self._inputs,
         }
         return {name: x for name, x in tensors.items() if x is not None}
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lshkit.attention.convolution import convolve_features
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Soft
 from lshkit.attention.parameters import sharpness_values
@@ -26,6 +27,7 @@ def module_options(module: YosoAttention) -> dict[str, Any]:
         "estimator": module.eval_estimator.for_decoding(),
         "normalize": module.normalize,
         "conv_window": module.conv_window,
+        "short_conv": module.short_conv,
     }
 
 
@@ -76,16 +78,25 @@ def decode(
     state._seen = seen
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
+    if module.short_conv_weight is not None:
+        state._check(query=query, key=key, value=value)
+        inputs = _following(state._inputs, torch.cat((query, key, value), 1))
+        query, key, value = convolve_features(inputs, module.short_conv_weight).chunk(3, 1)
     out = state.prefill(query, key, value, mask)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
-        assert state._tail is not None
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
-        values = torch.cat((state._tail, value), -2)
-        # Into the same memory, where a CUDA graph will find it again.
-        state._tail.copy_(values[:, :, values.shape[2] - state._tail.shape[2] :])
-        out = out + module.conv(values)
+        out = out + module.conv(_following(state._tail, value))
     return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def _following(kept: Tensor | None, x: Tensor) -> Tensor:
+    """x behind the positions that are kept, which become the last of both."""
+    assert kept is not None
+    both = torch.cat((kept, x), -2)
+    # Into the same memory, where a CUDA graph will find it again.
+    kept.copy_(both[:, :, both.shape[2] - kept.shape[2] :])
+    return both
 
 
 def _version(tensor: Tensor | None) -> tuple[int, int, Tensor] | None:

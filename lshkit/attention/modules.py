@@ -1,4 +1,4 @@
-"""YOSO attention as a layer: projections, heads and the convolution of YOSO-C."""
+"""YOSO attention as a layer: projections, short convolutions, heads, YOSO-C's convolution."""
 
 import math
 import numbers
@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from lshkit import checks, torch_ops
 from lshkit.attention.across_ranks import AcrossRanks
-from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
-from lshkit.attention.convolution import convolve_positions
+from lshkit.attention.arguments import check_choice, check_dense, packed_starts, seed_tensor
+from lshkit.attention.convolution import convolve_features, convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.functional import yoso_attention
@@ -64,6 +64,12 @@ class YosoAttention(nn.Module):
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel per head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 4.2). In a causal call the kernel ends at the position itself.
+        short_conv: None, or the number of positions of a depthwise convolution of the projected
+            queries, keys and values, one kernel per feature (`short_conv_weight`, (3 num_heads,
+            head_dim, short_conv)), over each position and those before it, in every call. With it
+            a token can look for what follows its like, as in H3 (Fu et al., 2023) and the linear
+            models after it; 4 is usual. Keys and values that are ignored are zeros for it, and so
+            are the queries there where query and key are one tensor.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
 
     A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:
@@ -80,6 +86,7 @@ class YosoAttention(nn.Module):
     fresh_hashes: bool
     normalize: str | None
     conv_window: int | None
+    short_conv: int | None
     estimator: Estimator
     eval_estimator: Estimator
     in_proj_weight: nn.Parameter | None
@@ -89,6 +96,7 @@ class YosoAttention(nn.Module):
     in_proj_bias: nn.Parameter | None
     out_proj: nn.Linear
     conv: nn.Conv2d | None
+    short_conv_weight: nn.Parameter | None
     planes: nn.Parameter | None
     log_sharpness: nn.Parameter | None
     log_lift_scale: nn.Parameter | None
@@ -111,6 +119,7 @@ class YosoAttention(nn.Module):
         fresh_hashes: bool = True,
         learn: Sequence[str] = (),
         conv_window: int | None = None,
+        short_conv: int | None = None,
         seed: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -139,12 +148,14 @@ class YosoAttention(nn.Module):
         check_choice("normalize", normalize, torch_ops.NORMALIZE)
         if conv_window is not None and checks.integer("conv_window", conv_window, 1) % 2 == 0:
             raise ValueError(f"conv_window must be odd, got {conv_window}")
+        if short_conv is not None:
+            short_conv = checks.integer("short_conv", short_conv, 1)
 
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim = embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
         self.vdim = embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
         self.dropout = dropout
-        self.normalize, self.conv_window = normalize, conv_window
+        self.normalize, self.conv_window, self.short_conv = normalize, conv_window, short_conv
         self.fresh_hashes = checks.boolean("fresh_hashes", fresh_hashes)
         # torch.nn.TransformerEncoderLayer reads these two. False keeps it off the fused inference
         # path, which would put softmax attention in the place of this module's.
@@ -169,6 +180,10 @@ class YosoAttention(nn.Module):
             self.conv = nn.Conv2d(
                 num_heads, num_heads, (conv_window, 1), groups=num_heads, bias=False, **options
             )
+        kernels = None
+        if short_conv is not None:
+            kernels = nn.Parameter(torch.empty(3 * num_heads, self.head_dim, short_conv, **options))
+        self.register_parameter("short_conv_weight", kernels)
         shapes = {"sharpness": (num_heads,), "lift_scale": (num_heads,)}
         if "planes" in learn:
             lifted = self.estimator.unit_norm == "lift"
@@ -204,6 +219,9 @@ class YosoAttention(nn.Module):
         if self.in_proj_bias is not None:
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
+        if self.short_conv_weight is not None:
+            bound = self.short_conv_weight.shape[-1] ** -0.5  # as nn.Conv1d has it
+            nn.init.uniform_(self.short_conv_weight, -bound, bound)
         self.hash_seed.copy_(seed_tensor(self._seed))
         if self.planes is not None:
             nn.init.normal_(self.planes)
@@ -215,7 +233,7 @@ class YosoAttention(nn.Module):
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]
         changed: dict[str, Any] = {"kdim": self.embed_dim, "vdim": self.embed_dim, "dropout": 0.0}
-        changed |= {"fresh_hashes": True, "conv_window": None}
+        changed |= {"fresh_hashes": True, "conv_window": None, "short_conv": None}
         names += [name for name, usual in changed.items() if getattr(self, name) != usual]
         parts = [f"{name}={getattr(self, name)!r}" for name in names]
         if self.in_proj_bias is None:
@@ -267,7 +285,7 @@ class YosoAttention(nn.Module):
                 those that it holds, and are added to it. A state always samples; the forward
                 without one computes the expectation at short lengths.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
-                with a convolution, which would mix neighbouring sequences.
+                with conv_window, which would mix neighbouring sequences.
             context_parallel: where query, key and value are a rank's rows of a sequence that is
                 spread over ranks: see `yoso_attention`. The modules of all ranks need the same
                 weights and, where they do not train, the same `hash_seed`.
@@ -291,6 +309,10 @@ class YosoAttention(nn.Module):
         if not batched:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
             mask = None if mask is None else mask.unsqueeze(0)
+        if mask is not None and self.short_conv is not None:
+            hidden = ~mask[:, None, :, None]
+            k, v = k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
+            q = q.masked_fill(hidden, 0) if query is key else q
         if packed and (self.conv is not None or state is not None):
             other = "a state" if self.conv is None else f"conv_window={self.conv_window}"
             raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
@@ -299,6 +321,8 @@ class YosoAttention(nn.Module):
                 raise ValueError("context_parallel must be None with a state, which one rank holds")
             out = decode(self, state, q, k, v, mask, is_causal)
             return (out if batched else out.squeeze(0)), None
+        if self.short_conv is not None:
+            q, k, v = self._convolve_inputs(q, k, v, cu_seqlens, context_parallel)
         out = yoso_attention(
             q,
             k,
@@ -360,6 +384,45 @@ class YosoAttention(nn.Module):
         )
         return q, k, v
 
+    def _convolve_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seqlens: Tensor | None,
+        context_parallel: AcrossRanks | None,
+    ) -> tuple[Tensor, ...]:
+        assert self.short_conv is not None and self.short_conv_weight is not None
+        of_query, *of_rest = self.short_conv_weight.chunk(3)
+        before = self.short_conv - 1
+        if context_parallel is None:
+            starts, _ = packed_starts(cu_seqlens, None, query, key)
+            position = None
+            if starts is not None:
+                position = _positions(torch.arange(query.shape[2], device=starts.device), starts)
+            pairs = zip((query, key, value), (of_query, *of_rest), strict=True)
+            return tuple(
+                convolve_features(F.pad(x, (0, 0, before, 0)), weight, position)
+                for x, weight in pairs
+            )
+        starts = None
+        if context_parallel.cu_seqlens is not None:
+            starts = torch.tensor(context_parallel.cu_seqlens, device=query.device)
+        found = []
+        pairs = (query, of_query), (torch.cat((key, value), 1), torch.cat(of_rest))
+        for x, weight in pairs:
+            parts = []
+            for rows, start, stop, first in context_parallel.neighbours(x, before, 0):
+                if start < stop:
+                    position = None
+                    if starts is not None:
+                        of_all = torch.arange(first, first + stop - start, device=starts.device)
+                        position = _positions(of_all, starts)
+                    rows = convolve_features(rows, weight, position)
+                parts.append(rows)
+            found.append(torch.cat(parts, 2))
+        return found[0], *found[1].chunk(2, 1)
+
     def _convolve(
         self,
         value: Tensor,
@@ -376,7 +439,7 @@ class YosoAttention(nn.Module):
             # No window fits an empty sequence.
             return convolve_positions(value, weight, before) if value.shape[-2] else value
         parts = []
-        for rows, start, stop in context_parallel.neighbours(
+        for rows, start, stop, _ in context_parallel.neighbours(
             value, before, self.conv_window - 1 - before
         ):
             if start < stop:
@@ -414,6 +477,11 @@ class YosoAttention(nn.Module):
                 f"key must have query's length {query.shape[-2]} for the convolution over "
                 f"positions (conv_window={self.conv_window}), got {key.shape[-2]}"
             )
+
+
+def _positions(rows: Tensor, starts: Tensor) -> Tensor:
+    """How many rows of its own sequence stand before each row, the sequences being packed."""
+    return rows - starts[torch.searchsorted(starts, rows, right=True) - 1]
 
 
 def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from lshkit.attention.state_dicts import as_json, checked_tensor, entries, heade
 if TYPE_CHECKING:
     from lshkit.attention.decoding import YosoState
 
-VERSION = 2
+VERSION = 3
 TABLE_DTYPES = (torch.float32, torch.float16)
 # Attributes that two states must share for one to load the other, beside the estimator's fields.
 CONFIG = (
     *("batch_size", "num_heads", "num_key_heads", "head_dim", "value_dim"),
-    *("normalize", "conv_window", "dtype", "table_dtype", "seed"),
+    *("normalize", "conv_window", "short_conv", "dtype", "table_dtype", "seed"),
 )
 
 

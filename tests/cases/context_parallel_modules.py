@@ -13,11 +13,11 @@ from lshkit.distributed import ContextParallel
 class Model(nn.Module):
     """Two layers of attention with residual connections, for steps of training."""
 
-    def __init__(self, estimator=None, dim=32, conv_window=3, recompute=False):
+    def __init__(self, estimator=None, dim=32, conv_window=3, short_conv=None, recompute=False):
         super().__init__()
         torch.manual_seed(0)
         options = {"estimator": estimator or Soft(n_bits=4, n_hashes=4), "seed": 1}
-        options |= {"conv_window": conv_window, "fresh_hashes": False}
+        options |= {"conv_window": conv_window, "short_conv": short_conv, "fresh_hashes": False}
         self.layers = nn.ModuleList(YosoAttention(dim, 4, **options) for _ in range(2))
         self.head = nn.Linear(dim, dim)
         self.recompute = recompute
@@ -93,6 +93,7 @@ def module_cases(group, n):
 
     run("causal", Model())
     run("not causal", Model(), is_causal=False)
+    run("short convolutions", Model(conv_window=None, short_conv=4))
     run("checkpointed", Model(recompute=True))
     run("compiled", torch.compile(Model(), backend="aot_eager"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -103,9 +104,12 @@ def module_cases(group, n):
 def module_alone(n):
     x = torch.randn(2, n, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
     found = {}
-    for name, options in (("causal", {}), ("not causal", {"is_causal": False}), ("autocast", {})):
+    cases = [("causal", Model(), {}), ("not causal", Model(), {"is_causal": False})]
+    cases += [("autocast", Model(), {})]
+    cases += [("short convolutions", Model(conv_window=None, short_conv=4), {})]
+    for name, model, options in cases:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=name == "autocast"):
-            out = Model()(x, **options)
+            out = model(x, **options)
         (grad,) = torch.autograd.grad(out.float().square().sum(), x)
         found[name] = out.detach(), grad
     return found
@@ -119,6 +123,25 @@ def wrong_module_call(group):
         module(x, x, x, attn_mask=x if cp.rank == 0 else None, context_parallel=cp)
     except (TypeError, ValueError, RuntimeError) as error:
         return type(error).__name__, str(error)
+
+
+def packed_rows(group, starts, layout):
+    """The output of packed sequences through short convolutions, gathered, and its gradient."""
+    torch.manual_seed(0)
+    module = YosoAttention(32, 4, short_conv=4, estimator=Soft(n_bits=4, n_hashes=4), seed=1)
+    module.fresh_hashes = False
+    cp = ContextParallel(group, cu_seqlens=starts, layout=layout)
+    x = torch.randn(1, int(starts[-1]), 32, generator=torch.Generator().manual_seed(0))
+    own = cp.shard(x, 1).requires_grad_()
+    out, _ = module(own, own, own, is_causal=True, context_parallel=cp)
+    (grad,) = torch.autograd.grad(out.square().sum(), own)
+    alone = x.requires_grad_()
+    wanted, _ = module(alone, alone, alone, is_causal=True, cu_seqlens=starts)
+    (wanted_grad,) = torch.autograd.grad(wanted.square().sum(), alone)
+    found = cp.gather(out.detach(), 1), cp.gather(grad, 1)
+    return [
+        (got - y).abs().max().item() for got, y in zip(found, (wanted, wanted_grad), strict=True)
+    ]
 
 
 def module_errors(group):

@@ -144,15 +144,11 @@ def test_the_state_as_a_thing(cuda_device):
     assert torch.equal(state.prefill(*tensors), first)
 
 
-@pytest.mark.parametrize("conv_window", [None, 5])
-def test_module(cuda_device, conv_window):
+@pytest.mark.parametrize("options", [{}, {"conv_window": 5}, {"short_conv": 4}])
+def test_module(cuda_device, options):
     sampled = Sampled(n_bits=4, n_hashes=8, expectation="never")
     torch.manual_seed(0)
-    module = (
-        YosoAttention(16, 2, conv_window=conv_window, estimator=sampled, seed=0)
-        .to(cuda_device)
-        .eval()
-    )
+    module = YosoAttention(16, 2, **options, estimator=sampled, seed=0).to(cuda_device).eval()
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
     state = module.new_state(2)
     with torch.no_grad():
@@ -197,12 +193,12 @@ def test_graph(cuda_device):
     assert state.length.tolist() == [9, 9]
 
 
-@pytest.mark.parametrize("conv_window", [None, 5])
-def test_graph_of_a_module(cuda_device, conv_window):
+@pytest.mark.parametrize("options", [{}, {"conv_window": 5, "short_conv": 4}])
+def test_graph_of_a_module(cuda_device, options):
     if cuda_device.type != "cuda":
         pytest.skip("needs a GPU")
     sampled = Sampled(n_bits=8, n_hashes=8, expectation="never")
-    module = YosoAttention(16, 2, conv_window=conv_window, estimator=sampled)
+    module = YosoAttention(16, 2, **options, estimator=sampled)
     module = module.to(cuda_device).eval()
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0)).to(cuda_device)
 

@@ -112,7 +112,9 @@ def test_attention_reads_nothing(cuda_device, name):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])
-@pytest.mark.parametrize("options", [{}, dict(conv_window=5), dict(learn=["lift_scale"])])
+@pytest.mark.parametrize(
+    "options", [{}, dict(conv_window=5, short_conv=4), dict(learn=["lift_scale"])]
+)
 def test_module_reads_nothing(cuda_device, training, mask, options):
     estimator = SAMPLED
     if "learn" in options:
@@ -417,8 +419,8 @@ from lshkit.attention import Expected, Sampled, YosoAttention, yoso_attention
 torch.use_deterministic_algorithms(True)
 sampled = Sampled(n_bits=4, n_hashes=8, expectation="never")
 lifted = replace(sampled, unit_norm="lift", lift_scale="auto")
-for options in ({"estimator": sampled}, {"estimator": sampled, "conv_window": 5},
-                {"estimator": lifted}):
+for options in ({"estimator": sampled}, {"estimator": lifted},
+                {"estimator": sampled, "conv_window": 5, "short_conv": 4}):
     module = YosoAttention(16, 2, **options).cuda()
     x = torch.randn(2, 50, 16, device="cuda", requires_grad=True)
     mask = torch.zeros(2, 50, dtype=torch.bool, device="cuda")

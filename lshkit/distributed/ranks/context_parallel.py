@@ -157,12 +157,12 @@ class ContextParallel(AcrossRanks):
         return out.reshape(held.total, *x.shape[1:]).movedim(0, dim)
 
     @torch.compiler.disable(reason="ranks exchange rows")
-    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int]]:
+    def neighbours(self, x: Tensor, before: int, after: int) -> list[tuple[Tensor, int, int, int]]:
         """Each chunk of this rank's x `(B, H, n, D)` with the rows around it, for a convolution.
 
         Returns for each chunk its rows, `before` more in front and `after` more behind them, zeros
-        outside the sequence, and where it starts and stops among the rank's rows. All ranks must
-        call. Differentiable.
+        outside the sequence, where it starts and stops among the rank's rows, and its first
+        position among all. All ranks must call. Differentiable.
         """
         lengths = self._ranks.all_gather(torch.tensor([x.shape[2]], device=x.device))
         held = Rows(lengths.flatten().tolist(), self.layout)
@@ -172,7 +172,7 @@ class ContextParallel(AcrossRanks):
         parts, position = [], 0
         for a, b, local in held.chunks[self.rank]:
             size = before + b - a + after if a < b else 0
-            parts.append((rows[:, :, position : position + size], local, local + b - a))
+            parts.append((rows[:, :, position : position + size], local, local + b - a, a))
             position += size
         return parts
 

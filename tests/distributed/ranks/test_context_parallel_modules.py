@@ -37,6 +37,13 @@ def test_steps_on_a_mesh_equal_one_process(ranks, wrap, replicas, options):
             torch.testing.assert_close(got, expected.detach(), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "head_tail"])
+def test_short_convolutions_of_packed_sequences_equal_one_process(ranks, layout):
+    starts = torch.tensor([0, 1, 3, 3, 19, 22, 41])
+    for errors in ranks.run(3, of_ranks.packed_rows, starts, layout):
+        assert max(errors) < 1e-5
+
+
 def test_packed_sequences_have_no_convolution_and_a_state_one_rank(ranks):
     for kind, message in ranks.run(2, of_ranks.module_errors):
         assert kind == ["ValueError"] * 2

@@ -1,0 +1,244 @@
+"""YosoAttention(short_conv=...): depthwise convolutions of queries, keys and values."""
+
+import copy
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from cases.attention import EXPECTED, SAMPLED, padding_mask  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+from lshkit.attention import Soft, YosoAttention, YosoState, yoso_attention  # noqa: E402
+from lshkit.attention.convolution import convolve_features  # noqa: E402
+
+WIDTH = 4
+
+
+def tokens(n=11, size=24, batch=2, seed=0):
+    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
+
+
+def module_of(seed=0, **options):
+    torch.manual_seed(seed)
+    options = {"short_conv": WIDTH, "estimator": SAMPLED, "seed": 0} | options
+    return YosoAttention(24, 3, **options).eval()
+
+
+def by_hand(module, query, key, value, hidden=(None, None), is_causal=False):
+    """With torch's own convolution. hidden: positions of queries, and of keys and values."""
+    if module.in_proj_weight is None:
+        weights = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    else:
+        weights = module.in_proj_weight.chunk(3)
+    heads = []
+    for i, x in enumerate((query, key, value)):
+        y = F.linear(x, weights[i], module.in_proj_bias.chunk(3)[i])
+        if hidden[i > 0] is not None:
+            y = y.masked_fill(hidden[i > 0][..., None], 0)
+        kernels = module.short_conv_weight.flatten(0, 1).chunk(3)[i][:, None]
+        width = kernels.shape[-1]
+        y = F.conv1d(F.pad(y.mT, (width - 1, 0)), kernels, groups=len(kernels)).mT
+        heads.append(y.unflatten(-1, (3, 8)).transpose(1, 2))
+    mask = None if hidden[1] is None else ~hidden[1]
+    options = {"estimator": module.eval_estimator, "seed": module.hash_seed}
+    out = yoso_attention(*heads, mask, is_causal=is_causal, **options)
+    return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("width", [1, 4, 13])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_forward(masked, is_causal, width):
+    module = module_of(short_conv=width)
+    x = tokens()
+    ignored = ~padding_mask(2, 11) if masked else None
+    out, _ = module(x, x, x, key_padding_mask=ignored, is_causal=is_causal)
+    expected = by_hand(module, x, x, x, (ignored, ignored), is_causal)
+    torch.testing.assert_close(out, expected)
+    # A key that is another tensor: its padding says nothing of the queries.
+    out, _ = module(x, x.clone(), x, key_padding_mask=ignored, is_causal=is_causal)
+    torch.testing.assert_close(out, by_hand(module, x, x, x, (None, ignored), is_causal))
+    alone, _ = module(x[0], x[0], x[0], key_padding_mask=None, is_causal=is_causal)
+    torch.testing.assert_close(alone[None], by_hand(module, *[x[:1]] * 3, is_causal=is_causal))
+
+
+def test_cross_attention_of_other_sizes():
+    module = module_of(kdim=10, vdim=7)
+    query, key, value = tokens(5), tokens(9, 10), tokens(9, 7)
+    out, _ = module(query, key, value)
+    torch.testing.assert_close(out, by_hand(module, query, key, value))
+    out.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_sequences_shorter_than_the_kernel():
+    module = module_of()
+    for x in (tokens(1), tokens(3)):
+        torch.testing.assert_close(module(x, x, x)[0], by_hand(module, x, x, x))
+    assert module(*[tokens(0)] * 3, is_causal=True)[0].shape == (2, 0, 24)
+
+
+def test_a_causal_layer_does_not_look_ahead():
+    module, x = module_of(conv_window=3), tokens(32)
+    changed = x.clone()
+    changed[:, 20:] += 1
+    out, of_changed = (module(y, y, y, is_causal=True)[0] for y in (x, changed))
+    assert torch.equal(out[:, :20], of_changed[:, :20])
+    assert not torch.isclose(out[:, 20:], of_changed[:, 20:]).all(-1).any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_padding_on_the_left_changes_nothing(is_causal):
+    """Not even a NaN in it: ignored positions are the zeros that stand before every sequence."""
+    module, x = module_of(), tokens()
+    padded = F.pad(x, (0, 0, 6, 0), value=torch.nan)
+    ignored = torch.arange(17).expand(2, -1) < 6
+    out, _ = module(padded, padded, padded, key_padding_mask=ignored, is_causal=is_causal)
+    torch.testing.assert_close(out[:, 6:], module(x, x, x, is_causal=is_causal)[0])
+
+
+@torch.no_grad()
+def test_packed_sequences_equal_each_alone():
+    """Empty ones, and some that are shorter than the kernel, among them."""
+    module, x = module_of(), tokens(40, batch=1)
+    starts = torch.tensor([0, 1, 1, 3, 6, 22, 40, 40])
+    for dtype in (torch.int32, torch.int64):
+        out, _ = module(x, x, x, is_causal=True, cu_seqlens=starts.to(dtype))
+        for a, b in zip(starts, starts[1:], strict=False):
+            part = x[:, a:b]
+            torch.testing.assert_close(out[:, a:b], module(part, part, part, is_causal=True)[0])
+    with pytest.raises(ValueError, match="cu_seqlens must go from 0 to the 40 rows, got 1 to 40"):
+        module(x, x, x, cu_seqlens=starts[1:])
+    with pytest.raises(TypeError, match="cu_seqlens must be an integer tensor, got list"):
+        module(x, x, x, cu_seqlens=[0, 40])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("estimator", [SAMPLED, Soft(n_bits=5, n_hashes=8)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("width", [1, 4])
+@pytest.mark.parametrize("conv_window", [None, 3])
+def test_decoding_equals_the_causal_forward(conv_window, width, masked, estimator):
+    x = tokens(40)
+    module = module_of(estimator=estimator, short_conv=width, conv_window=conv_window)
+    ignored = None
+    if masked:
+        ignored = torch.zeros(2, 40, dtype=torch.bool)
+        ignored[0, :7] = True
+    expected, _ = module(x, x, x, key_padding_mask=ignored, is_causal=True)
+    for sizes in ([1] * 40, [20, 1, 0, 2, 17], [0, 40]):
+        state, outs, first = module.new_state(2), [], 0
+        for size in sizes:
+            part = x[:, first : first + size]
+            mask = None if ignored is None else ignored[:, first : first + size]
+            outs.append(module(part, part, part, mask, is_causal=True, state=state)[0])
+            first += size
+        torch.testing.assert_close(torch.cat(outs, 1), expected)
+
+
+@torch.no_grad()
+def test_a_state_keeps_what_the_kernels_need():
+    """In a copy, a saved state, another order of the sequences and another dtype."""
+    module, x = module_of(), tokens(40)
+    expected, _ = module(x, x, x, is_causal=True)
+    state = module.new_state(2)
+    module(*[x[:, :30]] * 3, is_causal=True, state=state)
+    loaded = module.new_state(2)
+    loaded.load_state_dict(state.state_dict())
+    for other, order in ((state.clone(), [0, 1]), (loaded, [0, 1]), (state, [1, 0])):
+        other.reorder(torch.tensor(order))
+        rest = x[order, 30:]
+        out, _ = module(rest, rest, rest, is_causal=True, state=other)
+        torch.testing.assert_close(out, expected[order, 30:])
+    fresh, _ = module(*[x[:, :1]] * 3, is_causal=True, state=state.reset())
+    torch.testing.assert_close(fresh, expected[:, :1])
+    assert state.to(torch.bfloat16)._inputs.dtype == torch.bfloat16
+
+
+@torch.no_grad()
+def test_a_refused_step_leaves_the_state_as_it_was():
+    module, x = module_of(), tokens(8)
+    state = module.new_state(2)
+    module(x, x, x, is_causal=True, state=state)
+    before = state.state_dict()
+    other = tokens(1, batch=3)
+    with pytest.raises(ValueError, match="query must be \\(2, "):
+        module(other, other, other, is_causal=True, state=state)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="no autograd through a state"):
+        module(x, x, x, is_causal=True, state=state)
+    assert all(torch.equal(x, before[name]) for name, x in state.state_dict().items())
+
+
+def test_errors():
+    for value, match in ((0, "short_conv must be an integer >= 1"), (2.5, "short_conv must be an")):
+        with pytest.raises((TypeError, ValueError), match=match):
+            YosoAttention(24, 3, short_conv=value)
+        with pytest.raises((TypeError, ValueError), match=match):
+            YosoState(1, 3, 8, seed=0, short_conv=value)
+    for other in ({"num_key_heads": 1}, {"value_dim": 4}):
+        (name,) = other
+        with pytest.raises(ValueError, match=f"{name} must be .* with short_conv=4:"):
+            YosoState(1, 3, 8, seed=0, short_conv=4, **other)
+    x, module = tokens(), module_of()
+    state = module_of(short_conv=3).new_state(2)
+    with torch.no_grad(), pytest.raises(ValueError, match="module's short_conv=4, has 3"):
+        module(x, x, x, is_causal=True, state=state)
+    with pytest.raises(ValueError, match="with short_conv=3, this one has 4"):
+        module.new_state(2).load_state_dict(state.state_dict())
+
+
+def test_gradients_by_differences():
+    x = torch.randn(2, 3, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(3, 4, 3, dtype=torch.float64)
+    position = torch.tensor([0, 1, 2, 0, 0, 1, 2])
+    for at in (None, position):
+        inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        assert torch.autograd.gradcheck(lambda x, w, at=at: convolve_features(x, w, at), inputs)
+
+
+def test_as_a_module():
+    """Saved, copied, made anew, on meta, in a graph, exported, in low precision."""
+    module, x = module_of(estimator=EXPECTED), tokens()
+    assert "short_conv=4" in repr(module) and "short_conv" not in repr(YosoAttention(24, 3))
+    assert module.short_conv_weight.shape == (9, 8, 4)
+    expected, _ = module(x, x, x, is_causal=True)
+    memory = io.BytesIO()
+    torch.save(module.state_dict(), memory)
+    memory.seek(0)
+    other = module_of(seed=1, estimator=EXPECTED)
+    other.load_state_dict(torch.load(memory))
+    for same in (other, copy.deepcopy(module)):
+        assert torch.equal(same(x, x, x, is_causal=True)[0], expected)
+    multihead = nn.MultiheadAttention(24, 3, batch_first=True)
+    multihead.load_state_dict(module.multihead_state_dict())
+    made = YosoAttention(24, 3, short_conv=WIDTH, seed=0, device="meta").to_empty(device="cpu")
+    torch.manual_seed(0)
+    made.reset_parameters()
+    torch.manual_seed(0)
+    new = YosoAttention(24, 3, short_conv=WIDTH, seed=0)
+    assert all(torch.equal(made.state_dict()[name], x) for name, x in new.state_dict().items())
+    assert new.short_conv_weight.abs().max() <= 0.5 and new.short_conv_weight.std() > 0.2
+
+    torch._dynamo.reset()
+    fast = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(x, x, x, is_causal=True)[0], expected)
+    length = torch.export.Dim("length", min=2, max=64)
+    exported = torch.export.export(
+        module, (x, x, x), {"is_causal": True}, dynamic_shapes={
+            **{name: {1: length} for name in ("query", "key", "value")}, "is_causal": None
+        }
+    )  # fmt: skip
+    longer = tokens(30)
+    out, _ = exported.module()(longer, longer, longer, is_causal=True)
+    torch.testing.assert_close(out, module(longer, longer, longer, is_causal=True)[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half, _ = module(x, x, x, is_causal=True)
+    assert half.dtype == torch.bfloat16
+    half.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters())
+    short = module_of(estimator=EXPECTED, dtype=torch.bfloat16)
+    assert short(*[x.bfloat16()] * 3)[0].dtype == torch.bfloat16
