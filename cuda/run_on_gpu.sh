@@ -194,7 +194,7 @@ filter_of() {  # TOOL PROGRAM: prints the filter; fails where nothing is found e
 # kernels; tests/benchmarks/test_gpu_benchmark.py has these be there.
 few='codes and 70-3 or bucket_sum and 8-1 or is_a_bucket_sum and 40-256-33'
 few="$few or collisions and 130-17-33 and True or sampled_attention and shape1 and True"
-few="$few or lower_bound and sum and shape2 or window and l2 or grouped or soft and True"
+few="$few or lower_bound and sum and shape2 or grouped or soft and True"
 few="$few or soft_hash and 64-12 or soft_hash and 20-5 or steps_equal and l2"
 graphs='attention_reads_nothing or hashing_and_bucket_sums or of_attention and sampled'
 graphs="$graphs or of_attention and soft or of_attention and causal or without_a_warm_up"

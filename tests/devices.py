@@ -29,7 +29,6 @@ SUITES = {
     *("test_short_floats", "test_soft_attention", "test_soft_attention_edges", "test_soft_hash"),
     *("test_soft_hash_torch", "test_tiny_sums", "test_torch_ops", "test_unit_norm_lift"),
     "test_weighted_buckets",
-    "test_window",
 }
 
 # Tests of the CPU's own, by a part of "file::test[...]": why there are none of CUDA tensors.
@@ -41,7 +40,7 @@ CPU_ONLY = {
     r"a_trace_holds": "torch.jit.trace would hold the moves too",
     r"autocast": "autocast of the CPU",
     r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",
-    r"gradients::test_dtypes|rounded_once|window::test_dtypes": "16-bit gradients round twice",
+    r"gradients::test_dtypes|rounded_once": "16-bit gradients round twice",
     r"test_soft_hash_torch::test_torch_equals_numpy": "to the last bit, in sums of another order",
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
     r"seeds_that_are_drawn|bad_tensors|refuses_codes_beyond": "values on a GPU are not looked at",
@@ -75,7 +74,7 @@ SLOW_IN_EMULATION = (
     r"test_pair_gradients::test_equal_to_reference|inner_products_are_kept|padded_batch",
     r"learning_planes|sequences_alone|gradient_of_grouped_heads",
     r"given_planes|one_probe_is|module_learns|module_uses_what|operators_keep_torch|rounds_to_nearest",
-    r"test_window::test_(transforms|nothing_to_attend|opcheck)|collided_is_short|noise_falls",
+    r"collided_is_short|noise_falls",
     r"gradients_per_sample|once_differentiable|rows_that_take_no_part",
 )
 

@@ -8,13 +8,11 @@
 namespace lshkit {
 namespace {
 
-AttentionOptions check_options(bool causal, int normalize, int gradient, Gradient last_gradient,
-                               index_t window = 0) {
+AttentionOptions check_options(bool causal, int normalize, int gradient, Gradient last_gradient) {
   AttentionOptions options;
   options.causal = causal;
   options.normalize = check_option("normalize", normalize, Normalize::l2);
   options.gradient = check_option("gradient", gradient, last_gradient);
-  options.window = check_range("window", window, 0, std::numeric_limits<std::int32_t>::max());
   return options;
 }
 
@@ -94,8 +92,8 @@ struct GradientCodeViews {
 void sampled_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                      py::handle parameters_object, int family, index_t n_bits, index_t n_hashes,
                      bool causal, int normalize, py::handle out, py::handle query_codes_object,
-                     py::handle key_codes_object, int threads, index_t window,
-                     py::handle query_starts, py::handle key_starts, py::handle divisors_object) {
+                     py::handle key_codes_object, int threads, py::handle query_starts,
+                     py::handle key_starts, py::handle divisors_object) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
                           key_starts);
   constexpr auto any = TensorView::Place::any;
@@ -104,7 +102,7 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
   const TensorView key_codes("key_codes", key_codes_object, any);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads, in.shape.n_features);
-  const AttentionOptions options = check_options(causal, normalize, 0, Gradient::unbiased, window);
+  const AttentionOptions options = check_options(causal, normalize, 0, Gradient::unbiased);
   in.out.require_output();
   check_attention_codes(query_codes.require_output(), in.query, n_bits, n_hashes);
   check_attention_codes(key_codes.require_output(), in.key, n_bits, n_hashes);
@@ -133,10 +131,10 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                       py::handle query_codes_object, py::handle key_codes_object, index_t n_bits,
                       bool causal, int normalize, int gradient, py::handle grad_out,
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
-                      int threads, index_t window, index_t gradient_rank,
-                      py::handle rotation_object, bool bfloat16_products, py::handle query_starts,
-                      py::handle key_starts, py::handle gradient_query_codes,
-                      py::handle gradient_key_codes, py::handle out, py::handle divisors) {
+                      int threads, index_t gradient_rank, py::handle rotation_object,
+                      bool bfloat16_products, py::handle query_starts, py::handle key_starts,
+                      py::handle gradient_query_codes, py::handle gradient_key_codes,
+                      py::handle out, py::handle divisors) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
@@ -147,7 +145,7 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const index_t n_hashes = query_codes.shape(3);
   check_attention_codes(query_codes, in.query, n_bits, n_hashes);
   check_attention_codes(key_codes, in.key, n_bits, n_hashes);
-  AttentionOptions options = check_options(causal, normalize, gradient, Gradient::unbiased, window);
+  AttentionOptions options = check_options(causal, normalize, gradient, Gradient::unbiased);
   if (options.gradient == Gradient::exact)
     throw py::value_error("gradient: 1 (exact) is the expectation's alone, wanted 0, 2 or 3");
   std::optional<TensorView> rotation;
@@ -155,8 +153,6 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   options.bfloat16_products = bfloat16_products;
   const GradientCodeViews subset(gradient_query_codes, gradient_key_codes, in, n_bits);
   options.gradient_codes = subset.codes();
-  if (subset.queries && options.window > 0)
-    subset.queries->wrong_value("None is wanted with a window");
   const KeptViews kept(out, divisors, in, options.normalize);
   options.kept = kept.kept();
   if (gradients.empty()) return;
@@ -236,12 +232,11 @@ void bind_attention(py::module_& module) {
   module.def("yoso_forward", &sampled_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "parameters"_a, "family"_a, "n_bits"_a, "n_hashes"_a, "causal"_a, "normalize"_a,
              "out"_a, "query_codes"_a, "key_codes"_a, "threads"_a = 0, py::kw_only(),
-             "window"_a = 0, "query_starts"_a = py::none(), "key_starts"_a = py::none(),
-             "divisors"_a = py::none());
+             "query_starts"_a = py::none(), "key_starts"_a = py::none(), "divisors"_a = py::none());
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
-             py::kw_only(), "window"_a = 0, "gradient_rank"_a = 0, "rotation"_a = py::none(),
+             py::kw_only(), "gradient_rank"_a = 0, "rotation"_a = py::none(),
              "bfloat16_products"_a = false, "query_starts"_a = py::none(),
              "key_starts"_a = py::none(), "gradient_query_codes"_a = py::none(),
              "gradient_key_codes"_a = py::none(), "out"_a = py::none(), "divisors"_a = py::none());

@@ -5,7 +5,6 @@
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
 #include "fast_bucket_sum.hpp"
-#include "window.hpp"
 
 namespace lshkit {
 namespace {
@@ -65,26 +64,6 @@ void collision_counts(const HeadSum<float>& s, float* counts) {
                     : collision_counts<std::uint16_t>(s, counts);
 }
 
-// add_window for a head whose queries and keys are not at hand yet.
-void add_window_of_head(const AttentionShape& shape, const AttentionOptions& options,
-                        const AttentionInputs<float>& in, const HeadRange& r,
-                        const HeadSum<float>& sampled, int n_bits, float* sums) {
-  const index_t query_size = conversion_size(in.query, r.n_queries, shape.n_features);
-  const index_t key_size = conversion_size(in.key, r.n_keys, shape.n_features);
-  const index_t rows = r.n_queries + r.n_keys;
-  std::vector<float> numbers(rows + query_size + key_size);
-  std::vector<std::uint8_t> valid(rows);
-  float* converted = numbers.data() + rows;
-  AttentionHead<float> head;
-  head.query = rows_as<float>(in.query, r.queries, r.n_queries, shape.n_features, converted);
-  head.key = rows_as<float>(in.key, r.keys, r.n_keys, shape.n_features, converted + query_size);
-  head.value = sampled.values;
-  head.key_mask = mask_of(in.key_mask, r);
-  const Norms<float> norms(numbers.data(), valid.data(), r.n_queries);
-  norms.fill(head);
-  add_window(head, norms, sampled, options, n_bits, sums);
-}
-
 }  // namespace
 
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
@@ -132,7 +111,6 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
                   : static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
       collision_counts(s, counts);
     }
-    if (options.window > 0) add_window_of_head(shape, options, in, r, s, functions.n_bits, counts);
     normalize_output(options.normalize, s.out, counts, divisor);
     if (valid) fill_invalid_rows(s.out, valid->queries.data() + r.query_row);
     store_rows(out, r.queries, s.out);
@@ -163,9 +141,6 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
           forward.out = raw;
           sums.all(forward);
           if (options.normalize == Normalize::sum) collision_counts(forward, counts);
-          if (options.window > 0)
-            add_window(head, s.norms, forward, options, n_bits,
-                       options.normalize == Normalize::sum ? counts : nullptr);
         });
 
     // Values: the transpose of the sum, from the same codes.
@@ -181,11 +156,6 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       clear_invalid_rows(b.value_grad, s.norms.key_valid);
     }
 
-    const auto finish = [&](const PairGradient<float>& p) {
-      if (options.window > 0)
-        add_window_gradient(p, s.norms, forward, options, n_bits, b.value_grad);
-      unit_norms_backward(p);
-    };
     const GradientCodes& subset = options.gradient_codes;
     const auto fill = [&](SampledGradient& p) {
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
@@ -198,11 +168,8 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.key_codes = subset.keys.rows(b.range.key_row, subset.n_hashes);
       p.n_hashes = subset.n_hashes;
     };
-    if (!b.query_grad.data && !b.key_grad.data) {
-      SampledGradient p;
-      fill(p);
-      finish(p);
-    } else if (options.gradient == Gradient::lower_bound) {
+    if (!b.query_grad.data && !b.key_grad.data) return;
+    if (options.gradient == Gradient::lower_bound) {
       LowerBoundGradient p;
       fill(p);
       p.n_buckets = forward.n_buckets;
@@ -215,7 +182,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       }
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
-      finish(p);
+      unit_norms_backward(p);
     } else {
       CollidedGradient p;
       fill(p);
@@ -223,7 +190,7 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.weight = options.gradient;
       p.scratch = thread_scratch(kernels().collided_scratch(p));
       kernels().collided_gradient(p);
-      finish(p);
+      unit_norms_backward(p);
     }
   });
 }

@@ -83,9 +83,8 @@ void dense_weights(const Run& r, bool sampled, std::vector<double>& weight,
   for (index_t i = 0; i < c.nq; ++i)
     for (index_t j = 0; j < c.nk; ++j) {
       if (!r.sees(i, j)) continue;
-      const bool by_codes = sampled && !(std::abs(i - j) < r.options.window);
       double w = 0;
-      if (by_codes) {
+      if (sampled) {
         for (index_t h = 0; h < c.n_hashes; ++h)
           w += code(r.queries(), i * c.n_hashes + h) == code(r.keys(), j * c.n_hashes + h);
         w /= double(c.n_hashes);
@@ -93,7 +92,7 @@ void dense_weights(const Run& r, bool sampled, std::vector<double>& weight,
       }
       const double x = cosine(r, i, j), bit = 1 - std::acos(x) / kPi;
       const double p = std::pow(bit, c.n_bits);
-      if (!by_codes) w = p;
+      if (!sampled) w = p;
       weight[i * c.nk + j] = w;
       double& s = slope[i * c.nk + j];
       s = c.n_bits * p / bit / (kPi * std::sqrt(1 - x * x));
@@ -241,19 +240,6 @@ TEST(sampled_equals_dense) {
         }
 }
 
-TEST(window_equals_dense) {
-  for (const Case& c : kCases)
-    for (const index_t window : {1, 30, 2000})
-      for (const bool causal : {false, true})
-        for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2}) {
-          // At 14 bits a row's weights may sum to 1e-3 and a share of 1/3 be added and taken out.
-          if (c.nq > 400 && (window != 30 || normalize != Normalize::none)) continue;
-          Run r(c, {causal, normalize, Gradient::lower_bound, window}, !causal, 7);
-          run_sampled(r, 2);
-          check_against_dense(r, true);
-        }
-}
-
 TEST(expected_equals_dense) {
   for (const Case& c : kCases)
     for (const bool causal : {false, true})
@@ -296,11 +282,9 @@ TEST(threads_do_not_change_a_bit) {
 }
 
 TEST(a_bad_row_stays_alone) {
-  for (const index_t window : {-1, 0, 9}) {  // -1: the expectation
-    const bool sampled = window >= 0;
+  for (const bool sampled : {true, false}) {
     const Case c{50, 45, 16, 16, 3, 8};
     Run clean(c, {false, Normalize::l2, Gradient::lower_bound}, true, 9);
-    clean.options.window = window;
     Run bad = clean;
     bad.q[4 * c.d + 1] = NAN;   // a query that takes no part
     bad.k[2 * c.d] = INFINITY;  // a masked key may hold anything

@@ -3,7 +3,7 @@
 //
 // Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
 // the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
-// codes, the output and a number a row. A near window has the forward keep unit vectors too.
+// codes, the output and a number a row.
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/bucket_gradient.cuh"
 #include "lshkit/cuda/bucket_gradient_matrix.cuh"
@@ -11,7 +11,6 @@
 #include "lshkit/cuda/pairs.cuh"
 #include "lshkit/cuda/rows.cuh"
 #include "lshkit/cuda/runtime.cuh"
-#include "lshkit/cuda/window.cuh"
 
 namespace lshkit::cuda {
 namespace {
@@ -305,58 +304,6 @@ void pair_gradients(const Problem& p, const BackwardScratch& b,
   }
 }
 
-// A sum over the pairs of the near window, all but its weight, y and out.
-Window window_of(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
-                 Codes query_codes, Codes key_codes, index_t n_hashes, bool owner_is_query) {
-  Window w;
-  w.reach = p.options.window;
-  w.pairs = pairs_of(p, query, key, n_bits, owner_is_query);
-  (owner_is_query ? w.pairs.owner : w.pairs.other).codes = query_codes.data;
-  (owner_is_query ? w.pairs.other : w.pairs.owner).codes = key_codes.data;
-  w.pairs.code_bytes = query_codes.bytes;
-  w.pairs.n_hashes = n_hashes;
-  return w;
-}
-void add_window_sums(const Problem& p, const UnitVectors& query, const UnitVectors& key, int n_bits,
-                     Codes query_codes, Codes key_codes, index_t n_hashes, float* sums) {
-  if (p.options.window <= 0) return;
-  Window w = window_of(p, query, key, n_bits, query_codes, key_codes, n_hashes, true);
-  w.pairs.weight = PairWeight::probability;
-  w.pairs.y = Elements(p.in.value);
-  w.pairs.y_columns = p.s.n_values;
-  w.pairs.counts = p.counts();
-  w.pairs.out = sums;
-  add_window(p.queue, w, p.sequences());
-}
-// To the gradients of the values or, once these are complete, of the unit vectors.
-void add_window_values(const Problem& p, const BackwardScratch& b, int n_bits, Codes query_codes,
-                       Codes key_codes, index_t n_hashes) {
-  if (p.options.window <= 0) return;
-  Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, false);
-  w.pairs.weight = PairWeight::probability;
-  w.pairs.y = sums_as_elements(p, b.sums);
-  w.pairs.y_columns = p.s.n_values;
-  w.pairs.out = b.value_grad;
-  add_window(p.queue, w, p.sequences());
-}
-void add_window_gradients(const Problem& p, const BackwardScratch& b,
-                          const AttentionGradients<float>& wanted, PairWeight weight, int n_bits,
-                          Codes query_codes, Codes key_codes, index_t n_hashes) {
-  if (p.options.window <= 0) return;
-  for (const bool of_query : {true, false}) {
-    if (!(of_query ? wanted.query : wanted.key).data) continue;
-    Window w = window_of(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, of_query);
-    (of_query ? w.pairs.owner : w.pairs.other).factor = sums_as_elements(p, b.sums);
-    w.pairs.weight = weight;
-    w.pairs.bias = p.counts() ? b.bias : nullptr;
-    w.pairs.y = of_query ? rows_of(b.key.unit, p.key_heads(), p.s.n_keys, p.s.n_features)
-                         : rows_of(b.query.unit, p.s.heads, p.s.n_queries, p.s.n_features);
-    w.pairs.y_columns = p.s.n_features;
-    w.pairs.out = of_query ? b.query_grad : b.key_grad;
-    add_window(p.queue, w, p.sequences());
-  }
-}
-
 // From those of the unit vectors.
 void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
                              const AttentionGradients<float>& to) {
@@ -404,29 +351,24 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      void* key_codes, void* scratch, float* divisors) {
   const Problem p{queue, shape, options, in};
   Cut cut(scratch);
-  const bool near = options.window > 0;
-  const index_t unit_columns = near ? shape.n_features : 0;
-  const UnitVectors query(cut, p.queries(), unit_columns), key(cut, p.keys(), unit_columns);
+  const UnitVectors query(cut, p.queries(), 0), key(cut, p.keys(), 0);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = p.group();
-  // Of the rows' norms the window alone asks for more than whether they are finite.
-  const bool queries_done =
-      hash(queue, query_functions, in.query, shape.batch, shape.heads, shape.n_queries,
-           shape.n_features, query_codes, near ? nullptr : query.valid);
+  // Of the rows' norms only whether they are finite is asked for.
+  const bool queries_done = hash(queue, query_functions, in.query, shape.batch, shape.heads,
+                                 shape.n_queries, shape.n_features, query_codes, query.valid);
   const bool keys_done = hash(queue, functions, in.key, shape.batch, p.key_heads(), shape.n_keys,
-                              shape.n_features, key_codes, near ? nullptr : key.valid, in.key_mask);
-  if (!queries_done) fill(p, query, true, near);
-  if (!keys_done) fill(p, key, false, near);
+                              shape.n_features, key_codes, key.valid, in.key_mask);
+  if (!queries_done) fill(p, query, true, false);
+  if (!keys_done) fill(p, key, false, false);
   const int code_bytes = functions.n_bits <= 8 ? 1 : 2;
   const BucketSum<float> sum = sum_of(p, {query_codes, code_bytes}, {key_codes, code_bytes},
                                       functions.n_bits, functions.n_hashes, key, sums);
   bucket_sum(queue, sum, p.sequences(), shared_limit(queue));
-  add_window_sums(p, query, key, functions.n_bits, {query_codes, code_bytes},
-                  {key_codes, code_bytes}, functions.n_hashes, sums);
   finish_output(p, sums, query, out, divisors);
   return cut.used();
 }
@@ -438,8 +380,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   const Problem p{queue, shape, options, in};
   Cut cut(scratch);
   const bool matrices = by_matrices(p, n_bits);
-  const bool with_unit = !matrices || options.window > 0;
-  const BackwardScratch b(cut, p, with_unit);
+  const BackwardScratch b(cut, p, !matrices);
   const bool by_buckets = options.gradient == Gradient::lower_bound && !matrices;
   const int sort_bits = n_bits < kSortBits ? n_bits : kSortBits;
   const SortScratch sort = by_buckets ? SortScratch(cut, p, sort_bits) : SortScratch{};
@@ -453,18 +394,15 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   if (!scratch) return cut.used();
 
   const DeviceGuard guard(queue);
-  fill(p, b.query, true, with_unit);
-  fill(p, b.key, false, with_unit);
+  fill(p, b.query, true, !matrices);
+  fill(p, b.key, false, !matrices);
   const BucketSum<float> sum = sum_of(p, query_codes, key_codes, n_bits, n_hashes, b.key, b.sums);
   const index_t limit = shared_limit(queue);
-  if (!options.kept.divisors && options.normalize != Normalize::none) {
+  if (!options.kept.divisors && options.normalize != Normalize::none)
     bucket_sum(queue, sum, p.sequences(), limit);
-    add_window_sums(p, b.query, b.key, n_bits, query_codes, key_codes, n_hashes, b.sums);
-  }
   sums_backward(p, b, gradients.out, matrices ? significand_bits(p.in.query.element) : 24);
   if (gradients.value.data) {
     bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
-    add_window_values(p, b, n_bits, query_codes, key_codes, n_hashes);
     finish_values(p, b, gradients.value);
   }
   if (!gradients.query.data && !gradients.key.data) return cut.used();
@@ -478,7 +416,6 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   } else {
     pair_gradients(p, b, gradients, weight, n_bits, codes.queries, codes.keys, codes.n_hashes);
   }
-  add_window_gradients(p, b, gradients, weight, n_bits, query_codes, key_codes, n_hashes);
   finish_queries_and_keys(p, b, gradients);
   return cut.used();
 }

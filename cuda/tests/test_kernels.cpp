@@ -60,7 +60,7 @@ void check_bucket_sum(index_t nq, index_t nk, index_t m, int n_bits, index_t dv,
 struct AttentionCase {
   index_t batch = 1, heads = 2, key_heads = 2, nq, nk, d, dv;
   int n_bits = 5;
-  index_t n_hashes = 6, window = 0;
+  index_t n_hashes = 6;
   bool causal = false, masked = false, packed = false, bad_rows = false, expectation = true;
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
@@ -96,7 +96,6 @@ void check_attention(const AttentionCase& c) {
   options.causal = c.causal;
   options.normalize = c.normalize;
   options.gradient = c.gradient;
-  options.window = c.window;
   const Parameters p = hadamard(c.d, c.n_bits, c.n_hashes, c.key_heads, 5);
   const HashFunctions f = functions_of(p, Family::hadamard, c.n_bits, c.n_hashes, c.key_heads);
 
@@ -268,28 +267,6 @@ TEST(attention) {
   check_attention(sized(65, 17, 60, 64));
   check_attention(sized(17, 65, 64, 7));
   check_attention(sized(130, 131, 80, 70));
-}
-
-TEST(near_window) {
-  for (const Gradient gradient : {Gradient::lower_bound, Gradient::collided, Gradient::unbiased})
-    for (const bool causal : {false, true}) {
-      AttentionCase c = kQuick ? sized(9, 12, 3, 2) : sized(150, 200, 20, 70);
-      c.heads = kQuick ? 1 : 4;
-      c.key_heads = kQuick ? 1 : 2;
-      c.causal = causal;
-      c.packed = c.bad_rows = gradient == Gradient::collided;
-      c.masked = gradient != Gradient::unbiased;
-      c.normalize = gradient == Gradient::collided      ? Normalize::none
-                    : gradient == Gradient::lower_bound ? Normalize::sum
-                                                        : Normalize::l2;
-      c.gradient = gradient;
-      c.expectation = false;
-      for (const index_t window : {1, 5, 70, 2000000000}) {
-        if (kQuick ? window != 5 : causal != (window == 5 || window == 70)) continue;
-        c.window = window;
-        check_attention(c);
-      }
-    }
 }
 
 TEST(lower_bound_by_buckets) {

@@ -1,4 +1,4 @@
-// Kept tables, attention step by step and the near window, against the CPU's functions.
+// Kept tables and attention step by step, against the CPU's functions.
 #include <utility>
 
 #include "../../cpp/tests/projections.hpp"

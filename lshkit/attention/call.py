@@ -84,16 +84,16 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     return out.to(call.query.dtype)
 
 
-def aligned(call: Call, window: int = 0) -> tuple[Call, int]:
+def aligned(call: Call) -> tuple[Call, int]:
     """The call with rows for the positions before, so that query i sees the keys j <= i.
 
     They cost what others do, which is linear too. Also returns their number, which the caller cuts
-    off the result. Not causal where every query sees every key and none is within the window.
+    off the result. Not causal where every query sees every key.
     """
     if not call.is_causal or call.offset == 0:
         return call, 0
     if call.offset > 0:
-        if call.offset >= call.key.shape[2] - 1 + window:
+        if call.offset >= call.key.shape[2] - 1:
             return call._replace(is_causal=False, offset=0), 0
         return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0))), call.offset
     batch, _, n_keys, _ = call.key.shape

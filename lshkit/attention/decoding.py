@@ -32,8 +32,8 @@ class YosoState:
         num_key_heads: number of key and value heads, H_k, a divisor of H: query head h reads the
             tables of key head h // (H / H_k), with its hash functions. H if None.
         estimator: `Sampled(...)`, which always samples here, or `Soft(...)`, or "sampled" or "soft"
-            for their defaults. Without window and unit_norm="lift", whose results depend on all
-            keys. The attribute `estimator` is what the state depends on.
+            for their defaults. Without unit_norm="lift", whose results depend on all keys. The
+            attribute `estimator` is what the state depends on.
         parameters: see `yoso_attention`. They are copied.
         normalize: see `yoso_attention`.
         seed: of the hash functions, one set for each key head: an int >= 0 or an int64 tensor of

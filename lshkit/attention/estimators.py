@@ -130,15 +130,6 @@ class Estimator(abc.ABC):
         """The expectation over the hash functions; None where it has no closed form."""
         return None
 
-    @property
-    def depends_on_position(self) -> bool:
-        """Whether weights depend on the positions of queries and keys."""
-        return False
-
-    def without_position(self) -> "Estimator":
-        """For queries and keys with unrelated positions, as in cross-attention."""
-        return self
-
     def for_inference(self, n_hashes: int | None) -> "Estimator":
         """Itself with another number of hashes, where it has any; itself for None."""
         return self
@@ -337,10 +328,6 @@ class Sampled(Hashed):
             n_hashes positions (of packed sequences their mean lengths count), and for one query
             over a cache. "never" samples at all lengths. `torch.export` samples, since a graph for
             all lengths can hold only one of the two; so does `YosoState`.
-        window: None, or the local window: pairs of positions `|i - j| < window` (causal:
-            0 <= i - j < window) get the exact probability instead of its estimate, in the output
-            and in all gradients (weighted as `gradient` specifies). The mean is unchanged and these
-            pairs add no noise; the cost is n_q window d.
         gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
             cheaper: each hash uses R coordinates of a pair's product of output gradient and value,
             after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
@@ -349,13 +336,12 @@ class Sampled(Hashed):
         gradient_hashes: the gradient of queries and keys is taken from so many of the n_hashes, 1
             to n_hashes, which divides its cost: unbiased, with the noise that so few hashes have.
             The output and the gradient of values have all of them. None: all. For gradient
-            "lower_bound" and "unbiased", without a window.
+            "lower_bound" and "unbiased".
         unit_norm, lift_scale: see `Estimator`.
     """
 
     gradient: str = "lower_bound"
     expectation: str = "auto"
-    window: int | None = None
     gradient_rank: int | None = None
     gradient_hashes: int | None = None
 
@@ -365,8 +351,6 @@ class Sampled(Hashed):
         super().__post_init__()
         check_choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
         check_choice("expectation", self.expectation, EXPECTATION)
-        if self.window is not None:
-            self._set(window=checks.integer("window", self.window, 1, 2**31 - 1))
         if self.gradient_rank is not None:
             self._set(gradient_rank=checks.integer("gradient_rank", self.gradient_rank, 1))
             if self.gradient != "lower_bound":
@@ -381,11 +365,6 @@ class Sampled(Hashed):
                     'gradient_hashes needs gradient="lower_bound" or "unbiased", got '
                     "gradient='collided', whose mean depends on the number of hashes"
                 )
-            if self.window is not None:
-                raise ValueError(
-                    f"gradient_hashes needs window=None, got window={self.window}: its pairs have "
-                    "no noise"
-                )
 
     def for_inference(self, n_hashes: int | None) -> "Sampled":
         if n_hashes is None:
@@ -397,11 +376,6 @@ class Sampled(Hashed):
 
     def for_decoding(self) -> "Sampled":
         super().for_decoding()
-        if self.window is not None:
-            raise ValueError(
-                f"window must be None to decode step by step, got {self.window}: a state "
-                "stores no keys"
-            )
         return Sampled(
             n_bits=self.n_bits,
             n_hashes=self.n_hashes,
@@ -409,14 +383,6 @@ class Sampled(Hashed):
             hasher=self.hasher,
             expectation="never",
         )
-
-    @property
-    def depends_on_position(self) -> bool:
-        """With a local window."""
-        return self.window is not None
-
-    def without_position(self) -> "Sampled":
-        return dataclasses.replace(self, window=None) if self.window is not None else self
 
     @property
     def mean(self) -> Expected:
@@ -452,10 +418,7 @@ class Sampled(Hashed):
         ):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
-        window = self.window or 0
-        was_causal, (call, first) = call.is_causal, aligned(call, window)
-        if was_causal and not call.is_causal:
-            window = 0
+        call, first = aligned(call)
         rotation = None
         if rank is not None and torch.is_grad_enabled():
             call = call._replace(seed=seed_tensor(call.seed, call.query.device))
@@ -463,7 +426,7 @@ class Sampled(Hashed):
         out, *_ = torch_ops.yoso_attention(
             *call.tensors,
             *self.functions_of(call),
-            *(*call.options, torch_ops.GRADIENT[self.gradient], window),
+            *(*call.options, torch_ops.GRADIENT[self.gradient]),
             *(0 if rotation is None else rank, rotation, self.gradient_hashes or 0),
         )
         return out[:, :, first:] if first else out

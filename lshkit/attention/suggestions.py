@@ -142,7 +142,7 @@ def suggest(
 
     A few runs of neighbouring queries of up to four heads attend to all keys, with each of n_trials
     sets of hash functions; errors are means over them. (Settings of yoso_attention whose output
-    depends on all queries, a window or lift_scale="auto", use all.) Times are those of one full
+    depends on all queries, lift_scale="auto", use all.) Times are those of one full
     head, without gradients, relative to softmax attention's, interleaved. Attention is not causal
     here: pass the keys that a typical query sees.
 
@@ -336,11 +336,8 @@ def _measure(
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
 
     estimator = options.get("estimator")
-    # A local window depends on the row of a query, the bound "auto" on all queries. (lsh_attention
-    # takes the position of the first row.)
-    whole = estimator is not None and (
-        estimator.depends_on_position or isinstance(estimator.lift_scale, str)
-    )
+    # The bound "auto" depends on all queries. (lsh_attention takes the position of the first row.)
+    whole = estimator is not None and isinstance(estimator.lift_scale, str)
     sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)
     if estimator is None:

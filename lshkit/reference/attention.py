@@ -127,30 +127,6 @@ def _expected(
     return pairs * cosine_probability(cosine, n_bits), pairs, cosine
 
 
-def near_pairs(query: np.ndarray, key: np.ndarray, window: int, causal: bool) -> np.ndarray:
-    """The pairs |i - j| < window, causal: 0 <= i - j < window."""
-    distance = np.arange(query.shape[-2])[:, None] - np.arange(key.shape[-2])
-    return (np.abs(distance) < window) & ((distance >= 0) | (not causal))
-
-
-def _windowed(
-    query: np.ndarray,
-    key: np.ndarray,
-    query_codes: np.ndarray,
-    key_codes: np.ndarray,
-    n_bits: int | None,
-    window: int,
-    causal: bool,
-    key_mask: np.ndarray | None,
-) -> np.ndarray:
-    """The sampled weights, with the probability itself where the pair is in the window."""
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    if not window or n_bits is None:
-        return weights
-    exact, _, _ = _expected(query, key, n_bits, causal, key_mask)
-    return np.where(near_pairs(query, key, window, causal), exact, weights)
-
-
 def _forward(
     query: np.ndarray, value: np.ndarray, weights: np.ndarray, normalize: str | None
 ) -> np.ndarray:
@@ -212,20 +188,17 @@ def yoso_forward(
     value: np.ndarray,
     query_codes: np.ndarray,
     key_codes: np.ndarray,
-    n_bits: int | None = None,
     *,
     causal: bool = False,
     key_mask: np.ndarray | None = None,
     normalize: str | None = "l2",
-    window: int = 0,
 ) -> np.ndarray:
     """YOSO-m (eq. 2) for given codes: `(..., n_q, d_v)`.
 
     A query with a NaN or infinity gives a NaN row, such a key is ignored. normalize: "l2",
-    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part. window: pairs of positions |i - j| <
-    window have the collision probability of n_bits for their weight.
+    "sum" or None. key_mask: `(..., n_k)`, nonzero takes part.
     """
-    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
     return _forward(query, value, weights, normalize)
 
 
@@ -243,7 +216,6 @@ def yoso_backward(
     normalize: str | None = "l2",
     gradient: str = "lower_bound",
     floor: float = 1e-6,
-    window: int = 0,
 ) -> Gradients:
     """(grad_query, grad_key, grad_value) of `yoso_forward` for given codes.
 
@@ -252,18 +224,13 @@ def yoso_backward(
     "collided", the exact slope of the probability (eq. 3) on the pairs that collide in some hash
     (*YOSO, appendix 1.4); or "unbiased", those over the probability 1 - (1 - p)^m that such a pair
     does (Horvitz and Thompson 1952).
-    Pairs in the window have the slope that the word has in `expected_backward`.
     """
-    weights = _windowed(query, key, query_codes, key_codes, n_bits, window, causal, key_mask)
-    exact, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
+    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
+    _, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     if gradient != "lower_bound":
         n_hashes = query_codes.shape[-1]
         slopes = slopes * _collided(gradient, weights, cosine, n_bits, n_hashes)
-    if window:
-        kernel = "lower_bound" if gradient == "lower_bound" else "exact"
-        in_window = _slopes(kernel, exact, pairs, cosine, n_bits, floor)
-        slopes = np.where(near_pairs(query, key, window, causal), in_window, slopes)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
 
 

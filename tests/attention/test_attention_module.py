@@ -447,7 +447,6 @@ def test_a_rank_beyond_the_heads_columns_is_named_at_the_call():
 @torch.no_grad()
 def test_modules_that_cannot_decode_say_so():
     for estimator, match in (
-        (Sampled(window=3), "window must be None to decode"),
         (Sampled(unit_norm="lift"), "unit_norm must be 'l2' to decode"),
         ("expected", "estimator must be Sampled or Soft to decode"),
     ):

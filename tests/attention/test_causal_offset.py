@@ -25,14 +25,13 @@ SIZES = {"n_bits": 4, "n_hashes": 6}
 LIFT = {"unit_norm": "lift", "lift_scale": 200.0}
 ESTIMATORS = [
     replace(SAMPLED, **SIZES),
-    replace(SAMPLED, window=3, **SIZES),
     replace(SAMPLED, hasher="hyperplane", **LIFT, **SIZES),
     Expected(n_bits=4),
     Expected(n_bits=4, gradient="lower_bound", **LIFT),
     Soft(n_probes=(4, 2), **SIZES),
     Soft(hasher="hyperplane", **LIFT, **SIZES),
 ]
-IDS = ["sampled", "window", "sampled-lift", "expected", "expected-lift", "soft", "soft-lift"]
+IDS = ["sampled", "sampled-lift", "expected", "expected-lift", "soft", "soft-lift"]
 N_Q, N_K = 9, 14
 HUGE = 2**31 - 1
 OFFSETS = [None, 0, 3, N_K - 2, N_K - 1, N_K + 1, HUGE, -1, -4, 1 - N_Q, -N_Q, -HUGE - 1]
@@ -55,7 +54,7 @@ def soft_weights(estimator, query, key):
     return features[0] @ features[1].mT / estimator.n_hashes
 
 
-def pair_weights(estimator, query, key, distance):
+def pair_weights(estimator, query, key):
     """Of all pairs, with the derivative that the estimator takes for theirs."""
     if estimator.unit_norm == "lift":
         query, key = lift(query, key, None, estimator.lift_scale)
@@ -71,9 +70,6 @@ def pair_weights(estimator, query, key, distance):
     if isinstance(estimator, Sampled):
         codes = [codes_of(x.detach().float(), SEED, estimator) for x in (query, key)]
         weights = (codes[0][..., :, None, :] == codes[1][..., None, :, :]).double().mean(-1)
-        if estimator.window is not None:
-            near = (distance >= 0) & (distance < estimator.window)
-            weights = torch.where(near, probability.detach(), weights)
     return weights * (1 + estimator.n_bits / 2 * (cosine - cosine.detach()))  # the lower bound's
 
 
@@ -83,7 +79,7 @@ def dense(estimator, query, key, value, mask, offset, normalize):
     query = query.unflatten(1, (-1, group)).flatten(2, 3).double()
     position = torch.arange(N_Q).repeat(group)[:, None] + offset
     distance = position - torch.arange(key.shape[2])
-    weights = pair_weights(estimator, query, key.double(), distance) * (distance >= 0)
+    weights = pair_weights(estimator, query, key.double()) * (distance >= 0)
     if mask is not None:
         weights = weights * mask[:, None, None]
     out = weights @ value.double()
@@ -182,21 +178,6 @@ def test_a_chunk_of_queries_in_the_middle(estimator):
         rows = case.query[:, :, first:last]
         out = yoso_attention(rows, case.key, case.value, causal_offset=first, **options)
         torch.testing.assert_close(out, whole[:, :, first:last], rtol=1e-4, atol=1e-5)
-
-
-def test_a_window_beyond_all_keys():
-    """Where no key is near: the pairs that collide, whatever the window is; and where all are."""
-    case = attention_inputs(N_Q, N_K, 12, 7)
-    inputs, options = (case.query, case.key, case.value), {"is_causal": True, "seed": SEED}
-    for window, offset in ((3, N_K + 2), (3, 10**9), (1, HUGE), (10**6, HUGE)):
-        estimator = replace(SAMPLED, window=window)
-        out = yoso_attention(*inputs, estimator=estimator, causal_offset=offset, **options)
-        wanted = yoso_attention(*inputs, estimator=SAMPLED, seed=SEED)
-        torch.testing.assert_close(out, wanted)
-    estimator = replace(SAMPLED, window=N_Q + 40)
-    out = yoso_attention(*inputs, estimator=estimator, causal_offset=40, **options)
-    wanted = yoso_attention(*inputs, estimator=Expected(n_bits=SAMPLED.n_bits))
-    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)

@@ -86,7 +86,7 @@ def test_a_state_of_another_estimator_is_not_loaded(estimator, told):
 
 
 def test_what_a_state_does_not_depend_on_is_no_part_of_it():
-    one = Sampled(gradient="unbiased", expectation="auto", window=None)
+    one = Sampled(gradient="unbiased", expectation="auto", gradient_hashes=None)
     states = [YosoState(1, 2, 8, estimator=e, seed=SEED) for e in (one, Sampled(gradient_rank=2))]
     assert states[0].estimator == states[1].estimator == Sampled(expectation="never")
     states[0].load_state_dict(states[1].state_dict())
@@ -209,7 +209,6 @@ def test_arguments_of_the_constructor():
     error(ValueError, "estimator must be Sampled or Soft to decode", estimator="expected")
     error(ValueError, "estimator must be .* got 'hard'", estimator="hard")
     error(TypeError, "estimator must be .* got 8", estimator=8)
-    error(ValueError, "window must be None to decode", estimator=Sampled(window=3))
     error(ValueError, "normalize", normalize="l1")
     for lifted in (Sampled(unit_norm="lift"), Soft(unit_norm="lift")):
         error(ValueError, "unit_norm must be 'l2' to decode", estimator=lifted)

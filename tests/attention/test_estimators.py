@@ -36,7 +36,6 @@ OTHERS = {  # of every field a value that is not the default of any kind
     "max_length": 20_000,
     "gradient": {"sampled": "unbiased", "expected": "lower_bound"},
     "expectation": "never",
-    "window": 9,
     "gradient_rank": 3,
     "gradient_hashes": 5,
     "n_probes": (2, 3),
@@ -51,7 +50,7 @@ CHANGES = [
 VALUES = [
     *(kind() for kind in KINDS),
     *(kind(**{name: other}) for kind, name, other in CHANGES),
-    Sampled(unit_norm="lift", lift_scale="auto", n_bits=3, hasher="hyperplane", window=2),
+    Sampled(unit_norm="lift", lift_scale="auto", n_bits=3, hasher="hyperplane"),
     Soft(n_bits=1, n_hashes=65535, n_probes=2, sharpness=1e-3),
 ]
 
@@ -103,8 +102,10 @@ def test_fields_are_plain_numbers():
     assert soft == Soft(n_bits=5, n_hashes=7, n_probes=(2, 3), sharpness=2)
     assert all(type(x) is int for x in (soft.n_bits, soft.n_hashes, *soft.n_probes))
     assert type(soft.sharpness) is float and type(soft.n_probes) is tuple
-    sampled = Sampled(window=np.int64(3), gradient_rank=np.int16(2), lift_scale=np.float64(2))
-    assert type(sampled.window) is int and type(sampled.gradient_rank) is int
+    sampled = Sampled(
+        gradient_hashes=np.int64(3), gradient_rank=np.int16(2), lift_scale=np.float64(2)
+    )
+    assert type(sampled.gradient_hashes) is int and type(sampled.gradient_rank) is int
     assert type(sampled.lift_scale) is float and type(Sampled(lift_scale=3).lift_scale) is float
     for estimator in (soft, sampled):
         assert Estimator.from_dict(json.loads(json.dumps(estimator.to_dict()))) == estimator
@@ -201,7 +202,7 @@ def test_a_state_warns_beyond_max_length(kind):
 
 
 def test_options_of_others_are_not_taken():
-    for kind, name in ((Soft, "window"), (Expected, "n_hashes"), (Sampled, "sharpness")):
+    for kind, name in ((Soft, "gradient"), (Expected, "n_hashes"), (Sampled, "sharpness")):
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             kind(**{name: 3})
         with pytest.raises(TypeError, match=f"{kind.__name__} has no option '{name}'; it has unit"):

@@ -13,12 +13,11 @@ from lshkit.attention import Expected, Sampled, Soft, YosoAttention, yoso_attent
 
 ESTIMATORS = [
     Sampled(n_hashes=4),
-    replace(SAMPLED, n_hashes=4, window=3),
     replace(SAMPLED, n_hashes=4, unit_norm="lift", lift_scale=400.0),
     Expected(),
     Soft(n_hashes=4, n_bits=6),
 ]
-IDS = ["sampled", "window", "lift", "expected", "soft"]
+IDS = ["sampled", "lift", "expected", "soft"]
 
 
 class Attend(nn.Module):

@@ -93,14 +93,13 @@ def test_noise_falls_with_the_hashes():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("normalize", ["sum", "l2"])
-@pytest.mark.parametrize("window", [0, 3])
-def test_restored_sums_are_those_of_the_codes(normalize, window, dtype):
+def test_restored_sums_are_those_of_the_codes(normalize, dtype):
     """With the output and its divisors, the gradient is that of the sums computed again."""
     case = attention_inputs(70, 50, 16, 9, dtype=dtype)
     mask = padding_mask(2, 50)
     inputs = case.query, case.key, case.value, mask, None, None
     planes = torch_ops.hash_parameters(torch.tensor(3), 3, 16, 4, 6, 1)
-    options = False, torch_ops.NORMALIZE[normalize], 0, window
+    options = False, torch_ops.NORMALIZE[normalize], 0
     out, *codes, divisors = torch_ops.yoso_attention(*inputs, planes, 1, 4, 6, *options)
     assert divisors.shape == out.shape[:3] and divisors.dtype is torch.float32
     again = torch_ops.yoso_attention_backward(case.grad_out, *inputs, *codes, 4, *options)
@@ -120,13 +119,9 @@ def test_bad_input():
         replace(SAMPLED, gradient_hashes=2.5)
     with pytest.raises(ValueError, match="gradient_hashes needs .*'collided'"):
         replace(SAMPLED, gradient_hashes=2, gradient="collided")
-    with pytest.raises(ValueError, match="gradient_hashes needs window=None, got window=4"):
-        replace(SAMPLED, gradient_hashes=2, window=4)
     case = attention_inputs(20, 20)
     codes = [codes_of(x, 3, SAMPLED) for x in (case.query, case.key)]
     tensors = case.grad_out, case.query, case.key, case.value, None, None, None, *codes
-    with pytest.raises(ValueError, match="None is wanted with a window"):
-        torch_ops.yoso_attention_backward(*tensors, 3, False, 0, 0, 4, gradient_hashes=1)
     with pytest.raises(ValueError, match="divisors: out needs them, was None"):
         torch_ops.yoso_attention_backward(*tensors, 3, False, 2, 0, out=case.grad_out)
 
@@ -142,12 +137,12 @@ def test_operator_passes_opcheck():
     case = attention_inputs(17, 13, 8)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
     planes = torch_ops.hash_parameters(torch.tensor(0), 3, 8, 4, 5, 1)
-    arguments = (*inputs, None, None, None, planes, 1, 4, 5, True, 2, 0, 0, 0, None, 3)
+    arguments = (*inputs, None, None, None, planes, 1, 4, 5, True, 2, 0, 0, None, 3)
     torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
     inputs = [x.detach() for x in inputs]
     out, *codes, divisors = torch_ops.yoso_attention(*inputs, *arguments[3:])
     torch.library.opcheck(
         torch.ops.lshkit.yoso_attention_backward.default,
-        (case.grad_out, *inputs, None, None, None, *codes, 4, True, 2, 0, 0, 0, None, 3)
+        (case.grad_out, *inputs, None, None, None, *codes, 4, True, 2, 0, 0, None, 3)
         + (out, divisors),
     )

@@ -42,7 +42,7 @@ def core_gradients(case, codes, n_bits, rank, seed, normalize=None):
     """For codes that stay while the rotation changes."""
     rotation = torch.from_numpy(hash_functions.make_rotation(case.value.shape[-1], 1, seed))
     tensors = case.grad_out, case.query, case.key, case.value, None, None, None, *codes
-    options = n_bits, False, torch_ops.NORMALIZE[normalize], 0, 0, rank, rotation
+    options = n_bits, False, torch_ops.NORMALIZE[normalize], 0, rank, rotation
     return [g.double().numpy() for g in torch_ops.yoso_attention_backward(*tensors, *options)]
 
 
@@ -285,6 +285,6 @@ def test_core_checks_the_rotation(shape, match):
     codes = [codes_of(x, 3) for x in (case.query, case.key)]
     tensors = case.grad_out, case.query, case.key, case.value, None, None, None, *codes
     with pytest.raises(ValueError, match=match):
-        torch_ops.yoso_attention_backward(*tensors, 8, False, 2, 0, 0, 4, torch.ones(shape))
+        torch_ops.yoso_attention_backward(*tensors, 8, False, 2, 0, 4, torch.ones(shape))
     with pytest.raises(ValueError, match="rotation: gradient_rank needs one, was None"):
-        torch_ops.yoso_attention_backward(*tensors, 8, False, 2, 0, 0, 4)
+        torch_ops.yoso_attention_backward(*tensors, 8, False, 2, 0, 4)

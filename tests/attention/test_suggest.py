@@ -19,7 +19,7 @@ SETTINGS = (
     ("yoso_attention", {"estimator": Soft(n_bits=8, n_hashes=64, n_probes=3)}),
     (
         "yoso_attention",
-        {"estimator": replace(SAMPLED, n_bits=6, n_hashes=8, window=40), "normalize": "sum"},
+        {"estimator": replace(SAMPLED, n_bits=6, n_hashes=8), "normalize": "sum"},
     ),
     (
         "yoso_attention",

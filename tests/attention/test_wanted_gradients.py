@@ -28,7 +28,6 @@ ESTIMATORS = {
     "hashes": replace(SMALL, n_bits=4, gradient_hashes=2),
     "collided": replace(SMALL, gradient="collided"),
     "unbiased": replace(SMALL, gradient="unbiased"),
-    "window": replace(SMALL, n_bits=4, window=6),
     "lower_bound": Expected(gradient="lower_bound"),
     "exact": Expected(),
     "soft": Soft(n_bits=6, n_hashes=4),

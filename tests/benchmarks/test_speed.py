@@ -54,7 +54,6 @@ def test_benchmark_writes_all_results(tmp_path):
         "causal",
         "grouped_heads",
         "packed",
-        "window",
     )
     options = ("--quick", "--json", path, "--sections", *others, "million", "decoding")
     done = run(ATTENTION, *options)

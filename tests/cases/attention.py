@@ -92,13 +92,12 @@ def expected_reference(case, n_bits=8, mask=None, is_causal=False, normalize="l2
 
 
 def float32_gradients(
-    inputs, grad_out, mask=None, is_causal=False, *, seed, n_bits=8, n_hashes=32, normalize="l2",
-    window=0
+    inputs, grad_out, mask=None, is_causal=False, *, seed, n_bits=8, n_hashes=32, normalize="l2"
 ):  # fmt: skip
     """Those of the sampled sum that rows of 16 bits have codes for, all else in float32."""
     sizes = inputs[1].shape[1], inputs[0].shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(torch.tensor(seed), *sizes, 1)
-    options = is_causal, torch_ops.NORMALIZE[normalize], 0, window
+    options = is_causal, torch_ops.NORMALIZE[normalize], 0
     _, *codes, _ = torch_ops.yoso_attention(
         *(*(x.detach() for x in inputs), mask, None, None, parameters, 1, n_bits, n_hashes),
         *options,

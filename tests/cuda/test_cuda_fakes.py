@@ -30,7 +30,6 @@ CASES = {
     "causal": dict(estimator=SAMPLED, is_causal=True, normalize="sum"),
     "expected": dict(estimator=Expected(n_bits=4)),
     "soft": dict(estimator=Soft(n_bits=4, n_hashes=4, n_probes=2)),
-    "window": dict(estimator=replace(SAMPLED, window=5)),
     "masked": dict(estimator=SAMPLED),
     "packed": dict(estimator=SAMPLED, is_causal=True),
 }

@@ -40,7 +40,6 @@ CASES = {
     "lift": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale=100.0)),
     "lift to the largest": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale="auto")),
     "soft": dict(estimator=Soft(n_bits=4, n_hashes=4, n_probes=2)),
-    "window": dict(estimator=replace(SAMPLED, window=5)),
     "hyperplanes": dict(estimator=replace(SAMPLED, hasher="hyperplane")),
     "masked": dict(estimator=SAMPLED),
     "packed": dict(estimator=SAMPLED, is_causal=True),

@@ -89,13 +89,6 @@ def gradient_by_pairs(gradient, is_causal, threads):
     return attend(attention_inputs(257, batch=1), estimator, None, is_causal)
 
 
-@cases(["lower_bound", "collided", "unbiased"], [False, True])
-def window(gradient, is_causal, threads):
-    estimator = replace(SAMPLED, window=40, gradient=gradient)
-    inputs = attention_inputs(1700, d=16, batch=1)
-    return attend(inputs, estimator, None, is_causal, normalize="sum")
-
-
 @cases()
 def gradient_rank(threads):
     estimator = replace(SAMPLED, n_bits=4, n_hashes=8, gradient_rank=8)
@@ -118,7 +111,7 @@ def attention_of_16_bit_inputs(heads_and_values, is_causal, threads):
     inputs.value[0, 0, 5, 0] = 1e9  # a slice that is summed in full
     parameters = torch_ops.hash_parameters(torch.tensor(1), heads, 64, 8, 32, FAMILY["hadamard"])
     hashing = None, None, None, parameters, FAMILY["hadamard"], 8, 32
-    options = is_causal, torch_ops.NORMALIZE["l2"], 0, 0, 0, None
+    options = is_causal, torch_ops.NORMALIZE["l2"], 0, 0, None
     return torch_ops.yoso_attention(inputs.query, inputs.key, inputs.value, *hashing, *options)
 
 

@@ -107,8 +107,8 @@ def test_arguments_by_name():
         out, *_ = torch_ops.yoso_attention(case.query, value=value, key=case.key, **options, **more)
         return (out * case.grad_out).sum()
 
-    wanted = OPS.yoso_attention(case.query, case.key, case.value, **options, window=3)[0]
-    torch.testing.assert_close(loss(case.value, window=3), (wanted * case.grad_out).sum())
+    wanted = OPS.yoso_attention(case.query, case.key, case.value, **options, gradient_hashes=3)[0]
+    torch.testing.assert_close(loss(case.value, gradient_hashes=3), (wanted * case.grad_out).sum())
     value = case.value.clone().requires_grad_()
     loss(value).backward()
     torch.testing.assert_close(torch.func.grad(loss)(case.value), value.grad)

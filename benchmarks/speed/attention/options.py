@@ -1,4 +1,4 @@
-"""What the options of attention cost: soft codes, 16-bit inputs, gradients, causal, GQA, window."""
+"""What the options of attention cost: soft codes, 16-bit inputs, gradients, causal, GQA, packed."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,6 @@ from benchmarks.measurement import (
     HEADS,
     N_BITS,
     N_HASHES,
-    PASSES,
     Section,
     figure,
     inputs,
@@ -30,7 +29,6 @@ SOFT_BITS, PROBES = 12, (4, 2)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEY_HEADS = 2
 GROUPED_OTHERS = ("softmax", "repeated")
-WINDOWS = (16, 64, 256)
 SOFTMAX = "softmax", "softmax, bfloat16"
 QUADRATIC_UP_TO = 4096  # for softmax in bf16, which is slow beyond it
 
@@ -235,7 +233,7 @@ def causal_goals(results):
             yield f"{side}, causal / not, {BACKWARD} at {n}", reached, "at most", CAUSAL_GOAL
 
 
-# --- Grouped heads, packed sequences, window ----------------------------------------------------
+# --- Grouped heads, packed sequences ------------------------------------------------------------
 
 
 def grouped_heads(lengths, stopwatch):
@@ -320,28 +318,6 @@ def packed_tables(results):
     )
 
 
-def window(lengths, stopwatch):
-    results = {}
-    for n in lengths:
-        tensors = inputs(n, requires_grad=True)
-        sides = {"none": sampled} | {str(w): changed(window=w) for w in WINDOWS if w < n}
-        results[n] = {
-            name: stopwatch.in_turns({s: of_pass(call, name, tensors) for s, call in sides.items()})
-            for name in PASSES
-        }
-    return results
-
-
-def window_tables(results):
-    rows = [
-        [n, name, *(figure(t[str(w)] / t["none"]) if str(w) in t else "" for w in WINDOWS)]
-        for n, times in results.items()
-        for name, t in times.items()
-    ]
-    title = "Time with an exact near window / without, by its width"
-    yield table(title, ["n", "pass", *map(str, WINDOWS)], rows)
-
-
 SOFT_OPTIONS = {"n_bits": SOFT_BITS, "n_probes": PROBES, "sharpness": 2.0}
 SECTIONS = {
     "soft": Section(
@@ -377,8 +353,5 @@ SECTIONS = {
     ),
     "packed": Section(
         packed, packed_tables, tuple(range(64, 1025, 64)), (16, 64, 128), own_lengths=True
-    ),
-    "window": Section(
-        window, window_tables, (1024, 4096), QUICK_LENGTHS, options={"windows": WINDOWS}
     ),
 }

@@ -59,9 +59,8 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
-  index_t window = 0;  // pairs with |i - j| < window count with p(x), not with their collisions
   GradientSketch sketch = {};
-  GradientCodes gradient_codes = {};  // not with a window
+  GradientCodes gradient_codes = {};
   KeptOutput kept = {};
   // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has
   // such instructions: for inputs that have no more digits.

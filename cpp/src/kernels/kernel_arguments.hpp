@@ -263,27 +263,6 @@ struct ExpectedSum {
   void* scratch;
 };
 
-// ---- near window ----
-// The pairs of valid rows with |i - j| < window, causal: 0 <= i - j < window.
-struct WindowPairs : PairGradient<float> {
-  PairCodes codes;
-  int n_bits;
-  index_t window;
-};
-// out_i += sum_j e_ij value_j and, where not null, row_sum_i += sum_j e_ij, with e_ij = p(x_ij) -
-// the share of the hashes in which the pair collides, for the queries first <= i < last.
-struct WindowSum : WindowPairs {
-  index_t first, last;
-  Matrix<float> out;
-  float* row_sum;
-};
-// value_grad_j += sum_i e_ij grad_i, and query_grad and key_grad gain what the pairs' exact weights
-// are above their sampled ones.
-struct WindowGradient : WindowPairs {
-  Gradient weight;
-  Matrix<float> value_grad;
-};
-
 // ---- partition_sums ----
 constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
 struct ExponentialSums {

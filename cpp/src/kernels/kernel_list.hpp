@@ -88,9 +88,6 @@ LSHKIT_KERNEL(index_t, lower_bound_scratch, const LowerBoundGradient& gradient) 
 LSHKIT_KERNEL(void, lower_bound_gradient, const LowerBoundGradient& gradient)
 LSHKIT_KERNEL(index_t, collided_scratch, const CollidedGradient& gradient)  // bytes
 LSHKIT_KERNEL(void, collided_gradient, const CollidedGradient& gradient)
-LSHKIT_KERNEL(index_t, window_scratch, const WindowPairs& pairs)  // bytes
-LSHKIT_KERNEL(void, window_sum, const WindowSum& sum)
-LSHKIT_KERNEL(void, window_gradient, const WindowGradient& gradient)
 
 // ---- the expectation ----
 LSHKIT_TYPED_KERNEL(index_t, expected_scratch, Matrix<const T> query,

@@ -70,10 +70,10 @@ class Yoso:
         self.call(options, training=False)
 
     def depends_on_positions(self, options: dict[str, Any]) -> bool:
-        return options["estimator"].depends_on_position
+        return False
 
     def without_positions(self, options: dict[str, Any]) -> None:
-        options["estimator"] = options["estimator"].without_position()
+        pass
 
 
 class Lsh:

@@ -28,8 +28,6 @@ def impossible(ranks: int, estimator: Estimator, call: Call, where: Sequences) -
     )
     if not isinstance(estimator, Hashed):
         reasons["tables"] = f"{estimator!r} compares all pairs"
-    elif estimator.depends_on_position:
-        reasons["tables"] = "a local window compares pairs"
     elif not where.keys.total:
         reasons["tables"] = "there are no keys"  # whose output is 0, of queries with a NaN too
     elif isinstance(estimator, Sampled) and differentiated:

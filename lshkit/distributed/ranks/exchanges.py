@@ -93,11 +93,6 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
             base += stop - start
         keys = slice(base + run.start, base + run.stop) if run.start < run.stop else slice(0)
         query, query_starts = call.query[:, :, run.first : run.last], run.query_starts
-        # A local window counts positions from the first key on: so many queries stand before.
-        before = run.offset if estimator.depends_on_position and not where.is_causal else 0
-        if before:
-            query = F.pad(query, (0, 0, before, 0))
-            query_starts = query_starts and [0, *(a + before for a in query_starts[1:])]
         starts = (query_starts, run.key_starts)
         query_starts, key_starts = (
             None if x is None else torch.tensor(x, dtype=torch.int64, device=key.device)
@@ -112,7 +107,7 @@ def attend_by_keys(ranks: Ranks, estimator: Estimator, call: Call, where: Sequen
             key_starts=key_starts,
             offset=run.offset if where.is_causal else 0,
         )
-        outs.append(estimator.attend(part)[:, :, before:])
+        outs.append(estimator.attend(part))
     if outs:
         return torch.cat(outs, 2)
     # No rows, but the others await this rank's part in the backward pass, and DDP its zeros.

@@ -215,7 +215,6 @@ def test_packed_sequences(batch, implementation):
         ("lshkit_yoso", {"estimator": "expected", "n_bits": 4}),
         ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
         ("lshkit_yoso", SAMPLES | {"n_bits": 4}),
-        ("lshkit_yoso", SAMPLES | {"n_bits": 4, "window": 3}),
         ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
         ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
         ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),

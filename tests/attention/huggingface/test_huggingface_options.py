@@ -112,7 +112,7 @@ def test_another_estimator_of_a_model():
     try:
         soft = logits(estimator="soft", normalize="sum")
         own = {"estimator": "soft"}
-        assert torch.equal(logits(own, n_bits=3, window=2, normalize="sum"), soft)
+        assert torch.equal(logits(own, n_bits=3, gradient_hashes=2, normalize="sum"), soft)
         assert not torch.equal(logits(own, n_bits=3), soft)
         wanted = logits(estimator="soft", n_bits=5, n_probes=2)
         assert torch.equal(logits({"n_probes": 2}, estimator="soft", n_bits=5), wanted)
@@ -158,9 +158,9 @@ def test_options_of_a_model_are_saved(tmp_path):
             ", lift_scale, n_bits, n_hashes, .*, normalize, seed, n_hashes_eval",
         ),
         (
-            {"yoso": {"estimator": "soft", "window": 3}},
+            {"yoso": {"estimator": "soft", "gradient": "unbiased"}},
             TypeError,
-            "yoso has an unknown option 'window'; lshkit_yoso with 'soft' has .* n_probes",
+            "yoso has an unknown option 'gradient'; lshkit_yoso with 'soft' has .* n_probes",
         ),
         (
             {"yoso": {"estimator": Soft(), "n_bits": 8, "sharpness": 1.0}},

@@ -141,7 +141,6 @@ def test_options_of_the_estimators(ranks):
     learnt = {"planes": planes, "sharpness": torch.rand(4, generator=generator) + 1}
     hyperplane = Soft(n_bits=5, n_hashes=8, hasher="hyperplane", n_probes=(2, 4))
     lifted = Soft(n_bits=5, n_hashes=8, unit_norm="lift", lift_scale=60.0)
-    window = Sampled(n_bits=5, n_hashes=8, expectation="never", window=9)
     four = {"heads": 4}
     cases = [
         {
@@ -158,12 +157,6 @@ def test_options_of_the_estimators(ranks):
         {"estimator": lifted, "exchange": exchange, "inputs": four, **more}
         for exchange in ("heads", "keys", "tables")
         for more in ({"is_causal": True}, {"parameters": {"lift_scale": torch.tensor(70.0)}})
-    ]
-    cases += [
-        {"estimator": window, "exchange": x, "is_causal": causal, "inputs": four, **more}
-        for x in ("heads", "keys")
-        for causal in (False, True)
-        for more in ({}, {"cu_seqlens": STARTS, "layout": "head_tail"})
     ]
     cases += [
         {"estimator": Sampled(n_bits=5, n_hashes=8, gradient=gradient), "inputs": four}

@@ -109,11 +109,6 @@ def test_without_a_process_group():
         ({"exchange": "heads", "inputs": {"heads": 3}}, "keys", "do not divide the 3 heads"),
         ({"exchange": "tables"}, "keys", "gradient of queries and keys of Sampled"),
         ({"exchange": "tables", "train": False}, "tables", None),
-        (
-            {"exchange": "tables", "estimator": Sampled(window=3, expectation="never")},
-            "keys",
-            "window",
-        ),
     ],
 )
 def test_an_exchange_that_cannot_is_replaced_with_a_warning(ranks, case, used, words):
