@@ -247,7 +247,7 @@ def test_opcheck_and_compile():
     parameters = torch_ops.hash_parameters(seed, 2, 32, 1, 4, 1)
     rotation = torch_ops.gradient_rotation(seed, 2, 32)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    arguments = *inputs, None, None, None, parameters, 1, 1, 4, False, 2, 0, 0, 4, rotation
+    arguments = *inputs, None, None, None, parameters, 1, 1, 4, False, 2, 0, 4, rotation
     torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
 
     def attend(query, key, value):
