@@ -160,6 +160,8 @@ def expected_backward(
     *,
     query_starts: object = None,
     key_starts: object = None,
+    out: object = None,
+    divisors: object = None,
 ) -> None: ...
 def expected_forward(
     query: object,
@@ -174,6 +176,7 @@ def expected_forward(
     *,
     query_starts: object = None,
     key_starts: object = None,
+    divisors: object = None,
 ) -> None: ...
 def hash(
     x: object,

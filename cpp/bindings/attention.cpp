@@ -174,26 +174,37 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
 
 void expectation_forward(py::handle query, py::handle key, py::handle value, py::handle key_mask,
                          index_t n_bits, bool causal, int normalize, py::handle out, int threads,
-                         py::handle query_starts, py::handle key_starts) {
+                         py::handle query_starts, py::handle key_starts,
+                         py::handle divisors_object) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kExpectedTypes, query_starts,
                           key_starts);
   check_range("n_bits", n_bits, 1, kMaxBits);
   const AttentionOptions options = check_options(causal, normalize, 0, Gradient::exact);
   in.out.require_output();
+  std::optional<DivisorsView> divisors;
+  if (!divisors_object.is_none()) {
+    if (in.query.type() == kFloat64)
+      throw py::value_error("divisors: None is wanted with float64 inputs");
+    divisors.emplace(divisors_object, in.shape, options.normalize);
+    divisors->require_output();
+  }
   if (in.out.size() == 0) return;
-  const CudaCall gpu(in.views({}));
+  const CudaCall gpu(in.views({divisors ? divisors->view() : nullptr}));
+  float* const to_divisors = divisors ? divisors->data() : nullptr;
   if (gpu.run([&](const auto& queue, void* scratch) {
         in.query.require_type(kSampledTypes);
         return cuda::expected_forward(queue, in.shape, options, static_cast<int>(n_bits),
                                       in.inputs<float>(), float_matrices<float, void>(in.out),
-                                      scratch);
+                                      scratch, to_divisors);
       }))
     return;
   WithoutGil without_gil;
   dispatch(in.query.type(), [&](auto element) {
     using T = decltype(element);
+    T* written = nullptr;
+    if constexpr (std::is_same_v<T, float>) written = to_divisors;
     expected_forward<T>(in.shape, options, static_cast<int>(n_bits), in.inputs<T>(),
-                        float_matrices<T, void>(in.out), threads);
+                        float_matrices<T, void>(in.out), threads, written);
   });
 }
 
@@ -201,15 +212,20 @@ void expectation_backward(py::handle query, py::handle key, py::handle value, py
                           index_t n_bits, bool causal, int normalize, int gradient,
                           py::handle grad_out, py::handle grad_query, py::handle grad_key,
                           py::handle grad_value, int threads, py::handle query_starts,
-                          py::handle key_starts) {
+                          py::handle key_starts, py::handle out, py::handle divisors) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kExpectedTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
   check_range("n_bits", n_bits, 1, kMaxBits);
-  const AttentionOptions options = check_options(causal, normalize, gradient, Gradient::exact);
+  AttentionOptions options = check_options(causal, normalize, gradient, Gradient::exact);
+  if (!out.is_none() && in.query.type() == kFloat64)
+    throw py::value_error("out: None is wanted with float64 inputs");
+  const KeptViews kept(out, divisors, in, options.normalize);
+  options.kept = kept.kept();
   if (gradients.empty()) return;
   std::vector<const TensorView*> views = in.views({});
-  for (const TensorView* view : gradients.views()) views.push_back(view);
+  for (const auto& more : {kept.views(), gradients.views()})
+    views.insert(views.end(), more.begin(), more.end());
   const CudaCall gpu(views);
   if (gpu.run([&](const auto& queue, void* scratch) {
         in.query.require_type(kSampledTypes);
@@ -242,11 +258,12 @@ void bind_attention(py::module_& module) {
              "gradient_key_codes"_a = py::none(), "out"_a = py::none(), "divisors"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "n_bits"_a, "causal"_a, "normalize"_a, "out"_a, "threads"_a = 0, py::kw_only(),
-             "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             "query_starts"_a = py::none(), "key_starts"_a = py::none(), "divisors"_a = py::none());
   module.def("expected_backward", &expectation_backward, "query"_a, "key"_a, "value"_a,
              "key_mask"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a, "grad_out"_a,
              "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0, py::kw_only(),
-             "query_starts"_a = py::none(), "key_starts"_a = py::none());
+             "query_starts"_a = py::none(), "key_starts"_a = py::none(), "out"_a = py::none(),
+             "divisors"_a = py::none());
 }
 
 }  // namespace lshkit

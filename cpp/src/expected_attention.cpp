@@ -59,7 +59,7 @@ void compute(ExpectedGradient<T> p, bool bfloat16) {
 
 template <class T>
 void expected_forward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
-                      AttentionInputs<T> in, Output<T> out, int threads) {
+                      AttentionInputs<T> in, Output<T> out, int threads, T* divisors) {
   // Runs of queries, so that a single long sequence is shared among threads.
   constexpr index_t kRows = 384;
   const index_t heads = head_count(shape), n = shape.n_queries;
@@ -91,10 +91,12 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
     const std::size_t bytes = cut(Arena(), &sums).second;
     const Norms<T> norms = cut(Arena(thread_scratch(bytes, Scratch::head)), &sums).first;
     norms.fill(head);
+    T* divisor = divisors ? divisors + r.query_row + first : nullptr;
+    if (divisor && options.normalize == Normalize::sum) sums = divisor;
     compute(expected_rows(head, norms, options.causal, n_bits, first, to,
                           options.normalize == Normalize::sum ? sums : nullptr),
             bfloat16);
-    normalize_output(options.normalize, to, sums);
+    normalize_output(options.normalize, to, sums, divisor);
     fill_invalid_rows(to, norms.query_valid);
     store_rows(out, r.queries, to);
   });
@@ -110,6 +112,10 @@ void expected_backward(const AttentionShape& shape, const AttentionOptions& opti
     const T* bias;
     const Matrix<const T> grad =
         output_backward<T>(options.normalize, b.grad, s, &bias, [&](Matrix<T> raw, T* sums) {
+          if constexpr (sizeof(T) == sizeof(float))
+            if (options.kept.divisors)
+              return restore_sums(options.normalize, options.kept.out, options.kept.divisors,
+                                  b.range, raw, sums);
           compute(expected_rows(b.head, s.norms, options.causal, n_bits, 0, raw,
                                 options.normalize == Normalize::sum ? sums : nullptr),
                   bfloat16);
@@ -126,7 +132,7 @@ void expected_backward(const AttentionShape& shape, const AttentionOptions& opti
 
 #define LSHKIT_INSTANTIATE(T)                                                          \
   template void expected_forward(const AttentionShape&, const AttentionOptions&, int,  \
-                                 AttentionInputs<T>, Output<T>, int);                  \
+                                 AttentionInputs<T>, Output<T>, int, T*);              \
   template void expected_backward(const AttentionShape&, const AttentionOptions&, int, \
                                   AttentionInputs<T>, AttentionGradients<T>, int);
 LSHKIT_INSTANTIATE(float)

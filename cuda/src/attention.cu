@@ -422,7 +422,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
 
 index_t expected_forward(const Queue& queue, const AttentionShape& shape,
                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
-                         Output<float> out, void* scratch) {
+                         Output<float> out, void* scratch, float* divisors) {
   const Problem p{queue, shape, options, in};
   Cut cut(scratch);
   const UnitVectors query(cut, p.queries(), shape.n_features), key(cut, p.keys(), shape.n_features);
@@ -433,7 +433,7 @@ index_t expected_forward(const Queue& queue, const AttentionShape& shape,
   fill(p, query, true, true);
   fill(p, key, false, true);
   expected_sums(p, query, key, n_bits, sums);
-  finish_output(p, sums, query, out);
+  finish_output(p, sums, query, out, divisors);
   return cut.used();
 }
 
@@ -448,7 +448,8 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
   const DeviceGuard guard(queue);
   fill(p, b.query, true, true);
   fill(p, b.key, false, true);
-  if (options.normalize != Normalize::none) expected_sums(p, b.query, b.key, n_bits, b.sums);
+  if (!options.kept.divisors && options.normalize != Normalize::none)
+    expected_sums(p, b.query, b.key, n_bits, b.sums);
   sums_backward(p, b, gradients.out);
   if (gradients.value.data) {
     Pairs values = pairs_of(p, b.query, b.key, n_bits, false);

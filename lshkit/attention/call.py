@@ -47,7 +47,7 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     code = torch_ops.GRADIENT[gradient]
 
     def of_pairs(call: Call) -> Tensor:
-        return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)
+        return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)[0]
 
     past = call.offset
     if not call.is_causal or past <= 0:

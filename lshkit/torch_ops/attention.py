@@ -52,9 +52,9 @@ define(
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
     f"int n_bits, {_OPTIONS}, {_SKETCH}, Tensor? out=None, Tensor? divisors=None, "
     f"{_MASK}) -> {_THREE}",
-    f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> Tensor",
-    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}, {_MASK}) "
-    f"-> {_THREE}",
+    f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> (Tensor, Tensor)",
+    f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}, "
+    f"Tensor? out=None, Tensor? divisors=None, {_MASK}) -> {_THREE}",
 )
 
 
@@ -72,8 +72,16 @@ def keeps_output(query: Tensor) -> bool:
     return query.is_cuda
 
 
-def _new_divisors(query: Tensor, normalize: int) -> Tensor:
-    shape = (*query.shape[:2], query.shape[2] if normalize else 0)
+def expectation_keeps_output(query: Tensor) -> bool:
+    """Whether the expectation's does, which adding them up again takes a third longer.
+
+    In float32 alone: from a rounded output the gradients would have its error.
+    """
+    return query.dtype is torch.float32
+
+
+def _new_divisors(query: Tensor, normalize: int, *, kept: bool = True) -> Tensor:
+    shape = (*query.shape[:2], query.shape[2] if normalize and kept else 0)
     return query.new_empty(shape, dtype=torch.float32)
 
 
@@ -161,6 +169,11 @@ def _yoso_attention_backward(
     return tuple(g.to(query.dtype) for g in gradients)
 
 
+def _new_expectation(query: Tensor, value: Tensor, normalize: int) -> tuple[Tensor, Tensor]:
+    divisors = _new_divisors(query, normalize, kept=expectation_keeps_output(query))
+    return new_output(query, value, query.dtype), divisors
+
+
 def _expected_attention(
     query: Tensor,
     key: Tensor,
@@ -172,18 +185,19 @@ def _expected_attention(
     is_causal: bool,
     normalize: int,
     gradient: int,
-) -> Tensor:
-    out = new_output(query, value, query.dtype)
+) -> tuple[Tensor, Tensor]:
+    out, divisors = _new_expectation(query, value, normalize)
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_()
+        return out.zero_(), divisors.zero_()
     q, k, v = rows_of(query.dtype, query, key, value)
     _C.expected_forward(
         *(q, k, v, mask_rows(key_mask), n_bits, is_causal, normalize, out),
         torch.get_num_threads(),
         query_starts=query_starts,
         key_starts=key_starts,
+        divisors=divisors if divisors.numel() else None,
     )
-    return out
+    return out, divisors
 
 
 def _expected_attention_backward(
@@ -198,6 +212,8 @@ def _expected_attention_backward(
     is_causal: bool,
     normalize: int,
     gradient: int,
+    out: Tensor | None = None,
+    divisors: Tensor | None = None,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, ...]:
     gradients = new_gradients(query.dtype, query, key, value, output_mask)
@@ -210,6 +226,8 @@ def _expected_attention_backward(
         *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
+        out=None if out is None else rows(out, query.dtype),
+        divisors=None if divisors is None else divisors.contiguous(),
     )
     return gradients
 
@@ -245,7 +263,8 @@ def _(
 
 @fake("expected_attention")
 def _(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Any:
-    return new_output(query, value, query.dtype)
+    *_, normalize, _ = options
+    return _new_expectation(query, value, normalize)
 
 
 @fake("yoso_attention_backward", "expected_attention_backward")
@@ -281,13 +300,19 @@ def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor |
 
 def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
     *tensors, n_bits, is_causal, normalize, gradient = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+    kept = output if normalize and expectation_keeps_output(inputs[0]) else (None, None)
+    ctx.save_for_backward(*tensors, *kept)
     ctx.options = (n_bits, is_causal, normalize, gradient)
 
 
-def _expected_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+def _expected_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad_out is None:
+        return (None,) * 10
     wanted = ctx.needs_input_grad[:3]
-    gradients = expected_attention_backward(grad_out, *ctx.saved_tensors, *ctx.options, wanted)
+    *tensors, out, divisors = ctx.saved_tensors
+    gradients = expected_attention_backward(grad_out, *tensors, *ctx.options, out, divisors, wanted)
     return *wanted_only(gradients, wanted), *(None,) * 7
 
 
@@ -307,6 +332,6 @@ for _name, _with_batch, _starts_at in (
     ("yoso_attention", (0, 1, 2, 3), 4),
     ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8, 16, 17), 5),
     ("expected_attention", (0, 1, 2, 3), 4),
-    ("expected_attention_backward", (0, 1, 2, 3, 4), 5),
+    ("expected_attention_backward", (0, 1, 2, 3, 4, 11, 12), 5),
 ):
     register_vmap(_name, _with_batch, (_starts_at, _starts_at + 1))

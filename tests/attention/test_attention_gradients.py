@@ -22,7 +22,7 @@ from cases.attention import (  # noqa: E402
     reference_options,
 )
 
-from lshkit import reference  # noqa: E402
+from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, yoso_attention  # noqa: E402
 from lshkit.torch_ops import attention as attention_operators  # noqa: E402
 
@@ -112,6 +112,37 @@ def test_expected_gradients_in_float32():
         attention_inputs_as(case, torch.float64), Expected(), grad_out=case.grad_out.double()
     )
     assert_gradients_close(gradients(case, Expected()), in_float64, rtol=1e-4)
+
+
+@pytest.mark.parametrize("normalize", ["sum", "l2"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("one_head", [False, True])  # one: its rows are cut among threads
+def test_expected_gradients_from_the_output(one_head, is_causal, normalize):
+    """With the output and its divisors, the gradient is that of the sums computed again."""
+    if one_head:
+        case, mask = attention_inputs(800, 50, 16, 9, batch=1, heads=1), None
+    else:
+        case, mask = attention_inputs(70, 50, 16, 9), padding_mask(2, 50)
+    inputs = case.query, case.key, case.value, mask
+    options = 6, is_causal, torch_ops.NORMALIZE[normalize], 0
+    out, divisors = torch_ops.expected_attention(*inputs, None, None, *options)
+    assert divisors.shape == out.shape[:3] and divisors.dtype is torch.float32
+    tensors = case.grad_out, *inputs, None, None, *options
+    again = torch_ops.expected_attention_backward(*tensors)
+    got = torch_ops.expected_attention_backward(*tensors, out, divisors)
+    for a, b in zip(got, again, strict=True):
+        assert (a - b).norm() < 1e-5 * b.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes_sum_again(dtype):
+    case = attention_inputs(9, dtype=dtype)
+    tensors = case.query, case.key, case.value, None, None, None, 6, False, 2, 0
+    out, divisors = torch_ops.expected_attention(*tensors)
+    assert out.dtype is dtype and divisors.numel() == 0
+    if dtype is torch.float64:
+        with pytest.raises(ValueError, match="out: None is wanted with float64 inputs"):
+            torch_ops.expected_attention_backward(case.grad_out, *tensors, out, divisors)
 
 
 def attention_inputs_as(case, dtype):

@@ -135,10 +135,13 @@ def test_expected_attention(cuda_device, is_causal, normalize, gradient):
     inputs = query, key, value, mask.to(cuda_device), None, None, *options
     arrays = tuple(attention_cases.arrays(case))
     words = attention_cases.reference_options(mask, is_causal, normalize)
-    assert_close(
-        torch_ops.expected_attention(*inputs), reference.expected_forward(*arrays, N_BITS, **words)
-    )
+    out, divisors = torch_ops.expected_attention(*inputs)
+    assert_close(out, reference.expected_forward(*arrays, N_BITS, **words))
     got = torch_ops.expected_attention_backward(grad_out, *inputs)
+    for a, b in zip(
+        torch_ops.expected_attention_backward(grad_out, *inputs, out, divisors), got, strict=True
+    ):
+        assert_close(a, b)
     grad_out = case.grad_out.double().numpy()
     wanted = reference.expected_backward(
         *arrays, grad_out, N_BITS, gradient=gradient, floor=1e-6, **words

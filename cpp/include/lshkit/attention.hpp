@@ -39,7 +39,8 @@ struct GradientCodes {
 };
 
 // What the forward left: its output, and what it divided each row of sums by, (batch, heads,
-// n_queries). The backward restores the sums from them; with no divisors it sums again.
+// n_queries). The backward restores the sums from them; with no divisors, and in double, it sums
+// again.
 struct KeptOutput {
   Input<float> out;
   const float* divisors = nullptr;
@@ -89,10 +90,10 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
                    AttentionGradients<float> gradients, int threads);
 
 // Expectation over the hash functions (YOSO-E), blocked: memory is linear in the lengths. T: float
-// or double.
+// or double. divisors: for KeptOutput, unless null or nothing is divided.
 template <class T>
 void expected_forward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
-                      AttentionInputs<T> in, Output<T> out, int threads);
+                      AttentionInputs<T> in, Output<T> out, int threads, T* divisors = nullptr);
 template <class T>
 void expected_backward(const AttentionShape& shape, const AttentionOptions& options, int n_bits,
                        AttentionInputs<T> in, AttentionGradients<T> gradients, int threads);

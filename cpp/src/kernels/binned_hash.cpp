@@ -77,8 +77,8 @@ LSHKIT_INLINE void store_column(const std::uint64_t* lanes, index_t count, void*
   for (index_t t = 0; t < count; ++t) to[t * stride] = Code(lanes[t]);
 }
 
-// The code of hash j of `count` rows.
-template <int Tiles, class T>
+// The code of hash j of `count` rows. Folded: there is a fold, which costs the others nothing.
+template <bool Folded, int Tiles, class T>
 LSHKIT_INLINE void store_codes(const BinnedRows<T>& h, index_t token, index_t count, index_t j,
                                const U* sums) {
   const BinnedFunctions& f = h.functions;
@@ -86,21 +86,19 @@ LSHKIT_INLINE void store_codes(const BinnedRows<T>& h, index_t token, index_t co
   LSHKIT_UNROLL
   for (int t = 0; t < Tiles; ++t) {
     U code = mix(sums[t]) >> 32;
-    if (f.fold) code = (code * f.fold[j] + f.fold[f.n_hashes + j]) >> (64 - f.fold_bits);
+    if (Folded) code = (code * f.fold[j] + f.fold[f.n_hashes + j]) >> (64 - f.fold_bits);
     std::memcpy(lanes + t * W, &code, sizeof(U));
   }
   const index_t first = token * f.n_hashes + j;
-  switch (f.code_bytes()) {
-    case 1:
-      return store_column<std::uint8_t>(lanes, count, h.codes, first, f.n_hashes);
-    case 2:
-      return store_column<std::uint16_t>(lanes, count, h.codes, first, f.n_hashes);
-    default:
-      return store_column<std::uint32_t>(lanes, count, h.codes, first, f.n_hashes);
-  }
+  if (!Folded)
+    store_column<std::uint32_t>(lanes, count, h.codes, first, f.n_hashes);
+  else if (f.code_bytes() == 1)
+    store_column<std::uint8_t>(lanes, count, h.codes, first, f.n_hashes);
+  else
+    store_column<std::uint16_t>(lanes, count, h.codes, first, f.n_hashes);
 }
 
-template <int Tiles, class T>
+template <bool Folded, int Tiles, class T>
 void bins_of_features(const BinnedRows<T>& h, index_t token, index_t count) {
   const BinnedFunctions& f = h.functions;
   double* x = static_cast<double*>(h.scratch);
@@ -114,11 +112,11 @@ void bins_of_features(const BinnedRows<T>& h, index_t token, index_t count) {
       for (int t = 0; t < Tiles; ++t)
         sums[t] += hashed(load(x + (i * Tiles + t) * W) * factor + shift, f.multipliers[row + i]);
     }
-    store_codes<Tiles>(h, token, count, j, sums);
+    store_codes<Folded, Tiles>(h, token, count, j, sums);
   }
 }
 
-template <int Tiles, class T>
+template <bool Folded, int Tiles, class T>
 void bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
   constexpr int kGroup = kRegisters >= 32 ? 8 : 4;
   const BinnedFunctions& f = h.functions;
@@ -147,7 +145,7 @@ void bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
       LSHKIT_UNROLL
       for (int t = 0; t < Tiles; ++t) sums[t] += hashed(v[p][t] + shift, f.multipliers[first + p]);
       if (++made < f.n_bits) continue;
-      store_codes<Tiles>(h, token, count, hash++, sums);
+      store_codes<Folded, Tiles>(h, token, count, hash++, sums);
       made = 0;
       LSHKIT_UNROLL
       for (int t = 0; t < Tiles; ++t) sums[t] = U{};
@@ -155,7 +153,7 @@ void bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
   }
 }
 
-template <class T>
+template <bool Folded, class T>
 void hash_rows(const BinnedRows<T>& h) {
   const bool features = h.functions.n_bits == 0;
   const int tiles = features ? 4 : 2;
@@ -163,17 +161,24 @@ void hash_rows(const BinnedRows<T>& h) {
   for (index_t token = 0; token < h.rows;) {
     const index_t left = h.rows - token, count = smaller(left, tiles * W);
     if (count > W)
-      features ? bins_of_features<4>(h, token, count) : bins_of_projections<2>(h, token, count);
+      features ? bins_of_features<Folded, 4>(h, token, count)
+               : bins_of_projections<Folded, 2>(h, token, count);
     else
-      features ? bins_of_features<1>(h, token, count) : bins_of_projections<1>(h, token, count);
+      features ? bins_of_features<Folded, 1>(h, token, count)
+               : bins_of_projections<Folded, 1>(h, token, count);
     token += count;
   }
 }
 
 }  // namespace
 
-void binned_hash(const BinnedRows<float>& rows) { hash_rows(rows); }
-void binned_hash(const BinnedRows<double>& rows) { hash_rows(rows); }
+#define LSHKIT_DEFINE(T)                                                  \
+  void binned_hash(const BinnedRows<T>& rows) {                           \
+    rows.functions.fold ? hash_rows<true>(rows) : hash_rows<false>(rows); \
+  }
+LSHKIT_DEFINE(float)
+LSHKIT_DEFINE(double)
+#undef LSHKIT_DEFINE
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

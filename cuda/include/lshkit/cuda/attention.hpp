@@ -35,7 +35,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       AttentionGradients<float> gradients, void* scratch);
 index_t expected_forward(const Queue& queue, const AttentionShape& shape,
                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
-                         Output<float> out, void* scratch);
+                         Output<float> out, void* scratch, float* divisors = nullptr);
 index_t expected_backward(const Queue& queue, const AttentionShape& shape,
                           const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                           AttentionGradients<float> gradients, void* scratch);
