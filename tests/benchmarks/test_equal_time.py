@@ -15,23 +15,28 @@ from benchmarks.quality.equal_time import report  # noqa: E402
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES  # noqa: E402
 
 MODULE = "benchmarks.quality.equal_time"
+ALL = {(task, length) for task, lengths in command.SETTINGS.items() for length in lengths}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_last_to_the_end_and_have_a_task_at_each_length(name):
     ends = [stage.until for stage in SCHEDULES[name]]
     assert ends == sorted(ends) and ends[-1] == 1
-    for length in command.SETTINGS.keys() - {2048}:
+    for kind, length in ALL - {("recall", 2048), ("needle", 4096)}:
+        whole = command.task_of(kind, length, length)
         for stage in SCHEDULES[name]:
-            task = command.recall(int(stage.length * length), 2 * length // 8)
+            task = command.task_of(kind, int(stage.length * length), length)
+            assert task.n_tokens == whole.n_tokens
             batch = task.training(stage.batch_size, torch.Generator().manual_seed(0))
             assert batch.tokens.shape == (stage.batch_size, int(stage.length * length))
-            assert len(batch.answers) == stage.batch_size * task.n_pairs
+            answers = task.n_needles if kind == "needle" else task.n_pairs
+            assert len(batch.answers) == stage.batch_size * answers
 
 
-def test_runs_are_kept_and_not_made_again(tmp_path):
+@pytest.mark.parametrize("task", command.SETTINGS)
+def test_runs_are_kept_and_not_made_again(tmp_path, task):
     picture, results = tmp_path / "curves.png", tmp_path / "runs.json"
-    options = ("--quick", "--json", results, "--picture", picture, "--seeds", 0)
+    options = ("--task", task, "--quick", "--json", results, "--picture", picture, "--seeds", 0)
     methods = ("--methods", "YOSO, 12 bits", "window only")
     done = run(MODULE, *options, *methods, "--schedules", "plain", "1/8, then full")
     assert done.returncode == 0, done.stderr
@@ -77,11 +82,28 @@ def test_labels_do_not_hide_each_other():
     assert min(x - y for x, y in zip(heights, heights[1:], strict=False)) > 5
 
 
-def test_the_results_are_of_these_settings():
+def test_times_of_one_cpu_are_not_mixed_with_those_of_another():
     results = json.loads((RESULTS / "equal_time.json").read_text())
+    own = [run for run in results["runs"] if run["length"] == 65536]
+    assert own
+    by_cpu = [report.groups(results, 65536, cpu) for cpu in report.cpus(results, 65536)]
+    groups = [runs for found in by_cpu for of in found.values() for runs in of.values()]
+    assert sum(map(len, groups)) == len(own)
+    assert report.tables(results).count("65536 tokens") == len(by_cpu)
+
+
+def test_a_task_has_its_lengths():
+    done = run(MODULE, "--task", "needle", "--length", 65536, "--tables")
+    assert done.returncode == 2 and "--length: needle has" in done.stderr
+
+
+@pytest.mark.parametrize("task", command.SETTINGS)
+def test_the_results_are_of_these_settings(task):
+    results = json.loads((RESULTS / f"{command.FILES[task]}.json").read_text())
+    settings = command.SETTINGS[task]
     for length, setting in results["settings"].items():
-        assert setting == command.described(int(length), command.SETTINGS[int(length)])
+        assert setting == command.described(task, int(length), settings[int(length)])
     for made in results["runs"]:
         assert made["method"] in METHODS and made["schedule"] in SCHEDULES
         stopped = made["curve"][-1]["accuracy"] >= command.ENOUGH
-        assert stopped or made["seconds"] >= command.SETTINGS[made["length"]].seconds
+        assert stopped or made["seconds"] >= settings[made["length"]].seconds

@@ -1,12 +1,13 @@
-"""What attention learns in equal time: recall of many pairs in a long sequence.
+"""What attention learns in equal time: look-ups in a long sequence.
 
 Every method has the same CPU seconds of training on one core, so a faster one makes more steps.
-The task is `benchmarks.quality.tasks.Recall` with one pair in 8 tokens; the model, its start and
-its optimizer are those of `benchmarks.quality.tasks`. A run is of one length, method, schedule and
-seed. "plain" trains at the full length alone, the other schedules begin with shorter sequences.
+Two of the tasks of `benchmarks.quality.tasks`, with the model, its start and its optimizer: recall
+of one pair in 8 tokens, and needles in hay. A run is of one length, method, schedule and seed.
+"plain" trains at the full length alone, the other schedules begin with shorter sequences.
 
     python -m benchmarks.quality.equal_time
     python -m benchmarks.quality.equal_time --length 4096 --methods softmax --seeds 0 1
+    python -m benchmarks.quality.equal_time --task needle
 
 A run is written to --json as soon as it is done, and one that is there is not made again: stop and
 start at will, also in several processes. With all runs done the command only reports.
@@ -24,38 +25,51 @@ from tqdm import tqdm
 
 from benchmarks import IMAGES, RESULTS
 from benchmarks.encoder import Encoder, Trainer, evaluate
-from benchmarks.measurement import machine, updated
+from benchmarks.measurement import cpu_model, machine, updated
 from benchmarks.quality.equal_time import report
 from benchmarks.quality.equal_time.methods import METHODS, SCHEDULES
-from benchmarks.quality.tasks import Recall
+from benchmarks.quality.tasks import Needle, Recall
 
 DIM, LAYERS, HEADS, N_VALUES, GAP = 64, 2, 2, 64, 96
-TOKENS_PER_PAIR = 8
-CURVE, TESTED = 15, 4  # evaluations in a run, each of one sequence; sequences at the end
+TOKENS_PER_PAIR, N_NEEDLES = 8, 64
+CURVE = 15  # evaluations in a run, each of one sequence
 SOONER = 1.5  # evaluation k is at (k / CURVE)^SOONER of the seconds
 ENOUGH = 0.999  # accuracy at which a run ends
 
 
 class Setting(NamedTuple):
     seconds: float  # of training
+    tested: int = 4  # sequences at the end
     lr: float = 3e-3
 
 
-SETTINGS = {2048: Setting(10.0), 4096: Setting(20.0), 16384: Setting(150.0), 65536: Setting(600.0)}
+SETTINGS = {
+    "recall": {
+        2048: Setting(10.0),
+        4096: Setting(20.0),
+        16384: Setting(150.0),
+        65536: Setting(600.0),
+    },
+    "needle": {4096: Setting(20.0, tested=8), 16384: Setting(100.0, tested=8)},
+}
+LENGTHS = sorted({length for lengths in SETTINGS.values() for length in lengths})
 QUICK_LENGTH = 4096
+FILES = {"recall": "equal_time", "needle": "equal_time_needle"}
 
 
-def recall(length: int, n_keys: int) -> Recall:
-    n_pairs = length // TOKENS_PER_PAIR
+def task_of(name: str, length: int, full_length: int) -> Recall | Needle:
+    """The task at a length of the schedule, with the tokens that it has at the full length."""
+    if name == "needle":
+        return Needle(length, N_NEEDLES, 2 * N_NEEDLES, gap=GAP)
+    n_pairs, n_keys = length // TOKENS_PER_PAIR, 2 * full_length // TOKENS_PER_PAIR
     return Recall(length, n_pairs, n_pairs, n_keys=n_keys, n_values=N_VALUES, gap=GAP)
 
 
-def train(length: int, method: str, schedule: str, seed: int, setting: Setting) -> dict:
-    n_keys = 2 * length // TOKENS_PER_PAIR
+def train(name: str, length: int, method: str, schedule: str, seed: int, setting: Setting) -> dict:
     stages = SCHEDULES[schedule]
-    tasks = [recall(int(stage.length * length), n_keys) for stage in stages]
-    task = recall(length, n_keys)
-    first, *held_out = task.held_out(1, 1 + TESTED)
+    tasks = [task_of(name, int(stage.length * length), length) for stage in stages]
+    task = task_of(name, length, length)
+    first, *held_out = task.held_out(1, 1 + setting.tested)
     generator = torch.Generator().manual_seed(1 + seed)
     torch.manual_seed(seed)
     sizes = task.n_tokens, task.n_answers, length, DIM, 2 * DIM, HEADS, LAYERS
@@ -83,25 +97,30 @@ def train(length: int, method: str, schedule: str, seed: int, setting: Setting) 
     run = {"length": length, "method": method, "schedule": schedule, "seed": seed}
     run |= evaluate(model, held_out) | {"seconds": round(seconds, 2), "steps": steps}
     run |= {"curve": curve, "date": time.strftime("%Y-%m-%d %H:%M")}
-    return run | {"load": round(os.getloadavg()[0], 1)}
+    return run | {"cpu": cpu_model(), "load": round(os.getloadavg()[0], 1)}
 
 
 # --- Results --------------------------------------------------------------------------------------
 
 
-def described(length: int, setting: Setting) -> dict:
-    """What the runs of a length depend on, as it stands in the file."""
-    task = recall(length, 2 * length // TOKENS_PER_PAIR)
+SIZES = {
+    "recall": ("n_pairs", "n_questions", "n_keys", "n_values", "gap"),
+    "needle": ("n_needles", "n_keys", "n_values", "n_hay", "gap"),
+}
+
+
+def described(name: str, length: int, setting: Setting) -> dict:
+    """What the runs of a task and length depend on, as it stands in the file."""
+    task = task_of(name, length, length)
     return {
         "seconds": setting.seconds,
         "lr": setting.lr,
-        **{name: getattr(task, name) for name in ("n_pairs", "n_questions", "n_keys", "n_values")},
-        "gap": GAP,
+        **{size: getattr(task, size) for size in SIZES[name]},
         "dim": DIM,
         "layers": LAYERS,
         "heads": HEADS,
         "guess": task.guess(),
-        "tested": TESTED,
+        "tested": setting.tested,
         "enough": ENOUGH,
     }
 
@@ -144,7 +163,8 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--length", type=int, choices=SETTINGS, default=16384)
+    add("--task", choices=SETTINGS, default="recall")
+    add("--length", type=int, choices=LENGTHS, default=16384)
     for name, known, default in (
         ("methods", METHODS, list(METHODS)),
         ("schedules", SCHEDULES, ["plain"]),
@@ -158,24 +178,32 @@ def parse_arguments() -> argparse.Namespace:
         help=f"a second each at {QUICK_LENGTH} tokens: a test, no result",
     )
     add("--tables", action="store_true", help="report the file, train nothing")
-    add("--json", type=pathlib.Path, default=RESULTS / "equal_time.json")
-    add("--picture", type=pathlib.Path, default=IMAGES / "equal_time.png")
+    add("--json", type=pathlib.Path, help="equal_time.json or equal_time_needle.json")
+    add("--picture", type=pathlib.Path, help="of recall: equal_time.png")
     args = parser.parse_args()
+    if args.length not in SETTINGS[args.task]:
+        parser.error(f"--length: {args.task} has {', '.join(map(str, SETTINGS[args.task]))}")
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
-    if args.quick and args.json == parser.get_default("json"):
+    if args.quick and args.json is None:
         parser.error("--quick needs its own --json: its runs are no results")
+    if args.json is None:
+        args.json = RESULTS / f"{FILES[args.task]}.json"
+    if args.picture is None:
+        args.picture = IMAGES / f"{FILES[args.task]}.png"
     return args
 
 
 def main() -> None:
     args = parse_arguments()
     length, setting = (
-        (QUICK_LENGTH, Setting(1.0)) if args.quick else (args.length, SETTINGS[args.length])
+        (QUICK_LENGTH, Setting(1.0))
+        if args.quick
+        else (args.length, SETTINGS[args.task][args.length])
     )
     torch.set_num_threads(1)
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    description = described(length, setting)
+    description = described(args.task, length, setting)
     if load(args.json)["settings"].get(str(length), description) != description:
         raise SystemExit(f"--json: the runs in {args.json} have other settings")
     wanted = [
@@ -187,7 +215,7 @@ def main() -> None:
     for key in () if args.tables else wanted:
         if key in map(key_of, load(args.json)["runs"]):
             continue
-        run = train(*key, setting)
+        run = train(args.task, *key, setting)
         add_run(args.json, run, description)
         result = f"accuracy {run['accuracy']:.4f}, {run['steps']} steps, {run['seconds']:.0f} s"
         print(f"{', '.join(map(str, key))}: {result}", flush=True)

@@ -22,9 +22,19 @@ LOOKS = {  # (colour, line)
 MUTED = "#56606A"
 
 
-def groups(results: dict, length: int) -> dict[str, dict[str, list[dict]]]:
-    """Runs of a length: method, schedule, seeds."""
+def cpu_of(results: dict, run: dict) -> str:
+    return run.get("cpu", results["machine"]["cpu"])
+
+
+def cpus(results: dict, length: int) -> list[str]:
+    """The CPUs on which runs of a length were made: times of one are not those of another."""
     runs = [run for run in results["runs"] if run["length"] == length]
+    return list(dict.fromkeys(cpu_of(results, run) for run in runs))
+
+
+def groups(results: dict, length: int, cpu: str) -> dict[str, dict[str, list[dict]]]:
+    """Runs of a length on a CPU: method, schedule, seeds."""
+    runs = [r for r in results["runs"] if (r["length"], cpu_of(results, r)) == (length, cpu)]
     found: dict[str, dict[str, list[dict]]] = {}
     for method in METHODS:
         for schedule in SCHEDULES:
@@ -47,11 +57,11 @@ def best_schedule(schedules: dict[str, list[dict]]) -> str:
     return max(schedules, key=rank)
 
 
-def table(results: dict, length: int) -> str:
+def table(results: dict, length: int, cpu: str) -> str:
     """A row for each method and schedule: means and ranges over the seeds."""
     header = ["method", "schedule", "accuracy, %", "CPU seconds", "steps", "seeds"]
     rows = []
-    for method, schedules in groups(results, length).items():
+    for method, schedules in groups(results, length, cpu).items():
         best = best_schedule(schedules)
         for schedule, runs in schedules.items():
             name = f"{schedule} (best)" if schedule == best and len(schedules) > 1 else schedule
@@ -67,11 +77,19 @@ def table(results: dict, length: int) -> str:
     return markdown(header, rows)
 
 
+def asked(setting: dict) -> str:
+    if "n_needles" in setting:
+        return f"{setting['n_needles']:,} needles"
+    return f"{setting['n_pairs']:,} pairs"
+
+
 def tables(results: dict) -> str:
+    """A table for each length and CPU."""
     return "".join(
-        f"\n{length} tokens, {setting['n_pairs']} pairs, {setting['seconds']:g} CPU seconds of "
-        f"training; one guess {100 * setting['guess']:.1f} %\n\n{table(results, int(length))}\n"
+        f"\n{length} tokens, {asked(setting)}, {setting['seconds']:g} CPU seconds of training on "
+        f"{cpu}; one guess {100 * setting['guess']:.1f} %\n\n{table(results, int(length), cpu)}\n"
         for length, setting in results["settings"].items()
+        for cpu in cpus(results, int(length))
     )
 
 
@@ -86,13 +104,17 @@ def curves(runs: list[dict], guess: float, seconds: np.ndarray) -> np.ndarray:
 
 
 def draw(results: dict, path: pathlib.Path, length: int) -> None:
-    """Accuracy against seconds: all at the full length, and each with its best schedule."""
+    """Accuracy against seconds: all at the full length, and each with its best schedule.
+
+    Of the CPU that is first in the file.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    found, setting = groups(results, length), results["settings"][str(length)]
+    found = groups(results, length, cpus(results, length)[0])
+    setting = results["settings"][str(length)]
     figure, axes = plt.subplots(1, 2, figsize=(11.5, 4.9), sharey=True, layout="constrained")
     titles = ("All steps at the full length", "With the best schedule of lengths found")
     for axis, title in zip(axes, titles, strict=True):
@@ -107,9 +129,7 @@ def draw(results: dict, path: pathlib.Path, length: int) -> None:
         draw_lines(axis, lines, setting)
         axis.set_title(title, fontsize=11)
     axes[0].set_ylabel("held-out accuracy, %")
-    figure.suptitle(
-        f"Recall of {setting['n_pairs']:,} pairs in {length:,} tokens, one CPU core", fontsize=13
-    )
+    figure.suptitle(f"Recall of {asked(setting)} in {length:,} tokens, one CPU core", fontsize=13)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
