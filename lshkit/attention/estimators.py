@@ -330,9 +330,10 @@ class Sampled(Hashed):
             all lengths can hold only one of the two; so does `YosoState`.
         gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
             cheaper: each hash uses R coordinates of a pair's product of output gradient and value,
-            after a random rotation of both. Unbiased, with more noise; exact where a bucket holds
-            few tokens or the sequence 1024 or less. None: exact. On CUDA the gradient is always
-            exact.
+            after a random rotation of both. Unbiased, with more noise; exact where comparing the
+            pairs of a bucket costs less: in small buckets, and at 8 bits up to 1024 rows. With
+            fewer bits shorter sequences are sketched too. None: exact. On CUDA the gradient is
+            always exact.
         gradient_hashes: the gradient of queries and keys is taken from so many of the n_hashes, 1
             to n_hashes, which divides its cost: unbiased, with the noise that so few hashes have.
             The output and the gradient of values have all of them. None: all. For gradient

@@ -172,7 +172,7 @@ def _numpy_sum(
     order: int,
     key_mask: np.ndarray | None,
 ) -> np.ndarray:
-    given = values.dtype
+    given = values.dtype.newbyteorder("=")
     dtype = np.float32 if given.kind == "f" and given.itemsize <= 4 else np.float64
     shape = query[0].shape[:3] + values.shape[-1:]
     if 0 in shape or 0 in values.shape:

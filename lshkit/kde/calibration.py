@@ -22,6 +22,7 @@ N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries
 RISK = 0.05  # probability that a share that is too large passes
 STATED_RISK = 0.01  # the same of BEYOND
+MOVED = 3.1  # standard deviations that the error of equal queries moves by; 1 / 1,000 go further
 MARGIN = np.log(2)  # by which a query's sum is less than the least that was seen
 INFLATED, LARGEST = 1.5, 1.0  # stated errors over those observed, and over the density
 TOLERATED = 1.3  # times rtol: what a few queries of a mean error of rtol may show
@@ -89,6 +90,14 @@ class Run:
         sums, training = held_out.sums, held_out.permuted.training
         n_rows = held_out.stop or len(training.X)
         self.cost, self.read_all = got.cost, got.rows >= n_rows
+        # The variance that the rows add which queries to come see besides, over the sample's own.
+        unread = np.maximum(n_rows - got.rows, 1)
+        more = (len(training.X) - n_rows) * got.sampled
+        self.added = np.minimum(more / (unread * (unread + got.sampled)), 1)
+        _, of_row, counts = np.unique(
+            held_out.queries, axis=0, return_inverse=True, return_counts=True
+        )
+        self.repeated = (counts > 1)[of_row.reshape(-1)]
         self.shift = np.maximum(got.shift, sums.shift)
         with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
@@ -121,14 +130,18 @@ class Run:
             median = float(np.nanmedian(stated))
             return median, float(median / np.sqrt((observed**2).mean()))
 
-    def error_floor(self) -> float | None:
+    def error_floor(self, *, moved: bool = True) -> float | None:
         """The least that leaves few enough estimates off by more than WITHIN stated errors.
 
-        Of those that are not exact.
+        Of those that are not exact. Queries to come see the held-out rows as well, which moves
+        their errors. Those of equal queries move together: were they just within what is stated
+        here, they might all be beyond it there. moved: with what such a move may add.
         """
+        deviations = np.where(self.repeated, MOVED, 1) * np.sqrt(self.added)
+        off = self.off * (1 + deviations) if moved else self.off
         with np.errstate(divide="ignore", invalid="ignore"):
-            wanted = self.shift + 2 * np.log(self.off / WITHIN) - self.log_at_risk
-        short = (self.off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
+            wanted = self.shift + 2 * np.log(off / WITHIN) - self.log_at_risk
+        short = (off > WITHIN * self.error) & (self.log_at_risk > -np.inf)
         wanted = np.sort(np.where(short, wanted, -np.inf))[::-1]
         least = wanted[max(most_failures(int(np.sum(~self.read_all)), BEYOND, STATED_RISK), 0)]
         return float(least) if np.isfinite(least) else None
@@ -179,7 +192,7 @@ def _bound(
     if stages is None:
         settings["read_in_full"] = 0.0
         return run, run.failures(accuracy) <= most_failures(len(held_out), share)
-    floor = run.error_floor()
+    floor = run.error_floor(moved=False)
     unseen = [-np.inf]
     if floor is not None:
         unseen.append(floor + np.log(method.training.total * stages.n_samples))

@@ -32,10 +32,11 @@ class Estimate:
 
     rows: how many rows were read for each, all of them where it is exact. at_risk: exp(shift) *
     at_risk is the part of the mean that rows like those not read have; all of it where nothing is
-    said. cost: in rows of an exact sum, those read where nothing is said.
+    said. cost: in rows of an exact sum, those read where nothing is said. sampled: of those read,
+    the rows that stand for those not read; all of them where nothing is said.
     """
 
-    __slots__ = ("at_risk", "cost", "error", "mean", "rows", "shift")
+    __slots__ = ("at_risk", "cost", "error", "mean", "rows", "sampled", "shift")
 
     def __init__(
         self,
@@ -45,10 +46,12 @@ class Estimate:
         rows: np.ndarray,
         at_risk: np.ndarray | None = None,
         cost: np.ndarray | None = None,
+        sampled: np.ndarray | None = None,
     ) -> None:
         self.shift, self.mean, self.error, self.rows = shift, mean, error, rows
         self.at_risk = mean.copy() if at_risk is None else at_risk
         self.cost = rows.astype(np.float64) if cost is None else cost
+        self.sampled = rows.copy() if sampled is None else sampled
 
     def __setitem__(self, index: Any, part: Estimate) -> None:
         for name in ESTIMATE:
@@ -59,7 +62,7 @@ class Estimate:
         return cls(*(np.concatenate([getattr(p, a) for p in parts]) for a in ESTIMATE))
 
 
-ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost"
+ESTIMATE = "shift", "mean", "error", "rows", "at_risk", "cost", "sampled"
 
 
 class Accuracy(NamedTuple):

@@ -101,6 +101,7 @@ class NearFar(ExactFarQueries):
         cost = cost_of_cells(cells.n_cells, n_probes, n_near) + stops[0]
         shift, mean, error = read.shift, read.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
+        sampled = np.full(n_queries, n)
         for seen, last in itertools.pairwise(stops):
             some = queries if len(open_) == n_queries else queries[open_]
             cost[open_] += last - seen
@@ -124,6 +125,7 @@ class NearFar(ExactFarQueries):
             shift[done], mean[done] = whole.shift, whole.total
             error[done] = np.sqrt(got.squares) * relative(got.shift, whole.shift)
             rows[done] = np.minimum(last + n_later[final], n - 1)
+            sampled[done] = n_sampled[final]
             open_ = open_[~final]
             if len(open_) == 0:
                 break
@@ -135,7 +137,8 @@ class NearFar(ExactFarQueries):
         if n_probes > 1:
             at_risk = outer.total * relative(outer.shift, shift) + LEAST_AT_RISK * mean
         weight = self.training.total
-        got = Estimate(shift, mean / weight, error / weight, rows, at_risk / weight, cost)
+        mean, error, at_risk = mean / weight, error / weight, at_risk / weight
+        got = Estimate(shift, mean, error, rows, at_risk, cost, sampled)
         return got, open_
 
     @property

@@ -305,6 +305,7 @@ class RandomSampling(Method):
         history = permuted.sums(queries, 0, stops[0], threads)
         shift, mean, error = history.shift, history.total, np.zeros(n_queries)
         rows, open_ = np.full(n_queries, n), np.arange(n_queries)
+        sampled = np.full(n_queries, n)
         for seen, last in itertools.pairwise(stops):
             some = queries if len(open_) == n_queries else queries[open_]
             sample = permuted.sums(some, seen, last, threads)
@@ -319,13 +320,15 @@ class RandomSampling(Method):
             whole = known + Sums(got.shift, total, variance)
             scale = np.where(got.shift > -np.inf, np.exp(got.shift - whole.shift), 0)
             shift[done], mean[done], rows[done] = whole.shift, whole.total, last
+            sampled[done] = last - seen
             error[done] = np.sqrt(variance) * scale
             if final.all():
                 break
             history = (history + sample)[~final]
             open_ = open_[~final]
         weight = self.training.total
-        return Estimate(shift, mean / weight, error / weight, rows, cost=rows + CALL)
+        mean, error = mean / weight, error / weight
+        return Estimate(shift, mean, error, rows, cost=rows + CALL, sampled=sampled)
 
     @property
     def nbytes(self) -> int:

@@ -40,6 +40,10 @@ def test_shapes_types_and_masks(n_q, n_k, dtype, causal, masked):
         arguments[2][~mask] = np.nan  # padding may hold anything
     got = bucket_sum(*arguments, 16, **options)
     assert got.dtype == dtype
+    swapped = bucket_sum(
+        *arguments[:2], arguments[2].astype(got.dtype.newbyteorder()), 16, **options
+    )
+    assert swapped.dtype == dtype and np.array_equal(swapped, got, equal_nan=True)
     arguments[2][np.isnan(arguments[2])] = 0
     assert_close(got, *arguments, **options)
 
