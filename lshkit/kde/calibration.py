@@ -79,6 +79,14 @@ class HeldOut:
         stop = len(self.permuted) if self.stop is None else self.stop
         return self.permuted.sums(self.queries, 0, stop, self.threads)
 
+    @functools.cached_property
+    def repeated(self) -> np.ndarray:
+        """Which queries are equal to another one."""
+        _, of_query, counts = np.unique(
+            self.queries, axis=0, return_inverse=True, return_counts=True
+        )
+        return (counts > 1)[of_query.reshape(-1)]
+
     def run(self, method: Method) -> Run:
         return Run(self, method.sampled(self.queries, self.threads, self.stop))
 
@@ -94,10 +102,7 @@ class Run:
         unread = np.maximum(n_rows - got.rows, 1)
         more = (len(training.X) - n_rows) * got.sampled
         self.added = np.minimum(more / (unread * (unread + got.sampled)), 1)
-        _, of_row, counts = np.unique(
-            held_out.queries, axis=0, return_inverse=True, return_counts=True
-        )
-        self.repeated = (counts > 1)[of_row.reshape(-1)]
+        self.repeated = held_out.repeated
         self.shift = np.maximum(got.shift, sums.shift)
         with np.errstate(invalid="ignore", divide="ignore"):
             mine, exact = (
