@@ -124,7 +124,7 @@ class HeadPasses {
   // body(hash, group) with empty tables for a group of hashes: once for every chunk of slices.
   template <class Body>
   void each_group(const Body& body) {
-    for (index_t batch = 0; batch < s_.n_hashes; batch += batch_) {
+    for (index_t batch = s_.first_hash; batch < s_.n_hashes; batch += batch_) {
       const index_t end = std::min(batch + batch_, s_.n_hashes);
       for (chunk_first_ = first_slice_; chunk_first_ < last_slice_; chunk_first_ += chunk_) {
         chunk_last_ = std::min(chunk_first_ + chunk_, last_slice_);

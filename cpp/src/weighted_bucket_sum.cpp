@@ -4,15 +4,58 @@
 #include <cstring>
 
 #include "bucket_sum.hpp"
+#include "head_pairs.hpp"
 #include "head_passes.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
 #include "parallel.hpp"
 
 namespace lshkit {
+namespace {
+
+// By pairs for as many hashes as they are few in, which are returned.
 template <class T>
-void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index_t first,
+index_t sum_by_pairs(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index_t first,
+                     index_t last) {
+  if (!HeadPairs<T>::pay(s)) return 0;
+  constexpr index_t width = kSliceBytes / sizeof(T);
+  const index_t columns = std::min(last * width, s.values.columns) - first * width;
+  HeadPairs<T> pairs(s, false);
+  index_t hash = 0;
+  for (; hash < s.n_hashes && pairs.fill(hash); hash += pairs.hashes()) {
+    WeightedPairSum<T> p{pairs.pairs(), {}, hash > 0, weight_sums};
+    p.values = {s.values.data + first * width, s.values.stride, s.values.rows, columns};
+    p.sum = {out.data + first * width, out.stride, out.rows, columns};
+    kernels().typed<T>().weighted_pair_sum(p);
+  }
+  return hash;
+}
+template <class T>
+index_t gradients_by_pairs(const WeightedHead<T>& s, Matrix<const T> grad, const T* bias,
+                           Matrix<T> value_grad) {
+  if (!HeadPairs<T>::pay(s)) return 0;
+  for (index_t j = 0; value_grad.data && j < value_grad.rows; ++j)
+    std::fill_n(value_grad.row(j), value_grad.columns, T(0));
+  HeadPairs<T> pairs(s, true);
+  index_t hash = 0;
+  for (; hash < s.n_hashes && pairs.fill(hash); hash += pairs.hashes()) {
+    WeightedPairGradient<T> p{pairs.pairs(),           grad,      bias, pairs.clear_query_grads(),
+                              pairs.clear_key_grads(), value_grad};
+    p.values = s.values;
+    kernels().typed<T>().weighted_pair_gradient(p);
+    pairs.take_grads();
+  }
+  return hash;
+}
+
+}  // namespace
+
+template <class T>
+void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, index_t first,
                   index_t last) {
-  if (weight_sums) std::fill_n(weight_sums, s.query.rows, T(0));
+  if (weight_sums) std::fill_n(weight_sums, head.query.rows, T(0));
+  WeightedHead<T> s = head;
+  s.first_hash = sum_by_pairs(head, out, weight_sums, first, last);
+  if (s.first_hash == s.n_hashes) return;
   HeadPasses<T> passes(s, first, last);
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
   const ColumnBlocks<T> sums = passes.blocks(out, 1);
@@ -45,8 +88,11 @@ void weighted_sum(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index
 }
 
 template <class T>
-void weighted_sum_backward(const WeightedHead<T>& s, Matrix<const T> grad, const T* bias,
+void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, const T* bias,
                            Matrix<T> value_grad) {
+  WeightedHead<T> s = head;
+  s.first_hash = gradients_by_pairs(head, grad, bias, value_grad);
+  if (s.first_hash == s.n_hashes) return;
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
   const Order back = transposed_order(s.order);
@@ -131,26 +177,30 @@ WeightedSide<T> side_of(const Probes<T>& probes, index_t head, index_t rows, ind
   const Code* codes = static_cast<const Code*>(probes.codes.data) + begin;
   const T* weights = probes.weights ? probes.weights + begin : nullptr;
   WeightedSide<T> side{rows, t, valid, nullptr, nullptr};
-  side.probes = [=](const ProbeRun& run, index_t, std::uint16_t* to_codes, T* to_weights) {
-    const index_t count = run.group * t;
-    for (index_t i = 0; i < run.rows; ++i) {
-      const index_t at = (run.first + i) * row_size + run.hash * t;
-      for (index_t a = 0; a < count; ++a) {
-        to_codes[i * count + a] = codes[at + a];
-        to_weights[i * count + a] = weights ? weights[at + a] : T(1);
+  side.probes = [=](const ProbeRun& run, index_t group, std::uint16_t* to_codes, T* to_weights) {
+    for (index_t h = 0; h < run.group; h += group) {
+      const index_t count = std::min(group, run.group - h) * t;
+      for (index_t i = 0; i < run.rows; ++i, to_codes += count, to_weights += count) {
+        const index_t at = (run.first + i) * row_size + (run.hash + h) * t;
+        for (index_t a = 0; a < count; ++a) {
+          to_codes[a] = codes[at + a];
+          to_weights[a] = weights ? weights[at + a] : T(1);
+        }
       }
     }
   };
   if (!weight_grads) return side;
   weight_grads += begin;
-  side.take_grads = [=](const ProbeRun& run, index_t, const T*, const T* grads) {
-    const index_t count = run.group * t;
-    for (index_t i = 0; i < run.rows; ++i) {
-      T* to = weight_grads + (run.first + i) * row_size + run.hash * t;
-      if (valid && !valid[run.first + i])
-        std::fill_n(to, count, T(0));
-      else
-        std::copy_n(grads + i * count, count, to);
+  side.take_grads = [=](const ProbeRun& run, index_t group, const T*, const T* grads) {
+    for (index_t h = 0; h < run.group; h += group) {
+      const index_t count = std::min(group, run.group - h) * t;
+      for (index_t i = 0; i < run.rows; ++i, grads += count) {
+        T* to = weight_grads + (run.first + i) * row_size + (run.hash + h) * t;
+        if (valid && !valid[run.first + i])
+          std::fill_n(to, count, T(0));
+        else
+          std::copy_n(grads, count, to);
+      }
     }
   };
   return side;

@@ -32,6 +32,7 @@ struct WeightedHead {
   Matrix<const T> values;
   Order order;
   T scale;
+  index_t first_hash = 0;  // those before are done: the sums are there
 };
 
 // out = the sums of the slices [first, last) of columns; see slice_count. weight_sums: the same of

@@ -12,7 +12,16 @@ namespace {
 struct Problem {
   index_t nq, nk, m, dv, tq, tk;
   int n_buckets;
+  index_t uniform = 1 << 20;  // hashes; the codes of the others are 0
 };
+
+template <class Code>
+std::vector<Code> probes_of(const Problem& p, index_t rows, index_t t, unsigned seed) {
+  auto codes = random_codes<Code>(rows * p.m * t, p.n_buckets, seed);
+  for (std::size_t k = 0; k < codes.size(); ++k)
+    if (index_t(k) / t % p.m >= p.uniform) codes[k] = 0;
+  return codes;
+}
 
 template <class T>
 std::vector<T> numbers(std::size_t count, unsigned seed) {
@@ -40,8 +49,8 @@ std::vector<double> doubles(const std::vector<T>& x) {
 
 template <class T, class Code>
 void check_weighted(const Problem& p, Order order, bool masked, int threads) {
-  const auto queries = random_codes<Code>(p.nq * p.m * p.tq, p.n_buckets, 1);
-  const auto keys = random_codes<Code>(p.nk * p.m * p.tk, p.n_buckets, 2);
+  const auto queries = probes_of<Code>(p, p.nq, p.tq, 1);
+  const auto keys = probes_of<Code>(p, p.nk, p.tk, 2);
   const auto wq = numbers<T>(queries.size(), 3), wk = numbers<T>(keys.size(), 4);
   auto v = numbers<T>(p.nk * p.dv, 5);
   const auto g = numbers<T>(p.nq * p.dv, 6);
@@ -209,6 +218,11 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({9, 300, 3, 64, 33, 5, 512}, order, masked, 1);
       check_weighted<double, std::uint8_t>({21, 34, 12, 12, 4, 4, 6}, order, masked, 1);
       check_weighted<double, std::uint16_t>({21, 34, 2, 8, 9, 17, 4000}, order, masked, 1);
+      // Pairs where few probes share a bucket, tables from the hashes on in which many do.
+      check_weighted<float, std::uint16_t>({60, 70, 12, 70, 4, 4, 1024, 8}, order, masked, 2);
+      check_weighted<float, std::uint16_t>({70, 60, 20, 40, 2, 3, 1024, 16}, order, masked, 1);
+      check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
+      check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
     }
 }
 

@@ -165,6 +165,12 @@ struct CollisionPass {
 template <class T>
 struct WeightedPass;
 template <class T>
+struct WeightedPairs;
+template <class T>
+struct WeightedPairSum;
+template <class T>
+struct WeightedPairGradient;
+template <class T>
 struct WeightedColumn;
 struct SoftmaxForward;
 struct SoftmaxBackward;

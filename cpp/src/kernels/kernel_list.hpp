@@ -69,6 +69,9 @@ LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uin
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
+LSHKIT_TYPED_KERNEL(index_t, chain_probes, const WeightedPairs<T>& pairs)  // how many, at most
+LSHKIT_TYPED_KERNEL(void, weighted_pair_sum, const WeightedPairSum<T>& sum)
+LSHKIT_TYPED_KERNEL(void, weighted_pair_gradient, const WeightedPairGradient<T>& gradient)
 // To one hash's table.
 LSHKIT_TYPED_KERNEL(void, table_add, const BucketTableRows<T>& rows, index_t hash, const T* values,
                     index_t value_stride, T sign)

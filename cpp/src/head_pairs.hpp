@@ -1,0 +1,104 @@
+#pragma once
+// The weighted sums of one head by pairs of probes that share a bucket, where there are few of
+// them: what is needed for a batch of hashes.
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/kernels.hpp"
+#include "kernels/weighted_pairs.hpp"
+#include "parallel.hpp"
+#include "weighted_bucket_sum.hpp"
+
+namespace lshkit {
+
+template <class T>
+class HeadPairs {
+ public:
+  // By three quarters of the pairs that codes may have, were they uniform. Those that there are
+  // decide in the end: see fill.
+  static bool pay(const WeightedHead<T>& s) {
+    const index_t probes = s.key.rows * s.key.n_probes;
+    return s.order != Order::reversed && s.query.rows > 0 && probes > 0 && probes < kMostProbes &&
+           4 * probes * s.query.n_probes <= 3 * most_pairs(s) * s.n_buckets;
+  }
+
+  HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
+    hashes_ = std::clamp<index_t>(kChainBytes / (s.n_buckets * index_t(sizeof(std::uint16_t))), 1,
+                                  std::min<index_t>(8, s.n_hashes));
+    cut(Arena(), gradients);
+    cut(Arena(thread_scratch(bytes_)), gradients);
+    p_.n_buckets = s.n_buckets;
+    p_.order = s.order;
+    p_.scale = s.scale;
+  }
+
+  // Finds the probes of the hashes from this one on. False: too many of them share a bucket.
+  bool fill(index_t hash) {
+    batch_ = {0, 0, hash, std::min(hashes_, s_.n_hashes - hash)};
+    p_.n_hashes = int(batch_.group);
+    s_.query.probes(run_of(s_.query), 1, query_codes_, query_weights_);
+    s_.key.probes(run_of(s_.key), 1, key_codes_, key_weights_);
+    return kernels().typed<T>().chain_probes(p_) <= most_of(batch_.group);
+  }
+  index_t hashes() const { return batch_.group; }
+  const WeightedPairs<T>& pairs() const { return p_; }
+
+  // The gradients of the weights of the batch, zeros; null where they are not wanted.
+  T* clear_query_grads() const { return clear(s_.query, query_grads_); }
+  T* clear_key_grads() const { return clear(s_.key, key_grads_); }
+  void take_grads() const {
+    if (s_.query.take_grads) s_.query.take_grads(run_of(s_.query), 1, query_weights_, query_grads_);
+    if (s_.key.take_grads) s_.key.take_grads(run_of(s_.key), 1, key_weights_, key_grads_);
+  }
+
+ private:
+  static constexpr index_t kMostProbes = 65535;  // they have numbers of 16 bits, and 0 is none
+  static constexpr index_t kChainBytes = index_t(256) << 10;
+
+  // Of a query and hash: the tables' rows are visited three times as often.
+  static index_t most_pairs(const WeightedHead<T>& s) {
+    return (s.query.n_probes + 2 * s.key.n_probes) / 3;
+  }
+  index_t most_of(index_t hashes) const { return most_pairs(s_) * s_.query.rows * hashes; }
+
+  ProbeRun run_of(const WeightedSide<T>& side) const {
+    return {0, side.rows, batch_.hash, batch_.group};
+  }
+  T* clear(const WeightedSide<T>& side, T* grads) const {
+    if (!side.take_grads) return nullptr;
+    std::fill_n(grads, batch_.group * side.rows * side.n_probes, T(0));
+    return grads;
+  }
+  void cut(Arena arena, bool gradients) {
+    const auto take = [&](const WeightedSide<T>& side, std::uint16_t*& codes, T*& weights,
+                          T*& grads) {
+      const index_t probes = hashes_ * side.rows * side.n_probes;
+      codes = arena.take<std::uint16_t>(probes);
+      weights = arena.take<T>(probes);
+      grads = arena.take<T>(side.take_grads ? probes : 0);
+      return ChainedProbes<T>{side.rows, int(side.n_probes), codes, weights, side.valid};
+    };
+    p_.query = take(s_.query, query_codes_, query_weights_, query_grads_);
+    p_.key = take(s_.key, key_codes_, key_weights_, key_grads_);
+    p_.chains = arena.take<std::uint16_t>(hashes_ * s_.n_buckets);
+    p_.counts = arena.take<std::uint16_t>(s_.n_buckets);
+    p_.chained = arena.take<ChainedProbe<T>>(hashes_ * (s_.key.rows * s_.key.n_probes + 1));
+    const index_t found = most_of(hashes_) + 64;  // and a register more
+    p_.found_rows = arena.take<std::uint32_t>(found);
+    p_.found_weights = arena.take<T>(found);
+    p_.found_keys = arena.take<std::uint32_t>(gradients ? found : 0);
+    p_.found_queries = arena.take<std::uint32_t>(gradients ? found : 0);
+    p_.found_dots = arena.take<T>(gradients ? found : 0);
+    bytes_ = arena.used();
+  }
+
+  const WeightedHead<T>& s_;
+  WeightedPairs<T> p_{};
+  index_t hashes_;
+  ProbeRun batch_{};
+  std::uint16_t *query_codes_, *key_codes_;
+  T *query_weights_, *key_weights_, *query_grads_, *key_grads_;
+  std::size_t bytes_;
+};
+
+}  // namespace lshkit
