@@ -225,6 +225,10 @@ def runs_of(results: dict, method: str, lr: float | None = None) -> list[dict]:
     return [r for r in results["runs"] if r["method"] == method and lr in (None, r["lr"])]
 
 
+def is_done(results: dict, method: str, lr: float, seed: int) -> bool:
+    return any(run["seed"] == seed for run in runs_of(results, method, lr))
+
+
 def best_rate(results: dict, method: str) -> float:
     """The most accurate with the first seed in tenths of a percent; of equal ones the soonest."""
     own = [run for run in runs_of(results, method) if run["seed"] == 0]
@@ -287,11 +291,13 @@ def main() -> None:
         raise SystemExit(f"--json: the runs in {args.json} have another setting")
 
     def make(method: str, lr: float, seed: int) -> None:
-        if any(run["seed"] == seed for run in runs_of(load(args.json), method, lr)):
+        if is_done(load(args.json), method, lr, seed):
             return
         run = train(method, lr, seed, steps)
         order = {name: i for i, name in enumerate(METHODS)}
         with updated(args.json, load) as results:
+            if is_done(results, method, lr, seed):
+                return  # another process was as fast
             results["setting"] = description
             results["runs"] = sorted(
                 [*results["runs"], run], key=lambda r: (order[r["method"]], r["lr"], r["seed"])
