@@ -36,14 +36,16 @@ class Batch(NamedTuple):
 class Yoso(nn.Module):
     """Fresh hash functions in each training step, fixed ones in the evaluation."""
 
-    def __init__(self, seed: int, estimator: Estimator) -> None:
+    def __init__(self, seed: int, estimator: Estimator, normalize: str | None = "l2") -> None:
         super().__init__()
         self.seed, self.estimator, self.eval_estimator = seed, estimator, estimator
+        self.normalize = normalize
 
     def mix(self, q, k, v, mask):
         estimator = self.estimator if self.training else self.eval_estimator
         seed = None if self.training else self.seed
-        return yoso_attention(q, k, v, mask, estimator=estimator, seed=seed)
+        options = {"estimator": estimator, "normalize": self.normalize, "seed": seed}
+        return yoso_attention(q, k, v, mask, **options)
 
 
 class YosoC(Yoso):
@@ -74,13 +76,21 @@ def mixer(method: tuple, dim: int, heads: int, length: int, seed: int) -> nn.Mod
 
 
 class Attention(nn.Module):
-    def __init__(self, method: tuple, dim: int, heads: int, length: int, seed: int) -> None:
+    """conv_width: of short causal depthwise convolutions over queries, keys and values; 0: none."""
+
+    def __init__(
+        self, method: tuple, dim: int, heads: int, length: int, seed: int, conv_width: int = 0
+    ) -> None:
         super().__init__()
         self.heads, self.keys_are_previous = heads, False
         self.project, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         with torch.random.fork_rng():
             self.mixer = mixer(method, dim, heads, length, seed)
         self.mix = self.mixer.mix
+        self.conv = None
+        if conv_width:
+            options = {"groups": 3 * dim, "padding": conv_width - 1}
+            self.conv = nn.Conv1d(3 * dim, 3 * dim, conv_width, **options)
 
     @torch.no_grad()
     def look_for_the_same(self) -> None:
@@ -110,6 +120,9 @@ class Attention(nn.Module):
         if self.keys_are_previous:
             of_key = F.pad(x[:, :-1], (0, 0, 1, 0))
         q, k, v = map(F.linear, (of_query, of_key, x), weight, bias)
+        if self.conv is not None:
+            y = torch.cat((q, k, v), -1).mT
+            q, k, v = self.conv(y)[..., : x.shape[1]].mT.chunk(3, -1)
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         return self.out(self.mix(q, k, v, mask).transpose(1, 2).flatten(2))
 
@@ -133,7 +146,8 @@ class Encoder(nn.Module):
     their `frequencies`; with positions, queries and keys see learned ones, which start as sinusoids
     and with heads that look nearby. A task of look-ups, `keys_are_previous`: the key of a token is
     made of the token before it, and queries start with looking for what they are themselves.
-    Values see no positions. `length` is that of the table of positions.
+    Values see no positions. `length` is that of the table of positions. With neither, and with
+    `conv_width`, nothing of the task is known at the start.
     """
 
     def __init__(
@@ -149,12 +163,14 @@ class Encoder(nn.Module):
         frequencies: Tensor | None = None,
         has_positions: bool = True,
         keys_are_previous: bool = False,
+        conv_width: int = 0,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(n_tokens, dim)
         self.positions = None
         self.blocks = nn.ModuleList(
-            Block(Attention(method, dim, heads, length, i), dim, hidden) for i in range(layers)
+            Block(Attention(method, dim, heads, length, i, conv_width), dim, hidden)
+            for i in range(layers)
         )
         self.norm, self.output = nn.LayerNorm(dim), nn.Linear(dim, n_answers)
         with torch.no_grad():

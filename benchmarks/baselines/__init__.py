@@ -17,6 +17,7 @@ from torch import nn
 
 _MODULES = {
     "softmax": ("projected", "Softmax"),
+    "softmax of unit vectors": ("projected", "UnitSoftmax"),
     "window only": ("projected", "Window"),
     "convolution only": ("projected", "Convolution"),
     "no attention": ("projected", "Values"),

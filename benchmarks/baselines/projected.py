@@ -60,6 +60,19 @@ class Softmax(Heads):
         self.mix = SOFTMAX[how]
 
 
+class UnitSoftmax(Heads):
+    """Softmax over cosines times a learned temperature per head, which starts at e^2.5 = 12."""
+
+    def __init__(self, dim: int, heads: int, length: int) -> None:
+        super().__init__(dim, heads)
+        self.log_temperature = nn.Parameter(torch.full((heads, 1, 1), 2.5))
+
+    def mix(self, query, key, value, mask):
+        query, key = (F.normalize(x, dim=-1) for x in (query, key))
+        scale = query.shape[-1] ** 0.5 * self.log_temperature.exp()
+        return softmax(query * scale, key, value, mask)
+
+
 class Window(Heads):
     """Exact softmax over |i - j| <= reach, in blocks. (A token that takes no part sees itself.)"""
 

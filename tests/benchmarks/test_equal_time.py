@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cases.commands import PNG_SIGNATURE, rows_of, run
+from cases.commands import PNG_SIGNATURE, ROOT, rows_of, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tqdm")
@@ -107,3 +107,9 @@ def test_the_results_are_of_these_settings(task):
         assert made["method"] in METHODS and made["schedule"] in SCHEDULES
         stopped = made["curve"][-1]["accuracy"] >= command.ENOUGH
         assert stopped or made["seconds"] >= settings[made["length"]].seconds
+
+
+def test_the_documented_needles_are_those_of_the_results():
+    results = json.loads((RESULTS / "equal_time_needle.json").read_text())
+    page = (ROOT / "docs/equal_time.md").read_text()
+    assert all(report.table(results, 16384, cpu) in page for cpu in report.cpus(results, 16384))
