@@ -15,10 +15,10 @@ template <class T>
 class HeadPairs {
  public:
   // By three quarters of the pairs that codes may have, were they uniform. Those that there are
-  // decide in the end: see fill.
+  // decide in the end: see fill. Not in order, where later keys would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
-    return s.order != Order::reversed && s.query.rows > 0 && probes > 0 && probes < kMostProbes &&
+    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes < kMostProbes &&
            4 * probes * s.query.n_probes <= 3 * most_pairs(s) * s.n_buckets;
   }
 
@@ -28,7 +28,6 @@ class HeadPairs {
     cut(Arena(), gradients);
     cut(Arena(thread_scratch(bytes_)), gradients);
     p_.n_buckets = s.n_buckets;
-    p_.order = s.order;
     p_.scale = s.scale;
   }
 

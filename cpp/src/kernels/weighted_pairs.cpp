@@ -49,8 +49,6 @@ template <class T, int Probes, class Found>
 LSHKIT_INLINE void each_pair(const WeightedPairs<T>& p, index_t i, const Found& found) {
   const int own = Probes ? Probes : p.query.n_probes;
   const index_t keys = p.key.rows * p.key.n_probes;
-  const std::uint32_t end = std::uint32_t(
-      (p.order == Order::causal ? smaller(i + 1, p.key.rows) : p.key.rows) * p.key.n_probes);
   for (int h = 0; h < p.n_hashes; ++h) {
     const std::uint16_t* chains = p.chains + h * p.n_buckets;
     const ChainedProbe<T>* chained = p.chained + h * (keys + 1);
@@ -58,14 +56,14 @@ LSHKIT_INLINE void each_pair(const WeightedPairs<T>& p, index_t i, const Found& 
     _Pragma("GCC unroll 4") for (int a = 0; a < own; ++a) {
       const T weight = p.query.weights[first + a];
       std::uint32_t k = chains[p.query.codes[first + a]];
-      // One or two are the rule: a branch would be taken at random. No probe is beyond the end.
+      // One or two are the rule: a branch would be taken at random.
       LSHKIT_UNROLL
       for (int n = 0; n < 2; ++n) {
         const ChainedProbe<T>& key = chained[k];
-        found(k - 1 < end, key, h * keys + index_t(k) - 1, first + a, weight);
+        found(k > 0, key, h * keys + index_t(k) - 1, first + a, weight);
         k = key.next;
       }
-      for (; k - 1 < end; k = chained[k].next)
+      for (; k > 0; k = chained[k].next)
         found(true, chained[k], h * keys + index_t(k) - 1, first + a, weight);
     }
   }

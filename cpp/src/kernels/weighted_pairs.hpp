@@ -32,7 +32,6 @@ struct WeightedPairs {
   // Of the pairs that one query finds, as many as there may be.
   std::uint32_t *found_rows, *found_keys, *found_queries;  // key rows; probes of key and query
   T *found_weights, *found_dots;                           // products of two weights, of two rows
-  Order order;                                             // all, or causal
   Matrix<const T> values;
   T scale;
 };
