@@ -157,8 +157,8 @@ def calibrate(
 ) -> tuple[Method, bool, float, float]:
     """A tuned method with its error floor, whether it keeps the accuracy, and its inflation.
 
-    That is the median stated relative error, and this over the root mean square of the errors.
-    Where the median is more than LARGEST it says nothing, and the accuracy does not count as kept.
+    That is the median stated relative error, and this over the root mean square of the errors, both
+    of the queries as they were held out. Where the median is more than LARGEST it says nothing, and the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
@@ -178,7 +178,7 @@ def calibrate(
     if accuracy.confidence is None:
         kept = settings["error"] <= TOLERATED * accuracy.rtol
     settings["error_floor"] = method.error_floor = run.error_floor()
-    stated, ratio = run.inflation(method.error_floor, method.most)
+    stated, ratio = run.inflation(run.error_floor(moved=False), method.most)
     return method, kept and stated <= LARGEST, stated, ratio
 
 
