@@ -158,7 +158,8 @@ def calibrate(
     """A tuned method with its error floor, whether it keeps the accuracy, and its inflation.
 
     That is the median stated relative error, and this over the root mean square of the errors, both
-    of the queries as they were held out. Where the median is more than LARGEST it says nothing, and the accuracy does not count as kept.
+    of the queries as they were held out. Where the median is more than LARGEST it says nothing, and
+    the accuracy does not count as kept.
 
     The settings get what was found out: "error" on the held-out queries, "error_floor", and with a
     confidence all that `_bound` says.
