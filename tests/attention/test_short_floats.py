@@ -34,10 +34,15 @@ def test_equals_float32_rounded_once(estimator, causal, dtype):
         inputs = case.query, case.key, case.value
         results[0] = results[0][1:]
         results[1] = float32_gradients(inputs, case.grad_out, mask, causal, seed=1)
-    for short, full in zip(*results, strict=True):
+    for i, (short, full) in enumerate(zip(*results, strict=True)):
         assert short.dtype == dtype
         if estimator is EXPECTED and dtype is torch.bfloat16:  # may have products of bfloat16
             assert (short.float() - full).norm() < 2**-8 * full.norm()
+        elif (
+            estimator is EXPECTED and i > 0
+        ):  # in float32 gradients have their sums from the output
+            half = torch.finfo(dtype).eps / 2 * full.abs() + 2.0**-25
+            assert ((short.float() - full).abs() <= half + 1e-5 * full.abs().max()).all()
         else:
             assert torch.equal(short, full.to(dtype))
 
