@@ -43,9 +43,10 @@ def test_module(normalize, conv_window, masked):
 
 
 @torch.no_grad()
-def test_module_state_keeps_the_convolution():
+@pytest.mark.parametrize("options", [{"conv_window": 5}, {"short_conv": 4}])
+def test_module_state_keeps_the_convolutions(options):
     """In a copy, a saved state and another order of the sequences."""
-    module = YosoAttention(24, 3, estimator=SAMPLED, conv_window=5).eval()
+    module = YosoAttention(24, 3, estimator=SAMPLED, **options).eval()
     x = tokens()
     expected, _ = module(x, x, x, is_causal=True)
     state = module.new_state(2)

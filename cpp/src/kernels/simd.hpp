@@ -134,6 +134,19 @@ LSHKIT_INLINE V exchange_high(V a, V b, std::index_sequence<I...>) {
   constexpr int n = sizeof...(I);
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) : int(I) + Step)...);
 }
+
+// Lane i is the sum of the lanes of r[i].
+template <int Count, class T>
+LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
+  if constexpr (Count == 1) {
+    return r[0];
+  } else {
+    constexpr int step = Count / 2;
+    constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
+    const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
+    return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
+  }
+}
 template <int Step, class T>
 LSHKIT_INLINE void transpose_step(Vec<T>* r) {
   constexpr int n = kLanes<T>;

@@ -29,19 +29,6 @@ constexpr bool kUnrollsProbes = false;
 constexpr index_t kAhead = 12;      // rows to prefetch ahead
 constexpr index_t kSlotsAhead = 4;  // rows whose table rows are prefetched: some are not in L2
 
-// Lane i is the sum of the lanes of r[i].
-template <int Count, class T>
-LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
-  if constexpr (Count == 1) {
-    return r[0];
-  } else {
-    constexpr int step = Count / 2;
-    constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
-    const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
-    return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
-  }
-}
-
 template <class T>
 LSHKIT_NOINLINE void reduce_dots(const Vec<T>* partial, T scale, bool accumulate, T* to,
                                  int count) {

@@ -137,19 +137,6 @@ void sum_pairs(const WeightedPairSum<T>& p) {
   }
 }
 
-// Lane i is the sum of the lanes of r[i].
-template <int Count, class T>
-LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
-  if constexpr (Count == 1) {
-    return r[0];
-  } else {
-    constexpr int step = Count / 2;
-    constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
-    const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
-    return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
-  }
-}
-
 // The products of the gradient's columns with those of all rows found.
 template <class T, class C>
 LSHKIT_INLINE void dots_of(const WeightedPairGradient<T>& p, const C& columns, const Vec<T>* grad,
