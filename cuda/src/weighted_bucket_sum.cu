@@ -2,6 +2,7 @@
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
 #include "lshkit/cuda/weighted_gather.cuh"
+#include "lshkit/cuda/weighted_ordered.cuh"
 #include "lshkit/cuda/weighted_sort.cuh"
 #include "lshkit/cuda/weighted_table.cuh"
 
@@ -33,18 +34,20 @@ void launch_sort(const Queue& queue, const WeightedPass<T>& a) {
   // Blocks of a task for its own parts, or twice a sequence's share.
   const index_t blocks =
       ceil_div(a.sequences > 1 ? 2 * a.sort_parts() : a.sort_parts(), a.sequences);
-  launch(queue, "weighted_sort", weighted_sort_kernel<T>, a.tasks * a.sort_hashes * blocks,
-         kSortThreads, std::size_t(weighted_sort_bytes(a)), a, blocks);
+  launch(queue, "weighted_sort",
+         a.order == Order::all ? weighted_sort_kernel<T, false> : weighted_sort_kernel<T, true>,
+         a.tasks * a.sort_hashes * blocks, kSortThreads, std::size_t(weighted_sort_bytes(a)), a,
+         blocks);
 }
 
 // Columns next to each other, by one load, where all rows begin at a multiple of so many bytes.
 template <class T>
-bool loads_together(const WeightedPass<T>& a, int columns) {
-  const Elements& x = a.add.x;
+bool loads_together(const WeightedPass<T>& a, const WeightedSide<T>& side, int columns) {
+  const Elements& x = side.x;
   const index_t bytes = columns * element_bytes(x.element);
   const auto whole = [&](index_t stride) { return stride % columns == 0; };
   return !a.extra && a.columns() % columns == 0 && whole(x.row) &&
-         (a.add.own_x || (whole(x.batch) && whole(x.head))) &&
+         (side.own_x || (whole(x.batch) && whole(x.head))) &&
          is_aligned(x.data, int(least(bytes, 16)));
 }
 template <class T>
@@ -58,9 +61,35 @@ void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
     constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
     with_element<T>(a.add.x.element, [&](auto element) {
       constexpr Element E = decltype(element)::value;
-      loads_together(a, kTogether) ? run(weighted_segment_kernel<T, E, C, kTogether>)
+      loads_together(a, a.add, kTogether) ? run(weighted_segment_kernel<T, E, C, kTogether>)
                                    : run(weighted_segment_kernel<T, E, C, 1>);
     });
+  });
+}
+
+template <class T>
+void launch_ordered(const Queue& queue, const WeightedPass<T>& a) {
+  const index_t blocks = a.tasks * a.hashes * a.sort_ranges() * a.slices;
+  const std::size_t bytes = SegmentMemory<T>::bytes(a.slice);
+  constexpr Element kOwn = kElement<T>;
+  const auto run = [&](auto kernel) {
+    launch(queue, "weighted_ordered", kernel, blocks, kSegmentThreads, bytes, a);
+  };
+  with_columns(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
+    if constexpr (sizeof(T) == 4 && C < 3) {
+      const bool products = has_products(a);
+      const Element added = a.add.x.element, own = products ? a.read.x.element : kOwn;
+      // One of the two is made by this library, in float32.
+      if (loads_together(a, a.add, kTogether) && (added == kOwn || own == kOwn) &&
+          (!products || loads_together(a, a.read, kTogether)))
+        return with_element<T>(added == kOwn ? own : added, [&](auto element) {
+          constexpr Element E = decltype(element)::value;
+          added == kOwn ? run(weighted_ordered_kernel<T, kOwn, E, C, kTogether>)
+                        : run(weighted_ordered_kernel<T, E, kOwn, C, kTogether>);
+        });
+    }
+    run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1>);
   });
 }
 
@@ -153,7 +182,8 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   const index_t columns = a.columns();
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
-  if (a.add.x.row < 0 || a.add.x.row > INT32_MAX / 8) a.sorted = nullptr;  // its steps: 32 bits
+  const index_t step = a.add.x.row;
+  if (!ordered && (step < 0 || step > INT32_MAX / 8)) a.sorted = nullptr;  // it has 32 bits there
   if (weighted_sort_bytes(a) > shared_limit) a.sorted = nullptr;
   a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
   const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
@@ -191,6 +221,13 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
         a.gather_blocks = least(wanted, ceil_div(a.read.side.n_rows, kGatherRows));
         for (a.first_hash = a.sort_first_hash; a.first_hash < last_hash; a.first_hash += hashes) {
           a.hashes = least(hashes, last_hash - a.first_hash);
+          if (a.sorted && ordered) {
+            launch_ordered(queue, a);
+            WeightedPass<T> rest = a;
+            if (has_products(a)) rest.read.weight_grads = nullptr;
+            if (has_copies(a)) launch_gather(queue, rest);
+            continue;
+          }
           a.sorted ? launch_segments(queue, a) : launch_table(queue, a);
           launch_gather(queue, a);
         }

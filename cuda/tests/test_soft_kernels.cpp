@@ -349,7 +349,7 @@ void check_soft_attention(const SoftCase& c) {
                           : c.element == Element::float16 ? 1.0 / 1024
                                                           : 1.0 / 128;
   // Tables of bfloat16: each of their numbers is rounded, by 2^-9 at most, besides the result.
-  const bool short_tables = c.element == Element::bfloat16 && !c.causal;
+  const bool short_tables = c.element == Element::bfloat16;
   const auto check = [&](const Bytes& got, const Bytes& wanted, double tolerance) {
     if (short_tables) return check_norm(got.floats(), wanted.floats(), rounding);
     check_close(got, wanted, tolerance + rounding);

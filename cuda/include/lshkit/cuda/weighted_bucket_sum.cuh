@@ -55,7 +55,7 @@ __host__ __device__ constexpr int table_batch() {
 }
 constexpr int kGatherBatch = 8;
 constexpr int kTableList = 2 * kWarp;
-constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits;
+constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits, kRowShift = kRangeBits + 1;
 constexpr index_t kMostSorted = 1 << 16;      // buckets
 constexpr index_t kTableShared = 136 * 1024;  // of buckets, where a block may have so much
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
@@ -105,12 +105,20 @@ struct WeightedSide {
   T* weight_grads = nullptr;  // laid out as the weights
 };
 
-// A row that is added to a bucket: its number in the batch, and the bucket's in its range in the
-// lowest bits. One load.
+// A row that is added to a bucket, or in order reads one: then `weight` is the number of the probe.
+// One load.
 template <class T>
 struct alignas(2 * sizeof(T)) Added {
   T weight;
-  std::uint32_t row;
+  std::uint32_t bits;
+
+  Added() = default;
+  __device__ Added(T weight, std::uint32_t row, bool reads, std::uint32_t bucket)
+      : weight(weight),
+        bits(row << kRowShift | std::uint32_t(reads) << kRangeBits | bucket % kRangeBuckets) {}
+  __device__ std::uint32_t row() const { return bits >> kRowShift; }  // its number in the batch
+  __device__ bool reads() const { return bits >> kRangeBits & 1; }
+  __device__ int bucket() const { return int(bits % kRangeBuckets); }  // of the range's
 };
 // Rows of a table, or of vectors, that a warp reads at once: where a lane has columns next to each
 // other, by one load, each half of the warp reads one.
@@ -146,8 +154,15 @@ struct WeightedPass {
 
   __host__ __device__ index_t columns() const { return n_values + (extra ? 1 : 0); }
   __host__ __device__ index_t sort_ranges() const { return ceil_div(n_buckets, kRangeBuckets); }
+  // Of a head, places for what is sorted: in order positions, of which each sequence has as many as
+  // the longer of its two sides.
+  __host__ __device__ index_t sort_rows() const {
+    const index_t adds = add.side.n_rows, reads = read.side.n_rows;
+    if (order == Order::all) return adds;
+    return sequences > 1 ? adds + reads : adds > reads ? adds : reads;
+  }
   __host__ __device__ index_t sort_parts() const {  // at most, of a head's sequences together
-    return add.side.n_rows * add.n_probes / kSortPart + sequences;
+    return sort_rows() * entries() / kSortPart + sequences;
   }
   __host__ __device__ index_t table_of(index_t local) const {
     return order == Order::all ? local : std::uint32_t(local) / std::uint32_t(sequences);
@@ -174,6 +189,14 @@ struct WeightedTask {
         a.add.side.starts ? (index - of_head * sequences) * a.query_heads + head : head;
     add = span_of(a.add.side, a.query_heads, task);
     read = span_of(a.read.side, a.query_heads, task);
+  }
+  // Of what is sorted: where it begins in that of its head, and how much it is; see sort_rows().
+  __device__ index_t sort_first(const WeightedPass<T>& a) const {
+    if (a.order == Order::all) return add.first;
+    return a.sequences > 1 ? add.first + read.first : 0;
+  }
+  __device__ index_t sort_count(const WeightedPass<T>& a) const {
+    return a.order != Order::all && read.count > add.count ? read.count : add.count;
   }
 };
 // A block's number, taken apart: take(parts) is its part of so many, the fastest first.
@@ -238,11 +261,12 @@ struct SortGroup {
 };
 template <class T>
 SortGroup weighted_sort_group(const WeightedPass<T>& a) {
-  const index_t rows = a.add.side.n_rows * a.add.n_probes;
+  const index_t rows = a.sort_rows() * a.entries();
+  const index_t most_rows = most(a.add.side.n_rows, a.read.side.n_rows);
   const index_t starts = a.sort_parts() * (a.sort_ranges() + 1) * index_t(sizeof(std::int32_t));
   const index_t records = rows * index_t(sizeof(Added<T>));
-  if (a.order != Order::all || a.n_buckets > kMostSorted || rows > INT32_MAX ||
-      a.add.side.n_rows >> (32 - kRangeBits) > 0 || starts > most(records, table_cache()))
+  if (a.n_buckets > kMostSorted || rows > INT32_MAX || most_rows >> (32 - kRowShift) > 0 ||
+      starts > most(records, table_cache()))
     return {};
   const index_t one = records + starts;
   const index_t room = 16 * table_cache(), at_once = room > one ? room / one : 1;
@@ -256,7 +280,7 @@ void take_sorted(Cut& cut, std::initializer_list<WeightedPass<T>*> passes) {
   for (const WeightedPass<T>* a : passes) {
     const SortGroup group = weighted_sort_group(*a);
     const index_t count = group.heads * group.hashes;
-    rows = most(rows, count * a->add.side.n_rows * a->add.n_probes);
+    rows = most(rows, count * a->sort_rows() * a->entries());
     starts = most(starts, count * a->sort_parts() * (a->sort_ranges() + 1));
   }
   Added<T>* const sorted = cut.take<Added<T>>(rows);

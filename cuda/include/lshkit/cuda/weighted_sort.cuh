@@ -21,8 +21,8 @@ template <class T>
 __device__ inline Added<T>* sorted_at(const WeightedPass<T>& a, const WeightedTask<T>& task,
                                       index_t hash) {
   const index_t head = task.head - a.first_head - a.sort_first_head;
-  const index_t row = (head * a.sort_hashes + hash) * a.add.side.n_rows + task.add.first;
-  return a.sorted + row * a.add.n_probes;
+  const index_t row = (head * a.sort_hashes + hash) * a.sort_rows() + task.sort_first(a);
+  return a.sorted + row * a.entries();
 }
 // And where the ranges of its parts do. The parts of a sequence are as many as its probes need, and
 // begin where no other's are: of the k-th, k after the whole parts before its first row.
@@ -30,7 +30,7 @@ template <class T>
 __device__ inline std::int32_t* starts_at(const WeightedPass<T>& a, const WeightedTask<T>& task,
                                           index_t local, index_t hash) {
   const index_t head = task.head - a.first_head - a.sort_first_head;
-  const index_t before = task.add.first * a.add.n_probes / kSortPart;
+  const index_t before = task.sort_first(a) * a.entries() / kSortPart;
   const std::uint32_t sequence =
       a.sequences == 1 ? 0 : std::uint32_t(a.first_task + local) % std::uint32_t(a.sequences);
   return a.starts + ((head * a.sort_hashes + hash) * a.sort_parts() + before + sequence) *
@@ -41,14 +41,52 @@ template <class T>
 index_t weighted_sort_bytes(const WeightedPass<T>& a) {
   return sort_bytes(kSortWarps, a.sort_ranges()) + kSortPart * index_t(sizeof(Added<T>));
 }
+
+// What is sorted of one side: the probes of a task by one hash.
+struct SortedSide {
+  const void* codes;
+  int code_bytes;
+  index_t base, row_stride;
+  std::uint32_t count;
+  const std::uint8_t* valid;
+
+  template <class T>
+  __device__ SortedSide(const WeightedPass<T>& a, const WeightedSide<T>& s, const Span& span,
+                        index_t head, index_t hash)
+      : codes(s.codes),
+        code_bytes(s.code_bytes),
+        base(probes_at(s, span, head, 0, a.sort_first_hash + hash)),
+        row_stride(s.row_stride),
+        count(std::uint32_t(span.count)),
+        valid(s.valid ? s.valid + span.batch * s.valid_batch + span.head * s.valid_head + span.first
+                      : nullptr) {}
+  // One of two, without an address: they stay in registers.
+  __device__ SortedSide(bool first, const SortedSide& x, const SortedSide& y)
+      : codes(first ? x.codes : y.codes),
+        code_bytes(first ? x.code_bytes : y.code_bytes),
+        base(first ? x.base : y.base),
+        row_stride(first ? x.row_stride : y.row_stride),
+        count(first ? x.count : y.count),
+        valid(first ? x.valid : y.valid) {}
+  __device__ index_t at(std::uint32_t row, std::uint32_t probe) const {
+    return base + row * row_stride + probe;
+  }
+  // No load waits for another, or one at a time would be in flight.
+  __device__ std::uint32_t code(std::uint32_t row, std::uint32_t probe) const {
+    return row < count ? load_code(codes, code_bytes, at(row, probe)) : kNoRow;
+  }
+  __device__ bool takes(std::uint32_t row) const { return row < count && valid[row]; }
+};
+
 // Tasks [first_task, ...) and hashes from sort_first_hash on: all that the pass's group has. A
-// task's parts, in turn, have `blocks` blocks.
-template <class T>
-__global__ void __launch_bounds__(kSortThreads, sizeof(T) == 4 ? 3 : 2)
+// task's parts, in turn, have `blocks` blocks. In order, places in a part are those of positions:
+// of each the probes that add, then those that read.
+template <class T, bool Ordered>
+__global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Ordered)
     weighted_sort_kernel(WeightedPass<T> a, index_t blocks) {
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kEach = int(kSortPart) / kSortThreads;
-  const int warp = warp_index(), ranges = int(a.sort_ranges());
+  const int lane = lane_index(), warp = warp_index(), ranges = int(a.sort_ranges());
   Added<T>* const records = reinterpret_cast<Added<T>*>(memory);
   int* const counters = reinterpret_cast<int*>(records + kSortPart);
   int* const mine = counters + warp * ranges;
@@ -56,36 +94,44 @@ __global__ void __launch_bounds__(kSortThreads, sizeof(T) == 4 ? 3 : 2)
   const index_t first_part = block.take(blocks), hash = block.take(a.sort_hashes);
   const index_t local = block.rest;
   const WeightedTask<T> task(a, local);
-  const WeightedSide<T>& s = a.add;
-  const std::uint32_t count = std::uint32_t(task.add.count * s.n_probes);  // fewer than 2^31
-  const index_t base = probes_at(s, task.add, task.head, 0, a.sort_first_hash + hash);
-  const std::uint8_t* const valid = s.valid ? s.valid + task.add.batch * s.valid_batch +
-                                                  task.add.head * s.valid_head + task.add.first
-                                            : nullptr;
-  const std::uint32_t probes = std::uint32_t(s.n_probes), n_buckets = std::uint32_t(a.n_buckets);
-  const std::uint32_t rows = std::uint32_t(task.add.count);
+  const std::uint32_t probes = std::uint32_t(a.entries()), adding = std::uint32_t(a.add.n_probes);
+  const std::uint32_t positions = std::uint32_t(task.sort_count(a));
+  const std::uint32_t count = positions * probes;  // fewer than 2^31
+  const std::uint32_t n_buckets = std::uint32_t(a.n_buckets);
+  const SortedSide adds(a, a.add, task.add, task.head, hash);
+  const SortedSide reads(a, Ordered ? a.read : a.add, Ordered ? task.read : task.add, task.head,
+                         hash);
   for (index_t part = first_part; part * kSortPart < count; part += blocks) {
-    // A lane's probes are next to each other. Every load is made, of the first row where there is
-    // no other: one that waited for another would be one at a time in flight.
-    const std::uint32_t first = std::uint32_t(part * kSortPart) + thread_index() * kEach;
+    // In no order a lane's probes are next to each other, 16 bytes of them by a load.
+    const std::uint32_t first = std::uint32_t(part * kSortPart) +
+                                (Ordered ? warp * kEach * kWarp + lane : thread_index() * kEach);
     const std::uint32_t first_row = divided(first, probes, a.entry_shift);
-    const auto each = [&](const auto& body) {  // (number, row, probe)
+    const auto each = [&](const auto& body) {  // (number, row, probe, does it read)
       std::uint32_t row = first_row, probe = first - first_row * probes;
       LSHKIT_UNROLL
       for (int u = 0; u < kEach; ++u) {
-        body(u, row, probe);
-        const bool next = ++probe == probes;
-        row += next;
-        probe = next ? 0 : probe;
+        if constexpr (Ordered) {
+          const std::uint32_t i = first + u * kWarp, position = divided(i, probes, a.entry_shift);
+          row = a.order == Order::reversed ? positions - 1 - position : position;
+          probe = i - position * probes;
+          const bool read = probe >= adding;
+          body(u, row, read ? probe - adding : probe, read);
+        } else {
+          body(u, row, probe, false);
+          const bool next = ++probe == probes;
+          row += next;
+          probe = next ? 0 : probe;
+        }
       }
     };
-    const auto inside = [&](std::uint32_t row) { return row < rows ? row : 0; };
+    const auto side = [&](bool read) { return SortedSide(Ordered && read, reads, adds); };
     std::uint32_t code[kEach];
     T weight[kEach];
-    const std::uint16_t* const codes = static_cast<const std::uint16_t*>(s.codes) + base + first;
-    const T* const weights = s.weights + base + first;
-    if (kEach % 8 == 0 && a.side_by_side && (part + 1) * kSortPart <= count && s.weights &&
-        is_aligned(codes, 16) && is_aligned(weights, 16)) {
+    const std::uint16_t* const codes =
+        static_cast<const std::uint16_t*>(a.add.codes) + adds.base + first;
+    const T* const weights = a.add.weights + adds.base + first;
+    if (!Ordered && kEach % 8 == 0 && a.side_by_side && (part + 1) * kSortPart <= count &&
+        a.add.weights && is_aligned(codes, 16) && is_aligned(weights, 16)) {
       LSHKIT_UNROLL
       for (int u = 0; u < kEach; u += kEach % 8 ? 1 : 8) {
         const Quad eight = load_quad(codes + u);
@@ -94,20 +140,27 @@ __global__ void __launch_bounds__(kSortThreads, sizeof(T) == 4 ? 3 : 2)
         for (int k = 0; k < 8; ++k) code[u + k] = eight.word[k / 2] >> k % 2 * 16 & 0xffff;
       }
     } else {
-      each([&](int u, std::uint32_t row, std::uint32_t probe) {
-        const index_t entry = base + inside(row) * s.row_stride + probe;
-        code[u] = load_code(s.codes, s.code_bytes, entry);
-        weight[u] = s.weights ? s.weights[entry] : T(1);
+      each([&](int u, std::uint32_t row, std::uint32_t probe, bool read) {
+        code[u] = side(read).code(row, probe);
+        weight[u] = read                                  ? T(probe)
+                    : row < adds.count && a.add.weights ? a.add.weights[adds.at(row, probe)]
+                                                          : T(1);
       });
     }
-    if (valid) {
+    if (a.add.valid || (Ordered && a.read.valid)) {
       bool taken[kEach];
-      each([&](int u, std::uint32_t row, std::uint32_t) { taken[u] = valid[inside(row)]; });
+      each([&](int u, std::uint32_t row, std::uint32_t, bool read) {
+        const SortedSide own = side(read);
+        taken[u] = !own.valid || own.takes(row);
+      });
       LSHKIT_UNROLL
       for (int u = 0; u < kEach; ++u) code[u] = taken[u] ? code[u] : kNoRow;
     }
-    each([&](int u, std::uint32_t row, std::uint32_t) {
-      code[u] = row < rows && code[u] < n_buckets ? code[u] : kNoRow;
+    each([&](int u, std::uint32_t row, std::uint32_t probe, bool read) {
+      code[u] = row < (read ? reads.count : adds.count) && code[u] < n_buckets ? code[u] : kNoRow;
+      // What reads no bucket has no gradient; of all others it is written where they read.
+      if (read && code[u] == kNoRow && row < reads.count && a.read.weight_grads)
+        a.read.weight_grads[reads.at(row, probe)] = 0;
     });
     for (int b = thread_index(); b < kSortWarps * ranges; b += kSortThreads) counters[b] = 0;
     __syncthreads();
@@ -117,11 +170,11 @@ __global__ void __launch_bounds__(kSortThreads, sizeof(T) == 4 ? 3 : 2)
     __syncthreads();
     std::int32_t* const starts = starts_at(a, task, local, hash) + part * (ranges + 1);
     block_places(counters, kSortWarps, ranges, starts);
-    each([&](int u, std::uint32_t row, std::uint32_t) {
+    each([&](int u, std::uint32_t row, std::uint32_t, bool read) {
       const bool some = code[u] != kNoRow;
       const int place = next_place(mine, code[u] / kRangeBuckets, a.range_bits, some);
-      row += std::uint32_t(task.add.first);
-      if (some) records[place] = {weight[u], row << kRangeBits | code[u] % kRangeBuckets};
+      row += std::uint32_t(read ? task.read.first : task.add.first);
+      if (some) records[place] = Added<T>(weight[u], row, read, code[u]);
     });
     __syncthreads();
     Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart;
@@ -172,7 +225,7 @@ struct SegmentMemory {
 template <class T>
 __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<T>* sorted,
                                          const std::int32_t* starts, int step, int parts,
-                                         std::uint32_t rows, int* part, int* done) {
+                                         const WeightedPass<T>& a, int* part, int* done) {
   const int lane = lane_index(), warp = warp_index(), thread = thread_index();
   const int own = *part + thread;
   int begin = 0, length = 0;
@@ -205,7 +258,9 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
     for (int i = first + lane; i < end; i += kWarp) {
       Added<T> record = sorted[m.sources[r] + i - first];
       // Of sequences that overlap, which they must not, one may have the other's.
-      if (record.row >> kRangeBits >= rows) record.row %= kRangeBuckets;
+      const index_t rows = record.reads() ? a.read.side.n_rows : a.add.side.n_rows;
+      if (record.row() >= std::uint32_t(rows))
+        record = Added<T>(T(0), 0, record.reads(), record.bucket());
       m.records[i] = record;
     }
   }
@@ -230,7 +285,7 @@ __device__ __forceinline__ void sort_tile(const SegmentMemory<T>& m, int count) 
     const int at = begin + u * kWarp + lane;
     if (u >= steps || at >= count) continue;
     own[u] = m.records[at];
-    atomicAdd(mine + own[u].row % kRangeBuckets, 1);
+    atomicAdd(mine + own[u].bucket(), 1);
   }
   __syncthreads();
   // Every warp adds up all counts: a barrier costs more.
@@ -263,7 +318,7 @@ __device__ __forceinline__ void sort_tile(const SegmentMemory<T>& m, int count) 
     if (u >= steps || first >= count) continue;  // the same for the whole warp
     const bool some = first + lane < count;
     const int place =
-        next_place(m.places + warp * kRangeBuckets, own[u].row % kRangeBuckets, kRangeBits, some);
+        next_place(m.places + warp * kRangeBuckets, own[u].bucket(), kRangeBits, some);
     if (some) m.records[place] = own[u];
   }
   __syncthreads();
@@ -349,14 +404,14 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
     });
   int part = 0, done = 0;
   while (part < parts) {
-    const int count = load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts,
-                                std::uint32_t(a.add.side.n_rows), &part, &done);
+    const int count =
+        load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts, a, &part, &done);
     if (count == 0) continue;
     sort_tile(m, count);
     // Shares of whole batches, but for the last.
     const int each = (count + kGroups * kBatch - 1) / (kGroups * kBatch) * kBatch;
     const int begin = group * each, end = begin + each < count ? begin + each : count;
-    int bucket = begin < end ? int(m.records[begin].row % kRangeBuckets) : -1;
+    int bucket = begin < end ? m.records[begin].bucket() : -1;
     const bool waits = bucket >= 0 && m.starts[bucket] < begin;
     if (lane_index() % kLanes == 0) m.waits_for[group] = waits ? bucket : -1;
     T* to = waits ? m.waiting + group * slice : m.sums + bucket * slice;
@@ -368,7 +423,7 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
       T x[kRows][kOwn];
       LSHKIT_UNROLL
       for (int u = 0; u < kRows; ++u) {
-        const std::uint32_t row = added[u].row >> kRangeBits;
+        const std::uint32_t row = added[u].row();
         const char* const vector = vectors + std::uint64_t(row) * step;
         LSHKIT_UNROLL
         for (int k = 0; k < kLoads; ++k)
@@ -380,7 +435,7 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
         LSHKIT_UNROLL
         for (int k = 0; k < kOwn; ++k) x[u][k] = of_vector(k) ? x[u][k] : value;
       }
-      if (int(added[kRows - 1].row % kRangeBuckets) == bucket) {  // all: buckets are in order
+      if (added[kRows - 1].bucket() == bucket) {  // all: buckets are in order
         LSHKIT_UNROLL
         for (int u = 0; u < kRows; ++u) LSHKIT_UNROLL
         for (int k = 0; k < kOwn; ++k) sum[k] += added[u].weight * x[u][k];
@@ -388,7 +443,7 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
       }
       LSHKIT_UNROLL
       for (int u = 0; u < kRows; ++u) {
-        const int own = int(added[u].row % kRangeBuckets);
+        const int own = added[u].bucket();
         if (own != bucket) {
           add_to(to, sum);
           bucket = own;

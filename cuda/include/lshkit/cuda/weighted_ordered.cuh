@@ -1,0 +1,187 @@
+#pragma once
+// Weighted sums in order, from sorted probes: see weighted_bucket_sum.cuh.
+//
+// As in weighted_segment a block takes a range of 64 buckets, a tile of its probes at a time, sorted
+// by buckets in shared memory; here a group of lanes takes whole buckets. In the order of positions
+// it adds the rows of probes that add to the bucket's sum, in registers; a probe that reads gets a
+// copy of the sum as it is then, or its product with the row's own vector, the gradient of its
+// weight, or both.
+#include "lshkit/cuda/weighted_gather.cuh"
+#include "lshkit/cuda/weighted_sort.cuh"
+
+namespace lshkit::cuda {
+
+// Products are whole where a lane has columns of every slice.
+template <class T>
+__host__ __device__ inline bool has_products(const WeightedPass<T>& a) {
+  return a.read.weight_grads && a.slices == 1;
+}
+template <class T>
+__host__ __device__ inline bool has_copies(const WeightedPass<T>& a) {
+  return a.read.sum || (a.read.weight_grads && a.slices > 1);
+}
+
+// The vectors of a side by the number of a row in the batch, from a lane's first column on.
+template <class T, Element E, int Columns>
+struct Vectors {
+  const WeightedSide<T>& s;
+  const index_t first;
+  const char* const from;
+  const index_t step;
+  const T* const extra;
+
+  __device__ Vectors(const WeightedSide<T>& s, const Span& span, index_t column)
+      : s(s),
+        first(vector_at(s, span, -span.first) + column),
+        from(static_cast<const char*>(s.x.data) + first * kElementBytes<E>),
+        step(s.x.row * (Columns > 1 ? kElementBytes<E> : 1)),
+        extra(s.extra ? s.extra + span.owned - span.first : nullptr) {}
+  __device__ void load(std::uint32_t row, int column, bool loads, T* x) const {
+    if constexpr (Columns > 1)
+      load_columns<E, Columns>(from + row * step + column * kElementBytes<E>, loads, x);
+    else
+      *x = loads ? load_element<T>(s.x.data, first + row * step + column, s.x.element) : T(0);
+  }
+  __device__ T last_column(std::uint32_t row) const { return extra ? extra[row] : T(1); }
+};
+
+// Of a record that reads: its probe, and the number of its copy.
+template <class T>
+__device__ inline index_t probe_of(const Added<T>& record, index_t n_probes) {
+  return record.weight > 0 && record.weight < T(n_probes) ? index_t(record.weight) : 0;
+}
+template <class T>
+__device__ inline index_t copy_of(const Added<T>& record, index_t n_probes) {
+  return record.row() * n_probes + probe_of(record, n_probes);
+}
+
+// E: the elements of rows that are added, R: of those that a product is taken with. One column at a
+// time, they are whatever they are.
+template <class T, Element E, Element R, int C, int Columns>
+__global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
+    weighted_ordered_kernel(WeightedPass<T> a) {
+  LSHKIT_SHARED_MEMORY(memory);
+  constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
+  constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
+  constexpr int kBatch = kOwn * int(sizeof(T)) > 16 ? kSegmentBatch / 2 : kSegmentBatch;
+  constexpr int kGroups = kSegmentThreads / kLanes;
+  const int lane = lane_index(), of_row = lane % kLanes, first_own = of_row * Columns;
+  const int group = thread_index() / kLanes;
+  const SegmentMemory<T> m(memory, a.slice);
+  BlockParts block;
+  const index_t first_column = block.take(a.slices) * a.slice;
+  const index_t range = block.take(a.sort_ranges());
+  const index_t hash = block.take(a.hashes), local = block.rest;
+  const WeightedTask<T> task(a, local);
+  const index_t of_group = a.first_hash + hash - a.sort_first_hash;
+  const Added<T>* const sorted = sorted_at(a, task, of_group);
+  const std::int32_t* const starts = starts_at(a, task, local, of_group) + range;
+  const int parts = int(ceil_div(task.sort_count(a) * a.entries(), kSortPart));
+  const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
+  const int of_values = int(least(width, a.n_values - first_column));
+  const bool copies = has_copies(a), products = has_products(a);
+  // Rows by their number in the batch.
+  const Vectors<T, E, Columns> added(a.add, task.add, first_column + first_own);
+  const Vectors<T, R, Columns> own(a.read, task.read, first_column + first_own);
+  const index_t probes = a.read.n_probes;
+  const index_t grads =
+      probes_at(a.read, task.read, task.head, -task.read.first, a.first_hash + hash);
+  // Where a lane's first column of the first copy lies, in elements of the tables.
+  const index_t tables =
+      (a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns() + first_column + first_own;
+
+  const T zeros[Columns] = {};
+  for (int b = group; b < kRangeBuckets; b += kGroups)
+    for (int k = 0; k < kLoads; ++k)
+      if (first_own + k * kStride < width)
+        store_columns<kElement<T>, Columns>(m.sums + b * slice + first_own + k * kStride, zeros);
+  int part = 0, done = 0;
+  while (part < parts) {
+    const int count =
+        load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts, a, &part, &done);
+    if (count == 0) continue;
+    sort_tile(m, count);
+    for (int bucket = group; bucket < kRangeBuckets; bucket += kGroups) {
+      const int begin = m.starts[bucket], end = m.starts[bucket + 1];
+      T* const kept = m.sums + bucket * slice + first_own;
+      T sum[kOwn];
+      LSHKIT_UNROLL
+      for (int k = 0; k < kLoads; ++k)
+        load_columns<kElement<T>, Columns>(kept + k * kStride, first_own + k * kStride < width,
+                                           sum + k * Columns);
+      // The groups of a warp go on together.
+      int steps = (end - begin + kBatch - 1) / kBatch;
+      if (kRows > 1) {
+        const int others = __shfl_xor_sync(kAllLanes, steps, kLanes);
+        steps = others > steps ? others : steps;
+      }
+      for (int step = 0; step < steps; ++step) {
+        const int first = begin + step * kBatch;
+        Added<T> record[kBatch];
+        T x[kBatch][kOwn], product[kBatch];
+        LSHKIT_UNROLL
+        for (int u = 0; u < kBatch; ++u) {
+          const bool there = first + u < end;
+          record[u] = m.records[there ? first + u : 0];
+          const bool adds = there && !record[u].reads();
+          const bool multiplies = products && there && record[u].reads();
+          LSHKIT_UNROLL
+          for (int k = 0; k < kLoads; ++k) {
+            const bool has = first_own + k * kStride < of_values;
+            T* const to = x[u] + k * Columns;
+            added.load(record[u].row(), k * kStride, has && adds, to);
+            if (multiplies) own.load(record[u].row(), k * kStride, has, to);
+          }
+          if (Columns == 1 && a.extra) {
+            const T last = adds         ? added.last_column(record[u].row())
+                           : multiplies ? own.last_column(record[u].row())
+                                        : T(0);
+            LSHKIT_UNROLL
+            for (int k = 0; k < kOwn; ++k)
+              if (first_own + k * kStride >= of_values)
+                x[u][k] = first_own + k * kStride < width ? last : T(0);
+          }
+        }
+        LSHKIT_UNROLL
+        for (int u = 0; u < kBatch; ++u) {
+          const bool there = first + u < end, reads = there && record[u].reads();
+          product[u] = 0;
+          LSHKIT_UNROLL
+          for (int k = 0; k < kOwn; ++k) {
+            product[u] += reads && products ? x[u][k] * sum[k] : T(0);
+            if (there && !reads) sum[k] += record[u].weight * x[u][k];
+          }
+          if (!reads || !copies) continue;
+          const index_t to = tables + copy_of(m.records[first + u], probes) * a.columns();
+          LSHKIT_UNROLL
+          for (int k = 0; k < kLoads; ++k) {
+            if (first_own + k * kStride >= width) continue;
+            const T* const from = sum + k * Columns;
+            if (sizeof(T) == 4 && a.short_tables)
+              store_columns<Element::bfloat16, Columns>(
+                  reinterpret_cast<std::uint16_t*>(a.tables) + to + k * kStride, from);
+            else
+              store_columns<kElement<T>, Columns>(a.tables + to + k * kStride, from);
+          }
+        }
+        if (!products) continue;
+        T whole = transposed_sum<kBatch / 2>(product, lane);
+        for (int other = kBatch; other < kLanes; other *= 2)
+          whole += __shfl_xor_sync(kAllLanes, whole, other);
+        if (of_row < kBatch && first + of_row < end) {
+          const Added<T> mine = m.records[first + of_row];
+          if (mine.reads())
+            a.read.weight_grads[grads + mine.row() * a.read.row_stride + probe_of(mine, probes)] =
+                whole * a.scale;
+        }
+      }
+      LSHKIT_UNROLL
+      for (int k = 0; k < kLoads; ++k)
+        if (first_own + k * kStride < width)
+          store_columns<kElement<T>, Columns>(kept + k * kStride, sum + k * Columns);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace lshkit::cuda
