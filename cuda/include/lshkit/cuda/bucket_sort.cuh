@@ -101,6 +101,7 @@ __device__ __forceinline__ unsigned lanes_of_equal(unsigned x) {
 }
 __device__ __forceinline__ unsigned lanes_of_equal(unsigned x, int bits) {
   return bits <= 6   ? lanes_of_equal<6>(x)
+         : bits <= 7 ? lanes_of_equal<7>(x)
          : bits <= 8 ? lanes_of_equal<8>(x)
                      : lanes_of_equal<16>(x);
 }

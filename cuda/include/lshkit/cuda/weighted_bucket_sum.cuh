@@ -10,11 +10,14 @@
 // In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by ranges of 64
 // buckets, then a block sorts those of a range and sums the rows of its buckets, in their order.
 //
-// In order ("causal", "reversed"), or where weighted_sort_group has none, weighted_table: a block
-// has a range of the buckets of one hash of one head in shared memory, all columns of them; it
-// looks for these among all probes and keeps them in a queue, and a warp adds those of its own
-// buckets in the order of the rows, 8 at a time in flight. In order the reading probes are in the
-// queue too and take a copy of their bucket as it is then.
+// In order ("causal", "reversed"), weighted_ordered.cuh: the probes that read are sorted among those
+// that add, by position; a group of lanes goes through those of a bucket, adds rows to its sum and
+// gives those that read a copy of it as it is then, or its product with their own vector.
+//
+// Where weighted_sort_group has none, weighted_table: a block has a range of the buckets of one hash
+// of one head in shared memory, all columns of them; it looks for these among all probes and keeps
+// them in a queue, and a warp adds those of its own buckets in the order of the rows, 8 at a time in
+// flight. In order the reading probes are in the queue too and take copies.
 //
 // weighted_gather: a warp takes a row, reads the row of the table of each of its probes (where the
 // columns are even, of two at a time), sums them and takes their products with the row's own
@@ -23,12 +26,11 @@
 // Bytes, per row, hash and probe of 64 columns: 128 (bfloat16) or 256 of L2 to add, and 22 of
 // device memory to sort; to read 128 from the tables of bfloat16 that sorted bfloat16 rows get,
 // else 256: the bound, 11 cycles of a multiprocessor if L2 gives it 23 bytes a cycle. Three of each
-// for forward and backward. In order the adding takes 512 of shared memory, and the copies are
-// written and read besides, 512 bytes that leave L2 where rows are many. Instructions of a warp per
+// for forward and backward. In order copies are written and read besides where sums are wanted, 256
+// bytes (bfloat16) or 512 that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
 // 13 with the products (odd columns: 20, 18, 28 and 26); to add 23 where a bucket has 16 rows, of
-// which 7 a row, and 4 to sort by ranges (counted on an H100); in order 60, of which 12 to find the
-// bucket's warp (8 ranges of 512 of 4096 buckets).
+// which 7 a row, and 4 to sort by ranges (counted on an H100); by weighted_table 60.
 #include <initializer_list>
 
 #include "lshkit/cuda/elements.cuh"
@@ -138,8 +140,9 @@ struct WeightedPass {
   // (tasks, hashes, n_buckets, columns), in order (heads, hashes, rows * n_probes, columns).
   T* tables = nullptr;
   index_t table_bytes = 0;
-  // In no order, or null: of some heads and hashes what is added, part by part sorted by ranges,
-  // (heads, hashes, rows * n_probes), and where those begin, (heads, hashes, parts, ranges + 1).
+  // Or null: of some heads and hashes what is added, in order also what is read, part by part sorted
+  // by ranges, (heads, hashes, sort_rows * entries), and where those begin, (heads, hashes, parts,
+  // ranges + 1).
   Added<T>* sorted = nullptr;
   std::int32_t* starts = nullptr;
   // Tables made of what is sorted hold bfloat16, as always if such rows are added: sums in fp32,
@@ -253,9 +256,8 @@ index_t weighted_table_scratch(const WeightedPass<T>& a) {
   return least(a.heads * a.n_hashes * one, one > wanted ? one : wanted);
 }
 
-// The heads and hashes whose probes are sorted at once, 0 of them where tables are made in order,
-// the buckets are too many to be counted, or those of many short sequences would take more memory
-// than what is sorted.
+// The heads and hashes whose probes are sorted at once, 0 of them where the buckets are too many to
+// be counted, or those of many short sequences would take more memory than what is sorted.
 struct SortGroup {
   index_t heads = 0, hashes = 0;
 };

@@ -2,10 +2,11 @@
 // Weighted sums in order, from sorted probes: see weighted_bucket_sum.cuh.
 //
 // As in weighted_segment a block takes a range of 64 buckets, a tile of its probes at a time, sorted
-// by buckets in shared memory; here a group of lanes takes whole buckets. In the order of positions
-// it adds the rows of probes that add to the bucket's sum, in registers; a probe that reads gets a
-// copy of the sum as it is then, or its product with the row's own vector, the gradient of its
-// weight, or both.
+// by buckets in shared memory, of which each group of lanes has an equal share. In the order of
+// positions it adds the rows of probes that add to the bucket's sum, in registers; a probe that reads
+// gets a copy of the sum as it is then, or its product with the row's own vector, the gradient of its
+// weight, or both. Where a bucket goes on in the share of the next group, what this one adds to it is
+// summed first: a bucket of many probes is no longer chain than others.
 #include "lshkit/cuda/weighted_gather.cuh"
 #include "lshkit/cuda/weighted_sort.cuh"
 
@@ -90,96 +91,138 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
   const index_t tables =
       (a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns() + first_column + first_own;
 
-  const T zeros[Columns] = {};
-  for (int b = group; b < kRangeBuckets; b += kGroups)
+  const auto each_load = [&](const auto& body) {  // (number of a lane, column of the slice)
+    LSHKIT_UNROLL
     for (int k = 0; k < kLoads; ++k)
-      if (first_own + k * kStride < width)
-        store_columns<kElement<T>, Columns>(m.sums + b * slice + first_own + k * kStride, zeros);
+      if (first_own + k * kStride < width) body(k * Columns, first_own + k * kStride);
+  };
+  const auto load_row = [&](const T* row, T* x) {
+    LSHKIT_UNROLL
+    for (int k = 0; k < kOwn; ++k) x[k] = 0;
+    each_load([&](int k, int column) {
+      load_columns<kElement<T>, Columns>(row + column, true, x + k);
+    });
+  };
+  const auto store_row = [&](T* row, const T* x) {
+    each_load(
+        [&](int k, int column) { store_columns<kElement<T>, Columns>(row + column, x + k); });
+  };
+  // Of up to kBatch records the rows: of those that add, and of those that read where products are
+  // taken.
+  const auto load_batch = [&](int first, int end, bool multiply, Added<T>(&record)[kBatch],
+                              T(&x)[kBatch][kOwn]) {
+    LSHKIT_UNROLL
+    for (int u = 0; u < kBatch; ++u) {
+      const bool there = first + u < end;
+      record[u] = m.records[there ? first + u : 0];
+      const bool adds = there && !record[u].reads();
+      const bool multiplies = multiply && there && record[u].reads();
+      LSHKIT_UNROLL
+      for (int k = 0; k < kLoads; ++k) {
+        const bool has = first_own + k * kStride < of_values;
+        T* const to = x[u] + k * Columns;
+        added.load(record[u].row(), k * kStride, has && adds, to);
+        if (multiplies) own.load(record[u].row(), k * kStride, has, to);
+      }
+      if (Columns == 1 && a.extra) {
+        const T last = adds         ? added.last_column(record[u].row())
+                       : multiplies ? own.last_column(record[u].row())
+                                    : T(0);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k)
+          if (first_own + k * kStride >= of_values)
+            x[u][k] = first_own + k * kStride < width ? last : T(0);
+      }
+    }
+  };
+
+  const T zeros[kOwn] = {};
+  for (int b = group; b < kRangeBuckets; b += kGroups) store_row(m.sums + b * slice, zeros);
   int part = 0, done = 0;
   while (part < parts) {
     const int count =
         load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts, a, &part, &done);
     if (count == 0) continue;
     sort_tile(m, count);
-    for (int bucket = group; bucket < kRangeBuckets; bucket += kGroups) {
-      const int begin = m.starts[bucket], end = m.starts[bucket + 1];
-      T* const kept = m.sums + bucket * slice + first_own;
-      T sum[kOwn];
-      LSHKIT_UNROLL
-      for (int k = 0; k < kLoads; ++k)
-        load_columns<kElement<T>, Columns>(kept + k * kStride, first_own + k * kStride < width,
-                                           sum + k * Columns);
-      // The groups of a warp go on together.
-      int steps = (end - begin + kBatch - 1) / kBatch;
-      if (kRows > 1) {
-        const int others = __shfl_xor_sync(kAllLanes, steps, kLanes);
-        steps = others > steps ? others : steps;
-      }
-      for (int step = 0; step < steps; ++step) {
-        const int first = begin + step * kBatch;
-        Added<T> record[kBatch];
-        T x[kBatch][kOwn], product[kBatch];
+    // Shares of whole batches, but for the last.
+    const int each = (count + kGroups * kBatch - 1) / (kGroups * kBatch) * kBatch;
+    const int begin = int(least(group * each, count)), end = int(least(begin + each, count));
+    const bool some = begin < end;
+    int bucket = some ? m.records[begin].bucket() : 0;
+    const int last = some ? m.records[end - 1].bucket() : 0;
+    // What a share adds to a bucket that goes on in the next one, for those that follow.
+    const bool goes_on = some && m.starts[last + 1] > end;
+    Added<T> record[kBatch];
+    T x[kBatch][kOwn], sum[kOwn] = {}, of_last[kOwn];
+    if (goes_on) {
+      const int from = m.starts[last] > begin ? m.starts[last] : begin;
+      for (int first = from; first < end; first += kBatch) {
+        load_batch(first, end, false, record, x);
         LSHKIT_UNROLL
-        for (int u = 0; u < kBatch; ++u) {
-          const bool there = first + u < end;
-          record[u] = m.records[there ? first + u : 0];
-          const bool adds = there && !record[u].reads();
-          const bool multiplies = products && there && record[u].reads();
-          LSHKIT_UNROLL
-          for (int k = 0; k < kLoads; ++k) {
-            const bool has = first_own + k * kStride < of_values;
-            T* const to = x[u] + k * Columns;
-            added.load(record[u].row(), k * kStride, has && adds, to);
-            if (multiplies) own.load(record[u].row(), k * kStride, has, to);
-          }
-          if (Columns == 1 && a.extra) {
-            const T last = adds         ? added.last_column(record[u].row())
-                           : multiplies ? own.last_column(record[u].row())
-                                        : T(0);
+        for (int u = 0; u < kBatch; ++u)
+          if (first + u < end && !record[u].reads()) {
             LSHKIT_UNROLL
-            for (int k = 0; k < kOwn; ++k)
-              if (first_own + k * kStride >= of_values)
-                x[u][k] = first_own + k * kStride < width ? last : T(0);
+            for (int k = 0; k < kOwn; ++k) sum[k] += record[u].weight * x[u][k];
           }
-        }
-        LSHKIT_UNROLL
-        for (int u = 0; u < kBatch; ++u) {
-          const bool there = first + u < end, reads = there && record[u].reads();
-          product[u] = 0;
-          LSHKIT_UNROLL
-          for (int k = 0; k < kOwn; ++k) {
-            product[u] += reads && products ? x[u][k] * sum[k] : T(0);
-            if (there && !reads) sum[k] += record[u].weight * x[u][k];
-          }
-          if (!reads || !copies) continue;
-          const index_t to = tables + copy_of(m.records[first + u], probes) * a.columns();
-          LSHKIT_UNROLL
-          for (int k = 0; k < kLoads; ++k) {
-            if (first_own + k * kStride >= width) continue;
-            const T* const from = sum + k * Columns;
-            if (sizeof(T) == 4 && a.short_tables)
-              store_columns<Element::bfloat16, Columns>(
-                  reinterpret_cast<std::uint16_t*>(a.tables) + to + k * kStride, from);
-            else
-              store_columns<kElement<T>, Columns>(a.tables + to + k * kStride, from);
-          }
-        }
-        if (!products) continue;
-        T whole = transposed_sum<kBatch / 2>(product, lane);
-        for (int other = kBatch; other < kLanes; other *= 2)
-          whole += __shfl_xor_sync(kAllLanes, whole, other);
-        if (of_row < kBatch && first + of_row < end) {
-          const Added<T> mine = m.records[first + of_row];
-          if (mine.reads())
-            a.read.weight_grads[grads + mine.row() * a.read.row_stride + probe_of(mine, probes)] =
-                whole * a.scale;
-        }
       }
-      LSHKIT_UNROLL
-      for (int k = 0; k < kLoads; ++k)
-        if (first_own + k * kStride < width)
-          store_columns<kElement<T>, Columns>(kept + k * kStride, sum + k * Columns);
+      store_row(m.waiting + group * slice, sum);
     }
+    __syncthreads();
+    // All that buckets had before, read before any of it is replaced.
+    load_row(m.sums + bucket * slice, sum);
+    load_row(m.sums + last * slice, of_last);
+    if (some)
+      for (int g = m.starts[bucket] / each; g < group; ++g) {
+        T before[kOwn];
+        load_row(m.waiting + g * slice, before);
+        LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k) sum[k] += before[k];
+      }
+    __syncthreads();
+    for (int first = begin; first < begin + each; first += kBatch) {
+      T product[kBatch];
+      load_batch(first, end, products, record, x);
+      LSHKIT_UNROLL
+      for (int u = 0; u < kBatch; ++u) {
+        const bool there = first + u < end, reads = there && record[u].reads();
+        if (there && record[u].bucket() != bucket) {
+          store_row(m.sums + bucket * slice, sum);
+          bucket = record[u].bucket();
+          if (bucket != last)
+            load_row(m.sums + bucket * slice, sum);
+          else
+            LSHKIT_UNROLL
+          for (int k = 0; k < kOwn; ++k) sum[k] = of_last[k];
+        }
+        product[u] = 0;
+        LSHKIT_UNROLL
+        for (int k = 0; k < kOwn; ++k) {
+          product[u] += reads && products ? x[u][k] * sum[k] : T(0);
+          if (there && !reads) sum[k] += record[u].weight * x[u][k];
+        }
+        if (!reads || !copies) continue;
+        const index_t to = tables + copy_of(record[u], probes) * a.columns();
+        each_load([&](int k, int column) {
+          const index_t at = to + column - first_own;
+          if (sizeof(T) == 4 && a.short_tables)
+            store_columns<Element::bfloat16, Columns>(
+                reinterpret_cast<std::uint16_t*>(a.tables) + at, sum + k);
+          else
+            store_columns<kElement<T>, Columns>(a.tables + at, sum + k);
+        });
+      }
+      if (!products) continue;
+      T whole = transposed_sum<kBatch / 2>(product, lane);
+      for (int other = kBatch; other < kLanes; other *= 2)
+        whole += __shfl_xor_sync(kAllLanes, whole, other);
+      if (of_row < kBatch && first + of_row < end) {
+        const Added<T> mine = m.records[first + of_row];
+        if (mine.reads())
+          a.read.weight_grads[grads + mine.row() * a.read.row_stride + probe_of(mine, probes)] =
+              whole * a.scale;
+      }
+    }
+    if (some && !goes_on) store_row(m.sums + bucket * slice, sum);
     __syncthreads();
   }
 }
