@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lshkit.attention.arguments import autocast_device
+from lshkit.attention.across_ranks import AcrossRanks
+from lshkit.attention.arguments import autocast_device, packed_starts
 
 # Positions whose outputs one product gives. It reads BLOCK + width - 1 of them: few more than the
 # outputs need, and as many as a matrix product wants.
@@ -38,6 +39,54 @@ def convolve_features(x: Tensor, weight: Tensor, position: Tensor | None = None)
             part = part.masked_fill(position[:, None] < back, 0)
         out = torch.addcmul(out, part, weight[..., before - back])
     return out
+
+
+def convolve_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor | None,
+    context_parallel: AcrossRanks | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Short convolutions of queries, keys and values, within each of the packed sequences.
+
+    weight: `(heads of all three, D, width)`, the queries' first. Shapes and dtypes stay.
+    """
+    before = weight.shape[-1] - 1
+    if context_parallel is None:
+        starts, _ = packed_starts(cu_seqlens, None, query, key)
+    else:
+        starts = context_parallel.cu_seqlens
+        starts = None if starts is None else torch.tensor(starts, device=query.device)
+
+    def convolve(rows: Tensor, weight: Tensor, first: int, n: int) -> Tensor:
+        if starts is None:
+            return convolve_features(rows, weight)
+        position = torch.arange(first, first + n, device=starts.device)
+        position = position - starts[torch.searchsorted(starts, position, right=True) - 1]
+        return convolve_features(rows, weight, position)
+
+    def of_chunks(x: Tensor, weight: Tensor, ranks: AcrossRanks) -> Tensor:
+        return torch.cat(
+            [
+                convolve(rows, weight, first, stop - start) if start < stop else rows
+                for rows, start, stop, first in ranks.neighbours(x, before, 0)
+            ],
+            2,
+        )
+
+    of_query, of_key, of_value = weight.chunk(3)
+    if context_parallel is not None:
+        query = of_chunks(query, of_query, context_parallel)
+        of_rest = torch.cat((of_key, of_value))  # by one message
+        key, value = of_chunks(torch.cat((key, value), 1), of_rest, context_parallel).chunk(2, 1)
+        return query, key, value
+    query, key, value = (
+        convolve(F.pad(x, (0, 0, before, 0)), weight, 0, x.shape[2])
+        for x, weight in ((query, of_query), (key, of_key), (value, of_value))
+    )
+    return query, key, value
 
 
 def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:

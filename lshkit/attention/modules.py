@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from lshkit import checks, torch_ops
 from lshkit.attention.across_ranks import AcrossRanks
-from lshkit.attention.arguments import check_choice, check_dense, packed_starts, seed_tensor
-from lshkit.attention.convolution import convolve_features, convolve_positions
+from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
+from lshkit.attention.convolution import convolve_inputs, convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.functional import yoso_attention
@@ -322,7 +322,8 @@ class YosoAttention(nn.Module):
             out = decode(self, state, q, k, v, mask, is_causal)
             return (out if batched else out.squeeze(0)), None
         if self.short_conv is not None:
-            q, k, v = self._convolve_inputs(q, k, v, cu_seqlens, context_parallel)
+            assert self.short_conv_weight is not None
+            q, k, v = convolve_inputs(q, k, v, self.short_conv_weight, cu_seqlens, context_parallel)
         out = yoso_attention(
             q,
             k,
@@ -384,45 +385,6 @@ class YosoAttention(nn.Module):
         )
         return q, k, v
 
-    def _convolve_inputs(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cu_seqlens: Tensor | None,
-        context_parallel: AcrossRanks | None,
-    ) -> tuple[Tensor, ...]:
-        assert self.short_conv is not None and self.short_conv_weight is not None
-        of_query, *of_rest = self.short_conv_weight.chunk(3)
-        before = self.short_conv - 1
-        if context_parallel is None:
-            starts, _ = packed_starts(cu_seqlens, None, query, key)
-            position = None
-            if starts is not None:
-                position = _positions(torch.arange(query.shape[2], device=starts.device), starts)
-            pairs = zip((query, key, value), (of_query, *of_rest), strict=True)
-            return tuple(
-                convolve_features(F.pad(x, (0, 0, before, 0)), weight, position)
-                for x, weight in pairs
-            )
-        starts = None
-        if context_parallel.cu_seqlens is not None:
-            starts = torch.tensor(context_parallel.cu_seqlens, device=query.device)
-        found = []
-        pairs = (query, of_query), (torch.cat((key, value), 1), torch.cat(of_rest))
-        for x, weight in pairs:
-            parts = []
-            for rows, start, stop, first in context_parallel.neighbours(x, before, 0):
-                if start < stop:
-                    position = None
-                    if starts is not None:
-                        of_all = torch.arange(first, first + stop - start, device=starts.device)
-                        position = _positions(of_all, starts)
-                    rows = convolve_features(rows, weight, position)
-                parts.append(rows)
-            found.append(torch.cat(parts, 2))
-        return found[0], *found[1].chunk(2, 1)
-
     def _convolve(
         self,
         value: Tensor,
@@ -477,11 +439,6 @@ class YosoAttention(nn.Module):
                 f"key must have query's length {query.shape[-2]} for the convolution over "
                 f"positions (conv_window={self.conv_window}), got {key.shape[-2]}"
             )
-
-
-def _positions(rows: Tensor, starts: Tensor) -> Tensor:
-    """How many rows of its own sequence stand before each row, the sequences being packed."""
-    return rows - starts[torch.searchsorted(starts, rows, right=True) - 1]
 
 
 def _checked_learn(learn: Sequence[str], estimator: Estimator) -> tuple[str, ...]:
