@@ -4,7 +4,6 @@
 #include "lshkit/cuda/weighted_gather.cuh"
 #include "lshkit/cuda/weighted_ordered.cuh"
 #include "lshkit/cuda/weighted_sort.cuh"
-#include "lshkit/cuda/weighted_table.cuh"
 
 namespace lshkit::cuda {
 namespace {
@@ -62,7 +61,7 @@ void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
     with_element<T>(a.add.x.element, [&](auto element) {
       constexpr Element E = decltype(element)::value;
       loads_together(a, a.add, kTogether) ? run(weighted_segment_kernel<T, E, C, kTogether>)
-                                   : run(weighted_segment_kernel<T, E, C, 1>);
+                                          : run(weighted_segment_kernel<T, E, C, 1>);
     });
   });
 }
@@ -90,19 +89,6 @@ void launch_ordered(const Queue& queue, const WeightedPass<T>& a) {
         });
     }
     run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1>);
-  });
-}
-
-template <class T>
-void launch_table(const Queue& queue, const WeightedPass<T>& a) {
-  const index_t blocks = a.tasks * a.hashes * a.ranges * a.slices;
-  const std::size_t bytes = std::size_t(weighted_table_bytes(a));
-  with_element<T>(a.add.x.element, [&](auto element) {
-    with_columns(a.slice, [&](auto columns) {
-      launch(queue, "weighted_table",
-             weighted_table_kernel<T, decltype(element)::value, decltype(columns)::value>, blocks,
-             kTableThreads, bytes, a);
-    });
   });
 }
 
@@ -168,7 +154,7 @@ WeightedPass<T> pass_of(const BucketSumShape& shape, const Probes<T>& queries,
   a.query_heads = shape.heads;
   a.heads = shape.batch * shape.heads;
   a.n_hashes = shape.n_hashes;
-  a.n_buckets = shape.n_buckets;
+  a.n_buckets = least(shape.n_buckets, index_t(1) << 8 * keys.codes.bytes);  // no code is above
   a.n_values = shape.n_values;
   a.order = order;
   a.scale = scale;
@@ -183,19 +169,19 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
   const index_t step = a.add.x.row;
-  if (!ordered && (step < 0 || step > INT32_MAX / 8)) a.sorted = nullptr;  // it has 32 bits there
-  if (weighted_sort_bytes(a) > shared_limit) a.sorted = nullptr;
-  a.short_tables = a.sorted && (a.short_tables || a.add.x.element == Element::bfloat16);
+  if (!ordered && (step < 0 || step > INT32_MAX / 8))  // it has 32 bits there
+    throw std::runtime_error(
+        "lshkit: weighted sums on a GPU take rows of values that are fewer than " +
+        std::to_string(INT32_MAX / 8) + " numbers apart, got " + std::to_string(step));
+  a.short_tables = a.short_tables || a.add.x.element == Element::bfloat16;
   const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slice = least(columns, 4 * of_four);
   a.slices = ceil_div(columns, a.slice);
-  a.range = 0;
-  const index_t room =
-      least(kTableShared, shared_limit - weighted_table_bytes(a)) / (a.slice * index_t(sizeof(T)));
-  if (room < 1)
-    throw std::runtime_error("lshkit: this GPU has too little shared memory for weighted sums");
-  a.range = ceil_div(a.n_buckets, ceil_div(a.n_buckets, room));
-  a.ranges = ceil_div(a.n_buckets, a.range);
+  const index_t bytes = most(weighted_sort_bytes(a), index_t(SegmentMemory<T>::bytes(a.slice)));
+  if (bytes > shared_limit)
+    throw std::runtime_error("lshkit: weighted sums take " + std::to_string(bytes) +
+                             " bytes of shared memory, this GPU has " +
+                             std::to_string(shared_limit));
   a.table_rows = ordered ? a.read.side.n_rows * a.read.n_probes : a.n_buckets;
   a.entry_shift = log2_or_none(a.entries());
   a.probe_shift = log2_or_none(a.read.n_probes);
@@ -204,7 +190,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   // Tasks that share tables: in order, all sequences of a head.
   const index_t together = ordered ? a.sequences : 1;
   const index_t tables = a.table_bytes / weighted_tables_of_one(a);
-  const SortGroup group = a.sorted ? weighted_sort_group(a) : SortGroup{a.heads, a.n_hashes};
+  const SortGroup group = weighted_sort_group(a);
   const index_t hashes = least(group.hashes, most(tables, 1));
   const index_t tasks = together * most(tables / hashes, 1);
   for (a.sort_first_head = 0; a.sort_first_head < a.heads; a.sort_first_head += group.heads)
@@ -212,7 +198,7 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
       a.first_task = a.sort_first_head * a.sequences;
       a.tasks = least(group.heads, a.heads - a.sort_first_head) * a.sequences;
       a.sort_hashes = least(group.hashes, a.n_hashes - a.sort_first_hash);
-      if (a.sorted) launch_sort(queue, a);
+      launch_sort(queue, a);
       const index_t last_task = a.first_task + a.tasks,
                     last_hash = a.sort_first_hash + a.sort_hashes;
       for (; a.first_task < last_task; a.first_task += tasks) {
@@ -221,15 +207,10 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
         a.gather_blocks = least(wanted, ceil_div(a.read.side.n_rows, kGatherRows));
         for (a.first_hash = a.sort_first_hash; a.first_hash < last_hash; a.first_hash += hashes) {
           a.hashes = least(hashes, last_hash - a.first_hash);
-          if (a.sorted && ordered) {
-            launch_ordered(queue, a);
-            WeightedPass<T> rest = a;
-            if (has_products(a)) rest.read.weight_grads = nullptr;
-            if (has_copies(a)) launch_gather(queue, rest);
-            continue;
-          }
-          a.sorted ? launch_segments(queue, a) : launch_table(queue, a);
-          launch_gather(queue, a);
+          ordered ? launch_ordered(queue, a) : launch_segments(queue, a);
+          WeightedPass<T> rest = a;
+          if (ordered && has_products(a)) rest.read.weight_grads = nullptr;
+          if (!ordered || has_copies(a)) launch_gather(queue, rest);
         }
       }
     }

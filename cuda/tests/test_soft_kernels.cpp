@@ -3,7 +3,7 @@
 #include "check_hash.hpp"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
-#include "lshkit/cuda/weighted_table.cuh"
+#include "lshkit/cuda/weighted_bucket_sum.cuh"
 
 namespace {
 
@@ -15,16 +15,11 @@ constexpr bool kQuick = true;
 constexpr bool kQuick = false;
 #endif
 
-struct Limits {  // as on a GPU with less shared memory for buckets, and with less room for tables
-  Limits(index_t shared, index_t cache) {
-    const index_t fixed = cuda::weighted_table_bytes(cuda::WeightedPass<float>());
-    if (shared) cuda::emulated_shared_limit = fixed + shared;
-    if (cache) cuda::emulated_table_cache = cache;
+struct TableCache {  // as with less room for tables
+  explicit TableCache(index_t bytes) {
+    if (bytes) cuda::emulated_table_cache = bytes;
   }
-  ~Limits() {
-    cuda::emulated_shared_limit = 227 * 1024;
-    cuda::emulated_table_cache = 16 << 20;
-  }
+  ~TableCache() { cuda::emulated_table_cache = 16 << 20; }
 };
 
 template <class Call>
@@ -66,7 +61,7 @@ struct SumCase {
   int n_bits;
   index_t query_probes, key_probes;
   Order order = Order::all;
-  index_t shared = 0, cache = 0;
+  index_t cache = 0;
   index_t gap = 0;  // numbers before the rows of values and gradients, and between them
 };
 // Rows in the middle of others' numbers: the first and the next at no address of more than one.
@@ -109,7 +104,7 @@ void check_weighted_sum(const SumCase& c) {
                                             dwk.data()};
     const auto to = view<T>(out, c.nq, c.dv);
     if (on_gpu) {
-      const Limits limits(c.shared, c.cache);
+      const TableCache cache(c.cache);
       with_scratch([&](void* scratch) {
         return cuda::weighted_bucket_sum<T>(Queue{}, shape, queries, keys, v, taken, c.order, scale,
                                             to, scratch);
@@ -132,12 +127,12 @@ TEST(weighted_sums_equal_the_cpus) {
   if (!kQuick) check_weighted_sum<float, std::uint8_t>({70, 130, 5, 9, 4, 4, 4});
   // A pass for every hash and head, and several ranges of buckets.
   check_weighted_sum<float, std::uint16_t>(
-      {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 3 * 1024, 10 * 1024});
+      {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 10 * 1024});
   // Sorted by one hash of one head at a time.
-  check_weighted_sum<float, std::uint16_t>({12, 41, 3, 9, 6, 2, 3, Order::all, 0, 1});
+  check_weighted_sum<float, std::uint16_t>({12, 41, 3, 9, 6, 2, 3, Order::all, 1});
   for (const index_t cache : {60, 100, 200, 400, 2000})  // by groups of hashes, then of heads
     check_weighted_sum<float, std::uint16_t>(
-        {12, 41, kQuick ? 2 : 5, 9, 6, 2, 2, Order::all, 0, cache});
+        {12, 41, kQuick ? 2 : 5, 9, 6, 2, 2, Order::all, cache});
   // Many ranges of buckets, for codes side by side and not; more than are sorted by.
   check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, 14, 1, 4});
   check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, 14, 2, 3});
@@ -161,9 +156,9 @@ TEST(weighted_sums_of_any_columns_equal_the_cpus) {
     if (kQuick && columns != 64 && columns != 130) continue;
     for (const index_t gap : {0, 1}) {
       const Order order = columns % 4 == gap ? Order::causal : Order::all;
-      check_weighted_sum<float, std::uint16_t>({12, 21, 9, columns, 5, 4, 4, order, 0, 0, gap});
+      check_weighted_sum<float, std::uint16_t>({12, 21, 9, columns, 5, 4, 4, order, 0, gap});
       if (kQuick) continue;
-      check_weighted_sum<double, std::uint16_t>({12, 21, 9, columns, 5, 4, 4, order, 0, 0, gap});
+      check_weighted_sum<double, std::uint16_t>({12, 21, 9, columns, 5, 4, 4, order, 0, gap});
     }
   }
   // Codes that are no bucket's, among others: an error on the CPU, no row here.
@@ -191,10 +186,29 @@ TEST(weighted_sums_of_any_columns_equal_the_cpus) {
   check_close(out, wanted, 1e-5);
 }
 
+TEST(weighted_sums_refuse_more_rows_than_a_record_has_bits_for) {
+  const auto scratch_of = [](index_t rows, index_t probes) {  // no number is touched
+    const Probes<float> some{{nullptr, 2}, nullptr, probes};
+    return cuda::weighted_bucket_sum<float>(Queue{}, {1, 1, 2, rows, 1, 3, 16}, some, some, {}, {},
+                                            Order::causal, 1.0f, {}, nullptr);
+  };
+  const index_t most = (index_t(1) << 25) - 1;
+  CHECK(scratch_of(most, 1) > 0);
+  for (const auto& [rows, probes] : {std::pair<index_t, index_t>{most + 1, 1}, {most, 64}}) {
+    std::string message;
+    try {
+      scratch_of(rows, probes);
+    } catch (const std::runtime_error& error) {
+      message = error.what();
+    }
+    CHECK(message.find("got " + std::to_string(rows) + " rows") != std::string::npos);
+  }
+}
+
 TEST(weighted_sums_in_order_equal_the_cpus) {
   for (const Order order : {Order::causal, Order::reversed}) {
     check_weighted_sum<float, std::uint16_t>(
-        {kQuick ? 20 : 33, kQuick ? 13 : 50, 2, 70, 5, 1, 8, order, 3 * 1024, 1});
+        {kQuick ? 20 : 33, kQuick ? 13 : 50, 2, 70, 5, 1, 8, order, 1});
     if (kQuick) continue;
     check_weighted_sum<float, std::uint8_t>({60, 45, 3, 9, 4, 3, 4, order});
     check_weighted_sum<float, std::uint8_t>({300, 350, 1, 5, 3, 8, 8, order});
@@ -335,7 +349,7 @@ void check_soft_attention(const SoftCase& c) {
   soft_attention_forward(shape, options, f, in, out.output(c.heads, c.nq, c.dv), to_divisors,
                          {queries.codes.data(), queries.bits.data(), queries.margins.data()},
                          {keys.codes.data(), keys.bits.data(), keys.margins.data()}, 1);
-  const Limits limits(0, c.cache);
+  const TableCache cache(c.cache);
   with_scratch([&](void* scratch) {
     return cuda::soft_attention_forward(Queue{}, shape, options, f, in,
                                         other_out.output(c.heads, c.nq, c.dv),

@@ -10,14 +10,9 @@
 // In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by ranges of 64
 // buckets, then a block sorts those of a range and sums the rows of its buckets, in their order.
 //
-// In order ("causal", "reversed"), weighted_ordered.cuh: the probes that read are sorted among those
-// that add, by position; a group of lanes goes through those of a bucket, adds rows to its sum and
-// gives those that read a copy of it as it is then, or its product with their own vector.
-//
-// Where weighted_sort_group has none, weighted_table: a block has a range of the buckets of one hash
-// of one head in shared memory, all columns of them; it looks for these among all probes and keeps
-// them in a queue, and a warp adds those of its own buckets in the order of the rows, 8 at a time in
-// flight. In order the reading probes are in the queue too and take copies.
+// In order ("causal", "reversed"), weighted_ordered.cuh: the probes that read are sorted among
+// those that add, by position; a group of lanes goes through those of a bucket, adds rows to its
+// sum and gives those that read a copy of it as it is then, or its product with their own vector.
 //
 // weighted_gather: a warp takes a row, reads the row of the table of each of its probes (where the
 // columns are even, of two at a time), sums them and takes their products with the row's own
@@ -30,36 +25,28 @@
 // bytes (bfloat16) or 512 that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
 // 13 with the products (odd columns: 20, 18, 28 and 26); to add 23 where a bucket has 16 rows, of
-// which 7 a row, and 4 to sort by ranges (counted on an H100); by weighted_table 60.
+// which 7 a row, and 4 to sort by ranges (counted on an H100).
 #include <initializer_list>
+#include <string>
 
 #include "lshkit/cuda/elements.cuh"
 
 namespace lshkit::cuda {
 
 #if defined(__CUDACC__) || defined(LSHKIT_EMULATED_PTX)
-constexpr int kTableThreads = 512, kSortThreads = 256, kSegmentThreads = 256;
-constexpr index_t kSortPart = 4096;  // probes that a block sorts
-constexpr int kSegmentTile = 2048;   // and whose rows it sums at once
-#else                                // fewer fibres, and chunks that small tests fill
-constexpr int kTableThreads = 128, kSortThreads = 64, kSegmentThreads = 64;
-constexpr index_t kSortPart = 512;
+constexpr int kSortThreads = 256, kSegmentThreads = 256;
+template <class T>
+constexpr index_t kSortPart = sizeof(T) == 4 ? 4096 : 2048;  // probes that a block sorts
+constexpr int kSegmentTile = 2048;                           // and whose rows it sums at once
+#else  // fewer fibres, and chunks that small tests fill
+constexpr int kSortThreads = 64, kSegmentThreads = 64;
+template <class T>
+constexpr index_t kSortPart = sizeof(T) == 4 ? 512 : 256;
 constexpr int kSegmentTile = 96;
 #endif
 constexpr int kSegmentBatch = 8;  // loads of rows in flight of a warp
-constexpr int kTableWarps = kTableThreads / kWarp;
-constexpr int kTableEach = 8;                            // probes of a thread, of a chunk
-constexpr int kTableChunk = kTableThreads * kTableEach;  // a power of two, 2^12 at most
-// Rows in flight of a warp: as many as registers allow.
-template <class T, int C>
-__host__ __device__ constexpr int table_batch() {
-  return C * int(sizeof(T)) > 8 ? 4 : 8;
-}
 constexpr int kGatherBatch = 8;
-constexpr int kTableList = 2 * kWarp;
 constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits, kRowShift = kRangeBits + 1;
-constexpr index_t kMostSorted = 1 << 16;      // buckets
-constexpr index_t kTableShared = 136 * 1024;  // of buckets, where a block may have so much
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
 // read once, have four times as many, or as many as the sums.
 #ifdef __CUDACC__
@@ -73,7 +60,7 @@ constexpr int kGatherThreads = 256, kGatherRows = kGatherThreads / kWarp;
 // That a launch has at least, if there are rows for them: of 132 multiprocessors 16 each.
 constexpr index_t kGatherBlocks = 2112;
 constexpr int kLaneColumns = 3;  // of a lane at most
-constexpr std::uint32_t kReads = 0x80000000u, kNoRow = 0xffffffffu;
+constexpr std::uint32_t kNoRow = 0xffffffffu;
 
 inline int log2_or_none(index_t x) {
   int bits = 0;
@@ -140,7 +127,7 @@ struct WeightedPass {
   // (tasks, hashes, n_buckets, columns), in order (heads, hashes, rows * n_probes, columns).
   T* tables = nullptr;
   index_t table_bytes = 0;
-  // Or null: of some heads and hashes what is added, in order also what is read, part by part sorted
+  // Of some heads and hashes what is added, in order also what is read, part by part sorted
   // by ranges, (heads, hashes, sort_rows * entries), and where those begin, (heads, hashes, parts,
   // ranges + 1).
   Added<T>* sorted = nullptr;
@@ -151,7 +138,7 @@ struct WeightedPass {
   // Set by weighted_sum.
   index_t sort_first_head = 0, sort_heads = 0, sort_first_hash = 0, sort_hashes = 0;
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
-  index_t table_rows = 0, range = 0, ranges = 0, slice = 0, slices = 0, gather_blocks = 0;
+  index_t table_rows = 0, slice = 0, slices = 0, gather_blocks = 0;
   int entry_shift = -1, probe_shift = -1, range_bits = 0;
   bool side_by_side = false;  // all probes of a hash that are added, codes of 16 bits
 
@@ -165,7 +152,7 @@ struct WeightedPass {
     return sequences > 1 ? adds + reads : adds > reads ? adds : reads;
   }
   __host__ __device__ index_t sort_parts() const {  // at most, of a head's sequences together
-    return sort_rows() * entries() / kSortPart + sequences;
+    return sort_rows() * entries() / kSortPart<T> + sequences;
   }
   __host__ __device__ index_t table_of(index_t local) const {
     return order == Order::all ? local : std::uint32_t(local) / std::uint32_t(sequences);
@@ -242,7 +229,7 @@ __device__ inline T vector_column(const WeightedPass<T>& a, const WeightedSide<T
 template <class T>
 index_t weighted_tables_of_one(const WeightedPass<T>& a) {
   const index_t rows = a.order == Order::all ? a.n_buckets : a.read.side.n_rows * a.read.n_probes;
-  return rows * a.columns() * (a.sorted && a.short_tables ? 2 : index_t(sizeof(T)));
+  return rows * a.columns() * (a.short_tables ? 2 : index_t(sizeof(T)));
 }
 template <class T>
 index_t weighted_table_scratch(const WeightedPass<T>& a) {
@@ -256,30 +243,35 @@ index_t weighted_table_scratch(const WeightedPass<T>& a) {
   return least(a.heads * a.n_hashes * one, one > wanted ? one : wanted);
 }
 
-// The heads and hashes whose probes are sorted at once, 0 of them where the buckets are too many to
-// be counted, or those of many short sequences would take more memory than what is sorted.
+// The heads and hashes whose probes are sorted at once.
 struct SortGroup {
   index_t heads = 0, hashes = 0;
 };
 template <class T>
 SortGroup weighted_sort_group(const WeightedPass<T>& a) {
   const index_t rows = a.sort_rows() * a.entries();
-  const index_t most_rows = most(a.add.side.n_rows, a.read.side.n_rows);
   const index_t starts = a.sort_parts() * (a.sort_ranges() + 1) * index_t(sizeof(std::int32_t));
-  const index_t records = rows * index_t(sizeof(Added<T>));
-  if (a.n_buckets > kMostSorted || rows > INT32_MAX || most_rows >> (32 - kRowShift) > 0 ||
-      starts > most(records, table_cache()))
-    return {};
-  const index_t one = records + starts;
+  const index_t one = rows * index_t(sizeof(Added<T>)) + starts;
   const index_t room = 16 * table_cache(), at_once = room > one ? room / one : 1;
   if (at_once < a.n_hashes) return {least(a.heads, 1), at_once};
   return {least(a.heads, at_once / a.n_hashes), a.n_hashes};
+}
+// What a record has bits for.
+template <class T>
+void check_rows(const WeightedPass<T>& a) {
+  const index_t rows = most(a.add.side.n_rows, a.read.side.n_rows);
+  if (rows >> (32 - kRowShift) > 0 || a.sort_rows() * a.entries() > INT32_MAX)
+    throw std::runtime_error("lshkit: weighted sums on a GPU take fewer than " +
+                             std::to_string(index_t(1) << (32 - kRowShift)) +
+                             " rows of a head, and 2^31 probes, got " + std::to_string(rows) +
+                             " rows of " + std::to_string(a.entries()) + " probes");
 }
 // Memory for passes one after the other.
 template <class T>
 void take_sorted(Cut& cut, std::initializer_list<WeightedPass<T>*> passes) {
   index_t rows = 0, starts = 0;
   for (const WeightedPass<T>* a : passes) {
+    check_rows(*a);
     const SortGroup group = weighted_sort_group(*a);
     const index_t count = group.heads * group.hashes;
     rows = most(rows, count * a->sort_rows() * a->entries());
@@ -288,7 +280,6 @@ void take_sorted(Cut& cut, std::initializer_list<WeightedPass<T>*> passes) {
   Added<T>* const sorted = cut.take<Added<T>>(rows);
   std::int32_t* const to_starts = cut.take<std::int32_t>(starts);
   for (WeightedPass<T>* a : passes) {
-    if (weighted_sort_group(*a).heads == 0) continue;
     a->sorted = sorted;
     a->starts = to_starts;
   }

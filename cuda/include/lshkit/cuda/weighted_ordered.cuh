@@ -1,12 +1,12 @@
 #pragma once
 // Weighted sums in order, from sorted probes: see weighted_bucket_sum.cuh.
 //
-// As in weighted_segment a block takes a range of 64 buckets, a tile of its probes at a time, sorted
-// by buckets in shared memory, of which each group of lanes has an equal share. In the order of
-// positions it adds the rows of probes that add to the bucket's sum, in registers; a probe that reads
-// gets a copy of the sum as it is then, or its product with the row's own vector, the gradient of its
-// weight, or both. Where a bucket goes on in the share of the next group, what this one adds to it is
-// summed first: a bucket of many probes is no longer chain than others.
+// As in weighted_segment a block takes a range of 64 buckets, a tile of its probes at a time,
+// sorted by buckets in shared memory, of which each group of lanes has an equal share. In the order
+// of positions it adds the rows of probes that add to the bucket's sum, in registers; a probe that
+// reads gets a copy of the sum as it is then, or its product with the row's own vector, the
+// gradient of its weight, or both. Where a bucket goes on in the share of the next group, what this
+// one adds to it is summed first: a bucket of many probes is no longer chain than others.
 #include "lshkit/cuda/weighted_gather.cuh"
 #include "lshkit/cuda/weighted_sort.cuh"
 
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
   const index_t of_group = a.first_hash + hash - a.sort_first_hash;
   const Added<T>* const sorted = sorted_at(a, task, of_group);
   const std::int32_t* const starts = starts_at(a, task, local, of_group) + range;
-  const int parts = int(ceil_div(task.sort_count(a) * a.entries(), kSortPart));
+  const int parts = int(ceil_div(task.sort_count(a) * a.entries(), kSortPart<T>));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int of_values = int(least(width, a.n_values - first_column));
   const bool copies = has_copies(a), products = has_products(a);
@@ -99,13 +99,11 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
   const auto load_row = [&](const T* row, T* x) {
     LSHKIT_UNROLL
     for (int k = 0; k < kOwn; ++k) x[k] = 0;
-    each_load([&](int k, int column) {
-      load_columns<kElement<T>, Columns>(row + column, true, x + k);
-    });
+    each_load(
+        [&](int k, int column) { load_columns<kElement<T>, Columns>(row + column, true, x + k); });
   };
   const auto store_row = [&](T* row, const T* x) {
-    each_load(
-        [&](int k, int column) { store_columns<kElement<T>, Columns>(row + column, x + k); });
+    each_load([&](int k, int column) { store_columns<kElement<T>, Columns>(row + column, x + k); });
   };
   // Of up to kBatch records the rows: of those that add, and of those that read where products are
   // taken.

@@ -30,7 +30,7 @@ template <class T>
 __device__ inline std::int32_t* starts_at(const WeightedPass<T>& a, const WeightedTask<T>& task,
                                           index_t local, index_t hash) {
   const index_t head = task.head - a.first_head - a.sort_first_head;
-  const index_t before = task.sort_first(a) * a.entries() / kSortPart;
+  const index_t before = task.sort_first(a) * a.entries() / kSortPart<T>;
   const std::uint32_t sequence =
       a.sequences == 1 ? 0 : std::uint32_t(a.first_task + local) % std::uint32_t(a.sequences);
   return a.starts + ((head * a.sort_hashes + hash) * a.sort_parts() + before + sequence) *
@@ -39,7 +39,7 @@ __device__ inline std::int32_t* starts_at(const WeightedPass<T>& a, const Weight
 
 template <class T>
 index_t weighted_sort_bytes(const WeightedPass<T>& a) {
-  return sort_bytes(kSortWarps, a.sort_ranges()) + kSortPart * index_t(sizeof(Added<T>));
+  return sort_bytes(kSortWarps, a.sort_ranges()) + kSortPart<T> * index_t(sizeof(Added<T>));
 }
 
 // What is sorted of one side: the probes of a task by one hash.
@@ -85,10 +85,10 @@ template <class T, bool Ordered>
 __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Ordered)
     weighted_sort_kernel(WeightedPass<T> a, index_t blocks) {
   LSHKIT_SHARED_MEMORY(memory);
-  constexpr int kEach = int(kSortPart) / kSortThreads;
+  constexpr int kEach = int(kSortPart<T>) / kSortThreads;
   const int lane = lane_index(), warp = warp_index(), ranges = int(a.sort_ranges());
   Added<T>* const records = reinterpret_cast<Added<T>*>(memory);
-  int* const counters = reinterpret_cast<int*>(records + kSortPart);
+  int* const counters = reinterpret_cast<int*>(records + kSortPart<T>);
   int* const mine = counters + warp * ranges;
   BlockParts block;
   const index_t first_part = block.take(blocks), hash = block.take(a.sort_hashes);
@@ -101,9 +101,9 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
   const SortedSide adds(a, a.add, task.add, task.head, hash);
   const SortedSide reads(a, Ordered ? a.read : a.add, Ordered ? task.read : task.add, task.head,
                          hash);
-  for (index_t part = first_part; part * kSortPart < count; part += blocks) {
+  for (index_t part = first_part; part * kSortPart<T> < count; part += blocks) {
     // In no order a lane's probes are next to each other, 16 bytes of them by a load.
-    const std::uint32_t first = std::uint32_t(part * kSortPart) +
+    const std::uint32_t first = std::uint32_t(part * kSortPart<T>) +
                                 (Ordered ? warp * kEach * kWarp + lane : thread_index() * kEach);
     const std::uint32_t first_row = divided(first, probes, a.entry_shift);
     const auto each = [&](const auto& body) {  // (number, row, probe, does it read)
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
     const std::uint16_t* const codes =
         static_cast<const std::uint16_t*>(a.add.codes) + adds.base + first;
     const T* const weights = a.add.weights + adds.base + first;
-    if (!Ordered && kEach % 8 == 0 && a.side_by_side && (part + 1) * kSortPart <= count &&
+    if (!Ordered && kEach % 8 == 0 && a.side_by_side && (part + 1) * kSortPart<T> <= count &&
         a.add.weights && is_aligned(codes, 16) && is_aligned(weights, 16)) {
       LSHKIT_UNROLL
       for (int u = 0; u < kEach; u += kEach % 8 ? 1 : 8) {
@@ -142,9 +142,9 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
     } else {
       each([&](int u, std::uint32_t row, std::uint32_t probe, bool read) {
         code[u] = side(read).code(row, probe);
-        weight[u] = read                                  ? T(probe)
+        weight[u] = read                                ? T(probe)
                     : row < adds.count && a.add.weights ? a.add.weights[adds.at(row, probe)]
-                                                          : T(1);
+                                                        : T(1);
       });
     }
     if (a.add.valid || (Ordered && a.read.valid)) {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
       if (some) records[place] = Added<T>(weight[u], row, read, code[u]);
     });
     __syncthreads();
-    Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart;
+    Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart<T>;
     const int placed = starts[ranges];
     for (int i = thread_index(); i < placed; i += kSortThreads) to[i] = records[i];
     __syncthreads();
@@ -233,7 +233,7 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
     begin = starts[own * step];
     length = starts[own * step + 1] - begin;
     if (thread == 0) begin += *done, length -= *done;
-    m.sources[thread] = own * int(kSortPart) + begin;
+    m.sources[thread] = own * int(kSortPart<T>) + begin;
   }
   int up_to = length;  // this lane
   for (int s = 1; s < kWarp; s *= 2) {
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
   const index_t of_group = a.first_hash + hash - a.sort_first_hash;
   const Added<T>* const sorted = sorted_at(a, task, of_group);
   const std::int32_t* const starts = starts_at(a, task, local, of_group) + range;
-  const int parts = int(ceil_div(task.add.count * a.add.n_probes, kSortPart));
+  const int parts = int(ceil_div(task.add.count * a.add.n_probes, kSortPart<T>));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int buckets = int(least(kRangeBuckets, a.n_buckets - first_bucket));
   const int of_values = int(least(width, a.n_values - first_column));
