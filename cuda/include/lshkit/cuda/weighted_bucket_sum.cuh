@@ -101,10 +101,9 @@ struct alignas(2 * sizeof(T)) Added {
   T weight;
   std::uint32_t bits;
 
-  Added() = default;
-  __device__ Added(T weight, std::uint32_t row, bool reads, std::uint32_t bucket)
-      : weight(weight),
-        bits(row << kRowShift | std::uint32_t(reads) << kRangeBits | bucket % kRangeBuckets) {}
+  __device__ static Added of(T weight, std::uint32_t row, bool reads, std::uint32_t bucket) {
+    return {weight, row << kRowShift | std::uint32_t(reads) << kRangeBits | bucket % kRangeBuckets};
+  }
   __device__ std::uint32_t row() const { return bits >> kRowShift; }  // its number in the batch
   __device__ bool reads() const { return bits >> kRangeBits & 1; }
   __device__ int bucket() const { return int(bits % kRangeBuckets); }  // of the range's

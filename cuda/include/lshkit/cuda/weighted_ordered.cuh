@@ -56,6 +56,44 @@ __device__ inline index_t copy_of(const Added<T>& record, index_t n_probes) {
   return record.row() * n_probes + probe_of(record, n_probes);
 }
 
+// The rows of some records, of both kinds: a lane's columns of a slice, of which the last may be no
+// column of the vectors. E, R: as below.
+template <class T, Element E, Element R, int Loads, int Columns, int Stride>
+struct RecordRows {
+  Vectors<T, E, Columns> added;
+  Vectors<T, R, Columns> own;
+  int first_own, of_values, width;
+  bool extra;
+
+  // Zeros of what reads, unless it multiplies, and from `end` on.
+  template <int Batch>
+  __device__ __forceinline__ void load(const Added<T>* records, int first, int end, bool multiply,
+                                       Added<T> (&record)[Batch],
+                                       T (&x)[Batch][Loads * Columns]) const {
+    LSHKIT_UNROLL
+    for (int u = 0; u < Batch; ++u) {
+      const bool there = first + u < end;
+      record[u] = records[there ? first + u : 0];
+      const std::uint32_t row = record[u].row();
+      const bool adds = there && !record[u].reads();
+      const bool multiplies = multiply && there && record[u].reads();
+      LSHKIT_UNROLL
+      for (int k = 0; k < Loads; ++k) {
+        const bool has = first_own + k * Stride < of_values;
+        T* const to = x[u] + k * Columns;
+        added.load(row, k * Stride, has && adds, to);
+        if (multiplies) own.load(row, k * Stride, has, to);
+      }
+      if (Columns > 1 || !extra) continue;
+      const T last = adds ? added.last_column(row) : multiplies ? own.last_column(row) : T(0);
+      LSHKIT_UNROLL
+      for (int k = 0; k < Loads; ++k)
+        if (first_own + k * Stride >= of_values)
+          x[u][k] = first_own + k * Stride < width ? last : T(0);
+    }
+  }
+};
+
 // E: the elements of rows that are added, R: of those that a product is taken with. One column at a
 // time, they are whatever they are.
 template <class T, Element E, Element R, int C, int Columns>
@@ -81,9 +119,13 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int of_values = int(least(width, a.n_values - first_column));
   const bool copies = has_copies(a), products = has_products(a);
-  // Rows by their number in the batch.
-  const Vectors<T, E, Columns> added(a.add, task.add, first_column + first_own);
-  const Vectors<T, R, Columns> own(a.read, task.read, first_column + first_own);
+  const RecordRows<T, E, R, kLoads, Columns, kStride> rows{
+      {a.add, task.add, first_column + first_own},
+      {a.read, task.read, first_column + first_own},
+      first_own,
+      of_values,
+      width,
+      a.extra};
   const index_t probes = a.read.n_probes;
   const index_t grads =
       probes_at(a.read, task.read, task.head, -task.read.first, a.first_hash + hash);
@@ -105,35 +147,6 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
   const auto store_row = [&](T* row, const T* x) {
     each_load([&](int k, int column) { store_columns<kElement<T>, Columns>(row + column, x + k); });
   };
-  // Of up to kBatch records the rows: of those that add, and of those that read where products are
-  // taken.
-  const auto load_batch = [&](int first, int end, bool multiply, Added<T>(&record)[kBatch],
-                              T(&x)[kBatch][kOwn]) {
-    LSHKIT_UNROLL
-    for (int u = 0; u < kBatch; ++u) {
-      const bool there = first + u < end;
-      record[u] = m.records[there ? first + u : 0];
-      const bool adds = there && !record[u].reads();
-      const bool multiplies = multiply && there && record[u].reads();
-      LSHKIT_UNROLL
-      for (int k = 0; k < kLoads; ++k) {
-        const bool has = first_own + k * kStride < of_values;
-        T* const to = x[u] + k * Columns;
-        added.load(record[u].row(), k * kStride, has && adds, to);
-        if (multiplies) own.load(record[u].row(), k * kStride, has, to);
-      }
-      if (Columns == 1 && a.extra) {
-        const T last = adds         ? added.last_column(record[u].row())
-                       : multiplies ? own.last_column(record[u].row())
-                                    : T(0);
-        LSHKIT_UNROLL
-        for (int k = 0; k < kOwn; ++k)
-          if (first_own + k * kStride >= of_values)
-            x[u][k] = first_own + k * kStride < width ? last : T(0);
-      }
-    }
-  };
-
   const T zeros[kOwn] = {};
   for (int b = group; b < kRangeBuckets; b += kGroups) store_row(m.sums + b * slice, zeros);
   int part = 0, done = 0;
@@ -155,7 +168,7 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
     if (goes_on) {
       const int from = m.starts[last] > begin ? m.starts[last] : begin;
       for (int first = from; first < end; first += kBatch) {
-        load_batch(first, end, false, record, x);
+        rows.load(m.records, first, end, false, record, x);
         LSHKIT_UNROLL
         for (int u = 0; u < kBatch; ++u)
           if (first + u < end && !record[u].reads()) {
@@ -179,18 +192,17 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
     __syncthreads();
     for (int first = begin; first < begin + each; first += kBatch) {
       T product[kBatch];
-      load_batch(first, end, products, record, x);
+      rows.load(m.records, first, end, products, record, x);
       LSHKIT_UNROLL
       for (int u = 0; u < kBatch; ++u) {
         const bool there = first + u < end, reads = there && record[u].reads();
         if (there && record[u].bucket() != bucket) {
           store_row(m.sums + bucket * slice, sum);
           bucket = record[u].bucket();
-          if (bucket != last)
-            load_row(m.sums + bucket * slice, sum);
-          else
-            LSHKIT_UNROLL
-          for (int k = 0; k < kOwn; ++k) sum[k] = of_last[k];
+          const bool is_last = bucket == last;
+          if (!is_last) load_row(m.sums + bucket * slice, sum);
+          LSHKIT_UNROLL
+          for (int k = 0; k < kOwn; ++k) sum[k] = is_last ? of_last[k] : sum[k];
         }
         product[u] = 0;
         LSHKIT_UNROLL

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
       const bool some = code[u] != kNoRow;
       const int place = next_place(mine, code[u] / kRangeBuckets, a.range_bits, some);
       row += std::uint32_t(read ? task.read.first : task.add.first);
-      if (some) records[place] = Added<T>(weight[u], row, read, code[u]);
+      if (some) records[place] = Added<T>::of(weight[u], row, read, code[u]);
     });
     __syncthreads();
     Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart<T>;
@@ -260,7 +260,7 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
       // Of sequences that overlap, which they must not, one may have the other's.
       const index_t rows = record.reads() ? a.read.side.n_rows : a.add.side.n_rows;
       if (record.row() >= std::uint32_t(rows))
-        record = Added<T>(T(0), 0, record.reads(), record.bucket());
+        record = Added<T>::of(T(0), 0, record.reads(), record.bucket());
       m.records[i] = record;
     }
   }
