@@ -111,9 +111,13 @@ void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   }
   if (!dots) return run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, true, false>);
   if (!sum) return run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, false, true>);
-  with_element<T>(a.read.x.element, [&](auto element) {
-    run(weighted_gather_kernel<T, decltype(element)::value, kOwn, C, Columns, true, true>);
-  });
+  // Rows of bfloat16 have read tables of it above.
+  if constexpr (sizeof(T) == 4) {
+    constexpr Element kHalf = Element::float16;
+    if (a.read.x.element == kHalf)
+      return run(weighted_gather_kernel<T, kHalf, kOwn, C, Columns, true, true>);
+  }
+  run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, true, true>);
 }
 // Columns together: two of a lane, of 33 to 64 columns four, where all of a row come in such.
 template <class T>
