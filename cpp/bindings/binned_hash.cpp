@@ -9,18 +9,21 @@
 namespace lshkit {
 namespace {
 
-void hash_bins(const TensorView& x, const BinnedFunctions& functions, const TensorView& codes,
+bool hash_bins(const TensorView& x, const BinnedFunctions& functions, const TensorView& codes,
                int threads) {
   const int bytes = functions.code_bytes();
   codes.require_type({bytes == 4 ? kUint32 : bytes == 2 ? kUint16 : kUint8});
   codes.require_shape({x.shape(0), functions.n_hashes});
   codes.require_contiguous().require_output();
-  if (codes.size() == 0) return;
+  if (codes.size() == 0) return true;
   WithoutGil without_gil;
+  bool finite = true;
   dispatch(x.type(), [&](auto zero) {
     using T = decltype(zero);
-    binned_hash(functions, x.data<const T>(), x.stride(0), x.shape(0), codes.data<void>(), threads);
+    finite = binned_hash(functions, x.data<const T>(), x.stride(0), x.shape(0), codes.data<void>(),
+                         threads);
   });
+  return finite;
 }
 
 const TensorView& check_rows_of(const TensorView& x) {
@@ -29,7 +32,7 @@ const TensorView& check_rows_of(const TensorView& x) {
       .require_contiguous_rows();
 }
 
-void euclidean_hash(py::handle x_object, py::handle directions_object, py::handle shifts_object,
+bool euclidean_hash(py::handle x_object, py::handle directions_object, py::handle shifts_object,
                     py::handle multipliers_object, py::handle codes_object, int threads) {
   const TensorView x("x", x_object), directions("directions", directions_object);
   const TensorView shifts("shifts", shifts_object), multipliers("multipliers", multipliers_object);
@@ -47,10 +50,10 @@ void euclidean_hash(py::handle x_object, py::handle directions_object, py::handl
                                   x.shape(1),
                                   n_hashes,
                                   n_bits};
-  hash_bins(x, functions, codes, threads);
+  return hash_bins(x, functions, codes, threads);
 }
 
-void random_binning_hash(py::handle x_object, py::handle scales_object, py::handle shifts_object,
+bool random_binning_hash(py::handle x_object, py::handle scales_object, py::handle shifts_object,
                          py::handle multipliers_object, py::handle codes_object, int threads,
                          py::handle fold_object, int fold_bits) {
   const TensorView x("x", x_object), scales("scales", scales_object);
@@ -75,7 +78,7 @@ void random_binning_hash(py::handle x_object, py::handle scales_object, py::hand
     functions.fold = fold->data<const std::uint64_t>();
     functions.fold_bits = int(check_range("fold_bits", fold_bits, 1, 16));
   }
-  hash_bins(x, functions, codes, threads);
+  return hash_bins(x, functions, codes, threads);
 }
 
 }  // namespace

@@ -121,19 +121,25 @@ TEST(strides_reach_beyond_32_bits) {
   CHECK(near == far);
 }
 
-TEST(rows_that_are_not_finite_leave_the_others_alone) {
-  const index_t d = 16, m = 4, n = 40;
-  const Numbers numbers(d, 0, m, 6);
-  std::vector<float> x = normal(n * d, 5);
-  std::vector<std::uint32_t> clean(n * m), codes(n * m);
-  binned_hash(numbers.functions, x.data(), d, n, clean.data(), 1);
-  for (const float bad : {NAN, INFINITY, -INFINITY, 3e38f}) {
-    x[35 * d + 15] = bad;
-    binned_hash(numbers.functions, x.data(), d, n, codes.data(), 1);
-    for (index_t i = 0; i < n * m; ++i) CHECK(i / m == 35 || codes[i] == clean[i]);
+TEST(rows_that_are_not_finite_are_reported_and_leave_the_others_alone) {
+  const index_t d = 19, m = 4, n = 40;
+  for (const index_t n_bits : {0, 3}) {
+    const Numbers numbers(d, n_bits, m, 6);
+    const std::vector<float> x = normal(n * d, 5);
+    std::vector<std::uint32_t> clean(n * m), codes(n * m);
+    CHECK(binned_hash(numbers.functions, x.data(), d, n, clean.data(), 1));
+    for (const index_t row : {0, 35, 39})
+      for (const index_t column : {0, 15, 18})
+        for (const float bad : {NAN, INFINITY, -INFINITY, 3e38f}) {
+          std::vector<float> changed = x;
+          changed[row * d + column] = bad;
+          const bool finite = binned_hash(numbers.functions, changed.data(), d, n, codes.data(), 1);
+          CHECK(finite == (bad == 3e38f));
+          for (index_t i = 0; i < n * m; ++i) CHECK(i / m == row || codes[i] == clean[i]);
+        }
   }
 }
 
-TEST(no_rows_is_no_work) { binned_hash<float>({}, nullptr, 0, 0, nullptr, 1); }
+TEST(no_rows_is_no_work) { CHECK(binned_hash<float>({}, nullptr, 0, 0, nullptr, 1)); }
 
 LSHKIT_TEST_MAIN

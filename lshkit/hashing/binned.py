@@ -24,7 +24,7 @@ MAX_PROJECTIONS = 2**16  # of one code: more bins than that make no kernel
 class _BinnedFamily(HashFamily):
     """What the families of the distance share."""
 
-    _core: Callable[..., None]
+    _core: Callable[..., bool]
 
     def _bin_probability(self, distance: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -59,8 +59,6 @@ class _BinnedFamily(HashFamily):
         """
         torch = checks.torch_of(x=x)
         given: Any = self._rows("x", x, torch)
-        if check_finite:
-            self._refuse_non_finite(given, torch)
         if torch is not None:
             short = given.dtype in (torch.float16, torch.bfloat16, torch.float32)
             given = given.detach().to(torch.float32 if short else torch.float64).numpy()
@@ -72,7 +70,9 @@ class _BinnedFamily(HashFamily):
             threads = 0 if torch is None else torch.get_num_threads()
             numbers = (getattr(self, name) for name in self._numbers)
             rows = given.reshape(-1, self.n_features), codes.reshape(-1, self.n_hashes)
-            self._core(rows[0], *numbers, rows[1], threads)
+            finite = self._core(rows[0], *numbers, rows[1], threads)
+            if check_finite and not finite:
+                self._refuse_non_finite(given, None)  # names the row
         return codes if torch is None else torch.from_numpy(codes)
 
     def _probability(self, distance: np.ndarray) -> np.ndarray:
@@ -276,11 +276,10 @@ class RandomBinning(_BinnedFamily):
         fold: a and b, random 64-bit numbers `(2, n_hashes)`. Different codes share a bucket with
         probability 2^-n_bits exactly (Dietzfelbinger 1996).
         """
-        self._refuse_non_finite(x, None)
         codes = np.empty((len(x), self.n_hashes), np.uint8 if n_bits <= 8 else np.uint16)
         numbers = self.scales, self.shifts, self.multipliers
-        if codes.size:
-            _C.random_binning_hash(x, *numbers, codes, 0, fold, n_bits)
+        if codes.size and not _C.random_binning_hash(x, *numbers, codes, 0, fold, n_bits):
+            self._refuse_non_finite(x, None)  # names the row
         return codes
 
     def _checked(self, bandwidth: Any) -> float | np.ndarray:

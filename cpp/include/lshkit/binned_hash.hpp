@@ -31,8 +31,9 @@ struct BinnedFunctions {
 };
 
 // Rows a stride apart, of float or double; computed in double. codes: (rows, n_hashes).
+// False where a row has a NaN or infinity; its codes are undefined.
 template <class T>
-void binned_hash(const BinnedFunctions& functions, const T* x, index_t row_stride, index_t rows,
+bool binned_hash(const BinnedFunctions& functions, const T* x, index_t row_stride, index_t rows,
                  void* codes, int threads);
 
 }  // namespace lshkit

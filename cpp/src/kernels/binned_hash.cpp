@@ -52,10 +52,12 @@ LSHKIT_INLINE D load_row(const float* row, index_t left) {
   return __builtin_convertvector(half, D);
 }
 
-// to[feature][lane] of `count` rows, of which the last is repeated.
+// to[feature][lane] of `count` rows, of which the last is repeated. False where one is not finite.
 template <int Tiles, class T>
-LSHKIT_INLINE void load_tiles(const BinnedRows<T>& h, index_t token, index_t count, double* to) {
+LSHKIT_INLINE bool load_tiles(const BinnedRows<T>& h, index_t token, index_t count, double* to) {
   const index_t d = h.functions.n_features;
+  D zeros[2] =
+      {};  // NaN where a number is not finite; two, so that they do not wait for each other
   for (int tile = 0; tile < Tiles; ++tile)
     for (index_t first = 0; first < d; first += W) {
       D r[W];
@@ -63,18 +65,26 @@ LSHKIT_INLINE void load_tiles(const BinnedRows<T>& h, index_t token, index_t cou
       for (int t = 0; t < W; ++t) {
         const index_t row = token + smaller(tile * W + t, count - 1);
         r[t] = load_row(h.x + row * h.row_stride + first, d - first);
+        zeros[t % 2] += r[t] * 0.0;
       }
       transpose<double>(r);
       LSHKIT_UNROLL
       for (int i = 0; i < W; ++i) store(to + (first + i) * Tiles * W + tile * W, r[i]);
     }
+  return sum_lanes(zeros[0] + zeros[1]) == 0;
 }
 
-template <class Code>
+// Whole tiles without a loop, whose end would be mispredicted for each hash.
+template <class Code, int Rows>
 LSHKIT_INLINE void store_column(const std::uint64_t* lanes, index_t count, void* codes,
                                 index_t first, index_t stride) {
   Code* to = static_cast<Code*>(codes) + first;
-  for (index_t t = 0; t < count; ++t) to[t * stride] = Code(lanes[t]);
+  if (count == Rows) {
+    LSHKIT_UNROLL
+    for (int t = 0; t < Rows; ++t) to[t * stride] = Code(lanes[t]);
+  } else {
+    for (index_t t = 0; t < count; ++t) to[t * stride] = Code(lanes[t]);
+  }
 }
 
 // The code of hash j of `count` rows. Folded: there is a fold, which costs the others nothing.
@@ -91,18 +101,18 @@ LSHKIT_INLINE void store_codes(const BinnedRows<T>& h, index_t token, index_t co
   }
   const index_t first = token * f.n_hashes + j;
   if (!Folded)
-    store_column<std::uint32_t>(lanes, count, h.codes, first, f.n_hashes);
+    store_column<std::uint32_t, Tiles * W>(lanes, count, h.codes, first, f.n_hashes);
   else if (f.code_bytes() == 1)
-    store_column<std::uint8_t>(lanes, count, h.codes, first, f.n_hashes);
+    store_column<std::uint8_t, Tiles * W>(lanes, count, h.codes, first, f.n_hashes);
   else
-    store_column<std::uint16_t>(lanes, count, h.codes, first, f.n_hashes);
+    store_column<std::uint16_t, Tiles * W>(lanes, count, h.codes, first, f.n_hashes);
 }
 
 template <bool Folded, int Tiles, class T>
-void bins_of_features(const BinnedRows<T>& h, index_t token, index_t count) {
+bool bins_of_features(const BinnedRows<T>& h, index_t token, index_t count) {
   const BinnedFunctions& f = h.functions;
   double* x = static_cast<double*>(h.scratch);
-  load_tiles<Tiles>(h, token, count, x);
+  const bool finite = load_tiles<Tiles>(h, token, count, x);
   for (index_t j = 0; j < f.n_hashes; ++j) {
     const index_t row = j * f.n_features;
     U sums[Tiles] = {};
@@ -114,15 +124,16 @@ void bins_of_features(const BinnedRows<T>& h, index_t token, index_t count) {
     }
     store_codes<Folded, Tiles>(h, token, count, j, sums);
   }
+  return finite;
 }
 
 template <bool Folded, int Tiles, class T>
-void bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
+bool bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
   constexpr int kGroup = kRegisters >= 32 ? 8 : 4;
   const BinnedFunctions& f = h.functions;
   const index_t d = f.n_features, n_projections = f.n_hashes * f.n_bits;
   double* x = static_cast<double*>(h.scratch);
-  load_tiles<Tiles>(h, token, count, x);
+  const bool finite = load_tiles<Tiles>(h, token, count, x);
   U sums[Tiles] = {};  // of the hash that is being made
   index_t made = 0;    // its bits so far
   for (index_t first = 0, hash = 0; first < n_projections; first += kGroup) {
@@ -151,30 +162,33 @@ void bins_of_projections(const BinnedRows<T>& h, index_t token, index_t count) {
       for (int t = 0; t < Tiles; ++t) sums[t] = U{};
     }
   }
+  return finite;
 }
 
 template <bool Folded, class T>
-void hash_rows(const BinnedRows<T>& h) {
+bool hash_rows(const BinnedRows<T>& h) {
   const bool features = h.functions.n_bits == 0;
   const int tiles = features ? 4 : 2;
   static_assert(4 * W <= kBinnedTile);
+  bool finite = true;
   for (index_t token = 0; token < h.rows;) {
     const index_t left = h.rows - token, count = smaller(left, tiles * W);
     if (count > W)
-      features ? bins_of_features<Folded, 4>(h, token, count)
-               : bins_of_projections<Folded, 2>(h, token, count);
+      finite &= features ? bins_of_features<Folded, 4>(h, token, count)
+                         : bins_of_projections<Folded, 2>(h, token, count);
     else
-      features ? bins_of_features<Folded, 1>(h, token, count)
-               : bins_of_projections<Folded, 1>(h, token, count);
+      finite &= features ? bins_of_features<Folded, 1>(h, token, count)
+                         : bins_of_projections<Folded, 1>(h, token, count);
     token += count;
   }
+  return finite;
 }
 
 }  // namespace
 
-#define LSHKIT_DEFINE(T)                                                  \
-  void binned_hash(const BinnedRows<T>& rows) {                           \
-    rows.functions.fold ? hash_rows<true>(rows) : hash_rows<false>(rows); \
+#define LSHKIT_DEFINE(T)                                                         \
+  bool binned_hash(const BinnedRows<T>& rows) {                                  \
+    return rows.functions.fold ? hash_rows<true>(rows) : hash_rows<false>(rows); \
   }
 LSHKIT_DEFINE(float)
 LSHKIT_DEFINE(double)

@@ -41,7 +41,7 @@ LSHKIT_TYPED_KERNEL(void, unit_norm_backward, Matrix<const T> x, const T* invers
 LSHKIT_KERNEL(bool, hash_hadamard, const HashRows& rows)
 LSHKIT_KERNEL(bool, hash_hyperplane, const HashRows& rows)
 LSHKIT_KERNEL(bool, fast_hash_hadamard, const HashRows& rows)  // columns <= kMaxFastColumns
-LSHKIT_TYPED_KERNEL(void, binned_hash, const BinnedRows<T>& rows)
+LSHKIT_TYPED_KERNEL(bool, binned_hash, const BinnedRows<T>& rows)
 
 // ---- soft codes ----
 LSHKIT_KERNEL(index_t, soft_hash_scratch, const SoftHashRows& rows)  // bytes
