@@ -81,12 +81,17 @@ struct Pass {
       prefetch(code + 2 * kAhead * p.code_stride);
     }
     const Row line = Row::template read<Full>(value, p.width);
-    const int n = Group ? Group : p.group;
-    LSHKIT_UNROLL_HASHES
-    for (int h = 0; h < n; ++h) {
+    const auto add_to = [&](int h) LSHKIT_ALWAYS_INLINE {
       Row bucket = Row::template read<true>(row(h, code[h]), 0);
       bucket.add(line);
       bucket.template write<true>(row(h, code[h]), 0);
+    };
+    if constexpr (Group) {
+      LSHKIT_UNROLL
+      for (int h = 0; h < Group; ++h) add_to(h);
+    } else {
+      LSHKIT_UNROLL_HASHES
+      for (int h = 0; h < p.group; ++h) add_to(h);
     }
   }
   LSHKIT_INLINE void read(index_t query) const {
