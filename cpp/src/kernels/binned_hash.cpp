@@ -48,7 +48,10 @@ LSHKIT_INLINE D load_row(const double* row, index_t left) {
 LSHKIT_INLINE D load_row(const float* row, index_t left) {
   typedef float Half __attribute__((vector_size(kVectorBytes / 2)));
   Half half = {};
-  std::memcpy(&half, row, sizeof(float) * (left >= W ? W : left));
+  if (left >= W)
+    std::memcpy(&half, row, sizeof(Half));  // of a known size: one load
+  else
+    std::memcpy(&half, row, sizeof(float) * left);
   return __builtin_convertvector(half, D);
 }
 
