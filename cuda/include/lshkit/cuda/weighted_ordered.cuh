@@ -28,20 +28,23 @@ struct Vectors {
   const WeightedSide<T>& s;
   const index_t first;
   const char* const from;
-  const index_t step;
+  const std::uint32_t step;
   const T* const extra;
 
   __device__ Vectors(const WeightedSide<T>& s, const Span& span, index_t column)
       : s(s),
         first(vector_at(s, span, -span.first) + column),
         from(static_cast<const char*>(s.x.data) + first * kElementBytes<E>),
-        step(s.x.row * (Columns > 1 ? kElementBytes<E> : 1)),
+        step(std::uint32_t(s.x.row * (Columns > 1 ? kElementBytes<E> : 1))),
         extra(s.extra ? s.extra + span.owned - span.first : nullptr) {}
   __device__ void load(std::uint32_t row, int column, bool loads, T* x) const {
     if constexpr (Columns > 1)
-      load_columns<E, Columns>(from + row * step + column * kElementBytes<E>, loads, x);
+      load_columns<E, Columns>(from + std::uint64_t(row) * step + column * kElementBytes<E>, loads,
+                               x);
     else
-      *x = loads ? load_element<T>(s.x.data, first + row * step + column, s.x.element) : T(0);
+      *x = loads ? load_element<T>(s.x.data, first + index_t(std::uint64_t(row) * step) + column,
+                                   s.x.element)
+                 : T(0);
   }
   __device__ T last_column(std::uint32_t row) const { return extra ? extra[row] : T(1); }
 };
@@ -97,7 +100,7 @@ struct RecordRows {
 // E: the elements of rows that are added, R: of those that a product is taken with. One column at a
 // time, they are whatever they are.
 template <class T, Element E, Element R, int C, int Columns>
-__global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
+__global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2)
     weighted_ordered_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
@@ -190,6 +193,7 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
         for (int k = 0; k < kOwn; ++k) sum[k] += before[k];
       }
     __syncthreads();
+    store_row(m.waiting + group * slice, of_last);  // now its own
     for (int first = begin; first < begin + each; first += kBatch) {
       T product[kBatch];
       rows.load(m.records, first, end, products, record, x);
@@ -199,10 +203,7 @@ __global__ void __launch_bounds__(kSegmentThreads, sizeof(T) * C > 8 ? 1 : 2)
         if (there && record[u].bucket() != bucket) {
           store_row(m.sums + bucket * slice, sum);
           bucket = record[u].bucket();
-          const bool is_last = bucket == last;
-          if (!is_last) load_row(m.sums + bucket * slice, sum);
-          LSHKIT_UNROLL
-          for (int k = 0; k < kOwn; ++k) sum[k] = is_last ? of_last[k] : sum[k];
+          load_row(bucket == last ? m.waiting + group * slice : m.sums + bucket * slice, sum);
         }
         product[u] = 0;
         LSHKIT_UNROLL
