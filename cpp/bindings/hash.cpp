@@ -13,7 +13,7 @@ bool hash_codes(py::handle x_object, py::handle parameters_object, int family, i
   constexpr auto any = TensorView::Place::any;
   const TensorView x("x", x_object, any), parameters("parameters", parameters_object, any);
   const TensorView codes("codes", codes_object, any);
-  check_vectors(x, kFloat32);
+  check_vectors(x, {kFloat32, kBfloat16, kFloat16});
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3), kMaxHashBits);
   check_codes(codes, {code_type(n_bits)}).require_output();
@@ -28,8 +28,8 @@ bool hash_codes(py::handle x_object, py::handle parameters_object, int family, i
       }))
     return true;  // not asked: that would wait for the GPU
   WithoutGil without_gil;
-  return hash(functions, matrices<const float>(x), x.shape(0), x.shape(1), x.shape(2), x.shape(3),
-              codes.data<void>(), threads);
+  return hash(functions, float_matrices<float, const void>(x), x.shape(0), x.shape(1), x.shape(2),
+              x.shape(3), codes.data<void>(), threads);
 }
 
 }  // namespace

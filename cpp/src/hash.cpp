@@ -1,6 +1,8 @@
 #include "lshkit/hash.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "kernels/kernels.hpp"
 #include "parallel.hpp"
@@ -14,6 +16,41 @@ std::uint32_t code_at(const void* codes, int bytes, index_t i) {
   if (bytes == 2) return static_cast<const std::uint16_t*>(codes)[i];
   return static_cast<const std::uint32_t*>(codes)[i];
 }
+
+// Planes for tiles, of each head's set or of one for all heads; none where tiles do not pay.
+class PackedPlanes {
+ public:
+  PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_of_all, index_t n_features,
+               int threads) {
+    const index_t sets = f.head_stride ? heads / f.heads_per_set : 1;
+    // Packing takes as long as hashing some 50 rows; a code's bits are those of whole bytes.
+    if (f.family != Family::hyperplane || !kernels().hash_tiles || n_features > kMaxTileFeatures ||
+        f.n_bits <= 2 || rows_of_all / sets < 2 * kTileRows)
+      return;
+    lines_ = hash_tiles_planes(hash_code_bytes(f.n_bits), f.n_hashes, n_features) / 16;
+    memory_.resize(sets * lines_);
+    std::atomic<bool> usable{true};
+    parallel_for(sets, threads, [&](index_t set) {
+      HashTiles h;
+      h.parameters = f.parameters + set * f.head_stride;
+      h.n_bits = f.n_bits;
+      h.n_hashes = f.n_hashes;
+      h.n_features = n_features;
+      h.planes = of_set(set);
+      if (!kernels().pack_planes(h)) usable = false;
+    });
+    if (!usable) memory_.clear();
+  }
+  explicit operator bool() const { return !memory_.empty(); }
+  float* of_set(index_t set) { return memory_[set * lines_].numbers; }
+
+ private:
+  struct alignas(64) Line {
+    float numbers[16];
+  };
+  std::vector<Line> memory_;
+  index_t lines_ = 0;
+};
 
 }  // namespace
 
@@ -31,18 +68,20 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
   const index_t tasks_per_head = (rows + kRows - 1) / kRows;
   const int code_bytes = hash_code_bytes(functions.n_bits);
   const bool two_words = code_bytes == 8;
+  PackedPlanes planes(functions, heads, batch * heads * rows, n_features, threads);
   index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
   if (fast)  // with the signs for 16 rows of codes at a time or more
     scratch =
         kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;
+  if (planes) scratch = std::max(scratch, hash_tiles_scratch(n_features));
   const index_t converted = x.converted() ? kRows * n_features : 0;
   const index_t words = two_words ? kRows * n_hashes : 0;
   std::atomic<bool> finite{true};
   parallel_for(batch * heads * tasks_per_head, threads, [&](index_t task) {
     const index_t head = task / tasks_per_head, first = task % tasks_per_head * kRows;
-    HashRows h;
-    h.parameters =
-        functions.parameters + (head % heads) / functions.heads_per_set * functions.head_stride;
+    const index_t set = functions.head_stride ? head % heads / functions.heads_per_set : 0;
+    HashTiles h;
+    h.parameters = functions.parameters + set * functions.head_stride;
     h.columns = columns;
     h.n_bits = functions.n_bits;
     h.n_hashes = n_hashes;
@@ -55,23 +94,35 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
     h.row_stride = m.stride;
     h.n_features = n_features;
     h.codes = static_cast<char*>(codes) + (head * rows + first) * n_hashes * code_bytes;
-    if (two_words) {
-      std::uint32_t* const low = arena.take<std::uint32_t>(words);
-      std::uint32_t* const high = arena.take<std::uint32_t>(words);
-      std::uint64_t* const codes_of_rows = static_cast<std::uint64_t*>(h.codes);
-      h.all_bits = functions.n_bits;
-      h.codes = low;
-      h.n_bits = 32;
-      if (!kernel(h)) finite = false;
-      h.codes = high;
-      h.first_bit = 32;
-      h.n_bits = functions.n_bits - 32;
-      kernel(h);
-      const int high_bytes = hash_code_bytes(h.n_bits);
-      for (index_t i = 0; i < h.rows * n_hashes; ++i)
+    std::uint32_t* const low = arena.take<std::uint32_t>(words);
+    std::uint32_t* const high = arena.take<std::uint32_t>(words);
+    const auto hash_rows = [&](HashRows r) {
+      if (!two_words) return kernel(r);
+      std::uint64_t* const codes_of_rows = static_cast<std::uint64_t*>(r.codes);
+      r.all_bits = functions.n_bits;
+      r.codes = low;
+      r.n_bits = 32;
+      const bool all_finite = kernel(r);
+      r.codes = high;
+      r.first_bit = 32;
+      r.n_bits = functions.n_bits - 32;
+      kernel(r);
+      const int high_bytes = hash_code_bytes(r.n_bits);
+      for (index_t i = 0; i < r.rows * n_hashes; ++i)
         codes_of_rows[i] = low[i] | std::uint64_t(code_at(high, high_bytes, i)) << 32;
-    } else if (!kernel(h)) {
-      finite = false;
+      return all_finite;
+    };
+    if (!planes) {
+      if (!hash_rows(h)) finite = false;
+      return;
+    }
+    h.bfloat16 = x.element == Element::bfloat16;
+    h.planes = planes.of_set(set);
+    for (index_t done = 0; done < m.rows; done += kTileRows) {
+      h.x = m.row(done);
+      h.rows = std::min(kTileRows, m.rows - done);
+      h.codes = static_cast<char*>(codes) + (head * rows + first + done) * n_hashes * code_bytes;
+      if (!kernels().hash_tiles(h) && !hash_rows(h)) finite = false;
     }
   });
   return finite;

@@ -1,7 +1,11 @@
 // Products of bfloat16: the tiles' twin against what the manual says, every instruction set's
-// expectation against double precision, and which instruction sets a machine has.
+// expectation against double precision, codes by tiles against those of float32, and which
+// instruction sets a machine has.
+#include <algorithm>
+
 #include "check.hpp"
 #include "lshkit/attention.hpp"
+#include "lshkit/hash.hpp"
 #include "lshkit/runtime.hpp"
 #include "problem.hpp"
 
@@ -188,7 +192,7 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
   return std::sqrt(difference / norm);
 }
 
-constexpr double kRounding = 1 / 256.0;  // of a bfloat16: half a unit is 2^-9 of it at most
+constexpr double kRounding = 1 / 256.0;  // of a bfloat16: half a unit at most
 
 }  // namespace
 
@@ -258,6 +262,155 @@ TEST(expectation_of_bfloat16_rows_that_are_not_finite) {
     CHECK(same(got.dq, wanted.dq));
     CHECK(same(got.dk, wanted.dk));
     CHECK(same(got.dv, wanted.dv));
+  }
+}
+
+namespace {
+
+// Hyperplanes and rows, of every eighth of which one projection is as good as zero.
+struct Hashed {
+  index_t n, d;
+  HashFunctions functions;
+  std::vector<float> planes, x;
+
+  Hashed(index_t rows, index_t features, int n_bits, index_t n_hashes, Element element)
+      : n(rows),
+        d(features),
+        planes(normal(n_bits * n_hashes * d, 1)),
+        x(element == Element::bfloat16 ? short_normal(n * d, 2) : normal(n * d, 2)) {
+    functions.family = Family::hyperplane;
+    functions.parameters = planes.data();
+    functions.columns = d;
+    functions.n_bits = n_bits;
+    functions.n_hashes = n_hashes;
+    for (index_t i = 0; i < n && element == Element::float32; i += 8) {
+      const float* plane = &planes[i % (n_bits * n_hashes) * d];
+      double along = 0, square = 0;
+      for (index_t c = 0; c < d; ++c) {
+        along += double(x[i * d + c]) * plane[c];
+        square += double(plane[c]) * plane[c];
+      }
+      for (index_t c = 0; c < d; ++c) x[i * d + c] -= float(along / square * plane[c]);
+    }
+  }
+  // Hashed so many rows at a time: a hundred are too few for tiles.
+  std::vector<std::uint8_t> codes(index_t at_once, Element element, int threads,
+                                  bool* finite = nullptr) const {
+    const index_t bytes = functions.n_hashes * hash_code_bytes(functions.n_bits);
+    std::vector<std::uint8_t> result(n * bytes, 0xcc);
+    const std::vector<std::uint16_t> halves = Run::halves(x);
+    if (finite) *finite = true;
+    for (index_t i = 0; i < n; i += at_once) {
+      Input<float> rows(&x[i * d], 0, 0, d);
+      if (element == Element::bfloat16) rows = {&halves[i * d], 0, 0, d, element};
+      const bool all =
+          hash(functions, rows, 1, 1, std::min(at_once, n - i), d, &result[i * bytes], threads);
+      if (finite && !all) *finite = false;
+    }
+    return result;
+  }
+  void check() const {
+    const std::vector<std::uint8_t> wanted = codes(100, Element::float32, 1);
+    CHECK(codes(n, Element::float32, 1) == wanted);
+    CHECK(codes(n, Element::float32, 3) == wanted);
+  }
+  bool by_tiles(bool bfloat16) const {  // whether tiles make the codes of the first 64 rows
+    std::vector<float> packed(
+        hash_tiles_planes(hash_code_bytes(functions.n_bits), functions.n_hashes, d));
+    std::vector<float> scratch(hash_tiles_scratch(d));
+    std::vector<std::uint8_t> result(64 * functions.n_hashes * hash_code_bytes(functions.n_bits));
+    HashTiles h;
+    h.parameters = planes.data();
+    h.columns = h.n_features = h.row_stride = d;
+    h.n_bits = functions.n_bits;
+    h.n_hashes = functions.n_hashes;
+    h.x = x.data();
+    h.rows = 64;
+    h.codes = result.data();
+    h.scratch = scratch.data();
+    h.bfloat16 = bfloat16;
+    h.planes = packed.data();
+    return kernels().pack_planes(h) && kernels().hash_tiles(h);
+  }
+};
+
+}  // namespace
+
+TEST(codes_by_tiles_are_those_of_float32) {
+  for (const Element element : {Element::float32, Element::bfloat16})
+    for (const index_t d : {3, 24, 64, 97})
+      for (const auto& [n_bits, n_hashes] :
+           {std::pair<int, index_t>{3, 5}, {8, 32}, {8, 7}, {9, 5}, {16, 4}, {17, 3}, {40, 2}}) {
+        const Hashed h(300, d, n_bits, n_hashes, element);
+        h.check();
+        CHECK(h.codes(h.n, element, 1) == h.codes(100, Element::float32, 1));
+        if (kernels().hash_tiles) CHECK(h.by_tiles(element == Element::bfloat16));
+      }
+}
+
+TEST(codes_by_tiles_of_rows_of_any_size) {
+  for (const int exponent : {-149, -135, -120, -80, -45, 45, 80, 100}) {
+    Hashed h(300, 40, 8, 9, Element::float32);
+    for (std::size_t i = 0; i < h.x.size(); ++i)
+      if (i / h.d % 7 == 2 || i / h.d >= 192) h.x[i] = std::ldexp(h.x[i], exponent);
+    h.check();
+  }
+  Hashed h(300, 40, 8, 9, Element::float32);  // of numbers of all sizes
+  for (std::size_t i = 0; i < h.x.size(); ++i) h.x[i] = std::ldexp(h.x[i], int(i * 7 % 190) - 150);
+  h.check();
+  for (float& value : h.planes) value *= 1e-20f;
+  h.check();
+  for (std::size_t i = 0; i < h.x.size(); i += 3) h.x[i] = 0;
+  h.check();
+}
+
+TEST(codes_by_tiles_of_rows_that_are_orthogonal_to_the_normals) {
+  Hashed h(300, 40, 8, 9, Element::float32);
+  for (std::size_t i = 0; i < h.planes.size(); ++i)
+    if (i % 40 < 20) h.planes[i] = 0;
+  for (std::size_t i = 0; i < h.x.size(); ++i)
+    if (i % 40 >= 20 && i / 40 % 3 < 2) h.x[i] = 0;
+  if (kernels().hash_tiles) CHECK(!h.by_tiles(false));  // too many bits are left to float32
+  h.check();
+  for (std::size_t i = 0; i < h.x.size(); ++i)  // one in 64 rows
+    if (i / 40 % 64 != 5) h.x[i] = float(i % 11) - 5.5f;
+  if (kernels().hash_tiles) CHECK(h.by_tiles(false));
+  h.check();
+}
+
+TEST(codes_by_tiles_of_rows_that_are_not_finite) {
+  for (const float bad : {NAN, INFINITY}) {
+    Hashed h(300, 40, 8, 9, Element::float32);
+    bool finite = false;
+    const std::vector<std::uint8_t> wanted = h.codes(h.n, Element::float32, 1, &finite);
+    CHECK(finite);
+    h.x[200 * 40 + 39] = bad;
+    const std::vector<std::uint8_t> got = h.codes(h.n, Element::float32, 1, &finite);
+    CHECK(!finite);
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(i / 9 == 200 || got[i] == wanted[i]);
+  }
+}
+
+TEST(codes_by_tiles_of_heads_with_planes_of_their_own) {
+  const index_t heads = 4, batch = 2, n = 150, d = 20, m = 6;
+  const std::vector<float> planes = normal(heads / 2 * 8 * m * d, 1),
+                           x = normal(batch * heads * n * d, 2);
+  HashFunctions f;
+  f.family = Family::hyperplane;
+  f.parameters = planes.data();
+  f.head_stride = 8 * m * d;
+  f.heads_per_set = 2;
+  f.columns = d;
+  f.n_hashes = m;
+  std::vector<std::uint8_t> got(batch * heads * n * m), wanted(n * m);
+  hash(f, {x.data(), heads * n * d, n * d, d}, batch, heads, n, d, got.data(), 2);
+  for (index_t head = 0; head < batch * heads; ++head) {
+    HashFunctions one = f;
+    one.parameters += head % heads / 2 * f.head_stride;
+    one.head_stride = 0;
+    for (index_t i = 0; i < n; i += 50)
+      hash(one, {&x[(head * n + i) * d], 0, 0, d}, 1, 1, 50, d, &wanted[i * m], 1);
+    CHECK(std::equal(wanted.begin(), wanted.end(), got.begin() + head * n * m));
   }
 }
 

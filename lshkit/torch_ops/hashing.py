@@ -85,7 +85,9 @@ def _hash(
     codes = new_codes(x, n_bits, n_hashes)
     if x.numel() == 0:
         return codes.zero_()
-    x, parameters = rows(x, torch.float32), parameters.contiguous()
+    short = x.dtype in (torch.bfloat16, torch.float16)  # the core reads them as they are
+    x = rows(x, x.dtype if short else torch.float32)
+    parameters = parameters.contiguous()
     finite = _C.hash(x, parameters, family, n_bits, n_hashes, codes, torch.get_num_threads())
     if check_finite and not finite:  # the core saw every number; on CUDA none is looked at
         raise ValueError("x must be finite, a row has a NaN or infinity")

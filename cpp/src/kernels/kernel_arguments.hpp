@@ -26,6 +26,22 @@ struct HashRows {
   index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
+// Rows for kernels/bfloat16/hash.cpp: one block of them, all bits of a code.
+struct HashTiles : HashRows {
+  bool bfloat16;  // which the rows are without loss
+  float*
+      planes;  // 64-byte aligned, hash_tiles_planes() floats: what pack_planes makes of parameters
+};
+constexpr index_t kTileRows = 64;  // of a block, at most
+// Beyond so many features, float32's rounding leaves the signs of too many sums open.
+constexpr index_t kMaxTileFeatures = 2048;
+constexpr index_t hash_tiles_planes(index_t code_bytes, index_t n_hashes, index_t n_features) {
+  const index_t planes = (8 * code_bytes * n_hashes + 15) / 16 * 16;
+  return planes * ((n_features + 31) / 32 * 32 + 1);  // two parts of bfloat16, and the norm
+}
+constexpr index_t hash_tiles_scratch(index_t n_features) {  // floats
+  return kTileRows * ((n_features + 31) / 32 * 32 + 32);    // two parts, and sums
+}
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 

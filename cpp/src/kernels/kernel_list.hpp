@@ -2,8 +2,9 @@
 // this list the tables of function pointers and the declarations of one instruction set, so there
 // is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
 // the T among its arguments; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set
-// multiplies bfloat16, one of LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone:
-// CPUs with tiles have that at half the rate of float32.
+// multiplies bfloat16, one of LSHKIT_TILE_KERNEL where it does so by tiles, and one of
+// LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone: CPUs with tiles have that at
+// half the rate of float32.
 #ifndef LSHKIT_KERNEL
 #define LSHKIT_KERNEL(result, name, ...)
 #endif
@@ -12,6 +13,9 @@
 #endif
 #ifndef LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...)
+#endif
+#ifndef LSHKIT_TILE_KERNEL
+#define LSHKIT_TILE_KERNEL(result, name, ...)
 #endif
 #ifndef LSHKIT_BFLOAT16_VECTOR_KERNEL
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL(result, name, ...)
@@ -139,6 +143,11 @@ LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> q
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
 
+// Codes of hyperplanes, those of hash_hyperplane. False, with codes of any content, where that one
+// has to make them: for planes of norms far from 1, and blocks with such rows.
+LSHKIT_TILE_KERNEL(bool, pack_planes, const HashTiles& planes)
+LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
+
 // See lower_bound_bfloat16.hpp. gradient_t += a_t^T (scale * the sum of a_f b_f^T), f of `from` and
 // t of `to`.
 LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p,
@@ -150,4 +159,5 @@ LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words,
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL
 #undef LSHKIT_BFLOAT16_KERNEL
+#undef LSHKIT_TILE_KERNEL
 #undef LSHKIT_BFLOAT16_VECTOR_KERNEL

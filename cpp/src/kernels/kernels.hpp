@@ -15,6 +15,7 @@ struct Kernels {
   const char* name;
 #define LSHKIT_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+#define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
 #include "kernel_list.hpp"
   TypedKernels<float> f32;
@@ -56,6 +57,7 @@ Kernels table();
 namespace LSHKIT_ISA {
 #define LSHKIT_KERNEL(result, name, ...) result name(__VA_ARGS__);
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result name(__VA_ARGS__);
+#define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
 #include "kernel_list.hpp"
 #define T float

@@ -2,7 +2,7 @@
 // and sums in float32. A chunk of keys is packed once and meets the queries block by block.
 //
 // Rows are scaled by powers of two alone, which rounds nothing, so cosines are those of float32.
-// Rounded to bfloat16, by 2^-9 of each at most: probabilities, the weights of pairs in the
+// Rounded to bfloat16, by 2^-8 of each at most: probabilities, the weights of pairs in the
 // gradient, and the output's gradient where it is summed for the values; g . v takes two parts of
 // it.
 #include "kernels/bfloat16/tiles.hpp"

@@ -13,6 +13,8 @@ Kernels table() {
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) t.name = name;
 #if defined(LSHKIT_ISA_AVX512_BF16) && !defined(LSHKIT_ISA_AMX)
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
+#else
+#define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #endif
 #include "kernels/kernel_list.hpp"
   return t;

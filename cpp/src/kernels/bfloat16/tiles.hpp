@@ -111,11 +111,24 @@ struct Tiles {
 
 // ---- products ----
 // Matrices lie tile by tile: A (rows, depth) tiles, B (columns, depth) tiles, C (rows, columns)
-// tiles. c (+)= a b for Rows x Columns tiles of C, `stride` floats from one row of them to the
-// next.
+// tiles. Factors of several terms, whose products are summed.
+struct Terms {
+  int count;
+  const Word *a[3], *b[3];
+
+  LSHKIT_INLINE Terms from(index_t tiles_of_a, index_t tiles_of_b) const {
+    Terms t = *this;
+    for (int i = 0; i < count; ++i) {
+      t.a[i] += tiles_of_a * kTileSize;
+      t.b[i] += tiles_of_b * kTileSize;
+    }
+    return t;
+  }
+};
+// c (+)= a b for Rows x Columns tiles of C, `stride` floats from one row of them to the next.
 template <int Rows, int Columns>
-LSHKIT_NOINLINE void multiply_tiles(index_t depth, const Word* a, const Word* b, float* c,
-                                    index_t stride, bool add) {
+LSHKIT_NOINLINE void multiply_tiles(index_t depth, const Terms& terms, float* c, index_t stride,
+                                    bool add) {
   constexpr bool kSecondRow = Rows == 2, kSecondColumn = Columns == 2;
   Tiles t;
   if (add) {
@@ -129,19 +142,22 @@ LSHKIT_NOINLINE void multiply_tiles(index_t depth, const Word* a, const Word* b,
     if constexpr (kSecondRow) t.zero<2>();
     if constexpr (kSecondRow && kSecondColumn) t.zero<3>();
   }
-  for (index_t k = 0; k < depth; ++k, a += kTileSize, b += kTileSize) {
-    t.load<4>(a);
-    t.load<6>(b);
-    t.multiply_add<0, 4, 6>();
-    if constexpr (kSecondColumn) {
-      t.load<7>(b + depth * kTileSize);
-      t.multiply_add<1, 4, 7>();
+  for (int i = 0; i < terms.count; ++i) {
+    const Word *a = terms.a[i], *b = terms.b[i];
+    for (index_t k = 0; k < depth; ++k, a += kTileSize, b += kTileSize) {
+      t.load<4>(a);
+      t.load<6>(b);
+      t.multiply_add<0, 4, 6>();
+      if constexpr (kSecondColumn) {
+        t.load<7>(b + depth * kTileSize);
+        t.multiply_add<1, 4, 7>();
+      }
+      if constexpr (kSecondRow) {
+        t.load<5>(a + depth * kTileSize);
+        t.multiply_add<2, 5, 6>();
+      }
+      if constexpr (kSecondRow && kSecondColumn) t.multiply_add<3, 5, 7>();
     }
-    if constexpr (kSecondRow) {
-      t.load<5>(a + depth * kTileSize);
-      t.multiply_add<2, 5, 6>();
-    }
-    if constexpr (kSecondRow && kSecondColumn) t.multiply_add<3, 5, 7>();
   }
   t.store<0>(c);
   if constexpr (kSecondColumn) t.store<1>(c + kTileSize);
@@ -149,25 +165,29 @@ LSHKIT_NOINLINE void multiply_tiles(index_t depth, const Word* a, const Word* b,
   if constexpr (kSecondRow && kSecondColumn) t.store<3>(c + stride + kTileSize);
 }
 template <int Rows>
-LSHKIT_INLINE void multiply_row(index_t columns, index_t depth, const Word* a, const Word* b,
-                                float* c, bool add) {
+LSHKIT_INLINE void multiply_row(index_t columns, index_t depth, const Terms& terms, float* c,
+                                bool add) {
   index_t j = 0;
   for (; j + kAside <= columns; j += kAside)
-    multiply_tiles<Rows, kAside>(depth, a, b + j * depth * kTileSize, c + j * kTileSize,
+    multiply_tiles<Rows, kAside>(depth, terms.from(0, j * depth), c + j * kTileSize,
                                  columns * kTileSize, add);
   if (j < columns)
-    multiply_tiles<Rows, 1>(depth, a, b + j * depth * kTileSize, c + j * kTileSize,
-                            columns * kTileSize, add);
+    multiply_tiles<Rows, 1>(depth, terms.from(0, j * depth), c + j * kTileSize, columns * kTileSize,
+                            add);
 }
-// C (+)= A B; sizes in tiles.
-LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, const Word* a,
-                            const Word* b, float* c, bool add) {
+// C (+)= the sum of the terms' A B; sizes in tiles.
+LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, const Terms& terms,
+                            float* c, bool add) {
   index_t i = 0;
   for (; i + kAside <= rows; i += kAside)
-    multiply_row<kAside>(columns, depth, a + i * depth * kTileSize, b, c + i * columns * kTileSize,
+    multiply_row<kAside>(columns, depth, terms.from(i * depth, 0), c + i * columns * kTileSize,
                          add);
   if (i < rows)
-    multiply_row<1>(columns, depth, a + i * depth * kTileSize, b, c + i * columns * kTileSize, add);
+    multiply_row<1>(columns, depth, terms.from(i * depth, 0), c + i * columns * kTileSize, add);
+}
+LSHKIT_INLINE void multiply(index_t rows, index_t columns, index_t depth, const Word* a,
+                            const Word* b, float* c, bool add) {
+  multiply(rows, columns, depth, Terms{1, {a}, {b}}, c, add);
 }
 
 // ---- factors ----
@@ -214,8 +234,9 @@ LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const float* const
     }
 }
 // B of factor_r * x(r), summed over rows; zeros up to whole tiles of both.
-LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns, const float* const* x,
-                                const float* factor, Word* b) {
+[[maybe_unused]] LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns,
+                                                 const float* const* x, const float* factor,
+                                                 Word* b) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(rows);
   const auto lanes = [&](index_t r, index_t c) {
