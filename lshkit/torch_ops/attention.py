@@ -66,17 +66,13 @@ def _sampled_dtype(x: Tensor) -> torch.dtype:
 def keeps_output(query: Tensor) -> bool:
     """Whether the backward pass restores the sums from the output instead of adding them up again.
 
-    On a GPU: of 16-bit inputs that is a rounded output, where the gradient's terms are rounded too.
-    On the CPU the sums are added up again, in float32 or in tables of 16-bit integers.
+    Of float32; on a GPU of 16-bit inputs too, whose output is rounded as the gradient's terms are.
     """
-    return query.is_cuda
+    return query.is_cuda or query.dtype is torch.float32
 
 
 def expectation_keeps_output(query: Tensor) -> bool:
-    """Whether the expectation's does, which adding them up again takes a third longer.
-
-    In float32 alone: from a rounded output the gradients would have its error.
-    """
+    """Whether the expectation's does: from a rounded output the gradients would have its error."""
     return query.dtype is torch.float32
 
 
