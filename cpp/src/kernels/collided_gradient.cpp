@@ -31,11 +31,9 @@ LSHKIT_INLINE void weigh(const Problem& p, PairList& list) {
       store(list.b + t,
             load(list.b + t) * unbiased_weight(load(list.x + t), p.n_bits, float(p.n_hashes)));
   else
-    for (int t = 0; t < list.n; t += W) {
-      Vec<float> probability;
-      store(list.b + t, load(list.b + t) * weight<float>(load(list.x + t), p.n_bits,
-                                                         Gradient::exact, &probability));
-    }
+    for (int t = 0; t < list.n; t += W)
+      store(list.b + t,
+            load(list.b + t) * weight<float>(load(list.x + t), p.n_bits, Gradient::exact));
 }
 
 template <int Vectors>

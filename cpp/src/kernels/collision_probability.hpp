@@ -60,46 +60,102 @@ LSHKIT_INLINE Vec<T> clamp(Vec<T> x) {
   x = select(x > one, one, x);
   return select(x < -one, -one, x);
 }
-// base^n by squaring
-template <class T>
-LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
-  Vec<T> result = broadcast<T>(1);
-  for (; n > 0; n >>= 1) {
-    if (n & 1) result *= base;
-    base *= base;
-  }
-  return result;
-}
-
 // The distance to x = 1 below which the derivative stops growing: 1 - x^2 is rounding noise there.
 template <class T>
 constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
 
-// The cosine -x from which on vectors count as opposite.
+// From here on a cosine counts as 1, on either side: vectors as equal or opposite.
 template <class T>
-constexpr T kOpposite = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
+constexpr T kNearOne = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
 
-// The probability 1 - acos(x) / pi that one bit agrees. From acos(|x|) at both ends, so that
-// nothing cancels near x = -1; within rounding of it vectors count as opposite and agree in no bit.
+// ---- of several registers, whose chains of operations overlap ----
+
+// The probability 1 - acos(x) / pi that one bit agrees: 1/2 +- (1/2 - acos(|x|) / pi). Of x, which
+// may be rounded to beyond 1, the magnitudes are left, at most 1.
+template <class T, std::size_t N>
+LSHKIT_INLINE void agreements(Vec<T> (&x)[N], Vec<T> (&bit)[N]) {
+  const Vec<T> one = broadcast<T>(1), half = broadcast<T>(0.5), near_one = broadcast(kNearOne<T>);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) {
+    const Int<T> sign = Int<T>(x[i]) & Int<T>(broadcast<T>(-0.0));
+    Vec<T> a = Vec<T>(Int<T>(x[i]) ^ sign);
+    a = a > near_one ? one : a;
+    const Vec<T> from_half = half - arccos(a) * T(1 / kPi);
+    bit[i] = half + Vec<T>(Int<T>(from_half) ^ sign);
+    x[i] = a;
+  }
+}
+template <class T, std::size_t N>
+LSHKIT_INLINE void multiply_each(Vec<T> (&x)[N], const Vec<T> (&y)[N]) {
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) x[i] *= y[i];
+}
+// base^n by squaring; base has other numbers then.
+template <class T, std::size_t N>
+LSHKIT_INLINE void powers(Vec<T> (&base)[N], int n, Vec<T> (&result)[N]) {
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) result[i] = broadcast<T>(1);
+  if (n == 0) return;
+  for (; n % 2 == 0; n /= 2) multiply_each<T>(base, base);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) result[i] = base[i];
+  while ((n /= 2) > 0) {
+    multiply_each<T>(base, base);
+    if (n % 2) multiply_each<T>(result, base);
+  }
+}
+// p of cosines, which become their magnitudes.
+template <class T, std::size_t N>
+LSHKIT_INLINE void probabilities(Vec<T> (&x)[N], int n_bits, Vec<T> (&p)[N]) {
+  Vec<T> bit[N];
+  agreements<T>(x, bit);
+  powers<T>(bit, n_bits, p);
+}
+// The gradient's weights too.
+template <class T, std::size_t N>
+LSHKIT_INLINE void weights(Vec<T> (&x)[N], int n_bits, Gradient kind, Vec<T> (&p)[N],
+                           Vec<T> (&w)[N]) {
+  Vec<T> base[N];
+  agreements<T>(x, p);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) base[i] = p[i];
+  powers<T>(base, n_bits - 1, w);
+  const Vec<T> floor = broadcast<T>(kFloor<T>);
+  LSHKIT_UNROLL
+  for (std::size_t i = 0; i < N; ++i) {
+    p[i] *= w[i];
+    if (kind == Gradient::lower_bound) {
+      w[i] = p[i] * T(n_bits * 0.5);
+    } else {
+      const Vec<T> square = 1 - x[i] * x[i];
+      w[i] = w[i] * T(n_bits / kPi) / root(square < floor ? floor : square);
+    }
+  }
+}
+
+// ---- of one ----
+
 template <class T>
 LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
-  const Int<T> negative = x < T(0);
-  const Vec<T> a = select(negative, -x, x), t = arccos(a) * T(1 / kPi);
-  return select(negative, select(a > broadcast<T>(kOpposite<T>), Vec<T>{}, t), 1 - t);
+  Vec<T> cosine[1] = {x}, bit[1];
+  agreements<T>(cosine, bit);
+  return bit[0];
+}
+template <class T>
+LSHKIT_INLINE Vec<T> power(Vec<T> base, int n) {
+  Vec<T> factor[1] = {base}, result[1];
+  powers<T>(factor, n, result);
+  return result[0];
 }
 template <class T>
 LSHKIT_INLINE Vec<T> probability(Vec<T> x, int n_bits) {
-  return power<T>(agreement<T>(clamp<T>(x)), n_bits);
+  return power<T>(agreement<T>(x), n_bits);
 }
-// The gradient's weight and, through p, the probability.
 template <class T>
-LSHKIT_INLINE Vec<T> weight(Vec<T> x, int n_bits, Gradient kind, Vec<T>* p) {
-  x = clamp<T>(x);
-  const Vec<T> bit = agreement<T>(x), lower = power<T>(bit, n_bits - 1);
-  *p = lower * bit;
-  if (kind == Gradient::lower_bound) return *p * T(n_bits * 0.5);
-  const Vec<T> square = 1 - x * x, floor = broadcast<T>(kFloor<T>);
-  return lower * T(n_bits / kPi) / root(select(square < floor, floor, square));
+LSHKIT_INLINE Vec<T> weight(Vec<T> x, int n_bits, Gradient kind) {
+  Vec<T> cosine[1] = {x}, p[1], w[1];
+  weights<T>(cosine, n_bits, kind, p, w);
+  return w[0];
 }
 
 // log(1 - p) and e^t - 1 for 0 <= p <= 1 and t <= 0, to a few units of the last place of the result

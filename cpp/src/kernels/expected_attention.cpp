@@ -11,6 +11,7 @@ namespace LSHKIT_ISA {
 namespace {
 
 constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
+constexpr int kAtOnce = 2;                     // registers of pairs
 
 template <class T>
 struct Scratch {
@@ -98,7 +99,7 @@ void sum(const ExpectedSum<T>& p) {
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(T) * p.out.rows);
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kLanes<T>);
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>);
     pack_transposed<T>(n_keys, d, padded, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
                        s.key_t);
     pack<T>(n_keys, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
@@ -107,9 +108,15 @@ void sum(const ExpectedSum<T>& p) {
       matmul<T>(nq, padded, d, {p.query.row(i), p.query.stride}, 1, s.key_t, padded, {s.x, padded},
                 false);
       for (index_t r = 0; r < nq; ++r)
-        for (index_t c = 0; c < padded; c += kLanes<T>) {
-          T* x = s.x + r * padded + c;
-          store(x, probability<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits));
+        for (index_t c = 0; c < padded; c += kAtOnce * kLanes<T>) {
+          T* pairs = s.x + r * padded + c;
+          Vec<T> x[kAtOnce], weight[kAtOnce];
+          LSHKIT_UNROLL
+          for (int k = 0; k < kAtOnce; ++k)
+            x[k] = load(pairs + k * kLanes<T>) * p.query_inverse_norm[i + r];
+          probabilities<T>(x, p.n_bits, weight);
+          LSHKIT_UNROLL
+          for (int k = 0; k < kAtOnce; ++k) store(pairs + k * kLanes<T>, weight[k]);
         }
       if (straddles) hide_future(s.x, padded, s.keys, nk, p.first_query + i, nq);
       if (p.row_sum)
@@ -133,7 +140,7 @@ void gradient(const ExpectedGradient<T>& p) {
   clear(p.value_grad);
   const bool of_pairs = p.query_grad.data || p.key_grad.data;
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kLanes<T>);
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>);
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
     pack_transposed<T>(n_keys, d, padded, keys, 1, p.key_inverse_norm, s.key_t);
     pack<T>(n_keys, d, s.d, keys, 1, p.key_inverse_norm, s.key);
@@ -149,13 +156,20 @@ void gradient(const ExpectedGradient<T>& p) {
       if (of_pairs) matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
       for (index_t r = 0; r < nq; ++r) {
         const T bias = p.bias ? p.bias[i + r] : 0;
-        for (index_t c = 0; c < padded; c += kLanes<T>) {
-          T *x = s.x + r * padded + c, *pair = s.s + r * padded + c;
-          Vec<T> probability;
-          const Vec<T> w =
-              weight<T>(load(x) * p.query_inverse_norm[i + r], p.n_bits, p.weight, &probability);
-          if (of_pairs) store(pair, p.query_valid[i + r] ? w * (load(pair) + bias) : Vec<T>{});
-          store(x, p.query_valid[i + r] ? probability : Vec<T>{});
+        const bool valid = p.query_valid[i + r];
+        for (index_t c = 0; c < padded; c += kAtOnce * kLanes<T>) {
+          T *pairs = s.x + r * padded + c, *dots = s.s + r * padded + c;
+          Vec<T> x[kAtOnce], probability[kAtOnce], weight[kAtOnce];
+          LSHKIT_UNROLL
+          for (int k = 0; k < kAtOnce; ++k)
+            x[k] = load(pairs + k * kLanes<T>) * p.query_inverse_norm[i + r];
+          weights<T>(x, p.n_bits, p.weight, probability, weight);
+          LSHKIT_UNROLL
+          for (int k = 0; k < kAtOnce; ++k) {
+            T* dot = dots + k * kLanes<T>;
+            if (of_pairs) store(dot, valid ? weight[k] * (load(dot) + bias) : Vec<T>{});
+            store(pairs + k * kLanes<T>, valid ? probability[k] : Vec<T>{});
+          }
         }
       }
       if (straddles) {

@@ -19,42 +19,6 @@ constexpr int W = kLanes<float>;
 constexpr int kAtOnce = kPair / W;  // registers
 using F = Vec<float>;
 
-// agreement() and power() of several registers of cosines, whose chains of operations overlap. From
-// kOpposite on a cosine counts as 1, on either side. Leaves the cosines' magnitudes, 1 at most.
-template <std::size_t N>
-LSHKIT_INLINE void agreements(F (&x)[N], F (&bit)[N]) {
-  const F one = broadcast<float>(1), half = broadcast<float>(0.5),
-          nearly = broadcast(kOpposite<float>);
-  LSHKIT_UNROLL
-  for (std::size_t i = 0; i < N; ++i) {
-    const Int<float> sign = Int<float>(x[i]) & Int<float>(broadcast<float>(-0.0f));
-    F a = F(Int<float>(x[i]) ^ sign);
-    a = a < nearly ? a : one;
-    // 1/2 +- (1/2 - acos(a) / pi)
-    const F from_half = half - arccos(a) * float(1 / kPi);
-    bit[i] = half + F(Int<float>(from_half) ^ sign);
-    x[i] = a;
-  }
-}
-template <std::size_t N>
-LSHKIT_INLINE void multiply(F (&x)[N], const F (&y)[N]) {
-  LSHKIT_UNROLL
-  for (std::size_t i = 0; i < N; ++i) x[i] *= y[i];
-}
-template <std::size_t N>
-LSHKIT_INLINE void powers(F (&base)[N], int n, F (&result)[N]) {  // changes base
-  LSHKIT_UNROLL
-  for (std::size_t i = 0; i < N; ++i) result[i] = broadcast<float>(1);
-  if (n == 0) return;
-  for (; n % 2 == 0; n /= 2) multiply(base, base);
-  LSHKIT_UNROLL
-  for (std::size_t i = 0; i < N; ++i) result[i] = base[i];
-  while ((n /= 2) > 0) {
-    multiply(base, base);
-    if (n % 2) multiply(result, base);
-  }
-}
-
 // The power of two that brings a row to a norm of 1/2 to 1; 0 for one without an inverse norm.
 float power_near(float inverse_norm) {
   if (!(inverse_norm > 0)) return 0;
@@ -281,14 +245,13 @@ bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
         const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
         F sum = {};
         for (index_t first = 0; first < nk; first += kAtOnce * W) {
-          F cosine[kAtOnce], bit[kAtOnce], weight[kAtOnce];
+          F cosine[kAtOnce], weight[kAtOnce];
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
             cosine[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
           }
-          agreements(cosine, bit);
-          powers(bit, p.n_bits, weight);
+          probabilities<float>(cosine, p.n_bits, weight);
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
@@ -339,7 +302,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
       for (index_t r = 0; r < nq; r += 2)
         for (index_t c = 0; c < nk; c += W) {
           const F scale = load(s.key_scale + c);
-          F cosine[2], bit[2], base[2], lower[2], dot[2];
+          F cosine[2], probability[2], weight[2], dot[2];
           LSHKIT_UNROLL
           for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd, at = (row / kTile * tiles_of(nk) + c / kTile) * kTileSize +
@@ -347,33 +310,23 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
             cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
             dot[odd] = load(s.s + at) + q.bias[i + row];
           }
-          agreements(cosine, bit);
-          LSHKIT_UNROLL
-          for (int odd = 0; odd < 2; ++odd) base[odd] = bit[odd];
-          powers(base, p.n_bits - 1, lower);
-          Halves probabilities[2], weights[2];
+          weights<float>(cosine, p.n_bits, p.weight, probability, weight);
+          Halves rounded[2], scaled[2];
           LSHKIT_UNROLL
           for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd;
             const index_t end = seen[row];
-            const F probability = lower[odd] * bit[odd];
-            F w = probability * (float(p.n_bits) * 0.5f);
-            if (p.weight != Gradient::lower_bound) {
-              const F square = 1 - cosine[odd] * cosine[odd],
-                      floor = broadcast<float>(kFloor<float>);
-              w = lower[odd] * float(p.n_bits / kPi) / root(square < floor ? floor : square);
-            }
-            const F pair = lanes_before(w * dot[odd], c, end);
+            const F pair = lanes_before(weight[odd] * dot[odd], c, end);
             store_half(row_of_a(s.pair, depth_of(nk), row, c), to_bfloat16(pair * scale));
-            weights[odd] = to_bfloat16(pair * q.scale[i + row]);
-            probabilities[odd] = to_bfloat16(lanes_before(probability, c, end));
+            scaled[odd] = to_bfloat16(pair * q.scale[i + row]);
+            rounded[odd] = to_bfloat16(lanes_before(probability[odd], c, end));
           }
           const index_t at = (c / kTile * depth_of(nq) + r / kPair) * kTileSize +
                              r % kPair / 2 * kTile + c % kTile;
-          const Words pairs = pair_up(weights[0], weights[1]);
+          const Words pairs = pair_up(scaled[0], scaled[1]);
           std::memcpy(s.pair_pairs + at, &pairs, sizeof(pairs));
-          const Words probability = pair_up(probabilities[0], probabilities[1]);
-          std::memcpy(s.probability_pairs + at, &probability, sizeof(probability));
+          const Words of_values = pair_up(rounded[0], rounded[1]);
+          std::memcpy(s.probability_pairs + at, &of_values, sizeof(of_values));
         }
       if (p.query_grad.data) {
         multiply(tiles_of(nq), s.d, depth_of(nk), s.pair, s.key_pairs, s.out, false);
