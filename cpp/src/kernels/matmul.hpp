@@ -32,43 +32,61 @@ LSHKIT_NOINLINE void write_part(const T* row, index_t count, T* out, bool add) {
   for (index_t i = 0; i < count; ++i) out[i] = add ? out[i] + row[i] : row[i];
 }
 
+template <class T, int kRows, int Columns>
+LSHKIT_INLINE void matmul_tile(index_t first, index_t rows, index_t columns, index_t depth,
+                               Rows<const T> a, index_t a_stride, const T* b, index_t b_stride,
+                               Rows<T> c, index_t column, bool add) {
+  constexpr int n = kLanes<T>;
+  const T* row[kRows];
+  LSHKIT_UNROLL
+  for (int r = 0; r < kRows; ++r) row[r] = a(smaller(first + r, rows - 1));
+  Vec<T> sum[kRows][Columns] = {};
+  for (index_t k = 0; k < depth; ++k) {
+    Vec<T> v[Columns];
+    LSHKIT_UNROLL
+    for (int i = 0; i < Columns; ++i) v[i] = load(b + k * b_stride + column + i * n);
+    LSHKIT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const T s = row[r][k * a_stride];
+      LSHKIT_UNROLL
+      for (int i = 0; i < Columns; ++i) sum[r][i] += s * v[i];
+    }
+  }
+  if (column + Columns * n > columns) {
+    T tile[kRows * Columns * n];
+    LSHKIT_UNROLL
+    for (int r = 0; r < kRows; ++r) LSHKIT_UNROLL
+    for (int i = 0; i < Columns; ++i) store(tile + (r * Columns + i) * n, sum[r][i]);
+    for (index_t r = 0; r < smaller(kRows, rows - first); ++r)
+      write_part(tile + r * Columns * n, columns - column, c(first + r) + column, add);
+    return;
+  }
+  LSHKIT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    if (first + r >= rows) break;
+    T* out = c(first + r) + column;
+    LSHKIT_UNROLL
+    for (int i = 0; i < Columns; ++i)
+      store(out + i * n, add ? load(out + i * n) + sum[r][i] : sum[r][i]);
+  }
+}
+
+// The last rows in tiles of four where these fit better: 128 rows are 20 tiles of six and two.
 template <class T, int Columns>
 LSHKIT_INLINE void matmul_panel(index_t rows, index_t columns, index_t depth, Rows<const T> a,
                                 index_t a_stride, const T* b, index_t b_stride, Rows<T> c,
                                 index_t column, bool add) {
-  constexpr int kRows = kTileRows<Columns>, n = kLanes<T>;
-  for (index_t first = 0; first < rows; first += kRows) {
-    const T* row[kRows];
-    LSHKIT_UNROLL
-    for (int r = 0; r < kRows; ++r) row[r] = a(smaller(first + r, rows - 1));
-    Vec<T> sum[kRows][Columns] = {};
-    for (index_t k = 0; k < depth; ++k) {
-      Vec<T> v[Columns];
-      LSHKIT_UNROLL
-      for (int i = 0; i < Columns; ++i) v[i] = load(b + k * b_stride + column + i * n);
-      LSHKIT_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const T s = row[r][k * a_stride];
-        LSHKIT_UNROLL
-        for (int i = 0; i < Columns; ++i) sum[r][i] += s * v[i];
-      }
-    }
-    if (column + Columns * n > columns) {
-      T tile[kRows * Columns * n];
-      LSHKIT_UNROLL
-      for (int r = 0; r < kRows; ++r) LSHKIT_UNROLL
-      for (int i = 0; i < Columns; ++i) store(tile + (r * Columns + i) * n, sum[r][i]);
-      for (index_t r = 0; r < smaller(kRows, rows - first); ++r)
-        write_part(tile + r * Columns * n, columns - column, c(first + r) + column, add);
-      continue;
-    }
-    LSHKIT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      if (first + r >= rows) break;
-      T* out = c(first + r) + column;
-      LSHKIT_UNROLL
-      for (int i = 0; i < Columns; ++i)
-        store(out + i * n, add ? load(out + i * n) + sum[r][i] : sum[r][i]);
+  constexpr int kRows = kTileRows<Columns>;
+  for (index_t first = 0; first < rows;) {
+    const index_t left = rows - first;
+    if (kRows > 4 && (left <= 4 || left == 8)) {
+      matmul_tile<T, 4, Columns>(first, rows, columns, depth, a, a_stride, b, b_stride, c, column,
+                                 add);
+      first += 4;
+    } else {
+      matmul_tile<T, kRows, Columns>(first, rows, columns, depth, a, a_stride, b, b_stride, c,
+                                     column, add);
+      first += kRows;
     }
   }
 }
