@@ -138,7 +138,7 @@ void set_heads(WeightedPass<float>& a, index_t first, index_t heads) {
 }
 float* take_tables(Cut& cut, WeightedPass<float>& a, index_t bytes) {
   a.table_bytes = bytes;
-  return cut.take<float>(bytes / index_t(sizeof(float)));
+  return cut.take<float>(ceil_div(bytes, index_t(sizeof(float))));
 }
 
 void soft_codes(const SoftProblem& p, bool query, const RowNorms& norms, const SoftCodesOut& out) {

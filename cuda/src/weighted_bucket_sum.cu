@@ -231,7 +231,7 @@ index_t weighted_bucket_sum(const Queue& queue, const BucketSumShape& shape, Pro
   a.read.sum_columns = shape.n_values;
   Cut cut(scratch);
   a.table_bytes = weighted_table_scratch(a);
-  a.tables = cut.take<T>(a.table_bytes / index_t(sizeof(T)));
+  a.tables = cut.take<T>(ceil_div(a.table_bytes, index_t(sizeof(T))));
   take_sorted(cut, {&a});
   if (!scratch) return cut.used();
   const DeviceGuard guard(queue);
@@ -257,7 +257,7 @@ index_t weighted_bucket_sum_backward(const Queue& queue, const BucketSumShape& s
   back.table_bytes = weighted_table_scratch(back);
   if (gradients.query_weights)
     back.table_bytes = most(back.table_bytes, weighted_table_scratch(forwards));
-  back.tables = cut.take<T>(back.table_bytes / index_t(sizeof(T)));
+  back.tables = cut.take<T>(ceil_div(back.table_bytes, index_t(sizeof(T))));
   forwards.tables = back.tables;
   forwards.table_bytes = back.table_bytes;
   if (gradients.query_weights)

@@ -23,7 +23,7 @@ from cases.attention import (  # noqa: E402
 )
 
 from lshkit import reference, torch_ops  # noqa: E402
-from lshkit.attention import Expected, yoso_attention  # noqa: E402
+from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
 from lshkit.torch_ops import attention as attention_operators  # noqa: E402
 
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
@@ -147,6 +147,15 @@ def test_sampled_gradients_from_the_output(is_causal, normalize):
     got = torch_ops.yoso_attention_backward(*tensors, out=out, divisors=divisors)
     for a, b in zip(got, again, strict=True):
         assert (a - b).norm() < 1e-5 * b.norm()
+
+
+def test_a_changed_output_is_an_error_of_the_backward_pass():
+    case = attention_inputs(9)
+    inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
+    out = yoso_attention(*inputs, estimator=Sampled(expectation="never"), seed=0)
+    out += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

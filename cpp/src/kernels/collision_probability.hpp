@@ -71,7 +71,8 @@ constexpr T kNearOne = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049
 // ---- of several registers, whose chains of operations overlap ----
 
 // The probability 1 - acos(x) / pi that one bit agrees: 1/2 +- (1/2 - acos(|x|) / pi). Of x, which
-// may be rounded to beyond 1, the magnitudes are left, at most 1.
+// may be rounded to beyond 1, the magnitudes are left, at most 1. Near -1, where the probability
+// is small, its error is 2^-25 in float32: absolute, not of it.
 template <class T, std::size_t N>
 LSHKIT_INLINE void agreements(Vec<T> (&x)[N], Vec<T> (&bit)[N]) {
   const Vec<T> one = broadcast<T>(1), half = broadcast<T>(0.5), near_one = broadcast(kNearOne<T>);

@@ -79,7 +79,7 @@ LSHKIT_INLINE void matmul_panel(index_t rows, index_t columns, index_t depth, Ro
   constexpr int kRows = kTileRows<Columns>;
   for (index_t first = 0; first < rows;) {
     const index_t left = rows - first;
-    if (kRows > 4 && (left <= 4 || left == 8)) {
+    if (kRows > 4 && (left <= 4 || (left == 8 && kRows != 8))) {
       matmul_tile<T, 4, Columns>(first, rows, columns, depth, a, a_stride, b, b_stride, c, column,
                                  add);
       first += 4;

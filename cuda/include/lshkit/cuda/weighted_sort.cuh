@@ -178,7 +178,8 @@ __global__ void __launch_bounds__(kSortThreads, (sizeof(T) == 4 ? 3 : 2) - Order
     });
     __syncthreads();
     Added<T>* const to = sorted_at(a, task, hash) + part * kSortPart<T>;
-    const int placed = starts[ranges];
+    // Of sequences that overlap, which they must not, one may read the other's.
+    const int placed = int(least(starts[ranges], least(kSortPart<T>, count - part * kSortPart<T>)));
     for (int i = thread_index(); i < placed; i += kSortThreads) to[i] = records[i];
     __syncthreads();
   }
@@ -230,9 +231,12 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
   const int own = *part + thread;
   int begin = 0, length = 0;
   if (own < parts) {
-    begin = starts[own * step];
-    length = starts[own * step + 1] - begin;
-    if (thread == 0) begin += *done, length -= *done;
+    constexpr int kMost = int(kSortPart<T>);  // no number is trusted, as sequences may overlap
+    begin = int(most(least(starts[own * step], kMost), 0));
+    length = int(most(least(starts[own * step + 1], kMost) - begin, 0));
+    const int skipped = thread == 0 ? int(least(*done, length)) : 0;
+    begin += skipped;
+    length -= skipped;
     m.sources[thread] = own * int(kSortPart<T>) + begin;
   }
   int up_to = length;  // this lane
