@@ -18,6 +18,7 @@ from benchmarks.quality.text import __main__ as command  # noqa: E402
 from benchmarks.quality.text.at_once import train  # noqa: E402
 from benchmarks.quality.text.candidates import (  # noqa: E402
     CANDIDATES,
+    Divided,
     NearAndFar,
     OverCollisions,
     kernel,
@@ -86,21 +87,20 @@ def inputs(n: int, dtype: torch.dtype = torch.float32) -> tuple:
 
 
 @pytest.mark.parametrize("decay", [None, "head", "token"])
-@pytest.mark.parametrize("null", [False, True])
-def test_chunks_and_a_tree_sum_all_pairs(decay, null):
+def test_chunks_and_a_tree_sum_all_pairs(decay):
     tensors = inputs(128, torch.float64)
     torch.manual_seed(0)
-    mixer = NearAndFar(decay=decay, null=null).double()
+    mixer = NearAndFar(decay=decay).double()
     if decay == "token":
         torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
-    in_chunks = NearAndFar(decay=decay, null=null, chunk=16).double()
+    in_chunks = NearAndFar(decay=decay, chunk=16).double()
     in_chunks.load_state_dict(mixer.state_dict())
     torch.testing.assert_close(in_chunks(*tensors), mixer(*tensors))
 
 
 def test_the_kernel_is_decayed_and_divided():
     q, k, v, x = tensors = inputs(32, torch.float64)
-    mixer = NearAndFar(decay="token", null=True).double()
+    mixer = NearAndFar(decay="token").double()
     torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
     angle = torch.acos(
         torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], -1)
@@ -113,7 +113,24 @@ def test_the_kernel_is_decayed_and_divided():
                 weights[..., i, j] = 0
             weights[..., i, j] *= torch.exp(-gates[:, j + 1 : i + 1].sum(1))
     wanted = weights @ v / (weights.sum(-1, keepdim=True) + 0.1)
-    torch.testing.assert_close(mixer(*tensors), wanted)
+    torch.testing.assert_close(Divided(mixer, 0.1).double()(*tensors), wanted)
+
+
+@pytest.mark.parametrize("kind", ["soft codes, 12 bits, learned sharpness", "YOSO, 12 bits"])
+def test_sums_of_the_library_are_divided(kind):
+    q, k, v, x = tensors = [y.requires_grad_() for y in inputs(64)]
+    k.data[:, :, ::2] = q.data[:, :, 1::2]  # equal vectors collide in all hashes
+    divided = CANDIDATES[f"{kind}, null key"]().mixer
+    out = divided.eval()(*tensors)
+    estimator = divided.mixer.estimator
+    options = {"estimator": estimator, "normalize": None, "is_causal": True, "seed": 0}
+    ones = torch.ones_like(v)
+    sums, weights = (yoso_attention(q, k, y, **options) for y in (v, ones))
+    torch.testing.assert_close(out, sums / (weights + 0.1))
+    leaves = q, k, v, *divided.parameters()
+    grad = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+    for of_leaf in torch.autograd.grad(out, leaves, grad):
+        assert of_leaf.isfinite().all() and of_leaf.abs().amax() > 0
 
 
 def test_delta_writes_are_differences_to_what_is_there():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from benchmarks.quality.text.model import HEADS, ByteModel
 from benchmarks.quality.text.training import Setting, Text, Training, evaluate, tests
 
 Key = tuple[int, str, str, int]  # length, budget, method, seed
@@ -81,11 +82,24 @@ class Slot:
             losses = evaluate(self.training.model, tests(self.text.held_out, length, tested))
             losses["training_loss"] = self.training.loss.item()
         return losses | {
+            "learned": per_head(self.training.model),
             "steps": self.steps,
             "seconds": round(trained - self.prepared, 2),
             "prepared_in": round(self.prepared - self.begin, 2),
             "evaluated_in": round(self.clock() - trained, 2),
         }
+
+
+def per_head(model: ByteModel) -> dict[str, str]:
+    """What the mixers learned that is a number per head."""
+    return {
+        f"{name.rpartition('.')[2]} of layer {i}": " ".join(
+            f"{x:.3f}" for x in p.flatten().tolist()
+        )
+        for i, block in enumerate(model.blocks)
+        for name, p in block.attention.mixer.named_parameters()
+        if p.numel() == HEADS
+    }
 
 
 def train_for(key: Key, setting: Setting, text: Text, graphs: bool) -> dict:

@@ -22,6 +22,7 @@ from benchmarks.quality.text.model import (
     HEADS,
     Seeds,
     WithOwnValue,
+    Yoso,
     alibi_slopes,
     collisions,
     hard,
@@ -65,9 +66,9 @@ class NearAndFar(nn.Module):
 
     near: "kernel", the collision probability; "softmax", an attention of its own to which the sum
     of the far values is added; "exponential", exp(temperature (cosine - 1)), in one sum with the
-    far ones. far: "exact" (the kernel), an estimator of it, or None. null: sums are divided by the
-    sum of the weights and a learned number. delta: a key writes the difference to what is there
-    (all pairs exact only). n_bits: of exact weights; None: a learned number per head.
+    far ones. far: "exact" (the kernel), an estimator of it, or None. delta: a key writes the
+    difference to what is there (all pairs exact only). n_bits: of exact weights; None: a learned
+    number per head.
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class NearAndFar(nn.Module):
         far: Estimator | str | None = "exact",
         chunk: int | None = None,
         decay: str | None = None,
-        null: bool = False,
         delta: bool = False,
         n_bits: int | None = 12,
     ) -> None:
@@ -84,19 +84,16 @@ class NearAndFar(nn.Module):
         self.bits = n_bits
         if n_bits is None:
             self.log_bits = nn.Parameter(torch.full((HEADS, 1, 1), 12.0).log())
-        self.near, self.far, self.chunk, self.null = near, far, chunk, null
+        self.near, self.far, self.chunk = near, far, chunk
         self.decay = Decay(decay) if decay else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.far_share = nn.Parameter(torch.ones(HEADS, 1, 1))
-        self.log_null = nn.Parameter(torch.full((HEADS, 1, 1), math.log(0.1)))
         self.written = nn.Linear(DIM, HEADS) if delta else None
         self.seeds = Seeds()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        n, features = v.shape[-2:]
+        n = v.shape[-2]
         c = None if self.decay is None else self.decay(x)[..., None]
-        if self.null:
-            v = F.pad(v, (0, 1), value=1.0)  # beside the sums of values that of the weights
         chunk = n if self.chunk is None else min(self.chunk, n)
         out = whole(self.of_near(*(nodes(y, chunk) for y in (q, k, v, c)), x), n)
         if self.far is not None and chunk < n:
@@ -105,8 +102,6 @@ class NearAndFar(nn.Module):
                 of_right = self.of_level(half, *(nodes(y, 2 * half) for y in (q, k, v, c)), seed)
                 far, half = far + whole(F.pad(of_right, (0, 0, half, 0)), n), half // 2
             out = out + self.far_share * far
-        if self.null:
-            out = out[..., :features] / (out[..., features:] + self.log_null.exp())
         return out
 
     @property
@@ -209,6 +204,21 @@ def whole(x: Tensor, length: int) -> Tensor:
     return x.unflatten(0, (-1, length // x.shape[2])).transpose(1, 2).flatten(2, 3)
 
 
+class Divided(nn.Module):
+    """A mixer's sums divided by those of the weights and a learned number per head, a null key."""
+
+    def __init__(self, mixer: nn.Module, null: float) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.log_null = nn.Parameter(torch.full((HEADS, 1, 1), math.log(null)))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        n_values = v.shape[-1]
+        # Two columns of ones: soft codes on a GPU take an even number sooner.
+        sums = self.mixer(q, k, F.pad(v, (0, 2), value=1.0), x)
+        return sums[..., :n_values] / (sums[..., n_values : n_values + 1] + self.log_null.exp())
+
+
 class Gated(nn.Module):
     """A mixer's output times the sigmoid of a projection of the layer's input, by feature."""
 
@@ -221,21 +231,26 @@ class Gated(nn.Module):
         return gate * self.mixer(q, k, v, x)
 
 
-def candidate(gated: bool = False, mixer: type = NearAndFar, **options) -> nn.Module:
-    made = WithOwnValue(mixer(**options))
+def candidate(
+    gated: bool = False, mixer: type = NearAndFar, null: float | None = None, **options
+) -> nn.Module:
+    made = mixer(**options)
+    made = WithOwnValue(made if null is None else Divided(made, null))
     return Gated(made) if gated else made
 
 
 HARD, SOFT, CHUNK = hard(12), Soft(n_bits=12), 128
+NULL, SMALL = 0.1, 1e-3
+SUMS = {"mixer": Yoso, "normalize": None}  # the library's, of all pairs
 OPTIONS = {
     # All exact.
     "kernel": {},
     "kernel, decay by head": {"decay": "head"},
     "kernel, decay by token": {"decay": "token"},
-    "kernel, null key": {"null": True},
+    "kernel, null key": {"null": NULL},
     "kernel, delta writes": {"delta": True},
     "kernel, output gate": {"gated": True},
-    "kernel, decay by token, null key": {"decay": "token", "null": True},
+    "kernel, decay by token, null key": {"decay": "token", "null": NULL},
     "kernel, decay by token, delta writes": {"decay": "token", "delta": True},
     "kernel, decay by token, output gate": {"decay": "token", "gated": True},
     "kernel of 8 bits, decay by token": {"decay": "token", "n_bits": 8},
@@ -245,21 +260,51 @@ OPTIONS = {
     "exponential near, kernel far, null key": {
         "near": "exponential",
         "chunk": CHUNK,
-        "null": True,
+        "null": NULL,
     },
     # Which part of softmax of unit vectors finds what is far.
-    "kernel of 16 bits, null key": {"n_bits": 16, "null": True},
-    "kernel of 24 bits, null key": {"n_bits": 24, "null": True},
-    "kernel of 32 bits, null key": {"n_bits": 32, "null": True},
+    "kernel of 16 bits, null key": {"n_bits": 16, "null": NULL},
+    "kernel of 24 bits, null key": {"n_bits": 24, "null": NULL},
+    "kernel of 32 bits, null key": {"n_bits": 32, "null": NULL},
     "kernel of 32 bits": {"n_bits": 32},
-    "kernel of learned bits, null key": {"n_bits": None, "null": True},
+    "kernel of learned bits, null key": {"n_bits": None, "null": NULL},
     "kernel of learned bits": {"n_bits": None},
     "exponential": {"near": "exponential"},
-    "exponential, null key": {"near": "exponential", "null": True},
+    "exponential, null key": {"near": "exponential", "null": NULL},
     "exponential, decay by token, null key": {
         "near": "exponential",
-        "null": True,
+        "null": NULL,
         "decay": "token",
+    },
+    "kernel of learned bits, small null key": {"n_bits": None, "null": SMALL},
+    "kernel, small null key": {"null": SMALL},
+    "exponential near, kernel of learned bits far, null key": {
+        "near": "exponential",
+        "chunk": CHUNK,
+        "null": NULL,
+        "n_bits": None,
+    },
+    # The library's estimators of all pairs or the far ones, divided.
+    "exponential near, soft codes far, null key": {
+        "near": "exponential",
+        "far": SOFT,
+        "chunk": CHUNK,
+        "null": NULL,
+    },
+    "soft codes, 12 bits, null key": SUMS | {"estimator": SOFT, "null": NULL},
+    **{
+        f"soft codes, {n_bits} bits, learned sharpness, {name}": SUMS
+        | {"estimator": Soft(n_bits=n_bits), "learned_sharpness": True, "null": null}
+        for n_bits, name, null in (
+            (12, "null key", NULL),
+            (8, "null key", NULL),
+            (16, "null key", NULL),
+            (12, "small null key", SMALL),
+        )
+    },
+    **{
+        f"YOSO, {n_bits} bits, null key": SUMS | {"estimator": hard(n_bits), "null": NULL}
+        for n_bits in (8, 12, 16)
     },
     # Exact weights of the pairs that collide.
     "softmax of colliding unit vectors": {"mixer": OverCollisions, "estimator": HARD},
