@@ -166,9 +166,10 @@ def test_collisions_are_the_weights_of_the_library():
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * ours.abs().max().item())
 
 
-def test_colliding_pairs_are_those_of_the_library():
+@pytest.mark.parametrize("weighting", ["none", "horvitz_thompson"])
+def test_colliding_pairs_are_those_of_the_library(weighting):
     q, k, v, x = (y.requires_grad_() for y in inputs(300))
-    mixer = OverCollisions(Sampled(n_bits=5, n_hashes=8))
+    mixer = OverCollisions(Sampled(n_bits=5, n_hashes=8), weighting=weighting)
     ours = mixer.eval()(q, k, v, x)
     scaled = torch.nn.functional.normalize(q, dim=-1) * math.exp(2.5)
     unit = torch.nn.functional.normalize(k, dim=-1)

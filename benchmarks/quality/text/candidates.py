@@ -158,15 +158,21 @@ class NearAndFar(nn.Module):
 class OverCollisions(nn.Module):
     """Softmax over the pairs that collide in some hash or share a chunk, with their exact scores.
 
-    unit: scores are cosines times a learned temperature per head. On a CPU without a decay and with
-    chunks of 1 it is `lsh_attention`, else dense.
+    unit: scores are cosines times a learned temperature per head. weighting: see `lsh_attention`,
+    which this is on a CPU without a decay and with chunks of 1, else dense.
     """
 
     def __init__(
-        self, estimator: Sampled, chunk: int = 1, decay: str | None = None, unit: bool = True
+        self,
+        estimator: Sampled,
+        chunk: int = 1,
+        decay: str | None = None,
+        unit: bool = True,
+        weighting: str = "none",
     ) -> None:
         super().__init__()
         self.estimator, self.chunk, self.unit = estimator, chunk, unit
+        self.weighting = weighting
         self.decay = Decay(decay) if decay else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.seeds = Seeds()
@@ -180,18 +186,28 @@ class OverCollisions(nn.Module):
         if q.is_cuda or self.chunk > 1 or self.decay is not None:
             return self.dense(q, k, v, x, seed)
         sizes = {"n_bits": self.estimator.n_bits, "n_hashes": self.estimator.n_hashes}
-        pairs = {"weighting": "none", "window": 1, "n_sinks": 0, "center": False}
+        pairs = {"weighting": self.weighting, "window": 1, "n_sinks": 0, "center": False}
         return lsh_attention(q, k, v, is_causal=True, scale=1, seed=seed, **sizes, **pairs)
 
     def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, seed: Tensor) -> Tensor:
         hidden = collisions(q.detach(), k.detach(), self.estimator, seed) == 0
         chunk = torch.arange(q.shape[-2], device=q.device) // self.chunk
-        hidden = (hidden & (chunk[:, None] != chunk)) | torch.ones_like(hidden[0, 0]).triu(1)
+        sampled = chunk[:, None] != chunk
+        hidden = (hidden & sampled) | torch.ones_like(hidden[0, 0]).triu(1)
         scores = q @ k.mT
+        if self.weighting == "horvitz_thompson":
+            scores = scores - torch.where(sampled, self.log_included(q, k), 0)
         if self.decay is not None:
             c = self.decay(x)[..., None]
             scores = scores + c - c.mT
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+    @torch.no_grad()
+    def log_included(self, q: Tensor, k: Tensor) -> Tensor:
+        """The logarithm of the probability of a collision in some hash."""
+        cosine = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT
+        p = (0.5 + torch.asin(cosine.clamp(-1, 1)) / math.pi) ** self.estimator.n_bits
+        return torch.log(-torch.expm1(self.estimator.n_hashes * torch.log1p(-p)))
 
 
 def nodes(x: Tensor | None, size: int) -> Tensor | None:
@@ -311,6 +327,18 @@ OPTIONS = {
     "softmax of colliding unit vectors, 8 hashes": {
         "mixer": OverCollisions,
         "estimator": hard(12, 8),
+    },
+    "softmax of colliding unit vectors, 8 bits": {
+        "mixer": OverCollisions,
+        "estimator": hard(8),
+    },
+    **{
+        f"softmax of colliding unit vectors, {n_bits} bits, Horvitz-Thompson": {
+            "mixer": OverCollisions,
+            "estimator": hard(n_bits),
+            "weighting": "horvitz_thompson",
+        }
+        for n_bits in (8, 12)
     },
     "softmax of near and colliding unit vectors": {
         "mixer": OverCollisions,
