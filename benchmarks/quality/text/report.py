@@ -4,7 +4,7 @@ import pathlib
 
 import numpy as np
 
-from benchmarks.quality.tasks.report import markdown, mean_and_spread
+from benchmarks.quality.tasks.report import markdown
 
 # Okabe and Ito's colours, told apart with any colour vision, by what a method's name begins with.
 COLORS = {
@@ -47,9 +47,13 @@ def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
 
 
 def tables(results: dict) -> str:
-    """A table for each length and budget: means over the seeds with their standard errors."""
-    header = ["method", "repeated bytes", f"behind {SOFTMAX}", "all bytes", "behind", "seeds"]
-    header += ["steps", "seconds"]
+    """A table for each length and budget: means over the seeds with their standard errors.
+
+    And each seed's loss of repeated bytes: a mean over seeds that have learned to look up what
+    came before and seeds that have not is the loss of none of them.
+    """
+    header = ["method", "repeated bytes", f"behind {SOFTMAX}", "all bytes", "behind"]
+    header += ["repeated bytes, each seed"]
     parts = []
     for budget, by_length in results["settings"].items():
         found = groups(results, budget)
@@ -64,9 +68,8 @@ def tables(results: dict) -> str:
                 for measure in MEASURES:
                     cells += [plus_minus([run[measure] for run in runs])]
                     cells += [behind(runs, softmax, measure)]
-                alone = [run["seconds"] for run in runs if run["at_once"] == 1]
-                cells += [str(len(runs)), mean_and_spread([run["steps"] for run in runs], 0)]
-                rows.append([*cells, mean_and_spread(alone, 0)])
+                each = sorted((run["seed"], run["repeated_loss"]) for run in runs)
+                rows.append([*cells, ", ".join(f"{loss:.3f}" for _, loss in each)])
             amount, size = setting["amount"], setting["batch_size"]
             title = f"{length} bytes, {BUDGETS[budget]} ({amount:g}), {size} texts a step"
             parts.append(f"\n{title}\n\n{markdown(header, rows)}\n")
