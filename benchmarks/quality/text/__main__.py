@@ -1,10 +1,10 @@
-"""How well attention continues text: a causal byte model, at equal steps and at equal time.
+"""How well attention continues text: a causal byte model, at equal steps.
 
 Losses in nats a byte on held-out source code: of all bytes, and of those whose last 8 bytes came
 before, 64 bytes ago or more, which short convolutions cannot know. A run is of one length, budget,
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
-again: stop and start at will, on a CPU also in several processes. Budgets: "steps"; "long", more
-and larger ones, for a GPU; "time", seconds of a CPU's process or of the wall beside a GPU.
+again: stop and start at will, on a CPU also in several processes. Budgets: "steps", and "long",
+more and larger ones, for a GPU.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
     python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
@@ -26,7 +26,7 @@ import torch
 from benchmarks import IMAGES, RESULTS
 from benchmarks.measurement import machine, updated
 from benchmarks.quality.text import report
-from benchmarks.quality.text.at_once import Key, train, train_for
+from benchmarks.quality.text.at_once import Key, train
 from benchmarks.quality.text.candidates import CANDIDATES
 from benchmarks.quality.text.model import DIM, HEADS, LAYERS, METHODS
 from benchmarks.quality.text.training import Setting, Text
@@ -39,32 +39,16 @@ SETTINGS = {
     "steps": {
         512: Setting(4, 1200),
         1024: Setting(2, 1200),
-        2048: Setting(1, 1200),
         4096: Setting(1, 1200),
-        8192: Setting(1, 600),
         16384: Setting(1, 600),
     },
     "long": {
-        512: Setting(8, 2400, 2**19),
         1024: Setting(4, 2400, 2**19),
         4096: Setting(1, 2400, 2**19),
-        16384: Setting(1, 1200, 2**19),
-    },
-    "time": {
-        512: Setting(4, 120),
-        1024: Setting(2, 120),
-        2048: Setting(1, 120),
-        4096: Setting(1, 300),
-        8192: Setting(1, 600),
-        16384: Setting(1, 600),
     },
 }
 LENGTHS = list(SETTINGS["steps"])
-QUICK = {
-    "steps": {256: Setting(2, 3, 2048)},
-    "long": {256: Setting(2, 5, 2048)},
-    "time": {256: Setting(2, 0.3, 2048)},
-}
+QUICK = {"steps": {256: Setting(2, 3, 2048)}, "long": {256: Setting(2, 5, 2048)}}
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -110,8 +94,10 @@ def key_of(run: dict) -> Key:
 
 
 def place_of(run: dict) -> tuple:
-    known = [*METHODS, *CANDIDATES]
-    return [*SETTINGS].index(run["budget"]), run["length"], known.index(run["method"]), run["seed"]
+    """In the file; a method whose code is gone comes after the others."""
+    known, method = [*METHODS, *CANDIDATES], run["method"]
+    of_method = known.index(method) if method in known else len(known)
+    return [*SETTINGS].index(run["budget"]), run["length"], of_method, method, run["seed"]
 
 
 def add_run(path: pathlib.Path, run: dict, setting: dict, about: dict) -> None:
@@ -154,17 +140,13 @@ def wanted(args: argparse.Namespace, settings: dict) -> list[Key]:
 def made_now(args: argparse.Namespace, settings: dict, text: Text) -> Iterator[tuple[Key, dict]]:
     kept = set(map(key_of, load(args.json)["runs"]))
     missing = [key for key in wanted(args, settings) if key not in kept]
-    until = time.monotonic() + args.within
     graphs = args.device == "cuda" and not args.no_graphs
-    of_steps = [key for key in missing if key[1] != "time"]
 
     def setting(key: Key) -> Setting:
         return settings[key[1]][key[0]]
 
-    yield from train(of_steps, setting, text, args.at_once, graphs, until)
-    for key in missing:
-        if key[1] == "time" and time.monotonic() < until:
-            yield key, train_for(key, setting(key), text, graphs)
+    until = time.monotonic() + args.within
+    return train(missing, setting, text, args.at_once, graphs, until)
 
 
 # --- Command line ---------------------------------------------------------------------------------
@@ -176,7 +158,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", choices=LENGTHS, default=[1024, 4096, 16384])
-    add("--budgets", nargs="+", choices=SETTINGS, default=["steps", "time"])
+    add("--budgets", nargs="+", choices=SETTINGS, default=["steps"])
     help = "; ".join([*METHODS, *CANDIDATES])
     methods = dict(choices=[*METHODS, *CANDIDATES], default=[*METHODS])
     add("--methods", nargs="+", metavar="NAME", help=help, **methods)

@@ -21,29 +21,23 @@ QUEUED = 0.5  # seconds of steps that a stream has ahead, about
 MOST_QUEUED = 200  # steps, each of them a launch
 
 
-def clock(text: Text) -> Callable[[], float]:
-    """Seconds of this process on a CPU, of the wall beside a GPU."""
-    return time.perf_counter if text.training.is_cuda else time.process_time
-
-
 class Slot:
     """A training under way."""
 
     def __init__(self, key: Key, setting: Setting, text: Text, graphs: bool) -> None:
         self.key, self.setting, self.text = key, setting, text
-        self.steps, self.queued, self.chunk = int(setting.amount), 0, 1
+        self.steps, self.queued, self.chunk = setting.steps, 0, 1
         self.stream = torch.cuda.Stream() if text.training.is_cuda else None
         self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
-        self.clock = clock(text)
-        self.begin = self.clock()
+        self.begin = time.perf_counter()
         with self.on_stream():
             length, _, method, seed = key
-            self.training = Training(method, length, seed, setting, text, self.steps)
+            self.training = Training(method, length, seed, setting, text)
             if graphs:
                 self.training.capture()
         if self.stream is not None:
             self.stream.synchronize()
-        self.prepared = self.clock()
+        self.prepared = time.perf_counter()
 
     def on_stream(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -78,7 +72,7 @@ class Slot:
     def result(self) -> dict:
         with self.on_stream():
             length, tested = self.training.length, self.setting.tested
-            trained = self.clock()
+            trained = time.perf_counter()
             losses = evaluate(self.training.model, tests(self.text.held_out, length, tested))
             losses["training_loss"] = self.training.loss.item()
         return losses | {
@@ -86,7 +80,7 @@ class Slot:
             "steps": self.steps,
             "seconds": round(trained - self.prepared, 2),
             "prepared_in": round(self.prepared - self.begin, 2),
-            "evaluated_in": round(self.clock() - trained, 2),
+            "evaluated_in": round(time.perf_counter() - trained, 2),
         }
 
 
@@ -100,29 +94,6 @@ def per_head(model: ByteModel) -> dict[str, str]:
         for name, p in block.attention.mixer.named_parameters()
         if p.numel() == HEADS
     }
-
-
-def train_for(key: Key, setting: Setting, text: Text, graphs: bool) -> dict:
-    """A run alone, as many steps as its seconds allow."""
-    length, _, method, seed = key
-    on_gpu = text.training.is_cuda
-    now, seconds, steps = clock(text), 0.0, 0
-    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext():
-        training = Training(method, length, seed, setting, text, None)
-        if graphs:
-            training.capture()
-        while seconds < setting.amount:
-            if on_gpu:
-                torch.cuda.synchronize()
-            begin = now()
-            training.set_rate(steps, seconds / setting.amount)
-            training.step()
-            if on_gpu:
-                torch.cuda.synchronize()
-            seconds, steps = seconds + now() - begin, steps + 1
-        losses = evaluate(training.model, tests(text.held_out, length, setting.tested))
-    losses["training_loss"] = training.loss.item()
-    return losses | {"steps": steps, "seconds": round(seconds, 2)}
 
 
 def train(

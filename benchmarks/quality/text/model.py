@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.encoder import Batch, Block
-from benchmarks.quality.text import fused
 from lshkit import torch_ops
 from lshkit.attention import Estimator, Sampled, Soft, yoso_attention
 
@@ -27,11 +26,11 @@ class Values(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Causal softmax attention on bfloat16 inputs, with positions of one kind or none."""
+    """Causal softmax attention on bfloat16 inputs, with ALiBi's distances or without positions."""
 
-    def __init__(self, positions: str | None = None, unit_norm: bool = False) -> None:
+    def __init__(self, alibi: bool = False, unit_norm: bool = False) -> None:
         super().__init__()
-        self.positions = positions
+        self.alibi = alibi
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5)) if unit_norm else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -42,24 +41,12 @@ class Softmax(nn.Module):
                 F.normalize(k, dim=-1),
                 1,
             )
-        if self.positions == "rotary":
-            q, k = rotated(q), rotated(k)
-        elif self.positions == "ALiBi":
+        if self.alibi:
             q, k = with_distance(q * scale, k)
             scale, v = 1, F.pad(v, (0, q.shape[-1] - v.shape[-1]))
         q, k, v16 = (y.bfloat16() for y in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v16, is_causal=True, scale=scale)
         return out[..., : DIM // HEADS].to(v.dtype)
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Rotary positions (Su et al. 2021), base 10,000."""
-    length, half = x.shape[-2], x.shape[-1] // 2
-    speed = 10000.0 ** -(torch.arange(half, device=x.device) / half)
-    angle = torch.arange(length, device=x.device)[:, None] * speed
-    sin, cos = angle.sin(), angle.cos()
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
 
 def alibi_slopes(device: torch.device | None = None) -> Tensor:
@@ -85,29 +72,22 @@ def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Yoso(nn.Module):
-    """The library's attention: fresh hash functions in each training step, one set otherwise."""
+    """The library's sums, not normalised; new hash functions in each step of a training."""
 
-    def __init__(
-        self,
-        estimator: Estimator,
-        normalize: str | None = "l2",
-        learned_sharpness: bool = False,
-    ) -> None:
+    def __init__(self, estimator: Estimator, learned_sharpness: bool = False) -> None:
         super().__init__()
-        self.estimator, self.normalize = estimator, normalize
-        self.seeds = Seeds()
+        self.estimator, self.seeds = estimator, Seeds()
         self.log_sharpness = None
         if learned_sharpness:
             self.log_sharpness = nn.Parameter(torch.full((HEADS,), estimator.sharpness).log())
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        options = {"estimator": self.estimator, "normalize": self.normalize}
+        options = {"estimator": self.estimator, "normalize": None, "is_causal": True}
         if self.log_sharpness is not None:
             options["parameters"] = {"sharpness": self.log_sharpness.exp()}
         if q.is_cuda and isinstance(self.estimator, Sampled) and q.shape[2] <= DENSE_UP_TO:
-            weights = collisions(q, k, self.estimator, self.seeds()).tril()
-            return weights @ v if self.normalize is None else F.normalize(weights @ v, dim=-1)
-        return yoso_attention(q, k, v, is_causal=True, seed=self.seeds(), **options)
+            return collisions(q, k, self.estimator, self.seeds()).tril() @ v
+        return yoso_attention(q, k, v, seed=self.seeds(), **options)
 
 
 def collisions(q: Tensor, k: Tensor, estimator: Sampled, seed: Tensor) -> Tensor:
@@ -122,7 +102,9 @@ def collisions(q: Tensor, k: Tensor, estimator: Sampled, seed: Tensor) -> Tensor
     q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     with torch.no_grad():
         of_q, of_k = (torch_ops.hash(x, planes, *sizes).to(torch.int32) for x in (q, k))
-        share = fused.count(of_q, of_k).float() / estimator.n_hashes
+        pairs = zip(of_q.unbind(-1), of_k.unbind(-1), strict=True)
+        count = sum((a[..., :, None] == b[..., None, :]).int() for a, b in pairs)
+        share = count / estimator.n_hashes
     cosine = q @ k.mT
     return share * (1 + estimator.n_bits / 2 * (cosine - cosine.detach()))
 
@@ -160,28 +142,13 @@ def hard(n_bits: int, n_hashes: int = 32) -> Sampled:
     return Sampled(n_bits=n_bits, n_hashes=n_hashes, expectation="never")
 
 
-def with_own_value(estimator: Estimator, **options) -> nn.Module:
-    return WithOwnValue(Yoso(estimator, normalize=None, **options))
-
-
 METHODS = {
-    "softmax, ALiBi": lambda: Softmax("ALiBi"),
-    "softmax, rotary": lambda: Softmax("rotary"),
+    "softmax, ALiBi": lambda: Softmax(alibi=True),
     "softmax of unit vectors": lambda: Softmax(unit_norm=True),
     "values alone": Values,
-    "YOSO, 12 bits": lambda: Yoso(hard(12)),
-    "soft codes, 12 bits": lambda: Yoso(Soft(n_bits=12)),
-    "softmax, ALiBi, own value": lambda: WithOwnValue(Softmax("ALiBi")),
-    "YOSO, 8 bits, own value": lambda: with_own_value(hard(8)),
-    "YOSO, 12 bits, own value": lambda: with_own_value(hard(12)),
-    "YOSO, 12 bits, 128 hashes, own value": lambda: with_own_value(hard(12, 128)),
-    "soft codes, 12 bits, own value": lambda: with_own_value(Soft(n_bits=12)),
-    "soft codes, 12 bits, 128 hashes, own value": lambda: with_own_value(
-        Soft(n_bits=12, n_hashes=128)
-    ),
-    "soft codes, 12 bits, learned sharpness, own value": lambda: with_own_value(
-        Soft(n_bits=12), learned_sharpness=True
-    ),
+    "softmax, ALiBi, own value": lambda: WithOwnValue(Softmax(alibi=True)),
+    "YOSO, 12 bits, own value": lambda: WithOwnValue(Yoso(hard(12))),
+    "soft codes, 12 bits, own value": lambda: WithOwnValue(Yoso(Soft(n_bits=12))),
 }
 
 # --- Model ----------------------------------------------------------------------------------------

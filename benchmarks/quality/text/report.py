@@ -21,7 +21,6 @@ COLORS = {
 }
 SOFTMAX = "softmax, ALiBi, own value"  # the opponent
 MEASURES = ("repeated_loss", "loss")
-BUDGETS = {"steps": "equal steps", "long": "equal steps, more of them", "time": "equal seconds"}
 
 
 def groups(results: dict, budget: str) -> dict[str, dict[int, list[dict]]]:
@@ -44,6 +43,11 @@ def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
     """How much larger the loss is than softmax's, seed by seed: with the same batches."""
     of_seed = {run["seed"]: run[measure] for run in softmax}
     return plus_minus([r[measure] - of_seed[r["seed"]] for r in runs if r["seed"] in of_seed])
+
+
+def title_of(length: int, setting: dict) -> str:
+    steps, size = setting["steps"], setting["batch_size"] * length
+    return f"{length:,} bytes, {steps:,} steps of {size:,} bytes"
 
 
 def tables(results: dict) -> str:
@@ -70,8 +74,7 @@ def tables(results: dict) -> str:
                     cells += [behind(runs, softmax, measure)]
                 each = sorted((run["seed"], run["repeated_loss"]) for run in runs)
                 rows.append([*cells, ", ".join(f"{loss:.3f}" for _, loss in each)])
-            amount, size = setting["amount"], setting["batch_size"]
-            title = f"{length} bytes, {BUDGETS[budget]} ({amount:g}), {size} texts a step"
+            title = title_of(int(length), setting)
             parts.append(f"\n{title}\n\n{markdown(header, rows)}\n")
     return "".join(parts)
 
@@ -103,10 +106,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
         axis.set_yticks(range(len(losses)), [method for method, _ in losses], fontsize=8)
         axis.invert_yaxis()
         setting = results["settings"][budget][str(length)]
-        unit = (
-            "seconds" if budget == "time" else f"steps of {setting['batch_size'] * length:,} bytes"
-        )
-        axis.set(title=f"{length:,} bytes, {setting['amount']:,g} {unit}", xlabel="nats a byte")
+        axis.set(title=title_of(length, setting), xlabel="nats a byte")
         axis.grid(axis="x", color="#E5E5E5", lw=0.7)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)

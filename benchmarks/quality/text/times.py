@@ -22,9 +22,7 @@ STEPS = 5  # compared
 def measure(method: str, length: int, setting: Setting, text: Text, seconds: float) -> dict:
     begin = time.perf_counter()
     torch.cuda.reset_peak_memory_stats()
-    captured, launched = (
-        Training(method, length, 0, setting, text, int(setting.amount)) for _ in range(2)
-    )
+    captured, launched = (Training(method, length, 0, setting, text) for _ in range(2))
     captured.capture()
     torch.cuda.synchronize()
     prepared = time.perf_counter() - begin

@@ -18,7 +18,7 @@ class Setting(NamedTuple):
     """Of a length and budget."""
 
     batch_size: int
-    amount: float  # of the budget: steps, or seconds
+    steps: int
     tested: int = 2**17  # held-out bytes
     lr: float = 3e-3
 
@@ -30,7 +30,6 @@ class Text(NamedTuple):
     held_out: Tensor
 
 
-MOST_STEPS = 2**17  # where seconds are the budget
 TESTED_AT_ONCE = 2**14  # bytes
 WARM_UP = 2  # steps before the capture
 
@@ -41,21 +40,17 @@ class Training:
     AdamW with clipped gradients; the learning rate rises linearly, then falls as half a cosine.
     """
 
-    def __init__(
-        self, method: str, length: int, seed: int, setting: Setting, text: Text, steps: int | None
-    ) -> None:
-        """steps: None where the end is not known: then `set_rate` before each step."""
+    def __init__(self, method: str, length: int, seed: int, setting: Setting, text: Text) -> None:
         self.length, self.setting, self.text = length, setting, text
         device = text.training.device
         torch.manual_seed(seed)
         self.model = ByteModel((METHODS | CANDIDATES)[method], frequencies(text.training.cpu())).to(
             device
         )
-        shape = (steps or MOST_STEPS, setting.batch_size)
+        steps = setting.steps
+        shape = steps, setting.batch_size
         self.starts = starts(text.training, length, shape, 1 + seed).to(device)
-        self.rates = torch.zeros(shape[0], device=device)
-        if steps is not None:
-            self.rates.copy_(torch.tensor([self.rate((i + 1) / steps) for i in range(steps)]))
+        self.rates = torch.tensor([self.rate((i + 1) / steps) for i in range(steps)], device=device)
         self.rate_now = torch.zeros((), device=device)
         self.loss = torch.zeros((), device=device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
@@ -71,10 +66,7 @@ class Training:
     def rate(self, done: float) -> float:
         """With that part of the run done."""
         done = max(done, 1e-3)
-        return self.setting.lr * min(1, done / 0.05, math.cos(math.pi / 2 * min(done, 1)) ** 2)
-
-    def set_rate(self, step: int, done: float) -> None:
-        self.rates[step] = self.rate(done)
+        return self.setting.lr * min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
 
     def eager_step(self) -> None:
         self.rate_now.copy_(self.rates.gather(0, self.done)[0])
