@@ -29,7 +29,9 @@ class Slot:
         self.steps, self.queued, self.chunk = setting.steps, 0, 1
         self.stream = torch.cuda.Stream() if text.training.is_cuda else None
         self.marks: list[tuple[torch.cuda.Event, torch.cuda.Event, int]] = []
-        self.begin = time.perf_counter()
+        # Of the process on a CPU, where others may be running.
+        self.clock = time.perf_counter if text.training.is_cuda else time.process_time
+        self.begin = self.clock()
         with self.on_stream():
             length, _, method, seed = key
             self.training = Training(method, length, seed, setting, text)
@@ -37,7 +39,7 @@ class Slot:
                 self.training.capture()
         if self.stream is not None:
             self.stream.synchronize()
-        self.prepared = time.perf_counter()
+        self.prepared = self.clock()
 
     def on_stream(self) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
@@ -72,7 +74,7 @@ class Slot:
     def result(self) -> dict:
         with self.on_stream():
             length, tested = self.training.length, self.setting.tested
-            trained = time.perf_counter()
+            trained = self.clock()
             losses = evaluate(self.training.model, tests(self.text.held_out, length, tested))
             losses["training_loss"] = self.training.loss.item()
         return losses | {
@@ -80,7 +82,7 @@ class Slot:
             "steps": self.steps,
             "seconds": round(trained - self.prepared, 2),
             "prepared_in": round(self.prepared - self.begin, 2),
-            "evaluated_in": round(time.perf_counter() - trained, 2),
+            "evaluated_in": round(self.clock() - trained, 2),
         }
 
 
