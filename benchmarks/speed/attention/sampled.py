@@ -167,6 +167,8 @@ def thread_goals(results):
 def memory_alone(length):
     """Bytes of scratch of forward and backward, and what autograd keeps. Runs in a new process.
 
+    Saved: neither inputs nor the result.
+
     Scratch: growth of the peak resident size over the size before the call, less the results.
     A call on a single token before loads most of the code, so that it is not counted as scratch.
     Resident pages are counted to some 0.1 MiB, and the backward reuses what the forward keeps.
@@ -184,6 +186,7 @@ def memory_alone(length):
     with PeakGrowth() as forward, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         out = yoso(*tensors)
     kept_inputs = sum(kept.pop(x.untyped_storage().data_ptr(), 0) for x in tensors)
+    kept.pop(out.untyped_storage().data_ptr(), None)  # the result, which what follows keeps too
 
     with PeakGrowth() as backward:
         gradients = torch.autograd.grad(out, tensors, grad_out)
