@@ -3,7 +3,6 @@
 #include "lshkit/cuda/soft.hpp"
 #include "lshkit/cuda/weighted_gather.cuh"
 #include "lshkit/cuda/weighted_ordered.cuh"
-#include "lshkit/cuda/weighted_sort.cuh"
 
 namespace lshkit::cuda {
 namespace {

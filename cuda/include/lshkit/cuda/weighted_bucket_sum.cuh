@@ -7,7 +7,7 @@
 // Kernels take a few heads at a time, so that tables stay in the L2 cache. No atomics: the same
 // bits at every run.
 //
-// In no order, weighted_sort.cuh: the probes of many heads and hashes are sorted by ranges of 64
+// In no order, weighted_segment.cuh: the probes of many heads and hashes are sorted by ranges of 64
 // buckets, then a block sorts those of a range and sums the rows of its buckets, in their order.
 //
 // In order ("causal", "reversed"), weighted_ordered.cuh: the probes that read are sorted among

@@ -8,7 +8,7 @@
 // gradient of its weight, or both. Where a bucket goes on in the share of the next group, what this
 // one adds to it is summed first: a bucket of many probes is no longer chain than others.
 #include "lshkit/cuda/weighted_gather.cuh"
-#include "lshkit/cuda/weighted_sort.cuh"
+#include "lshkit/cuda/weighted_segment.cuh"
 
 namespace lshkit::cuda {
 
