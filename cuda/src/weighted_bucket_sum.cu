@@ -171,11 +171,14 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   const index_t columns = a.columns();
   if (a.heads == 0 || a.sequences == 0 || a.read.side.n_rows == 0 || columns == 0) return;
   const bool ordered = a.order != Order::all;
-  for (const index_t step : {a.add.x.row, a.read.weight_grads ? a.read.x.row : 0})
+  const auto check_step = [](index_t step) {
     if (step < 0 || step > INT32_MAX / 8)  // of 32 bits in kernels, in bytes
       throw std::runtime_error("lshkit: weighted sums on a GPU take rows that are fewer than " +
                                std::to_string(INT32_MAX / 8) + " numbers apart, got " +
                                std::to_string(step));
+  };
+  check_step(a.add.x.row);
+  if (a.read.weight_grads) check_step(a.read.x.row);
   a.short_tables = a.short_tables || a.add.x.element == Element::bfloat16;
   const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slice = least(columns, 4 * of_four);
