@@ -1,27 +1,22 @@
 #include "fast_bucket_sum.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "fast_steps.hpp"
 #include "parallel.hpp"
 #include "sum_passes.hpp"
 
 namespace lshkit {
 namespace {
 
-// Rounding moves a value by at most half a step: at most this many mean magnitudes of its column
-// (not root mean squares, which one large value among small ones would raise). The errors of
-// different keys are as good as independent, so a sum's, relative to the sum's own root mean
-// square, is 1/sqrt(3) of it.
+// In mean magnitudes of a column. The errors of different keys are as good as independent, so a
+// sum's, relative to the sum's own root mean square, is 1/sqrt(3) of it.
 constexpr float kLargestError = 2e-3f;
-constexpr float kWiden = 4;  // the step after an overflow
 // Fewer keys are summed in float32: packed sequences of a few rows are rounded once, and what 16
 // bits would gain is little beside the rest of such a call.
 constexpr index_t kLeastKeys = 64;
-// Below, the sum of squares is too close to what float32 cannot hold.
-constexpr float kLeastSquareSum = 1e-24f;
 
 // Keys in the fullest bucket of the first hash.
 template <class Code>
@@ -64,10 +59,13 @@ class FastSum {
         at_once_(std::min<index_t>(slices, cut_.at_once)),
         memory_(Arena(thread_scratch(FastMemory(Arena(), s_, cut_, at_once_).bytes)), s_, cut_,
                 at_once_) {
-    valid_keys_ = s_.n_keys;
-    if (s_.key_mask) valid_keys_ -= std::count(s_.key_mask, s_.key_mask + s_.n_keys, 0);
-    fullest_ = s_.code_bytes == 1 ? fullest_bucket<std::uint8_t>(s_, memory_.in_bucket)
-                                  : fullest_bucket<std::uint16_t>(s_, memory_.in_bucket);
+    added_.valid = s_.key_mask;
+    added_.count = s_.n_keys;
+    if (s_.key_mask) added_.count -= std::count(s_.key_mask, s_.key_mask + s_.n_keys, 0);
+    added_.weight =
+        float(s_.code_bytes == 1 ? fullest_bucket<std::uint8_t>(s_, memory_.in_bucket)
+                                 : fullest_bucket<std::uint16_t>(s_, memory_.in_bucket));
+    added_.square = added_.weight;
     memory_.codes.arrange();
   }
   index_t at_once() const { return at_once_; }
@@ -75,7 +73,8 @@ class FastSum {
   // False where 16 bits do not do: the output may be anything. `widening` multiplies the steps.
   bool run(index_t slice, index_t count, float widening) {
     for (index_t i = 0; i < count; ++i)
-      if (!choose_steps(slice + i, widening, memory_.to_integer + i * kFastColumns)) {
+      if (!choose_steps(values(slice + i, 1), added_, kLargestError, widening,
+                        memory_.to_integer + i * kFastColumns)) {
         too_coarse_ = true;
         return false;
       }
@@ -84,7 +83,7 @@ class FastSum {
   // The same for one slice, with wider steps while a bucket overflows.
   bool run_alone(index_t slice) {
     too_coarse_ = false;
-    for (float widening = 1; !too_coarse_; widening *= kWiden)
+    for (float widening = 1; !too_coarse_; widening *= kWidenSteps)
       if (run(slice, 1, widening)) return true;
     return false;
   }
@@ -94,26 +93,6 @@ class FastSum {
     const index_t first = slice * kFastColumns;
     return {s_.values.data + first, s_.values.stride, s_.n_keys,
             std::min(count * kFastColumns, s_.values.columns - first)};
-  }
-  bool choose_steps(index_t slice, float widening, float* to_integer) const {
-    const Matrix<const float> v = values(slice, 1);
-    FastColumnSums sums;
-    kernels().fast_column_sums(v, s_.key_mask, &sums);
-    const float keys = float(fullest_), count = float(valid_keys_);
-    for (index_t c = 0; c < kFastColumns; ++c) {
-      to_integer[c] = 0;
-      if (c >= v.columns || valid_keys_ == 0) continue;
-      const float largest = sums.largest[c], square_sum = sums.square_sum[c];
-      if (largest == 0 && square_sum == 0) continue;
-      if (!std::isfinite(square_sum) || square_sum < kLeastSquareSum) return false;
-      // What to expect of the sum of a bucket: means, five standard deviations, one more key.
-      const float mean = std::fabs(sums.sum[c]) / count, rms = std::sqrt(square_sum / count);
-      const float bound = 1.5f * keys * mean + 5 * std::sqrt(keys) * rms + largest;
-      to_integer[c] = 32767 / (widening * bound);
-      const float magnitude = sums.magnitude_sum[c] / count;
-      if (!(0.5f <= kLargestError * magnitude * to_integer[c])) return false;
-    }
-    return true;
   }
   // False if a bucket left 16 bits.
   bool sum(index_t slice, index_t count) const {
@@ -145,7 +124,8 @@ class FastSum {
 
   const HeadSum<float>& s_;
   SumCut cut_;
-  index_t at_once_, valid_keys_, fullest_;
+  index_t at_once_;
+  FastAdded added_;
   FastMemory memory_;
   bool too_coarse_ = false;
 };

@@ -26,8 +26,10 @@ struct Expanded {
   T* batch_weights;
   ProbeRun batch, run;       // what is there: a batch, and that group of it that is in use
   T* batch_grads = nullptr;  // of the weights, where they are wanted
+  std::uint32_t* batch_fast_weights = nullptr;  // of fast_weights, for 16-bit tables
   std::uint16_t* slots = nullptr;
   T *weights = nullptr, *grads = nullptr;
+  std::uint32_t* fast_weights = nullptr;
 
   index_t probes() const { return run.group * side->n_probes; }
 };
@@ -64,30 +66,37 @@ struct ColumnBlocks {
   }
 };
 
-// How a head is cut, and its buffers: the tables of a group of hashes, and probes.
+// How a head is cut, and its buffers: the tables of a group of hashes, and probes. Table: of what
+// the tables are, T or 16-bit integers.
 //
 // The probes of a batch of hashes are made together. Slices of columns come next, and only then the
 // hashes of the batch: a table is read straight after its rows were added, from the L2 cache, and
 // the columns of a long sequence come from the L3 cache for all hashes of a batch but the first.
-template <class T>
+template <class T, class Table = T>
 class HeadPasses {
+  static constexpr bool kFast = sizeof(Table) < sizeof(T);
+  static constexpr index_t kWidth = kSliceBytes / index_t(sizeof(Table));  // columns of a slice
+
  public:
+  using Pass = std::conditional_t<kFast, FastWeightedPass, WeightedPass<T>>;
+
   // Slices [first, last) of the values.
   HeadPasses(const WeightedHead<T>& head, index_t first, index_t last)
       : s_(head), first_slice_(first), last_slice_(last) {
     const index_t most = head.key.rows * head.key.n_probes;
     const index_t rows = std::max(head.query.rows, head.key.rows);
-    const index_t row_bytes =
-        std::max(head.query.n_probes, head.key.n_probes) * index_t(2 + sizeof(T));
+    const index_t row_bytes = std::max(head.query.n_probes, head.key.n_probes) *
+                              index_t(2 + sizeof(T) + (kFast ? sizeof(std::uint32_t) : 0));
     compact_ = BucketSlots::pay(most, head.n_buckets) && rows * row_bytes <= kProbeBytes;
     table_rows_ = compact_ ? most + 1 : head.n_buckets;
     // A pass's tables should stay in the L2 cache, beside the rows that stream through it.
     // More than kMostTables take longer where it is larger, too: 1.2 times as long in 1 MB of 2.
     const index_t l2 = cache_sizes().l2, tables = std::min(l2 / 2, kMostTables);
     at_once_ = table_rows_ * 2 * kSliceBytes <= tables ? 2 : 1;
-    group_ = compact_ ? 1
-                      : std::clamp<index_t>(tables / (table_rows_ * at_once_ * kSliceBytes), 1,
-                                            std::min<index_t>(kMaxGroup, head.n_hashes));
+    group_ = compact_ || kFast  // sums of several hashes would leave 16 bits
+                 ? 1
+                 : std::clamp<index_t>(tables / (table_rows_ * at_once_ * kSliceBytes), 1,
+                                       std::min<index_t>(kMaxGroup, head.n_hashes));
     const index_t wanted = std::max(head.query.batch, head.key.batch);
     batch_ =
         group_ *
@@ -97,31 +106,34 @@ class HeadPasses {
         std::clamp<index_t>(kProbeBytes / (batch_ * row_bytes), 16, std::max<index_t>(rows, 16));
     // What belongs to one hash and run, slots in a compact table and dot products that grow from
     // slice to slice, is not kept for a second visit.
-    const bool together = compact_ || run_rows_ < rows;
+    const bool together = compact_ || run_rows_ < rows || kFast;
     chunk_ = together ? last_slice_ - first_slice_ : at_once_;
     // Copies in blocks of columns are worthwhile where the columns of a pass are not in L2.
     blocks_ = !together && rows * at_once_ * kSliceBytes >= l2;
+    whole_ = run_rows_ >= rows;
     cut(Arena());
     cut(Arena(thread_scratch(bytes_)));
     if (compact_) slots_.start(head.n_buckets);
   }
 
   index_t group() const { return group_; }
+  bool whole() const { return whole_; }  // all rows are one run
+  int at_once() const { return at_once_; }
   Expanded<T>& queries() { return queries_; }
   Expanded<T>& keys() { return keys_; }
   // A copy in blocks of columns where that pays. Its memory is number `use`, 0 to 2, of the passes.
   template <class Element>
   ColumnBlocks<Element> blocks(Matrix<Element> matrix, int use) const {
-    constexpr index_t width = kSliceBytes / sizeof(T);
-    const bool whole = first_slice_ == 0 && last_slice_ == slice_count<T>(matrix.columns);
-    const bool copied = blocks_ && whole && matrix.data;
-    return {matrix, copied ? block_memory_[use] : nullptr, at_once_ * width};
+    const bool all = first_slice_ == 0 && last_slice_ == slice_count<T>(matrix.columns);
+    const bool copied = blocks_ && all && matrix.data;
+    return {matrix, copied ? block_memory_[use] : nullptr, at_once_ * kWidth};
   }
   // Of the visits to a hash.
   bool first_visit() const { return chunk_first_ == first_slice_; }
   bool last_visit() const { return chunk_last_ == last_slice_; }
 
-  // body(hash, group) with empty tables for a group of hashes: once for every chunk of slices.
+  // body(hash, group) with empty tables for a group of hashes: once for every chunk of slices. It
+  // tells whether to go on.
   template <class Body>
   void each_group(const Body& body) {
     for (index_t batch = s_.first_hash; batch < s_.n_hashes; batch += batch_) {
@@ -131,10 +143,14 @@ class HeadPasses {
         for (index_t hash = batch; hash < end; hash += group_) {
           const index_t group = std::min(group_, end - hash);
           begin(hash, group);
-          body(hash, group);
+          if (!body(hash, group)) return;
         }
       }
     }
+  }
+  // Before each_group from a hash that has been visited: its probes are made again.
+  void forget() {
+    for (Expanded<T>* e : {&queries_, &keys_}) e->batch = e->run = {};
   }
   void clear() {
     std::memset(table_, 0, group_ * table_rows_ * (chunk_last_ - chunk_first_) * kSliceBytes);
@@ -173,32 +189,58 @@ class HeadPasses {
   // The rows of a run, for the kernels: what they are (rows may be null) and their probes.
   WeightedRows<T> rows(const Expanded<T>& e, index_t count, Matrix<const T> matrix,
                        index_t first) const {
-    WeightedRows<T> r;
+    return rows_of<WeightedRows<T>>(e, e.weights, count, matrix, first);
+  }
+  FastWeightedRows rows(const Expanded<T>& e, index_t count, Matrix<const std::int16_t> matrix,
+                        index_t first) const {
+    return rows_of<FastWeightedRows>(e, e.fast_weights, count, matrix, first);
+  }
+  // Calls for every pass over slices with its table, slices and columns set.
+  template <class Call>
+  void each_pass(index_t columns, const Call& call) const {
+    for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {
+      Pass p;
+      p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
+      p.table = table_ + (slice - chunk_first_) * kWidth * group_ * table_rows_;
+      p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
+      if constexpr (kFast)
+        p.table_rows = table_rows_;
+      else
+        p.scale = s_.scale;
+      call(p, slice * kWidth);
+    }
+  }
+  // A single column, which gives the rows of `from` what is in add (null: ones) and takes with the
+  // rows of `to` sums and dots with what is in read; where these are not wanted, null.
+  void column(Order order, const Expanded<T>& from, index_t added, const T* add,
+              const Expanded<T>& to, index_t readers, const T* read, index_t row, T* sum,
+              T* dots) const {
+    const auto one = [](const T* x) { return Matrix<const T>{x, 1, 0, 1}; };
+    WeightedColumn<T> p;
+    p.table = column_table_;
+    p.order = order;
+    p.add = rows(from, added, one(add), row);
+    p.read = rows(to, readers, one(read), row);
+    p.scale = s_.scale;
+    p.sum = sum ? sum + row : nullptr;
+    p.dots = dots;
+    kernels().typed<T>().weighted_column_sum(p);
+  }
+
+ private:
+  template <class Rows, class Weight, class Element>
+  static Rows rows_of(const Expanded<T>& e, const Weight* weights, index_t count,
+                      Matrix<const Element> matrix, index_t first) {
+    Rows r;
     r.count = count;
     r.n_probes = int(e.probes());
     r.slots = e.slots;
-    r.weights = e.weights;
+    r.weights = weights;
     if (matrix.data && count > 0) r.rows = matrix.row(first);
     r.stride = matrix.stride;
     r.valid = e.side->valid ? e.side->valid + first : nullptr;
     return r;
   }
-  // Calls for every pass over slices with its table, slices and columns set.
-  template <class Call>
-  void each_pass(index_t columns, const Call& call) const {
-    constexpr index_t width = kSliceBytes / sizeof(T);
-    for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {
-      WeightedPass<T> p;
-      p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
-      p.table = table_ + (slice - chunk_first_) * width * group_ * table_rows_;
-      p.width = int(std::min(p.slices * width, columns - slice * width));
-      p.scale = s_.scale;
-      call(p, slice * width);
-    }
-  }
-  T* column_table() const { return column_table_; }
-
- private:
   // Empty tables, and slots of the keys of these hashes.
   void begin(index_t hash, index_t group) {
     clear();
@@ -208,14 +250,15 @@ class HeadPasses {
     for (index_t k = 0; k < s_.key.rows * keys_.side->n_probes; ++k) slots_.add(keys_.slots[k]);
   }
   void cut(Arena arena) {
-    table_ = arena.take<T>(group_ * table_rows_ * chunk_ * kSliceBytes / index_t(sizeof(T)));
+    table_ = arena.take<Table>(group_ * table_rows_ * chunk_ * kWidth);
     column_table_ = arena.take<T>(group_ * table_rows_);
     const auto take = [&](const WeightedSide<T>& side) {
       const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
       std::uint16_t* slots = arena.take<std::uint16_t>(probes);
       T* weights = arena.take<T>(probes);
-      return Expanded<T>{&side, slots, weights,
-                         {},    {},    arena.take<T>(side.take_grads ? probes : 0)};
+      T* grads = arena.take<T>(side.take_grads ? probes : 0);
+      std::uint32_t* fast = arena.take<std::uint32_t>(kFast ? probes : 0);
+      return Expanded<T>{&side, slots, weights, {}, {}, grads, fast};
     };
     queries_ = take(s_.query);
     keys_ = take(s_.key);
@@ -241,11 +284,15 @@ class HeadPasses {
       e.batch = {run.first, run.rows, run.hash, std::min(batch_, s_.n_hashes - run.hash)};
       e.side->probes(e.batch, group_, e.batch_slots, e.batch_weights);
       for (index_t h = 0; h < e.batch.group && !compact_; h += group_) number(e, h);
+      if constexpr (kFast)
+        kernels().fast_weights(e.batch_weights, e.batch.group * e.batch.rows * e.side->n_probes,
+                               e.batch_fast_weights);
     }
     const index_t at = (run.hash - e.batch.hash) * run.rows * e.side->n_probes;
     e.slots = e.batch_slots + at;
     e.weights = e.batch_weights + at;
     e.grads = e.batch_grads + at;
+    e.fast_weights = e.batch_fast_weights + at;
   }
   void fill(Expanded<T>& e, const ProbeRun& run) const {
     const ProbeRun& is = e.run;
@@ -261,9 +308,10 @@ class HeadPasses {
   index_t first_slice_, last_slice_, table_rows_, group_, batch_, run_rows_;
   index_t chunk_, chunk_first_ = 0, chunk_last_ = 0;  // slices
   int at_once_;
-  bool compact_, blocks_;
+  bool compact_, blocks_, whole_;
   T* block_memory_[3];
-  T *table_, *column_table_;
+  Table* table_;
+  T* column_table_;
   Expanded<T> queries_, keys_;
   BucketSlots slots_;
   std::size_t bytes_;

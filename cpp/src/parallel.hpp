@@ -18,7 +18,8 @@ int thread_count(int requested);
 enum class Scratch : int {
   pass = 0,  // of one verb's run on one head
   head = 1,  // what a client keeps while it runs verbs on a head
-  rows = 2   // of a head, converted or not yet added up
+  rows = 2,  // of a head, converted or not yet added up
+  fast = 3   // those rows as 16-bit integers
 };
 void* thread_scratch(std::size_t bytes, Scratch use = Scratch::pass);
 void release_large_scratch();  // of this thread

@@ -45,7 +45,7 @@ struct Buffer {
   }
   ~Buffer() { release(); }
 };
-thread_local Buffer buffers[3];  // by Scratch
+thread_local Buffer buffers[4];  // by Scratch
 
 }  // namespace
 

@@ -123,7 +123,7 @@ struct SoftSide {
 
 WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSide& query,
                                   const SoftSide& key, const std::uint8_t* query_valid, int n_bits,
-                                  bool causal) {
+                                  bool causal, bool fast) {
   const index_t n_buckets = index_t(1) << n_bits;
   return {query.weighted(query_valid),
           key.weighted(head.key_mask),
@@ -131,7 +131,8 @@ WeightedHead<float> weighted_head(const AttentionHead<float>& head, const SoftSi
           n_buckets,
           head.value,
           causal ? Order::causal : Order::all,
-          1.0f / float(query.n_hashes)};
+          1.0f / float(query.n_hashes),
+          fast};
 }
 
 struct Sides {
@@ -209,9 +210,9 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
     float* divisor = divisors ? divisors + r.query_row : nullptr;
     const Sides sides(options, query_codes, key_codes, n_hashes, r);
     if (last > first)
-      weighted_sum(
-          weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits, options.causal),
-          to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
+      weighted_sum(weighted_head(head, sides.query, sides.key, nullptr, functions.n_bits,
+                                 options.causal, in.query.converted()),
+                   to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
     if (!finish) return;
     if (options.normalize == Normalize::l2) kernels().f32.normalize_l2(to, divisor);
     if (sums_wanted) kernels().f32.normalize_sum(to, divisor);
@@ -248,8 +249,9 @@ void soft_attention_backward(const AttentionShape& shape, const SoftOptions& opt
 
     s.norms.fill(head);
     head.key_mask = s.norms.key_valid;
-    WeightedHead<float> weighted = weighted_head(head, sides.query, sides.key, s.norms.query_valid,
-                                                 functions.n_bits, options.causal);
+    WeightedHead<float> weighted =
+        weighted_head(head, sides.query, sides.key, s.norms.query_valid, functions.n_bits,
+                      options.causal, in.query.converted());
     const float* bias;
     const Matrix<const float> grad = output_backward<float>(
         options.normalize, b.grad, s, &bias, [&](Matrix<float> raw, float* sums) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "bucket_sum.hpp"
+#include "fast_weighted_sum.hpp"
 #include "head_pairs.hpp"
 #include "head_passes.hpp"
 #include "kernels/weighted_bucket_sum.hpp"
@@ -55,6 +56,9 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
   if (weight_sums) std::fill_n(weight_sums, head.query.rows, T(0));
   WeightedHead<T> s = head;
   s.first_hash = sum_by_pairs(head, out, weight_sums, first, last);
+  if constexpr (sizeof(T) == sizeof(float))
+    if (first == 0 && last == slice_count<T>(s.values.columns))
+      s.first_hash = fast_weighted_sum(s, out, weight_sums);
   if (s.first_hash == s.n_hashes) return;
   HeadPasses<T> passes(s, first, last);
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
@@ -66,23 +70,18 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
                    passes.each_pass(s.values.columns, [&](WeightedPass<T>& p, index_t column) {
                      p.order = s.order;
                      p.add = passes.rows(passes.keys(), added, values.from(column), row);
-                     p.read = passes.rows(passes.queries(), readers, {}, row);
+                     p.read = passes.rows(passes.queries(), readers, Matrix<const T>{}, row);
                      const Matrix<T> to = sums.from(column);
                      p.sum = readers ? to.row(row) : nullptr;
                      p.sum_stride = to.stride;
                      p.accumulate_sum = hash > 0;
                      kernels().typed<T>().weighted_bucket_sum(p);
                    });
-                   if (!weight_sums || !passes.first_visit()) return;
-                   WeightedColumn<T> p;
-                   p.table = passes.column_table();
-                   p.order = s.order;
-                   p.add = passes.rows(passes.keys(), added, {}, row);
-                   p.read = passes.rows(passes.queries(), readers, {}, row);
-                   p.scale = s.scale;
-                   p.sum = weight_sums + row;
-                   kernels().typed<T>().weighted_column_sum(p);
+                   if (weight_sums && passes.first_visit())
+                     passes.column(s.order, passes.keys(), added, nullptr, passes.queries(),
+                                   readers, nullptr, row, weight_sums, nullptr);
                  });
+    return true;
   });
   sums.store();
 }
@@ -92,6 +91,8 @@ void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, co
                            Matrix<T> value_grad) {
   WeightedHead<T> s = head;
   s.first_hash = gradients_by_pairs(head, grad, bias, value_grad);
+  if constexpr (sizeof(T) == sizeof(float))
+    s.first_hash = fast_weighted_sum_backward(s, grad, bias, value_grad);
   if (s.first_hash == s.n_hashes) return;
   HeadPasses<T> passes(s, 0, slice_count<T>(s.values.columns));
   Expanded<T>&queries = passes.queries(), &keys = passes.keys();
@@ -118,21 +119,14 @@ void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, co
                        p.accumulate_dots = column > 0;
                        kernels().typed<T>().weighted_bucket_sum(p);
                      });
-                     if (bias && passes.first_visit()) {
-                       WeightedColumn<T> p;
-                       p.table = passes.column_table();
-                       p.order = s.order;
-                       p.add = passes.rows(keys, added, {}, row);
-                       p.read = passes.rows(queries, readers, {bias, 1, s.query.rows, 1}, row);
-                       p.scale = s.scale;
-                       p.dots = queries.grads;
-                       kernels().typed<T>().weighted_column_sum(p);
-                     }
+                     if (bias && passes.first_visit())
+                       passes.column(s.order, keys, added, nullptr, queries, readers, bias, row,
+                                     nullptr, queries.grads);
                      take(queries, readers);
                    });
       passes.clear();
     }
-    if (!value_grad.data && !s.key.take_grads) return;
+    if (!value_grad.data && !s.key.take_grads) return true;
     // A key's weight gets that of its value with the bucket of gradients, and its value the sum of
     // those buckets.
     passes.sweep(queries, keys, back, hash, group,
@@ -151,18 +145,12 @@ void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, co
                      }
                      kernels().typed<T>().weighted_bucket_sum(p);
                    });
-                   if (bias && s.key.take_grads && passes.first_visit()) {
-                     WeightedColumn<T> p;
-                     p.table = passes.column_table();
-                     p.order = back;
-                     p.add = passes.rows(queries, added, {bias, 1, s.query.rows, 1}, row);
-                     p.read = passes.rows(keys, readers, {}, row);
-                     p.scale = s.scale;
-                     p.dots = keys.grads;
-                     kernels().typed<T>().weighted_column_sum(p);
-                   }
+                   if (bias && s.key.take_grads && passes.first_visit())
+                     passes.column(back, queries, added, bias, keys, readers, nullptr, row, nullptr,
+                                   keys.grads);
                    take(keys, readers);
                  });
+    return true;
   });
   value_grads.store();
 }

@@ -32,6 +32,7 @@ struct WeightedHead {
   Matrix<const T> values;
   Order order;
   T scale;
+  bool fast = false;       // tables of 16-bit integers where their errors are small
   index_t first_hash = 0;  // those before are done: the sums are there
 };
 

@@ -188,6 +188,7 @@ template <class T>
 struct WeightedPairGradient;
 template <class T>
 struct WeightedColumn;
+struct FastWeightedPass;
 struct SoftmaxForward;
 struct SoftmaxBackward;
 struct Bfloat16Rows;

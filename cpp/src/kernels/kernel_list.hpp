@@ -1,15 +1,19 @@
 // The kernels, each declared here and nowhere else: result, name, arguments. kernels.hpp makes of
 // this list the tables of function pointers and the declarations of one instruction set, so there
 // is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
-// the T among its arguments; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set
-// multiplies bfloat16, one of LSHKIT_TILE_KERNEL where it does so by tiles, and one of
-// LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone: CPUs with tiles have that at
-// half the rate of float32.
+// the T among its arguments; one of LSHKIT_SHORT_KERNEL is there from AVX2 on, null in the sets
+// that have no products of 16-bit integers; one of LSHKIT_BFLOAT16_KERNEL is there where an
+// instruction set multiplies bfloat16, one of LSHKIT_TILE_KERNEL where it does so by tiles, and one
+// of LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone: CPUs with tiles have that
+// at half the rate of float32.
 #ifndef LSHKIT_KERNEL
 #define LSHKIT_KERNEL(result, name, ...)
 #endif
 #ifndef LSHKIT_TYPED_KERNEL
 #define LSHKIT_TYPED_KERNEL(result, name, ...)
+#endif
+#ifndef LSHKIT_SHORT_KERNEL
+#define LSHKIT_SHORT_KERNEL(result, name, ...)
 #endif
 #ifndef LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...)
@@ -73,6 +77,14 @@ LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uin
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
+// fast_weighted_add: false if a bucket may have left 16 bits. fast_factors: rows * scale, each row
+// to the integers of 14 bits that times to_factor_i are nearest to it, in the order of fast_values;
+// false where a row is not finite, or its size far from 1.
+LSHKIT_SHORT_KERNEL(bool, fast_weighted_add, const FastWeightedPass& pass)
+LSHKIT_SHORT_KERNEL(void, fast_weighted_read, const FastWeightedPass& pass)
+LSHKIT_SHORT_KERNEL(void, fast_weights, const float* weights, index_t count, std::uint32_t* out)
+LSHKIT_SHORT_KERNEL(bool, fast_factors, Matrix<const float> rows, const float* scale,
+                    std::int16_t* out, index_t out_stride, float* to_factor)
 LSHKIT_TYPED_KERNEL(index_t, chain_probes, const WeightedPairs<T>& pairs)  // how many, at most
 LSHKIT_TYPED_KERNEL(void, weighted_pair_sum, const WeightedPairSum<T>& sum)
 LSHKIT_TYPED_KERNEL(void, weighted_pair_gradient, const WeightedPairGradient<T>& gradient)
@@ -158,6 +170,7 @@ LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words,
 
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL
+#undef LSHKIT_SHORT_KERNEL
 #undef LSHKIT_BFLOAT16_KERNEL
 #undef LSHKIT_TILE_KERNEL
 #undef LSHKIT_BFLOAT16_VECTOR_KERNEL

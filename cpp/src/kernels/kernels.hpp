@@ -14,6 +14,7 @@ struct TypedKernels {
 struct Kernels {
   const char* name;
 #define LSHKIT_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+#define LSHKIT_SHORT_KERNEL LSHKIT_KERNEL
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
 #define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL
@@ -56,6 +57,7 @@ Kernels table();
 // What the kernel files of one instruction set define, and its table.cpp collects.
 namespace LSHKIT_ISA {
 #define LSHKIT_KERNEL(result, name, ...) result name(__VA_ARGS__);
+#define LSHKIT_SHORT_KERNEL LSHKIT_KERNEL
 #define LSHKIT_BFLOAT16_KERNEL(result, name, ...) result name(__VA_ARGS__);
 #define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #define LSHKIT_BFLOAT16_VECTOR_KERNEL LSHKIT_BFLOAT16_KERNEL

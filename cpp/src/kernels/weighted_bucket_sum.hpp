@@ -43,4 +43,29 @@ struct WeightedColumn {
   T *sum = nullptr, *dots = nullptr;
 };
 
+// The same in tables of 16-bit integers, for numbers that have been rounded to them.
+struct FastWeightedRows {
+  index_t count = 0;
+  int n_probes = 1;
+  const std::uint16_t* slots = nullptr;    // (count, n_probes): rows of the table
+  const std::uint32_t* weights = nullptr;  // (count, n_probes): of fast_weights
+  const std::int16_t* rows = nullptr;      // of fast_values where added, of fast_factors where read
+  index_t stride = 0;
+  const std::uint8_t* valid = nullptr;  // of those that are added; null: all
+};
+// A row's weights are at least 0 and add up to at most 1. Dots of row i are times dot_scale_i.
+struct FastWeightedPass {
+  std::int16_t* table;  // rows of slices * kSliceBytes, aligned to 64
+  index_t table_rows;
+  int slices, width;           // 1 or 2, and their columns
+  FastWeightedRows add, read;  // read.rows only for the dots
+  const float* sum_scale;      // of each column of whole slices
+  float* sum = nullptr;        // null: not wanted
+  index_t sum_stride = 0;
+  bool accumulate_sum = false;
+  const float* dot_scale = nullptr;
+  float* dots = nullptr;  // (read.count, n_probes); null: not wanted
+  bool accumulate_dots = false;
+};
+
 }  // namespace lshkit

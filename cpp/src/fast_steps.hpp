@@ -1,0 +1,47 @@
+#pragma once
+// Which steps of 16-bit integers hold the sums of a table's buckets.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kernels.hpp"
+
+namespace lshkit {
+
+constexpr float kWidenSteps = 4;  // after an overflow
+
+// Rows that are added to tables, and the fullest bucket that they are expected to have: its sum of
+// weights, and of their squares.
+struct FastAdded {
+  const std::uint8_t* valid;
+  index_t count;  // of valid rows
+  float weight, square;
+};
+
+// to_integer = 1 / step of up to kFastColumns columns; 0 for columns of zeros. `widening`
+// multiplies the steps. Rounding moves a value by at most half a step: false if that is more than
+// largest_error mean magnitudes of its column (not root mean squares, which one large value among
+// small ones would raise), or a column has a value that is not finite.
+inline bool choose_steps(Matrix<const float> values, const FastAdded& added, float largest_error,
+                         float widening, float* to_integer) {
+  // Below, the sum of squares is too close to what float32 cannot hold.
+  constexpr float kLeastSquareSum = 1e-24f;
+  FastColumnSums sums;
+  kernels().fast_column_sums(values, added.valid, &sums);
+  const float count = float(added.count);
+  for (index_t c = 0; c < kFastColumns; ++c) {
+    to_integer[c] = 0;
+    if (c >= values.columns || added.count == 0) continue;
+    const float largest = sums.largest[c], square_sum = sums.square_sum[c];
+    if (largest == 0 && square_sum == 0) continue;
+    if (!std::isfinite(square_sum) || square_sum < kLeastSquareSum) return false;
+    // What to expect of the sum of a bucket: means, five standard deviations, one more row.
+    const float mean = std::fabs(sums.sum[c]) / count, rms = std::sqrt(square_sum / count);
+    const float bound = 1.5f * added.weight * mean + 5 * std::sqrt(added.square) * rms + largest;
+    to_integer[c] = 32767 / (widening * bound);
+    const float magnitude = sums.magnitude_sum[c] / count;
+    if (!(0.5f <= largest_error * magnitude * to_integer[c])) return false;
+  }
+  return true;
+}
+
+}  // namespace lshkit

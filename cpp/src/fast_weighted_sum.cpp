@@ -1,0 +1,242 @@
+#include "fast_weighted_sum.hpp"
+
+#include "fast_steps.hpp"
+#include "head_passes.hpp"
+
+namespace lshkit {
+namespace {
+
+// A term is rounded once more than with hard codes, after its product with a weight.
+constexpr float kLargestError = 1e-3f;
+// Fewer rows, packed sequences of a few, are summed in float32: see fast_bucket_sum.cpp.
+constexpr index_t kLeastRows = 64;
+
+using Passes = HeadPasses<float, std::int16_t>;
+
+// Of a bucket of that hash.
+FastAdded fullest_bucket(const WeightedSide<float>& side, index_t n_buckets, index_t hash) {
+  const index_t t = side.n_probes, probes = side.rows * t;
+  Arena size;
+  size.take<std::uint16_t>(probes);
+  size.take<float>(probes);
+  size.take<float>(2 * n_buckets);
+  Arena arena(thread_scratch(size.used(), Scratch::fast));
+  std::uint16_t* codes = arena.take<std::uint16_t>(probes);
+  float *weights = arena.take<float>(probes), *buckets = arena.take<float>(2 * n_buckets);
+  side.probes({0, side.rows, hash, 1}, 1, codes, weights);
+  std::fill_n(buckets, 2 * n_buckets, 0.0f);
+  FastAdded added{side.valid, 0, 0, 0};
+  for (index_t j = 0; j < side.rows; ++j) {
+    if (side.valid && !side.valid[j]) continue;
+    ++added.count;
+    for (index_t k = j * t; k < (j + 1) * t; ++k) {
+      float* bucket = buckets + 2 * codes[k];
+      bucket[0] += weights[k];
+      bucket[1] += weights[k] * weights[k];
+    }
+  }
+  for (index_t k = 0; k < n_buckets; ++k) {
+    added.weight = std::max(added.weight, buckets[2 * k]);
+    added.square = std::max(added.square, buckets[2 * k + 1]);
+  }
+  return added;
+}
+
+// The rows of a side as integers, in blocks of the columns of a pass: as they are added to tables,
+// and as factors of what the other side has added.
+class IntegerRows {
+ public:
+  IntegerRows(Matrix<const float> matrix, index_t at_once)
+      : matrix_(matrix),
+        width_(at_once * kFastColumns),
+        columns_((matrix.columns + width_ - 1) / width_ * width_) {}
+
+  void take(Arena& arena, bool added, bool factors) {
+    const index_t rows = matrix_.rows, passes = columns_ / width_;
+    to_integer_ = arena.take<float>(added ? columns_ : 0);
+    scale_ = arena.take<float>(added ? columns_ : 0);
+    added_ = arena.take<std::int16_t>(added ? rows * columns_ : 0);
+    factors_ = arena.take<std::int16_t>(factors ? rows * columns_ : 0);
+    to_factor_ = arena.take<float>(factors ? rows * passes : 0);
+  }
+  // False where 16 bits do not do. scale: of the sums.
+  bool round_added(const FastAdded& added, float widening, float scale) {
+    for (index_t column = 0; column < columns_; column += kFastColumns)
+      if (!choose_steps(from(column, kFastColumns), added, kLargestError, widening,
+                        to_integer_ + column))
+        return false;
+    for (index_t c = 0; c < columns_; ++c)
+      scale_[c] = to_integer_[c] > 0 ? scale / to_integer_[c] : 0;
+    for (index_t column = 0; column < columns_; column += width_)
+      kernels().fast_values(from(column, width_), to_integer_ + column,
+                            added_ + column * matrix_.rows, width_);
+    return true;
+  }
+  bool round_factors(const IntegerRows& of) {
+    for (index_t column = 0; column < columns_; column += width_)
+      if (!kernels().fast_factors(from(column, width_), of.scale(column),
+                                  factors_ + column * matrix_.rows, width_,
+                                  to_factor_ + column / width_ * matrix_.rows))
+        return false;
+    return true;
+  }
+  // Of the pass whose first column this is.
+  Matrix<const std::int16_t> added(index_t column) const {
+    return {added_ + column * matrix_.rows, width_, matrix_.rows, width_};
+  }
+  Matrix<const std::int16_t> factors(index_t column) const {
+    return {factors_ + column * matrix_.rows, width_, matrix_.rows, width_};
+  }
+  const float* to_factor(index_t column) const {
+    return to_factor_ + column / width_ * matrix_.rows;
+  }
+  const float* scale(index_t column) const { return scale_ + column; }
+
+ private:
+  Matrix<const float> from(index_t column, index_t width) const {
+    return {matrix_.data + column, matrix_.stride, matrix_.rows,
+            std::clamp<index_t>(matrix_.columns - column, 0, width)};
+  }
+
+  Matrix<const float> matrix_;
+  index_t width_, columns_;  // of a pass, and of all
+  float *to_integer_, *scale_, *to_factor_;
+  std::int16_t *added_, *factors_;
+};
+
+bool pays(const WeightedHead<float>& s) {
+  return s.fast && kernels().fast_weighted_add && s.order == Order::all &&
+         std::min(s.query.rows, s.key.rows) >= kLeastRows && s.first_hash < s.n_hashes;
+}
+index_t fast_slices(index_t columns) { return (columns + kFastColumns - 1) / kFastColumns; }
+
+// The weights' gradient of the hashes of a batch before `end`, unless its client has them.
+void take_grads(const Expanded<float>& e, index_t end) {
+  ProbeRun run = e.batch;
+  if (!e.side->take_grads || end > run.hash + run.group) return;
+  run.group = end - run.hash;
+  if (run.group > 0) e.side->take_grads(run, 1, e.batch_weights, e.batch_grads);
+}
+
+}  // namespace
+
+index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, float* weight_sums) {
+  if (!pays(head)) return head.first_hash;
+  WeightedHead<float> s = head;
+  Passes passes(s, 0, fast_slices(s.values.columns));
+  if (!passes.whole()) return s.first_hash;
+  const FastAdded fullest = fullest_bucket(s.key, s.n_buckets, s.first_hash);
+  IntegerRows values(s.values, passes.at_once());
+  Arena size;
+  values.take(size, true, false);
+  Arena arena(thread_scratch(size.used(), Scratch::fast));
+  values.take(arena, true, false);
+
+  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWidenSteps) {
+    if (!values.round_added(fullest, widening, s.scale)) break;
+    passes.forget();
+    const index_t first = s.first_hash;
+    passes.each_group([&](index_t hash, index_t group) {
+      bool within = true;
+      passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
+                   [&](index_t row, index_t added, index_t readers) {
+                     passes.each_pass(s.values.columns, [&](FastWeightedPass& p, index_t column) {
+                       if (!within) return;
+                       p.add = passes.rows(passes.keys(), added, values.added(column), row);
+                       if (added > 0) within = kernels().fast_weighted_add(p);
+                       if (readers == 0) return;
+                       p.read = passes.rows(passes.queries(), readers, Matrix<const std::int16_t>{},
+                                            row);
+                       p.sum = out.row(row) + column;
+                       p.sum_stride = out.stride;
+                       p.sum_scale = values.scale(column);
+                       p.accumulate_sum = hash > 0;
+                       kernels().fast_weighted_read(p);
+                     });
+                     if (within && weight_sums)
+                       passes.column(s.order, passes.keys(), added, nullptr, passes.queries(),
+                                     readers, nullptr, row, weight_sums, nullptr);
+                   });
+      s.first_hash = hash + within;
+      return within;
+    });
+  }
+  return s.first_hash;
+}
+
+index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const float> grad,
+                                   const float* bias, Matrix<float> value_grad) {
+  if (!pays(head)) return head.first_hash;
+  WeightedHead<float> s = head;
+  const bool of_queries = bool(s.query.take_grads), of_keys = bool(s.key.take_grads);
+  const bool back = value_grad.data || of_keys;
+  Passes passes(s, 0, fast_slices(s.values.columns));
+  if (!passes.whole()) return s.first_hash;
+  const FastAdded fullest_of_keys = fullest_bucket(s.key, s.n_buckets, s.first_hash);
+  const FastAdded fullest_of_queries = fullest_bucket(s.query, s.n_buckets, s.first_hash);
+  IntegerRows values(s.values, passes.at_once()), grads(grad, passes.at_once());
+  const auto take = [&](Arena& arena) {
+    values.take(arena, of_queries, of_keys);
+    grads.take(arena, back, of_queries);
+  };
+  Arena size;
+  take(size);
+  Arena arena(thread_scratch(size.used(), Scratch::fast));
+  take(arena);
+
+  Expanded<float>&queries = passes.queries(), &keys = passes.keys();
+  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWidenSteps) {
+    if (of_queries &&
+        !(values.round_added(fullest_of_keys, widening, s.scale) && grads.round_factors(values)))
+      break;
+    if (back && !grads.round_added(fullest_of_queries, widening, s.scale)) break;
+    if (of_keys && !values.round_factors(grads)) break;
+    passes.forget();
+    passes.each_group([&](index_t hash, index_t group) {
+      bool within = true;
+      // One of the two sweeps of weighted_sum_backward.
+      const auto sweep = [&](Expanded<float>& from, Expanded<float>& to,
+                             const IntegerRows& added_rows, const IntegerRows& factors,
+                             Matrix<float> sum, bool dots, const float* added_bias,
+                             const float* read_bias) {
+        passes.sweep(from, to, s.order, hash, group,
+                     [&](index_t row, index_t added, index_t readers) {
+                       passes.each_pass(s.values.columns, [&](FastWeightedPass& p, index_t column) {
+                         if (!within) return;
+                         p.add = passes.rows(from, added, added_rows.added(column), row);
+                         if (added > 0) within = kernels().fast_weighted_add(p);
+                         if (readers == 0) return;
+                         p.read = passes.rows(to, readers, factors.factors(column), row);
+                         p.sum = sum.data ? sum.row(row) + column : nullptr;
+                         p.sum_stride = sum.stride;
+                         p.sum_scale = added_rows.scale(column);
+                         p.accumulate_sum = hash > 0;
+                         p.dots = dots ? to.grads : nullptr;
+                         p.dot_scale = factors.to_factor(column);
+                         p.accumulate_dots = column > 0;
+                         kernels().fast_weighted_read(p);
+                       });
+                       if (within && bias && dots)
+                         passes.column(s.order, from, added, added_bias, to, readers, read_bias,
+                                       row, nullptr, to.grads);
+                     });
+      };
+      if (of_queries) {
+        sweep(keys, queries, values, grads, {}, true, nullptr, bias);
+        passes.clear();
+      }
+      if (back && within) sweep(queries, keys, grads, values, value_grad, of_keys, bias, nullptr);
+      if (!within) return false;
+      s.first_hash = hash + 1;
+      for (const Expanded<float>* e : {&queries, &keys})
+        if (e->batch.hash + e->batch.group == s.first_hash) take_grads(*e, s.first_hash);
+      return true;
+    });
+    // Of a batch that has not come to its end.
+    for (const Expanded<float>* e : {&queries, &keys})
+      if (e->batch.hash + e->batch.group > s.first_hash) take_grads(*e, s.first_hash);
+  }
+  return s.first_hash;
+}
+
+}  // namespace lshkit
