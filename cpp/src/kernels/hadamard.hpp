@@ -23,8 +23,9 @@ LSHKIT_INLINE void butterfly(F* v) {
     }
 }
 
-// One radix-R pass at a stride, of signs[i] * from[i] where there are signs.
-template <int R, bool Signs>
+// One radix-R pass at a stride. Terms: of from[i], or with signs of the sum of signs[j] * from[j]
+// over so many j = i, i + columns ..
+template <int R, int Terms = 0>
 LSHKIT_INLINE void pass(const float* from, float* to, index_t columns, index_t stride,
                         const float* signs) {
   for (index_t base = 0; base < columns; base += R * stride)
@@ -32,8 +33,12 @@ LSHKIT_INLINE void pass(const float* from, float* to, index_t columns, index_t s
       F v[R];
       LSHKIT_UNROLL
       for (int k = 0; k < R; ++k) {
-        v[k] = load(from + (i + k * stride) * W);
-        if (Signs) v[k] *= signs[i + k * stride];
+        const index_t at = i + k * stride;
+        v[k] = load(from + at * W);
+        if (Terms) v[k] *= signs[at];
+        LSHKIT_UNROLL
+        for (int t = 1; t < Terms; ++t)
+          v[k] += load(from + (at + t * columns) * W) * signs[at + t * columns];
       }
       butterfly<R>(v);
       LSHKIT_UNROLL
@@ -81,15 +86,14 @@ LSHKIT_INLINE void rotate_planes(float* x, index_t columns, const float* paramet
 }
 
 LSHKIT_INLINE void transform(float* x, index_t columns, index_t top) {
-  for (index_t stride = 1; stride < top; stride *= 8)
-    pass<8, false>(x, x, columns, stride, nullptr);
+  for (index_t stride = 1; stride < top; stride *= 8) pass<8>(x, x, columns, stride, nullptr);
   switch (radix(columns, top)) {
     case 8:
-      return pass<8, false>(x, x, columns, top, nullptr);
+      return pass<8>(x, x, columns, top, nullptr);
     case 4:
-      return pass<4, false>(x, x, columns, top, nullptr);
+      return pass<4>(x, x, columns, top, nullptr);
     default:
-      return pass<2, false>(x, x, columns, top, nullptr);
+      return pass<2>(x, x, columns, top, nullptr);
   }
 }
 
@@ -100,15 +104,20 @@ LSHKIT_INLINE index_t top_stride(index_t columns) {
   return top;
 }
 
-// H S z for the signs S of a rotation: take(row, projections) for the first `used` rows. work: as
-// large as z.
-template <class Take>
-LSHKIT_INLINE void rotate(const float* z, float* work, index_t columns, index_t top,
-                          const float* signs, index_t used, const Take& take) {
-  pass<8, true>(z, work, columns, 1, signs);
-  for (index_t stride = 8; stride < top; stride *= 8)
-    pass<8, false>(work, work, columns, stride, nullptr);
-  switch (radix(columns, top)) {
+// Whether the rows of H that are used repeat after half of its columns.
+LSHKIT_INLINE bool in_halves(index_t columns, index_t used) {
+  return 2 * used <= columns && columns >= 32;
+}
+
+// The first `used` of `rows` rows of H S z: take(row, projections). These rows of H repeat after
+// `rows` columns, so that a transform of the sums of z's Terms parts is left.
+template <int Terms, class Take>
+LSHKIT_INLINE void rotate_sums(const float* z, float* work, index_t rows, const float* signs,
+                               index_t used, const Take& take) {
+  const index_t top = top_stride(rows);
+  pass<8, Terms>(z, work, rows, 1, signs);
+  for (index_t stride = 8; stride < top; stride *= 8) pass<8>(work, work, rows, stride, nullptr);
+  switch (radix(rows, top)) {
     case 8:
       return last_pass<8>(work, top, used, take);
     case 4:
@@ -116,6 +125,14 @@ LSHKIT_INLINE void rotate(const float* z, float* work, index_t columns, index_t 
     default:
       return last_pass<2>(work, top, used, take);
   }
+}
+// H S z for the signs S of a rotation: take(row, projections) for the first `used` rows. work: as
+// large as z.
+template <class Take>
+LSHKIT_INLINE void rotate(const float* z, float* work, index_t columns, const float* signs,
+                          index_t used, const Take& take) {
+  if (in_halves(columns, used)) return rotate_sums<2>(z, work, columns / 2, signs, used, take);
+  rotate_sums<1>(z, work, columns, signs, used, take);
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ bool hadamard(const HashRows& h) {
         const float* signs = h.parameters + (3 + group * h.bits() + h.first_bit + b) * columns;
         const I one = broadcast(std::int32_t(1u << b));
         std::int32_t* codes = bits + group * columns * W;
-        rotate(z, work, columns, top, signs, used, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE {
+        rotate(z, work, columns, signs, used, [=](index_t row, F v) LSHKIT_ALWAYS_INLINE {
           std::int32_t* code = codes + row * W;
           const I set = (v > F{}) & one;
           store(code, b == 0 ? set : load(code) | set);

@@ -135,7 +135,18 @@ LSHKIT_INLINE V exchange_high(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) : int(I) + Step)...);
 }
 
-// Lane i is the sum of the lanes of r[i].
+// Lanes of a, those with Step in their numbers of b; and the lanes Step away.
+template <int Step, class V, std::size_t... I>
+LSHKIT_INLINE V blend(V a, V b, std::index_sequence<I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) : int(I))...);
+}
+template <int Step, class V, std::size_t... I>
+LSHKIT_INLINE V swap_lanes(V v, std::index_sequence<I...>) {
+  return __builtin_shufflevector(v, v, (int(I) ^ Step)...);
+}
+
+// Lane i is the sum of the lanes of r[i]. A blend takes less than a shuffle of two registers.
 template <int Count, class T>
 LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
   if constexpr (Count == 1) {
@@ -144,7 +155,7 @@ LSHKIT_INLINE Vec<T> sum_each(const Vec<T>* r) {
     constexpr int step = Count / 2;
     constexpr auto lanes = std::make_index_sequence<kLanes<T>>{};
     const Vec<T> a = sum_each<Count / 2, T>(r), b = sum_each<Count / 2, T>(r + Count / 2);
-    return exchange_low<step>(a, b, lanes) + exchange_high<step>(a, b, lanes);
+    return blend<step>(a, b, lanes) + swap_lanes<step>(blend<step>(b, a, lanes), lanes);
   }
 }
 template <int Step, class T>

@@ -163,7 +163,7 @@ void soft_hadamard(const SoftHashRows& h) {
       for (int b = 0; b < h.n_bits; ++b) {
         const float* signs = h.parameters + (3 + group * h.n_bits + b) * columns;
         float* to = tile.projections + b * used * W;
-        rotate(z, tile.work, columns, top, signs, used,
+        rotate(z, tile.work, columns, signs, used,
                [=](index_t row, F v) LSHKIT_ALWAYS_INLINE { store(to + row * W, v); });
       }
       select_any(tile.projections, 1, used, used, h.n_bits, h.n_selected, tile.selection);

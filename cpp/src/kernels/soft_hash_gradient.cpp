@@ -71,11 +71,12 @@ LSHKIT_INLINE void first_pass(float* to, index_t stride, index_t used, const Row
   return first_pass_of<R, R>(to, stride, used, row);
 }
 
-// sum += S H v
-template <class Row>
-LSHKIT_INLINE void add_rotated_back(float* sum, float* work, index_t columns, index_t top,
-                                    const float* signs, index_t used, const Row& row) {
-  switch (radix(columns, top)) {
+// sum += S H v for v of `rows` rows, whose transform repeats Terms times.
+template <int Terms, class Row>
+LSHKIT_INLINE void add_repeated_back(float* sum, float* work, index_t rows, const float* signs,
+                                     index_t used, const Row& row) {
+  const index_t top = top_stride(rows);
+  switch (radix(rows, top)) {
     case 8:
       first_pass<8>(work, top, used, row);
       break;
@@ -86,18 +87,26 @@ LSHKIT_INLINE void add_rotated_back(float* sum, float* work, index_t columns, in
       first_pass<2>(work, top, used, row);
   }
   for (index_t stride = top / 8; stride > 1; stride /= 8)
-    pass<8, false>(work, work, columns, stride, nullptr);
-  for (index_t base = 0; base < columns; base += 8) {
+    pass<8>(work, work, rows, stride, nullptr);
+  for (index_t base = 0; base < rows; base += 8) {
     F v[8];
     LSHKIT_UNROLL
     for (int k = 0; k < 8; ++k) v[k] = load(work + (base + k) * W);
     butterfly<8>(v);
     LSHKIT_UNROLL
-    for (int k = 0; k < 8; ++k) {
-      float* to = sum + (base + k) * W;
-      store(to, load(to) + v[k] * signs[base + k]);
+    for (int k = 0; k < 8; ++k) LSHKIT_UNROLL
+    for (int t = 0; t < Terms; ++t) {
+      const index_t at = base + k + t * rows;
+      store(sum + at * W, load(sum + at * W) + v[k] * signs[at]);
     }
   }
+}
+template <class Row>
+LSHKIT_INLINE void add_rotated_back(float* sum, float* work, index_t columns, const float* signs,
+                                    index_t used, const Row& row) {
+  if (in_halves(columns, used))
+    return add_repeated_back<2>(sum, work, columns / 2, signs, used, row);
+  add_repeated_back<1>(sum, work, columns, signs, used, row);
 }
 
 LSHKIT_INLINE void rotate_planes_back(float* x, index_t columns, const float* parameters) {
@@ -148,7 +157,7 @@ void hadamard_gradient(const SoftHashGradient& g) {
       for (int b = 0; b < g.n_bits; ++b) {
         const float* signs = g.parameters + (3 + group * g.n_bits + b) * columns;
         const I bit = broadcast<std::int32_t>(b);
-        add_rotated_back(sum, tile.work, columns, top, signs, used,
+        add_rotated_back(sum, tile.work, columns, signs, used,
                          [&](index_t row) LSHKIT_ALWAYS_INLINE {
                            I slope = {};  // a bit is selected once
                            LSHKIT_UNROLL
