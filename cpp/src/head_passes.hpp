@@ -203,10 +203,12 @@ class HeadPasses {
       p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
       p.table = table_ + (slice - chunk_first_) * kWidth * group_ * table_rows_;
       p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
-      if constexpr (kFast)
+      if constexpr (kFast) {
+        p.first_row = compact_;  // slot 0 gets the rows that nobody reads
         p.table_rows = table_rows_;
-      else
+      } else {
         p.scale = s_.scale;
+      }
       call(p, slice * kWidth);
     }
   }

@@ -82,7 +82,7 @@ struct Run {
   // Whether no number is at an end of 16 bits.
   bool within() const {
     S largest = {}, smallest = {};
-    for (index_t i = 0; i < p.table_rows * kStride; i += 2 * W) {
+    for (index_t i = p.first_row * kStride; i < p.table_rows * kStride; i += 2 * W) {
       const S v = load(p.table + i);
       largest = v > largest ? v : largest;
       smallest = v < smallest ? v : smallest;
