@@ -119,6 +119,13 @@ LSHKIT_INLINE Vec<float> swap_pairs(Vec<float> v, std::index_sequence<I...>) {
   return __builtin_shufflevector(v, v, int(I ^ 1)...);
 }
 
+// Lanes of a and b in turn.
+template <class V, std::size_t... I>
+LSHKIT_INLINE auto alternate(V a, V b, std::index_sequence<I...>) {
+  constexpr int n = sizeof...(I) / 2;
+  return __builtin_shufflevector(a, b, ((I & 1) * n + I / 2)...);
+}
+
 // As many pairs of 2 or 4 probes as fill registers: returns how many.
 template <int Probes, class Own>
 LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits, const float* e,
@@ -139,10 +146,11 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits,
     } else {
       std::uint16_t two_bits[pairs];
       std::memcpy(two_bits, bits + 2 * h, sizeof(two_bits));
-      const auto numbers = load_as<std::uint64_t, pairs>(two_bits);
-      const auto four = load_as<std::uint64_t, pairs>(own + h) * 0x0001000100010001u ^
-                        (0x0001000000010000u << (numbers & 255u)) ^
-                        (0x0001000100000000u << (numbers >> 8));
+      const auto numbers = load_as<std::uint32_t, pairs>(two_bits);
+      const auto code = load_as<std::uint32_t, pairs>(own + h);
+      const auto first = (code | code << 16) ^ (0x10000u << (numbers & 255u));
+      const auto second = first ^ (0x10001u << (numbers >> 8));
+      const auto four = alternate(first, second, std::make_index_sequence<2 * pairs>{});
       std::memcpy(codes, &four, sizeof(four));
       const Vec<float> stays = load(complement + 2 * h), flips = stays * load(e + 2 * h);
       store(weights, factors<0, 0>(stays, flips, lanes) * factors<0, 1>(stays, flips, lanes));
