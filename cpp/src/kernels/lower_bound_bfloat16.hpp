@@ -1,5 +1,5 @@
 #pragma once
-// What the linear form of a bucket takes for its products of bfloat16 (bfloat16/lower_bound.cpp). A
+// What a bucket takes for its products of bfloat16 (bfloat16/lower_bound.cpp). A
 // word holds the bfloat16 of two neighbours in the dimension that is summed over, the lower in its
 // lower half.
 #include "kernels.hpp"
@@ -13,8 +13,10 @@ struct Bfloat16Rows {
   bool on;
   index_t d, dv;  // columns; dv with the bias and to an even number
   std::uint32_t *query, *key, *grad, *value;
-  std::uint32_t *x, *y, *product;  // (kPairedRows / 2, d), (kPairedRows / 2, dv), (dv / 2, d)
-  float* sum;                      // (dv, d)
+  std::uint32_t *x, *y, *product;   // (kPairedRows / 2, d), (kPairedRows / 2, dv), (dv / 2, d)
+  float* sum;                       // (dv, d)
+  std::uint32_t *value_t, *weight;  // (dv / 2, kPairedRows), (kPairedRows, kPairedRows / 2)
+  float* pair;                      // (kPairedRows, kPairedRows)
 };
 constexpr index_t kPairedRows = 128;  // that are paired at once
 // Of a bucket: a is grad or value, b the unit vectors.
@@ -42,6 +44,9 @@ LSHKIT_INLINE Bfloat16Rows cut_words(const LowerBoundGradient& p, Cut& cut) {
   w.y = cut.take<std::uint32_t>(kPairedRows / 2 * w.dv);
   w.product = cut.take<std::uint32_t>(w.dv / 2 * w.d);
   w.sum = cut.take<float>(w.dv * w.d);
+  w.value_t = cut.take<std::uint32_t>(round_up(w.dv / 2, 16) * kPairedRows);
+  w.weight = cut.take<std::uint32_t>(kPairedRows * kPairedRows / 2);
+  w.pair = cut.take<float>(kPairedRows * kPairedRows);
   return w;
 }
 

@@ -181,11 +181,25 @@ struct Bucket {
       for (index_t c = 0; c < p.key.columns; ++c) p.key_grad.row(keys[j])[c] += s.sum[c];
   }
 
+  // Their products of bfloat16 take.
+  Bfloat16Side words_of_queries(index_t i, index_t n) const {
+    return {s.words.grad, s.words.query, queries + i, n};
+  }
+  Bfloat16Side words_of_keys(index_t j, index_t n) const {
+    return {s.words.value, s.words.key, keys + j, n};
+  }
+  void bfloat16_pairs(index_t nq, index_t nk) const {
+    for (index_t i = 0; i < nq; i += kPairedRows)
+      for (index_t j = 0; j < nk; j += kPairedRows)
+        lshkit::kernels().bfloat16_pairs(p, s.words,
+                                         words_of_queries(i, smaller(kPairedRows, nq - i)),
+                                         words_of_keys(j, smaller(kPairedRows, nk - j)));
+  }
+
   void linear(index_t nq, index_t nk) const {
     const Bfloat16Rows& w = s.words;
     if (w.on) {
-      const Bfloat16Side of_keys = {w.value, w.key, keys, nk},
-                         of_queries = {w.grad, w.query, queries, nq};
+      const Bfloat16Side of_keys = words_of_keys(0, nk), of_queries = words_of_queries(0, nq);
       const auto bucket = lshkit::kernels().bfloat16_bucket;
       if (p.query_grad.data) bucket(w, of_keys, of_queries, p.scale, p.query_grad);
       if (p.key_grad.data) bucket(w, of_queries, of_keys, p.scale, p.key_grad);

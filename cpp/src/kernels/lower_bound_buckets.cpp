@@ -14,6 +14,7 @@ constexpr index_t kCacheBytes = index_t(2) << 20;  // rows beyond that are prefe
 // Rows of a bucket up to which packing does not pay. A packed bucket of a causal head has products
 // that are hidden.
 constexpr index_t kDirectRows = 24, kDirectCausalRows = 40;
+constexpr index_t kLeastWordPairs = 32;
 
 template <class T>
 LSHKIT_INLINE void prefetch_side(Matrix<const T> x, Matrix<const T> y, Matrix<float> gradient,
@@ -32,21 +33,27 @@ struct Costs {
 
   Costs(const Problem& p, const BucketScratch& s)
       : pair(2 * float(s.dv) + 4 * float(s.d)),
-        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv) * (s.words.on ? 0.5f : 1)),
+        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv)),
         causal(p.causal) {}
   bool pairs_are_cheaper(index_t nq, index_t nk) const {
     return float(nq) * float(nk) * (causal ? 0.5f : 1.0f) * pair <= row * float(nq + nk);
   }
 };
 
-// Of the form that the bucket will be read in: pair by pair that is float32.
+// Whether the pairs of a bucket are products of bfloat16: of fewer, rows are best left where they
+// lie.
+LSHKIT_INLINE bool in_words(const BucketScratch& s, index_t nq, index_t nk) {
+  return s.words.on && nq * nk >= kLeastWordPairs;
+}
+
+// Of the form that the bucket will be read in.
 LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Costs& costs,
                                  const Buckets& of, index_t b) {
   const Bfloat16Rows& w = s.words;
   const std::int32_t *queries = of.query_order + of.query_start[b],
                      *keys = of.key_order + of.key_start[b];
   const index_t nq = of.queries(b), nk = of.keys(b);
-  if (w.on && !costs.pairs_are_cheaper(nq, nk)) {
+  if (!costs.pairs_are_cheaper(nq, nk) ? w.on : in_words(s, nq, nk)) {
     const index_t x = w.d / 2, y = w.dv / 2;
     prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
     prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
@@ -122,7 +129,9 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
       if (p.rank > 0 && !pairs) continue;  // sketched below
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
-      if (direct && nq <= most_direct && nk <= most_direct)
+      if (pairs && in_words(s, nq, nk))
+        bucket.bfloat16_pairs(nq, nk);
+      else if (direct && nq <= most_direct && nk <= most_direct)
         (bucket.*direct)(nq, nk);
       else if (pairs)
         bucket.quadratic(0, nq, 0, nk);

@@ -1,4 +1,4 @@
-// The linear form of a bucket of the lower bound's gradient (see kernels/lower_bound_bucket.hpp)
+// A bucket of the lower bound's gradient (see kernels/lower_bound_bucket.hpp)
 // with products of bfloat16 and sums in float32, by AVX512-BF16. Not on CPUs with AMX, where that
 // has half the rate of float32: rows are gathered, and would have to be transposed for tiles.
 #if defined(LSHKIT_ISA_AVX512_BF16) && !defined(LSHKIT_ISA_AMX)
@@ -52,6 +52,26 @@ LSHKIT_NOINLINE void pair_rows(const float* from, index_t rows, index_t columns,
                           _mm512_or_si512(_mm512_cvtepu16_epi32(a),
                                           _mm512_slli_epi32(_mm512_cvtepu16_epi32(b), 16)));
     }
+}
+
+// to[k][r] = from(r)[k], zeros for r from `rows` to `width`, a multiple of 16; k: up to a multiple
+// of 16 more than `depth`.
+LSHKIT_NOINLINE void transpose_words(Rows<const Word> from, index_t rows, index_t depth,
+                                     index_t width, Word* to) {
+  for (index_t k = 0; k < depth; k += 16) {
+    const auto mask = __mmask16((1u << smaller(depth - k, 16)) - 1);
+    for (index_t first = 0; first < width; first += 16) {
+      Vec<float> v[16];
+      LSHKIT_UNROLL
+      for (int r = 0; r < 16; ++r)
+        v[r] = first + r < rows
+                   ? _mm512_castsi512_ps(_mm512_maskz_loadu_epi32(mask, from(first + r) + k))
+                   : __m512{};
+      transpose<float>(v);
+      LSHKIT_UNROLL
+      for (int i = 0; i < 16; ++i) _mm512_storeu_ps(to + (k + i) * width + first, v[i]);
+    }
+  }
 }
 
 template <int Columns>
@@ -127,6 +147,33 @@ void bfloat16_bucket(const Bfloat16Rows& w, const Bfloat16Side& from, const Bflo
   pair_rows(w.sum, dv, d, scale, w.product);
   add_dots(to.n, d, dv / 2, {to.a, dv / 2, to.rows}, 1, w.product, d,
            {gradient.data, gradient.stride, to.rows});
+}
+
+void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bfloat16Side& queries,
+                    const Bfloat16Side& keys) {
+  const index_t nq = queries.n, nk = keys.n, d = w.d, depth = w.dv / 2;
+  const index_t width = round_up(nk, 16);
+  // Zeros in the columns of no key; the last key again would do, but for a NaN.
+  transpose_words({keys.a, depth, keys.rows}, nk, depth, width, w.value_t);
+  for (index_t i = 0; i < nq * width; i += 16) _mm512_storeu_ps(w.pair + i, __m512{});
+  add_dots(nq, width, depth, {queries.a, depth, queries.rows}, 1, w.value_t, width,
+           {w.pair, width});
+  if (p.query_grad.data) {
+    for (index_t i = 0; i < nq * width; i += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(w.weight + i / 2),
+                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(w.pair + i) * p.scale));
+    pair_rows({keys.b, d / 2, keys.rows}, nk, d, w.x);
+    add_dots(nq, d, (nk + 1) / 2, {w.weight, width / 2}, 1, w.x, d,
+             {p.query_grad.data, p.query_grad.stride, queries.rows});
+  }
+  if (p.key_grad.data) {
+    if (nq % 2)
+      for (index_t j = 0; j < width; j += 16) _mm512_storeu_ps(w.pair + nq * width + j, __m512{});
+    pair_rows(w.pair, nq, width, p.scale, w.weight);
+    pair_rows({queries.b, d / 2, queries.rows}, nq, d, w.x);
+    add_dots(nk, d, (nq + 1) / 2, {w.weight, 1}, width, w.x, d,
+             {p.key_grad.data, p.key_grad.stride, keys.rows});
+  }
 }
 
 }  // namespace LSHKIT_ISA
