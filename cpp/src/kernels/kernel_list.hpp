@@ -160,17 +160,15 @@ LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<
 LSHKIT_TILE_KERNEL(bool, pack_planes, const HashTiles& planes)
 LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
 
-// See lower_bound_bfloat16.hpp. bfloat16_bucket: gradient_t += a_t^T (scale * the sum of a_f
-// b_f^T), f of `from` and t of `to`. bfloat16_pairs: the same of queries and keys, at most
-// kPairedRows of either, for the gradients that p wants, pair by pair.
-LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p,
-                              const Bfloat16Rows& words)
+// See lower_bound_bfloat16.hpp: the rows, and the gradients that p wants of queries and keys, at
+// most kPairedRows of either, pair by pair.
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
+LSHKIT_BFLOAT16_KERNEL(void, bfloat16_pairs, const LowerBoundGradient& p, const Bfloat16Rows& words,
+                       const Bfloat16Side& queries, const Bfloat16Side& keys)
+// gradient_t += a_t^T (scale * the sum of a_f b_f^T), f of `from` and t of `to`
 LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_bucket, const Bfloat16Rows& words,
                               const Bfloat16Side& from, const Bfloat16Side& to, float scale,
                               Matrix<float> gradient)
-LSHKIT_BFLOAT16_VECTOR_KERNEL(void, bfloat16_pairs, const LowerBoundGradient& p,
-                              const Bfloat16Rows& words, const Bfloat16Side& queries,
-                              const Bfloat16Side& keys)
 
 #undef LSHKIT_KERNEL
 #undef LSHKIT_TYPED_KERNEL

@@ -198,7 +198,7 @@ struct Bucket {
 
   void linear(index_t nq, index_t nk) const {
     const Bfloat16Rows& w = s.words;
-    if (w.on) {
+    if (w.linear) {
       const Bfloat16Side of_keys = words_of_keys(0, nk), of_queries = words_of_queries(0, nq);
       const auto bucket = lshkit::kernels().bfloat16_bucket;
       if (p.query_grad.data) bucket(w, of_keys, of_queries, p.scale, p.query_grad);

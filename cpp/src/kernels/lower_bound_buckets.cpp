@@ -32,7 +32,7 @@ struct Costs {
   bool causal;
 
   Costs(const Problem& p, const BucketScratch& s)
-      : pair(2 * float(s.dv) + 4 * float(s.d)),
+      : pair((2 * float(s.dv) + 4 * float(s.d)) * (s.words.on && !s.words.linear ? 0.5f : 1)),
         row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv)),
         causal(p.causal) {}
   bool pairs_are_cheaper(index_t nq, index_t nk) const {
@@ -53,7 +53,7 @@ LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const
   const std::int32_t *queries = of.query_order + of.query_start[b],
                      *keys = of.key_order + of.key_start[b];
   const index_t nq = of.queries(b), nk = of.keys(b);
-  if (!costs.pairs_are_cheaper(nq, nk) ? w.on : in_words(s, nq, nk)) {
+  if (!costs.pairs_are_cheaper(nq, nk) ? w.linear : in_words(s, nq, nk)) {
     const index_t x = w.d / 2, y = w.dv / 2;
     prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
     prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);

@@ -13,17 +13,6 @@ namespace {
 
 using Word = std::uint32_t;
 
-// to[i] = the bfloat16 of factor_i * x_i in words of two columns, each row `stride` words.
-LSHKIT_NOINLINE void to_words(Matrix<const float> x, const float* factor, index_t stride,
-                              Word* to) {
-  for (index_t i = 0; i < x.rows; ++i)
-    for (index_t c = 0; c < x.columns; c += 16) {
-      const __m512 v = _mm512_loadu_ps(x.row(i) + c) * (factor ? factor[i] : 1.0f);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i * stride + c / 2),
-                          (__m256i)_mm512_cvtneps_pbh(v));
-    }
-}
-
 // to[r / 2][c] = (from(r)[c], from(r + 1)[c]): words of two rows from words of two columns.
 LSHKIT_NOINLINE void pair_rows(Rows<const Word> from, index_t rows, index_t columns, Word* to) {
   for (index_t r = 0; r < rows; r += 2, to += columns) {
@@ -116,23 +105,6 @@ void add_dots(index_t rows, index_t columns, index_t depth, Rows<const Word> a, 
 }
 
 }  // namespace
-
-void bfloat16_rows(const LowerBoundGradient& p, const Bfloat16Rows& w) {
-  to_words(p.query, p.query_inverse_norm, w.d / 2, w.query);
-  to_words(p.key, p.key_inverse_norm, w.d / 2, w.key);
-  to_words(p.grad, nullptr, w.dv / 2, w.grad);
-  to_words(p.value, nullptr, w.dv / 2, w.value);
-  if (!p.bias) return;
-  const index_t last = w.dv / 2 - 1;
-  for (index_t i = 0; i < p.query.rows; ++i) {
-    Word bits;
-    std::memcpy(&bits, p.bias + i, sizeof(bits));
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;  // quiet: rounding could lose it
-    w.grad[i * (last + 1) + last] =
-        nan ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  }
-  for (index_t j = 0; j < p.key.rows; ++j) w.value[j * (last + 1) + last] = 0x3f80;  // one
-}
 
 void bfloat16_bucket(const Bfloat16Rows& w, const Bfloat16Side& from, const Bfloat16Side& to,
                      float scale, Matrix<float> gradient) {
