@@ -14,7 +14,7 @@ constexpr index_t kCacheBytes = index_t(2) << 20;  // rows beyond that are prefe
 // Rows of a bucket up to which packing does not pay. A packed bucket of a causal head has products
 // that are hidden.
 constexpr index_t kDirectRows = 24, kDirectCausalRows = 40;
-constexpr index_t kLeastWordPairs = 32;
+constexpr index_t kLeastWordPairs = 32, kLeastTilePairs = 256;  // 16 x 16 are a tile
 
 template <class T>
 LSHKIT_INLINE void prefetch_side(Matrix<const T> x, Matrix<const T> y, Matrix<float> gradient,
@@ -43,7 +43,7 @@ struct Costs {
 // Whether the pairs of a bucket are products of bfloat16: of fewer, rows are best left where they
 // lie.
 LSHKIT_INLINE bool in_words(const BucketScratch& s, index_t nq, index_t nk) {
-  return s.words.on && nq * nk >= kLeastWordPairs;
+  return s.words.on && nq * nk >= (s.words.linear ? kLeastWordPairs : kLeastTilePairs);
 }
 
 // Of the form that the bucket will be read in.
