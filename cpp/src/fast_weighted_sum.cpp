@@ -135,7 +135,6 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWidenSteps) {
     if (!values.round_added(fullest, widening, s.scale)) break;
     passes.forget();
-    const index_t first = s.first_hash;
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
       passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
