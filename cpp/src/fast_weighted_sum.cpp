@@ -7,7 +7,7 @@ namespace lshkit {
 namespace {
 
 // A term is rounded once more than with hard codes, after its product with a weight.
-constexpr float kLargestError = 1e-3f;
+constexpr float kLargestError = 7e-4f;
 // Fewer rows, packed sequences of a few, are summed in float32: see fast_bucket_sum.cpp.
 constexpr index_t kLeastRows = 64;
 

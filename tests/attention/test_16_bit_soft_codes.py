@@ -114,6 +114,14 @@ def test_rounding_has_no_bias(n):
     assert abs(error.mean()) < 0.1 * size
 
 
+def test_equal_weights():
+    """Halves and quarters of integers, which are all rounded up, would add up in full buckets."""
+    inputs = rows("random", 8000, dtype=torch.float16)
+    options = {"n_bits": 6, "sharpness": 1e-8}
+    full, short = (attend(*inputs, x, **options)[0] for x in (torch.float32, torch.float16))
+    assert relative_error(short, full) < bound(torch.float16)
+
+
 def test_one_bucket():
     """Sums of 3,000 equal rows, far beyond what was expected: float32 takes over."""
     query, key, value, grad = rows("random", 3000)
