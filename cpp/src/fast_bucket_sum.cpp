@@ -14,6 +14,7 @@ namespace {
 // In mean magnitudes of a column. The errors of different keys are as good as independent, so a
 // sum's, relative to the sum's own root mean square, is 1/sqrt(3) of it.
 constexpr float kLargestError = 2e-3f;
+constexpr float kWiden = 4;  // the step after an overflow
 // Fewer keys are summed in float32: packed sequences of a few rows are rounded once, and what 16
 // bits would gain is little beside the rest of such a call.
 constexpr index_t kLeastKeys = 64;
@@ -83,7 +84,7 @@ class FastSum {
   // The same for one slice, with wider steps while a bucket overflows.
   bool run_alone(index_t slice) {
     too_coarse_ = false;
-    for (float widening = 1; !too_coarse_; widening *= kWidenSteps)
+    for (float widening = 1; !too_coarse_; widening *= kWiden)
       if (run(slice, 1, widening)) return true;
     return false;
   }

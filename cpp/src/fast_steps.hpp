@@ -7,20 +7,22 @@
 
 namespace lshkit {
 
-constexpr float kWidenSteps = 4;  // after an overflow
-
 // Rows that are added to tables, and the fullest bucket that they are expected to have: its sum of
-// weights, and of their squares.
+// weights, and of their squares. Of weighted sums, which are rounded as they are added and read: a
+// sum has noise * step^2 of variance from this, and signal times the mean square of a column.
 struct FastAdded {
   const std::uint8_t* valid;
   index_t count;  // of valid rows
   float weight, square;
+  float noise = 0, signal = 0;
+  float most_spread = INFINITY;  // the largest value of a column, in mean magnitudes
 };
 
 // to_integer = 1 / step of up to kFastColumns columns; 0 for columns of zeros. `widening`
 // multiplies the steps. Rounding moves a value by at most half a step: false if that is more than
 // largest_error mean magnitudes of its column (not root mean squares, which one large value among
-// small ones would raise), or a column has a value that is not finite.
+// small ones would raise), if a sum's noise is more than that part of its signal, if values are
+// spread too far, or if a column has one that is not finite.
 inline bool choose_steps(Matrix<const float> values, const FastAdded& added, float largest_error,
                          float widening, float* to_integer) {
   // Below, the sum of squares is too close to what float32 cannot hold.
@@ -40,6 +42,9 @@ inline bool choose_steps(Matrix<const float> values, const FastAdded& added, flo
     to_integer[c] = 32767 / (widening * bound);
     const float magnitude = sums.magnitude_sum[c] / count;
     if (!(0.5f <= largest_error * magnitude * to_integer[c])) return false;
+    const float signal = largest_error * rms * to_integer[c];
+    if (!(added.noise <= signal * signal * added.signal || added.noise == 0)) return false;
+    if (!(largest <= added.most_spread * magnitude)) return false;
   }
   return true;
 }

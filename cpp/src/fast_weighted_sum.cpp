@@ -6,39 +6,63 @@
 namespace lshkit {
 namespace {
 
-// A term is rounded once more than with hard codes, after its product with a weight.
-constexpr float kLargestError = 7e-4f;
+constexpr float kLargestError = 1.5e-3f;
+constexpr float kWiden = 2;  // the step after an overflow
+// Of weights of 15 bits, the smallest are rounded by as much as they are large: what is added with
+// them may not be far larger than the rest.
+constexpr float kMostSpread = 32;
+// A query's sum is to be so many times its error. A normalisation would show it where all weights
+// of a query's pairs are small.
+constexpr float kLeastSum = 10;
 // Fewer rows, packed sequences of a few, are summed in float32: see fast_bucket_sum.cpp.
 constexpr index_t kLeastRows = 64;
 
 using Passes = HeadPasses<float, std::int16_t>;
 
-// Of a bucket of that hash.
-FastAdded fullest_bucket(const WeightedSide<float>& side, index_t n_buckets, index_t hash) {
+// What the first hash that is not done says of a side's weights.
+struct SideWeights {
+  FastAdded added;
+  float squares;  // of a row's weights, in the mean
+};
+SideWeights weights_of(const WeightedHead<float>& s, const WeightedSide<float>& side) {
   const index_t t = side.n_probes, probes = side.rows * t;
   Arena size;
   size.take<std::uint16_t>(probes);
   size.take<float>(probes);
-  size.take<float>(2 * n_buckets);
+  size.take<float>(2 * s.n_buckets);
   Arena arena(thread_scratch(size.used(), Scratch::fast));
   std::uint16_t* codes = arena.take<std::uint16_t>(probes);
-  float *weights = arena.take<float>(probes), *buckets = arena.take<float>(2 * n_buckets);
-  side.probes({0, side.rows, hash, 1}, 1, codes, weights);
-  std::fill_n(buckets, 2 * n_buckets, 0.0f);
+  float *weights = arena.take<float>(probes), *buckets = arena.take<float>(2 * s.n_buckets);
+  side.probes({0, side.rows, s.first_hash, 1}, 1, codes, weights);
+  std::fill_n(buckets, 2 * s.n_buckets, 0.0f);
   FastAdded added{side.valid, 0, 0, 0};
+  double squares = 0;
   for (index_t j = 0; j < side.rows; ++j) {
     if (side.valid && !side.valid[j]) continue;
     ++added.count;
     for (index_t k = j * t; k < (j + 1) * t; ++k) {
       float* bucket = buckets + 2 * codes[k];
+      const float square = weights[k] * weights[k];
       bucket[0] += weights[k];
-      bucket[1] += weights[k] * weights[k];
+      bucket[1] += square;
+      squares += square;
     }
   }
-  for (index_t k = 0; k < n_buckets; ++k) {
+  for (index_t k = 0; k < s.n_buckets; ++k) {
     added.weight = std::max(added.weight, buckets[2 * k]);
     added.square = std::max(added.square, buckets[2 * k + 1]);
   }
+  added.most_spread = kMostSpread;
+  return {added, float(squares / double(std::max<index_t>(added.count, 1)))};
+}
+// The rows of `from`, read with the probes of `to`. Each product that is added or read is rounded,
+// by 1 / 12 of the square of a step.
+FastAdded added_of(const WeightedHead<float>& s, const SideWeights& from, index_t added_probes,
+                   const SideWeights& to, index_t read_probes) {
+  FastAdded added = from.added;
+  const float in_bucket = float(added.count) / float(s.n_buckets);
+  added.noise = (float(read_probes) + to.squares * in_bucket * float(added_probes)) / 12;
+  added.signal = in_bucket * from.squares * to.squares;
   return added;
 }
 
@@ -105,8 +129,25 @@ class IntegerRows {
 };
 
 bool pays(const WeightedHead<float>& s) {
-  return s.fast && kernels().fast_weighted_add && s.order == Order::all &&
-         std::min(s.query.rows, s.key.rows) >= kLeastRows && s.first_hash < s.n_hashes;
+  return s.fast && kernels().fast_weighted_add && s.order == Order::all && s.first_hash == 0 &&
+         std::min(s.query.rows, s.key.rows) >= kLeastRows;
+}
+bool enough(const SideWeights& query, const SideWeights& key) {
+  return std::min(query.added.count, key.added.count) >= kLeastRows;
+}
+// Whether no row of sums is close to the error of them all.
+bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const FastAdded& added,
+                    index_t n_hashes) {
+  double error = 0;
+  for (index_t c = 0; c < out.columns; ++c)
+    error += double(values.scale(c)[0]) * double(values.scale(c)[0]);
+  const double least = kLeastSum * kLeastSum * error * added.noise * double(n_hashes);
+  for (index_t i = 0; i < out.rows; ++i) {
+    float square = 0;
+    for (index_t c = 0; c < out.columns; ++c) square += out.row(i)[c] * out.row(i)[c];
+    if (square > 0 && square < least) return false;
+  }
+  return true;
 }
 index_t fast_slices(index_t columns) { return (columns + kFastColumns - 1) / kFastColumns; }
 
@@ -125,15 +166,17 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   WeightedHead<float> s = head;
   Passes passes(s, 0, fast_slices(s.values.columns));
   if (!passes.whole()) return s.first_hash;
-  const FastAdded fullest = fullest_bucket(s.key, s.n_buckets, s.first_hash);
+  const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  if (!enough(query, key)) return 0;
+  const FastAdded keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
   IntegerRows values(s.values, passes.at_once());
   Arena size;
   values.take(size, true, false);
   Arena arena(thread_scratch(size.used(), Scratch::fast));
   values.take(arena, true, false);
 
-  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWidenSteps) {
-    if (!values.round_added(fullest, widening, s.scale)) break;
+  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
+    if (!values.round_added(keys, widening, s.scale)) break;
     passes.forget();
     passes.each_group([&](index_t hash, index_t group) {
       bool within = true;
@@ -160,7 +203,10 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
       return within;
     });
   }
-  return s.first_hash;
+  const Matrix<const float> sums{out.data, out.stride, out.rows, out.columns};
+  if (s.first_hash == 0 || rows_are_large(sums, values, keys, s.n_hashes)) return s.first_hash;
+  if (weight_sums) std::fill_n(weight_sums, s.query.rows, 0.0f);
+  return 0;
 }
 
 index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const float> grad,
@@ -171,8 +217,10 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   const bool back = value_grad.data || of_keys;
   Passes passes(s, 0, fast_slices(s.values.columns));
   if (!passes.whole()) return s.first_hash;
-  const FastAdded fullest_of_keys = fullest_bucket(s.key, s.n_buckets, s.first_hash);
-  const FastAdded fullest_of_queries = fullest_bucket(s.query, s.n_buckets, s.first_hash);
+  const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  if (!enough(query, key)) return 0;
+  const FastAdded from_keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
+  const FastAdded from_queries = added_of(s, query, s.query.n_probes, key, s.key.n_probes);
   IntegerRows values(s.values, passes.at_once()), grads(grad, passes.at_once());
   const auto take = [&](Arena& arena) {
     values.take(arena, of_queries, of_keys);
@@ -184,11 +232,11 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   take(arena);
 
   Expanded<float>&queries = passes.queries(), &keys = passes.keys();
-  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWidenSteps) {
+  for (float widening = 1; s.first_hash < s.n_hashes; widening *= kWiden) {
     if (of_queries &&
-        !(values.round_added(fullest_of_keys, widening, s.scale) && grads.round_factors(values)))
+        !(values.round_added(from_keys, widening, s.scale) && grads.round_factors(values)))
       break;
-    if (back && !grads.round_added(fullest_of_queries, widening, s.scale)) break;
+    if (back && !grads.round_added(from_queries, widening, s.scale)) break;
     if (of_keys && !values.round_factors(grads)) break;
     passes.forget();
     passes.each_group([&](index_t hash, index_t group) {

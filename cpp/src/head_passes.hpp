@@ -203,12 +203,7 @@ class HeadPasses {
       p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
       p.table = table_ + (slice - chunk_first_) * kWidth * group_ * table_rows_;
       p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
-      if constexpr (kFast) {
-        p.first_row = compact_;  // slot 0 gets the rows that nobody reads
-        p.table_rows = table_rows_;
-      } else {
-        p.scale = s_.scale;
-      }
+      if constexpr (!kFast) p.scale = s_.scale;
       call(p, slice * kWidth);
     }
   }
@@ -303,7 +298,10 @@ class HeadPasses {
     view(e, run);
     e.run = run;
     const index_t count = run.rows * e.probes();
-    for (index_t k = 0; k < count && compact_; ++k) e.slots[k] = slots_.of(e.slots[k]);
+    for (index_t k = 0; k < count && compact_; ++k) {
+      e.slots[k] = slots_.of(e.slots[k]);
+      if (kFast && e.slots[k] == 0) e.fast_weights[k] = 0;  // or what nobody reads would overflow
+    }
   }
 
   const WeightedHead<T>& s_;

@@ -64,6 +64,7 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
   const ColumnBlocks<T> sums = passes.blocks(out, 1);
   values.load();
+  if (s.first_hash > 0) sums.load();
   passes.each_group([&](index_t hash, index_t group) {
     passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
                  [&](index_t row, index_t added, index_t readers) {
@@ -101,6 +102,7 @@ void weighted_sum_backward(const WeightedHead<T>& head, Matrix<const T> grad, co
   const ColumnBlocks<T> value_grads = passes.blocks(value_grad, 2);
   values.load();
   grads.load();
+  if (s.first_hash > 0) value_grads.load();
   passes.each_group([&](index_t hash, index_t group) {
     const auto take = [&](const Expanded<T>& e, index_t rows) {
       const bool last = passes.last_visit() && hash + group == e.batch.hash + e.batch.group;

@@ -122,6 +122,32 @@ def test_equal_weights():
     assert relative_error(short, full) < bound(torch.float16)
 
 
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+@pytest.mark.parametrize("sharpness", [2.0, 8.0])
+@pytest.mark.parametrize("valid", [1, 3, 20, 100])
+def test_few_keys(valid, sharpness, normalize):
+    """A normalisation shows how rows are rounded whose pairs have small weights alone."""
+    inputs = rows("random", 1000)
+    mask = torch.zeros(1, 1000, dtype=torch.bool)
+    mask[0, :valid] = True
+    options = {"n_bits": 8, "normalize": normalize, "sharpness": sharpness}
+    full, short = (attend(*inputs, x, mask, **options) for x in (torch.float32, torch.bfloat16))
+    for i in (0, 3):
+        assert relative_error(short[i], full[i]) < bound(torch.bfloat16, 2)
+
+
+@pytest.mark.parametrize("n_bits", [4, 6, 7])
+def test_values_that_depend_on_the_position(n_bits):
+    """Sums go far beyond what rows in another order would have, and come back."""
+    query, key, value, grad = rows("random", 8192)
+    half = torch.arange(8192)[:, None] < 4096
+    value, grad = (x * 0.3 + torch.where(half, 1.0, -1.0) for x in (value, grad))
+    inputs = [x.bfloat16() for x in (query, key, value, grad)]
+    full, short = (attend(*inputs, x, n_bits=n_bits) for x in (torch.float32, torch.bfloat16))
+    for got, wanted in zip(short, full, strict=True):
+        assert relative_error(got, wanted) < bound(torch.bfloat16)
+
+
 def test_one_bucket():
     """Sums of 3,000 equal rows, far beyond what was expected: float32 takes over."""
     query, key, value, grad = rows("random", 3000)

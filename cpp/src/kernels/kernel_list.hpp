@@ -77,9 +77,9 @@ LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uin
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_column_sum, const WeightedColumn<T>& column)
-// fast_weighted_add: false if a bucket may have left 16 bits. fast_factors: rows * scale, each row
-// to the integers of 14 bits that times to_factor_i are nearest to it, in the order of fast_values;
-// false where a row is not finite, or its size far from 1.
+// fast_weighted_add: false if a bucket left 16 bits at some time. fast_factors: rows * scale, each
+// row to the integers of 14 bits that times to_factor_i are nearest to it, in the order of
+// fast_values; false where a row is not finite, or its size far from 1.
 LSHKIT_SHORT_KERNEL(bool, fast_weighted_add, const FastWeightedPass& pass)
 LSHKIT_SHORT_KERNEL(void, fast_weighted_read, const FastWeightedPass& pass)
 LSHKIT_SHORT_KERNEL(void, fast_weights, const float* weights, index_t count, std::uint32_t* out)

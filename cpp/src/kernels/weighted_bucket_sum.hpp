@@ -55,12 +55,11 @@ struct FastWeightedRows {
 };
 // A row's weights are at least 0 and add up to at most 1. Dots of row i are times dot_scale_i.
 struct FastWeightedPass {
-  std::int16_t* table;            // rows of slices * kSliceBytes, aligned to 64
-  index_t first_row, table_rows;  // rows that are read: the others may leave 16 bits
-  int slices, width;              // 1 or 2, and their columns
-  FastWeightedRows add, read;     // read.rows only for the dots
-  const float* sum_scale;         // of each column of whole slices
-  float* sum = nullptr;           // null: not wanted
+  std::int16_t* table;         // rows of slices * kSliceBytes, aligned to 64
+  int slices, width;           // 1 or 2, and their columns
+  FastWeightedRows add, read;  // read.rows only for the dots
+  const float* sum_scale;      // of each column of whole slices
+  float* sum = nullptr;        // null: not wanted
   index_t sum_stride = 0;
   bool accumulate_sum = false;
   const float* dot_scale = nullptr;
