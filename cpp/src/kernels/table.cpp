@@ -12,7 +12,7 @@ Kernels table() {
   t.name = LSHKIT_STRING(LSHKIT_ISA);
 #define LSHKIT_KERNEL(result, name, ...) t.name = name;
 #define LSHKIT_TYPED_KERNEL(result, name, ...) t.f32.name = name, t.f64.name = name;
-#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#if defined(LSHKIT_ISA_AVX512)
 #define LSHKIT_SHORT_KERNEL LSHKIT_KERNEL
 #endif
 #include "kernel_list.hpp"
