@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #endif
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -40,6 +41,16 @@ std::vector<Code> random_codes(std::size_t count, int n_buckets, unsigned seed) 
 template <class T>
 std::vector<T> unwritten(std::size_t count) {
   return std::vector<T>(count, std::numeric_limits<T>::quiet_NaN());
+}
+
+// In the norm; absolute where zeros are wanted.
+inline double relative_error(const std::vector<float>& x, const std::vector<float>& wanted) {
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    error += (double(x[i]) - wanted[i]) * (double(x[i]) - wanted[i]);
+    size += double(wanted[i]) * wanted[i];
+  }
+  return size > 0 ? std::sqrt(error / size) : error;
 }
 
 // A contiguous (1, heads, rows, columns) view.

@@ -107,15 +107,6 @@ struct Forward {
   }
 };
 
-double relative_error(const std::vector<float>& x, const std::vector<float>& wanted) {
-  double error = 0, size = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    error += (double(x[i]) - wanted[i]) * (double(x[i]) - wanted[i]);
-    size += double(wanted[i]) * wanted[i];
-  }
-  return size > 0 ? std::sqrt(error / size) : error;
-}
-
 const Case kCases[] = {
     {1, 1, 1, 1, 1, 1},        {33, 31, 64, 64, 3, 5},       {700, 650, 40, 80, 8, 33},
     {300, 420, 128, 7, 5, 70}, {2100, 2090, 64, 33, 12, 17}, {700, 700, 64, 64, 8, 32},

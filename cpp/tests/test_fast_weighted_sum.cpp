@@ -138,15 +138,6 @@ struct Problem {
   }
 };
 
-double relative_error(const std::vector<float>& x, const std::vector<float>& wanted) {
-  double error = 0, size = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    error += (double(x[i]) - wanted[i]) * (double(x[i]) - wanted[i]);
-    size += double(wanted[i]) * wanted[i];
-  }
-  return size > 0 ? std::sqrt(error / size) : error;
-}
-
 // Returns how many hashes 16 bits did.
 index_t hashes_done(const Case& c, float mean, double bound) {
   Problem full(c, mean), fast(c, mean);
