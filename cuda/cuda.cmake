@@ -135,21 +135,20 @@ function(lshkit_ptx_test)
 endfunction()
 
 function(lshkit_cuda_tests)
+  # By ThreadSanitizer, which finds missing barriers, where the compiler has it and it starts.
+  if(NOT LSHKIT_SANITIZE)
+    include(CheckCXXSourceRuns)
+    set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
+    set(CMAKE_REQUIRED_LINK_OPTIONS -fsanitize=thread)
+    check_cxx_source_runs(
+      "#include <sanitizer/tsan_interface.h>\nint main() { return !__tsan_get_current_fiber(); }"
+      LSHKIT_HAS_THREAD_SANITIZER)
+  endif()
   if(LSHKIT_PTX_TESTS)
     lshkit_ptx_test()
-  else()
+  elseif(NOT LSHKIT_HAS_THREAD_SANITIZER)
     lshkit_cuda_test(test_cuda_kernels)
   endif()
-  if(LSHKIT_SANITIZE)
-    return()
-  endif()
-  # Again for ThreadSanitizer, which finds missing barriers, where the compiler has it and it starts.
-  include(CheckCXXSourceRuns)
-  set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
-  set(CMAKE_REQUIRED_LINK_OPTIONS -fsanitize=thread)
-  check_cxx_source_runs(
-    "#include <sanitizer/tsan_interface.h>\nint main() { return !__tsan_get_current_fiber(); }"
-    LSHKIT_HAS_THREAD_SANITIZER)
   if(LSHKIT_HAS_THREAD_SANITIZER)
     lshkit_cuda_test(test_cuda_races -fsanitize=thread)
     target_compile_definitions(test_cuda_races_emulation PRIVATE LSHKIT_SANITIZE_THREAD=1)

@@ -108,9 +108,8 @@ def test_instruction_set(name):
 
 def check():
     """Of the instruction set in use."""
-    for normalize in NORMALIZE:
-        for sizes in CASES[:4]:
-            test_within_rounding_of_float32(sizes, normalize, is_causal=False)
+    for sizes in CASES[:4]:
+        test_within_rounding_of_float32(sizes, "l2", is_causal=False)
     test_rows_that_take_no_part()
 
 

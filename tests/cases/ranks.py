@@ -44,7 +44,8 @@ class Ranks:
 
     def __init__(self, size, folder, timeout=60):
         folder = pathlib.Path(folder)
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")  # imports torch once for all
+        context.set_forkserver_preload([__name__, "lshkit.distributed"])
         self.processes, self.pipes = [], []
         for rank in range(size):
             pipe, theirs = context.Pipe()

@@ -124,7 +124,7 @@ def test_near_far_of_few_rows(n):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("algorithm", ["random", "near_far", "auto"])
 def test_rtol_is_kept_on_other_queries(algorithm, kernel):
-    rows, queries = clustered(6000, 8, 60, scale=0.2, seed=3, n_queries=2000)
+    rows, queries = clustered(6000, 8, 60, scale=0.2, seed=3, n_queries=600)
     bandwidth = 1.0 if kernel == "angular" else {"gaussian": 0.4}.get(kernel, 0.5)
     options = dict(n_bits=12, random_state=0, normalize=False)
     density = LSHKernelDensity(kernel, bandwidth, algorithm=algorithm, rtol=0.1, **options)
