@@ -311,6 +311,9 @@ void code_keys(const CodedKeys& keys, index_t sequence, index_t begin, index_t e
     rows.norm = std::max(keys.norm[matrix], 1e-30f);
     rows.codes = keys.codes + matrix * keys.n_blocks * block_bytes;
     rows.first = first;
+    Arena size;
+    size.take<float>(keys.n_features);
+    rows.centred = static_cast<float*>(thread_scratch(size.used()));
     kernels().code_rows(rows);
   });
 }

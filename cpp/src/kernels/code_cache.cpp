@@ -182,9 +182,8 @@ template <class Kind>
 void code_rows_of(const CodeRows& p) {
   constexpr index_t kMaxBits = 256;
   float z[kMaxBits];
-  // Features by the hundred: a row is centred in pieces that stay in L1.
   const index_t bytes = p.n_bits / 8, block_bytes = (bytes + 1) * kCodeBlock;
-  float* x = static_cast<float*>(__builtin_alloca(sizeof(float) * (p.n_features + W)));
+  float* x = p.centred;
   for (index_t row = 0; row < p.rows; ++row) {
     const auto* key = static_cast<const typename Kind::Stored*>(p.key) + row * p.key_stride;
     F squares = {};

@@ -13,6 +13,7 @@ struct CodeRows {
   float norm;
   std::uint8_t* codes;  // of the block that key 0 is the `first` of
   index_t first;
+  float* centred;  // scratch: (n_features), rounded up to whole cache lines
 };
 // Estimates of scores, in blocks of codes: 4 bits of a key choose one of 16 entries of a table.
 struct CodeScan {
