@@ -32,6 +32,7 @@ from benchmarks.quality.text.model import (  # noqa: E402
     collisions,
     hard,
 )
+from benchmarks.quality.text.training import Training  # noqa: E402
 from benchmarks.source_text import causal_batch, repeats  # noqa: E402
 from lshkit.attention import Sampled, yoso_attention  # noqa: E402
 
@@ -170,6 +171,29 @@ def test_colliding_pairs_are_those_of_the_library(weighting):
     pairs = (torch.autograd.grad(out, leaves, grad) for out in (ours, dense))
     for one, other in zip(*pairs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_short_texts_have_all_pairs():
+    q, k, v, x = inputs(60)
+    sampled = Sampled(n_bits=2, n_hashes=8)
+    with torch.no_grad():
+        exact = OverCollisions(sampled, weighting="horvitz_thompson", exact_up_to=60)(q, k, v, x)
+        softmax = Softmax(unit_norm=True)(q, k, v, x)  # on bfloat16 inputs
+        estimates = OverCollisions(sampled, weighting="horvitz_thompson", exact_up_to=59)
+        close = torch.stack([estimates(q, k, v, x) for _ in range(50)]).mean(0)
+    torch.testing.assert_close(exact, softmax, rtol=0, atol=0.03)
+    assert not torch.equal(close, exact) and (close - exact).square().mean() < 1e-3
+
+
+def test_short_texts_come_first():
+    text, _ = command.text_of(command.STDLIB, "cpu")
+    setting = command.QUICK["short first"][256]
+    training = Training("values alone", 256, 0, setting, text)
+    sizes = []
+    for _ in range(setting.steps):
+        sizes.append(tuple(training.batch().tokens.shape))
+        training.step()
+    assert sizes == [(8, 64)] * 2 + [(2, 256)] * 2
 
 
 def test_far_sums_are_estimates_of_the_kernel():

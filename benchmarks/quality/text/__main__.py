@@ -4,7 +4,7 @@ Losses in nats a byte on held-out source code: of all bytes, and of those whose 
 before, 64 bytes ago or more, which short convolutions cannot know. A run is of one length, budget,
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
 again: stop and start at will, on a CPU also in several processes. Budgets: "steps", and "long",
-more and larger ones, for a GPU.
+more and larger ones, for a GPU; "short first", as "long" with texts of 256 bytes in the first half.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
     python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
@@ -46,9 +46,14 @@ SETTINGS = {
         1024: Setting(4, 2400, 2**19),
         4096: Setting(1, 2400, 2**19),
     },
+    "short first": {1024: Setting(4, 2400, 2**19, short=256)},
 }
 LENGTHS = list(SETTINGS["steps"])
-QUICK = {"steps": {256: Setting(2, 3, 2048)}, "long": {256: Setting(2, 5, 2048)}}
+QUICK = {
+    "steps": {256: Setting(2, 3, 2048)},
+    "long": {256: Setting(2, 5, 2048)},
+    "short first": {256: Setting(2, 4, 2048, short=64)},
+}
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -76,7 +81,8 @@ def text_of(folder: pathlib.Path, device: str) -> tuple[Text, dict]:
 
 def described(setting: Setting) -> dict:
     """What the runs of a length depend on, as it stands in the file."""
-    return setting._asdict() | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
+    given = {name: value for name, value in setting._asdict().items() if name != "short" or value}
+    return given | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
 
 
 def device_of(args: argparse.Namespace) -> str:

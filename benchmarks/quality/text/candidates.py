@@ -140,7 +140,8 @@ class OverCollisions(nn.Module):
     """Softmax over the pairs that collide in some hash or share a chunk, with their exact scores.
 
     Scores are cosines times a learned temperature per head. weighting: see `lsh_attention`, which
-    this is on a CPU without a decay and with chunks of 1, else dense.
+    this is on a CPU without a decay and with chunks of 1, else dense. exact_up_to: positions up to
+    which all pairs are taken, without a decay.
     """
 
     def __init__(
@@ -149,15 +150,19 @@ class OverCollisions(nn.Module):
         chunk: int = 1,
         decay: bool = False,
         weighting: str = "none",
+        exact_up_to: int = 0,
     ) -> None:
         super().__init__()
         self.estimator, self.chunk, self.weighting = estimator, chunk, weighting
+        self.exact_up_to = exact_up_to
         self.decay = Decay() if decay else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.seeds = Seeds()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k = F.normalize(q, dim=-1) * self.log_temperature.exp(), F.normalize(k, dim=-1)
+        if q.shape[2] <= self.exact_up_to:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1)
         seed = self.seeds()
         if q.is_cuda or self.chunk > 1 or self.decay is not None:
             return self.dense(q, k, v, x, seed)
@@ -266,6 +271,8 @@ OPTIONS = {
     | {"estimator": hard(8)},
     "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson": WEIGHTED
     | {"estimator": hard(12)},
+    "softmax of colliding unit vectors, 8 bits, Horvitz-Thompson, beyond 256": WEIGHTED
+    | {"estimator": hard(8), "exact_up_to": 256},
     "softmax of near and colliding unit vectors, decay": COLLIDING
     | {"chunk": CHUNK, "decay": True},
 }

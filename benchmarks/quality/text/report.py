@@ -47,7 +47,8 @@ def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
 
 def title_of(length: int, setting: dict) -> str:
     steps, size = setting["steps"], setting["batch_size"] * length
-    return f"{length:,} bytes, {steps:,} steps of {size:,} bytes"
+    first = f", in the first half texts of {setting['short']}" if "short" in setting else ""
+    return f"{length:,} bytes, {steps:,} steps of {size:,} bytes{first}"
 
 
 def tables(results: dict) -> str:

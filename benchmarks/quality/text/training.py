@@ -21,6 +21,7 @@ class Setting(NamedTuple):
     steps: int
     tested: int = 2**17  # held-out bytes
     lr: float = 3e-3
+    short: int = 0  # positions of the texts of the first half of the steps; 0: all are as long
 
 
 class Text(NamedTuple):
@@ -50,6 +51,9 @@ class Training:
         steps = setting.steps
         shape = steps, setting.batch_size
         self.starts = starts(text.training, length, shape, 1 + seed).to(device)
+        if setting.short:
+            shape = steps, setting.batch_size * length // setting.short
+            self.short_starts = starts(text.training, setting.short, shape, 1 + seed)
         self.rates = torch.tensor([self.rate((i + 1) / steps) for i in range(steps)], device=device)
         self.rate_now = torch.zeros((), device=device)
         self.loss = torch.zeros((), device=device)
@@ -70,7 +74,7 @@ class Training:
 
     def eager_step(self) -> None:
         self.rate_now.copy_(self.rates.gather(0, self.done)[0])
-        batch = batch_at(self.text.training, self.starts.index_select(0, self.done)[0], self.length)
+        batch = self.batch()
         loss = F.cross_entropy(self.model(batch), batch.answers)
         self.optimizer.zero_grad()
         loss.backward()
@@ -78,6 +82,13 @@ class Training:
         self.optimizer.step()
         self.loss.copy_(loss.detach())
         self.done.add_(1)
+
+    def batch(self) -> Batch:
+        """Of the next step: short texts have as many bytes in all."""
+        text, short = self.text.training, self.setting.short
+        if short and (step := int(self.done)) < self.setting.steps // 2:
+            return batch_at(text, self.short_starts[step].to(text.device), short)
+        return batch_at(text, self.starts.index_select(0, self.done)[0], self.length)
 
     def step(self) -> None:
         """Queued on the current stream, nothing waits for it."""
