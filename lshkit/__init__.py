@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # the names that __getattr__ finds
     )
     from ._versions import show_versions as show_versions
     from .attention import (
+        Colliding as Colliding,
         Expected as Expected,
         Sampled as Sampled,
         Soft as Soft,
@@ -84,7 +85,7 @@ _NAMES = {
     **dict.fromkeys(("EuclideanLSH", "FastHadamard", "Hyperplane", "RandomBinning"), "hashing"),
     **dict.fromkeys(("BucketTable", "HashTables", "bucket_sum", "collisions", "fold"), "buckets"),
     **dict.fromkeys(
-        ("Expected", "Sampled", "Soft", "YosoAttention", "YosoState"),
+        ("Colliding", "Expected", "Sampled", "Soft", "YosoAttention", "YosoState"),
         "attention",
     ),
     **dict.fromkeys(

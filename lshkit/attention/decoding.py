@@ -9,7 +9,7 @@ from torch import Tensor
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
 from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_step, seed_tensor
-from lshkit.attention.estimators import Estimator, Hashed, Sampled, Soft, estimator_of
+from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
 from lshkit.torch_ops.library import rows
@@ -64,7 +64,7 @@ class YosoState:
     num_key_heads: int
     head_dim: int
     value_dim: int
-    estimator: Hashed
+    estimator: BucketSums
     normalize: str | None
     dtype: torch.dtype
     table_dtype: torch.dtype

@@ -65,9 +65,9 @@ def yoso_attention(
         scale: None: cosines have no scale.
         enable_gqa: key and value may have fewer heads than query, a divisor of H: head h reads
             theirs number h // (H / H_k), and shares its hash functions. Nothing is copied.
-        estimator: `Sampled(...)` (YOSO-m, linear), `Expected(...)` (YOSO-E, quadratic) or
-            `Soft(...)` (soft codes, linear with an exact gradient), or "sampled", "expected",
-            "soft" for their defaults.
+        estimator: `Sampled(...)` (YOSO-m, linear), `Expected(...)` (YOSO-E, quadratic), `Soft(...)`
+            (soft codes, linear with an exact gradient) or `Colliding(...)` (softmax of cosines from
+            the pairs that collide), or their names in lower case for their defaults.
         seed: of the hash functions, one set for each head of keys, shared by the batch. None draws
             a fresh seed from torch's generator of the device, so that a CUDA graph draws anew at
             each replay; an int >= 0 or an int64 tensor of one element fixes it. A tensor on CUDA is
@@ -77,8 +77,8 @@ def yoso_attention(
         normalize: of the output rows. "l2" (to unit norm), "sum" (by the sum of the weights) or
             None. A query without any collision gives a row of zeros.
         parameters: tensors of the estimator that may require a gradient, by name: "sharpness" and
-            "planes" of `Soft`, "lift_scale" of unit_norm="lift" (`()` or `(H_k,)`). Their values
-            are not validated on CUDA.
+            "planes" of `Soft`, "scale" of `Colliding`, "lift_scale" of unit_norm="lift" (`()` or
+            `(H_k,)`). Their values are not validated on CUDA.
         cu_seqlens: packed sequences, each of which attends only to itself: int32 or int64 tensor
             `(S + 1,)` of the rows at which they start, from 0 to N_q, as FlashAttention takes it.
             Batch 1. Causal masking and the hash functions are those of each sequence alone, and

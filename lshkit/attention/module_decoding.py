@@ -7,24 +7,60 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lshkit.attention.arguments import check_cpu
 from lshkit.attention.convolution import convolve_features
 from lshkit.attention.decoding import YosoState
-from lshkit.attention.estimators import Soft
+from lshkit.attention.estimators import Colliding, Estimator, Soft
 from lshkit.attention.parameters import sharpness_values
+from lshkit.attention.softmax_cache import SoftmaxCache
 
 if TYPE_CHECKING:
     from lshkit.attention.modules import YosoAttention
 
 
-def module_options(module: YosoAttention) -> dict[str, Any]:
-    """The arguments of the state that stands for a module's causal forward in eval mode.
+State = YosoState | SoftmaxCache
 
-    All but the seed and the parameters, which may be on a GPU.
-    """
+
+def new_state(module: YosoAttention, batch_size: int, table_dtype: torch.dtype) -> YosoState:
+    """An empty state that stands for a module's causal forward in eval mode."""
+    if isinstance(module.eval_estimator, Colliding):
+        raise ValueError(
+            f"estimator must be Sampled or Soft for a state, got {module.eval_estimator!r}, whose "
+            "keys cannot be summed in tables: decode with new_cache"
+        )
+    return YosoState(
+        batch_size,
+        dtype=module.out_proj.weight.dtype,
+        table_dtype=table_dtype,
+        seed=int(module.hash_seed),
+        device=module.out_proj.weight.device,
+        parameters=module.estimator_parameters(),
+        **module_options(module),
+    )
+
+
+def new_cache(module: YosoAttention, batch_size: int) -> SoftmaxCache:
+    """The same for an estimator of softmax."""
+    if not isinstance(module.eval_estimator, Colliding):
+        raise ValueError(
+            f"estimator must be Colliding for a cache, got {module.eval_estimator!r}, which is no "
+            "softmax: decode with new_state"
+        )
+    weight = module.out_proj.weight
+    check_cpu("Colliding", weight)
+    seed = int(module.hash_seed)
+    return SoftmaxCache(batch_size, dtype=weight.dtype, seed=seed, **module_options(module))
+
+
+def module_options(module: YosoAttention) -> dict[str, Any]:
+    """The arguments of a module's state, but for the seed and the parameters, maybe on a GPU."""
+    estimator: Estimator = module.eval_estimator
+    if not isinstance(estimator, Colliding):
+        estimator = estimator.for_decoding()
     return {
         "num_heads": module.num_heads,
         "head_dim": module.head_dim,
-        "estimator": module.eval_estimator.for_decoding(),
+        "estimator": estimator,
         "normalize": module.normalize,
         "conv_window": module.conv_window,
         "short_conv": module.short_conv,
@@ -33,7 +69,7 @@ def module_options(module: YosoAttention) -> dict[str, Any]:
 
 def decode(
     module: YosoAttention,
-    state: YosoState,
+    state: State,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -41,8 +77,8 @@ def decode(
     is_causal: bool,
 ) -> Tensor:
     """The module's output `(B, n, embed_dim)` for positions that follow those in the state."""
-    if not isinstance(state, YosoState):
-        raise TypeError(f"state must be a YosoState, got {type(state).__name__}")
+    if not isinstance(state, (YosoState, SoftmaxCache)):
+        raise TypeError(f"state must be a YosoState or SoftmaxCache, got {type(state).__name__}")
     if module.training:
         raise ValueError("state must be None while training: call eval() to decode step by step")
     if not is_causal:
@@ -50,6 +86,28 @@ def decode(
     for name, wanted in module_options(module).items():
         if getattr(state, name) != wanted:
             raise _other(name, wanted, getattr(state, name))
+    if isinstance(state, YosoState):
+        _check_numbers(module, state)
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(state.dtype) for x in (query, key, value))
+    if module.short_conv_weight is not None:
+        state._check(query=query, key=key, value=value)
+        inputs = _following(state._inputs, torch.cat((query, key, value), 1))
+        query, key, value = convolve_features(inputs, module.short_conv_weight).chunk(3, 1)
+    if isinstance(state, SoftmaxCache):
+        scale = state.estimator.scale if module.log_scale is None else _by_head(module.log_scale)
+        out = state.prefill(query, key, value, mask, scale)
+    else:
+        out = state.prefill(query, key, value, mask)
+    if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        if mask is not None:
+            value = value.masked_fill(~mask[:, None, :, None], 0)
+        out = out + module.conv(_following(state._tail, value))
+    return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def _check_numbers(module: YosoAttention, state: YosoState) -> None:
+    """That the seed and the parameters of a state are the module's."""
     parameters = module.estimator_parameters()
     if (missing := state._given.keys() ^ parameters.keys()) - {"sharpness"}:
         raise ValueError(f"state must have the module's {missing.pop()}: make it by new_state")
@@ -76,18 +134,10 @@ def decode(
     if not as_before("seed") and int(module.hash_seed) != state.seed:
         raise _other("seed", int(module.hash_seed), state.seed)
     state._seen = seen
-    if torch.is_autocast_enabled(query.device.type):
-        query, key, value = (x.to(state.dtype) for x in (query, key, value))
-    if module.short_conv_weight is not None:
-        state._check(query=query, key=key, value=value)
-        inputs = _following(state._inputs, torch.cat((query, key, value), 1))
-        query, key, value = convolve_features(inputs, module.short_conv_weight).chunk(3, 1)
-    out = state.prefill(query, key, value, mask)
-    if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
-        if mask is not None:
-            value = value.masked_fill(~mask[:, None, :, None], 0)
-        out = out + module.conv(_following(state._tail, value))
-    return module.out_proj(out.transpose(1, 2).flatten(2))
+
+
+def _by_head(logarithm: Tensor) -> Tensor:
+    return logarithm.detach().float().exp()[:, None, None]
 
 
 def _following(kept: Tensor | None, x: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from lshkit.attention.convolution import convolve_inputs, convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
 from lshkit.attention.functional import yoso_attention
-from lshkit.attention.module_decoding import decode, module_options
+from lshkit.attention.module_decoding import State, decode, new_cache, new_state
+from lshkit.attention.softmax_cache import SoftmaxCache
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.torch_ops.assertions import require
 
@@ -25,7 +26,12 @@ from lshkit.torch_ops.assertions import require
 IGNORED_FROM = -1e4
 
 # What may be learnt, by the name in `parameters`, and the parameter of the module that holds it.
-LEARNT = {"planes": "planes", "sharpness": "log_sharpness", "lift_scale": "log_lift_scale"}
+LEARNT = {
+    "planes": "planes",
+    "sharpness": "log_sharpness",
+    "scale": "log_scale",
+    "lift_scale": "log_lift_scale",
+}
 
 
 class YosoAttention(nn.Module):
@@ -46,9 +52,9 @@ class YosoAttention(nn.Module):
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
         batch_first: must be True.
-        estimator: `Sampled(...)`, `Expected(...)` or `Soft(...)`, or "sampled", "expected", "soft"
-            for their defaults: see `yoso_attention`. A plain attribute, as are `eval_estimator`,
-            `normalize` and `fresh_hashes`: they may be changed later.
+        estimator: `Sampled(...)`, `Expected(...)`, `Soft(...)` or `Colliding(...)`, or their names
+            in lower case for their defaults: see `yoso_attention`. A plain attribute, as are
+            `eval_estimator`, `normalize` and `fresh_hashes`: they may be changed later.
         normalize: see `yoso_attention`.
         n_hashes_eval: number of hashes in eval mode, where less noise matters more: 32 train well,
             and the cost of a step is proportional to the number. None: those of the estimator. The
@@ -57,10 +63,10 @@ class YosoAttention(nn.Module):
         fresh_hashes: True: every training call draws new hash functions, so that their noise
             averages out over the steps. False: all calls use those of `hash_seed`.
         learn: names of what is learnt per head, initialised with the estimator's values:
-            "sharpness" (its logarithm `log_sharpness`, (num_heads,)), "lift_scale" (its logarithm
-            `log_lift_scale`), "planes" (`planes`, (num_heads, n_hashes, n_bits, head_dim), "lift":
-            head_dim + 2, drawn from N(0, 1); all calls use them, in eval mode too, and
-            n_hashes_eval is ignored). See `parameters` of `yoso_attention`.
+            "sharpness" (its logarithm `log_sharpness`, (num_heads,)), "scale" and "lift_scale"
+            (likewise `log_scale` and `log_lift_scale`), "planes" (`planes`, (num_heads, n_hashes,
+            n_bits, head_dim), "lift": head_dim + 2, drawn from N(0, 1); all calls use them, in eval
+            mode too, and n_hashes_eval is ignored). See `parameters` of `yoso_attention`.
         conv_window: None, or the odd number of positions of YOSO-C's depthwise convolution: one
             kernel per head over the values, added to the normalised attention (YOSO, ICML 2021,
             section 4.2). In a causal call the kernel ends at the position itself.
@@ -99,6 +105,7 @@ class YosoAttention(nn.Module):
     short_conv_weight: nn.Parameter | None
     planes: nn.Parameter | None
     log_sharpness: nn.Parameter | None
+    log_scale: nn.Parameter | None
     log_lift_scale: nn.Parameter | None
     hash_seed: Tensor
     _seed: int | None
@@ -184,7 +191,7 @@ class YosoAttention(nn.Module):
         if short_conv is not None:
             kernels = nn.Parameter(torch.empty(3 * num_heads, self.head_dim, short_conv, **options))
         self.register_parameter("short_conv_weight", kernels)
-        shapes = {"sharpness": (num_heads,), "lift_scale": (num_heads,)}
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(LEARNT, (num_heads,))
         if "planes" in learn:
             lifted = self.estimator.unit_norm == "lift"
             columns = self.head_dim + 2 if lifted else self.head_dim
@@ -225,9 +232,9 @@ class YosoAttention(nn.Module):
         self.hash_seed.copy_(seed_tensor(self._seed))
         if self.planes is not None:
             nn.init.normal_(self.planes)
-        for name in ("sharpness", "lift_scale"):
-            parameter = getattr(self, LEARNT[name])
-            if parameter is not None:
+        for name, own in LEARNT.items():
+            parameter = getattr(self, own)
+            if parameter is not None and name != "planes":
                 nn.init.constant_(parameter, math.log(getattr(self.estimator, name)))
 
     def extra_repr(self) -> str:
@@ -262,7 +269,7 @@ class YosoAttention(nn.Module):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
-        state: YosoState | None = None,
+        state: State | None = None,
         cu_seqlens: Tensor | None = None,
         context_parallel: AcrossRanks | None = None,
     ) -> tuple[Tensor, None]:
@@ -281,9 +288,9 @@ class YosoAttention(nn.Module):
                 requires; its elements are not read.
             average_attn_weights: ignored, as there are no weights.
             is_causal: query i sees the keys j <= i + N_k - N_q.
-            state: of `new_state`, in eval mode and with is_causal=True: the positions given follow
-                those that it holds, and are added to it. A state always samples; the forward
-                without one computes the expectation at short lengths.
+            state: of `new_state` or `new_cache`, in eval mode and with is_causal=True: positions
+                follow those that it holds, and are added to it. A `YosoState` always samples; the
+                forward without one computes the expectation at short lengths.
             cu_seqlens: packed sequences in a batch of one, `(S + 1,)`: see `yoso_attention`. Not
                 with conv_window, which would mix neighbouring sequences.
             context_parallel: where query, key and value are a rank's rows of a sequence that is
@@ -346,17 +353,18 @@ class YosoAttention(nn.Module):
     def new_state(self, batch_size: int, table_dtype: torch.dtype = torch.float32) -> YosoState:
         """An empty state for forward(..., state=...): causal decoding step by step, in eval mode.
 
-        The outputs are those of the causal forward that samples (`expectation="never"`).
+        The outputs are those of the causal forward that samples (`expectation="never"`). With
+        `Colliding` see `new_cache`.
         """
-        return YosoState(
-            batch_size,
-            dtype=self.out_proj.weight.dtype,
-            table_dtype=table_dtype,
-            seed=int(self.hash_seed),
-            device=self.out_proj.weight.device,
-            parameters=self.estimator_parameters(),
-            **module_options(self),
-        )
+        return new_state(self, batch_size, table_dtype)
+
+    def new_cache(self, batch_size: int) -> SoftmaxCache:
+        """What `new_state` is, for estimator `Colliding`: it keeps all keys and values.
+
+        The outputs are those of softmax over all pairs up to 1,024 positions, then near them: see
+        `SoftmaxCache`.
+        """
+        return new_cache(self, batch_size)
 
     def multihead_state_dict(self) -> dict[str, Tensor]:
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.

@@ -4,7 +4,8 @@ They are handed to `yoso_attention` and `YosoState` as `parameters`, a dict by n
 
 - "planes": the normals of the hyperplanes, in the place of those that the seed draws.
 - "sharpness": of the weights of soft codes, in the place of the estimator's number.
-- "lift_scale": of unit_norm="lift", in the place of the estimator's number.
+- "scale": of cosines in a softmax, likewise.
+- "lift_scale": of unit_norm="lift", likewise.
 """
 
 from typing import Any

@@ -81,7 +81,7 @@ def test_module_and_state_must_match():
         with pytest.raises(kind, match=match):
             module(x, x, x, is_causal=is_causal, state=state)
 
-    error(TypeError, "state must be a YosoState", state=3)
+    error(TypeError, "state must be a YosoState or SoftmaxCache", state=3)
     error(ValueError, "is_causal must be True", is_causal=False)
     error(ValueError, "state must have the module's seed", YosoAttention(24, 3).eval())
     error(ValueError, "module's num_heads=2", YosoAttention(24, 2, seed=state.seed).eval())

@@ -15,6 +15,7 @@ from cases.attention import attention_inputs  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 from lshkit.attention import (  # noqa: E402
+    Colliding,
     Estimator,
     Expected,
     Sampled,
@@ -24,9 +25,10 @@ from lshkit.attention import (  # noqa: E402
     lsh_attention,
     yoso_attention,
 )
-from lshkit.attention.estimators import EXPECTED_KEYS_PER_HASH, estimator_of  # noqa: E402
+from lshkit.attention.estimators import estimator_of  # noqa: E402
+from lshkit.attention.estimators.sampled import EXPECTED_KEYS_PER_HASH  # noqa: E402
 
-KINDS = [Sampled, Expected, Soft]
+KINDS = [Sampled, Expected, Soft, Colliding]
 OTHERS = {  # of every field a value that is not the default of any kind
     "unit_norm": "lift",
     "lift_scale": 2.5,
@@ -40,6 +42,9 @@ OTHERS = {  # of every field a value that is not the default of any kind
     "gradient_hashes": 5,
     "n_probes": (2, 3),
     "sharpness": 0.7,
+    "scale": 3.5,
+    "window": 4,
+    "exact_up_to": 100,
 }
 CHANGES = [
     (kind, field.name, other.get(kind.name) if isinstance(other, dict) else other)
@@ -61,7 +66,7 @@ def test_an_estimator_is_a_value(estimator):
     assert same == estimator and hash(same) == hash(estimator) and same is not estimator
     assert {estimator: 1}[same] == 1
     assert [other for other in set(VALUES) if other == estimator] == [estimator]
-    names = {"Sampled": Sampled, "Expected": Expected, "Soft": Soft}
+    names = {kind.__name__: kind for kind in KINDS}
     assert eval(repr(estimator), names) == estimator
     as_dict = estimator.to_dict()
     assert as_dict["estimator"] == estimator.name
@@ -93,6 +98,7 @@ def test_reprs():
     long = Sampled(max_length=65536)
     assert repr(long) == "Sampled(n_bits=14, n_hashes=32, max_length=65536)"
     assert repr(Soft()) == "Soft(n_bits=12, n_hashes=32, n_probes=4, sharpness=2.0)"
+    assert repr(Colliding()) == "Colliding(n_bits=8, n_hashes=32, scale=12.0)"
 
 
 def test_fields_are_plain_numbers():
@@ -224,7 +230,7 @@ def test_words_stand_for_the_defaults(kind):
     by_word = yoso_attention(*inputs, estimator=kind.name, seed=3)
     assert torch.equal(by_word, yoso_attention(*inputs, estimator=kind(), seed=3))
     assert YosoAttention(24, 3, estimator=kind.name).estimator == kind()
-    if kind is not Expected:
+    if kind in (Sampled, Soft):
         state = YosoState(1, 2, 8, estimator=kind.name, seed=0)
         assert state.estimator == kind().for_decoding()
 

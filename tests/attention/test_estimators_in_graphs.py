@@ -9,15 +9,23 @@ torch = pytest.importorskip("torch")
 from cases.attention import SAMPLED, attention_inputs  # noqa: E402
 from torch import nn  # noqa: E402
 
-from lshkit.attention import Expected, Sampled, Soft, YosoAttention, yoso_attention  # noqa: E402
+from lshkit.attention import (  # noqa: E402
+    Colliding,
+    Expected,
+    Sampled,
+    Soft,
+    YosoAttention,
+    yoso_attention,
+)
 
 ESTIMATORS = [
     Sampled(n_hashes=4),
     replace(SAMPLED, n_hashes=4, unit_norm="lift", lift_scale=400.0),
     Expected(),
     Soft(n_hashes=4, n_bits=6),
+    Colliding(n_hashes=4, n_bits=4, exact_up_to=0),
 ]
-IDS = ["sampled", "lift", "expected", "soft"]
+IDS = ["sampled", "lift", "expected", "soft", "colliding"]
 
 
 class Attend(nn.Module):

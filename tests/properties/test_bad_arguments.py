@@ -16,6 +16,7 @@ from lshkit.sampling import LSHSampler, log_partition
 torch = pytest.importorskip("torch")
 
 from lshkit.attention import (  # noqa: E402
+    Colliding,
     Estimator,
     Expected,
     Sampled,
@@ -52,7 +53,7 @@ def with_estimator(estimator):
 CALLS = {
     **{
         f"yoso_attention, {type(e).__name__}": (with_estimator(e), TENSORS)
-        for e in (Sampled(), Sampled(expectation="never"), Expected(), Soft())
+        for e in (Sampled(), Sampled(expectation="never"), Expected(), Soft(), Colliding())
     },
     "lsh_attention": (lsh_attention, TENSORS),
     "bert_lsh_attention": (bert_lsh_attention, TENSORS),

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from cases.attention import EXPECTED, SAMPLED, attention_inputs  # noqa: E402
 
-from lshkit.attention import Expected, Soft, lsh_attention, yoso_attention  # noqa: E402
+from lshkit.attention import Colliding, Expected, Soft, lsh_attention, yoso_attention  # noqa: E402
 
 QUERY, KEY, MASKED = 4, 6, -2  # the first batch's or head's row that has it
 
@@ -30,6 +30,9 @@ FUNCTIONS = {
     "soft, hyperplane": yoso(Soft(n_bits=5, n_hashes=8, hasher="hyperplane"), normalize="sum"),
     "packed": yoso(SAMPLED),
     "packed, soft": yoso(Soft(n_bits=5, n_hashes=8)),
+    "colliding": yoso(Colliding(n_bits=4, n_hashes=8, exact_up_to=0)),
+    "colliding, all pairs": yoso(Colliding()),
+    "packed, colliding": yoso(Colliding(n_bits=4, n_hashes=8, exact_up_to=20)),
     "pairs": lsh_attention,
     "pairs, a sink": partial(lsh_attention, n_sinks=1),
 }
@@ -37,7 +40,7 @@ FUNCTIONS |= {f"{name}, causal": partial(f, is_causal=True) for name, f in FUNCT
 FUNCTIONS |= {
     f"{name}, causal from {offset}": partial(FUNCTIONS[name], is_causal=True, causal_offset=offset)
     for offset in (5, 0, -2, -41, 2**31 - 1)
-    for name in ("sampled", "expected", "soft")
+    for name in ("sampled", "expected", "soft", "colliding")
 }
 
 

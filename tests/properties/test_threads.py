@@ -25,6 +25,7 @@ from cases.sampling import METHODS as ESTIMATES  # noqa: E402
 
 from lshkit import _C, torch_ops  # noqa: E402
 from lshkit.attention import (  # noqa: E402
+    Colliding,
     Expected,
     Soft,
     YosoAttention,
@@ -122,7 +123,7 @@ def grouped_heads(threads):
     return attend(inputs, SAMPLED, enable_gqa=True)
 
 
-@cases([SAMPLED, Soft()])
+@cases([SAMPLED, Soft(), Colliding(n_bits=6, exact_up_to=100)])
 def packed_sequences(estimator, threads):
     starts = torch.tensor([0, 200, 201, 330], dtype=torch.int32)
     options = {"cu_seqlens": starts, "causal_offset": None}

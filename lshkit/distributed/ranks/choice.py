@@ -3,7 +3,7 @@
 import torch
 
 from lshkit.attention.call import Call
-from lshkit.attention.estimators import Estimator, Hashed, Sampled
+from lshkit.attention.estimators import BucketSums, Colliding, Estimator, Sampled
 from lshkit.attention.unit_norm import AUTO
 from lshkit.distributed.ranks.collectives import Ranks
 from lshkit.distributed.ranks.costs import costs_of, keys_sent
@@ -26,8 +26,10 @@ def impossible(ranks: int, estimator: Estimator, call: Call, where: Sequences) -
         or call.key.requires_grad
         or any(x.requires_grad for x in call.parameters.values())
     )
-    if not isinstance(estimator, Hashed):
-        reasons["tables"] = f"{estimator!r} compares all pairs"
+    if isinstance(estimator, Colliding) and not (where.is_causal or estimator.exact_up_to):
+        reasons["keys"] = "a window's pairs depend on positions, known under a causal mask alone"
+    if not isinstance(estimator, BucketSums):
+        reasons["tables"] = f"{estimator!r} compares pairs"
     elif not where.keys.total:
         reasons["tables"] = "there are no keys"  # whose output is 0, of queries with a NaN too
     elif isinstance(estimator, Sampled) and differentiated:
@@ -43,7 +45,7 @@ def bytes_sent(ranks: Ranks, estimator: Estimator, call: Call, where: Sequences)
     _, key_heads, _, n_values = call.value.shape
     itemsize = call.query.element_size()
     tables = 0
-    if isinstance(estimator, Hashed):
+    if isinstance(estimator, BucketSums):
         columns = n_values + (call.normalize == "sum")
         n_slots = pieces_of(ranks, where).plan.n_slots
         sizes = n_slots * batch * key_heads, estimator.n_hashes, 2**estimator.n_bits, columns, 4

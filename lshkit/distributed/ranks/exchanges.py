@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lshkit import torch_ops
 from lshkit.attention.call import Call
-from lshkit.attention.estimators import Estimator, Hashed, Soft
+from lshkit.attention.estimators import BucketSums, Estimator, Soft
 from lshkit.attention.unit_norm import unit_rows
 from lshkit.distributed.ranks import tables
 from lshkit.distributed.ranks.collectives import Fetch, Ranks, fetch, fetch_plan, to_heads, to_rows
@@ -210,7 +210,7 @@ def _whole(rank: int, where: Sequences) -> list[Run]:
     return runs
 
 
-def attend_by_tables(ranks: Ranks, estimator: Hashed, call: Call, where: Sequences) -> Tensor:
+def attend_by_tables(ranks: Ranks, estimator: BucketSums, call: Call, where: Sequences) -> Tensor:
     """Sums tables over the ranks, which other parts of the same sequences are read from."""
     pieces = pieces_of(ranks, where)
     call = estimator.lifted(call)

@@ -1,16 +1,19 @@
 """Attention over ranks equals attention in one process."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cases import context_parallel as of_ranks  # noqa: E402
 
-from lshkit.attention import Expected, Sampled, Soft  # noqa: E402
+from lshkit.attention import Colliding, Expected, Sampled, Soft  # noqa: E402
 
 STARTS = [0, 5, 40, 41, 41, 150, 203]  # borders of ranks within sequences and on them
 SAMPLED = Sampled(n_bits=5, n_hashes=8, expectation="never")
 SOFT = Soft(n_bits=5, n_hashes=8)
+COLLIDING = Colliding(n_bits=4, n_hashes=8, exact_up_to=100)
 # float32, sums in another order, of up to N terms: outputs of about 1, gradients by their largest.
 TOLERANCE = 1e-5
 
@@ -88,9 +91,13 @@ def test_one_rank_computes_as_ever(ranks):
 def test_ranks_may_have_any_number_of_rows(ranks):
     cases = [
         {"estimator": e, "exchange": x, "lengths": lengths, "is_causal": causal, "masked": masked}
-        for e, x in ((SAMPLED, "keys"), (SOFT, "tables"), (SAMPLED, "heads"))
+        for e, x in (
+            *((SAMPLED, "keys"), (SOFT, "tables"), (SAMPLED, "heads")),
+            *((COLLIDING, "keys"), (COLLIDING, "heads")),
+        )
         for lengths in ([100, 3, 100], [0, 203, 0], [203, 0, 0])
         for causal, masked in ((True, False), (False, True))
+        if causal or e is not COLLIDING or x == "heads"
     ]
     learnt = {"sharpness": torch.tensor(2.0)}
     cases += [{"estimator": SOFT, "exchange": "keys", "lengths": [203, 0, 0], "parameters": learnt}]
@@ -132,6 +139,10 @@ def test_rules_of_lengths_go_by_the_whole_sequence(ranks):
         for hashes in (8, 32, 40)
         for options in ({}, {"cu_seqlens": STARTS, "is_causal": True})
     ]
+    # All pairs of 203 rows, and of a mean of 33; those that collide of 203.
+    lengths = (COLLIDING, {"cu_seqlens": STARTS}), (COLLIDING, {"is_causal": True})
+    lengths = *lengths, (replace(COLLIDING, exact_up_to=203), {})
+    cases += [{"estimator": e, "exchange": "keys", **options} for e, options in lengths]
     check(ranks, 4, cases)
 
 

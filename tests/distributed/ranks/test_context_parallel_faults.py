@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from cases import context_parallel_faults as of_ranks  # noqa: E402
 
-from lshkit.attention import Sampled, Soft, yoso_attention  # noqa: E402
+from lshkit.attention import Colliding, Sampled, Soft, yoso_attention  # noqa: E402
 from lshkit.distributed import ContextParallel, exchange_costs  # noqa: E402
 
 SAMPLED = Sampled(n_bits=5, n_hashes=8, expectation="never")
@@ -107,6 +107,10 @@ def test_without_a_process_group():
     ("case", "used", "words"),
     [
         ({"exchange": "heads", "inputs": {"heads": 3}}, "keys", "do not divide the 3 heads"),
+        (
+            {"exchange": "keys", "estimator": Colliding(exact_up_to=9)},
+            *("heads", "depend on positions"),
+        ),
         ({"exchange": "tables"}, "keys", "gradient of queries and keys of Sampled"),
         ({"exchange": "tables", "train": False}, "tables", None),
     ],

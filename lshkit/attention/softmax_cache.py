@@ -1,0 +1,152 @@
+"""Step-by-step decoding of a module whose attention is a softmax: its keys and values are kept."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lshkit.attention.arguments import check_step
+from lshkit.attention.code_cache import CodeCache
+from lshkit.attention.estimators import Colliding
+from lshkit.attention.unit_norm import unit_rows
+
+
+class SoftmaxCache:
+    """Decodes a causal `YosoAttention` with `Colliding`: a `CodeCache` of its unit keys.
+
+    Made by `YosoAttention.new_cache`, on the CPU. A call with one position reads the keys that the
+    cache selects: all of up to 1,024, then a sample, whose error is about `cache.epsilon` (see
+    `CodeCache`; `epsilon`, `min_share` and `max_share` of the attribute `cache` may be changed
+    between calls). A call with several reads all keys, in quadratic time: that is softmax itself,
+    where the module's forward without a state samples sequences longer than `exact_up_to`.
+    Memory grows with the positions. Ignored keys can only be left padding.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        *,
+        num_heads: int,
+        head_dim: int,
+        estimator: Colliding,
+        normalize: str | None,
+        conv_window: int | None,
+        short_conv: int | None,
+        seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        if estimator.unit_norm == "lift":
+            raise ValueError(
+                "unit_norm must be 'l2' to decode step by step, got 'lift': its bound is unknown "
+                "before the last key"
+            )
+        self.batch_size, self.num_heads, self.head_dim = batch_size, num_heads, head_dim
+        self.num_key_heads, self.value_dim = num_heads, head_dim
+        self.estimator, self.normalize = estimator, normalize
+        self.conv_window, self.short_conv, self.dtype = conv_window, short_conv, dtype
+        self.cache = CodeCache(batch_size, num_heads, head_dim, scale=1.0, seed=seed)
+        self._tail = self._inputs = None
+        if conv_window is not None:
+            self._tail = self._zeros(num_heads, conv_window - 1)
+        if short_conv is not None:
+            self._inputs = self._zeros(3 * num_heads, short_conv - 1)
+
+    def prefill(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        scale: float | Tensor,
+    ) -> Tensor:
+        """Attention `(B, H, n, D_v)` of the next n positions; scale of cosines: `(H, 1, 1)`."""
+        self._check(query=query, key=key, value=value)
+        rows = unit_rows(query.float()) * scale, unit_rows(key.float()), value.float()
+        attend = self.cache.step if query.shape[2] == 1 else self.cache.prefill
+        out = attend(*rows, attn_mask)
+        return (unit_rows(out) if self.normalize == "l2" else out).to(self.dtype)
+
+    @property
+    def length(self) -> Tensor:
+        """Positions of each sequence, padding left out; int64 `(B,)`."""
+        return self.cache.length
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tensors."""
+        return self.cache.nbytes + sum(x.nbytes for x in self._tensors().values())
+
+    def reset(self) -> "SoftmaxCache":
+        """Removes everything that was added; returns self."""
+        self.cache.reset()
+        for x in self._tensors().values():
+            x.zero_()
+        return self
+
+    def clone(self) -> "SoftmaxCache":
+        """A cache with the same contents that shares no memory that is written to."""
+        other = copy.copy(self)
+        other.cache = self.cache.clone()
+        for name, x in self._tensors().items():
+            setattr(other, f"_{name}", x.clone())
+        return other
+
+    def reorder(self, indices: Any) -> "SoftmaxCache":
+        """Replaces sequence i by sequence indices[i], for beam search; returns self.
+
+        indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
+        """
+        self.cache.reorder(indices)
+        self.batch_size = self.cache.batch_size
+        for name, x in self._tensors().items():
+            setattr(self, f"_{name}", x[torch.as_tensor(indices, device="cpu")])
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Plain tensors: the cache's, and "tail" and "inputs" of the convolutions."""
+        return self.cache.state_dict() | {name: x.clone() for name, x in self._tensors().items()}
+
+    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Loads the contents of a cache of a module with the same options and seed.
+
+        TypeError or ValueError, which leave this cache unchanged, name the entry that is missing,
+        unknown or of another type or shape.
+        """
+        own = self._tensors()
+        for name, x in own.items():
+            given = state_dict.get(name)
+            if not isinstance(given, Tensor) or given.shape != x.shape or given.dtype != x.dtype:
+                got = (
+                    f"{given.dtype} {tuple(given.shape)}"
+                    if isinstance(given, Tensor)
+                    else type(given).__name__
+                )
+                wanted = f"{x.dtype} {tuple(x.shape)}"
+                raise ValueError(f"state_dict[{name!r}] must be {wanted}, got {got}")
+        self.cache.load_state_dict({k: x for k, x in state_dict.items() if k not in own})
+        for name, x in own.items():
+            x.copy_(state_dict[name])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {"tail": self._tail, "inputs": self._inputs}
+        return {name: x for name, x in tensors.items() if x is not None}
+
+    def _zeros(self, heads: int, positions: int) -> Tensor:
+        with torch.inference_mode(False):  # a tensor made in that mode could not be changed outside
+            shape = self.batch_size, heads, positions, self.head_dim
+            return torch.zeros(shape, dtype=self.dtype, device="cpu")
+
+    def _check(self, **tensors: Tensor) -> None:
+        check_step("cache", self, _check_device, **tensors)
+
+    def __repr__(self) -> str:
+        return (
+            f"SoftmaxCache({self.batch_size}, {self.estimator!r}, normalize={self.normalize!r}; "
+            f"{self.cache!r})"
+        )
+
+
+def _check_device(name: str, x: Tensor) -> None:
+    if x.device.type != "cpu":
+        raise NotImplementedError(f"{name} must be on the cpu, where the cache is, got {x.device}")
