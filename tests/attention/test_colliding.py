@@ -167,10 +167,10 @@ def test_normalize():
     torch.testing.assert_close(of["l2"], F.normalize(of[None], dim=-1))
 
 
-@pytest.mark.parametrize("exact_up_to", [32, 33])
+@pytest.mark.parametrize("exact_up_to", [31, 32])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_packed_sequences_are_each_alone(is_causal, exact_up_to):
-    """All of their pairs by their mean length, which is 32.5."""
+    """All of their pairs by their mean length, 32 rounded down."""
     case = attention_inputs(130, 130, 16, 9, batch=1)
     mask = torch.rand(1, 130, generator=torch.Generator().manual_seed(1)) < 0.8
     starts = [0, 40, 41, 41, 130]
@@ -195,7 +195,11 @@ def test_dtypes_are_computed_in_float32(dtype):
     inputs = case.query, case.key, case.value
     out = yoso_attention(*inputs, estimator=SAMPLED, normalize=None, seed=0)
     wide = yoso_attention(*(x.float() for x in inputs), estimator=SAMPLED, normalize=None, seed=0)
-    assert out.dtype is dtype and torch.equal(out, wide.to(dtype))
+    assert out.dtype is dtype
+    if dtype is torch.float64:  # whose norms are computed as such
+        torch.testing.assert_close(out, wide.double(), rtol=1e-5, atol=1e-5)
+    else:
+        assert torch.equal(out, wide.to(dtype))
 
 
 def test_lifted_scores_are_inner_products():
@@ -220,6 +224,9 @@ def test_rows_of_any_size():
             sized = [size * inputs[0], inputs[1] / size, inputs[2]]
             out = yoso_attention(*sized, estimator=estimator, normalize=None, seed=0)
             torch.testing.assert_close(out, near, rtol=1e-4, atol=1e-4)
+        sized = [1e200 * inputs[0].double(), 1e-200 * inputs[1].double(), inputs[2].double()]
+        out = yoso_attention(*sized, estimator=estimator, normalize=None, seed=0)
+        torch.testing.assert_close(out.float(), near, rtol=1e-4, atol=1e-4)
 
 
 class TestModule:

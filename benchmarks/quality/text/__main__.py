@@ -1,10 +1,11 @@
-"""How well attention continues text: a causal byte model, at equal steps.
+"""How well attention continues text: a causal byte model, at equal steps and at equal time.
 
 Losses in nats a byte on held-out source code: of all bytes, and of those whose last 8 bytes came
 before, 64 bytes ago or more, which short convolutions cannot know. A run is of one length, budget,
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
 again: stop and start at will, on a CPU also in several processes. Budgets: "steps", and "long",
-more and larger ones, for a GPU; "short first", as "long" with texts of 256 bytes in the first half.
+more and larger ones, for a GPU; "short first", as "long" with texts of 256 bytes in the first half;
+"seconds", 600 CPU seconds of one process, with such texts in the first half.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
     python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
@@ -47,12 +48,14 @@ SETTINGS = {
         4096: Setting(1, 2400, 2**19),
     },
     "short first": {1024: Setting(4, 2400, 2**19, short=256)},
+    "seconds": {8192: Setting(1, 20_000, short=256, short_batch=16, seconds=600)},
 }
-LENGTHS = list(SETTINGS["steps"])
+LENGTHS = sorted({length for by_length in SETTINGS.values() for length in by_length})
 QUICK = {
     "steps": {256: Setting(2, 3, 2048)},
     "long": {256: Setting(2, 5, 2048)},
     "short first": {256: Setting(2, 4, 2048, short=64)},
+    "seconds": {256: Setting(2, 99, 2048, short=64, short_batch=2, seconds=0.2)},
 }
 
 
@@ -81,7 +84,8 @@ def text_of(folder: pathlib.Path, device: str) -> tuple[Text, dict]:
 
 def described(setting: Setting) -> dict:
     """What the runs of a length depend on, as it stands in the file."""
-    given = {name: value for name, value in setting._asdict().items() if name != "short" or value}
+    later = "short", "short_batch", "seconds"  # in no older file
+    given = {name: x for name, x in setting._asdict().items() if name not in later or x}
     return given | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
 
 
@@ -184,6 +188,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
+    if "seconds" in args.budgets and (args.device != "cpu" or args.at_once > 1):
+        parser.error("--budgets: seconds are those of a CPU and of one run, --at-once 1")
     if args.at_once < 1:
         parser.error(f"--at-once must be at least 1: {args.at_once}")
     if (args.quick or args.lr is not None) and args.json is None:
@@ -218,6 +224,7 @@ def main() -> None:
             run = {"length": length, "budget": budget, "method": method, "seed": seed} | result
             run |= {"at_once": args.at_once, "date": time.strftime("%Y-%m-%d %H:%M")}
             run["load"] = round(os.getloadavg()[0], 1)
+            run["cpu"] = machine()["cpu"]
             add_run(args.json, run, described(settings[budget][length]), about)
             losses = f"{run['loss']:.3f} and {run['repeated_loss']:.3f} nats"
             counts = f"{run['steps']} steps, {run['seconds']:.0f} s"

@@ -5,14 +5,16 @@ launches alone. On a CPU trainings take turns, in steps.
 """
 
 import contextlib
+import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from benchmarks.quality.text.model import HEADS, ByteModel
+from benchmarks.quality.text.model import HEADS, ByteModel, Yoso
 from benchmarks.quality.text.training import Setting, Text, Training, evaluate, tests
+from lshkit.attention import Colliding
 
 Key = tuple[int, str, str, int]  # length, budget, method, seed
 
@@ -50,6 +52,8 @@ class Slot:
             begin, end, steps = self.marks.pop(0)
             seconds = begin.elapsed_time(end) / 1e3 / steps
             self.chunk = max(1, min(2 * self.chunk, MOST_QUEUED, int(QUEUED / 2 / seconds)))
+        if self.setting.seconds and self.training.progress() >= 1:
+            self.steps = self.queued
         if self.queued == self.steps or len(self.marks) > 1:
             return False
         steps = min(self.chunk, self.steps - self.queued)
@@ -76,6 +80,7 @@ class Slot:
             length, tested = self.training.length, self.setting.tested
             trained = self.clock()
             losses = evaluate(self.training.model, tests(self.text.held_out, length, tested))
+            losses |= exactly(self.training.model, tests(self.text.held_out, length, tested))
             losses["training_loss"] = self.training.loss.item()
         return losses | {
             "learned": per_head(self.training.model),
@@ -84,6 +89,21 @@ class Slot:
             "prepared_in": round(self.prepared - self.begin, 2),
             "evaluated_in": round(self.clock() - trained, 2),
         }
+
+
+def exactly(model: ByteModel, tests: list) -> dict[str, float]:
+    """Losses of the same weights with all pairs, where the estimator takes those that collide."""
+    mixers = [mixer for mixer in model.modules() if isinstance(mixer, Yoso)]
+    mixers = [mixer for mixer in mixers if isinstance(mixer.estimator, Colliding)]
+    if not mixers:
+        return {}
+    estimator = mixers[0].estimator
+    for mixer in mixers:
+        mixer.estimator = dataclasses.replace(estimator, exact_up_to=2**31 - 1)
+    losses = evaluate(model, tests)
+    for mixer in mixers:
+        mixer.estimator = estimator
+    return {f"exact_{name}": loss for name, loss in losses.items()}
 
 
 def per_head(model: ByteModel) -> dict[str, str]:

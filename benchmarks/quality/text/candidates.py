@@ -20,13 +20,14 @@ from benchmarks.quality.text.model import (
     DIM,
     HEADS,
     Seeds,
+    Softmax,
     WithOwnValue,
     Yoso,
     alibi_slopes,
     collisions,
     hard,
 )
-from lshkit.attention import Estimator, Sampled, Soft, lsh_attention, yoso_attention
+from lshkit.attention import Colliding, Estimator, Sampled, Soft, lsh_attention, yoso_attention
 
 LARGEST_COSINE = 0.9999  # the derivative is infinite at 1
 
@@ -140,8 +141,7 @@ class OverCollisions(nn.Module):
     """Softmax over the pairs that collide in some hash or share a chunk, with their exact scores.
 
     Scores are cosines times a learned temperature per head. weighting: see `lsh_attention`, which
-    this is on a CPU without a decay and with chunks of 1, else dense. exact_up_to: positions up to
-    which all pairs are taken, without a decay.
+    this is on a CPU without a decay and with chunks of 1, else dense.
     """
 
     def __init__(
@@ -150,19 +150,15 @@ class OverCollisions(nn.Module):
         chunk: int = 1,
         decay: bool = False,
         weighting: str = "none",
-        exact_up_to: int = 0,
     ) -> None:
         super().__init__()
         self.estimator, self.chunk, self.weighting = estimator, chunk, weighting
-        self.exact_up_to = exact_up_to
         self.decay = Decay() if decay else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.seeds = Seeds()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k = F.normalize(q, dim=-1) * self.log_temperature.exp(), F.normalize(k, dim=-1)
-        if q.shape[2] <= self.exact_up_to:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1)
         seed = self.seeds()
         if q.is_cuda or self.chunk > 1 or self.decay is not None:
             return self.dense(q, k, v, x, seed)
@@ -252,7 +248,7 @@ OPTIONS = {
     "soft codes, 12 bits, null key": SUMS | {"estimator": Soft(n_bits=12), "null": NULL},
     **{
         f"soft codes, {n_bits} bits, learned sharpness, {name}": SUMS
-        | {"estimator": Soft(n_bits=n_bits), "learned_sharpness": True, "null": null}
+        | {"estimator": Soft(n_bits=n_bits), "learn": "sharpness", "null": null}
         for n_bits, name, null in (
             (12, "null key", NULL),
             (8, "null key", NULL),
@@ -271,8 +267,13 @@ OPTIONS = {
     | {"estimator": hard(8)},
     "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson": WEIGHTED
     | {"estimator": hard(12)},
-    "softmax of colliding unit vectors, 8 bits, Horvitz-Thompson, beyond 256": WEIGHTED
-    | {"estimator": hard(8), "exact_up_to": 256},
+    # The library's estimator of that softmax, which takes all pairs of up to 256 positions.
+    **{
+        f"softmax of colliding unit vectors, {n_bits} bits, Horvitz-Thompson, beyond 256": SUMS
+        | {"estimator": Colliding(n_bits=n_bits, scale=math.exp(2.5)), "learn": "scale"}
+        for n_bits in (8, 10, 12)
+    },
+    "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
     "softmax of near and colliding unit vectors, decay": COLLIDING
     | {"chunk": CHUNK, "decay": True},
 }

@@ -72,19 +72,22 @@ def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Yoso(nn.Module):
-    """The library's sums, not normalised; new hash functions in each step of a training."""
+    """The library's estimators, not normalised; new hash functions in each step of a training.
 
-    def __init__(self, estimator: Estimator, learned_sharpness: bool = False) -> None:
+    learn: None, or what is learned per head, "sharpness" or "scale".
+    """
+
+    def __init__(self, estimator: Estimator, learn: str | None = None) -> None:
         super().__init__()
-        self.estimator, self.seeds = estimator, Seeds()
-        self.log_sharpness = None
-        if learned_sharpness:
-            self.log_sharpness = nn.Parameter(torch.full((HEADS,), estimator.sharpness).log())
+        self.estimator, self.learn, self.seeds = estimator, learn, Seeds()
+        if learn is not None:
+            at_first = torch.full((HEADS,), getattr(estimator, learn))
+            self.register_parameter(f"log_{learn}", nn.Parameter(at_first.log()))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         options = {"estimator": self.estimator, "normalize": None, "is_causal": True}
-        if self.log_sharpness is not None:
-            options["parameters"] = {"sharpness": self.log_sharpness.exp()}
+        if self.learn is not None:
+            options["parameters"] = {self.learn: getattr(self, f"log_{self.learn}").exp()}
         if q.is_cuda and isinstance(self.estimator, Sampled) and q.shape[2] <= DENSE_UP_TO:
             return collisions(q, k, self.estimator, self.seeds()).tril() @ v
         return yoso_attention(q, k, v, seed=self.seeds(), **options)
@@ -163,7 +166,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, *_: None) -> Tensor:
         y = self.project(x)
-        y = self.conv(y.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+        # Contiguous, else scaled_dot_product_attention takes ten times as long on a CPU.
+        y = self.conv(y.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2).contiguous()
         q, k, v = (z.unflatten(-1, (HEADS, -1)).transpose(1, 2) for z in y.chunk(3, -1))
         return self.out(self.mixer(q, k, v, x).transpose(1, 2).flatten(2))
 

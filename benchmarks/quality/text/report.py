@@ -47,6 +47,9 @@ def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
 
 def title_of(length: int, setting: dict) -> str:
     steps, size = setting["steps"], setting["batch_size"] * length
+    if "seconds" in setting:
+        half = f"half of them with texts of {setting['short']}"
+        return f"{length:,} bytes, {setting['seconds']:,} CPU seconds, {half}"
     first = f", in the first half texts of {setting['short']}" if "short" in setting else ""
     return f"{length:,} bytes, {steps:,} steps of {size:,} bytes{first}"
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 from typing import NamedTuple
 
 import torch
@@ -18,10 +19,12 @@ class Setting(NamedTuple):
     """Of a length and budget."""
 
     batch_size: int
-    steps: int
+    steps: int  # with seconds: at most so many
     tested: int = 2**17  # held-out bytes
     lr: float = 3e-3
-    short: int = 0  # positions of the texts of the first half of the steps; 0: all are as long
+    short: int = 0  # positions of the texts of the first half; 0: all are as long
+    short_batch: int = 0  # how many of them; 0: as many bytes as of the others
+    seconds: float = 0  # of CPU time, what a run ends by in the place of steps
 
 
 class Text(NamedTuple):
@@ -52,7 +55,7 @@ class Training:
         shape = steps, setting.batch_size
         self.starts = starts(text.training, length, shape, 1 + seed).to(device)
         if setting.short:
-            shape = steps, setting.batch_size * length // setting.short
+            shape = steps, setting.short_batch or setting.batch_size * length // setting.short
             self.short_starts = starts(text.training, setting.short, shape, 1 + seed)
         self.rates = torch.tensor([self.rate((i + 1) / steps) for i in range(steps)], device=device)
         self.rate_now = torch.zeros((), device=device)
@@ -66,6 +69,13 @@ class Training:
             capturable=device.type == "cuda",
         )
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.began = time.process_time()
+
+    def progress(self) -> float:
+        """The part of the run that is done, on a CPU."""
+        if self.setting.seconds:
+            return (time.process_time() - self.began) / self.setting.seconds
+        return int(self.done) / self.setting.steps
 
     def rate(self, done: float) -> float:
         """With that part of the run done."""
@@ -73,7 +83,10 @@ class Training:
         return self.setting.lr * min(1, done / 0.05, math.cos(math.pi / 2 * done) ** 2)
 
     def eager_step(self) -> None:
-        self.rate_now.copy_(self.rates.gather(0, self.done)[0])
+        if self.setting.seconds:
+            self.rate_now.fill_(self.rate(min(self.progress(), 1.0)))
+        else:
+            self.rate_now.copy_(self.rates.gather(0, self.done)[0])
         batch = self.batch()
         loss = F.cross_entropy(self.model(batch), batch.answers)
         self.optimizer.zero_grad()
@@ -84,10 +97,10 @@ class Training:
         self.done.add_(1)
 
     def batch(self) -> Batch:
-        """Of the next step: short texts have as many bytes in all."""
+        """Of the next step."""
         text, short = self.text.training, self.setting.short
-        if short and (step := int(self.done)) < self.setting.steps // 2:
-            return batch_at(text, self.short_starts[step].to(text.device), short)
+        if short and self.progress() < 0.5:
+            return batch_at(text, self.short_starts[int(self.done)].to(text.device), short)
         return batch_at(text, self.starts.index_select(0, self.done)[0], self.length)
 
     def step(self) -> None:

@@ -84,11 +84,11 @@ class Colliding(Hashed):
         if call.query_starts is not None:
             return self.at_lengths(*call.lengths)._attend_each(call)
         exact = not torch.compiler.is_exporting() and call.key.shape[2] <= self.exact_up_to
-        query, key, mask = call.query.float(), call.key.float(), call.key_mask
+        query, key, mask = call.query, call.key, call.key_mask
         if mask is not None:  # whatever they hold, NaN included, it reaches no gradient
             key = key.masked_fill(~mask[:, None, :, None], 0)
         out, *_ = torch_ops.lsh_attention(
-            *(unit_rows(query) * self.scale_of(call), unit_rows(key), call.value.float(), mask),
+            *(_units(query) * self.scale_of(call), _units(key), call.value.float(), mask),
             *(*self.functions_of(call), False, 1.0, torch_ops.WEIGHTING["horvitz_thompson"]),
             *(call.is_causal, call.offset, ALL_KEYS if exact else self.window, 0),
         )
@@ -125,3 +125,8 @@ class Colliding(Hashed):
             )
             out.append(self._attend(part))
         return torch.cat(out, 2)
+
+
+def _units(x: Tensor) -> Tensor:
+    """Unit rows in float32, whose norms float32 need not hold."""
+    return unit_rows(x if x.dtype is torch.float64 else x.float()).float()
