@@ -19,6 +19,10 @@ class AcrossRanks(abc.ABC):
     cu_seqlens: list[int] | None
 
     @abc.abstractmethod
+    def uncompiled(self, function: Callable[..., T], *args: Any) -> T:
+        """What the function returns for this object and args, left out of compiled graphs."""
+
+    @abc.abstractmethod
     def checked(self, check: Callable[..., T], *args: Any) -> T:
         """What check returns. An error that it raises is raised on the other ranks, too."""
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
@@ -107,16 +106,15 @@ def yoso_attention(
         *(parameters, normalize, seed, cu_seqlens, cu_seqlens_k, causal_offset),
     )
     if context_parallel is not None:
-        return _across_ranks(context_parallel, *arguments)
+        if not isinstance(context_parallel, AcrossRanks):
+            got = type(context_parallel).__name__
+            raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
+        return context_parallel.uncompiled(_across_ranks, *arguments)
     estimator, call = _checked_call(*arguments)
     return _like(query, estimator.attend(call))
 
 
-@torch.compiler.disable(reason="ranks exchange what they agree on")
-def _across_ranks(context_parallel: Any, *arguments: Any) -> Tensor:
-    if not isinstance(context_parallel, AcrossRanks):
-        got = type(context_parallel).__name__
-        raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
+def _across_ranks(context_parallel: AcrossRanks, *arguments: Any) -> Tensor:
     *rest, cu_seqlens, cu_seqlens_k, causal_offset = arguments
 
     def checked() -> tuple[Estimator, Call]:

@@ -108,6 +108,15 @@ def test_import_loads_neither_torch_nor_sklearn():
     assert run.stdout.strip() == "[]", run.stderr
 
 
+def test_attention_loads_no_compiler():
+    """TorchDynamo takes a second, and is loaded by the first name in it."""
+    pytest.importorskip("torch")
+    call = "x = torch.randn(1, 1, 4, 8); yoso_attention(x, x, x, estimator='soft', seed=0)"
+    loaded = "'torch._dynamo' in sys.modules"
+    code = f"import sys, torch; from lshkit.attention import *; {call}; print({loaded})"
+    assert run_python(code).stdout == "False\n"
+
+
 def test_main_names_are_those_of_their_modules():
     for name, module in lshkit._NAMES.items():
         assert getattr(lshkit, name) is getattr(sys.modules[f"lshkit.{module}"], name)

@@ -178,6 +178,12 @@ class ContextParallel(AcrossRanks):
 
     # --- Attention --------------------------------------------------------------------------------
 
+    # Here and not in lshkit.attention, which would load TorchDynamo, for a second, by naming it.
+    @torch.compiler.disable(reason="ranks exchange what they agree on")
+    def uncompiled(self, function: Callable[..., T], *args: Any) -> T:
+        """What the function returns for this object and args, left out of compiled graphs."""
+        return function(self, *args)
+
     @torch.compiler.disable(reason="ranks exchange what they agree on")
     def checked(self, check: Callable[..., T], *args: Any) -> T:
         """What check returns. An error that it raises is raised on the other ranks, too."""
