@@ -32,9 +32,9 @@ from benchmarks.quality.text.model import (  # noqa: E402
     collisions,
     hard,
 )
-from benchmarks.quality.text.training import Training  # noqa: E402
+from benchmarks.quality.text.training import Setting, Training  # noqa: E402
 from benchmarks.source_text import causal_batch, repeats  # noqa: E402
-from lshkit.attention import Sampled, yoso_attention  # noqa: E402
+from lshkit.attention import Colliding, Sampled, yoso_attention  # noqa: E402
 
 MODULE = "benchmarks.quality.text"
 
@@ -173,18 +173,6 @@ def test_colliding_pairs_are_those_of_the_library(weighting):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
-def test_short_texts_have_all_pairs():
-    q, k, v, x = inputs(60)
-    sampled = Sampled(n_bits=2, n_hashes=8)
-    with torch.no_grad():
-        exact = OverCollisions(sampled, weighting="horvitz_thompson", exact_up_to=60)(q, k, v, x)
-        softmax = Softmax(unit_norm=True)(q, k, v, x)  # on bfloat16 inputs
-        estimates = OverCollisions(sampled, weighting="horvitz_thompson", exact_up_to=59)
-        close = torch.stack([estimates(q, k, v, x) for _ in range(50)]).mean(0)
-    torch.testing.assert_close(exact, softmax, rtol=0, atol=0.03)
-    assert not torch.equal(close, exact) and (close - exact).square().mean() < 1e-3
-
-
 def test_short_texts_come_first():
     text, _ = command.text_of(command.STDLIB, "cpu")
     setting = command.QUICK["short first"][256]
@@ -194,6 +182,36 @@ def test_short_texts_come_first():
         sizes.append(tuple(training.batch().tokens.shape))
         training.step()
     assert sizes == [(8, 64)] * 2 + [(2, 256)] * 2
+
+
+def test_a_budget_of_seconds(monkeypatch):
+    """Lengths and the learning rate go by the time that has passed."""
+    now = 5.0
+    monkeypatch.setattr("time.process_time", lambda: now)
+    text, _ = command.text_of(command.STDLIB, "cpu")
+    setting = Setting(1, 99, first=((64, 2, 1 / 2), (128, 1, 5 / 6)), seconds=12)
+    training = Training("values alone", 256, 0, setting, text)
+    sizes, rates = [], []
+    for _ in range(12):
+        assert training.progress() < 1
+        sizes.append(tuple(training.batch().tokens.shape))
+        training.step()
+        rates.append(training.rate_now.item())
+        now += 1
+    assert sizes == [(2, 64)] * 6 + [(1, 128)] * 4 + [(1, 256)] * 2
+    assert rates == pytest.approx([training.rate(done / 12) for done in range(12)])
+    assert training.progress() == 1
+
+
+def test_colliding_runs_are_tested_with_all_pairs_too(tmp_path):
+    method = "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson, beyond 256"
+    estimator = CANDIDATES[method]().mixer.estimator
+    text, _ = command.text_of(command.STDLIB, "cpu")
+    setting = command.QUICK["seconds"][256]._replace(tested=4096)
+    keys = [(512, "seconds", name, 0) for name in (method, "values alone")]
+    (_, run), (_, other) = train(keys, lambda key: setting, text, 1, graphs=False)
+    assert 0 < abs(run["exact_loss"] - run["loss"]) < 0.1 and "exact_loss" not in other
+    assert estimator == Colliding(n_bits=12, scale=math.exp(2.5))
 
 
 def test_far_sums_are_estimates_of_the_kernel():

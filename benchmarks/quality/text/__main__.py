@@ -5,7 +5,7 @@ before, 64 bytes ago or more, which short convolutions cannot know. A run is of 
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
 again: stop and start at will, on a CPU also in several processes. Budgets: "steps", and "long",
 more and larger ones, for a GPU; "short first", as "long" with texts of 256 bytes in the first half;
-"seconds", 600 CPU seconds of one process, with such texts in the first half.
+"seconds", 600 CPU seconds of one process, with texts of 256 bytes, 1,024 bytes and the length.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
     python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
@@ -47,15 +47,17 @@ SETTINGS = {
         1024: Setting(4, 2400, 2**19),
         4096: Setting(1, 2400, 2**19),
     },
-    "short first": {1024: Setting(4, 2400, 2**19, short=256)},
-    "seconds": {8192: Setting(1, 20_000, short=256, short_batch=16, seconds=600)},
+    "short first": {1024: Setting(4, 2400, 2**19, first=((256, 16, 1 / 2),))},
+    "seconds": {
+        8192: Setting(1, 20_000, first=((256, 16, 1 / 2), (1024, 4, 5 / 6)), seconds=600),
+    },
 }
 LENGTHS = sorted({length for by_length in SETTINGS.values() for length in by_length})
 QUICK = {
     "steps": {256: Setting(2, 3, 2048)},
     "long": {256: Setting(2, 5, 2048)},
-    "short first": {256: Setting(2, 4, 2048, short=64)},
-    "seconds": {256: Setting(2, 99, 2048, short=64, short_batch=2, seconds=0.2)},
+    "short first": {256: Setting(2, 4, 2048, first=((64, 8, 1 / 2),))},
+    "seconds": {256: Setting(2, 99, 2048, first=((64, 2, 1 / 2), (128, 2, 5 / 6)), seconds=0.2)},
 }
 
 
@@ -84,8 +86,9 @@ def text_of(folder: pathlib.Path, device: str) -> tuple[Text, dict]:
 
 def described(setting: Setting) -> dict:
     """What the runs of a length depend on, as it stands in the file."""
-    later = "short", "short_batch", "seconds"  # in no older file
+    later = "first", "seconds"  # in no older file
     given = {name: x for name, x in setting._asdict().items() if name not in later or x}
+    given = json.loads(json.dumps(given))
     return given | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
 
 

@@ -37,7 +37,7 @@ class Slot:
         with self.on_stream():
             length, _, method, seed = key
             self.training = Training(method, length, seed, setting, text)
-            if graphs and not setting.short:  # a graph is of one length
+            if graphs and not setting.first:  # a graph is of one length
                 self.training.capture()
         if self.stream is not None:
             self.stream.synchronize()

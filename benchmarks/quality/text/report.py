@@ -45,12 +45,16 @@ def behind(runs: list[dict], softmax: list[dict], measure: str) -> str:
     return plus_minus([r[measure] - of_seed[r["seed"]] for r in runs if r["seed"] in of_seed])
 
 
+def first_of(setting: dict) -> str:
+    parts = [f"{n:,} up to {until:.0%}" for n, _, until in setting.get("first", [])]
+    return f", first texts of {', '.join(parts)}" if parts else ""
+
+
 def title_of(length: int, setting: dict) -> str:
     steps, size = setting["steps"], setting["batch_size"] * length
     if "seconds" in setting:
-        half = f"half of them with texts of {setting['short']}"
-        return f"{length:,} bytes, {setting['seconds']:,} CPU seconds, {half}"
-    first = f", in the first half texts of {setting['short']}" if "short" in setting else ""
+        return f"{length:,} bytes, {setting['seconds']:,} CPU seconds{first_of(setting)}"
+    first = first_of(setting)
     return f"{length:,} bytes, {steps:,} steps of {size:,} bytes{first}"
 
 

@@ -22,8 +22,8 @@ class Setting(NamedTuple):
     steps: int  # with seconds: at most so many
     tested: int = 2**17  # held-out bytes
     lr: float = 3e-3
-    short: int = 0  # positions of the texts of the first half; 0: all are as long
-    short_batch: int = 0  # how many of them; 0: as many bytes as of the others
+    # Shorter texts, one after the other: their length, how many a step has, up to which part.
+    first: tuple[tuple[int, int, float], ...] = ()
     seconds: float = 0  # of CPU time, what a run ends by in the place of steps
 
 
@@ -54,9 +54,10 @@ class Training:
         steps = setting.steps
         shape = steps, setting.batch_size
         self.starts = starts(text.training, length, shape, 1 + seed).to(device)
-        if setting.short:
-            shape = steps, setting.short_batch or setting.batch_size * length // setting.short
-            self.short_starts = starts(text.training, setting.short, shape, 1 + seed)
+        self.first_starts = [
+            starts(text.training, short, (steps, size), 1 + seed)
+            for short, size, _ in setting.first
+        ]
         self.rates = torch.tensor([self.rate((i + 1) / steps) for i in range(steps)], device=device)
         self.rate_now = torch.zeros((), device=device)
         self.loss = torch.zeros((), device=device)
@@ -98,9 +99,12 @@ class Training:
 
     def batch(self) -> Batch:
         """Of the next step."""
-        text, short = self.text.training, self.setting.short
-        if short and self.progress() < 0.5:
-            return batch_at(text, self.short_starts[int(self.done)].to(text.device), short)
+        text, first = self.text.training, self.setting.first
+        if first:
+            done, step = self.progress(), int(self.done)
+            for (length, _, until), of_steps in zip(first, self.first_starts, strict=True):
+                if done < until:
+                    return batch_at(text, of_steps[step].to(text.device), length)
         return batch_at(text, self.starts.index_select(0, self.done)[0], self.length)
 
     def step(self) -> None:
