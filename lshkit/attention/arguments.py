@@ -64,7 +64,8 @@ def check_softmax_arguments(function: str, dropout_p: float, scale: float | None
     if scale is not None:
         raise ValueError(
             f"scale must be None, got {scale!r}: weights depend on the cosine of query and key, "
-            f"which has no scale (unit_norm='lift' compares inner products, n_bits sharpens)"
+            f"which has no scale (unit_norm='lift' compares inner products, n_bits sharpens; "
+            f"Colliding(scale=...) has one)"
         )
 
 

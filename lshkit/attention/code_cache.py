@@ -280,7 +280,11 @@ class CodeCache:
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         TypeError or ValueError: anything else, none, or one that is not from 0 to B - 1.
         """
-        chosen = torch.as_tensor(indices, device="cpu")
+        try:
+            chosen = torch.as_tensor(indices, device="cpu")
+        except (TypeError, ValueError, RuntimeError):
+            got = type(indices).__name__
+            raise TypeError(f"indices must be integers (n,), got {got}") from None
         if chosen.dtype is torch.bool or chosen.is_floating_point() or chosen.dim() != 1:
             raise TypeError(
                 f"indices must be integers (n,), got {chosen.dtype} {tuple(chosen.shape)}"

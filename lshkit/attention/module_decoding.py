@@ -39,7 +39,7 @@ def new_state(module: YosoAttention, batch_size: int, table_dtype: torch.dtype) 
     )
 
 
-def new_cache(module: YosoAttention, batch_size: int) -> SoftmaxCache:
+def new_cache(module: YosoAttention, batch_size: int, of_cache: dict[str, Any]) -> SoftmaxCache:
     """The same for an estimator of softmax."""
     if not isinstance(module.eval_estimator, Colliding):
         raise ValueError(
@@ -48,8 +48,8 @@ def new_cache(module: YosoAttention, batch_size: int) -> SoftmaxCache:
         )
     weight = module.out_proj.weight
     check_cpu("Colliding", weight)
-    seed = int(module.hash_seed)
-    return SoftmaxCache(batch_size, dtype=weight.dtype, seed=seed, **module_options(module))
+    options = module_options(module) | {"seed": int(module.hash_seed), "dtype": weight.dtype}
+    return SoftmaxCache(batch_size, of_cache=of_cache, **options)
 
 
 def module_options(module: YosoAttention) -> dict[str, Any]:
@@ -90,12 +90,14 @@ def decode(
         _check_numbers(module, state)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
+    if isinstance(state, SoftmaxCache):
+        scale = state.estimator.scale if module.log_scale is None else _by_head(module.log_scale)
+        state.check(mask, query.shape[2], scale)
     if module.short_conv_weight is not None:
         state._check(query=query, key=key, value=value)
         inputs = _following(state._inputs, torch.cat((query, key, value), 1))
         query, key, value = convolve_features(inputs, module.short_conv_weight).chunk(3, 1)
     if isinstance(state, SoftmaxCache):
-        scale = state.estimator.scale if module.log_scale is None else _by_head(module.log_scale)
         out = state.prefill(query, key, value, mask, scale)
     else:
         out = state.prefill(query, key, value, mask)

@@ -358,13 +358,14 @@ class YosoAttention(nn.Module):
         """
         return new_state(self, batch_size, table_dtype)
 
-    def new_cache(self, batch_size: int) -> SoftmaxCache:
+    def new_cache(self, batch_size: int, **of_cache: Any) -> SoftmaxCache:
         """What `new_state` is, for estimator `Colliding`: it keeps all keys and values.
 
         The outputs are those of softmax over all pairs up to 1,024 positions, then near them: see
-        `SoftmaxCache`.
+        `SoftmaxCache`. of_cache: options of its `CodeCache` but for the scale, dtype and seed, as
+        epsilon and max_share.
         """
-        return new_cache(self, batch_size)
+        return new_cache(self, batch_size, of_cache)
 
     def multihead_state_dict(self) -> dict[str, Tensor]:
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.

@@ -9,6 +9,7 @@ from torch import Tensor
 from lshkit.attention.arguments import check_step
 from lshkit.attention.code_cache import CodeCache
 from lshkit.attention.estimators import Colliding
+from lshkit.attention.estimators.colliding import check_scale, units
 from lshkit.attention.unit_norm import unit_rows
 
 
@@ -16,11 +17,11 @@ class SoftmaxCache:
     """Decodes a causal `YosoAttention` with `Colliding`: a `CodeCache` of its unit keys.
 
     Made by `YosoAttention.new_cache`, on the CPU. A call with one position reads the keys that the
-    cache selects: all of up to 1,024, then a sample, whose error is about `cache.epsilon` (see
-    `CodeCache`; `epsilon`, `min_share` and `max_share` of the attribute `cache` may be changed
-    between calls). A call with several reads all keys, in quadratic time: that is softmax itself,
-    where the module's forward without a state samples sequences longer than `exact_up_to`.
-    Memory grows with the positions. Ignored keys can only be left padding.
+    cache selects: all of up to 1,024, then a sample as large as its epsilon asks for and its
+    max_share allows (see `CodeCache`). A call with several reads all keys, in quadratic time: that
+    is softmax itself, where the module's forward without a state samples sequences longer than
+    `exact_up_to`. Keys and values are float32, and memory grows with the positions. Ignored keys
+    can only be left padding. An error leaves the cache as it was.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class SoftmaxCache:
         short_conv: int | None,
         seed: int,
         dtype: torch.dtype,
+        of_cache: dict[str, Any],
     ) -> None:
         if estimator.unit_norm == "lift":
             raise ValueError(
@@ -45,7 +47,8 @@ class SoftmaxCache:
         self.num_key_heads, self.value_dim = num_heads, head_dim
         self.estimator, self.normalize = estimator, normalize
         self.conv_window, self.short_conv, self.dtype = conv_window, short_conv, dtype
-        self.cache = CodeCache(batch_size, num_heads, head_dim, scale=1.0, seed=seed)
+        self.cache = CodeCache(batch_size, num_heads, head_dim, scale=1.0, seed=seed, **of_cache)
+        self._finite = True  # all keys and values so far
         self._tail = self._inputs = None
         if conv_window is not None:
             self._tail = self._zeros(num_heads, conv_window - 1)
@@ -62,10 +65,29 @@ class SoftmaxCache:
     ) -> Tensor:
         """Attention `(B, H, n, D_v)` of the next n positions; scale of cosines: `(H, 1, 1)`."""
         self._check(query=query, key=key, value=value)
-        rows = unit_rows(query.float()) * scale, unit_rows(key.float()), value.float()
-        attend = self.cache.step if query.shape[2] == 1 else self.cache.prefill
-        out = attend(*rows, attn_mask)
+        rows = units(query) * scale, units(key), value.float()
+        n = query.shape[2]
+        finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
+        if n == 1 or finite:
+            out = (self.cache.step if n == 1 else self.cache.prefill)(*rows, attn_mask)
+        else:  # products of all keys would give a NaN to every row
+            masks = [None] * n if attn_mask is None else attn_mask.split(1, 1)
+            parts = zip(*(x.split(1, 2) for x in rows), masks, strict=True)
+            out = torch.cat([self.cache.step(*part) for part in parts], 2)
+        self._finite = finite
         return (unit_rows(out) if self.normalize == "l2" else out).to(self.dtype)
+
+    def check(self, mask: Tensor | None, n: int, scale: float | Tensor) -> None:
+        """The mask of the next n positions, True takes part, and a scale."""
+        if isinstance(scale, Tensor):
+            check_scale("scale", scale.flatten())
+        try:
+            self.cache._padded(mask, n)
+        except ValueError as error:
+            raise ValueError(
+                "key_padding_mask must be of left padding with a cache: True only before the first "
+                "False of a sequence, and for none behind it"
+            ) from error
 
     @property
     def length(self) -> Tensor:
@@ -80,6 +102,7 @@ class SoftmaxCache:
     def reset(self) -> "SoftmaxCache":
         """Removes everything that was added; returns self."""
         self.cache.reset()
+        self._finite = True
         for x in self._tensors().values():
             x.zero_()
         return self
@@ -113,6 +136,8 @@ class SoftmaxCache:
         TypeError or ValueError, which leave this cache unchanged, name the entry that is missing,
         unknown or of another type or shape.
         """
+        if not isinstance(state_dict, dict):
+            raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
         own = self._tensors()
         for name, x in own.items():
             given = state_dict.get(name)
@@ -125,6 +150,7 @@ class SoftmaxCache:
                 wanted = f"{x.dtype} {tuple(x.shape)}"
                 raise ValueError(f"state_dict[{name!r}] must be {wanted}, got {got}")
         self.cache.load_state_dict({k: x for k, x in state_dict.items() if k not in own})
+        self._finite = bool(self.cache.key.isfinite().all() and self.cache.value.isfinite().all())
         for name, x in own.items():
             x.copy_(state_dict[name])
 

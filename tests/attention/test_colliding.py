@@ -229,6 +229,18 @@ def test_rows_of_any_size():
         torch.testing.assert_close(out.float(), near, rtol=1e-4, atol=1e-4)
 
 
+def test_subnormal_rows_are_zeros_and_others_have_finite_gradients():
+    key = torch.eye(4)[None, None, :2]
+    for dtype in (torch.float32, torch.float64):
+        tiny = torch.finfo(dtype).tiny
+        for size in (0, tiny / 1000, tiny * 0.9, tiny, 1e-20):
+            query = torch.full((1, 1, 2, 4), size, dtype=dtype, requires_grad=True)
+            tensors = query, key.to(dtype), key.to(dtype)
+            out = yoso_attention(*tensors, estimator="colliding", normalize=None)
+            (grad,) = torch.autograd.grad(out[..., 0].sum(), query)
+            assert grad.isfinite().all() and (grad == 0).all() == (size < tiny)
+
+
 class TestModule:
     def test_learns_the_scale(self):
         torch.manual_seed(0)
@@ -242,6 +254,13 @@ class TestModule:
         other = YosoAttention(24, 3, estimator=estimator, normalize=None, learn=["scale"], seed=1)
         other.load_state_dict(module.state_dict())
         assert torch.equal(other.eval()(x, x, x)[0], module.eval()(x, x, x)[0])
+
+    def test_is_one_graph(self):
+        module = YosoAttention(24, 3, estimator="colliding", learn=["scale"], seed=0).eval()
+        torch._dynamo.reset()
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        x = torch.randn(2, 50, 24)
+        torch.testing.assert_close(compiled(x, x, x)[0], module(x, x, x)[0])
 
     def test_on_short_texts_is_multihead_softmax(self):
         """Of unit queries and keys."""
@@ -291,7 +310,9 @@ def test_bad_calls():
         with pytest.raises((ValueError, TypeError), match=message):
             yoso_attention(*inputs, estimator="colliding", parameters={"scale": scale})
     for scale in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ValueError, match=r"parameters\['scale'\] must be finite and > 0"):
+        with pytest.raises(
+            ValueError, match=r"parameters\['scale'\] must be finite and > 0 in float32, got"
+        ):
             yoso_attention(
                 *inputs, estimator="colliding", parameters={"scale": torch.tensor([1.0, scale, 2])}
             )
@@ -350,8 +371,7 @@ class TestDecoding:
         module, x = self.module(normalize=None), torch.randn(1, 3000, 24)
         module.eval_estimator = replace(module.eval_estimator, exact_up_to=3000)
         wanted = module(x, x, x, is_causal=True)[0][:, -20:]
-        cache = module.new_cache(1)
-        cache.cache.epsilon, cache.cache.max_share = 0.05, 0.5
+        cache = module.new_cache(1, epsilon=0.05, max_share=0.5)
         self.decoded(module, cache, x[:, :-20], [2980])
         got = self.decoded(module, cache, x[:, -20:], [1] * 20)
         error = (got - wanted).norm() / wanted.norm()
@@ -374,6 +394,39 @@ class TestDecoding:
         torch.testing.assert_close(fresh, wanted[[1, 0, 1], :1], rtol=1e-5, atol=1e-5)
 
     @torch.no_grad()
+    @pytest.mark.parametrize("sizes", [[40], [1] * 40, [20, 1, 2, 17]], ids=str)
+    def test_rows_that_are_not_finite_change_no_other(self, sizes):
+        module, x = self.module(conv_window=None, short_conv=None), torch.randn(2, 40, 24)
+        x[0, 4], x[1, 25] = math.nan, math.inf
+        wanted, _ = module(x, x, x, is_causal=True)
+        assert wanted.isnan().any(-1).sum() == 2
+        cache = module.new_cache(2)
+        got = self.decoded(module, cache, x, sizes)
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+        loaded = module.new_cache(2)
+        loaded.load_state_dict(cache.state_dict())
+        for other in (cache, loaded):
+            assert self.decoded(module, other, torch.randn(2, 3, 24), [3]).isfinite().all()
+        assert self.decoded(module, cache.reset(), x[:, :4], [4]).isfinite().all()
+
+    @torch.no_grad()
+    def test_a_refused_call_changes_nothing(self):
+        module, x = self.module(), torch.randn(2, 5, 24)
+        cache = module.new_cache(2)
+        self.decoded(module, cache, x, [5])
+        before = cache.state_dict()
+        hidden = torch.tensor([[True], [False]])
+        with pytest.raises(ValueError, match="key_padding_mask must be of left padding"):
+            module(*[x[:, :1]] * 3, hidden, is_causal=True, state=cache)
+        for bad in (math.nan, 200.0, -200.0):
+            module.log_scale[1] = bad
+            with pytest.raises(ValueError, match="scale must be finite and > 0 in float32, got"):
+                module(x, x, x, is_causal=True)
+            with pytest.raises(ValueError, match="scale must be finite and > 0 in float32, got"):
+                module(*[x[:, :1]] * 3, is_causal=True, state=module.new_cache(2))
+        assert all(torch.equal(x, before[name]) for name, x in cache.state_dict().items())
+
+    @torch.no_grad()
     def test_wrong_caches(self):
         module, x = self.module(), torch.randn(2, 4, 24)
         cache = module.new_cache(2)
@@ -388,6 +441,13 @@ class TestDecoding:
         ):
             with pytest.raises(ValueError, match=message):
                 cache.load_state_dict(wrong)
+        with pytest.raises(TypeError, match="state_dict must be a dict, got NoneType"):
+            cache.load_state_dict(None)
+        with pytest.raises(TypeError, match="indices must be integers"):
+            cache.reorder(None)
+        for options in ({"epsilon": 0}, {"max_share": 5}, {"min_share": -1}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                module.new_cache(1, **options)
         with pytest.raises(ValueError, match="is no softmax: decode with new_state"):
             YosoAttention(24, 3).new_cache(1)
         with pytest.raises(ValueError, match="decode with new_cache"):

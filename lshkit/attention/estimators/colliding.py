@@ -47,8 +47,8 @@ class Colliding(Hashed):
 
     parameters: "scale", `()` or `(H_k,)`.
 
-    The weights add up to 1, so normalize="sum" and None are the same. Query i and key j have the
-    positions i + causal_offset and j, for the window too.
+    The weights add up to 1, so normalize="sum" and None are the same. For the window query i has
+    the position i + causal_offset, which is i where there is neither a causal mask nor an offset.
     """
 
     n_bits: int = 8
@@ -73,7 +73,7 @@ class Colliding(Hashed):
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The tensors that `parameters` may hold."""
-        return (*super().parameter_names, "scale")
+        return ("lift_scale", "scale") if self.unit_norm == "lift" else ("scale",)
 
     def at_lengths(self, n_queries: int, n_keys: int) -> "Colliding":
         exact = n_keys <= self.exact_up_to
@@ -88,7 +88,7 @@ class Colliding(Hashed):
         if mask is not None:  # whatever they hold, NaN included, it reaches no gradient
             key = key.masked_fill(~mask[:, None, :, None], 0)
         out, *_ = torch_ops.lsh_attention(
-            *(_units(query) * self.scale_of(call), _units(key), call.value.float(), mask),
+            *(units(query) * self.scale_of(call), units(key), call.value.float(), mask),
             *(*self.functions_of(call), False, 1.0, torch_ops.WEIGHTING["horvitz_thompson"]),
             *(call.is_causal, call.offset, ALL_KEYS if exact else self.window, 0),
         )
@@ -103,7 +103,7 @@ class Colliding(Hashed):
             return self.scale
         heads = call.key.shape[1]
         scale = one_or_each_head("scale", scale, heads, call.query.device).float()
-        require((scale > 0) & (scale < math.inf), "parameters['scale'] must be finite and > 0")
+        check_scale("parameters['scale']", scale)
         groups = call.query.shape[1] // max(heads, 1)
         return scale.expand(heads).repeat_interleave(groups)[:, None, None]
 
@@ -127,6 +127,18 @@ class Colliding(Hashed):
         return torch.cat(out, 2)
 
 
-def _units(x: Tensor) -> Tensor:
-    """Unit rows in float32, whose norms float32 need not hold."""
-    return unit_rows(x if x.dtype is torch.float64 else x.float()).float()
+def check_scale(name: str, scale: Tensor) -> None:
+    message = f"{name} must be finite and > 0 in float32"
+    require((scale > 0) & (scale < math.inf), message, lambda: f", got {scale.tolist()}")
+
+
+def units(x: Tensor) -> Tensor:
+    """Unit rows in float32, whose norms float32 need not hold.
+
+    Rows of subnormal numbers are zeros: the derivative of the others is finite.
+    """
+    x = x if x.dtype is torch.float64 else x.float()
+    if x.shape[-1]:
+        largest = x.detach().abs().amax(-1, keepdim=True)
+        x = torch.where(largest < torch.finfo(x.dtype).tiny, 0, x)
+    return unit_rows(x).float()
