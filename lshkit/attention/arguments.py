@@ -181,12 +181,12 @@ def check_device(query: Tensor) -> None:
         )
 
 
-def check_cpu(name: str, query: Tensor) -> None:
-    """For functions without CUDA kernels."""
+def check_cpu(name: str, query: Tensor, others: str = "yoso_attention runs") -> None:
+    """For what has no CUDA kernels. others: what has."""
     if query.device.type not in ("cpu", "meta"):
         raise NotImplementedError(
-            f"{name} runs on the CPU only, got query on {query.device}: move its inputs there "
-            f"with .cpu() (yoso_attention runs on CUDA)"
+            f"{name} runs on the CPU only, got a tensor on {query.device}: move it there with "
+            f".cpu() ({others} on CUDA)"
         )
 
 

@@ -20,14 +20,11 @@ if TYPE_CHECKING:
 
 State = YosoState | SoftmaxCache
 
+CACHE_OPTIONS = "n_bits", "epsilon", "delta", "min_share", "max_share", "window", "n_sinks"
+
 
 def new_state(module: YosoAttention, batch_size: int, table_dtype: torch.dtype) -> YosoState:
     """An empty state that stands for a module's causal forward in eval mode."""
-    if isinstance(module.eval_estimator, Colliding):
-        raise ValueError(
-            f"estimator must be Sampled or Soft for a state, got {module.eval_estimator!r}, whose "
-            "keys cannot be summed in tables: decode with new_cache"
-        )
     return YosoState(
         batch_size,
         dtype=module.out_proj.weight.dtype,
@@ -40,20 +37,23 @@ def new_state(module: YosoAttention, batch_size: int, table_dtype: torch.dtype) 
 
 
 def new_cache(module: YosoAttention, batch_size: int, of_cache: dict[str, Any]) -> SoftmaxCache:
-    """The same for an estimator of softmax."""
+    """An empty cache that stands for the causal forward of a module with `Colliding`."""
     if not isinstance(module.eval_estimator, Colliding):
         raise ValueError(
             f"estimator must be Colliding for a cache, got {module.eval_estimator!r}, which is no "
             "softmax: decode with new_state"
         )
+    for name in of_cache:
+        if name not in CACHE_OPTIONS:
+            raise TypeError(f"new_cache has no option {name!r}; it has {', '.join(CACHE_OPTIONS)}")
     weight = module.out_proj.weight
-    check_cpu("Colliding", weight)
+    check_cpu("Colliding", weight, "Sampled and Soft decode")
     options = module_options(module) | {"seed": int(module.hash_seed), "dtype": weight.dtype}
     return SoftmaxCache(batch_size, of_cache=of_cache, **options)
 
 
 def module_options(module: YosoAttention) -> dict[str, Any]:
-    """The arguments of a module's state, but for the seed and the parameters, maybe on a GPU."""
+    """The arguments of a module's state, but the seed and the parameters, which may be on a GPU."""
     estimator: Estimator = module.eval_estimator
     if not isinstance(estimator, Colliding):
         estimator = estimator.for_decoding()
@@ -83,6 +83,8 @@ def decode(
         raise ValueError("state must be None while training: call eval() to decode step by step")
     if not is_causal:
         raise ValueError("is_causal must be True with a state: it holds what came before")
+    if isinstance(module.eval_estimator, Colliding) != isinstance(state, SoftmaxCache):
+        raise _other("estimator", module.eval_estimator, state.estimator)
     for name, wanted in module_options(module).items():
         if getattr(state, name) != wanted:
             raise _other(name, wanted, getattr(state, name))
@@ -90,21 +92,28 @@ def decode(
         _check_numbers(module, state)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
+    state._check(query=query, key=key, value=value)
     if isinstance(state, SoftmaxCache):
-        scale = state.estimator.scale if module.log_scale is None else _by_head(module.log_scale)
+        scale = state.estimator.scale if module.log_scale is None else _scales(module.log_scale)
         state.check(mask, query.shape[2], scale)
+    inputs = None
     if module.short_conv_weight is not None:
-        state._check(query=query, key=key, value=value)
-        inputs = _following(state._inputs, torch.cat((query, key, value), 1))
+        assert state._inputs is not None
+        inputs = torch.cat((state._inputs, torch.cat((query, key, value), 1)), -2)
         query, key, value = convolve_features(inputs, module.short_conv_weight).chunk(3, 1)
     if isinstance(state, SoftmaxCache):
         out = state.prefill(query, key, value, mask, scale)
     else:
         out = state.prefill(query, key, value, mask)
+    if inputs is not None:  # now that nothing can be refused any more
+        _keep_last(state._inputs, inputs)
     if module.conv is not None and out.shape[-2] > 0:  # Conv2d refuses an empty sequence
+        assert state._tail is not None
         if mask is not None:
             value = value.masked_fill(~mask[:, None, :, None], 0)
-        out = out + module.conv(_following(state._tail, value))
+        values = torch.cat((state._tail, value), -2)
+        _keep_last(state._tail, values)
+        out = out + module.conv(values)
     return module.out_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -138,17 +147,14 @@ def _check_numbers(module: YosoAttention, state: YosoState) -> None:
     state._seen = seen
 
 
-def _by_head(logarithm: Tensor) -> Tensor:
+def _scales(logarithm: Tensor) -> Tensor:
     return logarithm.detach().float().exp()[:, None, None]
 
 
-def _following(kept: Tensor | None, x: Tensor) -> Tensor:
-    """x behind the positions that are kept, which become the last of both."""
+def _keep_last(kept: Tensor | None, rows: Tensor) -> None:
+    """As many as are kept, in the same memory, where a CUDA graph will find them again."""
     assert kept is not None
-    both = torch.cat((kept, x), -2)
-    # Into the same memory, where a CUDA graph will find it again.
-    kept.copy_(both[:, :, both.shape[2] - kept.shape[2] :])
-    return both
+    kept.copy_(rows[:, :, rows.shape[2] - kept.shape[2] :])
 
 
 def _version(tensor: Tensor | None) -> tuple[int, int, Tensor] | None:

@@ -359,11 +359,11 @@ class YosoAttention(nn.Module):
         return new_state(self, batch_size, table_dtype)
 
     def new_cache(self, batch_size: int, **of_cache: Any) -> SoftmaxCache:
-        """What `new_state` is, for estimator `Colliding`: it keeps all keys and values.
+        """An empty cache for forward(..., state=...) with `Colliding`, of all keys and values.
 
         The outputs are those of softmax over all pairs up to 1,024 positions, then near them: see
-        `SoftmaxCache`. of_cache: options of its `CodeCache` but for the scale, dtype and seed, as
-        epsilon and max_share.
+        `SoftmaxCache`. of_cache: n_bits, epsilon, delta, min_share, max_share, window and n_sinks
+        of its `CodeCache`.
         """
         return new_cache(self, batch_size, of_cache)
 

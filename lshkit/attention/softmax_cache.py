@@ -20,8 +20,9 @@ class SoftmaxCache:
     cache selects: all of up to 1,024, then a sample as large as its epsilon asks for and its
     max_share allows (see `CodeCache`). A call with several reads all keys, in quadratic time: that
     is softmax itself, where the module's forward without a state samples sequences longer than
-    `exact_up_to`. Keys and values are float32, and memory grows with the positions. Ignored keys
-    can only be left padding. An error leaves the cache as it was.
+    `exact_up_to`. (From a key or value that is not finite on, positions are read one by one.) Keys
+    and values are float32, and memory grows with the positions. Ignored keys can only be left
+    padding. An error leaves the cache as it was.
     """
 
     def __init__(
@@ -65,6 +66,9 @@ class SoftmaxCache:
     ) -> Tensor:
         """Attention `(B, H, n, D_v)` of the next n positions; scale of cosines: `(H, 1, 1)`."""
         self._check(query=query, key=key, value=value)
+        if attn_mask is not None:  # whatever they hold
+            hidden = ~attn_mask[:, None, :, None]
+            key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
         rows = units(query) * scale, units(key), value.float()
         n = query.shape[2]
         finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
@@ -111,8 +115,7 @@ class SoftmaxCache:
         """A cache with the same contents that shares no memory that is written to."""
         other = copy.copy(self)
         other.cache = self.cache.clone()
-        for name, x in self._tensors().items():
-            setattr(other, f"_{name}", x.clone())
+        other._select(torch.arange(self.batch_size, device="cpu"))
         return other
 
     def reorder(self, indices: Any) -> "SoftmaxCache":
@@ -122,8 +125,7 @@ class SoftmaxCache:
         """
         self.cache.reorder(indices)
         self.batch_size = self.cache.batch_size
-        for name, x in self._tensors().items():
-            setattr(self, f"_{name}", x[torch.as_tensor(indices, device="cpu")])
+        self._select(torch.as_tensor(indices, device="cpu").long())
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -148,11 +150,19 @@ class SoftmaxCache:
                     else type(given).__name__
                 )
                 wanted = f"{x.dtype} {tuple(x.shape)}"
-                raise ValueError(f"state_dict[{name!r}] must be {wanted}, got {got}")
+                wrong = ValueError if isinstance(given, Tensor) or given is None else TypeError
+                raise wrong(f"state_dict[{name!r}] must be {wanted}, got {got}")
         self.cache.load_state_dict({k: x for k, x in state_dict.items() if k not in own})
         self._finite = bool(self.cache.key.isfinite().all() and self.cache.value.isfinite().all())
         for name, x in own.items():
             x.copy_(state_dict[name])
+
+    def _select(self, sequences: Tensor) -> None:
+        """Copies of the convolutions' inputs, which may be changed outside of inference mode."""
+        with torch.inference_mode(False):
+            for name, x in self._tensors().items():
+                copied = torch.empty((len(sequences), *x.shape[1:]), dtype=x.dtype, device="cpu")
+                setattr(self, f"_{name}", copied.copy_(x[sequences]))
 
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {"tail": self._tail, "inputs": self._inputs}

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +12,14 @@ from cases.attention import attention_inputs  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from lshkit.attention import Colliding, YosoAttention, lsh_attention, yoso_attention  # noqa: E402
+from lshkit.attention import (  # noqa: E402
+    Colliding,
+    Expected,
+    Sampled,
+    YosoAttention,
+    lsh_attention,
+    yoso_attention,
+)
 
 SAMPLED = Colliding(n_bits=4, n_hashes=12, exact_up_to=0, scale=6.0)
 
@@ -200,6 +208,43 @@ def test_dtypes_are_computed_in_float32(dtype):
         torch.testing.assert_close(out, wide.double(), rtol=1e-5, atol=1e-5)
     else:
         assert torch.equal(out, wide.to(dtype))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("offset", [47, 1000, 2**31 - 1, -40, -(2**31)])
+def test_all_pairs_at_any_offset(offset, is_causal):
+    case = attention_inputs(40, 47, 16, 9)
+    inputs = case.query, case.key, case.value
+    out = yoso_attention(
+        *inputs,
+        estimator=Colliding(),
+        is_causal=is_causal,
+        causal_offset=offset,
+        normalize=None,
+        seed=0,
+    )
+    wanted = softmax(*inputs, 12.0)
+    if is_causal and offset < 0:
+        wanted = torch.zeros_like(wanted)
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("estimator", [Colliding(), SAMPLED])
+def test_autocast_changes_the_dtype_of_the_output_alone(estimator):
+    case = attention_inputs(50, 50, 16, 9)
+    inputs = case.query, case.key, case.value
+    wanted = yoso_attention(*inputs, estimator=estimator, seed=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = yoso_attention(*inputs, estimator=estimator, seed=0)
+    assert out.dtype is torch.bfloat16 and torch.equal(out, wanted.bfloat16())
+
+
+def test_shapes_without_contents():
+    case = attention_inputs(50, 50, 16, 9, batch=1)
+    inputs = [x.to("meta") for x in (case.query, case.key, case.value)]
+    starts = torch.tensor([0, 20, 50])
+    for options in ({}, {"cu_seqlens": starts.to("meta")}):
+        assert yoso_attention(*inputs, estimator=Colliding(), **options).shape == (1, 3, 50, 9)
 
 
 def test_lifted_scores_are_inner_products():
@@ -409,6 +454,47 @@ class TestDecoding:
             assert self.decoded(module, other, torch.randn(2, 3, 24), [3]).isfinite().all()
         assert self.decoded(module, cache.reset(), x[:, :4], [4]).isfinite().all()
 
+    def test_an_order_of_any_integers_outside_of_inference_mode(self):
+        module, x = self.module(), torch.randn(2, 6, 24)
+        wanted, _ = module(x, x, x, is_causal=True)
+        for order in (
+            torch.tensor([1, 1, 0], dtype=torch.uint8),
+            torch.tensor([1, 0], dtype=torch.int16),
+            np.array([1], dtype=np.int8),
+        ):
+            with torch.inference_mode():
+                cache = module.new_cache(2)
+                self.decoded(module, cache, x[:, :4], [4])
+                cache = cache.clone().reorder(order)
+            with torch.no_grad():
+                rows = torch.as_tensor(order).long()
+                got = self.decoded(module, cache, x[rows, 4:], [1, 1])
+            torch.testing.assert_close(got, wanted[rows, 4:], rtol=1e-5, atol=1e-5)
+
+    @torch.no_grad()
+    def test_under_autocast_and_in_bfloat16(self):
+        module, x = self.module(), torch.randn(2, 12, 24)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted, _ = module(x, x, x, is_causal=True)
+            got = self.decoded(module, module.new_cache(2), x, [5] + [1] * 7)
+        torch.testing.assert_close(got.float(), wanted.float(), rtol=0.02, atol=0.02)
+        module, x = module.bfloat16(), x.bfloat16()
+        got = self.decoded(module, module.new_cache(2), x, [5] + [1] * 7)
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.float(), wanted.float(), rtol=0.05, atol=0.05)
+
+    def test_a_call_that_would_need_gradients_changes_nothing(self):
+        module, x = self.module(), torch.randn(2, 5, 24)
+        cache = module.new_cache(2)
+        with torch.no_grad():
+            self.decoded(module, cache, x, [5])
+        before = cache.state_dict()
+        module.requires_grad_(False)
+        module.short_conv_weight.requires_grad_()
+        with pytest.raises(RuntimeError, match="requires grad"):
+            self.decoded(module, cache, x, [5])
+        assert all(torch.equal(x, before[name]) for name, x in cache.state_dict().items())
+
     @torch.no_grad()
     def test_a_refused_call_changes_nothing(self):
         module, x = self.module(), torch.randn(2, 5, 24)
@@ -448,6 +534,15 @@ class TestDecoding:
         for options in ({"epsilon": 0}, {"max_share": 5}, {"min_share": -1}):
             with pytest.raises(ValueError, match=next(iter(options))):
                 module.new_cache(1, **options)
+        for option in ("dtype", "scale", "seed", "num_key_heads"):
+            with pytest.raises(TypeError, match=f"new_cache has no option '{option}'; it has n_b"):
+                module.new_cache(1, **{option: 1})
+        before = module.eval_estimator
+        for other in (Expected(), Sampled()):
+            module.eval_estimator = other
+            with pytest.raises(ValueError, match=r"module's estimator=\w+\(n_bits=12.*, has Coll"):
+                module(x, x, x, is_causal=True, state=cache)
+        module.eval_estimator = before
         with pytest.raises(ValueError, match="is no softmax: decode with new_state"):
             YosoAttention(24, 3).new_cache(1)
         with pytest.raises(ValueError, match="decode with new_cache"):

@@ -37,6 +37,7 @@ from benchmarks.source_text import causal_batch, repeats  # noqa: E402
 from lshkit.attention import Colliding, Sampled, yoso_attention  # noqa: E402
 
 MODULE = "benchmarks.quality.text"
+BEYOND = "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson, beyond 256"
 
 
 def test_bytes_repeat_where_the_last_eight_came_before_and_not_nearby():
@@ -204,7 +205,7 @@ def test_a_budget_of_seconds(monkeypatch):
 
 
 def test_colliding_runs_are_tested_with_all_pairs_too(tmp_path):
-    method = "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson, beyond 256"
+    method = BEYOND
     estimator = CANDIDATES[method]().mixer.estimator
     text, _ = command.text_of(command.STDLIB, "cpu")
     setting = command.QUICK["seconds"][256]._replace(tested=4096)
@@ -212,6 +213,19 @@ def test_colliding_runs_are_tested_with_all_pairs_too(tmp_path):
     (_, run), (_, other) = train(keys, lambda key: setting, text, 1, graphs=False)
     assert 0 < abs(run["exact_loss"] - run["loss"]) < 0.1 and "exact_loss" not in other
     assert estimator == Colliding(n_bits=12, scale=math.exp(2.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--budgets", "seconds"), "--lengths: 'seconds' has 8192"),
+        (("--device", "cuda", "--methods", BEYOND), "run on a CPU alone"),
+        (("--budgets", "seconds", "--lengths", 8192, "--at-once", 2), "--at-once 1"),
+    ],
+)
+def test_options_that_would_make_no_run(options, message):
+    done = run(MODULE, *options)
+    assert done.returncode == 2 and message in done.stderr
 
 
 def test_far_sums_are_estimates_of_the_kernel():

@@ -193,6 +193,12 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
     if "seconds" in args.budgets and (args.device != "cpu" or args.at_once > 1):
         parser.error("--budgets: seconds are those of a CPU and of one run, --at-once 1")
+    if not (args.quick or args.tables or args.runs):
+        for budget in args.budgets:
+            if not set(args.lengths) & set(SETTINGS[budget]):
+                parser.error(f"--lengths: {budget!r} has {', '.join(map(str, SETTINGS[budget]))}")
+    if args.device == "cuda" and any("beyond 256" in method for method in args.methods):
+        parser.error('--methods: those "beyond 256" run on a CPU alone')
     if args.at_once < 1:
         parser.error(f"--at-once must be at least 1: {args.at_once}")
     if (args.quick or args.lr is not None) and args.json is None:

@@ -97,11 +97,11 @@ def exactly(model: ByteModel, tests: list) -> dict[str, float]:
     mixers = [mixer for mixer in mixers if isinstance(mixer.estimator, Colliding)]
     if not mixers:
         return {}
-    estimator = mixers[0].estimator
+    estimators = [mixer.estimator for mixer in mixers]
     for mixer in mixers:
-        mixer.estimator = dataclasses.replace(estimator, exact_up_to=2**31 - 1)
+        mixer.estimator = dataclasses.replace(mixer.estimator, exact_up_to=2**31 - 1)
     losses = evaluate(model, tests)
-    for mixer in mixers:
+    for mixer, estimator in zip(mixers, estimators, strict=True):
         mixer.estimator = estimator
     return {f"exact_{name}": loss for name, loss in losses.items()}
 

@@ -22,9 +22,9 @@ class Setting(NamedTuple):
     steps: int  # with seconds: at most so many
     tested: int = 2**17  # held-out bytes
     lr: float = 3e-3
-    # Shorter texts, one after the other: their length, how many a step has, up to which part.
+    # Shorter texts at first: their length, how many a step has, until which part of the run.
     first: tuple[tuple[int, int, float], ...] = ()
-    seconds: float = 0  # of CPU time, what a run ends by in the place of steps
+    seconds: float = 0  # of CPU time, after which a run ends, instead of steps
 
 
 class Text(NamedTuple):

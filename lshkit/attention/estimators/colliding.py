@@ -11,7 +11,7 @@ from torch import Tensor
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_cpu, seed_tensor
 from lshkit.attention.call import Call
-from lshkit.attention.estimators.hashed import Hashed
+from lshkit.attention.estimators.hashed import BucketSums, Hashed
 from lshkit.attention.parameters import one_or_each_head
 from lshkit.attention.unit_norm import unit_rows
 from lshkit.torch_ops.assertions import require
@@ -26,10 +26,11 @@ class Colliding(Hashed):
     A pair's weight is exp(scale cosine) over its probability to collide in some of the n_hashes,
     1 - (1 - p)^n_hashes with p = (1 - acos(cosine) / pi)^n_bits, so that the sums of numerator and
     denominator are unbiased for those of softmax (Horvitz and Thompson 1952). The gradient is that
-    of the estimate with its probabilities held constant. Memory is linear in the lengths, time
-    quadratic with a small factor: of independent rows 15 % of the pairs collide with 8 bits and 32
-    hashes, 1 % with 12. `lsh_attention` does the same for scores without unit norms. CPU only;
-    computed in float32.
+    of the estimate with its probabilities held constant. (Probabilities are those of "hyperplane"
+    and nearly those of "hadamard": docs/lsh_attention.md.) Memory is linear in the lengths, time
+    quadratic with a small factor: of independent rows of 64 features 13 % of the pairs collide with
+    8 bits and 32 hashes, 1 % with 12. `lsh_attention` does the same for scores without unit norms.
+    CPU only; computed in float32, under autocast too.
 
     Args:
         n_bits: bits of a code, 1 to 16. More find fewer pairs.
@@ -38,17 +39,18 @@ class Colliding(Hashed):
         scale: of the cosines, > 0: the inverse of softmax's temperature. A tensor, of one number or
             one for each key head, goes into `parameters`.
         window: pairs of positions less than this apart are always used, >= 1: 1 is a position and
-            itself, so that every query has a key.
+            itself. A query that has no key in it may find none at all, and then gives zeros.
         exact_up_to: sequences of at most so many keys use all of their pairs, >= 0: softmax itself.
             A model that is trained on short sequences first has learned there what to look for
             among the keys that it will not see all of. Packed sequences count with their mean
             length; `torch.export` samples at all lengths.
         unit_norm, lift_scale: see `Estimator`. With "lift" scores are scale q . k / lift_scale.
 
-    parameters: "scale", `()` or `(H_k,)`.
+    parameters: "scale", `()` or `(H_k,)`, and "lift_scale" of unit_norm="lift".
 
-    The weights add up to 1, so normalize="sum" and None are the same. For the window query i has
-    the position i + causal_offset, which is i where there is neither a causal mask nor an offset.
+    Weights are divided by their sum, so normalize="sum" and None are the same. For the window
+    query i has the position i + causal_offset, which is i where there is neither a causal mask nor
+    an offset.
     """
 
     n_bits: int = 8
@@ -79,22 +81,37 @@ class Colliding(Hashed):
         exact = n_keys <= self.exact_up_to
         return dataclasses.replace(self, exact_up_to=ALL_KEYS if exact else 0)
 
+    def for_decoding(self) -> BucketSums:
+        raise ValueError(
+            f"estimator must be Sampled or Soft for a state, got {self!r}, whose keys cannot be "
+            "summed in tables: decode with new_cache of YosoAttention"
+        )
+
     def _attend(self, call: Call) -> Tensor:
-        check_cpu("Colliding", call.query)
+        query, key, mask = call.query, call.key, call.key_mask
+        check_cpu("Colliding", query, "Sampled, Expected and Soft run")
+        if query.is_meta:
+            return query.new_empty((*query.shape[:-1], call.value.shape[-1]))
         if call.query_starts is not None:
             return self.at_lengths(*call.lengths)._attend_each(call)
-        exact = not torch.compiler.is_exporting() and call.key.shape[2] <= self.exact_up_to
-        query, key, mask = call.query, call.key, call.key_mask
+        n_q, n_k, offset, window = *call.lengths, call.offset, self.window
+        if n_k <= self.exact_up_to and not torch.compiler.is_exporting():
+            # An offset beyond the keys shows as many of them, and leaves them in the window.
+            offset, window = (min(max(offset, -n_q), n_k) if call.is_causal else 0), ALL_KEYS
         if mask is not None:  # whatever they hold, NaN included, it reaches no gradient
             key = key.masked_fill(~mask[:, None, :, None], 0)
-        out, *_ = torch_ops.lsh_attention(
-            *(units(query) * self.scale_of(call), units(key), call.value.float(), mask),
-            *(*self.functions_of(call), False, 1.0, torch_ops.WEIGHTING["horvitz_thompson"]),
-            *(call.is_causal, call.offset, ALL_KEYS if exact else self.window, 0),
-        )
+        dtype, device = query.dtype, query.device.type
+        if dtype is not torch.float64 and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            out, *_ = torch_ops.lsh_attention(
+                *(units(query) * self.scale_of(call), units(key), call.value.float(), mask),
+                *(*self.functions_of(call), False, 1.0, torch_ops.WEIGHTING["horvitz_thompson"]),
+                *(call.is_causal, offset, window, 0),
+            )
         if call.normalize == "l2":
             out = unit_rows(out)
-        return out.to(call.query.dtype)
+        return out.to(dtype)
 
     def scale_of(self, call: Call) -> float | Tensor:
         """A number, or `(H, 1, 1)`: one for each head of queries."""

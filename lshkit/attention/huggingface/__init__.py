@@ -45,9 +45,10 @@ def register(
     `attn_implementation` or `keep_attn_implementation` was called before it was saved.
 
     Args:
-        yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`), or a
-            dict of its `to_dict` form, {"estimator": "soft", "n_bits": 10}, which may also have
-            normalize ("l2") and n_hashes_eval (64), the number of hashes in eval mode.
+        yoso: of "lshkit_yoso": an estimator (`Sampled(...)`, `Expected(...)`, `Soft(...)`,
+            `Colliding(...)`), or a dict of its `to_dict` form, {"estimator": "soft", "n_bits": 10},
+            which may also have normalize ("l2") and n_hashes_eval (64), the number of hashes in
+            eval mode.
         lsh: options of "lshkit_lsh", arguments of `lsh_attention`: weighting, n_bits, n_hashes,
             hasher, window, n_sinks, center; and exact_steps (True): the single query of a
             generation step gets exact softmax attention, which is less work than hashing all keys

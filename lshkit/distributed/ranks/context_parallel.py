@@ -178,7 +178,7 @@ class ContextParallel(AcrossRanks):
 
     # --- Attention --------------------------------------------------------------------------------
 
-    # Here and not in lshkit.attention, which would load TorchDynamo, for a second, by naming it.
+    # Not in lshkit.attention: naming torch.compiler.disable loads TorchDynamo, for a second.
     @torch.compiler.disable(reason="ranks exchange what they agree on")
     def uncompiled(self, function: Callable[..., T], *args: Any) -> T:
         """What the function returns for this object and args, left out of compiled graphs."""
