@@ -72,8 +72,10 @@ class SoftmaxCache:
         rows = units(query) * scale, units(key), value.float()
         n = query.shape[2]
         finite = self._finite and all(bool(x.isfinite().all()) for x in rows[1:])
-        if n == 1 or finite:
-            out = (self.cache.step if n == 1 else self.cache.prefill)(*rows, attn_mask)
+        if n == 1:
+            out = self.cache.step(*rows, attn_mask)
+        elif n == 0 or finite:
+            out = self.cache.prefill(*rows, attn_mask)
         else:  # products of all keys would give a NaN to every row
             masks = [None] * n if attn_mask is None else attn_mask.split(1, 1)
             parts = zip(*(x.split(1, 2) for x in rows), masks, strict=True)

@@ -439,7 +439,7 @@ class TestDecoding:
         torch.testing.assert_close(fresh, wanted[[1, 0, 1], :1], rtol=1e-5, atol=1e-5)
 
     @torch.no_grad()
-    @pytest.mark.parametrize("sizes", [[40], [1] * 40, [20, 1, 2, 17]], ids=str)
+    @pytest.mark.parametrize("sizes", [[40], [1] * 40, [20, 0, 1, 2, 17]], ids=str)
     def test_rows_that_are_not_finite_change_no_other(self, sizes):
         module, x = self.module(conv_window=None, short_conv=None), torch.randn(2, 40, 24)
         x[0, 4], x[1, 25] = math.nan, math.inf
