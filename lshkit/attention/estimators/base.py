@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
+from lshkit import checks
 from lshkit.attention.arguments import check_choice
 from lshkit.attention.call import Call
 from lshkit.attention.parameters import one_or_each_head
@@ -64,6 +65,14 @@ class Estimator(abc.ABC):
         """The plain Python numbers of what was given."""
         for name, value in fields.items():
             object.__setattr__(self, name, value)
+
+    def _positive(self, name: str) -> float:
+        """The field, a number > 0."""
+        value = getattr(self, name)
+        if isinstance(value, Tensor):
+            wanted = f"a tensor goes into parameters={{{name!r}: tensor}}"
+            raise TypeError(f"{name} must be a number: {wanted}")
+        return checks.positive(name, value)
 
     def __repr__(self) -> str:
         """The sizes, and what differs from the defaults."""

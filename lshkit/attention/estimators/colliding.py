@@ -62,12 +62,8 @@ class Colliding(Hashed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.scale, Tensor):
-            raise TypeError(
-                "scale must be a number: a tensor goes into parameters={'scale': tensor}"
-            )
         self._set(
-            scale=checks.positive("scale", self.scale),
+            scale=self._positive("scale"),
             window=checks.integer("window", self.window, 1, ALL_KEYS),
             exact_up_to=checks.integer("exact_up_to", self.exact_up_to, 0, ALL_KEYS),
         )

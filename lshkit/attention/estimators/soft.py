@@ -45,10 +45,6 @@ class Soft(BucketSums):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.sharpness, Tensor):
-            raise TypeError(
-                "sharpness must be a number: a tensor goes into parameters={'sharpness': tensor}"
-            )
         n_probes, most = self.n_probes, 2**self.n_bits
         if isinstance(n_probes, (tuple, list)):
             if len(n_probes) != 2:
@@ -56,7 +52,7 @@ class Soft(BucketSums):
             n_probes = tuple(checks.integer("n_probes", t, 1, most) for t in n_probes)
         else:
             n_probes = checks.integer("n_probes", n_probes, 1, most)
-        self._set(n_probes=n_probes, sharpness=checks.positive("sharpness", self.sharpness))
+        self._set(n_probes=n_probes, sharpness=self._positive("sharpness"))
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
