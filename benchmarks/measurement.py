@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import lshkit
+from benchmarks import write_json
 from lshkit import _C
 
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
@@ -266,6 +267,4 @@ def updated(path: pathlib.Path, load: Callable[[pathlib.Path], dict]) -> Iterato
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = load(path)
         yield results
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(results, indent=1) + "\n")
-        new.replace(path)
+        write_json(path, results)

@@ -7,6 +7,7 @@ import pathlib
 import sys
 import time
 
+from benchmarks import write_json
 from benchmarks.measurement import machine, pin_to_one_cpu
 
 
@@ -39,5 +40,5 @@ def run(args, sections, show):
         results[name]["took"] = round(time.perf_counter() - begin, 1)
         print(f"{name}: {results[name]['took']} s", file=sys.stderr, flush=True)
         args.json.parent.mkdir(exist_ok=True)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(args.json, results)
     show({name: results[name] for name in args.sections})

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks import RESULTS  # noqa: E402
+from benchmarks import RESULTS, write_json  # noqa: E402
 from benchmarks.density.kde import data  # noqa: E402
 from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
 from lshkit.kde import LSHKernelDensity  # noqa: E402
@@ -219,7 +219,7 @@ def main():
             results["cases"].append(measure(*case, seeds, n_queries))
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(results, indent=1) + "\n")
+                write_json(path, results)
     print(report(results))
 
 

@@ -24,7 +24,7 @@ from sklearn.neighbors import KernelDensity, LocalOutlierFactor  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
-from benchmarks import RESULTS  # noqa: E402
+from benchmarks import RESULTS, write_json  # noqa: E402
 from benchmarks.density.kde import data  # noqa: E402
 from benchmarks.density.outlier_tasks import tasks  # noqa: E402
 from benchmarks.measurement import figure, machine, pin_to_one_cpu, table  # noqa: E402
@@ -320,7 +320,7 @@ def main():
             results[name] = {"settings": settings, "results": SECTIONS[name][0](args)}
             if args.json:
                 args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+                write_json(args.json, results)
     for name, (_, tables) in SECTIONS.items():
         if name in results:
             print("\n".join(tables(results[name]["results"])))

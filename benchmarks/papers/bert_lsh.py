@@ -12,7 +12,6 @@ where not said otherwise, the smallest of many, both sides in turns in one proce
 
 import argparse
 import datetime
-import json
 import pathlib
 import statistics
 import time
@@ -21,6 +20,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import write_json
 from benchmarks.measurement import best_in_turns, figure, machine, pin_to_one_cpu, table
 from lshkit.attention import bert_lsh_attention
 
@@ -166,7 +166,7 @@ def main():
         }
     show(results)
     if args.json:
-        args.json.write_text(json.dumps(settings | results, indent=1) + "\n")
+        write_json(args.json, settings | results)
 
 
 if __name__ == "__main__":

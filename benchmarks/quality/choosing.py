@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, write_json
 from benchmarks.measurement import (
     Stopwatch,
     figure,
@@ -223,7 +223,7 @@ def main():
         if path:
             if len(options.sections) < len(SECTIONS) and path.exists():
                 results = json.loads(path.read_text()) | results
-            path.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(path, results)
     print("\n".join(tables(results)))
 
 

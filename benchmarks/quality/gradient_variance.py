@@ -7,7 +7,6 @@ comes down to it is fixed, so that the only noise is that of the hash functions.
 """
 
 import argparse
-import json
 import math
 import pathlib
 import platform
@@ -15,7 +14,7 @@ import platform
 import torch
 
 import lshkit
-from benchmarks import RESULTS
+from benchmarks import RESULTS, write_json
 from lshkit.attention import Expected, Sampled, Soft, yoso_attention
 
 D, N_HASHES = 64, 32
@@ -159,7 +158,7 @@ def main():
         },
         "results": results,
     }
-    options.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(options.json, report)
     for table, (n, n_bits, _) in TABLES.items():
         print(f"\n{table}: n = {n}, n_bits {n_bits}\n\n{markdown(results[table])}")
 

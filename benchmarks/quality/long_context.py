@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, DynamicCache, LlamaForCausalLM
 
+from benchmarks import write_json
 from benchmarks.decoder import (
     HEADS,
     LETTERS,
@@ -319,7 +320,7 @@ def main() -> None:
                 print(name, {key: round(x, 4) for key, x in error.items()})
         show(results["lengths"])
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(args.json, results)
     if args.figure:
         draw(results["errors"][str(length)], length, args.figure)
 

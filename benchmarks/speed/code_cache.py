@@ -13,13 +13,13 @@ above epsilon.
 
 import argparse
 import datetime
-import json
 import pathlib
 import time
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import write_json
 from benchmarks.measurement import machine
 from lshkit.attention import CodeCache
 
@@ -172,7 +172,7 @@ def main():
             "comparison": found,
             "goals": GOALS,
         }
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.json, result)
 
 
 if __name__ == "__main__":

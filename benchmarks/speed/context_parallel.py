@@ -28,6 +28,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tqdm import tqdm
 
+from benchmarks import write_json
 from benchmarks.measurement import figure, machine, table
 from lshkit.attention import Sampled, Soft, yoso_attention
 from lshkit.attention.call import Call
@@ -302,7 +303,7 @@ def main():
         settings["estimators"] = {name: e.to_dict() for name, e in ESTIMATORS.items()}
         content = {"machine": machine(), "settings": settings, "results": results}
         content["simulated"] = simulated
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_json(options.json, content)
 
 
 def print_tables(results, simulated):

@@ -11,7 +11,6 @@ float16 tables from float32 ones after the longest context, as a share of the ou
 
 import argparse
 import datetime
-import json
 import os
 import pathlib
 import platform
@@ -22,6 +21,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import lshkit
+from benchmarks import write_json
 from lshkit import _C
 from lshkit.attention import Sampled, Soft, YosoState
 
@@ -165,24 +165,21 @@ def main():
     errors = results["float16 difference"]
     print(f"float16 tables, relative difference after {contexts[-1]} tokens: {errors}")
     if args.json:
-        args.json.write_text(
-            json.dumps(
-                {
-                    "date": datetime.date.today().isoformat(),
-                    "lshkit": lshkit.__version__,
-                    "torch": torch.__version__,
-                    "machine": platform.processor() or platform.machine(),
-                    "instruction set": _C.instruction_set(),
-                    "threads": args.threads,
-                    "heads": HEADS,
-                    "head_dim": HEAD_DIM,
-                    "n_bits": N_BITS,
-                    "n_hashes": N_HASHES,
-                    **results,
-                },
-                indent=1,
-            )
-            + "\n"
+        write_json(
+            args.json,
+            {
+                "date": datetime.date.today().isoformat(),
+                "lshkit": lshkit.__version__,
+                "torch": torch.__version__,
+                "machine": platform.processor() or platform.machine(),
+                "instruction set": _C.instruction_set(),
+                "threads": args.threads,
+                "heads": HEADS,
+                "head_dim": HEAD_DIM,
+                "n_bits": N_BITS,
+                "n_hashes": N_HASHES,
+                **results,
+            },
         )
 
 

@@ -13,12 +13,12 @@ about ten minutes.
 import argparse
 import datetime
 import functools
-import json
 import pathlib
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks import write_json
 from benchmarks.measurement import (
     best_in_turns,
     figure,
@@ -104,7 +104,7 @@ def main():
     results = {n: measure(n, seconds) for n in lengths}
     show(results)
     if args.json:
-        args.json.write_text(json.dumps(settings | {"lengths": results}, indent=1) + "\n")
+        write_json(args.json, settings | {"lengths": results})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ multiplied matrices on its own threads, which is not timed.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import statistics
@@ -109,6 +108,7 @@ def main():
     sys.path.insert(0, str(FOLDER))
     from tqdm import tqdm
 
+    from benchmarks import write_json
     from benchmarks.measurement import figure, machine, table
 
     this, other = Build(options.this, options.threads), Build(options.other, options.threads)
@@ -139,7 +139,7 @@ def main():
         settings = {"threads": options.threads, "turns": turns, "this": this.backend}
         settings |= {"other": other.backend, "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY")}
         content = {"machine": machine(), "settings": settings, "results": results}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        write_json(options.json, content)
 
 
 if __name__ == "__main__":

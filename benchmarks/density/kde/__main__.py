@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
-from benchmarks import RESULTS  # noqa: E402
+from benchmarks import RESULTS, write_json  # noqa: E402
 from benchmarks.density.kde import data, peers  # noqa: E402
 from benchmarks.density.kde import methods as ways  # noqa: E402
 from benchmarks.density.kde.goals import (  # noqa: E402
@@ -172,7 +172,7 @@ def measure(names, args, results, installed):
             "repeats": args.repeats,
         }
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(args.json, results)
 
 
 # --- Tables -------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS, baselines, measurement
+from benchmarks import IMAGES, RESULTS, baselines, measurement, write_json
 from benchmarks.papers.efficiency import tables
 from lshkit.attention import Sampled, Soft
 
@@ -322,7 +322,7 @@ def main():
         for path in (args.json, args.picture):
             path.parent.mkdir(parents=True, exist_ok=True)  # now, not after minutes
         results = measure(args)
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(args.json, results)
     report = "\n".join(tables.report(results))
     args.json.with_suffix(".md").write_text(report)
     tables.draw(results, args.picture)

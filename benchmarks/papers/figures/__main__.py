@@ -23,7 +23,7 @@ matplotlib.use("Agg")
 import torch  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
-from benchmarks import IMAGES, RESULTS, measurement  # noqa: E402
+from benchmarks import IMAGES, RESULTS, measurement, write_json  # noqa: E402
 from benchmarks.papers.figures import byte_model  # noqa: E402
 
 NAMES = (
@@ -86,7 +86,7 @@ def main():
             "date": time.strftime("%Y-%m-%d"),
             "machine": measurement.machine(),
         }
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(args.json, results)
         print(module.table(measured))
         print(f"written: {path}\n", flush=True)
     tables = [modules[name].table(results[name]) for name in NAMES if name in results]

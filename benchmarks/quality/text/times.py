@@ -4,13 +4,13 @@ python -m benchmarks.quality.text.times --lengths 1024 16384 --json times.json
 """
 
 import argparse
-import json
 import pathlib
 import time
 import traceback
 
 import torch
 
+from benchmarks import write_json
 from benchmarks.quality.text.__main__ import LENGTHS, SETTINGS, STDLIB, device_of, text_of
 from benchmarks.quality.text.candidates import CANDIDATES
 from benchmarks.quality.text.model import METHODS
@@ -78,7 +78,7 @@ def main() -> None:
                     found = {"error": str(error)[:200]}
                 results["times"].append({"method": method, "length": length} | found)
                 print(method, length, found, flush=True)
-                args.json.write_text(json.dumps(results, indent=1) + "\n")
+                write_json(args.json, results)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import sys
 
 import torch
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, write_json
 from benchmarks.measurement import (
     HEAD_DIM,
     HEADS,
@@ -109,7 +109,7 @@ def measure(names, args, results):
                 for n, times in results["softmax"].items()
             }
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(args.json, results)
 
 
 # --- Command line -------------------------------------------------------------------------------

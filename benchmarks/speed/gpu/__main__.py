@@ -18,14 +18,13 @@ seconds were over, or before an error, is there. --more adds parts to it. --tabl
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
 import sys
 import time
 
-from benchmarks import RESULTS
+from benchmarks import RESULTS, write_json
 from benchmarks.speed.gpu.sides import (
     BATCH,
     HARD,
@@ -65,10 +64,7 @@ class Run:
 
     def save(self, **values):
         self.result.update(values)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".part")
-        beside.write_text(json.dumps(self.result, indent=1) + "\n")
-        os.replace(beside, self.path)
+        write_json(self.path, self.result)
 
     def add(self, row):
         self.result["rows"].append(row)
