@@ -34,7 +34,9 @@ if(LSHKIT_CUDA STREQUAL "ON")
     CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_RUNTIME_LIBRARY Static
     CUDA_VISIBILITY_PRESET hidden)
   # One thread an architecture. For a profiler that names lines: CMAKE_CUDA_FLAGS=-lineinfo.
-  target_compile_options(lshkit_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--threads=0>)
+  if(NOT CMAKE_CUDA_FLAGS MATCHES "--threads=")
+    target_compile_options(lshkit_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--threads=0>)
+  endif()
   target_link_libraries(lshkit_cuda PRIVATE CUDA::cudart_static)
 endif()
 

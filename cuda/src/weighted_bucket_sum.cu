@@ -20,12 +20,18 @@ void with_element(Element element, const Call& call) {
     call(std::integral_constant<Element, Element::float32>{});
   }
 }
-template <class Call>
+// Columns of a lane, and how many of them come by one load where rows allow it. float64, which is
+// for checking, has the most general kernels alone.
+template <class T, class Call>
 void with_columns(index_t slice, const Call& call) {
-  if (slice <= kWarp) return call(std::integral_constant<int, 1>{});
-  if (slice <= 2 * kWarp) return call(std::integral_constant<int, 2>{});
+  if constexpr (sizeof(T) == 4) {
+    if (slice <= kWarp) return call(std::integral_constant<int, 1>{});
+    if (slice <= 2 * kWarp) return call(std::integral_constant<int, 2>{});
+  }
   call(std::integral_constant<int, 3>{});
 }
+template <class T, int C>
+constexpr int kTogether = sizeof(T) == 8 ? 1 : (C == 2 ? 4 : 2);
 
 template <class T>
 void launch_sort(const Queue& queue, const WeightedPass<T>& a) {
@@ -55,12 +61,12 @@ void launch_segments(const Queue& queue, const WeightedPass<T>& a) {
   const auto run = [&](auto kernel) {
     launch(queue, "weighted_segment", kernel, blocks, kSegmentThreads, bytes, a);
   };
-  with_columns(a.slice, [&](auto columns) {
-    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
+  with_columns<T>(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value, kLoad = kTogether<T, C>;
     with_element<T>(a.add.x.element, [&](auto element) {
       constexpr Element E = decltype(element)::value;
-      loads_together(a, a.add, kTogether) ? run(weighted_segment_kernel<T, E, C, kTogether>)
-                                          : run(weighted_segment_kernel<T, E, C, 1>);
+      loads_together(a, a.add, kLoad) ? run(weighted_segment_kernel<T, E, C, kLoad>)
+                                      : run(weighted_segment_kernel<T, E, C, 1>);
     });
   });
 }
@@ -73,18 +79,18 @@ void launch_ordered(const Queue& queue, const WeightedPass<T>& a) {
   const auto run = [&](auto kernel) {
     launch(queue, "weighted_ordered", kernel, blocks, kSegmentThreads, bytes, a);
   };
-  with_columns(a.slice, [&](auto columns) {
-    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
-    if constexpr (sizeof(T) == 4 && C < 3) {
+  with_columns<T>(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value, kLoad = kTogether<T, C>;
+    if constexpr (C < 3) {
       const bool products = has_products(a);
       const Element added = a.add.x.element, own = products ? a.read.x.element : kOwn;
       // One of the two is made by this library, in float32.
-      if (loads_together(a, a.add, kTogether) && (added == kOwn || own == kOwn) &&
-          (!products || loads_together(a, a.read, kTogether)))
+      if (loads_together(a, a.add, kLoad) && (added == kOwn || own == kOwn) &&
+          (!products || loads_together(a, a.read, kLoad)))
         return with_element<T>(added == kOwn ? own : added, [&](auto element) {
           constexpr Element E = decltype(element)::value;
-          added == kOwn ? run(weighted_ordered_kernel<T, kOwn, E, C, kTogether>)
-                        : run(weighted_ordered_kernel<T, E, kOwn, C, kTogether>);
+          added == kOwn ? run(weighted_ordered_kernel<T, kOwn, E, C, kLoad>)
+                        : run(weighted_ordered_kernel<T, E, kOwn, C, kLoad>);
         });
     }
     run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1>);
@@ -118,13 +124,12 @@ void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
   }
   run(weighted_gather_kernel<T, kOwn, kOwn, C, Columns, true, true>);
 }
-// Columns together: two of a lane, of 33 to 64 columns four, where all of a row come in such.
 template <class T>
 void launch_gather(const Queue& queue, const WeightedPass<T>& a) {
-  with_columns(a.slice, [&](auto columns) {
-    constexpr int C = decltype(columns)::value, kTogether = C == 2 ? 4 : 2;
-    if (a.columns() % kTogether == 0)  // slices are
-      launch_gather<T, C, kTogether>(queue, a);
+  with_columns<T>(a.slice, [&](auto columns) {
+    constexpr int C = decltype(columns)::value, kLoad = kTogether<T, C>;
+    if (a.columns() % kLoad == 0)  // slices are
+      launch_gather<T, C, kLoad>(queue, a);
     else
       launch_gather<T, C, 1>(queue, a);
   });

@@ -161,10 +161,10 @@ def test_threads_batches_and_instruction_sets(tmp_path):
     rows = rng.integers(0, 3, (9000, 6)).astype(float)
     for kernel in ("tophat", "epanechnikov"):
         density = LSHKernelDensity(kernel, 2.0, normalize=False).fit(rows)
-        together = density.kernel_mean(rows[:600])
+        together = density.kernel_mean(rows[:200])
         for n_jobs, batch_size in ((2, 1024), (3, 7), (1, 64)):
             density.set_params(n_jobs=n_jobs, batch_size=batch_size)
-            assert np.array_equal(density.kernel_mean(rows[:600]), together)
+            assert np.array_equal(density.kernel_mean(rows[:200]), together)
     np.save(tmp_path / "rows.npy", rows)
     program = """if True:
         import sys, numpy as np
