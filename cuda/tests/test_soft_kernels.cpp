@@ -130,15 +130,13 @@ TEST(weighted_sums_equal_the_cpus) {
       {kQuick ? 12 : 30, 41, kQuick ? 2 : 3, 33, 6, 2, 3, Order::all, 10 * 1024});
   // Sorted by one hash of one head at a time.
   check_weighted_sum<float, std::uint16_t>({12, 41, 3, 9, 6, 2, 3, Order::all, 1});
-  for (const index_t cache : {60, 100, 200, 400, 2000}) {  // by groups of hashes, then of heads
-    if (kQuick && cache != 100 && cache != 400) continue;
+  for (const index_t cache : {60, 100, 200, 400, 2000})  // by groups of hashes, then of heads
     check_weighted_sum<float, std::uint16_t>(
         {12, 41, kQuick ? 2 : 5, 9, 6, 2, 2, Order::all, cache});
-  }
   // Many ranges of buckets, for codes side by side and not; more than are sorted by.
-  check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, 14, 1, 4});
-  check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, 14, 2, 3});
-  check_weighted_sum<float, std::uint16_t>({9, 20, 1, 2, 17, 2, 3});
+  check_weighted_sum<float, std::uint16_t>({9, 20, 1, 5, kQuick ? 11 : 14, 1, 4});
+  check_weighted_sum<float, std::uint16_t>({9, 20, 2, 5, kQuick ? 11 : 14, 2, 3});
+  if (!kQuick) check_weighted_sum<float, std::uint16_t>({9, 20, 1, 2, 17, 2, 3});
   // Every bucket of every row; more than one chunk of probes.
   check_weighted_sum<float, std::uint8_t>({9, kQuick ? 40 : 300, kQuick ? 1 : 2, 5, 5, 32, 32});
   // A bucket of more rows than are sorted, or summed, at once; of a block's warps all have a share.
