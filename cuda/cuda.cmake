@@ -122,7 +122,7 @@ function(lshkit_cuda_test name)
   target_compile_options(${name} PRIVATE ${options})
   target_link_options(${name} PRIVATE ${options})
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1800)
 endfunction()
 
 # The same by what nvcc makes of the kernels.
@@ -157,7 +157,7 @@ function(lshkit_cuda_tests)
     foreach(race IN ITEMS planted_race planted_race_after_a_vote)
       add_test(NAME cuda_${race}_is_found COMMAND test_cuda_races ${race})
       set_tests_properties(cuda_${race}_is_found PROPERTIES
-        PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 300)
+        PASS_REGULAR_EXPRESSION "ThreadSanitizer: data race" TIMEOUT 1800)
     endforeach()
   endif()
 endfunction()
