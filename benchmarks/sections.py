@@ -39,6 +39,5 @@ def run(args, sections, show):
         }
         results[name]["took"] = round(time.perf_counter() - begin, 1)
         print(f"{name}: {results[name]['took']} s", file=sys.stderr, flush=True)
-        args.json.parent.mkdir(exist_ok=True)
         write_json(args.json, results)
     show({name: results[name] for name in args.sections})

@@ -44,7 +44,9 @@ def main():
     log = parser.parse_args().log.read_text()
     rows = {}
     for name, architecture, *numbers in REPORT.findall(log):
-        rows.setdefault(name, {})[architecture] = [int(n) for n in numbers]
+        row = rows.setdefault(name, {})  # several sources may have the kernel: the most of any
+        numbers = [int(n) for n in numbers]
+        row[architecture] = list(map(max, numbers, row.get(architecture, numbers)))
     if not rows:
         sys.exit("no kernel in the output: the flags are --threads=1 -Xptxas=-v, in a new folder")
     architectures = sorted({a for of_kernel in rows.values() for a in of_kernel})

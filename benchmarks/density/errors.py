@@ -218,7 +218,6 @@ def main():
             seeds = range(1 if args.quick else args.seeds)
             results["cases"].append(measure(*case, seeds, n_queries))
             if path:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 write_json(path, results)
     print(report(results))
 

@@ -319,7 +319,6 @@ def main():
             settings["date"] = datetime.date.today().isoformat()
             results[name] = {"settings": settings, "results": SECTIONS[name][0](args)}
             if args.json:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
                 write_json(args.json, results)
     for name, (_, tables) in SECTIONS.items():
         if name in results:

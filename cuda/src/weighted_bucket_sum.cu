@@ -20,8 +20,7 @@ void with_element(Element element, const Call& call) {
     call(std::integral_constant<Element, Element::float32>{});
   }
 }
-// Columns of a lane, and how many of them come by one load where rows allow it. float64, which is
-// for checking, has the most general kernels alone.
+// Columns of a lane. float64, which is for checking, has the most general kernels alone.
 template <class T, class Call>
 void with_columns(index_t slice, const Call& call) {
   if constexpr (sizeof(T) == 4) {
@@ -30,6 +29,7 @@ void with_columns(index_t slice, const Call& call) {
   }
   call(std::integral_constant<int, 3>{});
 }
+// How many of them come by one load, where all rows allow it.
 template <class T, int C>
 constexpr int kTogether = sizeof(T) == 8 ? 1 : (C == 2 ? 4 : 2);
 

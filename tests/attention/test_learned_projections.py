@@ -181,7 +181,7 @@ def test_rows_that_are_not_finite_or_masked_add_nothing():
 
 
 def test_other_gradients_are_those_without_the_planes():
-    inputs = attention_inputs(90, 110, 32, 40, batch=2)
+    inputs = attention_inputs(90, 110, 32, 40, batch=5)
     planes = planes_of(3, 32, 8, 32)
     options = {"is_causal": True, "causal_offset": 0, "estimator": replace(SOFT, n_bits=8)}
     results = []
