@@ -1,8 +1,10 @@
 """Random attention problems and what lshkit.reference says of them, for the attention tests."""
 
+import math
 from types import SimpleNamespace
 
 import torch
+from torch.nn import functional as F
 
 from lshkit import reference, torch_ops
 from lshkit.attention import Expected, Sampled, yoso_attention
@@ -104,3 +106,13 @@ def float32_gradients(
     )
     floats = [x.detach().float() for x in (grad_out, *inputs)]
     return torch_ops.yoso_attention_backward(*floats, mask, None, None, *codes, n_bits, *options)
+
+
+def softmax_of_cosines(query, key, value, scale, hidden=None):
+    """By pairs; groups of query heads share a head of keys."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = scale * F.normalize(query, dim=-1) @ F.normalize(key, dim=-1).mT
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ value
