@@ -108,7 +108,7 @@ def _log_radial(squares: Tensor, kernel: str) -> Tensor:
 
 def _log_compact(squares: Tensor, kernel: str, edge: float) -> Tensor:
     distances = _root(squares, 1e-20 * edge**2)
-    inside, r = distances < edge, distances / edge
+    inside, r = squares < _least_square(edge), distances / edge
     if kernel == "tophat":
         return torch.where(inside, 0.0 * r, -1e300)
     if kernel == "epanechnikov":
@@ -116,6 +116,17 @@ def _log_compact(squares: Tensor, kernel: str, edge: float) -> Tensor:
     if kernel == "linear":
         return _log(1 - r, inside)
     return _log((math.pi / 2 * r).cos(), inside)
+
+
+def _least_square(edge: float) -> float:
+    """The least number whose root is not below `edge`: squares below it are inside, as for the
+    core. The root itself would not tell: torch's, by MKL on Intel, may be off by a last bit."""
+    square = edge * edge
+    while math.sqrt(square) < edge:
+        square = math.nextafter(square, math.inf)
+    while math.sqrt(below := math.nextafter(square, 0)) >= edge:
+        square = below
+    return square
 
 
 def _root(squares: Tensor, least: float) -> Tensor:

@@ -347,12 +347,10 @@ def density(algorithm, kernel, threads):
 def sampled_softmax(threads):
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(5000, 8))
-    hidden = torch.randn(200, 8, requires_grad=True)
-    target = torch.randint(5000, (200,))
+    hidden = torch.randn(200, 8)
     loss = SampledSoftmaxLoss(8, 5000, weight=weight, n_bits=6).rehash()
-    near, sample = loss._near(hidden.detach()), loss._sample(torch.float32)
-    loss = loss(hidden, target)
-    return *near, *sample, loss.detach(), *torch.autograd.grad(loss, [hidden, weight])
+    near, sample = loss._near(hidden), loss._sample(torch.float32)
+    return *near, *sample
 
 
 @cases()

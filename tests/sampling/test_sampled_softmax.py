@@ -53,6 +53,23 @@ def test_exact_when_all_classes_are_sampled(n_bits, bias, sparse):
     )
 
 
+def test_threads_change_the_last_bits_alone():
+    """Near classes and the sample have the same bits at any number of threads (tests/properties);
+    torch's products of matrices may not, by MKL on Intel."""
+    hidden, target = batch(200, 5000, dtype=torch.float32)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            loss = make(5000, dtype=torch.float32, n_bits=6).rehash()
+            value = loss(hidden, target)
+            results.append((value.detach(), *gradients(value, hidden, loss.weight)))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-7)
+
+
 def estimates(loss, hidden, target, repeats):
     """exp(loss) of the rows for many samples: Z / exp(o_target)."""
     return torch.stack([loss(hidden, target) for _ in range(repeats)])

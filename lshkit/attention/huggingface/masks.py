@@ -292,10 +292,11 @@ def _pattern(
             return "bidirectional"
         reach = window + 1, window
         return _band(keys, batch_size, q_length, kv_length, q_offset - kv_offset, *reach, device)
-    if names == ["packed_sequence_mask_function", "remap_positions_for_packed_sequence"]:
-        sequences = parts[0][1]["packed_sequence_mask"]
-        starts = _starts(sequences)
-        inside = _parts(parts[1][1]["mask_function"])
+    # transformers 5.24 has the two in the other order than the releases before it.
+    if set(names) == {"packed_sequence_mask_function", "remap_positions_for_packed_sequence"}:
+        held = dict(parts)
+        starts = _starts(held["packed_sequence_mask_function"]["packed_sequence_mask"])
+        inside = _parts(held["remap_positions_for_packed_sequence"]["mask_function"])
         longest = int(starts.diff().max())
         causal = [name for name, _ in inside][-1] == "causal_mask_function"
         if len(inside) == 2 and inside[0][0] == "sliding_window_overlay":
