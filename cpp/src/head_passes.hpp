@@ -75,6 +75,7 @@ struct ColumnBlocks {
 template <class T, class Table = T>
 class HeadPasses {
   static constexpr bool kFast = sizeof(Table) < sizeof(T);
+  static constexpr index_t kPeriod = 256;  // slots that are numbered at once, at least
   static constexpr index_t kWidth = kSliceBytes / index_t(sizeof(Table));  // columns of a slice
 
  public:
@@ -259,6 +260,8 @@ class HeadPasses {
     };
     queries_ = take(s_.query);
     keys_ = take(s_.key);
+    const index_t probes = std::max(s_.query.n_probes, s_.key.n_probes);
+    period_ = arena.take<std::uint16_t>(group_ > 1 ? kPeriod + group_ * probes : 0);
     const index_t rows = std::max(s_.query.rows, s_.key.rows);
     for (T*& memory : block_memory_) memory = arena.take<T>(blocks_ ? rows * s_.values.columns : 0);
     slots_ = compact_ ? BucketSlots(arena, table_rows_ - 1, s_.n_buckets) : BucketSlots();
@@ -268,10 +271,18 @@ class HeadPasses {
   // From codes to table rows: the tables of a group, from hash h of the batch on, in turn.
   void number(const Expanded<T>& e, index_t h) const {
     const index_t t = e.side->n_probes, group = std::min(group_, e.batch.group - h);
-    std::uint16_t* slot = e.batch_slots + h * e.batch.rows * t;
-    for (index_t i = 0; i < e.batch.rows && group > 1; ++i)
-      for (index_t g = 0; g < group; ++g)
-        for (index_t a = 0; a < t; ++a, ++slot) *slot = std::uint16_t(*slot + g * table_rows_);
+    if (group == 1) return;
+    // What is added repeats with the rows: a few of them at once, in whole vectors.
+    const index_t row = group * t, count = e.batch.rows * row;
+    const index_t period = std::min((kPeriod + row - 1) / row * row, count);
+    for (index_t k = 0; k < period; ++k) period_[k] = std::uint16_t(k / t % group * table_rows_);
+    std::uint16_t* slots = e.batch_slots + h * e.batch.rows * t;
+    for (index_t first = 0; first < count; first += period)
+      add(slots + first, period_, std::min(period, count - first));
+  }
+  static void add(std::uint16_t* __restrict to, const std::uint16_t* __restrict from,
+                  index_t count) {
+    for (index_t k = 0; k < count; ++k) to[k] = std::uint16_t(to[k] + from[k]);
   }
   // The probes of a group; in compact tables the codes as they come.
   void view(Expanded<T>& e, const ProbeRun& run) const {
@@ -312,6 +323,7 @@ class HeadPasses {
   T* block_memory_[3];
   Table* table_;
   T* column_table_;
+  std::uint16_t* period_;
   Expanded<T> queries_, keys_;
   BucketSlots slots_;
   std::size_t bytes_;
