@@ -219,8 +219,9 @@ LSHKIT_INLINE Words pair_up(Halves even, Halves odd) {
 
 // A of factor_r * x(r), summed over columns; zeros up to whole tiles of both. rest: null, or gets
 // what the rounding left, rounded.
-LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const float* const* x,
-                               const float* factor, Word* a, Word* rest = nullptr) {
+[[maybe_unused]] LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns,
+                                                const float* const* x, const float* factor, Word* a,
+                                                Word* rest = nullptr) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(columns);
   for (index_t r = 0; r < tiles_of(rows) * kTile; ++r)
