@@ -49,7 +49,7 @@ def number(x):
 
 def overview():
     """Attention by length, and a density by method with the error beside the time."""
-    attention = measured("attention_cpu/amd_epyc_family_26_model_2")
+    attention = measured("attention_cpu/amd_epyc_family_26_model_2_avx512")
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.6), width_ratios=(1, 1.15))
     passes = "forward + backward"
     sides = (("softmax", "softmax", "softmax (torch, float32)", "0.45", "o-"),)

@@ -50,7 +50,7 @@ SECTIONS = (
     | long_context.SECTIONS
 )
 ALONE = sampled.ALONE | long_context.ALONE
-FOLDER = RESULTS / "attention_cpu"  # a file for each CPU model and lowered instruction set
+FOLDER = RESULTS / "attention_cpu"  # a file for each CPU model and instruction set
 SAME = ("cpu", "instruction_set", "compiler", "lshkit", "torch")  # of all sections of one file
 
 
@@ -154,8 +154,8 @@ def parse_arguments():
 
 
 def own_file(machine):
-    """Where results of this CPU go."""
-    words = [machine["cpu"], machine["LSHKIT_ISA"] or ""]
+    """Where results of this CPU go. A virtual machine may lack instructions that its CPU has."""
+    words = [machine["cpu"], machine["instruction_set"]]
     return FOLDER / f"{'_'.join(re.findall('[a-z0-9]+', ' '.join(words).lower()))}.json"
 
 
