@@ -274,6 +274,11 @@ OPTIONS = {
         for n_bits in (8, 10, 12)
     },
     "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
+    "softmax of unit vectors, ALiBi, own value": {
+        "mixer": Softmax,
+        "unit_norm": True,
+        "alibi": True,
+    },
     "softmax of near and colliding unit vectors, decay": COLLIDING
     | {"chunk": CHUNK, "decay": True},
 }
