@@ -15,8 +15,8 @@ from lshkit import _C, checks
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import kernels
 from lshkit.kde.forgetting import check_half_life
+from lshkit.kde.geometry import has_zero_row
 from lshkit.kde.methods import METHODS
-from lshkit.kde.sums import has_zero_row
 from lshkit.typing import Rows
 
 

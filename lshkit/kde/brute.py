@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.sums import PermutedRows, Training
+    from lshkit.kde.training import PermutedRows, Training
 
 
 class BruteForce(Method):

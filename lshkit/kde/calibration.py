@@ -16,7 +16,8 @@ from scipy.stats import binom
 
 if TYPE_CHECKING:
     from lshkit.kde.method import Accuracy, Estimate, Method, Tuned
-    from lshkit.kde.sums import PermutedRows, Sums
+    from lshkit.kde.sums import Sums
+    from lshkit.kde.training import PermutedRows
 
 N_HELD_OUT = 1024
 WITHIN, BEYOND = 3.0, 0.015  # errors within so many stated ones, but for this share of the queries

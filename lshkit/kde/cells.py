@@ -10,7 +10,8 @@ import numpy as np
 
 from lshkit import _C
 from lshkit.kde import kernels
-from lshkit.kde.sums import BLOCK, PermutedRows, Sums, blocks_of
+from lshkit.kde.sums import Sums
+from lshkit.kde.training import BLOCK, PermutedRows, blocks_of
 
 CENTRES, MOST_CELLS = 4.0, 2048  # times the root of the number of rows, rounded to a power of 2
 SAMPLE, N_STEPS = 16, 3  # rows of the sample, times the number of cells; steps of k-means

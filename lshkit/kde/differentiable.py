@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lshkit.kde import kernels
 from lshkit.kde.arguments import as_rows
+from lshkit.kde.geometry import DOUBLE_ROUNDING
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import DOUBLE_ROUNDING
 
 if TYPE_CHECKING:
     from lshkit.kde.estimator import LSHKernelDensity
-    from lshkit.kde.sums import Geometry
+    from lshkit.kde.geometry import Geometry
 
 BLOCK = 2**21  # numbers in memory for a block of pairs
 

@@ -29,10 +29,11 @@ from lshkit.kde.arguments import (
 )
 from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.forgetting import forgetting_of
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.method import Accuracy, Estimate
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry, Training, training_of
+from lshkit.kde.training import Training, training_of
 from lshkit.typing import File, FloatArray, RandomState, Rows
 
 if TYPE_CHECKING:

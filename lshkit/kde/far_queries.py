@@ -5,7 +5,7 @@ import abc
 import numpy as np
 
 from lshkit.kde.method import Estimate, Method
-from lshkit.kde.sums import PermutedRows
+from lshkit.kde.training import PermutedRows
 
 
 class ExactFarQueries(Method):

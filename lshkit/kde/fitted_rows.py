@@ -22,7 +22,8 @@ from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling
 from lshkit.kde.sketch import SketchedRows
-from lshkit.kde.sums import BLOCK, EXACT, PermutedRows, Sums, Training, sums_of_pairs
+from lshkit.kde.sums import EXACT, Sums, sums_of_pairs
+from lshkit.kde.training import BLOCK, PermutedRows, Training
 
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most

@@ -17,13 +17,14 @@ from lshkit.hashing.family import HashFamily
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, MOST_TUNED, Estimate, Tuned
 from lshkit.kde.random_sampling import N_PILOT, sample_size, spread_of_trials
-from lshkit.kde.sums import PermutedRows, Sums, sums_of_pairs
+from lshkit.kde.sums import Sums, sums_of_pairs
+from lshkit.kde.training import PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.sums import Training
+    from lshkit.kde.training import Training
 
 MAX_DRAWS = 256
 TRIAL_DRAWS = 64

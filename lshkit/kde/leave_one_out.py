@@ -12,8 +12,9 @@ from scipy.spatial.distance import cdist
 
 from lshkit import _C
 from lshkit.kde import kernels
+from lshkit.kde.geometry import DOUBLE_ROUNDING, FARTHEST, ROUNDING, centre_of, edge_of
 from lshkit.kde.known_rows import hashes_of_rows
-from lshkit.kde.sums import DOUBLE_ROUNDING, FARTHEST, LEAST, ROUNDING, centre_of, edge_of
+from lshkit.kde.training import LEAST
 
 ROWS_AT_ONCE = 2**15  # that are scaled in one piece
 TOLERANCE = 1e-4  # of a log-density: what computing distances in float32 may change

@@ -16,8 +16,9 @@ from lshkit.kde import kernels
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from lshkit.kde.geometry import Geometry
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.sums import Geometry, PermutedRows, Training
+    from lshkit.kde.training import PermutedRows, Training
 
 MOST_TUNED = 2**12  # of every method: tuning asks for no more, files with more are refused
 # Of tables that are made again from a file's settings: no pilot asks for more.

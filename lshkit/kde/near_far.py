@@ -18,14 +18,15 @@ from lshkit.kde.cells import Cells
 from lshkit.kde.far_queries import ExactFarQueries
 from lshkit.kde.method import Estimate, Tuned
 from lshkit.kde.random_sampling import CALL, N_PILOT, Level, cheapest_sample, expand, stages_of
-from lshkit.kde.sums import BLOCK, PermutedRows, Sums
+from lshkit.kde.sums import Sums
+from lshkit.kde.training import BLOCK, PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.pilot import Pilot
     from lshkit.kde.random_sampling import Stages
-    from lshkit.kde.sums import Training
+    from lshkit.kde.training import Training
 
 N_PROBES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 # For queries whose far rows foretell too large an error: times as many cells, and the part of the

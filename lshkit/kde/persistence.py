@@ -16,9 +16,9 @@ from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import forgetting, kernels
 from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.methods import METHODS
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
-from lshkit.kde.sums import Geometry, has_zero_row
 from lshkit.typing import File
 
 if TYPE_CHECKING:

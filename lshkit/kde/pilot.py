@@ -14,7 +14,8 @@ from lshkit.kde.cells import Cells
 from lshkit.kde.method import Accuracy, Method, Tuned
 from lshkit.kde.methods import METHODS
 from lshkit.kde.random_sampling import N_PILOT, N_PILOT_QUERIES, counted, relative_spread
-from lshkit.kde.sums import PermutedRows, Sums, Training
+from lshkit.kde.sums import Sums
+from lshkit.kde.training import PermutedRows, Training
 
 logger = logging.getLogger("lshkit.kde")
 

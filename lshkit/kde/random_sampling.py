@@ -16,13 +16,14 @@ import numpy as np
 
 from lshkit import checks
 from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned
-from lshkit.kde.sums import BLOCK, PermutedRows, Sums
+from lshkit.kde.sums import Sums
+from lshkit.kde.training import BLOCK, PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.sums import Training
+    from lshkit.kde.training import Training
 
 N_PILOT = 256  # rows of the permutation's head: in every history, and the pilot's queries
 N_PILOT_QUERIES = 128

@@ -23,8 +23,9 @@ from lshkit.kde.arguments import (
     of_unit_size,
 )
 from lshkit.kde.fitted import FittedEstimator
+from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.sketch import SKETCH_BITS
-from lshkit.kde.sums import LEAST, Geometry, has_zero_row, training_of
+from lshkit.kde.training import LEAST, training_of
 from lshkit.kde.value_sketch import ValueSketch
 from lshkit.kde.value_sums import ExactMeans, SampledMeans
 from lshkit.typing import FloatArray, RandomState, Rows

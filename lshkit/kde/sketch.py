@@ -17,6 +17,7 @@ from lshkit.buckets import BucketTable
 from lshkit.hashing.family import HashFamily
 from lshkit.kde import kernels
 from lshkit.kde.forgetting import Forgetting
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.method import (
     MEAN_ABSOLUTE,
     MOST,
@@ -28,13 +29,13 @@ from lshkit.kde.method import (
     Tuned,
 )
 from lshkit.kde.random_sampling import sample_size, spread_of_trials
-from lshkit.kde.sums import Geometry, PermutedRows
+from lshkit.kde.training import PermutedRows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from lshkit.kde.pilot import Pilot
-    from lshkit.kde.sums import Training
+    from lshkit.kde.training import Training
 
 # Weights are rounded to multiples of it, so that sums of weights are exact in float64: the same
 # bits in whatever order rows come, are merged and go.

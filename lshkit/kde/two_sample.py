@@ -13,9 +13,9 @@ from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde.arguments import check_n_jobs, core_threads, detached
+from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
-from lshkit.kde.sums import Geometry, has_zero_row, unit_rows
 from lshkit.kde.value_sums import log_kernels
 from lshkit.typing import RandomState, Rows
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from lshkit.buckets import BucketTable
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry
 
 LEAST = 1e-12  # share of the weight that float64's rounding leaves in a query's buckets
 NOISE = 2.0

@@ -12,7 +12,9 @@ import numpy as np
 from scipy.spatial.distance import cdist
 
 from lshkit.kde import kernels
-from lshkit.kde.sums import EXACT, ROUNDING, SAMPLED, Geometry, Sums, Training
+from lshkit.kde.geometry import ROUNDING, Geometry
+from lshkit.kde.sums import EXACT, SAMPLED, Sums
+from lshkit.kde.training import Training
 
 SINGLE = 1e-5  # error of a log kernel for rows in float32, whose own rounding moves it as much
 FEW = 256  # rows, up to which all is float64: some microseconds a query, and right to 1e-15

@@ -9,10 +9,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from lshkit import _C, hashing
 from lshkit.kde import LSHKernelDensity, arguments, pilot
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.hbe import HashedDraws, tables
 from lshkit.kde.method import MOST_TUNED
 from lshkit.kde.random_sampling import history_of, stages
-from lshkit.kde.sums import Geometry, PermutedRows, Sums, Training, blocks_of
+from lshkit.kde.sums import Sums
+from lshkit.kde.training import PermutedRows, Training, blocks_of
 
 
 def training_of(rows, kernel="gaussian", seed=0, weights=None):

@@ -6,8 +6,9 @@ from cases.kde import clustered
 
 from lshkit.kde import pilot
 from lshkit.kde.cells import MOST_CELLS, Cells, count_of
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.method import Accuracy, Tuned
-from lshkit.kde.sums import Geometry, PermutedRows, Training
+from lshkit.kde.training import PermutedRows, Training
 
 
 def cells_of(kernel="gaussian", weighted=True, threads=1):

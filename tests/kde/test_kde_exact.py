@@ -8,8 +8,8 @@ from sklearn.neighbors import KernelDensity
 
 from lshkit import reference
 from lshkit.kde import LSHKernelDensity, kernels
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.methods import METHODS
-from lshkit.kde.sums import Geometry
 
 SCIKIT = [kernel for kernel in KERNELS if kernel not in ("laplacian", "angular")]
 

@@ -7,11 +7,12 @@ from sklearn.datasets import load_digits
 
 from lshkit.kde import LSHKernelDensity
 from lshkit.kde.cells import Cells
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.hbe import HashedDraws, family, tables
 from lshkit.kde.methods import METHODS
 from lshkit.kde.near_far import NearFar
 from lshkit.kde.random_sampling import RandomSampling, Stages, sample_size
-from lshkit.kde.sums import Geometry, PermutedRows, Training
+from lshkit.kde.training import PermutedRows, Training
 
 N_BITS = 6
 KERNELS = ["gaussian", "exponential", "laplacian", "angular"]

@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from lshkit.kde import LSHKernelDensity, estimator
 from lshkit.kde.method import Estimate, Method, Tuned
 from lshkit.kde.methods import METHODS
-from lshkit.kde.sums import Training
+from lshkit.kde.training import Training
 
 
 def fitted_attributes(density):

@@ -9,8 +9,8 @@ from cases.kde import clustered
 from scipy.spatial.distance import pdist
 
 from lshkit.kde import two_sample, two_sample_test
+from lshkit.kde.geometry import Geometry
 from lshkit.kde.sketch import Sketch
-from lshkit.kde.sums import Geometry
 from lshkit.reference import log_kernel
 
 CASES = [

@@ -16,7 +16,8 @@ from lshkit.kde import pilot
 from lshkit.kde.arguments import as_queries, core_threads
 from lshkit.kde.brute import BruteForce
 from lshkit.kde.method import Accuracy, Method
-from lshkit.kde.sums import LOWEST, Sums, Training, training_of
+from lshkit.kde.sums import LOWEST, Sums
+from lshkit.kde.training import Training, training_of
 
 LEAST_QUERIES = 64  # that a shard is tuned for
 

@@ -1,0 +1,271 @@
+"""How rows are scaled for a kernel, and its exact sums over them: the core's `kernel_sums`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lshkit import _C
+from lshkit.kde import kernels
+from lshkit.kde.sums import Sums
+
+ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
+FARTHEST = 1e150
+TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
+
+
+class Geometry:
+    """A kernel, and how rows are brought to bandwidth 1: (x - centre) * inverse, of the bandwidth.
+
+    The centre keeps squared distances from cancelling; it changes no distance. All that scales rows
+    multiplies, as the core does: else a far row would not be where its own query is.
+
+    Compact kernels end for rows as given, in float64: at a distance of one bandwidth,
+    sqrt(sum (x - y)^2) < bandwidth, as in scikit-learn; with several bandwidths at
+    sqrt(sum ((x - y) / bandwidth)^2) < 1. `widths` (None: 1) and `edge` say it for both.
+    """
+
+    def __init__(self, kernel: str, n_bits: int, centre: np.ndarray, bandwidth: np.ndarray) -> None:
+        self.kernel, self.n_bits = kernel, n_bits
+        self.centre, self.bandwidth, self.inverse = centre, bandwidth, 1 / bandwidth
+        if kernel == "angular":
+            self.centre = np.zeros_like(centre)
+        self.widths, self.edge = edge_of(bandwidth)
+        self.log_volume = float(np.log(bandwidth).sum())  # by which a density is less
+
+    def scale(self, X: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Rows at bandwidth 1, float64; of norm 1 for the angular kernel (rows of 0 stay).
+
+        out: memory for them, float64 of the shape of X.
+        """
+        X = np.subtract(X, self.centre, dtype=np.float64, out=out)
+        X *= self.inverse
+        if self.kernel == "angular":
+            X = unit_rows(X)
+        return np.ascontiguousarray(X)
+
+    def log_kernel(self, distances: np.ndarray) -> np.ndarray:
+        """log k of distances at bandwidth 1, for kernels that do not end."""
+        if self.kernel == "gaussian":
+            return -0.5 * distances**2
+        if self.kernel == "angular":
+            return self.n_bits * np.log(np.maximum(1 - distances / np.pi, 1e-300))
+        return -distances
+
+    def rounding(self, norms: Any, unit: float = ROUNDING) -> Any:
+        """About the error of a log kernel (for compact kernels, of the kernel) in float32.
+
+        unit: the rounding of the type, where it is another.
+        """
+        if self.kernel == "angular":
+            return np.full(np.shape(norms), np.sqrt(unit))
+        many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
+        if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
+            return many * unit * norms * norms
+        if self.kernel == "laplacian":  # norms are Euclidean here too
+            return many * unit * norms
+        return np.sqrt(unit) * norms
+
+    def sums(
+        self,
+        queries: np.ndarray,
+        keys: np.ndarray,
+        weights: np.ndarray | None = None,
+        *,
+        scaled: bool,
+        tolerance: float,
+        reach: float,
+        threads: int,
+        blocks: np.ndarray | None = None,
+        given: np.ndarray | None = None,
+    ) -> Sums:
+        """Sums over the keys of weight * k for queries that are scaled (float64).
+
+        keys: as they were given, or scaled=True: scaled. tolerance: the error of a log kernel that
+        may come from computing distances in float32; queries that would exceed it are computed in
+        float64. reach: the largest norm of a scaled key.
+        blocks: the keys in `blocks_of` too, which is quicker for few queries and gives equal bits.
+        given: the queries as given, for compact kernels; not wanted where the keys are scaled.
+        """
+        norms = np.sqrt(np.einsum("ij,ij->i", queries, queries))
+        sums = np.empty((len(queries), 3))
+        as_they_are = scaled or self.kernel == "angular"
+        centre, inverse = (None, None) if as_they_are else (self.centre, self.inverse)
+        rows, n_keys = (keys, -1) if blocks is None else (blocks, len(keys))
+        compact = self.kernel in kernels.COMPACT and not scaled
+
+        def add_up(some: Any, dtype: type, out: np.ndarray) -> None:
+            ends: dict[str, Any] = {}
+            if compact:
+                assert given is not None
+                rows_given = np.ascontiguousarray(given[some], np.float64)
+                ends = {"given": rows_given, "widths": self.widths, "edge": self.edge}
+            _C.kernel_sums(
+                kernels.CODES[self.kernel],
+                self.n_bits,
+                np.ascontiguousarray(queries[some], dtype),
+                rows,
+                centre,
+                inverse,
+                weights,
+                out,
+                threads,
+                n_keys,
+                **ends,
+            )
+
+        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
+            add_up(..., np.float32, sums)
+            if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
+                return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
+        single = self.rounding(np.maximum(norms, reach)) <= tolerance
+        for mask, dtype in ((single, np.float32), (~single, np.float64)):
+            count = np.count_nonzero(mask)
+            if count == len(queries):
+                add_up(..., dtype, sums)
+            elif count:
+                out = np.empty((count, 3))
+                add_up(mask, dtype, out)
+                sums[mask] = out
+        if self.kernel == "angular":
+            small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
+            if len(small):
+                sums[small] = self._sums_of_logs(queries[small], keys, weights, scaled)
+        around = np.flatnonzero(self._cancel(norms, sums[:, 0], tolerance))
+        if len(around):
+            some = queries[around], self._cell_size(tolerance)
+            sums[around] = self._sums_around(*some, keys, weights, scaled, threads)
+        if self.kernel != "angular":  # squares that overflow: nothing of a kernel is left there
+            sums[~(norms < FARTHEST)] = -np.inf, 0, 0
+        return Sums(sums[:, 0], sums[:, 1], sums[:, 2])
+
+    def _cancel(self, norms: np.ndarray, shift: np.ndarray, tolerance: float) -> np.ndarray:
+        """Queries so far from the centre that float64 loses their distances from rows near them.
+
+        Squared distances come from products, with an error of DOUBLE_ROUNDING * norms^2.
+        """
+        if self.kernel not in ("gaussian", "exponential"):  # compact ones: the core subtracts there
+            return np.zeros(len(norms), bool)
+        with np.errstate(over="ignore", invalid="ignore"):
+            lost = DOUBLE_ROUNDING * norms**2
+            wanted = 2 * tolerance * np.maximum(np.abs(shift), 1)
+            if self.kernel == "exponential":  # shift is the least distance
+                lost = lost / np.maximum(np.abs(shift), np.sqrt(lost))
+        return (lost > wanted) & (norms < FARTHEST)
+
+    def _sums_of_logs(
+        self, queries: np.ndarray, keys: np.ndarray, weights: np.ndarray | None, scaled: bool
+    ) -> np.ndarray:
+        """The angular kernel where its powers, or their squares, leave float32."""
+        sums = Sums.zeros(len(queries))
+        for first in range(0, len(keys), 1024):
+            rows = np.asarray(keys[first : first + 1024], np.float64)
+            cosines = queries @ (rows if scaled else unit_rows(rows)).T
+            agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
+            terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
+            logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
+            shift = logs.max(axis=1)
+            terms = terms * np.exp(logs - shift[:, None])
+            sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
+        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+
+    def _cell_size(self, tolerance: float) -> float:
+        """The side of cubes, a power of 2, in which nothing cancels that matters."""
+        lost = tolerance**2 if self.kernel == "exponential" else 0.5 * tolerance
+        return 2.0 ** np.floor(0.5 * np.log2(lost / DOUBLE_ROUNDING / len(self.bandwidth)))
+
+    def _sums_around(
+        self,
+        queries: np.ndarray,
+        size: float,
+        keys: np.ndarray,
+        weights: np.ndarray | None,
+        scaled: bool,
+        threads: int,
+    ) -> np.ndarray:
+        """The sums of queries with the rows centred in their cell, a cube of this size."""
+        groups = list(_groups(size * np.rint(queries / size)))
+        sums, ones = Sums.zeros(len(queries)), np.ones(queries.shape[1])
+        for first in range(0, len(keys), 8192):
+            part = slice(first, first + 8192)
+            rows = keys[part] if scaled else self.scale(keys[part])
+            some = np.empty((len(queries), 3))
+            for cell, members in groups:
+                out = np.empty((len(members), 3))
+                _C.kernel_sums(
+                    kernels.CODES[self.kernel],
+                    self.n_bits,
+                    np.ascontiguousarray(queries[members] - cell),
+                    rows,
+                    np.ascontiguousarray(cell),
+                    ones,
+                    None if weights is None else weights[part],
+                    out,
+                    threads,
+                )
+                some[members] = out
+            sums += Sums(*some.T)
+        return np.stack([sums.shift, sums.total, sums.squares], axis=1)
+
+
+def edge_of(bandwidth: np.ndarray) -> tuple[np.ndarray | None, float]:
+    """What compact kernels divide differences by (None: 1), and the distance where they end."""
+    width = bandwidth[0]  # which must not take squares out of float64
+    one = (bandwidth == width).all() and 1e-140 < width < 1e140
+    return (None, float(width)) if one else (bandwidth, 1.0)
+
+
+def centre_of(X: np.ndarray) -> np.ndarray:
+    """The mean, but for features where a few far rows take it away from the others."""
+    low, high = np.quantile(X[:: -(-len(X) // 1024)], (0.05, 0.95), axis=0, method="nearest")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.clip(X.mean(axis=0, dtype=np.float64), low, high)
+
+
+def _groups(rows: np.ndarray) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Each distinct row, and where it is."""
+    distinct, inverse = np.unique(rows, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    order = np.argsort(inverse, kind="stable")
+    ends = np.cumsum(np.bincount(inverse, minlength=len(distinct)))
+    return zip(distinct, np.split(order, ends[:-1]), strict=True)
+
+
+def unit_rows(X: np.ndarray) -> np.ndarray:
+    """Rows divided by their norms; rows of 0 stay."""
+    if in_range_of_hashing(X):
+        return X / np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
+    largest = np.abs(X).max(axis=1, keepdims=True, initial=0)
+    X = X / np.where(largest > 0, largest, 1)
+    norms = np.sqrt(np.einsum("ij,ij->i", X, X))[:, None]
+    return X / np.where(norms > 0, norms, 1)
+
+
+def in_range_of_squares(X: np.ndarray) -> np.ndarray:
+    """Rows whose squares leave float64 times a power of 2 each; a copy where there are any."""
+    if X.dtype == np.float32:  # whose squares are computed in float64
+        return X
+    largest = np.maximum(X.max(axis=1), -X.min(axis=1))
+    out = (largest > 1e140) | (largest < 1e-140)
+    if not out.any():
+        return X
+    exponents = np.frexp(largest[out])[1]
+    X = X.copy()
+    X[out] = np.ldexp(X[out], -exponents[:, None])
+    return X
+
+
+def has_zero_row(X: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)  # a few times faster than any()
+    small = squares < 1e-30
+    return bool(small.any()) and not np.any(X[small], axis=1).all()
+
+
+def in_range_of_hashing(X: np.ndarray) -> bool:
+    """Whether rows may be hashed by their angle as they are, in float32."""
+    with np.errstate(over="ignore"):
+        squares = np.einsum("ij,ij->i", X, X)
+    return len(X) == 0 or (squares.min() > 1e-30 and squares.max() < 1e30)
