@@ -107,8 +107,8 @@ def _log_radial(squares: Tensor, kernel: str) -> Tensor:
 
 
 def _log_compact(squares: Tensor, kernel: str, edge: float) -> Tensor:
-    distances = _root(squares, 1e-20 * edge**2)
-    inside, r = squares < _least_square(edge), distances / edge
+    inside = squares < _least_square(edge)
+    r = _root(squares, 1e-20 * edge**2).clamp_max(math.nextafter(edge, 0)) / edge
     if kernel == "tophat":
         return torch.where(inside, 0.0 * r, -1e300)
     if kernel == "epanechnikov":
