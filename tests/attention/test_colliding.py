@@ -272,6 +272,16 @@ def test_subnormal_rows_are_zeros_and_others_have_finite_gradients():
             assert grad.isfinite().all() and (grad == 0).all() == (size < tiny)
 
 
+def test_the_longest_sequence_sets_the_bits_and_longer_ones_are_no_warning(recwarn):
+    """More keys than max_length take time, not accuracy: each pair has its own probability."""
+    case = attention_inputs(40, 2100, 16, 3)
+    by_rule, by_bits = (
+        yoso_attention(case.query, case.key, case.value, seed=0, normalize=None, estimator=made)
+        for made in (Colliding(max_length=2048), Colliding(n_bits=9))
+    )
+    assert torch.equal(by_rule, by_bits) and not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -280,9 +290,10 @@ def test_subnormal_rows_are_zeros_and_others_have_finite_gradients():
         ({"window": 0}, ValueError, "window must be an integer from 1 to 2147483647, got 0"),
         ({"exact_up_to": -1}, ValueError, "exact_up_to must be an integer from 0"),
         ({"exact_up_to": 2.5}, TypeError, "exact_up_to must be an integer"),
-        ({"max_length": 9}, TypeError, "max_length"),
+        ({"max_length": 0}, ValueError, "max_length must be an integer from 1"),
+        ({"max_length": 4096, "n_bits": 8}, ValueError, "which sets it to 10, got 8"),
         ({"sharpness": 2.0}, TypeError, "sharpness"),
-        ({"n_bits": None}, TypeError, "n_bits must be an integer"),
+        ({"n_bits": 8.5}, TypeError, "n_bits must be an integer"),
     ],
 )
 def test_bad_options(options, error, message):

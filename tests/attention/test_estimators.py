@@ -157,17 +157,21 @@ def test_wrong_values_are_named(make, error, message):
         make()
 
 
-@pytest.mark.parametrize("kind", [Sampled, Soft])
+@pytest.mark.parametrize("kind", [Sampled, Soft, Colliding])
 def test_the_longest_sequence_sets_the_bits(kind):
-    """12 up to 16,384 positions, then 4 positions a bucket."""
-    wanted = {1: 12, 512: 12, 16_384: 12, 16_385: 13, 32_768: 13, 65_536: 14, 2**18: 16, 2**30: 16}
+    """12, or 8 of `Colliding`, as long as there are no more than 4 positions a bucket."""
+    least = 8 if kind is Colliding else 12
+    assert kind().n_bits == kind(n_bits=None).n_bits == least
+    wanted = {1: 1, 512: 7, 1024: 8, 1025: 9, 4096: 10, 16_384: 12, 16_385: 13, 65_536: 14}
+    wanted |= {2**18: 16, 2**30: 16}
     for max_length, n_bits in wanted.items():
+        n_bits = max(n_bits, least)
         estimator = kind(max_length=max_length)
         assert (estimator.n_bits, estimator.max_length) == (n_bits, max_length)
         assert estimator != kind(n_bits=n_bits) and replace(estimator, n_hashes=7).n_bits == n_bits
     assert kind(max_length=np.int32(9)) == kind(max_length=9)
     assert type(kind(max_length=np.int32(9)).max_length) is int
-    for given in ({"n_bits": 10}, {"n_bits": 13}):
+    for given in ({"n_bits": 9}, {"n_bits": 13}):
         with pytest.raises(ValueError, match="n_bits must be None with max_length=4096, which set"):
             kind(max_length=4096, **given)
     with pytest.raises(ValueError, match="n_bits must be None with max_length=20000, which sets"):

@@ -33,7 +33,10 @@ class Colliding(Hashed):
     CPU only; computed in float32, under autocast too.
 
     Args:
-        n_bits: bits of a code, 1 to 16. More find fewer pairs.
+        n_bits: bits of a code, 1 to 16. More find fewer pairs. None: by max_length, or 8.
+        max_length: instead of n_bits, the number of keys in the longest sequence: 8 bits up to 1024
+            and one more each time it doubles, so that the unrelated keys that a query meets stay as
+            many. Longer sequences take more time, not more noise.
         n_hashes: number of codes, 1 to 65535. More find more pairs and reduce the noise.
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         scale: of the cosines, > 0: the inverse of softmax's temperature. A tensor, of one number or
@@ -53,12 +56,12 @@ class Colliding(Hashed):
     an offset.
     """
 
-    n_bits: int = 8
     scale: float = 12.0
     window: int = 1
     exact_up_to: int = 256
 
     name: ClassVar[str] = "colliding"
+    least_bits: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,24 +18,38 @@ from lshkit.hash_functions import MAX_HASHES
 DEFAULT_BITS = 12  # enough for 16,384 positions: see bits_for
 
 
-def bits_for(max_length: int) -> int:
-    """Bits of a code for sequences of so many positions: 4 a bucket at most, 12 to 16 bits.
+def bits_for(max_length: int, least: int = DEFAULT_BITS) -> int:
+    """Bits of a code for sequences of so many positions: 4 a bucket at most, up to 16 bits.
 
     In recall (docs/choosing.md) 8 positions a bucket cost 4 points of accuracy and 4 at most 0.6,
     by collisions with unrelated keys. On text 12 bits are better than fewer at 512 positions too.
     """
-    return min(max((max_length - 1).bit_length() - 2, DEFAULT_BITS), 16)
+    return min(max((max_length - 1).bit_length() - 2, least), 16)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Hashed(Estimator):
     """Base of the estimators that hash: the family of hash functions and its sizes."""
 
-    n_bits: int
+    n_bits: int = None  # type: ignore[assignment]  # an integer as soon as it is made
     n_hashes: int = 32
     hasher: str = "hadamard"
+    max_length: int | None = None
+
+    least_bits: ClassVar[int] = DEFAULT_BITS  # of max_length, and where neither is given
 
     def __post_init__(self) -> None:
+        if self.max_length is not None:
+            self._set(max_length=checks.integer("max_length", self.max_length, 1, 2**31 - 1))
+            by_rule = bits_for(self.max_length, self.least_bits)
+            if self.n_bits is not None and self.n_bits != by_rule:
+                raise ValueError(
+                    f"n_bits must be None with max_length={self.max_length}, which sets it to "
+                    f"{by_rule}, got {self.n_bits!r}"
+                )
+            self._set(n_bits=by_rule)
+        elif self.n_bits is None:
+            self._set(n_bits=self.least_bits)
         super().__post_init__()
         check_choice("hasher", self.hasher, torch_ops.FAMILY)
         self._set(
@@ -78,23 +92,6 @@ class Hashed(Estimator):
 @dataclass(frozen=True, kw_only=True, repr=False)
 class BucketSums(Hashed):
     """Base of the estimators that sum values by bucket, in tables of 2^n_bits rows a hash."""
-
-    n_bits: int = None  # type: ignore[assignment]  # an integer as soon as it is made
-    max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        n_bits = self.n_bits
-        if self.max_length is not None:
-            self._set(max_length=checks.integer("max_length", self.max_length, 1, 2**31 - 1))
-            by_rule = bits_for(self.max_length)
-            if n_bits is not None and n_bits != by_rule:
-                raise ValueError(
-                    f"n_bits must be None with max_length={self.max_length}, which sets it to "
-                    f"{by_rule}, got {n_bits!r}"
-                )
-            n_bits = by_rule
-        self._set(n_bits=DEFAULT_BITS if n_bits is None else n_bits)
-        super().__post_init__()
 
     def check_length(self, n_keys: int) -> None:
         """A warning where a query sees more keys than max_length."""
