@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cases.commands import PNG_SIGNATURE, rows_of, run
+from cases.commands import PNG_SIGNATURE, ROOT, rows_of, run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("tqdm")
@@ -328,3 +328,11 @@ def test_the_same_weights_are_read_with_more_and_fewer_pairs():
     assert all(map(torch.equal, model.parameters(), before))
     line = bits.table({"runs": [{"seed": 0, "read": {"512": found}}]}).splitlines()[-1]
     assert line.startswith("| 0 | 512 | 10, 8 |") and line.count("|") == 9
+
+
+def test_the_table_of_bits_is_that_of_the_results():
+    results = json.loads((RESULTS / "text_bits.json").read_text())
+    assert results["settings"]["seconds"]["8192"] == command.described(
+        command.SETTINGS["seconds"][8192]
+    )
+    assert bits.table(results) in (ROOT / "docs/research.md").read_text()

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from benchmarks import RESULTS
 from benchmarks.measurement import machine, updated
-from benchmarks.quality.text.__main__ import QUICK, SETTINGS, STDLIB, load, text_of
+from benchmarks.quality.text.__main__ import QUICK, SETTINGS, STDLIB, described, load, text_of
 from benchmarks.quality.text.at_once import exactly
 from benchmarks.quality.text.model import ByteModel, Yoso
 from benchmarks.quality.text.training import Setting, Text, Training, evaluate, tests
@@ -133,7 +133,7 @@ def read(model: ByteModel, text: Text, length: int, settings: tuple, tested: int
 def table(results: dict) -> str:
     lines = [
         "| seed | bytes | bits, hashes | repeated / all | pairs a query | ns a position: forward "
-        "| forward + backward | softmax's time over it |",
+        "| forward + backward | softmax's time over these |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for run in results["runs"]:
@@ -141,7 +141,7 @@ def table(results: dict) -> str:
             exact = found["all pairs"]
             for name, x in found.items():
                 forward, both = (f"{1e9 * x[p] / int(length):,.0f}" for p in PASSES)
-                ratios = ", ".join(f"{exact[p] / x[p]:.2g}" for p in PASSES)
+                ratios = ", ".join(f"{exact[p] / x[p]:.1f}" for p in PASSES)
                 lines.append(
                     f"| {run['seed']} | {int(length):,} | {name} | {x['repeated_loss']:.3f} / "
                     f"{x['loss']:.3f} | {x['pairs_a_query']:,.0f} | {forward} | {both} | {ratios} |"
@@ -183,6 +183,7 @@ def main() -> None:
             found = read(model, text, n, settings, max(n, 2048 if args.quick else TESTED))
             with updated(args.json, load) as results:
                 results |= {"machine": machine(), "device": "CPU", "text": about}
+                results["settings"] = {"seconds": {str(length): described(setting)}}
                 others = [run for run in results["runs"] if run["seed"] != seed]
                 mine = [run for run in results["runs"] if run["seed"] == seed]
                 before = mine[0]["read"] if mine else {}
