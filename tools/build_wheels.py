@@ -60,6 +60,7 @@ def build(python, build_folder, wheels, tools):
     raw = pathlib.Path(tempfile.mkdtemp(dir=wheels, prefix=".raw-"))
     options = {"build-dir": build_folder, "cmake.define.LSHKIT_BUNDLE_LIBGOMP": "ON"}
     options["cmake.define.LSHKIT_CUDA"] = "OFF"
+    options["build.targets"] = "_C"  # of a folder that has tests, too
     # The tools of pip's isolated environment are gone after it, and with them what was compiled.
     path = {"PATH": f"{tools}:{os.environ['PATH']}"}
     ask = [tools / "python", "-m", "pybind11", "--cmakedir"]

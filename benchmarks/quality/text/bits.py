@@ -59,7 +59,15 @@ class Captured(Exception):
     """What the last layer's mixer was called with: queries, keys, values."""
 
 
+def set_estimators(model: ByteModel, **sizes: int) -> None:
+    for mixer in mixers(model):
+        mixer.estimator = dataclasses.replace(mixer.estimator, **sizes)
+
+
 def rows_of(model: ByteModel, text: Text, length: int) -> tuple[Tensor, ...]:
+    """Those of the model with all pairs, whatever was read before."""
+    set_estimators(model, exact_up_to=length)
+
     def stop(_: Yoso, called: tuple) -> None:
         raise Captured(*called[:3])
 
@@ -105,10 +113,7 @@ def read(model: ByteModel, text: Text, length: int, settings: tuple, tested: int
         | {name: seconds(softmax, (q, k, v), name, repeats) for name in PASSES}
     }
     for n_bits, n_hashes in settings:
-        for mixer in mixers(model):
-            mixer.estimator = dataclasses.replace(
-                mixer.estimator, n_bits=n_bits, n_hashes=n_hashes, exact_up_to=256
-            )
+        set_estimators(model, n_bits=n_bits, n_hashes=n_hashes, exact_up_to=256)
         options = {"estimator": mixers(model)[-1].estimator, "parameters": {"scale": scale}}
 
         def estimate(q: Tensor, k: Tensor, v: Tensor, options: dict = options) -> Tensor:

@@ -30,8 +30,8 @@ class Colliding(Hashed):
     and nearly those of "hadamard": docs/lsh_attention.md.) Memory is linear in the lengths, time
     quadratic with a small factor: of independent rows of 64 features 13 % of the pairs collide with
     8 bits and 32 hashes, 1 % with 12. With bits that grow with the length (max_length) it grew as
-    n^1.45 on text. `lsh_attention` does the same for scores without unit norms. CPU only; computed
-    in float32, under autocast too.
+    n^1.4 to n^1.5 on text. `lsh_attention` does the same for scores without unit norms. CPU only;
+    computed in float32, under autocast too.
 
     Args:
         n_bits: bits of a code, 1 to 16. More find fewer pairs. None: by max_length, or 8.

@@ -22,7 +22,8 @@ def bits_for(max_length: int, least: int = DEFAULT_BITS) -> int:
     """Bits of a code for sequences of so many positions: 4 a bucket at most, up to 16 bits.
 
     In recall (docs/choosing.md) 8 positions a bucket cost 4 points of accuracy and 4 at most 0.6,
-    by collisions with unrelated keys. On text 12 bits are better than fewer at 512 positions too.
+    by collisions with unrelated keys. On text sums of 12 bits are better than of fewer at 512
+    positions too, so they have at least as many.
     """
     return min(max((max_length - 1).bit_length() - 2, least), 16)
 
