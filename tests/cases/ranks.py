@@ -1,5 +1,6 @@
 """Processes of torch.distributed that run functions of a test together."""
 
+import contextlib
 import datetime
 import multiprocessing
 import pathlib
@@ -75,8 +76,9 @@ class Ranks:
 
     def close(self):
         for pipe, process in zip(self.pipes, self.processes, strict=True):
-            if process.is_alive():
-                pipe.send(None)
+            with contextlib.suppress(BrokenPipeError):  # one that a test ends may be ending
+                if process.is_alive():
+                    pipe.send(None)
         for process in self.processes:
             process.join(10)
             if process.is_alive():
