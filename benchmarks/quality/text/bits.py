@@ -170,6 +170,8 @@ def main() -> None:
     if args.tables:
         print(table(load(args.json)))
         return
+    if args.quick and args.json == parser.get_default("json"):
+        parser.error("--json: a file for --quick, which is no result")
     torch.set_num_threads(1)
     text, about = text_of(args.text, "cpu")
     ((length, setting),) = (QUICK if args.quick else SETTINGS)["seconds"].items()
