@@ -29,15 +29,16 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def positive(name: str, value: Any) -> float:
-    """value as a float that float32 holds and that is > 0. TypeError for what is no real number."""
+    """value as a float > 0 that float32 holds. TypeError for what is no real number."""
     wanted = f"{name} must be a finite number > 0"
     kinds = int, float, np.integer, np.floating
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise TypeError(f"{wanted}, got {value!r} ({type(value).__name__})")
-    if not 1e-37 < value <= 3.4e38:  # what float32 holds
-        raise ValueError(f"{wanted}, got {value!r} ({type(value).__name__})")
+    if not 1e-37 <= value <= 3.4e38:
+        held = ": float32 holds 1e-37 to 3.4e38" if 0 < value < np.inf else ""
+        raise ValueError(f"{wanted}, got {value!r} ({type(value).__name__}){held}")
     return float(value)
 
 

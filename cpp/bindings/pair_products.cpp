@@ -32,10 +32,14 @@ void find_pair_products(py::handle queries_object, py::handle keys_object, py::h
   out.require_output();
   const auto* rows = indptr.data<const std::int64_t>();
   for (index_t i = 0; i < queries.shape(0); ++i)
-    if (rows[i + 1] < rows[i]) indptr.wrong_value("must not decrease");
-  if (rows[0] != 0 || rows[queries.shape(0)] != indices.size())
+    if (rows[i + 1] < rows[i])
+      indptr.wrong_value("must not decrease, got " + std::to_string(rows[i]) + " before " +
+                         std::to_string(rows[i + 1]));
+  const std::int64_t last = rows[queries.shape(0)];
+  if (rows[0] != 0 || last != indices.size())
     indptr.wrong_value("must start with 0 and end with the number of indices, " +
-                       std::to_string(indices.size()));
+                       std::to_string(indices.size()) + ", got " + std::to_string(rows[0]) +
+                       " and " + std::to_string(last));
   if (indices.type() == kInt32)
     check_indices<std::int32_t>(indices, keys.shape(0));
   else

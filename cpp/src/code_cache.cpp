@@ -233,8 +233,24 @@ struct Step {
                                   std::max(double(sums.denominator) * sums.squares, 1e-300));
   }
 
-  // Returns the stated error.
+  // Whether the values' squares, and their sums, are far from float's limits.
+  bool in_range() const {
+    const float mean = sums.squares / sums.denominator;
+    return !(sums.denominator > 0) || (mean > 0x1p-80f && mean < 0x1p80f);
+  }
+  // Returns the stated error, of values of any size.
   double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
+    const double error = run_once(codes, n_bits, n_features, norm);
+    if (in_range()) return error;
+    float largest = 0;
+    read.largest_value = &largest;
+    run_once(codes, n_bits, n_features, norm);
+    read.largest_value = nullptr;
+    if (largest == 0) return error;
+    read.value_scale = std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
+    return run_once(codes, n_bits, n_features, norm);
+  }
+  double run_once(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
     clear();
     const index_t first = std::min(o.n_sinks, n), last = std::max(n - o.window, first);
     if (n <= o.exact_below || last == first) {
@@ -354,6 +370,7 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     step.read.value_stride = value.row_stride;
     step.read.n_features = d;
     step.read.n_values = n_values;
+    step.read.value_scale = 1;
     const index_t matrix = batch * keys.key_heads + key_head;
     if (n > options.exact_below)
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
@@ -363,7 +380,8 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     outputs.n_read[task] = std::int32_t(step.n_read);
     outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
     const float inverse = step.sums.denominator > 0 ? 1 / step.sums.denominator : 0;
-    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] * inverse;
+    const float unit = 1 / step.read.value_scale;
+    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] * inverse * unit;
   });
 }
 

@@ -54,7 +54,9 @@ class CodeCache:
             Fewer are read faster, but point less precisely to the keys that matter.
         epsilon: wanted error, in (0, 1).
         delta: probability with which a step may exceed it, in (0, 1).
-        min_share: least share of the keys that are read beside sinks and window, in (0, 1].
+        min_share: share of the keys that are drawn at least, beside sinks and window, in (0, 1]: in
+            two samples of half of it each. Keys in both are read once, so that 0.01 reads about
+            0.01, but 0.2 about 0.18 and 1 about 0.65.
         max_share: largest share of the keys that are read, about, from min_share to 1. Where it
             ends a step early, the stated error is above epsilon.
         window: number of last positions that are read exactly, the query's own among them.

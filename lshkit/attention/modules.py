@@ -479,8 +479,9 @@ def _takes_part(key_padding_mask: Tensor | None, key: Tensor) -> Tensor | None:
     if not key_padding_mask.is_floating_point():
         raise TypeError(f"{name} must be boolean, got dtype {key_padding_mask.dtype}")
     ignored = key_padding_mask <= IGNORED_FROM
-    message = f"{name} of dtype {key_padding_mask.dtype} must hold only 0 and -inf"
-    require(ignored | (key_padding_mask == 0), message)
+    known = ignored | (key_padding_mask == 0)
+    message = f"{name} of dtype {key_padding_mask.dtype} must hold only 0 and -1e4 or less (-inf)"
+    require(known, message, lambda: f", got {key_padding_mask[~known][0].item()}")
     return ~ignored
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks
+from lshkit.torch_ops.assertions import require
 
 
 def check_parameters(parameters: Any, estimator: Any) -> None:
@@ -60,6 +61,7 @@ def plane_rows(
             f"{wanted} or {flat}, got {tuple(planes.shape)}"
         )
     check_device("planes", planes, device)
+    require(planes.isfinite(), "parameters['planes'] must be finite")
     return planes.to(torch.float32).reshape(flat)
 
 

@@ -10,6 +10,7 @@ from lshkit.attention.arguments import check_step
 from lshkit.attention.code_cache import CodeCache
 from lshkit.attention.estimators import Colliding
 from lshkit.attention.estimators.colliding import check_scale, units
+from lshkit.attention.state_dicts import checked_tensor
 from lshkit.attention.unit_norm import unit_rows
 
 
@@ -143,21 +144,16 @@ class SoftmaxCache:
         if not isinstance(state_dict, dict):
             raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
         own = self._tensors()
-        for name, x in own.items():
-            given = state_dict.get(name)
-            if not isinstance(given, Tensor) or given.shape != x.shape or given.dtype != x.dtype:
-                got = (
-                    f"{given.dtype} {tuple(given.shape)}"
-                    if isinstance(given, Tensor)
-                    else type(given).__name__
-                )
-                wanted = f"{x.dtype} {tuple(x.shape)}"
-                wrong = ValueError if isinstance(given, Tensor) or given is None else TypeError
-                raise wrong(f"state_dict[{name!r}] must be {wanted}, got {got}")
+        copies = {
+            name: checked_tensor(
+                f"state_dict[{name!r}]", state_dict.get(name), x.dtype, tuple(x.shape)
+            ).to("cpu", copy=True)
+            for name, x in own.items()
+        }
         self.cache.load_state_dict({k: x for k, x in state_dict.items() if k not in own})
         self._finite = bool(self.cache.key.isfinite().all() and self.cache.value.isfinite().all())
         for name, x in own.items():
-            x.copy_(state_dict[name])
+            x.copy_(copies[name])
 
     def _select(self, sequences: Tensor) -> None:
         """Copies of the convolutions' inputs, which may be changed outside of inference mode."""

@@ -155,7 +155,8 @@ def suggest(
             and its options, without those of packed sequences, groups of heads, seeds and results.
             None: a choice, with the bits that `max_length` of the number of keys sets.
         scale: of the scores of softmax and lsh_attention; None: 1 / sqrt(D).
-        n_samples: total number of queries used.
+        n_samples: number of queries used, in runs that are drawn with replacement: of a few
+            queries some count several times.
         n_trials: sets of hash functions, 2 or more.
         timed: measure times, which takes seconds at thousands of keys; else costs are None.
         seed: of the choice of queries and of the hash functions.
@@ -210,6 +211,8 @@ def _heads(
                 f"{name} must be (..., rows, columns), not empty, got {tuple(x.shape)}"
             )
         tensors[name] = x.detach().to("cpu", torch.float32)
+        if not tensors[name].isfinite().all():
+            raise ValueError(f"{name} must be finite, in float32 too")
     query, key, value = tensors["query"], tensors["key"], tensors.get("value")
     if key.shape[:-2] != query.shape[:-2] or key.shape[-1] != query.shape[-1]:
         raise ValueError(

@@ -257,6 +257,24 @@ def test_keys_that_are_not_finite_are_ignored(n):
     assert (report.error == (0 if n < 1024 else torch.inf)).all()
 
 
+@pytest.mark.parametrize("n", [500, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_of_any_size(dtype, n):
+    """Results are in proportion to the values and errors are relative, where float32's squares of
+    the values end and beyond, though a key that is ignored has a value of any size."""
+    query, key, value = (x.to(dtype) for x in qkv("clustered", n, 4))
+    key[:, :, 7] = torch.nan
+    out, report = filled(query, key, value).attend(query, True)
+    for exponent in (40, 100, 122, -40, -64, -100):
+        scaled = value * 2.0**exponent
+        scaled[:, :, 7] = 1e37
+        got, theirs = filled(query, key, scaled).attend(query, True)
+        assert torch.equal(got, out * 2.0**exponent)
+        assert all(map(torch.equal, theirs, report))
+    out, report = filled(query, key, 0 * value).attend(query, True)
+    assert (out == 0).all() and report.error.isfinite().all()
+
+
 def test_zero_queries_and_constant_keys():
     """Where estimates say nothing the sample is uniform."""
     query, key, value = qkv("spread", 3000, 2)

@@ -222,9 +222,13 @@ class TestDecoding:
                 r"\['inputs'\] must be .* NoneType",
             ),
             (saved | {"more": saved["tail"]}, "more"),
+            (saved | {"inputs": saved["inputs"].to("meta")}, r"\['inputs'\] must be on the cpu"),
+            (saved | {"tail": saved["tail"].to_sparse()}, r"\['tail'\] must be a dense tensor"),
         ):
-            with pytest.raises(ValueError, match=message):
+            wrong["key"] = wrong["key"] + 1
+            with pytest.raises((TypeError, ValueError), match=message):
                 cache.load_state_dict(wrong)
+            assert all(torch.equal(x, saved[name]) for name, x in cache.state_dict().items())
         with pytest.raises(TypeError, match="state_dict must be a dict, got NoneType"):
             cache.load_state_dict(None)
         with pytest.raises(TypeError, match="indices must be integers"):

@@ -130,6 +130,7 @@ def test_defaults_of_torch_do_not_matter():
     ("change", "error", "words"),
     [
         ({"query": [[1.0]]}, TypeError, "query must be an array"),
+        ({"key": np.full((4, 3), np.nan)}, ValueError, "key must be finite"),
         ({"query": np.ones((5, 4), int)}, TypeError, "floats"),
         ({"query": np.ones(4)}, ValueError, "rows, columns"),
         ({"key": np.ones((5, 3))}, ValueError, "key must have query's"),

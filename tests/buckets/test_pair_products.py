@@ -69,7 +69,7 @@ X = np.ones((2, 3), np.float32)
         ((X, X[:, :2], [0, 0, 1], [0]), ValueError, "must have equal numbers of columns"),
         ((X, X, [0, 1], [0]), ValueError, "indptr must have shape (3,)"),
         ((X, X, [0, 1, 2], [0]), ValueError, "end with the number of indices, 1"),
-        ((X, X, [0, 2, 1], [0]), ValueError, "indptr: must not decrease"),
+        ((X, X, [0, 2, 1], [0]), ValueError, "indptr: must not decrease, got 2 before 1"),
         ((X, X, [0, 0, 1], [2]), ValueError, "indices: rows from 0 to 1 are wanted, was 2"),
         ((X, X, [0, 0, 1], [-1]), ValueError, "indices: rows from 0 to 1 are wanted, was -1"),
         ((X, X, [0, 0, 1], [0.0]), TypeError, "indices must hold integers"),

@@ -242,9 +242,23 @@ struct Reader {
       score[i] = sum_lanes4(sum, zero, zero, zero)[0];
     }
   }
+  void measure(index_t begin, index_t count, const float* w) const {
+    F largest = broadcast(*p.largest_value);
+    for (index_t i = 0; i < count; ++i) {
+      if (!(w[i] > 0)) continue;
+      for (index_t c = 0; c < p.n_values; c += W) {
+        const F v = load_columns<Kind>(value(begin + i), c, p.n_values), size = v < 0 ? -v : v;
+        largest = size > largest && size < broadcast(INFINITY) ? size : largest;
+      }
+    }
+    float lanes[W];
+    store(lanes, largest);
+    *p.largest_value = *std::max_element(lanes, lanes + W);
+  }
   // Adds w v and u v of a chunk, and returns the sums of w |v|^2 and u |v|^2 in two registers.
   LSHKIT_INLINE void add_values(index_t begin, index_t count, const float* w, const float* u,
                                 F& w_squares, F& u_squares) const {
+    const F scale = broadcast(p.value_scale);
     for (index_t c = 0; c < p.n_values; c += kRowVectors * W) {
       F sum[kRowVectors] = {}, variance[kRowVectors] = {};
       const bool inside = c + kRowVectors * W <= p.n_values;
@@ -254,8 +268,8 @@ struct Reader {
         const F wi = broadcast(w[i]), ui = broadcast(u[i]);
         LSHKIT_UNROLL
         for (int t = 0; t < kRowVectors; ++t) {
-          const F v =
-              inside ? Kind::load(row + c + t * W) : load_columns<Kind>(row, c + t * W, p.n_values);
+          const F v = scale * (inside ? Kind::load(row + c + t * W)
+                                      : load_columns<Kind>(row, c + t * W, p.n_values));
           const F square = v * v;
           sum[t] += wi * v;
           variance[t] += ui * v;
@@ -322,6 +336,7 @@ struct Reader {
       }
       for (index_t i = count; i < kChunk; ++i) w[i] = u[i] = 0;
       for (index_t i = 0; i < kChunk; i += W) w_sum += load(w + i), u_sum += load(u + i);
+      if (p.largest_value) measure(begin, count, w);
       add_values(begin, count, w, u, w_squares, u_squares);
     }
     keep();
