@@ -91,8 +91,6 @@ function(lshkit_cuda_bindings module)
     target_sources(${module} PRIVATE ${emulation})
     set_source_files_properties(${emulation} PROPERTIES
       INCLUDE_DIRECTORIES ${PROJECT_SOURCE_DIR}/cuda/tests/emulation)
-    # -O3 takes half as long again to compile and saves nothing in tests of small sizes.
-    set_property(SOURCE cuda/tests/emulation/kernels.cpp APPEND PROPERTY COMPILE_OPTIONS -O2)
     set_source_files_properties(cpp/bindings/module.cpp PROPERTIES
       COMPILE_DEFINITIONS LSHKIT_EMULATED_CUDA=1)
     target_compile_definitions(${module} PRIVATE LSHKIT_WITH_CUDA=1)

@@ -62,9 +62,11 @@ std::uint64_t slots[kMaxThreads];
 const std::function<void()>* running;
 std::exception_ptr error;
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+void run_fibre();
+#ifdef __x86_64__
 // What a call leaves to the called function, kept on the stack that is left: some twenty times
-// faster than swapcontext, which asks the kernel for the signal mask.
+// faster than swapcontext, which asks the kernel for the signal mask, and for which
+// AddressSanitizer forgets all that it knows of the other stack.
 extern "C" void lshkit_emulation_switch(void** from, void* to);
 asm(R"(
   .text
@@ -86,8 +88,10 @@ lshkit_emulation_switch:
   popq %rbp
   ret
 )");
-void run_fibre();
 void prepare(Fibre& fibre) {
+#ifdef __SANITIZE_ADDRESS__  // the frames that its last run has never returned from
+  ASAN_UNPOISON_MEMORY_REGION(fibre.stack.get(), kStackBytes);
+#endif
   auto** top = reinterpret_cast<void**>(fibre.stack.get() + kStackBytes);
   top = reinterpret_cast<void**>(reinterpret_cast<std::uintptr_t>(top) & ~std::uintptr_t(15));
   *--top = nullptr;  // so that the stack is aligned as after a call
@@ -95,18 +99,10 @@ void prepare(Fibre& fibre) {
   for (int i = 0; i < 6; ++i) *--top = nullptr;
   fibre.stack_pointer = top;
 }
-void switch_to(Fibre& from, Fibre& to) {
-#ifdef LSHKIT_SANITIZE_THREAD
-  __tsan_switch_to_fiber(to.sanitized, __tsan_switch_to_fiber_no_sync);
-#endif
+void change_stack(Fibre& from, Fibre& to) {
   lshkit_emulation_switch(&from.stack_pointer, to.stack_pointer);
 }
 #else
-#ifdef __SANITIZE_ADDRESS__
-const void* scheduler_stack;
-std::size_t scheduler_size;
-#endif
-void run_fibre();
 void prepare(Fibre& fibre) {
   getcontext(&fibre.context);
   fibre.context.uc_stack.ss_sp = fibre.stack.get();
@@ -114,22 +110,29 @@ void prepare(Fibre& fibre) {
   fibre.context.uc_link = &scheduler.context;
   makecontext(&fibre.context, &run_fibre, 0);
 }
+void change_stack(Fibre& from, Fibre& to) { swapcontext(&from.context, &to.context); }
+#endif
+
+#ifdef __SANITIZE_ADDRESS__
+const void* scheduler_stack;
+std::size_t scheduler_size;
+#endif
 void switch_to(Fibre& from, Fibre& to) {
+#ifdef LSHKIT_SANITIZE_THREAD
+  __tsan_switch_to_fiber(to.sanitized, __tsan_switch_to_fiber_no_sync);
+#endif
 #ifdef __SANITIZE_ADDRESS__
   void* fake_stack = nullptr;
   const bool back = &to == &scheduler;
   __sanitizer_start_switch_fiber(back && from.state == State::done ? nullptr : &fake_stack,
                                  back ? scheduler_stack : to.stack.get(),
                                  back ? scheduler_size : kStackBytes);
-  swapcontext(&from.context, &to.context);
-  const void* left;
-  std::size_t size;
-  __sanitizer_finish_switch_fiber(fake_stack, &left, &size);
-#else
-  swapcontext(&from.context, &to.context);
+#endif
+  change_stack(from, to);
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
 }
-#endif
 
 void run_fibre() {
 #ifdef __SANITIZE_ADDRESS__
@@ -143,7 +146,6 @@ void run_fibre() {
     error = std::current_exception();
   }
   __tsan_release(&set->block_ends[(set->turn + 1) % 2]);
-  __tsan_release(&launch_ends);
   set->fibres[current].state = State::done;
   switch_to(set->fibres[current], scheduler);
 }
@@ -151,7 +153,6 @@ void run_fibre() {
 // Shuffles and votes have no barrier: lanes meet there, and what they have stored is in no order.
 void wait(State state, char* barrier) {
   if (barrier) __tsan_release(barrier);
-  __tsan_release(&launch_ends);  // which it does here where another thread's error ends it
   set->fibres[current].state = state;
   switch_to(set->fibres[current], scheduler);
   if (barrier) __tsan_acquire(barrier);
@@ -220,6 +221,19 @@ void run_block(unsigned threads, bool descending) {
       }
     }
   } while (release(fibres, threads));
+}
+
+// All that a launch's threads have done is before what comes after it.
+void join([[maybe_unused]] unsigned threads) {
+#ifdef LSHKIT_SANITIZE_THREAD
+  for (const Set& s : sets)
+    for (unsigned t = 0; t < threads; ++t) {
+      __tsan_switch_to_fiber(s.fibres[t].sanitized, __tsan_switch_to_fiber_no_sync);
+      __tsan_release(&launch_ends);
+    }
+  __tsan_switch_to_fiber(scheduler.sanitized, __tsan_switch_to_fiber_no_sync);
+  __tsan_acquire(&launch_ends);
+#endif
 }
 
 }  // namespace
@@ -320,12 +334,12 @@ void launch(const char* name, std::int64_t n_blocks, std::int64_t n_threads,
     try {
       run_block(threads, descending);
     } catch (...) {
-      __tsan_acquire(&launch_ends);
+      join(threads);
       throw;
     }
     ++set->turn;
   }
-  __tsan_acquire(&launch_ends);
+  join(threads);
 }
 
 }  // namespace lshkit::emulation

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "kernels/simd.hpp"
 
@@ -79,17 +80,18 @@ void tilestored(void* to, index_t stride) {
     std::memcpy(static_cast<char*>(to) + r * stride, tiles.data[T][r], tiles.row_bytes[T]);
 }
 // Subnormal numbers are zero, as operands (DAZ) and as results (FTZ).
-inline float flushed(float x) {
-  return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x;
+LSHKIT_INLINE float flushed(float x) {
+  return std::fabs(x) < std::numeric_limits<float>::min() ? std::copysign(0.0f, x) : x;
 }
-inline float bfloat16_at(const std::uint8_t* p) {
+LSHKIT_INLINE float bfloat16_at(const std::uint8_t* p) {
   const std::uint32_t bits = std::uint32_t(p[0]) << 16 | std::uint32_t(p[1]) << 24;
   float x;
   std::memcpy(&x, &bits, sizeof(x));
   return flushed(x);
 }
 // Products of even and of odd elements are summed apart, each product fused with its sum and
-// rounded to nearest even; the two sums are added, and that is added to C.
+// rounded to nearest even; the two sums are added, and that is added to C. A product has 16 bits,
+// so that double rounds it and a sum of 24 to the float that is nearest.
 template <int C, int A, int B>
 void tdpbf16ps() {
   TileState& t = tiles;
@@ -97,18 +99,22 @@ void tdpbf16ps() {
   if (t.rows[C] != t.rows[A] || t.row_bytes[C] != t.row_bytes[B] ||
       t.row_bytes[A] != 4 * t.rows[B] || A == B || A == C || B == C)
     std::abort();
-  for (int m = 0; m < t.rows[C]; ++m)
-    for (int n = 0; n < t.row_bytes[C]; n += 4) {
-      float sum[2] = {};
-      for (int k = 0; k < t.row_bytes[A]; k += 4)
-        for (int i = 0; i < 2; ++i)
-          sum[i] = flushed(std::fma(bfloat16_at(&t.data[A][m][k + 2 * i]),
-                                    bfloat16_at(&t.data[B][k / 4][n + 2 * i]), sum[i]));
-      float total;
-      std::memcpy(&total, &t.data[C][m][n], sizeof(total));
-      total = flushed(flushed(total) + flushed(sum[0] + sum[1]));
-      std::memcpy(&t.data[C][m][n], &total, sizeof(total));
-    }
+  float b[16][2][16];
+  for (int k = 0; k < 16; ++k)
+    for (int i = 0; i < 2; ++i)
+      for (int n = 0; n < 16; ++n) b[k][i][n] = bfloat16_at(&t.data[B][k][4 * n + 2 * i]);
+  for (int m = 0; m < t.rows[C]; ++m) {
+    float sum[2][16] = {}, total[16];
+    for (int k = 0; k < t.rows[B]; ++k)
+      for (int i = 0; i < 2; ++i) {
+        const double a = bfloat16_at(&t.data[A][m][4 * k + 2 * i]);
+        for (int n = 0; n < 16; ++n) sum[i][n] = flushed(float(a * b[k][i][n] + sum[i][n]));
+      }
+    std::memcpy(total, t.data[C][m], sizeof(total));
+    for (int n = 0; n < 16; ++n)
+      total[n] = flushed(flushed(total[n]) + flushed(sum[0][n] + sum[1][n]));
+    std::memcpy(t.data[C][m], total, t.row_bytes[C]);
+  }
 }
 #endif
 
