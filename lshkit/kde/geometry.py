@@ -13,6 +13,7 @@ from lshkit.kde.sums import Sums
 
 ROUNDING, DOUBLE_ROUNDING = 2.0**-24, 2.0**-53  # of float32, float64
 FARTHEST = 1e150
+SIZES_AT_ONCE = 32  # features of an L1 distance that the core adds up one after another
 TINY = 1e-20  # the mean kernel below which the squares of the angular one leave float32
 
 
@@ -61,12 +62,21 @@ class Geometry:
         """
         if self.kernel == "angular":
             return np.full(np.shape(norms), np.sqrt(unit))
-        many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
         if self.kernel in ("gaussian", "tophat"):  # of tophat it is decided again what that changes
+            many = max(1.0, len(self.bandwidth) / 256)  # features: each adds its own
             return many * unit * norms * norms
-        if self.kernel == "laplacian":  # norms are Euclidean here too
-            return many * unit * norms
+        if self.kernel == "laplacian":  # of the rows alone, by Euclidean norms
+            return unit * norms
         return np.sqrt(unit) * norms
+
+    def _rounding_of_sizes(self, shift: np.ndarray) -> np.ndarray:
+        """The root mean square error of L1 distances from adding up their terms in float32.
+
+        shift: of the sums, minus the distance of the nearest key, which most of a sum is about.
+        """
+        d = len(self.bandwidth)
+        at_once = min(d, SIZES_AT_ONCE)
+        return ROUNDING / 3 * np.sqrt(at_once**2 / d + (d - at_once) / SIZES_AT_ONCE) * -shift
 
     def sums(
         self,
@@ -116,12 +126,7 @@ class Geometry:
                 **ends,
             )
 
-        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
-            add_up(..., np.float32, sums)
-            if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
-                return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
-        single = self.rounding(np.maximum(norms, reach)) <= tolerance
-        for mask, dtype in ((single, np.float32), (~single, np.float64)):
+        def of_some(mask: np.ndarray, dtype: type) -> None:
             count = np.count_nonzero(mask)
             if count == len(queries):
                 add_up(..., dtype, sums)
@@ -129,6 +134,18 @@ class Geometry:
                 out = np.empty((count, 3))
                 add_up(mask, dtype, out)
                 sums[mask] = out
+
+        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
+            add_up(..., np.float32, sums)
+            if self.kernel == "laplacian":
+                of_some(self._rounding_of_sizes(sums[:, 0]) > tolerance, np.float64)
+            if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
+                return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
+        single = self.rounding(np.maximum(norms, reach)) <= tolerance
+        of_some(single, np.float32)
+        if self.kernel == "laplacian":
+            single[single] = self._rounding_of_sizes(sums[single, 0]) <= tolerance
+        of_some(~single, np.float64)
         if self.kernel == "angular":
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):

@@ -391,3 +391,16 @@ def test_a_far_row_finds_itself(kernel, dtype):
         X = X.astype(dtype)
         density = LSHKernelDensity(kernel, 0.7, normalize=False).fit(X)
         np.testing.assert_allclose(density.score_samples(X[:5]), -np.log(300), rtol=1e-6)
+
+
+@pytest.mark.parametrize("distance", [3, 10, 30, 100])
+@pytest.mark.parametrize("d", [3, 32, 33, 300, 1000])
+def test_log_kernels_of_the_laplacian_are_within_1e_6(d, distance):
+    """Of one row: root mean square, which adding up many features in float32 would exceed."""
+    rng = np.random.default_rng(d)
+    x, queries = rng.standard_normal((1, d)), rng.standard_normal((200, d))
+    scale = distance / np.abs(x - queries).sum(1).mean()
+    x, queries = x * scale, queries * scale
+    model = LSHKernelDensity("laplacian", rtol=0, normalize=False).fit(x)
+    errors = model.score_samples(queries) + np.abs(x - queries).sum(1)
+    assert np.sqrt(np.mean(errors**2)) < 1.2e-6 and np.abs(errors).max() < 4e-6

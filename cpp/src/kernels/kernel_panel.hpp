@@ -127,6 +127,7 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
   }
 }
 
+constexpr index_t kSizesAtOnce = 32;
 // tile(q, j) = sum over the features of the product, or of the absolute difference, of query first
 // + q and key j. Queries past the last repeat it.
 template <class T, bool Products, int Queries>
@@ -137,28 +138,35 @@ LSHKIT_NOINLINE void multiply(const KernelSumPass<T>& p, index_t first, const Pa
   LSHKIT_UNROLL
   for (int q = 0; q < Queries; ++q)
     row[q] = p.queries + smaller(first + q, p.shape.n_queries - 1) * d;
-  Vec<T> sum[Queries][kTileColumns] = {};
-  for (index_t c = 0; c < d; ++c) {
-    Vec<T> v[kTileColumns];
-    LSHKIT_UNROLL
-    for (int i = 0; i < kTileColumns; ++i) v[i] = load(panel.values + c * panel.stride + i * n);
-    LSHKIT_UNROLL
-    for (int q = 0; q < Queries; ++q) {
-      const T x = row[q][c];
+  // The rounding of a sum of sizes grows with what has been added: of so many at a time.
+  const index_t some = Products ? d : kSizesAtOnce;
+  for (index_t begin = 0; begin < d; begin += some) {
+    Vec<T> sum[Queries][kTileColumns] = {};
+    for (index_t c = begin; c < smaller(begin + some, d); ++c) {
+      Vec<T> v[kTileColumns];
       LSHKIT_UNROLL
-      for (int i = 0; i < kTileColumns; ++i) {
-        if constexpr (Products) {
-          sum[q][i] += x * v[i];
-        } else {
-          const Vec<T> difference = v[i] - x;
-          sum[q][i] += select(difference < T(0), -difference, difference);
+      for (int i = 0; i < kTileColumns; ++i) v[i] = load(panel.values + c * panel.stride + i * n);
+      LSHKIT_UNROLL
+      for (int q = 0; q < Queries; ++q) {
+        const T x = row[q][c];
+        LSHKIT_UNROLL
+        for (int i = 0; i < kTileColumns; ++i) {
+          if constexpr (Products) {
+            sum[q][i] += x * v[i];
+          } else {
+            const Vec<T> difference = v[i] - x;
+            sum[q][i] += select(difference < T(0), -difference, difference);
+          }
         }
       }
     }
+    LSHKIT_UNROLL
+    for (int q = 0; q < Queries; ++q) LSHKIT_UNROLL
+    for (int i = 0; i < kTileColumns; ++i) {
+      T* to = panel.tile + q * kPanel<T> + i * n;
+      store(to, begin ? load(to) + sum[q][i] : sum[q][i]);
+    }
   }
-  LSHKIT_UNROLL
-  for (int q = 0; q < Queries; ++q) LSHKIT_UNROLL
-  for (int i = 0; i < kTileColumns; ++i) store(panel.tile + q * kPanel<T> + i * n, sum[q][i]);
 }
 
 // The queries of a tile that are multiplied at once: a few alone take less than a whole tile.
