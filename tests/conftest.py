@@ -1,6 +1,7 @@
 import functools
 import importlib.util
 import os
+import sys
 
 import devices
 import numpy as np
@@ -48,14 +49,17 @@ def poisoned_memory():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """For small problems, whose threads only wait for each other (for long on a busy machine)."""
-    if importlib.util.find_spec("torch") is not None:
-        import torch
-
-        torch.set_num_threads(1)
+def one_thread_of_blas():
     with threadpool_limits(1, user_api="blas"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Of torch, whatever the test before has set, for small problems, whose threads only wait for
+    each other: on a busy machine some hundred times as long as they compute."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def pytest_generate_tests(metafunc):

@@ -316,7 +316,6 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
         assert ("at length" in made) == longer
     assert len(re.findall(r"^\| (softmax|YOSO-32|Linformer) \|", done.stdout, re.M)) == 15
 
-    threads = torch.get_num_threads()
     monkeypatch.setattr(sys, "argv", options_of(tmp_path, *options, 1, "--tasks", "recall"))
     command.main()
     second = json.loads(path.read_text())
@@ -334,7 +333,6 @@ def test_command_resumes_and_ends_in_tables_and_a_picture(tmp_path, text, monkey
     path.write_text(path.read_text().replace('"gap": 64', '"gap": 65'))
     with pytest.raises(SystemExit, match="have other settings"):
         command.main()
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
