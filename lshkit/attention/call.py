@@ -1,9 +1,10 @@
 """One call of attention as estimators take it, and what several of them make of it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from lshkit import torch_ops
@@ -49,13 +50,12 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     def of_pairs(call: Call) -> Tensor:
         return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)[0]
 
-    past = call.offset
-    if not call.is_causal or past <= 0:
-        return of_pairs(aligned(call)[0])
-    n_keys = call.key.shape[2]
-    if past >= n_keys - 1:
-        return of_pairs(call._replace(is_causal=False))
-    # The sum over the keys before the first query, and the causal one over the rest.
+    past, n_keys = call.offset, call.key.shape[2]
+    if not (call.is_causal and holds(past > 1) and holds(past < n_keys - 1)):
+        call, first = aligned(call)
+        return without_first(of_pairs(call), first)
+    # The sum over the keys before the first query, and the causal one over the rest. Both have two
+    # keys or more: another query costs less than a product, and graphs take a size of 1 for fixed.
     query, key, value = call.query, call.key, call.value
     if call.normalize == "sum":
         value = F.pad(value, (0, 1), value=1.0)  # the sum of the weights beside the values'
@@ -87,24 +87,43 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
 def aligned(call: Call) -> tuple[Call, int]:
     """The call with rows for the positions before, so that query i sees the keys j <= i.
 
-    They cost what others do, which is linear too. Also returns their number, which the caller cuts
-    off the result. Not causal where every query sees every key.
+    They cost what others do, which is linear too. Also returns the number of rows before the first
+    query, for `without_first`. Not causal where every query sees every key. Where an exported graph
+    has to serve offsets of both signs it adds rows to both sides, none to one of them.
     """
-    if not call.is_causal or call.offset == 0:
+    offset, n_queries, n_keys = call.offset, call.query.shape[2], call.key.shape[2]
+    if not call.is_causal or holds(offset == 0):
         return call, 0
-    if call.offset > 0:
-        if call.offset >= call.key.shape[2] - 1:
-            return call._replace(is_causal=False, offset=0), 0
-        return call._replace(query=F.pad(call.query, (0, 0, call.offset, 0))), call.offset
-    batch, _, n_keys, _ = call.key.shape
-    before = min(-call.offset, call.query.shape[2])  # beyond it none sees a key
-    mask = call.key_mask
-    if mask is None:
-        mask = call.key.new_ones((batch, n_keys), dtype=torch.bool)
-    call = call._replace(
-        key=F.pad(call.key, (0, 0, before, 0)),
-        value=F.pad(call.value, (0, 0, before, 0)),
-        key_mask=F.pad(mask, (before, 0), value=False),
-        offset=0,
-    )
-    return call, 0
+    if holds(offset >= n_keys - 1):
+        return call._replace(is_causal=False, offset=0), 0
+    first = 0
+    if not holds(offset <= 0):
+        first = torch.sym_min(torch.sym_max(offset, 0), n_keys)
+        call = call._replace(query=F.pad(call.query, (0, 0, first, 0)))
+    if not holds(offset >= 0):
+        before = torch.sym_min(torch.sym_max(-offset, 0), n_queries)  # beyond it none sees a key
+        mask = call.key_mask
+        if mask is None:
+            mask = call.key.new_ones((call.key.shape[0], n_keys), dtype=torch.bool)
+        call = call._replace(
+            key=F.pad(call.key, (0, 0, before, 0)),
+            value=F.pad(call.value, (0, 0, before, 0)),
+            key_mask=F.pad(mask, (before, 0), value=False),
+        )
+    return call._replace(offset=0), first
+
+
+def without_first(out: Tensor, first: int) -> Tensor:
+    """The output without the rows that `aligned` put before the first query.
+
+    A copy: a slice is contiguous at some lengths only, and an exported graph would hold to those.
+    """
+    return out if holds(first == 0) else F.pad(out, (0, 0, -first, 0))
+
+
+def holds(condition: Any) -> bool:
+    """Whether a condition on lengths holds; of an exported graph's, for all that it serves.
+
+    Plain `if` would limit the graph to the lengths for which the condition is what it is now.
+    """
+    return statically_known_true(condition) if torch.compiler.is_exporting() else bool(condition)

@@ -103,8 +103,12 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
     Returns:
         `(B, H, N, D)` in value's dtype.
     """
+    weight = weight.to(value.dtype)
     with torch.autocast(autocast_device(value), enabled=False):
-        return _Convolution.apply(value, weight.to(value.dtype), before)
+        if torch.compiler.is_exporting():  # a graph of blocks would be limited to some lengths
+            value = F.pad(value, (0, 0, before, weight.shape[-1] - 1 - before))
+            return F.conv2d(value, weight[:, None, :, None], groups=weight.shape[0])
+        return _Convolution.apply(value, weight, before)
 
 
 class _Convolution(torch.autograd.Function):

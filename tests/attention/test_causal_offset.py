@@ -34,7 +34,7 @@ ESTIMATORS = [
 IDS = ["sampled", "sampled-lift", "expected", "expected-lift", "soft", "soft-lift"]
 N_Q, N_K = 9, 14
 HUGE = 2**31 - 1
-OFFSETS = [None, 0, 3, N_K - 2, N_K - 1, N_K + 1, HUGE, -1, -4, 1 - N_Q, -N_Q, -HUGE - 1]
+OFFSETS = [None, 0, 1, 3, N_K - 2, N_K - 1, N_K + 1, HUGE, -1, -4, 1 - N_Q, -N_Q, -HUGE - 1]
 
 
 def soft_weights(estimator, query, key):
@@ -185,7 +185,7 @@ def test_no_rows(estimator):
     case = attention_inputs(N_Q, N_K, 12, 7)
     query, key, value = case.query, case.key, case.value
     options = {"estimator": estimator, "is_causal": True, "seed": SEED}
-    for offset in (None, 0, 4, -4, HUGE, -HUGE - 1):
+    for offset in (None, 0, 4, -1, -4, HUGE, -HUGE - 1):
         options["causal_offset"] = offset
         assert yoso_attention(query[:, :, :0], key, value, **options).shape == (2, 3, 0, 7)
         out = yoso_attention(query, key[:, :, :0], value[:, :, :0], **options)

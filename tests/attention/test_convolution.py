@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional as F  # noqa: E402
 
+from lshkit.attention import Sampled, YosoAttention  # noqa: E402
 from lshkit.attention.convolution import convolve_positions  # noqa: E402
 
 
@@ -61,3 +62,18 @@ def test_torch_func():
     compiled = torch.compile(loss(convolve_positions), backend="aot_eager", fullgraph=True)
     got = torch.autograd.grad(compiled(value, weight), (value, weight))
     torch.testing.assert_close(got, wanted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_export_with_a_dynamic_length(is_causal):
+    estimator = Sampled(n_hashes=4, expectation="never")
+    module = YosoAttention(16, 2, estimator=estimator, conv_window=3, seed=0).eval()
+    length = {1: torch.export.Dim("length", min=1, max=4096)}
+    shapes = {name: length for name in ("query", "key", "value")} | {"is_causal": None}
+    options, x = {"is_causal": is_causal}, torch.randn(2, 300, 16)
+    program = torch.export.export(module, (x, x, x), options, dynamic_shapes=shapes).module()
+    for n in (1, 2, 31, 32, 33, 500):
+        x = torch.randn(2, n, 16)
+        wanted, _ = module(x, x, x, **options)
+        torch.testing.assert_close(program(x, x, x, **options)[0], wanted)

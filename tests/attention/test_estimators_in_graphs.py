@@ -23,7 +23,7 @@ ESTIMATORS = [
     replace(SAMPLED, n_hashes=4, unit_norm="lift", lift_scale=400.0),
     Expected(),
     Soft(n_hashes=4, n_bits=6),
-    Colliding(n_hashes=4, n_bits=4, exact_up_to=0),
+    Colliding(n_hashes=4, n_bits=4, exact_up_to=8),
 ]
 IDS = ["sampled", "lift", "expected", "soft", "colliding"]
 
@@ -91,28 +91,42 @@ def test_seeds_of_the_same_graph(estimator, is_causal):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("keys", ["as queries", "more", "any"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)
-def test_export_with_a_dynamic_length(estimator, is_causal, same):
+def test_export_with_a_dynamic_length(estimator, is_causal, keys):
     """Samples at all lengths, since a graph for all can hold only one of the two."""
 
     def inputs(n, n_k=None, batch=2):
         case = attention_inputs(n, n_k, 16, 9, batch=batch)
         return case.query, case.key, case.value, torch.tensor([7])
 
-    # Causal with fewer queries than keys: a graph holds the order of the two lengths.
-    length = torch.export.Dim("length", min=4, max=4096 if same else 150)
-    keys = length if same else torch.export.Dim("keys", min=151, max=4096)
-    shapes = ({2: length}, {2: keys}, {2: keys}, None)
+    n_q = torch.export.Dim("n_q", min=1, max=150 if keys == "more" else 4096)
+    n_k = torch.export.Dim("n_k", min=151 if keys == "more" else 1, max=4096)
+    n_k = n_q if keys == "as queries" else n_k
+    traced, sizes = {
+        "as queries": ((40, 40), [(1, 1), (130, 130)]),
+        "more": ((40, 200), [(1, 151), (150, 151), (130, 300)]),
+        "any": ((40, 200), [(1, 1), (1, 2), (130, 40), (40, 41), (50, 50)]),
+    }[keys]
     attend = Attend(estimator, is_causal)
-    sizes = (40, 40) if same else (40, 200)
-    program = torch.export.export(attend, inputs(*sizes), dynamic_shapes=shapes)
-    if estimator.name == "sampled":
-        attend = Attend(replace(estimator, expectation="never"), is_causal)
-    for n_q, n_k in [(9, 9), (130, 130)] if same else [(9, 151), (130, 300)]:
-        given = inputs(n_q, n_k)
-        torch.testing.assert_close(program.module()(*given), attend(*given))
+    shapes = ({2: n_q}, {2: n_k}, {2: n_k}, None)
+    program = torch.export.export(attend, inputs(*traced), dynamic_shapes=shapes).module()
+    sampling = {"sampled": {"expectation": "never"}, "colliding": {"exact_up_to": 0}}
+    attend = Attend(replace(estimator, **sampling.get(estimator.name, {})), is_causal)
+    for given in (inputs(*size) for size in sizes):
+        torch.testing.assert_close(program(*given), attend(*given))
+
+
+@torch.no_grad()
+def test_a_longest_length_limits_no_graph():
+    x = torch.randn(1, 1, 40, 8)
+    attend = Attend(Sampled(max_length=64, n_hashes=4, expectation="never"), False)
+    shapes = (*({2: torch.export.Dim("length", min=1, max=4096)},) * 3, None)
+    program = torch.export.export(attend, (x, x, x, torch.tensor([7])), dynamic_shapes=shapes)
+    longer = (*[torch.randn(1, 1, 100, 8)] * 3, torch.tensor([7]))
+    with pytest.warns(match="longer than max_length"):
+        torch.testing.assert_close(program.module()(*longer), attend(*longer))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -97,7 +97,7 @@ class Colliding(Hashed):
         if call.query_starts is not None:
             return self.at_lengths(*call.lengths)._attend_each(call)
         n_q, n_k, offset, window = *call.lengths, call.offset, self.window
-        if n_k <= self.exact_up_to and not torch.compiler.is_exporting():
+        if not torch.compiler.is_exporting() and n_k <= self.exact_up_to:
             # An offset beyond the keys shows as many of them, and leaves them in the window.
             offset, window = (min(max(offset, -n_q), n_k) if call.is_causal else 0), ALL_KEYS
         if mask is not None:  # whatever they hold, NaN included, it reaches no gradient

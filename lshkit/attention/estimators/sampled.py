@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_choice, seed_tensor
-from lshkit.attention.call import Call, aligned, expected_attention
+from lshkit.attention.call import Call, aligned, expected_attention, without_first
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.expected import Expected
 from lshkit.attention.estimators.hashed import BucketSums
@@ -152,7 +152,7 @@ class Sampled(BucketSums):
             *(*call.options, torch_ops.GRADIENT[self.gradient]),
             *(0 if rotation is None else rank, rotation, self.gradient_hashes or 0),
         )
-        return out[:, :, first:] if first else out
+        return without_first(out, first)
 
     @staticmethod
     def _rotation_of(call: Call) -> Tensor:

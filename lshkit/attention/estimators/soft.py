@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.call import Call, aligned
+from lshkit.attention.call import Call, aligned, without_first
 from lshkit.attention.estimators.hashed import BucketSums
 from lshkit.attention.parameters import one_or_each_head
 
@@ -80,4 +80,4 @@ class Soft(BucketSums):
         out, *_ = torch_ops.soft_attention(
             *(*call.tensors, planes, sharpness, *family, *self.probes(), *call.options)
         )
-        return out[:, :, first:] if first else out
+        return without_first(out, first)
