@@ -1,7 +1,7 @@
 #pragma once
 // A panel of keys for kernel sums: converted, scaled and packed so that keys lie in lanes; and its
 // products with queries.
-#if defined(LSHKIT_ISA_AVX512)
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -28,6 +28,7 @@ struct Panel {
   float* weights;     // (kPanel), 0 where no key counts
   T* tile;            // (kQueries, kPanel)
   float* near_edge;   // (kPanel), the kernel, where some are near its end
+  T largest_norm;     // of the keys that count
   index_t first = 0;  // key
   index_t bytes;
 
@@ -120,10 +121,14 @@ LSHKIT_NOINLINE void pack_panel(const KernelSumPass<T>& p, index_t first, index_
     }
   for (int i = 0; i < kTileColumns; ++i)
     store(panel.norms + i * n, products ? square[i] * T(0.5) : Vec<T>{});
+  panel.largest_norm = 0;
   for (index_t j = 0; j < kPanel<T>; ++j) {
     const bool counts = j < count && first + j >= p.skip;
     panel.weights[j] = !counts ? 0 : p.keys.weights ? float(p.keys.weights[first + j]) : 1;
-    if (!counts) panel.norms[j] = T(1e30);  // far from everything
+    if (!counts)
+      panel.norms[j] = T(1e30);  // far from everything
+    else if (panel.norms[j] > panel.largest_norm)
+      panel.largest_norm = panel.norms[j];
   }
 }
 
@@ -186,6 +191,16 @@ LSHKIT_INLINE unsigned lanes_below(Vec<T> v, T bound) {
     return _mm512_cmp_ps_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
   else
     return _mm512_cmp_pd_mask(v, broadcast<T>(bound), _CMP_LT_OQ);
+#elif defined(LSHKIT_ISA_AVX2)
+  if constexpr (sizeof(T) == 4)
+    return unsigned(_mm256_movemask_ps(_mm256_cmp_ps(v, broadcast<T>(bound), _CMP_LT_OQ)));
+  else
+    return unsigned(_mm256_movemask_pd(_mm256_cmp_pd(v, broadcast<T>(bound), _CMP_LT_OQ)));
+#elif defined(__x86_64__)
+  if constexpr (sizeof(T) == 4)
+    return unsigned(_mm_movemask_ps(_mm_cmplt_ps(v, broadcast<T>(bound))));
+  else
+    return unsigned(_mm_movemask_pd(_mm_cmplt_pd(v, broadcast<T>(bound))));
 #else
   unsigned lanes = 0;
   for (int i = 0; i < kLanes<T>; ++i) lanes |= unsigned(v[i] < bound) << i;

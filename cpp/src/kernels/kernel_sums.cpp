@@ -112,33 +112,39 @@ struct Row {  // one query against the panel
   }
 
   // sin(y) for y from 0 to pi / 2, relative to its size.
-  LSHKIT_INLINE static Vec<T> sine(Vec<T> y) {
-    const Vec<T> z = y * y;
-    Vec<T> s = z * T(1.6059043836821613e-10) - T(2.5052108385441720e-8);
-    s = s * z + T(2.7557319223985893e-6);
-    s = s * z - T(1.9841269841269841e-4);
-    s = s * z + T(8.3333333333333332e-3);
-    s = s * z - T(1.6666666666666666e-1);
+  LSHKIT_INLINE static Vec<float> sine(Vec<float> y) {
+    const Vec<float> z = y * y;
+    Vec<float> s = z * 1.6059043836821613e-10f - 2.5052108385441720e-8f;
+    s = s * z + 2.7557319223985893e-6f;
+    s = s * z - 1.9841269841269841e-4f;
+    s = s * z + 8.3333333333333332e-3f;
+    s = s * z - 1.6666666666666666e-1f;
     return y + y * z * s;
   }
 
-  // The compact kernels, by half the squared distance.
-  LSHKIT_INLINE Vec<T> value(Vec<T> half) const {
+  // The compact kernels, by half the squared distance. 1 - r^2 is taken before it is rounded to
+  // float, and 1 - r as (1 - r^2) / (1 + r), so that nothing cancels at the edge.
+  LSHKIT_INLINE Vec<float> value(const Vec<T>* half) const {
     const DensityKernel kernel = p.shape.kernel;
-    const Vec<T> zero{}, one = broadcast<T>(1), square = half + half;
-    Vec<T> v = one;
-    if (kernel == DensityKernel::epanechnikov) v = one - square;
-    if (kernel == DensityKernel::linear) v = one - root(square);
-    if (kernel == DensityKernel::cosine) v = sine(at_least_zero(one - root(square)) * T(kPi / 2));
-    return select(square < one, v, zero);
+    Vec<T> square[kPerFloats<T>], left[kPerFloats<T>];
+    for (int k = 0; k < kPerFloats<T>; ++k)
+      square[k] = half[k] + half[k], left[k] = T(1) - square[k];
+    const Vec<float> inside = at_least_zero(to_floats(left));
+    if (kernel == DensityKernel::tophat)
+      return select(inside > 0.0f, broadcast(1.0f), Vec<float>{});
+    if (kernel == DensityKernel::epanechnikov) return inside;
+    const Vec<float> away = inside / (root(to_floats(square)) + 1.0f);
+    return kernel == DensityKernel::linear ? away : sine(away * float(kPi / 2));
   }
 
   // Below 0 where the error of half the squared distance is too much: for tophat where it reaches
   // the edge, for the others where it exceeds kRelative of the value, which is 0 at the edge. (The
   // linear kernel has a tip too: of r near 0, the error is the root of that of r^2.)
+  LSHKIT_INLINE static Vec<T> from_edge(Vec<T> half) {
+    return Vec<T>(Int<T>(half - T(0.5)) & ~Int<T>(broadcast<T>(T(-0.0))));
+  }
   LSHKIT_INLINE Vec<T> margin(Vec<T> half, int i, T error) const {
-    const Vec<T> off = half - T(0.5);
-    Vec<T> away = select(off < T(0), -off, off);
+    Vec<T> away = from_edge(half);
     if (p.shape.kernel == DensityKernel::linear) away = select(half < away, half, away);
     return away - norms(i) * error;
   }
@@ -181,32 +187,26 @@ struct Row {  // one query against the panel
     }
   }
 
-  // Compact kernels, which are sums of their values: shift 0.
-  LSHKIT_INLINE void add_compact(const T* tile) const {
+  // Compact kernels, which are sums of their values: shift 0. Returns whether all keys are beyond
+  // the edge, which ends it where it may.
+  LSHKIT_INLINE bool add_compact(const T* tile, T error, bool may_end) const {
     constexpr int floats = kVectors / kPerFloats<T>;
-    T error = error_of_products<T>(p.shape.n_features);
-    if (p.shape.kernel != DensityKernel::tophat) error *= T(1 / kRelative);
-    Vec<T> half[kVectors], least;
+    const T most = (p.query_norms[query] + panel.largest_norm) * error;  // of any key
+    Vec<T> half[kVectors], least, nearest;
     LSHKIT_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       half[i] = half_square(tile, i);
-      const Vec<T> at_least = half[i] - norms(i) * error;
-      least = i == 0 ? at_least : select(at_least < least, at_least, least);
+      least = i == 0 ? half[i] : select(half[i] < least, half[i], least);
+      const Vec<T> away = from_edge(half[i]);
+      nearest = i == 0 ? away : select(away < nearest, away, nearest);
     }
-    if (!any_below<T>(least, T(0.5))) return;  // all beyond the edge
+    const bool beyond = !any_below<T>(least, T(0.5) + most);
+    if (may_end && beyond) return true;
     Vec<float> v[floats];
     LSHKIT_UNROLL
-    for (int i = 0; i < kVectors; i += kPerFloats<T>) {
-      Vec<T> values[kPerFloats<T>];
-      LSHKIT_UNROLL
-      for (int k = 0; k < kPerFloats<T>; ++k) {
-        values[k] = value(half[i + k]);
-        const Vec<T> left = margin(half[i + k], i + k, error);
-        least = i + k == 0 ? left : select(left < least, left, least);
-      }
-      v[i / kPerFloats<T>] = to_floats(values);
-    }
-    if (any_below<T>(least, 0)) {
+    for (int i = 0; i < floats; ++i) v[i] = value(half + i * kPerFloats<T>);
+    const bool tip = p.shape.kernel == DensityKernel::linear;
+    if (any_below<T>(tip ? select(least < nearest, least, nearest) : nearest, most)) {
       for (int i = 0; i < floats; ++i) store(panel.near_edge + i * m, v[i]);
       decide_by_differences(tile, error);
       for (int i = 0; i < floats; ++i) v[i] = load(panel.near_edge + i * m);
@@ -221,6 +221,7 @@ struct Row {  // one query against the panel
     KernelSum& sum = p.sums[query];
     sum.total += sum_lanes(total);
     sum.squares += sum_lanes(squares);
+    return beyond;
   }
 
   // The angle of unit vectors over pi, from their product; nothing cancels at either end, as the
@@ -259,7 +260,13 @@ template <class T>
 void run(const KernelSumPass<T>& p) {
   Panel<T> panel(p.scratch, p.shape.n_features);
   const DensityKernel kernel = p.shape.kernel;
+  T error = error_of_products<T>(p.shape.n_features);
+  if (kernel != DensityKernel::tophat) error *= T(1 / kRelative);
+  index_t beyond = p.shape.n_queries;  // that had no key of the panel before within the edge
   for (index_t first = 0; first < p.shape.n_keys; first += kPanel<T>) {
+    const bool may_end =
+        2 * beyond >= p.shape.n_queries;  // else the branch costs more than it saves
+    beyond = 0;
     pack_panel(p, first, smaller(kPanel<T>, p.shape.n_keys - first), panel);
     for (index_t query = 0, last; query < p.shape.n_queries; query = last) {
       const index_t count = queries_at_once(p.shape.n_queries - query);
@@ -276,7 +283,7 @@ void run(const KernelSumPass<T>& p) {
         else if (kernel == DensityKernel::angular)
           row.add_angular(tile);
         else
-          row.add_compact(tile);
+          beyond += row.add_compact(tile, error, may_end);
       }
     }
   }
