@@ -62,9 +62,8 @@ def write(
     text = _json(header)
     if len(text) > MAX_HEADER:
         raise ValueError(f"a header must be of {MAX_HEADER} bytes at most, got {len(text)}")
-    target: Any = (
-        contextlib.nullcontext(file) if hasattr(file, "write") else _replacing(_ending(file))
-    )
+    path = _path(file, "write")
+    target: Any = contextlib.nullcontext(file) if path is None else _replacing(_ending(path))
     with target as open_file:
         _write(open_file, text, arrays)
 
@@ -113,8 +112,21 @@ def _replacing(path: str) -> Iterator[BinaryIO]:
         raise
 
 
-def _ending(path: str | os.PathLike[str]) -> str:
-    path = os.fsdecode(path)
+def _path(file: File, method: str) -> str | None:
+    """The path that `file` is; None for a binary file object, which has the method."""
+    if hasattr(file, method) and not isinstance(file, io.TextIOBase):
+        return None
+    try:
+        path = os.fsdecode(file)  # type: ignore[arg-type]  # what else there is has been returned
+    except TypeError:
+        got = type(file).__name__
+        raise TypeError(f"file must be a path or a binary file object, got {got}") from None
+    if not os.path.basename(path).strip("."):  # with the ending, it would be a hidden file
+        raise ValueError(f"file must be the path of a file, got {path!r}")
+    return path
+
+
+def _ending(path: str) -> str:
     return path if path.endswith(".npz") else f"{path}.npz"
 
 
@@ -140,8 +152,8 @@ def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
     with contextlib.ExitStack() as stack:
         name = "the file object"
         source: Any = file
-        if not hasattr(file, "read"):
-            name = os.fsdecode(file)
+        if (path := _path(file, "read")) is not None:
+            name = path
             if not os.path.exists(name) and os.path.exists(_ending(name)):
                 name = _ending(name)
             source = stack.enter_context(open(name, "rb"))

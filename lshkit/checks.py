@@ -1,5 +1,7 @@
 """Checks at the door: what public functions accept, in numpy and torch alike."""
 
+import math
+import numbers
 import operator
 import sys
 from typing import Any
@@ -11,6 +13,31 @@ from lshkit import _C
 HOW_TO_BUILD = (
     "install it from source where there is nvcc, with pip install -C cmake.define.LSHKIT_CUDA=ON"
 )
+
+MOST_BYTES = 2**63 - 1  # of an array: NumPy's errors for larger ones name no argument
+
+
+def shown(value: Any) -> str:
+    """repr of a value that is refused; of an integer that no float holds, its size.
+
+    Python refuses to write integers of more than 4300 digits.
+    """
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"an integer of {value.bit_length()} bits, more than float64 holds"
+    return repr(value)
+
+
+def real(value: Any) -> float:
+    """value as a float: NaN, which is in no range, unless it is a real number that float64 holds.
+
+    A bool is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -24,7 +51,7 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
         got = f"{value!r} ({type(value).__name__})"
         raise TypeError(f"{name} must be {wanted}, got {got}") from None
     if number < low or (high is not None and number > high):
-        raise ValueError(f"{name} must be {wanted}, got {number}")
+        raise ValueError(f"{name} must be {wanted}, got {shown(number)}")
     return number
 
 
@@ -38,7 +65,7 @@ def positive(name: str, value: Any) -> float:
         raise TypeError(f"{wanted}, got {value!r} ({type(value).__name__})")
     if not 1e-37 <= value <= 3.4e38:
         held = ": float32 holds 1e-37 to 3.4e38" if 0 < value < np.inf else ""
-        raise ValueError(f"{wanted}, got {value!r} ({type(value).__name__}){held}")
+        raise ValueError(f"{wanted}, got {shown(value)} ({type(value).__name__}){held}")
     return float(value)
 
 

@@ -101,6 +101,23 @@ def test_names(tmp_path, name, kind):
     assert same(load(path)) and same(load(stored))
 
 
+@pytest.mark.parametrize("file", [None, 3, io.StringIO()])
+def test_neither_a_path_nor_a_binary_file(file):
+    for call in (load, lambda x: archive.write(x, "Thing", 1, HEADER, ARRAYS)):
+        with pytest.raises(TypeError, match="file must be a path or a binary file object, got"):
+            call(file)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "folder/"])
+def test_a_path_without_a_name(name, tmp_path, monkeypatch):
+    """No hidden file ".npz" is written."""
+    monkeypatch.chdir(tmp_path)
+    for call in (load, lambda x: archive.write(x, "Thing", 1, HEADER, ARRAYS)):
+        with pytest.raises(ValueError, match=f"file must be the path of a file, got '{name}'"):
+            call(name)
+    assert not any(tmp_path.iterdir())
+
+
 # --- Files that are refused ---------------------------------------------------------------------
 
 
@@ -119,8 +136,6 @@ def test_other_files(tmp_path):
         load(tmp_path / "missing")
     with pytest.raises(IsADirectoryError):
         load(tmp_path)
-    with pytest.raises(TypeError, match="not int"):
-        load(3)
     (tmp_path / "bad.npz").write_bytes(WHOLE[:-1])
     with pytest.raises(ValueError, match="bad.npz is no whole file of Thing: it has"):
         load(tmp_path / "bad")

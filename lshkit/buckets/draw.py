@@ -88,7 +88,8 @@ class HashTables:
         """
         codes, torch = self._queries(query_codes)
         rotate = n_samples is not None
-        n_samples = checks.integer("n_samples", n_samples, 1) if rotate else self.n_hashes
+        most = checks.MOST_BYTES // (8 * max(len(codes), 1))
+        n_samples = checks.integer("n_samples", n_samples, 1, most) if rotate else self.n_hashes
         shape = len(codes), n_samples
         draws = np.empty(shape, np.int64), np.empty(shape), np.empty(shape, np.int32)
         _C.draw(self._tables, codes, rotate, as_seed(seed), *draws, threads_of(torch))

@@ -9,6 +9,7 @@ from typing import Any, overload
 import numpy as np
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from lshkit import _C, checks
@@ -17,7 +18,7 @@ from lshkit.kde import kernels
 from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.geometry import has_zero_row
 from lshkit.kde.methods import METHODS
-from lshkit.typing import Rows
+from lshkit.typing import RandomState, Rows
 
 
 def keeps_rows(algorithm: str) -> bool:
@@ -33,17 +34,13 @@ def check_parameters(estimator: BaseEstimator) -> int:
         raise ValueError(f"algorithm must be one of {known}, got {estimator.algorithm!r}")
     for name in ("rtol", "atol"):
         check_tolerance(name, getattr(estimator, name))
-    confidence = estimator.confidence
-    if confidence is not None and not (
-        isinstance(confidence, numbers.Real) and 0 < float(confidence) < 1
-    ):
-        raise ValueError(f"confidence must be None or in (0, 1), got {confidence!r}")
+    check_confidence(estimator.confidence)
     if estimator.algorithm == "bucket_sum":
         for name, none in (("atol", 0), ("confidence", None)):
             if getattr(estimator, name) != none:
                 raise ValueError(
                     f"{name} must be {none} for algorithm='bucket_sum', whose n_hashes set its "
-                    f"error, got {getattr(estimator, name)!r}"
+                    f"error, got {checks.shown(getattr(estimator, name))}"
                 )
     method = METHODS.get(estimator.algorithm)  # None: "auto"
     if method is not None and estimator.kernel not in method.kernels:
@@ -66,12 +63,9 @@ def check_parameters(estimator: BaseEstimator) -> int:
 
 def _check_forgetting(estimator: BaseEstimator) -> None:
     window, error = estimator.sliding_window, estimator.sliding_window_error
-    if (
-        isinstance(error, bool)
-        or not isinstance(error, numbers.Real)
-        or not 0 <= float(error) <= 0.5
-    ):
-        raise ValueError(f"sliding_window_error must be a number from 0 to 0.5, got {error!r}")
+    if not 0 <= checks.real(error) <= 0.5:
+        got = checks.shown(error)
+        raise ValueError(f"sliding_window_error must be a number from 0 to 0.5, got {got}")
     if window is not None:
         checks.integer("sliding_window", window, 1, 2**63 - 1)
     elif float(error) > 0:
@@ -98,9 +92,18 @@ def as_queries(estimator: BaseEstimator, X: Rows, kernel: str) -> np.ndarray:
 
 
 def detached(name: str, value: Any) -> Any:
-    """A tensor on the CPU as an array, of half precision as float32; all else as it is."""
+    """A tensor on the CPU as an array, of half precision as float32; all else as it is.
+
+    TypeError for what scikit-learn would convert to numbers without a word: dates, times, strings
+    of digits, what a mask hides. Its own errors are those for complex numbers and objects.
+    """
     torch = checks.torch_of(**{name: value})
     if torch is None:
+        found = checks.array(name, value, kinds="fiubcO")
+        if found.dtype == object and any(isinstance(x, (str, bytes)) for x in found.flat):
+            raise TypeError(
+                f"{name} must hold real numbers, got a {type(value).__name__} of strings"
+            )
         return value
     value = checks.array(name, value, torch).detach()
     return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
@@ -133,9 +136,25 @@ def as_weights(weights: Rows | None, n: int, all_zero: bool = False) -> np.ndarr
 
 
 def check_tolerance(name: str, value: float) -> None:
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (real and 0 <= float(value) < math.inf):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    if not 0 <= checks.real(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, got {checks.shown(value)}")
+
+
+def check_confidence(value: float | None) -> None:
+    if value is not None and not 0 < checks.real(value) < 1:
+        raise ValueError(f"confidence must be None or in (0, 1), got {checks.shown(value)}")
+
+
+def random_of(random_state: RandomState) -> np.random.RandomState:
+    """scikit-learn's `check_random_state`, whose errors name no argument; a bool is no int."""
+    try:
+        if isinstance(random_state, (bool, np.bool_)):
+            raise ValueError
+        return check_random_state(random_state)
+    except ValueError:
+        wanted = "None, an int from 0 to 2^32 - 1 or a RandomState"
+        got = checks.shown(random_state)
+        raise ValueError(f"random_state must be {wanted}, got {got}") from None
 
 
 def check_n_jobs(n_jobs: int | None) -> None:
@@ -147,7 +166,7 @@ def check_n_jobs(n_jobs: int | None) -> None:
         or not 0 < abs(n_jobs) < 2**31
     ):
         wanted = "None or a nonzero 32-bit integer"
-        raise ValueError(f"n_jobs must be {wanted}, got {n_jobs!r}")
+        raise ValueError(f"n_jobs must be {wanted}, got {checks.shown(n_jobs)}")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import numbers
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lshkit import checks
 from lshkit.kde.deviations import effective_rows, standard_deviations
 from lshkit.kde.likelihood import of_largest_likelihood
 from lshkit.kde.neighbors import of_neighbors
@@ -29,15 +30,10 @@ def check(bandwidth: float | str | ArrayLike, n_features: int, kernel: str) -> s
 def check_widths(bandwidth: float | ArrayLike, n_features: int, kernel: str) -> np.ndarray:
     """Numbers as a float64 array `(n_features,)`, or a ValueError."""
     if isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool):
-        widths = np.full(n_features, float(bandwidth))
+        widths = np.full(n_features, checks.real(bandwidth))
     else:
-        try:
-            widths = np.asarray(bandwidth, np.float64)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"bandwidth must be a number, an array of numbers or a rule, got {bandwidth!r}"
-            ) from None
-        if widths.ndim == 0 and not isinstance(bandwidth, bool):
+        widths = np.asarray(checks.array("bandwidth", bandwidth, kinds="fiu"), np.float64)
+        if widths.ndim == 0:
             widths = np.full(n_features, float(widths))
         if widths.shape != (n_features,):
             raise ValueError(
@@ -47,7 +43,8 @@ def check_widths(bandwidth: float | ArrayLike, n_features: int, kernel: str) -> 
     least = np.finfo(np.float64).tiny  # below, 1 / bandwidth overflows
     if not (np.isfinite(widths).all() and (widths >= least).all()):
         raise ValueError(
-            f"bandwidth must be finite and > 0 (at least {least:.2g}), got {bandwidth!r}"
+            f"bandwidth must be finite and > 0 (at least {least:.2g}), got "
+            f"{checks.shown(bandwidth)}"
         )
     if kernel == "angular" and not (widths == 1).all():
         raise ValueError(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from joblib import effective_n_jobs
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
 
 from lshkit import checks
 from lshkit.kde import kernels
-from lshkit.kde.arguments import as_weights, detached, of_unit_size
+from lshkit.kde.arguments import as_weights, detached, of_unit_size, random_of
 from lshkit.kde.deviations import standard_deviations
 from lshkit.kde.leave_one_out import LeaveOneOut, distinct_rows
 from lshkit.kde.likelihood import (
@@ -180,7 +180,7 @@ def likelihood_curve(
             raise ValueError(f"scale='std' needs features that vary, feature {feature} does not")
     else:
         factors = _checked("scale", scale, X.shape[1])
-    seed = check_random_state(random_state).randint(2**31 - 1)
+    seed = random_of(random_state).randint(2**31 - 1)
     left_out = LeaveOneOut(rows, totals, kernel, factors, effective_n_jobs(n_jobs))
     (left_out,) = holding_out([left_out], n_held_out, seed)
     if bandwidths is None:

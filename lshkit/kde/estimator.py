@@ -10,7 +10,6 @@ import numpy as np
 from joblib import effective_n_jobs
 from numpy.typing import ArrayLike
 from sklearn.base import DensityMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lshkit import checks
@@ -26,6 +25,7 @@ from lshkit.kde.arguments import (
     core_threads,
     keeps_rows,
     of_unit_size,
+    random_of,
 )
 from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.forgetting import forgetting_of
@@ -220,7 +220,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         if first:
             if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
                 bandwidths.check_rows(widths, X, of_unit_size(weights))
-            seed = check_random_state(self.random_state).randint(2**31 - 1)
+            seed = random_of(self.random_state).randint(2**31 - 1)
             self._kde_seed, self._kde_rows, self._kde_weights = seed, [], []
             self._kde_sketch = self._kde_method = None
             self._kde_picked = self._kde_fitted = None
@@ -496,7 +496,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         if self.atol > 0 and self.rtol > 0:
             angular = geometry.kernel == "angular"  # which has no normaliser
             norm = 0.0 if angular else self._log_normalizer(geometry)
-            log = np.log(self.atol) - np.log(self.rtol) + norm
+            log = np.log(float(self.atol)) - np.log(float(self.rtol)) + norm
             negligible = float(np.exp(min(log, 690)))
         confidence = None if self.confidence is None else float(self.confidence)
         return Accuracy(float(self.rtol), negligible, confidence)
@@ -515,14 +515,15 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         no rows.
         """
         check_is_fitted(self)
-        n_samples = checks.integer("n_samples", n_samples, 1)
+        most = checks.MOST_BYTES // (8 * self.n_features_in_)
+        n_samples = checks.integer("n_samples", n_samples, 1, most)
         if self._kde_sketch is not None:
             raise ValueError("sample needs the rows: algorithm='bucket_sum' does not keep them")
         geometry = self._method.geometry
         if geometry.kernel == "angular":
             raise ValueError("the angular kernel has no density in R^d to sample from")
         X, weights = self._training_rows()
-        rng = check_random_state(random_state)
+        rng = random_of(random_state)
         u = rng.uniform(size=n_samples)
         if weights is None:
             rows = (u * len(X)).astype(np.int64)

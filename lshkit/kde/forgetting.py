@@ -88,6 +88,8 @@ class SlidingWindow(Forgetting):
     name = "sliding_window"
 
     def __init__(self, size: int, n_hashes: int, n_buckets: int) -> None:
+        row_bytes = max(n_hashes * _code_bytes(n_buckets), 8)
+        checks.integer("sliding_window", size, 1, checks.MOST_BYTES // row_bytes)
         self.size, self.at, self.filled = size, 0, 0
         self.codes = np.zeros((size, n_hashes), f"=u{_code_bytes(n_buckets)}")
         self.weights = np.zeros(size)

@@ -84,6 +84,16 @@ class Accuracy(NamedTuple):
         return self.rtol * MEAN_ABSOLUTE / float(norm.ppf(0.5 + 0.5 * self.confidence))
 
 
+def finite_or_none(name: str, value: Any) -> float | None:
+    """A number of a file's settings as a float, or None; ValueError for anything else."""
+    if value is None:
+        return None
+    number = checks.real(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be None or a finite number, got {checks.shown(value)}")
+    return number
+
+
 class Tuned(NamedTuple):
     """What a pilot found out about a method."""
 
@@ -142,10 +152,7 @@ class Method(abc.ABC):
     def restored(cls, settings: dict[str, Any], training: Training) -> Self:
         """The method as it was calibrated, from settings of a file or a pickle."""
         method = cls.from_settings(settings, training)
-        floor = settings.get("error_floor")
-        if floor is not None and not np.isfinite(float(floor)):
-            raise ValueError(f"error_floor must be None or a finite number, got {floor}")
-        method.error_floor = floor
+        method.error_floor = finite_or_none("error_floor", settings.get("error_floor"))
         return method
 
     @classmethod

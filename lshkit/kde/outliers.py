@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -304,7 +303,7 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         check_contamination(self.contamination)
         self.density_, self._lock, self._kept = density, threading.RLock(), None
         self.density, self.n_features_in_ = clone(density), density.n_features_in_
-        offset = float(header["offset"])
+        offset = checks.real(header["offset"])
         if self._is_sketch():
             self._n_added = checks.integer("n_added", header["n_added"], 1)
             self._kept = rows, keys = tuple(arrays[name] for name in persistence.KEPT)
@@ -318,7 +317,7 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
             if not np.isfinite(x).all():
                 raise ValueError("scores and rows must be finite numbers")
         if not math.isfinite(offset):
-            raise ValueError(f"offset must be a finite number, got {offset}")
+            raise ValueError(f"offset must be a finite number, got {header['offset']!r}")
         self._prepared = offset, scores, KnownRows(rows)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -338,11 +337,9 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
 def check_contamination(contamination: float | str) -> None:
     if isinstance(contamination, str) and contamination == "auto":
         return
-    number = isinstance(contamination, numbers.Real) and not isinstance(contamination, bool)
-    if not number or not 0 < float(contamination) <= 0.5:
-        raise ValueError(
-            f"contamination must be 'auto' or a number in (0, 0.5], got {contamination!r}"
-        )
+    if not 0 < checks.real(contamination) <= 0.5:
+        got = checks.shown(contamination)
+        raise ValueError(f"contamination must be 'auto' or a number in (0, 0.5], got {got}")
 
 
 def threshold(

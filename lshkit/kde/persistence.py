@@ -15,10 +15,15 @@ from lshkit.archive import Archive, Expected
 from lshkit.hashing import FastHadamard, RandomBinning
 from lshkit.kde import bandwidth as bandwidths
 from lshkit.kde import forgetting, kernels
-from lshkit.kde.arguments import as_weights, check_parameters
+from lshkit.kde.arguments import (
+    as_weights,
+    check_confidence,
+    check_parameters,
+    check_tolerance,
+)
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.methods import METHODS
-from lshkit.kde.sketch import SKETCH_BITS, Sketch
+from lshkit.kde.sketch import SKETCH_BITS, Sketch, check_total
 from lshkit.typing import File
 
 if TYPE_CHECKING:
@@ -221,11 +226,17 @@ def _restore_rows(
         kernel, n_bits = fitted["kernel"], checks.integer("n_bits", fitted["n_bits"], 1, 64)
         _check_kernel(kernel, kernels.CODES)
         widths = bandwidths.check_widths(arrays["bandwidth"], X.shape[1], kernel)
-        for name, settings in header["picked"]["methods"].items():
+        picked = header["picked"]
+        for name, settings in picked["methods"].items():
             if name not in METHODS:
                 raise ValueError(f"method must be one of {', '.join(METHODS)}, got {name!r}")
             METHODS[name].check_saved(settings, len(X), kernel, n_bits)
-        estimator._kde_picked, estimator._kde_fitted = header["picked"], (kernel, n_bits, widths)
+        if picked["asked"] not in ("auto", *METHODS):
+            raise ValueError(f"algorithm must be 'auto' or a method's, got {picked['asked']!r}")
+        for name in ("rtol", "negligible"):
+            check_tolerance(name, picked[name])
+        check_confidence(picked["confidence"])
+        estimator._kde_picked, estimator._kde_fitted = picked, (kernel, n_bits, widths)
     if kernel == "angular" and has_zero_row(X):
         raise ValueError("X has a row of zeros, which has no angle")
 
@@ -268,11 +279,15 @@ def _restore_sketch(
     sketch = Sketch(geometry, n_bits, hasher.n_hashes, estimator._kde_seed, hasher=hasher)
     n_rows, sketch.total = estimator.n_samples_seen_, float(total)
     sketch.table.table[:], sketch.table.count = arrays["table"], n_rows
-    sketch.whole = bool((arrays["table"] == np.floor(arrays["table"])).all())
+    # A window takes out weights that are not in the table alone.
+    sums = [x for name, x in arrays.items() if name == "table" or name.startswith("forgetting.")]
+    sketch.whole = all((x == np.floor(x)).all() for x in sums if x.dtype.kind == "f")
     if (saved := settings["forgetting"]) is not None:
         kind = forgetting.BY_NAME[saved["name"]]
         sketch.forgetting = kind.restored(saved, arrays, sketch.table, n_rows)
         sketch.total = sketch.forgetting.weight(sketch.table)
+    if sketch.forgetting is None or sketch.forgetting.exact:
+        check_total(sketch._held, sketch.whole)
     estimator._kde_sketch = sketch
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from lshkit import checks
-from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned
+from lshkit.kde.method import MEAN_ABSOLUTE, MOST, Estimate, Method, Tuned, finite_or_none
 from lshkit.kde.sums import Sums
 from lshkit.kde.training import BLOCK, PermutedRows
 
@@ -213,10 +213,8 @@ def stages_of(settings: dict[str, Any]) -> Stages:
     limit = checks.positive("limit", settings["limit"])
     logs = {}
     for name in ("least", "negligible", "unseen"):
-        value = settings.get(name)
-        logs[name] = -np.inf if value is None else float(value)
-        if value is not None and not np.isfinite(logs[name]):
-            raise ValueError(f"{name} must be None or a finite number, got {value}")
+        value = finite_or_none(name, settings.get(name))
+        logs[name] = -np.inf if value is None else value
     return Stages(n_samples, limit, **logs)
 
 

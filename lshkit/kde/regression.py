@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from lshkit import checks
@@ -21,6 +21,7 @@ from lshkit.kde.arguments import (
     core_threads,
     detached,
     of_unit_size,
+    random_of,
 )
 from lshkit.kde.fitted import FittedEstimator
 from lshkit.kde.geometry import Geometry, has_zero_row
@@ -198,7 +199,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         if first:
             if isinstance(widths, str):  # a rule that fails leaves nothing behind
                 widths = bandwidths.of_deviations(widths, X, weights)
-            self._regression_seed = check_random_state(self.random_state).randint(2**31 - 1)
+            self._regression_seed = random_of(self.random_state).randint(2**31 - 1)
             self._regression_shape, self._regression_parts = y.shape[1:], []
             self._regression_sketch = None
             # Kernel, n_bits, bandwidths and rtol (None: exact) in use: parameters may be set.
@@ -308,10 +309,11 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         fitted = self._regression_fitted
         with core_threads(self.n_jobs) as threads:
             if fitted is None:
+                self._check_parameters()  # which may have been set since
                 widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
                 if isinstance(widths, str):
                     widths = bandwidths.of_deviations(widths, X, weights)
-                rtol = self.rtol if self._may_sample(len(X)) else None
+                rtol = float(self.rtol) if self._may_sample(len(X)) else None
                 fitted = self.kernel, self._bits(), widths, rtol
             kernel, n_bits, widths, rtol = fitted
             training = training_of(kernel, n_bits, widths, *rows)

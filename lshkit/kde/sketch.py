@@ -110,22 +110,25 @@ class Sketch:
         if weights is None:
             rounded = np.broadcast_to(1.0, len(X))
         else:
-            rounded = np.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT
+            with np.errstate(over="ignore"):
+                rounded = np.round(weights / WEIGHT_UNIT) * WEIGHT_UNIT
             whole = whole and bool((rounded == np.floor(rounded)).all())
-            if (np.abs(rounded - weights) > 1e-3 * weights).any():
-                raise ValueError(
-                    f"sample_weight must be 0 or at least {500 * WEIGHT_UNIT:.1e} for "
-                    "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale "
-                    "them up"
-                )
+        # Sums of multiples of the unit are exact below the bound, and never rounded to below it.
         total = self._held + sign * float(rounded.sum())
-        if self.forgetting is not None and not self.forgetting.exact:
-            if rounded.max(initial=0) > MAX_WEIGHT:
-                raise ValueError(f"sample_weight must be at most 2^29, got {rounded.max()}")
-        else:
-            _check_total(total, whole)
+        if self.forgetting is None or self.forgetting.exact:
+            check_total(total, whole)
+        elif not rounded.max(initial=0) < MAX_WEIGHT:
+            raise ValueError(
+                f"sample_weight must stay below 2^29 with a half_life, got {rounded.max()}"
+            )
         if total < 0 or self.table.count + sign * len(X) < 0:
             raise ValueError("cannot remove more rows or weight than the sketch holds")
+        if weights is not None and (np.abs(rounded - weights) > 1e-3 * weights).any():
+            raise ValueError(
+                f"sample_weight must be 0 or at least {500 * WEIGHT_UNIT:.1e} for "
+                "algorithm='bucket_sum' (weights are rounded to multiples of 2^-24): scale "
+                "them up"
+            )
         for part, codes in self.codes_by_chunk(X):
             values = rounded[part]
             if sign < 0:
@@ -167,7 +170,7 @@ class Sketch:
             self.total = self.forgetting.weight(self.table)
             return
         whole = self.whole and other.whole
-        _check_total(self.total + other.total, whole)
+        check_total(self.total + other.total, whole)
         self.table.merge(other.table)
         self.total += other.total
         self.whole = whole
@@ -231,9 +234,9 @@ class Sketch:
         return self.table.table.nbytes + kept
 
 
-def _check_total(total: float, whole: bool) -> None:
+def check_total(total: float, whole: bool) -> None:
     """ValueError where sums of weights would no longer be exact."""
-    if total > (MAX_COUNT if whole else MAX_WEIGHT):
+    if total >= (MAX_COUNT if whole else MAX_WEIGHT):
         most = "2^53" if whole else "2^29 (2^53 where all are whole numbers)"
         raise ValueError(f"the sum of sample_weight must stay below {most}, would be {total}")
 

@@ -6,13 +6,13 @@ import numpy as np
 from joblib import Parallel, delayed
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import pdist
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array
 from threadpoolctl import threadpool_limits
 
 from lshkit import checks
 from lshkit.buckets import BucketTable
 from lshkit.kde import bandwidth as bandwidths
-from lshkit.kde.arguments import check_n_jobs, core_threads, detached
+from lshkit.kde.arguments import check_n_jobs, core_threads, detached, random_of
 from lshkit.kde.geometry import Geometry, has_zero_row, unit_rows
 from lshkit.kde.kernels import COLLISION
 from lshkit.kde.sketch import SKETCH_BITS, Sketch
@@ -138,7 +138,8 @@ def two_sample_test(
     0.001
     """
     rows, n = _pooled(X, Y, kernel)
-    n_permutations = checks.integer("n_permutations", n_permutations, 1)
+    most = checks.MOST_BYTES // len(rows) - 1
+    n_permutations = checks.integer("n_permutations", n_permutations, 1, most)
     n_hashes = checks.integer("n_hashes", n_hashes, 1, 65535)
     check_n_jobs(n_jobs)
     if algorithm not in ("auto", "brute", "bucket_sum"):
@@ -150,11 +151,7 @@ def two_sample_test(
     if algorithm == "auto":
         exact = kernel not in COLLISION or len(rows) <= MAX_EXACT
         algorithm = "brute" if exact else "bucket_sum"
-    try:
-        rng = check_random_state(random_state)
-    except ValueError:
-        wanted = "None, an int or a RandomState"
-        raise ValueError(f"random_state must be {wanted}, got {random_state!r}") from None
+    rng = random_of(random_state)
     geometry = _geometry(rows, kernel, bandwidth, n_bits, rng)
     seed = rng.randint(2**31 - 1)
     labels = _labels(len(rows), n, n_permutations, np.random.default_rng(seed))

@@ -156,7 +156,7 @@ def log_partition(
     weight_matrix : array or tensor `(n_classes, n_features)`
         Used without a copy if float32 and contiguous, otherwise converted in each call.
     bias : array or tensor `(n_classes,)`, optional
-        Near classes are found without it.
+        -inf leaves a class out of Z. Near classes are found without it.
     sampler : PartitionSampler, optional
         For weights of this shape, current or older. If None it is built in the call, which takes as
         long as the exact normalisers of thousands of queries: build it once.
@@ -174,12 +174,14 @@ def log_partition(
         gradient. The error is that of the sample, sqrt(var Z) / Z, for the tables as they are;
         NaN for a sample of one class of several.
         If the sample misses large terms that are not near, the standard error is too small.
+        -inf and inf where no class is near and the bias leaves out all of the sample.
 
     Raises
     ------
     TypeError, ValueError
-        Arguments of the wrong kind or shape; a query, class or bias that is not finite (classes
-        only if they were read), or logits that overflow float32.
+        Arguments of the wrong kind or shape; a query or class that is not finite (classes only if
+        they were read), a bias that is NaN or inf, or -inf for all classes; logits that overflow
+        float32.
     """
     query, torch = _float32("query", query, (1, 2), "(n_q, n_features) or (n_features,)")
     weights, _ = _float32("weight_matrix", weight_matrix, 2, "(n_classes, n_features)")
@@ -203,6 +205,8 @@ def log_partition(
     elif not isinstance(sampler, PartitionSampler):
         raise TypeError(f"sampler must be a PartitionSampler, got {type(sampler).__name__}")
     sampler.check_shape(weights)
+    if bias is not None:
+        _check_bias(bias)
     sample = np.sort(random.choice(n, n_samples, replace=False, shuffle=False)).astype(np.int32)
     order, bins = sampler.tables._tables[:2]
     sums = np.empty((len(queries), 6))
@@ -212,8 +216,12 @@ def log_partition(
             *(sample, sums, 0 if torch is None else torch.get_num_threads()),
         )
     value, error = _of_sums(sums, n, n_samples)
-    if not np.isfinite(value).all():
-        _explain(value, weights, bias)
+    known = np.isfinite(value)
+    if bias is not None and np.isneginf(bias[sample]).all():
+        known |= np.isneginf(value)  # an estimate of 0
+    if not known.all():
+        check_rows("weight_matrix", weights)
+        raise ValueError(f"the logits of query {np.argmin(known)} overflow float32")
     if single:
         value, error = value[0], error[0]
     if torch is not None:
@@ -233,16 +241,19 @@ def _of_sums(sums: np.ndarray, n: int, s: int) -> tuple[np.ndarray, np.ndarray]:
             variance = np.full_like(variance, np.nan)
         # Without replacement: nothing is left to chance when all rows are sampled.
         error = n * np.sqrt(np.maximum(variance, 0) / s * (1 - s / n)) / total
-        return largest + np.log(total), error
+        none = np.isneginf(largest)  # relative to which sums are NaN
+        return np.where(none, -np.inf, largest + np.log(total)), np.where(none, np.inf, error)
 
 
-def _explain(value: np.ndarray, weights: np.ndarray, bias: np.ndarray | None) -> None:
-    """Raises for a result that is not finite."""
-    check_rows("weight_matrix", weights)
-    if bias is not None:
-        check_rows("bias", bias[:, None])
-    query = np.flatnonzero(~np.isfinite(value))[0]
-    raise ValueError(f"the logits of query {query} overflow float32")
+def _check_bias(bias: np.ndarray) -> None:
+    """ValueError for NaN, inf, or a bias that leaves out all classes."""
+    largest = bias.max()  # NaN if there is one
+    if not largest < np.inf:
+        row = np.flatnonzero(~(bias < np.inf))[0]
+        wanted = "finite, or -inf for classes to leave out"
+        raise ValueError(f"bias must be {wanted}, row {row} has {bias[row]} in float32")
+    if largest == -np.inf:
+        raise ValueError("bias must leave in a class, got -inf for all")
 
 
 def _float32(name: str, x: Any, dims: int | tuple[int, ...], wanted: str) -> tuple[np.ndarray, Any]:

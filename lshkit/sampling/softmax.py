@@ -47,7 +47,8 @@ class SampledSoftmaxLoss(nn.Module):
     ----------
     n_features, n_classes : int >= 1
     bias : bool or Parameter `(n_classes,)`
-        Whether the layer has a bias, or the one to use.
+        Whether the layer has a bias, or the one to use. -inf leaves a class out of Z; the loss of
+        rows whose target it is is not finite.
     weight : Parameter `(n_classes, n_features)`, optional
         float32 or float64, used instead of a new one.
     n_samples : int >= 1
@@ -56,7 +57,7 @@ class SampledSoftmaxLoss(nn.Module):
         Of the hash codes. Default: about 16 classes per bucket.
     n_hashes : int
         Hash tables, of 4 bytes per class each, or a little more.
-    min_count : int >= 1
+    min_count : int, 1 to 65535
     max_bucket_size : int
         Larger buckets are skipped; their classes are left to the sample.
     rehash_every : int
@@ -127,7 +128,7 @@ class SampledSoftmaxLoss(nn.Module):
         reduction: str = "mean",
     ) -> None:
         super().__init__()
-        self.n_features = checks.integer("n_features", n_features, 1)
+        self.n_features = checks.integer("n_features", n_features, 1, 2**31 - 1)
         self.n_classes = checks.integer("n_classes", n_classes, 1, 2**31 - 1)
         self.n_samples = checks.integer("n_samples", n_samples, 1)
         if n_bits is None:
@@ -135,7 +136,7 @@ class SampledSoftmaxLoss(nn.Module):
             n_bits = min(max(n_bits, 1), 16)
         self.n_bits_ = checks.integer("n_bits", n_bits, 1, 16)
         self.n_hashes_ = checks.integer("n_hashes", n_hashes, 1, 65535)
-        self.min_count = checks.integer("min_count", min_count, 1)
+        self.min_count = checks.integer("min_count", min_count, 1, 65535)
         self.max_bucket_size = checks.integer("max_bucket_size", max_bucket_size, 0)
         self.rehash_every = checks.integer("rehash_every", rehash_every, 1)
         self.sparse = checks.boolean("sparse", sparse)
@@ -205,7 +206,10 @@ class SampledSoftmaxLoss(nn.Module):
         """
         rows = self.weight.detach()
         if self.bias is not None:
-            rows = torch.cat([rows, self.bias.detach()[:, None]], 1)
+            bias = self.bias.detach()
+            left_out = bias.isneginf()  # at the mean of the others, of which -inf would leave none
+            bias = torch.where(left_out, bias[~left_out].mean(), bias)
+            rows = torch.cat([rows, bias[:, None]], 1)
         rows = rows - rows.mean(0)
         self.hasher_ = hasher = FastHadamard(
             rows.shape[1], self.n_bits_, self.n_hashes_, seed=_seed()
@@ -246,14 +250,18 @@ class SampledSoftmaxLoss(nn.Module):
         return hidden, target, counted, shape
 
     def _exact(self, hidden: Tensor, target: Tensor) -> Tensor:
+        bias = self.bias
+        if bias is not None:  # the gradient of logsumexp is NaN where all are -inf
+            bias = bias.clamp(min=torch.finfo(bias.dtype).min / 2)
         rows = max(1, min(len(hidden), 1024))
         step = max(1, _CHUNK // rows)
         losses = []
         for h, y in zip(hidden.split(rows), target.split(rows), strict=True):
             parts = []
             for first in range(0, self.n_classes, step):
-                bias = None if self.bias is None else self.bias[first : first + step]
-                parts.append(F.linear(h, self.weight[first : first + step], bias).logsumexp(1))
+                some = slice(first, first + step)
+                of_some = None if bias is None else bias[some]
+                parts.append(F.linear(h, self.weight[some], of_some).logsumexp(1))
             true = (h * self.weight[y]).sum(1)
             true = true if self.bias is None else true + self.bias[y]
             losses.append(torch.stack(parts).logsumexp(0) - true)

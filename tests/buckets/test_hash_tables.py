@@ -242,7 +242,7 @@ ABOVE, BELOW = CODES + np.int64(300), CODES - np.int64(1)
         (lambda: HashTables(CODES, weights="abcd"), TypeError, "weights must hold real numbers"),
         (lambda: draw(CODES, BELOW), ValueError, "key_codes must be >= 0, got -1"),
         (lambda: HashTables(CODES).draw(CODES[:, :2]), ValueError, "must have shape (n_q, 3)"),
-        (lambda: HashTables(CODES).draw(CODES, 0), ValueError, "n_samples must be an integer >= 1"),
+        (lambda: HashTables(CODES).draw(CODES, 0), ValueError, "n_samples must be an integer"),
         (lambda: HashTables(CODES).draw(CODES, 1.5), TypeError, "n_samples must be an integer"),
         (lambda: HashTables(CODES).draw(CODES, seed=-1), ValueError, "seed must be an integer"),
         (

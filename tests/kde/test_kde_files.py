@@ -99,6 +99,15 @@ FORGETTING = "sketch", "forgetting"
         ("random", METHODS, {}, "'random' is missing"),
         ("random", [*METHODS, "random", "n_samples"], -1, "n_samples must be an integer"),
         ("random", [*METHODS, "random", "limit"], "x", "limit must be a finite number"),
+        *(
+            (name, [*METHODS, name, "error_floor"], "9", "error_floor must be None or a finite")
+            for name in ("random", "near_far", "hbe")
+        ),
+        ("random", [*METHODS, "random", "least"], "9", "least must be None or a finite number"),
+        ("random", ["picked", "asked"], "other", "algorithm must be 'auto' or"),
+        ("random", ["picked", "rtol"], "0.1", "rtol must be a finite number >= 0, got '0.1'"),
+        ("random", ["picked", "negligible"], "0", "negligible must be a finite number >= 0"),
+        ("random", ["picked", "confidence"], "0.9", "confidence must be None or in (0, 1)"),
         ("near_far", [*METHODS, "near_far", "n_probes"], 4096, "n_probes must be an integer from"),
         ("near_far", [*METHODS, "near_far", "n_samples"], 0, "n_samples must be an integer >= 1"),
         ("hbe", [*METHODS, "hbe", "n_hashes"], 10**9, "n_hashes must be an integer from"),

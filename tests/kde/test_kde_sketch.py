@@ -1,5 +1,6 @@
 """algorithm="bucket_sum": a sketch that keeps no rows, streams, forgets and merges."""
 
+import io
 import os
 import platform
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from cases.archives import changed
 from cases.kde import clustered, log_mean
 from sklearn.exceptions import NotFittedError
 
@@ -216,6 +218,51 @@ def test_a_billion_rows():
     whole.partial_fit(rows[:1], sample_weight=[2.0**52])
     with pytest.raises(ValueError, match=r"must stay below 2\^53"):
         whole.partial_fit(rows[:1], sample_weight=[2.0**52])
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 9}], ids=["all rows", "window"])
+@pytest.mark.parametrize("parts", [[[2.0**53]], [[2.0**53 - 1], [1.0]], [[2.0**53 - 2, 1.0, 1.0]]])
+def test_weights_that_would_swallow_a_row_of_weight_1(parts, options):
+    """2^53 + 1 is 2^53 in float64: the sum must be less, in whatever parts it comes."""
+    rows = np.random.default_rng(0).normal(size=(3, 4))
+    *first, last = parts
+    density = sketch("angular", **options)
+    for weights in first:
+        density.partial_fit(rows[: len(weights)], sample_weight=weights)
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be 9007199254740992"):
+        density.partial_fit(rows[: len(last)], sample_weight=last)
+
+
+def test_halves_of_the_largest_sum_do_not_merge():
+    rows = np.random.default_rng(0).normal(size=(1, 4))
+    half = sketch("angular").fit(rows, sample_weight=[2.0**52])
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be 9007199254740992"):
+        half.merge(half)
+
+    def double(header, arrays):
+        header["sketch"]["total"] *= 2
+        arrays["table"] *= 2
+
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be 9007199254740992"):
+        LSHKernelDensity.load(changed(io.BytesIO(half.to_bytes()), double))
+
+
+def test_weights_with_fractions_in_a_loaded_window_are_not_forgotten():
+    """They may add up to whole numbers in the table, and leave it one by one."""
+    rows = np.ones((2, 4))
+    density = sketch("angular", sliding_window=2).fit(rows, sample_weight=[1.25, 0.75])
+    for one in (density, LSHKernelDensity.from_bytes(density.to_bytes())):
+        with pytest.raises(ValueError, match=r"below 2\^29 \(2\^53 where all are whole numbers\)"):
+            one.partial_fit(rows[:1], sample_weight=[2.0**30])
+
+
+def test_weights_beyond_float64_in_units():
+    rows = np.random.default_rng(0).normal(size=(3, 4))
+    density = sketch("angular").fit(rows)
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be inf"):
+        density.partial_fit(rows, sample_weight=[1e305, 1.0, 1.0])
+    with pytest.raises(ValueError, match="cannot remove more rows or weight"):
+        density.partial_unfit(rows, sample_weight=[1e305, 1.0, 1.0])
 
 
 MANY_BLOCKS = """

@@ -1,6 +1,7 @@
 """What is no array, tensor or estimator is refused at the door, by the name of the argument.
 
-LSHKernelDensity checks its arrays by scikit-learn's own functions, whose messages those are.
+LSHKernelDensity leaves most of what is wrong with its arrays to scikit-learn, whose messages those
+are, but not what scikit-learn takes for numbers.
 """
 
 import re
@@ -11,6 +12,13 @@ from cases.kde import clustered
 
 from lshkit.buckets import BucketTable, HashTables, bucket_sum, collisions, fold
 from lshkit.hashing import EuclideanLSH, FastHadamard, Hyperplane, RandomBinning
+from lshkit.kde import (
+    LSHKernelDensity,
+    LSHKernelRegressor,
+    LSHOutlierDetector,
+    likelihood_curve,
+    two_sample_test,
+)
 from lshkit.sampling import LSHSampler, log_partition
 
 torch = pytest.importorskip("torch")
@@ -130,3 +138,121 @@ def test_the_right_ones_are_taken(call):
 def test_what_is_no_estimator_is_refused(call, bad):
     with pytest.raises((TypeError, ValueError), match="estimator must be Sampled"):
         call(bad)
+
+
+def fitted(estimator, **options):
+    def call(**given):
+        return estimator(**options | given).fit(ROWS, ROWS[:, 0])
+
+    return call
+
+
+SKETCH = dict(kernel="angular", algorithm="bucket_sum")
+DENSITY = LSHKernelDensity().fit(ROWS)
+# Name of a call: the call, and the names of its arguments that are numbers in a range.
+NUMBERS = {
+    "LSHKernelDensity": (
+        fitted(LSHKernelDensity),
+        "bandwidth rtol atol confidence n_bits n_hashes random_state n_jobs",
+    ),
+    "a sketch": (fitted(LSHKernelDensity, **SKETCH), "sliding_window half_life"),
+    "a window": (
+        fitted(LSHKernelDensity, **SKETCH, sliding_window=9),
+        "sliding_window_error",
+    ),
+    "LSHKernelDensity.sample": (DENSITY.sample, "n_samples random_state"),
+    "LSHKernelRegressor": (
+        fitted(LSHKernelRegressor),
+        "bandwidth rtol n_bits n_hashes random_state n_jobs",
+    ),
+    "LSHOutlierDetector": (fitted(LSHOutlierDetector), "contamination random_state n_jobs"),
+    "two_sample_test": (
+        lambda **given: two_sample_test(ROWS, ROWS, **given),
+        "bandwidth n_permutations n_bits n_hashes random_state n_jobs",
+    ),
+    "likelihood_curve": (lambda **given: likelihood_curve(ROWS, **given), "random_state"),
+    "LSHSampler.sample": (lambda **given: SAMPLER.sample(ROWS[:2], **given), "n_samples seed"),
+}
+ARGUMENTS = [(call, name) for call, (_, names) in NUMBERS.items() for name in names.split()]
+
+
+@pytest.mark.parametrize("bad", [10**400, 10**5000, True, -1], ids=["400", "5000", "True", "-1"])
+@pytest.mark.parametrize("call, name", ARGUMENTS)
+def test_a_wrong_number_is_refused_by_its_name(call, name, bad):
+    """Also one that float64 does not hold, and one that Python does not write."""
+    if name == "n_jobs" and bad == -1:
+        return
+    got = f"an integer of {bad.bit_length()} bits" if bad > 1 else f"({bad}|bool)"
+    with pytest.raises((TypeError, ValueError), match=rf"^{name} must .*, got .*{got}"):
+        NUMBERS[call][0](**{name: bad})
+
+
+@pytest.mark.parametrize(
+    "call, name, value",
+    [
+        ("a sketch", "sliding_window", 2**60),
+        ("LSHKernelDensity.sample", "n_samples", 2**60),
+        ("two_sample_test", "n_permutations", 2**60),
+        ("LSHSampler.sample", "n_samples", 2**60),
+    ],
+)
+def test_sizes_beyond_any_memory_are_refused_by_their_name(call, name, value):
+    with pytest.raises(ValueError, match=f"{name} must be an integer from 1 to .*, got {value}"):
+        NUMBERS[call][0](**{name: value})
+
+
+def test_integers_that_numpy_holds_as_objects_are_numbers():
+    for options in ({"atol": 10**30}, {"rtol": 10**30, "atol": 1}, {"bandwidth": 10**30}):
+        as_float = {name: float(value) for name, value in options.items()}
+        found = [LSHKernelDensity(**x, random_state=0).fit(ROWS) for x in (options, as_float)]
+        assert np.array_equal(*(x.score_samples(ROWS[:5]) for x in found))
+    with pytest.raises(TypeError, match="bandwidth must hold real numbers, got a list of dtype <U"):
+        LSHKernelDensity(bandwidth=["1"] * 6).fit(ROWS)
+
+
+DATES = np.arange("2020-01-01", "2020-01-31", dtype="datetime64[D]")[:, None]
+NO_NUMBERS = {
+    "dates": DATES,
+    "times": DATES - DATES[0],
+    "a list of dates": [[x] for x in DATES[:, 0]],
+    "digits": np.arange(30).astype(str)[:, None],
+    "a list of digits": [[str(i)] for i in range(30)],
+    "digits as objects": np.arange(30).astype(str).astype(object)[:, None],
+    "bytes": np.arange(30).astype("S")[:, None],
+    "records": np.zeros((30, 1), [("x", float)]),
+    "masked": np.ma.masked_array(np.arange(30.0)[:, None], np.arange(30)[:, None] > 3),
+}
+COLUMN = np.arange(30.0)[:, None]
+OF_ROWS = {
+    "LSHKernelDensity.fit": (lambda X: LSHKernelDensity().fit(X), "X"),
+    "score_samples": (lambda X: LSHKernelDensity().fit(COLUMN).score_samples(X), "X"),
+    "sample_weight": (
+        lambda w: LSHKernelDensity().fit(COLUMN, sample_weight=w),
+        "sample_weight",
+    ),
+    "LSHKernelRegressor.fit": (lambda X: LSHKernelRegressor().fit(X, np.arange(30.0)), "X"),
+    "targets": (lambda y: LSHKernelRegressor().fit(COLUMN, y), "y"),
+    "LSHOutlierDetector.fit": (lambda X: LSHOutlierDetector().fit(X), "X"),
+    "two_sample_test, X": (lambda X: two_sample_test(X, COLUMN), "X"),
+    "two_sample_test, Y": (lambda Y: two_sample_test(COLUMN, Y), "Y"),
+    "likelihood_curve": (likelihood_curve, "X"),
+}
+
+
+@pytest.mark.parametrize("bad", NO_NUMBERS)
+@pytest.mark.parametrize("call", OF_ROWS)
+def test_what_could_be_converted_to_numbers_is_none(call, bad):
+    function, name = OF_ROWS[call]
+    wanted = (
+        "is a masked array"
+        if bad == "masked"
+        else "must hold real numbers, got a .* of (dtype|strings)"
+    )
+    with pytest.raises(TypeError, match=f"^{name} {wanted}"):
+        function(NO_NUMBERS[bad])
+
+
+@pytest.mark.parametrize("call", OF_ROWS)
+def test_objects_that_are_numbers_stay_numbers(call):
+    if call != "sample_weight":
+        OF_ROWS[call][0](COLUMN.astype(object))

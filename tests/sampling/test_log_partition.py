@@ -163,6 +163,23 @@ def test_tensors():
     assert one.value.shape == ()
 
 
+def test_a_bias_of_minus_infinity_leaves_classes_out():
+    weights, queries = classes(500, 8)
+    bias = np.where(np.arange(500) % 3, -np.inf, 0.5)
+    got = log_partition(queries, weights, bias=bias, n_samples=500, seed=0)
+    np.testing.assert_allclose(got.value, exact(queries, weights[::3], 0.5), rtol=1e-5)
+    # Without bias for samples that hold none of the others, too, whose estimate of Z may be 0.
+    bias = np.where(np.arange(500) > 3, -np.inf, 0.0)
+    sampler = PartitionSampler(weights, n_hashes=1, n_probes=1, seed=0)
+    options = dict(bias=bias, sampler=sampler, n_samples=50)
+    found = [log_partition(queries, weights, **options, seed=seed) for seed in range(2000)]
+    values, errors = (np.stack(x) for x in zip(*found, strict=True))
+    assert np.isneginf(values).any() and (np.isposinf(errors) == np.isneginf(values)).all()
+    z = np.exp(values - exact(queries, weights[:4]))
+    spread = z.std(axis=0) / np.sqrt(len(z))
+    assert (np.abs(z.mean(axis=0) - 1) < 4.5 * spread).all()
+
+
 WEIGHTS, QUERIES = classes(40, 6)
 
 
@@ -193,7 +210,19 @@ def with_value(x, value, row=2):
         (
             lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, bias=np.full(40, np.nan)),
             ValueError,
-            "bias must be finite, row 0",
+            "bias must be finite, or -inf for classes to leave out, row 0 has nan",
+        ),
+        (  # no matter whether its class is read
+            lambda s: log_partition(
+                QUERIES, WEIGHTS, sampler=s, bias=np.r_[np.zeros(39), np.inf], n_samples=2, seed=0
+            ),
+            ValueError,
+            "bias must be finite, or -inf for classes to leave out, row 39 has inf",
+        ),
+        (
+            lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, bias=np.full(40, -np.inf)),
+            ValueError,
+            "bias must leave in a class, got -inf for all",
         ),
         (
             lambda s: log_partition(QUERIES * 1e20, WEIGHTS * 1e20, sampler=s),

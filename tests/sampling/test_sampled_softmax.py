@@ -225,6 +225,33 @@ def test_exact_loss_in_chunks(monkeypatch):
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.parametrize("options", [{}, {"n_samples": 300}, {"train": False}], ids=str)
+def test_a_bias_of_minus_infinity_leaves_classes_out(options, monkeypatch):
+    """In training, with tables as those of the classes that are left; in chunks that have none."""
+    from lshkit.sampling import softmax
+
+    monkeypatch.setattr(softmax, "_CHUNK", 1400)
+    train = options.pop("train", True)
+    options = {"n_samples": 10, "n_bits": 4, "n_hashes": 4} | options
+    kept = torch.arange(300) >= 200
+    bias = torch.nn.Parameter(torch.where(kept, 0.5, -torch.inf).double())
+    loss = make(bias=bias, **options).train(train)
+    hidden, target = batch()
+    target = target % 100 + 200
+    value = loss(hidden, target)
+    grads = gradients(value, hidden, *loss.parameters())
+    assert all(x.isfinite().all() for x in (value, *grads)) and (grads[2][~kept] == 0).all()
+    if train:
+        indptr, indices = loss._near(loss.weight.detach())
+        rows = torch.repeat_interleave(torch.arange(300), indptr.diff())
+        assert (torch.bincount(rows[indices == rows], minlength=300) == 1).float().mean() > 0.5
+    if options["n_samples"] == 300 or not train:
+        expected = F.cross_entropy(F.linear(hidden, loss.weight, loss.bias), target)
+        torch.testing.assert_close(value, expected)
+        wanted = gradients(expected, hidden, *loss.parameters())
+        torch.testing.assert_close(grads, wanted)
+
+
 def test_rehashing():
     hidden, target = batch()
     loss = make(n_samples=10, n_bits=5, rehash_every=3)
@@ -327,6 +354,8 @@ H, Y = torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)
         (lambda: SampledSoftmaxLoss(4, 0), ValueError, "n_classes must be an integer"),
         (lambda: SampledSoftmaxLoss(4, 9, n_bits=17), ValueError, "n_bits must be an integer"),
         (lambda: SampledSoftmaxLoss(4, 9, n_samples=0), ValueError, "n_samples must be an"),
+        (lambda: SampledSoftmaxLoss(4, 9, min_count=10**400), ValueError, "min_count must be an"),
+        (lambda: SampledSoftmaxLoss(2**62, 9), ValueError, "n_features must be an integer from"),
         (lambda: SampledSoftmaxLoss(4, 9, reduction="max"), ValueError, "reduction must be one"),
         (lambda: SampledSoftmaxLoss(4, 9, sparse=1), TypeError, "sparse must be a bool"),
         (lambda: SampledSoftmaxLoss(4, 9, weight=H), TypeError, "weight must be a Parameter"),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING
 
-from sklearn.utils import check_random_state
-
 from lshkit.distributed.dask.blocks import RowBlocks
-from lshkit.kde.arguments import keeps_rows
+from lshkit.kde.arguments import keeps_rows, random_of
 from lshkit.typing import RandomState
 
 if TYPE_CHECKING:
@@ -27,9 +25,10 @@ def refuse_forgetting(estimator: DaskKernelDensity) -> None:
 
 def drawn(random_state: RandomState) -> int:
     """An int for all blocks: the one given, or one that is drawn."""
-    if isinstance(random_state, numbers.Integral) and not isinstance(random_state, bool):
+    random = random_of(random_state)
+    if isinstance(random_state, numbers.Integral):
         return int(random_state)
-    return int(check_random_state(random_state).randint(2**31 - 1))
+    return int(random.randint(2**31 - 1))
 
 
 def check_as_earlier(estimator: DaskKernelDensity, n_bits: int, blocks: RowBlocks) -> None:

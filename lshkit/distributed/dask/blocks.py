@@ -133,7 +133,11 @@ def _frame_blocks(name: str, X: Any, sample_weight: Any) -> RowBlocks:
                 f"{sample_weight.npartitions}"
             )
         weights = list(np.ravel(sample_weight.to_delayed()))
-    single = all(np.dtype(x) == np.float32 for x in X.dtypes)
+    for column, column_dtype in X.dtypes.items():
+        if column_dtype.kind not in "fiub":
+            got = f"column {column!r} of dtype {column_dtype}"
+            raise TypeError(f"{name} must hold real numbers, got {got}")
+    single = all(x == np.float32 for x in X.dtypes)
     dtype = np.dtype(np.float32 if single else np.float64)
     columns = list(X.columns)
     strings = all(isinstance(x, str) for x in columns)

@@ -255,11 +255,13 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         """The shards, made where there are none since rows came."""
         assert self._kept is not None
         if self._shards is None:
-            accuracy = Accuracy(float(self.rtol), 0.0, self.confidence)
+            check_parameters(self)  # which may have been set since
+            confidence = None if self.confidence is None else float(self.confidence)
+            accuracy = Accuracy(float(self.rtol), 0.0, confidence)
             negligible = -np.inf
             if self.atol > 0 and self.rtol > 0:
                 norm = 0.0 if self._kernel == "angular" else self._log_normalizer()
-                negligible = float(np.log(self.atol) - np.log(self.rtol) + norm)
+                negligible = float(np.log(float(self.atol)) - np.log(accuracy.rtol) + norm)
             asked = tuning.Asked(self.algorithm, accuracy, negligible)
             of_kernel = self._kernel, self._n_bits, self._widths
             exact, client = self._is_exact(self._kept.n_rows), client_of(self.client)

@@ -128,6 +128,10 @@ def test_dataframes(client):
         density.fit(parts, sample_weight=dd.from_pandas(series, npartitions=3))
     with pytest.raises(TypeError, match="sample_weight must be a Dask series"):
         density.fit(parts, sample_weight=series)
+    dates = frame.assign(b=pd.Timestamp("2020-01-01"))
+    for given, column in ((dates, "'b' of dtype datetime64"), (frame.astype(str), "'a' of dtype")):
+        with pytest.raises(TypeError, match=f"X must hold real numbers, got column {column}"):
+            density.fit(dd.from_pandas(given, npartitions=7))
 
 
 def test_merge(client):
@@ -159,7 +163,9 @@ def test_merge(client):
         ({"kernel": "laplacian", "bandwidth": "neighbors"}, "'neighbors' sees all rows at once"),
         ({"bandwidth": 2.0}, "bandwidth must be 1.0 for the angular kernel"),
         ({"kernel": "gaussian"}, "kernel must be one of"),
-        ({"random_state": "x"}, "cannot be used to seed"),
+        ({"random_state": "x"}, "random_state must be None, an int .*, got 'x'"),
+        ({"random_state": -1}, "random_state must be None, an int .*, got -1"),
+        ({"atol": 10**400, "algorithm": "auto"}, "atol must be .*, got an integer of 1329 bits"),
     ],
 )
 def test_parameters_that_cannot_be(parameters, message, client):
@@ -206,6 +212,14 @@ def test_rows_that_cannot_be(algorithm, client):
         density.kernel_mean(X)
     with pytest.raises(ValueError, match="angular kernel has no normaliser"):
         density.score_samples(rows)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_weights_that_would_swallow_a_row_of_weight_1(chunk, client):
+    density = DaskKernelDensity(**ANGULAR, client=client)
+    weights = blocks(np.array([1.0, 2.0**53 - 3, 1, 1]), chunk)
+    with pytest.raises(ValueError, match=r"must stay below 2\^53, would be 9007199254740992"):
+        density.fit(blocks(X[:4], chunk), sample_weight=weights)
 
 
 def test_no_client_no_workers(client):
