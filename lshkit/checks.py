@@ -76,6 +76,15 @@ def boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
+def refuse_words(name: str, value: Any, objects: np.ndarray) -> None:
+    """TypeError where objects, those of a value, hold what NumPy would make numbers of by itself:
+    strings of digits, dates, times."""
+    wrong = str, bytes, np.datetime64, np.timedelta64
+    if objects.dtype == object and any(isinstance(x, wrong) for x in objects.flat):
+        got = f"a {type(value).__name__} of strings or dates"
+        raise TypeError(f"{name} must hold real numbers, got {got}")
+
+
 def torch_of(**arguments: Any) -> Any:
     """The torch module when the arguments are torch tensors, None when none is.
 

@@ -54,10 +54,10 @@ def one_thread_of_blas():
         yield
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Of torch, whatever the test before has set, for small problems, whose threads only wait for
-    each other: on a busy machine some hundred times as long as they compute."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """One thread of torch, whatever the test before has set, for small problems, whose threads only
+    wait for each other: on a busy machine some hundred times as long as they compute."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

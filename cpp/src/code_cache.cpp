@@ -229,28 +229,12 @@ struct Step {
       along += out * sums.variance_values[c], square += out * out;
     }
     const double variance = sums.variance_squares - 2 * along + sums.variance * square;
-    return o.quantile * std::sqrt(std::max(variance, 0.0) /
-                                  std::max(double(sums.denominator) * sums.squares, 1e-300));
+    return o.quantile *
+           std::sqrt(std::max(variance, 0.0) / std::max(sums.denominator * sums.squares, 1e-300));
   }
 
-  // Whether the values' squares, and their sums, are far from float's limits.
-  bool in_range() const {
-    const float mean = sums.squares / sums.denominator;
-    return !(sums.denominator > 0) || (mean > 0x1p-80f && mean < 0x1p80f);
-  }
-  // Returns the stated error, of values of any size.
+  // Returns the stated error.
   double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
-    const double error = run_once(codes, n_bits, n_features, norm);
-    if (in_range()) return error;
-    float largest = 0;
-    read.largest_value = &largest;
-    run_once(codes, n_bits, n_features, norm);
-    read.largest_value = nullptr;
-    if (largest == 0) return error;
-    read.value_scale = std::ldexp(1.0f, std::clamp(-std::ilogb(largest), -126, 126));
-    return run_once(codes, n_bits, n_features, norm);
-  }
-  double run_once(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
     clear();
     const index_t first = std::min(o.n_sinks, n), last = std::max(n - o.window, first);
     if (n <= o.exact_below || last == first) {
@@ -283,7 +267,8 @@ struct Step {
     add(s.pilot, pilots, s.probability);
     const double predicted = error();  // of a second sample as large
     const double most = std::max(double(o.max_share) * n - n_read, wanted) / wanted;
-    const double times = std::clamp(std::pow(predicted / o.epsilon, 2), 1.0, most);
+    const double ratio = predicted / o.epsilon;  // NaN where a value is
+    const double times = ratio > 1 ? std::min(ratio * ratio, most) : 1;
     // The pilot's keys, known now, count with probability 1.
     clear();
     sums = exact;
@@ -370,7 +355,6 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     step.read.value_stride = value.row_stride;
     step.read.n_features = d;
     step.read.n_values = n_values;
-    step.read.value_scale = 1;
     const index_t matrix = batch * keys.key_heads + key_head;
     if (n > options.exact_below)
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
@@ -380,8 +364,7 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     outputs.n_read[task] = std::int32_t(step.n_read);
     outputs.log_sum[task] = step.sums.largest + std::log(step.sums.denominator);
     const float inverse = step.sums.denominator > 0 ? 1 / step.sums.denominator : 0;
-    const float unit = 1 / step.read.value_scale;
-    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] * inverse * unit;
+    for (index_t c = 0; c < n_values; ++c) out[c] = scratch.numerator[c] * inverse;
   });
 }
 

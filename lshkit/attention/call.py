@@ -4,7 +4,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional as F
 
 from lshkit import torch_ops
@@ -116,8 +115,10 @@ def aligned(call: Call) -> tuple[Call, int]:
 def without_first(out: Tensor, first: int) -> Tensor:
     """The output without the rows that `aligned` put before the first query.
 
-    A copy: a slice is contiguous at some lengths only, and an exported graph would hold to those.
+    In an exported graph a copy: a slice is contiguous at some lengths only, to which it would hold.
     """
+    if not torch.compiler.is_exporting():
+        return out[:, :, first:] if first else out
     return out if holds(first == 0) else F.pad(out, (0, 0, -first, 0))
 
 
@@ -126,4 +127,8 @@ def holds(condition: Any) -> bool:
 
     Plain `if` would limit the graph to the lengths for which the condition is what it is now.
     """
-    return statically_known_true(condition) if torch.compiler.is_exporting() else bool(condition)
+    if not torch.compiler.is_exporting():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
+    return statically_known_true(condition)

@@ -64,7 +64,8 @@ class CodeCache:
         scale: of the scores; None: 1 / sqrt(D).
         seed: of the projections and of the samples: an int >= 0 or an int64 tensor of one element.
             None draws it from torch's generator; see the attribute `seed`.
-        dtype: of queries, keys, values and outputs: float32, bfloat16 or float16. Sums are float32.
+        dtype: of queries, keys, values and outputs: float32, bfloat16 or float16. Sums are float32:
+            values beyond 1e30 may overflow them.
 
     Up to 1,024 positions, all keys are read. A result depends on the sequence, its length and the
     seed, on nothing else: not on padding, on other sequences of the batch, or on the number of

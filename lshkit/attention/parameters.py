@@ -61,8 +61,9 @@ def plane_rows(
             f"{wanted} or {flat}, got {tuple(planes.shape)}"
         )
     check_device("planes", planes, device)
-    require(planes.isfinite(), "parameters['planes'] must be finite")
-    return planes.to(torch.float32).reshape(flat)
+    planes = planes.to(torch.float32).reshape(flat)
+    require(planes.isfinite(), "parameters['planes'] must be finite, in float32 too")
+    return planes
 
 
 def one_or_each_head(name: str, tensor: Tensor, heads: int, device: torch.device) -> Tensor:

@@ -92,19 +92,27 @@ def as_queries(estimator: BaseEstimator, X: Rows, kernel: str) -> np.ndarray:
 
 
 def detached(name: str, value: Any) -> Any:
-    """A tensor on the CPU as an array, of half precision as float32; all else as it is.
+    """An array; a tensor's of half precision as float32. Frames, whose columns scikit-learn names,
+    and objects, which it refuses, stay as they are.
 
     TypeError for what scikit-learn would convert to numbers without a word: dates, times, strings
-    of digits, what a mask hides. Its own errors are those for complex numbers and objects.
+    of digits, what a mask hides.
     """
     torch = checks.torch_of(**{name: value})
+    if torch is None and hasattr(value, "iloc") and hasattr(value, "columns"):
+        for column, dtype in zip(value.columns, value.dtypes, strict=True):
+            if dtype.kind not in "fiubcO":
+                got = f"column {column!r} of dtype {dtype}"
+                raise TypeError(f"{name} must hold real numbers, got {got}")
+        objects = [i for i, dtype in enumerate(value.dtypes) if dtype.kind == "O"]
+        if objects:
+            checks.refuse_words(name, value, np.asarray(value.iloc[:, objects], object))
+        return value
     if torch is None:
         found = checks.array(name, value, kinds="fiubcO")
-        if found.dtype == object and any(isinstance(x, (str, bytes)) for x in found.flat):
-            raise TypeError(
-                f"{name} must hold real numbers, got a {type(value).__name__} of strings"
-            )
-        return value
+        checks.refuse_words(name, value, found)
+        named = hasattr(value, "columns")
+        return value if named or found.dtype == object or isinstance(value, np.ndarray) else found
     value = checks.array(name, value, torch).detach()
     return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
 

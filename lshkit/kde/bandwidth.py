@@ -32,7 +32,12 @@ def check_widths(bandwidth: float | ArrayLike, n_features: int, kernel: str) -> 
     if isinstance(bandwidth, numbers.Real) and not isinstance(bandwidth, bool):
         widths = np.full(n_features, checks.real(bandwidth))
     else:
-        widths = np.asarray(checks.array("bandwidth", bandwidth, kinds="fiu"), np.float64)
+        found = checks.array("bandwidth", bandwidth, kinds="fiuO")
+        checks.refuse_words("bandwidth", bandwidth, found)
+        try:
+            widths = found.astype(np.float64)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(f"bandwidth must hold real numbers: {error}") from None
         if widths.ndim == 0:
             widths = np.full(n_features, float(widths))
         if widths.shape != (n_features,):

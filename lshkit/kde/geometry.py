@@ -141,11 +141,12 @@ class Geometry:
                 of_some(self._rounding_of_sizes(sums[:, 0]) > tolerance, np.float64)
             if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
                 return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
-        single = self.rounding(np.maximum(norms, reach)) <= tolerance
-        of_some(single, np.float32)
-        if self.kernel == "laplacian":
-            single[single] = self._rounding_of_sizes(sums[single, 0]) <= tolerance
-        of_some(~single, np.float64)
+        else:
+            single = self.rounding(np.maximum(norms, reach)) <= tolerance
+            of_some(single, np.float32)
+            if self.kernel == "laplacian":
+                single[single] = self._rounding_of_sizes(sums[single, 0]) <= tolerance
+            of_some(~single, np.float64)
         if self.kernel == "angular":
             small = np.flatnonzero(sums[:, 1] < TINY * len(keys))
             if len(small):

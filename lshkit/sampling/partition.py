@@ -196,6 +196,7 @@ def log_partition(
         bias, _ = _float32("bias", bias, 1, f"({n},)")
         if bias.shape != (n,):
             raise ValueError(f"bias must have shape {(n,)}, got {bias.shape}")
+        _check_bias(bias)
     n_samples = min(checks.integer("n_samples", n_samples, 1), n)
     if not (seed is None or isinstance(seed, np.random.Generator)):
         seed = checks.integer("seed", seed, 0)
@@ -205,8 +206,6 @@ def log_partition(
     elif not isinstance(sampler, PartitionSampler):
         raise TypeError(f"sampler must be a PartitionSampler, got {type(sampler).__name__}")
     sampler.check_shape(weights)
-    if bias is not None:
-        _check_bias(bias)
     sample = np.sort(random.choice(n, n_samples, replace=False, shuffle=False)).astype(np.int32)
     order, bins = sampler.tables._tables[:2]
     sums = np.empty((len(queries), 6))

@@ -252,7 +252,10 @@ class SampledSoftmaxLoss(nn.Module):
     def _exact(self, hidden: Tensor, target: Tensor) -> Tensor:
         bias = self.bias
         if bias is not None:  # the gradient of logsumexp is NaN where all are -inf
-            bias = bias.clamp(min=torch.finfo(bias.dtype).min / 2)
+            device, dtype = bias.device.type, bias.dtype
+            if torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)
+            bias = bias.clamp(min=torch.finfo(dtype).min / 2)
         rows = max(1, min(len(hidden), 1024))
         step = max(1, _CHUNK // rows)
         losses = []

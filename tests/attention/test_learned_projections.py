@@ -180,10 +180,10 @@ def test_rows_that_are_not_finite_or_masked_add_nothing():
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e300])
 def test_planes_that_are_bad_tensors(bad):
     inputs = attention_inputs(20, 25, 16, 12)
-    planes = planes_of(3, 4, 5, 16)
+    planes = planes_of(3, 4, 5, 16).double()
     planes[1, 2, 3, 4] = bad
     options = {"estimator": replace(SOFT, n_bits=5, n_hashes=4), "parameters": {"planes": planes}}
     with pytest.raises(ValueError, match=r"parameters\['planes'\] must be finite"):

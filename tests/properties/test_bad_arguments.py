@@ -206,13 +206,17 @@ def test_integers_that_numpy_holds_as_objects_are_numbers():
         as_float = {name: float(value) for name, value in options.items()}
         found = [LSHKernelDensity(**x, random_state=0).fit(ROWS) for x in (options, as_float)]
         assert np.array_equal(*(x.score_samples(ROWS[:5]) for x in found))
+    LSHKernelDensity(bandwidth=[10**30] * 6).fit(ROWS)
     with pytest.raises(TypeError, match="bandwidth must hold real numbers, got a list of dtype <U"):
         LSHKernelDensity(bandwidth=["1"] * 6).fit(ROWS)
 
 
 DATES = np.arange("2020-01-01", "2020-01-31", dtype="datetime64[D]")[:, None]
+OBJECTS = np.empty((30, 1), object)
+OBJECTS[:, 0] = list(DATES[:, 0])  # of NumPy, which astype(object) would make Python's
 NO_NUMBERS = {
     "dates": DATES,
+    "dates as objects": OBJECTS,
     "times": DATES - DATES[0],
     "a list of dates": [[x] for x in DATES[:, 0]],
     "digits": np.arange(30).astype(str)[:, None],

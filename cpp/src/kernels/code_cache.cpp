@@ -242,23 +242,9 @@ struct Reader {
       score[i] = sum_lanes4(sum, zero, zero, zero)[0];
     }
   }
-  void measure(index_t begin, index_t count, const float* w) const {
-    F largest = broadcast(*p.largest_value);
-    for (index_t i = 0; i < count; ++i) {
-      if (!(w[i] > 0)) continue;
-      for (index_t c = 0; c < p.n_values; c += W) {
-        const F v = load_columns<Kind>(value(begin + i), c, p.n_values), size = v < 0 ? -v : v;
-        largest = size > largest && size < broadcast(INFINITY) ? size : largest;
-      }
-    }
-    float lanes[W];
-    store(lanes, largest);
-    *p.largest_value = *std::max_element(lanes, lanes + W);
-  }
   // Adds w v and u v of a chunk, and returns the sums of w |v|^2 and u |v|^2 in two registers.
   LSHKIT_INLINE void add_values(index_t begin, index_t count, const float* w, const float* u,
                                 F& w_squares, F& u_squares) const {
-    const F scale = broadcast(p.value_scale);
     for (index_t c = 0; c < p.n_values; c += kRowVectors * W) {
       F sum[kRowVectors] = {}, variance[kRowVectors] = {};
       const bool inside = c + kRowVectors * W <= p.n_values;
@@ -268,8 +254,8 @@ struct Reader {
         const F wi = broadcast(w[i]), ui = broadcast(u[i]);
         LSHKIT_UNROLL
         for (int t = 0; t < kRowVectors; ++t) {
-          const F v = scale * (inside ? Kind::load(row + c + t * W)
-                                      : load_columns<Kind>(row, c + t * W, p.n_values));
+          const F v =
+              inside ? Kind::load(row + c + t * W) : load_columns<Kind>(row, c + t * W, p.n_values);
           const F square = v * v;
           sum[t] += wi * v;
           variance[t] += ui * v;
@@ -283,6 +269,20 @@ struct Reader {
         store(numerator, load(numerator) + sum[t]);
         store(values, load(values) + variance[t]);
       }
+    }
+  }
+  // The same two sums of a chunk whose squares are near float's limits, or beyond.
+  LSHKIT_NOINLINE void add_squares(index_t begin, index_t count, const float* w,
+                                   const float* u) const {
+    for (index_t i = 0; i < count; ++i) {
+      if (!(w[i] > 0)) continue;
+      double square = 0;
+      for (index_t c = 0; c < p.n_values; c += W) {
+        float lanes[W];
+        store(lanes, load_columns<Kind>(value(begin + i), c, p.n_values));
+        for (const float v : lanes) square += double(v) * v;
+      }
+      p.sums->squares += w[i] * square, p.sums->variance_squares += u[i] * square;
     }
   }
   void rescale(float largest) const {
@@ -306,11 +306,10 @@ struct Reader {
         prefetch_row(key(i), key_bytes), prefetch_row(value(i), value_bytes);
     };
     ask(0, kChunk);
-    F w_squares = {}, u_squares = {}, w_sum = {}, u_sum = {};
+    F w_sum = {}, u_sum = {};
     const auto keep = [&] {
-      p.sums->squares += sum_lanes(w_squares), p.sums->variance_squares += sum_lanes(u_squares);
       p.sums->denominator += sum_lanes(w_sum), p.sums->variance += sum_lanes(u_sum);
-      w_squares = u_squares = w_sum = u_sum = F{};
+      w_sum = u_sum = F{};
     };
     for (index_t begin = 0; begin < p.count; begin += kChunk) {
       const index_t count = std::min(kChunk, p.count - begin);
@@ -336,8 +335,13 @@ struct Reader {
       }
       for (index_t i = count; i < kChunk; ++i) w[i] = u[i] = 0;
       for (index_t i = 0; i < kChunk; i += W) w_sum += load(w + i), u_sum += load(u + i);
-      if (p.largest_value) measure(begin, count, w);
+      F w_squares = {}, u_squares = {};
       add_values(begin, count, w, u, w_squares, u_squares);
+      const float squares = sum_lanes(w_squares);
+      if (squares > 0x1p-80f && squares < 0x1p80f)
+        p.sums->squares += squares, p.sums->variance_squares += sum_lanes(u_squares);
+      else
+        add_squares(begin, count, w, u);
     }
     keep();
   }

@@ -34,10 +34,10 @@ struct CodeSelect {
 };
 constexpr index_t kSelectPadding = 64;
 // Sums over keys that were read, in units of exp(largest): of weights w = exp(score) / probability,
-// of w v and w |v|^2, and of u = w^2 (1 - probability), u v and u |v|^2, v the values times
-// value_scale.
+// of w v and w |v|^2, and of u = w^2 (1 - probability), u v and u |v|^2.
 struct CodeSums {
-  float largest, denominator, squares, variance, variance_squares;
+  float largest, denominator, variance;
+  double squares, variance_squares;
   float *numerator, *variance_values;  // (n_values), to whole registers
 };
 struct CodeRead {
@@ -48,8 +48,6 @@ struct CodeRead {
   const std::int32_t* rows;
   const float* probability;  // null: 1
   index_t count;
-  float value_scale;     // a power of two with which the squares of values are float's
-  float* largest_value;  // becomes the largest |value| that is finite, where that is more; or null
   CodeSums* sums;
 };
 constexpr index_t kRegisterFloats = 16;  // at most

@@ -134,7 +134,7 @@ def _frame_blocks(name: str, X: Any, sample_weight: Any) -> RowBlocks:
             )
         weights = list(np.ravel(sample_weight.to_delayed()))
     for column, column_dtype in X.dtypes.items():
-        if column_dtype.kind not in "fiub":
+        if column_dtype.kind not in "fiub" and column_dtype != np.dtype(object):
             got = f"column {column!r} of dtype {column_dtype}"
             raise TypeError(f"{name} must hold real numbers, got {got}")
     single = all(x == np.float32 for x in X.dtypes)
