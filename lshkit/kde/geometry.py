@@ -135,10 +135,9 @@ class Geometry:
                 add_up(mask, dtype, out)
                 sums[mask] = out
 
-        if self.rounding(float(norms.max(initial=reach))) <= tolerance:
+        usual = self.kernel != "laplacian"  # whose rounding is known from its sums alone
+        if usual and self.rounding(float(norms.max(initial=reach))) <= tolerance:
             add_up(..., np.float32, sums)
-            if self.kernel == "laplacian":
-                of_some(self._rounding_of_sizes(sums[:, 0]) > tolerance, np.float64)
             if self.kernel != "angular" or sums[:, 1].min(initial=1) >= TINY * len(keys):
                 return Sums(sums[:, 0], sums[:, 1], sums[:, 2])  # the usual case
         else:
