@@ -59,7 +59,7 @@ class Suggestion:
 
     Errors are mean angles between output rows, in radians. `error`: from the setting's own
     expectation over the hash functions (of lsh_attention: softmax attention). `softmax_error`: from
-    softmax attention. `pairs`: share of the pairs that are scored; None where none is visited.
+    softmax attention. `pairs`: share of the pairs that lsh_attention scores; else None.
     `cost`: time over that of softmax attention; None where it was not measured.
     """
 
@@ -324,10 +324,14 @@ def _measure(
     exact: Callable[..., Any] | None,
 ) -> Suggestion:
     used = []
+    estimator = options.get("estimator")
+    # A run of queries is computed as the whole head is.
+    at_lengths = estimator and estimator.at_lengths(query.shape[-2], key.shape[-2])
 
     def attend(q: Tensor, k: Tensor, v: Tensor, first: int, trial: int) -> Tensor:
         own = options | {"seed": seed + trial}
         if function == "yoso_attention":
+            own |= {"estimator": at_lengths, "causal_offset": first}
             return yoso_attention(q, k, v, **own)
         own = {"causal_offset": first, "scale": scale} | own | {"return_pairs": True}
         out, pairs = lsh_attention(q, k, v, **own)
@@ -338,8 +342,7 @@ def _measure(
         own = options if function == "yoso_attention" else options | {"scale": scale}
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
 
-    estimator = options.get("estimator")
-    # The bound "auto" depends on all queries. (lsh_attention takes the position of the first row.)
+    # The bound "auto" depends on all queries. (Calls take the position of the first row.)
     whole = estimator is not None and isinstance(estimator.lift_scale, str)
     sampled = _outputs(attend, query, key, value, runs, n_trials, whole)
     softmax_error = _angle(sampled, softmax)

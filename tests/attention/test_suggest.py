@@ -11,7 +11,14 @@ from cases.attention import SAMPLED  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import lshkit.attention  # noqa: E402
-from lshkit.attention import Expected, Soft, suggest, yoso_attention  # noqa: E402
+from lshkit.attention import (  # noqa: E402
+    Colliding,
+    Expected,
+    Sampled,
+    Soft,
+    suggest,
+    yoso_attention,
+)
 
 SETTINGS = (
     ("yoso_attention", {"estimator": Expected(n_bits=6)}),
@@ -27,6 +34,10 @@ SETTINGS = (
     ),
     ("lsh_attention", {"n_bits": 6, "n_hashes": 24}),
     ("lsh_attention", {"n_bits": 8, "n_hashes": 24, "window": 0, "weighting": "none"}),
+    # A run of 16 queries alone would be computed by the expectation, all of them are not.
+    ("yoso_attention", {"estimator": Sampled(n_bits=6, n_hashes=8)}),
+    # Of few pairs but those of the window.
+    ("yoso_attention", {"estimator": Colliding(n_bits=12, n_hashes=8, window=8, exact_up_to=0)}),
 )
 
 
@@ -109,7 +120,7 @@ def test_arrays_heads_and_defaults():
         {"estimator": Soft()},
         {"estimator": Expected()},
     ]
-    one = suggest(query[0, 0], key[0, 0, :7], settings=SETTINGS[5:], n_trials=2, timed=False)
+    one = suggest(query[0, 0], key[0, 0, :7], settings=SETTINGS[5:7], n_trials=2, timed=False)
     assert one.n_keys == 7 and all(0 <= row.pairs <= 1 for row in one.rows)
 
 
