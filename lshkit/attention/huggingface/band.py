@@ -26,8 +26,8 @@ def yoso_band(
     mean, normalize = options["estimator"].mean, options["normalize"]
     if mean is None:
         raise NotImplementedError(
-            "estimator must be Sampled or Expected in a sliding window: the mean of soft codes has "
-            "no closed form"
+            f"estimator must be Sampled or Expected in a sliding window, got "
+            f"{options['estimator']!r}, whose mean has no closed form"
         )
     if mean.unit_norm == "lift":
         raise NotImplementedError("unit_norm must not be 'lift' in a sliding window")

@@ -10,7 +10,7 @@ from torch import nn
 from lshkit import checks, torch_ops
 from lshkit.attention import bert_lsh_attention, lsh_attention
 from lshkit.attention.arguments import check_choice
-from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Estimator, Sampled
+from lshkit.attention.estimators import ESTIMATORS, OPTIONS, Colliding, Estimator, Sampled
 from lshkit.hash_functions import MAX_HASHES
 
 LSH = ("weighting", "n_bits", "n_hashes", "hasher", "window", "n_sinks", "center")
@@ -70,7 +70,8 @@ class Yoso:
         self.call(options, training=False)
 
     def depends_on_positions(self, options: dict[str, Any]) -> bool:
-        return False
+        """The window of `Colliding` goes by them."""
+        return isinstance(options["estimator"], Colliding)
 
     def without_positions(self, options: dict[str, Any]) -> None:
         pass

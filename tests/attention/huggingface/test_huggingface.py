@@ -46,6 +46,11 @@ def pairs(*args, **kwargs):
     return sdpa_mask(*args, **{**kwargs, **skips})
 
 
+# Few pairs but those of the window, whose place shows.
+COLLIDING = {"estimator": "colliding", "n_bits": 16, "n_hashes": 1, "n_hashes_eval": None}
+COLLIDING |= {"window": 3, "exact_up_to": 0}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     register(lsh={"exact_steps": False})
@@ -216,6 +221,7 @@ def test_packed_sequences(batch, implementation):
         ("lshkit_yoso", {"estimator": "expected", "normalize": "sum"}),
         ("lshkit_yoso", SAMPLES | {"n_bits": 4}),
         ("lshkit_yoso", {"estimator": "soft", "n_bits": 4}),
+        ("lshkit_yoso", COLLIDING),
         ("lshkit_lsh", {"n_bits": 3, "exact_steps": False}),
         ("lshkit_lsh", {"n_bits": 3, "window": 3, "n_sinks": 0, "exact_steps": False}),
         ("lshkit_bert_lsh", {"n_bits": 3}),
