@@ -47,8 +47,10 @@ def dense_lsh_attention(
     first_query = n_keys - n_q if is_causal else 0
     position = torch.arange(first_query, first_query + n_q, device=device)[:, None]
     column = torch.arange(n_keys, device=device)
+    groups = query.shape[1] // key.shape[1]
     takes_part = query.new_ones(1, 1, n_keys, dtype=torch.bool) if keys is None else keys[:, None]
-    visible = takes_part[:, :, None]
+    finite = key.isfinite().all(-1)
+    visible = takes_part[:, :, None] & finite.repeat_interleave(groups, 1)[:, :, None]
     if is_causal and pairs is None:
         visible = visible & (column <= position)
     if pairs is not None:
@@ -59,6 +61,7 @@ def dense_lsh_attention(
     key = torch.where(takes_part[..., None], key, 0.0)
     if center and pairs is None:
         key = key - key_centre(key, keys, is_causal, window)
+    key = torch.where(finite[..., None], key, 0.0)
     first = visible & (visible.cumsum(-1) <= n_sinks)  # of those that a query sees
     exact = ((position - column).abs() < window) | first
     with torch.no_grad():
@@ -66,7 +69,6 @@ def dense_lsh_attention(
         sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
         parameters = torch_ops.hash_parameters(seed_tensor(seed, device), *sizes, family)
         hash_options = parameters, family, n_bits, n_hashes
-        groups = query.shape[1] // key.shape[1]
         grouped = query.unflatten(1, (-1, groups)).flatten(2, 3)
         query_codes = torch_ops.hash(grouped, *hash_options).unflatten(2, (groups, n_q))
         query_codes = query_codes.flatten(1, 2).short()

@@ -267,6 +267,21 @@ def test_what_a_masked_key_holds(n_q, form, where):
     assert not out[1].any()
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_key_that_is_not_finite_is_ignored(dense):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 6, 8, generator=generator) for _ in range(3))
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    attend = AttentionInterface()["lshkit_lsh"]
+    bias = torch.zeros(1, 2, 6, 6) if dense else None
+    without = torch.tensor([True, True, False, True, True, True])
+    expected, _ = attend(module, q, k, v, without[None, None, None], position_bias=bias)
+    k[:, :, 2] = torch.nan
+    out, _ = attend(module, q, k, v, None, position_bias=bias)
+    assert (out - expected).abs().max() < 1e-5
+
+
 def test_masks_of_integers(implementation):
     """A user's 0 and 1 are not one of the masks that are made here, which are of integers too."""
     attend, x = AttentionInterface()[implementation], torch.randn(2, 1, 6, 4)
