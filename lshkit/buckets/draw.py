@@ -145,11 +145,10 @@ class HashTables:
 
         The sizes where there are no weights. query_codes as in `union`, with its errors.
         """
-        if not self.weighted:
-            return self.bucket_sizes(query_codes) * 1.0
         codes, torch = self._queries(query_codes)
-        sums = np.empty(codes.shape)
+        sums = np.empty(codes.shape, np.float64 if self.weighted else np.int64)
         _C.bucket_sizes(self._tables, codes, sums, threads_of(torch))
+        sums = sums.astype(np.float64, copy=False)
         return like(torch, sums)[0]
 
     def _queries(self, query_codes: Any) -> tuple[np.ndarray, Any]:

@@ -56,6 +56,7 @@ def test_property_of_tables(n_q, n_k, n_hashes, n_buckets, width, spread, weight
     np.testing.assert_array_equal(tables.bucket_sizes(query), equal.sum(1))
     sums = np.einsum("qkh,k->qh", equal, np.ones(n_k) if weights is None else weights)
     np.testing.assert_array_equal(tables.bucket_weights(query), sums)  # quarters add up exactly
+    assert tables.bucket_weights(query).dtype == np.float64
     for got, expected in zip(tables.union(query), reference.collisions(query, key), strict=True):
         np.testing.assert_array_equal(got, expected)
     indices, probabilities, hashes = tables.draw(query, 3, seed=seed)
@@ -293,3 +294,12 @@ def test_union_without_large_buckets():
         np.testing.assert_array_equal(got, wanted)
     with pytest.raises(ValueError, match="max_bucket_size must be an integer >= 0, got -1"):
         tables.union(query, max_bucket_size=-1)
+
+
+def test_weights_of_buckets_of_tensors():
+    torch = pytest.importorskip("torch")
+    query, key = (torch.from_numpy(x) for x in random_codes(5, 40, 3, 4, np.uint8))
+    for tables in (HashTables(key), HashTables(key, weights=torch.ones(40))):
+        weights = tables.bucket_weights(query)
+        assert weights.dtype is torch.float64
+        assert torch.equal(weights, tables.bucket_sizes(query).double())
