@@ -1,7 +1,7 @@
 """Arguments of the functions and classes of attention: checks and conversions."""
 
 import numbers
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -93,40 +93,6 @@ def check_dense(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
 
 
-def check_step(
-    kind: str, of: Any, check_device: Callable[[str, Tensor], None], **tensors: Tensor
-) -> None:
-    """query, key and value of the next positions, as a state or a cache takes them.
-
-    of: it, with its sizes and dtype. kind: "state" or "cache", for the messages.
-    """
-    sizes = {
-        "query": (of.num_heads, of.head_dim),
-        "key": (of.num_key_heads, of.head_dim),
-        "value": (of.num_key_heads, of.value_dim),
-    }
-    grad = torch.is_grad_enabled()
-    for name, x in tensors.items():
-        heads, size = sizes[name]
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-        check_dense(name, x)
-        shape = x.shape
-        if len(shape) != 4 or (shape[0], shape[1], shape[3]) != (of.batch_size, heads, size):
-            wanted = f"({of.batch_size}, {heads}, n, {size})"
-            raise ValueError(f"{name} must be {wanted}, got shape {tuple(shape)}")
-        if x.dtype is not of.dtype:
-            raise TypeError(f"{name} must have the {kind}'s dtype {of.dtype}, got {x.dtype}")
-        check_device(name, x)
-        if grad and x.requires_grad:
-            raise RuntimeError(
-                f"{name} requires grad, and there is no autograd through a {kind}: call it "
-                f"under torch.no_grad() or torch.inference_mode()"
-            )
-    if "value" in tensors and (n := tensors["key"].shape[2]) != tensors["value"].shape[2]:
-        raise ValueError(f"value must have key's length {n}, got {tensors['value'].shape[2]}")
-
-
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor):
@@ -144,11 +110,10 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
             raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
         if x.dtype is not query.dtype and not torch.is_autocast_enabled(autocast_device(query)):
             raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
-        wanted = query.shape[:-2] if name == "key" or not enable_gqa else key.shape[:-2]
+        of, wanted = ("key", key.shape[:-2]) if enable_gqa else ("query", query.shape[:-2])
         if name == "key" and enable_gqa:
             _check_groups(query, key)
         elif x.shape[:-2] != wanted:
-            of = "query" if wanted is query.shape[:-2] or not enable_gqa else "key"
             raise ValueError(
                 f"{name} must have {of}'s batch and heads {tuple(wanted)}, "
                 f"got {tuple(x.shape[:-2])}"

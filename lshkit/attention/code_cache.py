@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from lshkit import _C, checks
 from lshkit.attention import saved_cache
-from lshkit.attention.arguments import CPU, check_step, seed_tensor
+from lshkit.attention.arguments import CPU, seed_tensor
 from lshkit.attention.coded_keys import EXACT_BELOW, CodedKeys
+from lshkit.attention.steps import check_step, checked_indices, checked_mask, checked_sizes
 from lshkit.torch_ops.library import rows
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -111,21 +112,9 @@ class CodeCache:
         seed: int | Tensor | None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.batch_size = checks.integer("batch_size", batch_size, 1)
-        self.num_heads = checks.integer("num_heads", num_heads, 1)
-        self.head_dim = checks.integer("head_dim", head_dim, 1, 4096)
-        self.value_dim = (
-            self.head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
-        )
-        self.num_key_heads = (
-            self.num_heads
-            if num_key_heads is None
-            else checks.integer("num_key_heads", num_key_heads, 1)
-        )
-        if self.num_heads % self.num_key_heads:
-            raise ValueError(
-                f"num_key_heads must divide num_heads={num_heads}, got {num_key_heads}"
-            )
+        sizes = checked_sizes(batch_size, num_heads, head_dim, value_dim, num_key_heads)
+        self.batch_size, self.num_heads, self.head_dim, self.value_dim, self.num_key_heads = sizes
+        checks.integer("head_dim", self.head_dim, 1, 4096)
         self.n_bits = checks.integer("n_bits", n_bits, 64, 256)
         if self.n_bits % 64:
             raise ValueError(f"n_bits must be a multiple of 64, got {n_bits}")
@@ -146,8 +135,10 @@ class CodeCache:
             raise TypeError(f"dtype must be float32, bfloat16 or float16, got {dtype!r}")
         self.dtype = dtype
         self.seed = int(seed_tensor(seed))
-        sizes = self.batch_size, self.num_key_heads, self.head_dim, self.value_dim, self.n_bits
-        self._kept = CodedKeys(*sizes, dtype, self.seed)
+        self._kept = CodedKeys(
+            *(self.batch_size, self.num_key_heads, self.head_dim, self.value_dim, self.n_bits),
+            *(dtype, self.seed),
+        )
 
     # --- Attention ------------------------------------------------------------------------------
 
@@ -283,23 +274,8 @@ class CodeCache:
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         TypeError or ValueError: anything else, none, or one that is not from 0 to B - 1.
         """
-        try:
-            chosen = torch.as_tensor(indices, device="cpu")
-        except (TypeError, ValueError, RuntimeError):
-            got = type(indices).__name__
-            raise TypeError(f"indices must be integers (n,), got {got}") from None
-        if chosen.dtype is torch.bool or chosen.is_floating_point() or chosen.dim() != 1:
-            raise TypeError(
-                f"indices must be integers (n,), got {chosen.dtype} {tuple(chosen.shape)}"
-            )
-        if not len(chosen):
-            raise ValueError("indices must name a sequence, got none")
-        low, high = int(chosen.min()), int(chosen.max())
-        if low < 0 or high >= self.batch_size:
-            raise ValueError(
-                f"indices must be from 0 to {self.batch_size - 1}, got {low if low < 0 else high}"
-            )
-        self._kept = self._kept.selected(chosen.tolist())
+        chosen = checked_indices(indices, self.batch_size)
+        self._kept = self._kept.selected(chosen)
         self.batch_size = len(chosen)
         return self
 
@@ -363,17 +339,9 @@ class CodeCache:
 
     def _padded(self, mask: Tensor | None, n: int) -> list[int]:
         """The starts of the sequences with n positions more, of which a mask may be given."""
+        mask = checked_mask(mask, self.batch_size, n)
         if mask is None:
             return self._kept.starts
-        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-            got = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"attn_mask must be a boolean tensor, True to take part, got {got}")
-        if tuple(mask.shape) not in ((self.batch_size, n), (self.batch_size, 1, 1, n)):
-            raise ValueError(
-                f"attn_mask must be ({self.batch_size}, {n}) or ({self.batch_size}, 1, 1, {n}), "
-                f"got shape {tuple(mask.shape)}"
-            )
-        mask = mask.reshape(self.batch_size, n)
         padding = n - mask.sum(1)  # of left padding
         row = torch.arange(n, device=mask.device)
         if not torch.equal(mask, row >= padding[:, None]):

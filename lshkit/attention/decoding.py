@@ -8,10 +8,11 @@ from torch import Tensor
 
 from lshkit import _C, checks, torch_ops
 from lshkit.attention import saved_state
-from lshkit.attention.arguments import CPU, DTYPES, check_choice, check_step, seed_tensor
+from lshkit.attention.arguments import CPU, DTYPES, check_choice, seed_tensor
 from lshkit.attention.estimators import BucketSums, Estimator, Sampled, Soft, estimator_of
 from lshkit.attention.parameters import check_parameters, sharpness_values
 from lshkit.attention.saved_state import TABLE_DTYPES
+from lshkit.attention.steps import check_step, checked_indices, checked_mask, checked_sizes
 from lshkit.torch_ops.library import rows
 
 
@@ -91,21 +92,8 @@ class YosoState:
         short_conv: int | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self.batch_size = checks.integer("batch_size", batch_size, 1)
-        self.num_heads = checks.integer("num_heads", num_heads, 1)
-        self.head_dim = checks.integer("head_dim", head_dim, 1)
-        self.value_dim = (
-            self.head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
-        )
-        self.num_key_heads = (
-            self.num_heads
-            if num_key_heads is None
-            else checks.integer("num_key_heads", num_key_heads, 1)
-        )
-        if self.num_heads % self.num_key_heads:
-            raise ValueError(
-                f"num_key_heads must divide num_heads={num_heads}, got {num_key_heads}"
-            )
+        sizes = checked_sizes(batch_size, num_heads, head_dim, value_dim, num_key_heads)
+        self.batch_size, self.num_heads, self.head_dim, self.value_dim, self.num_key_heads = sizes
         estimator = estimator_of(estimator)
         self.estimator = estimator.for_decoding()
         parameters = {} if parameters is None else parameters
@@ -266,22 +254,14 @@ class YosoState:
 
     def _mask(self, mask: Tensor | None, key: Tensor) -> Tensor | None:
         """The padding mask as (batch, n), its last dimension contiguous."""
+        mask = checked_mask(mask, self.batch_size, key.shape[2])
         if mask is None:
             return None
-        n = key.shape[2]
-        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
-            got = f"dtype {mask.dtype}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise TypeError(f"attn_mask must be a boolean tensor, True to take part, got {got}")
-        if tuple(mask.shape) not in ((self.batch_size, n), (self.batch_size, 1, 1, n)):
-            raise ValueError(
-                f"attn_mask must be ({self.batch_size}, {n}) or ({self.batch_size}, 1, 1, {n}), "
-                f"got shape {tuple(mask.shape)}"
-            )
         if mask.device != self.device:
             raise ValueError(
                 f"attn_mask must be on the state's device {self.device}, got {mask.device}"
             )
-        return mask.reshape(self.batch_size, n).contiguous()
+        return mask.contiguous()
 
     # --- The state as a thing -------------------------------------------------------------------
 
@@ -306,28 +286,12 @@ class YosoState:
         """A state with the same contents that shares no memory that is written to."""
         return self._like(range(self.batch_size))
 
-    def reorder(self, indices: Tensor) -> "YosoState":
+    def reorder(self, indices: Any) -> "YosoState":
         """Replaces sequence i by sequence indices[i], for beam search; returns self.
 
         indices: integers `(n,)`. Their number becomes the batch size: one prompt can become many.
         """
-        try:
-            if not isinstance(indices, Tensor):
-                indices = torch.as_tensor(indices, device="cpu")
-        except (TypeError, ValueError, RuntimeError):
-            got = type(indices).__name__
-            raise TypeError(f"indices must be integers (n,), n >= 1, got {got}") from None
-        integers = indices.dtype in (torch.int64, torch.int32)
-        if indices.dim() != 1 or not integers or not len(indices):
-            raise ValueError(
-                f"indices must be integers (n,), n >= 1, got shape {tuple(indices.shape)} and "
-                f"dtype {indices.dtype}"
-            )
-        indices = indices.tolist()
-        low, high = min(indices), max(indices)
-        if low < 0 or high >= self.batch_size:
-            bad = low if low < 0 else high
-            raise ValueError(f"indices must be from 0 to {self.batch_size - 1}, got {bad}")
+        indices = checked_indices(indices, self.batch_size)
         self.__dict__.update(self._like(indices).__dict__)
         return self
 

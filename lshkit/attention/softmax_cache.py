@@ -1,16 +1,17 @@
 """Step-by-step decoding of a module whose attention is a softmax: its keys and values are kept."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lshkit.attention.arguments import check_step
 from lshkit.attention.code_cache import CodeCache
 from lshkit.attention.estimators import Colliding
 from lshkit.attention.estimators.colliding import check_scale, units
 from lshkit.attention.state_dicts import checked_tensor
+from lshkit.attention.steps import check_step
 from lshkit.attention.unit_norm import unit_rows
 
 
@@ -135,13 +136,13 @@ class SoftmaxCache:
         """Plain tensors: the cache's, and "tail" and "inputs" of the convolutions."""
         return self.cache.state_dict() | {name: x.clone() for name, x in self._tensors().items()}
 
-    def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Loads the contents of a cache of a module with the same options and seed.
 
         TypeError or ValueError, which leave this cache unchanged, name the entry that is missing,
         unknown or of another type or shape.
         """
-        if not isinstance(state_dict, dict):
+        if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
         own = self._tensors()
         copies = {

@@ -138,8 +138,11 @@ def test_reorder_and_clone(normalize):
     assert all(torch.equal(before[name], after[name]) for name in before)
     with pytest.raises(ValueError, match="indices must be from 0 to 2, got 3"):
         state.reorder(torch.tensor([0, 3]))
-    with pytest.raises(ValueError, match="indices must be integers"):
+    with pytest.raises(TypeError, match="indices must be integers .*, got dtype torch.float32"):
         state.reorder(torch.tensor([0.0]))
+    with pytest.raises(ValueError, match="indices must be integers"):
+        state.reorder([])
+    assert state.clone().reorder(np.array([2], np.int16)).length.tolist() == [25]
     with pytest.raises(TypeError, match="indices must be integers .*, got NoneType"):
         state.reorder(None)
 
