@@ -323,6 +323,10 @@ class YosoAttention(nn.Module):
         if packed and (self.conv is not None or state is not None):
             other = "a state" if self.conv is None else f"conv_window={self.conv_window}"
             raise ValueError(f"cu_seqlens must be None with {other}: sequences would mix")
+        if cu_seqlens is not None and q.shape[2] != k.shape[2]:
+            raise ValueError(
+                f"key must have query's length {q.shape[2]} with cu_seqlens, got {k.shape[2]}"
+            )
         if state is not None:
             if context_parallel is not None:
                 raise ValueError("context_parallel must be None with a state, which one rank holds")

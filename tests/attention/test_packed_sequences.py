@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from cases.attention import EXPECTED, SAMPLED  # noqa: E402
 
-from lshkit.attention import yoso_attention  # noqa: E402
+from lshkit.attention import YosoAttention, yoso_attention  # noqa: E402
 
 LENGTHS = (5, 0, 37, 1, 64)
 KEY_LENGTHS = (9, 3, 20, 0, 70)
@@ -142,6 +142,9 @@ def test_wrong_combinations_are_named():
         yoso_attention(two, two, two, cu_seqlens=packing)
     with pytest.raises(ValueError, match="cu_seqlens_k must be None without cu_seqlens"):
         yoso_attention(x, x, x, cu_seqlens_k=packing)
+    module = YosoAttention(8, 2)
+    with pytest.raises(ValueError, match="key must have query's length 6 with cu_seqlens, got 8"):
+        module(torch.zeros(1, 6, 8), *[torch.zeros(1, 8, 8)] * 2, cu_seqlens=torch.tensor([0, 6]))
     with pytest.raises(ValueError, match="cu_seqlens_k must be given"):
         yoso_attention(x, shorter, shorter, cu_seqlens=packing)
     with pytest.raises(ValueError, match="cu_seqlens_k must have as many sequences"):
