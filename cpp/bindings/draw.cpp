@@ -1,5 +1,4 @@
-// lshkit._C: hash tables and the draw verb. The tables' arrays are the caller's; the class keeps
-// views of them, so that a look-up is one call.
+// lshkit._C: hash tables and the draw verb. The tables' arrays are the caller's.
 #include <memory>
 
 #include "bindings.hpp"
@@ -43,7 +42,7 @@ void draw_members(const py::tuple& arrays, py::handle codes_object, bool rotate,
   const TensorView codes("query_codes", codes_object);
   const TensorView indices("indices", indices_object);
   const TensorView probabilities("probabilities", probabilities_object);
-  const TensorView tables("tables", tables_object);
+  const TensorView tables("table_numbers", tables_object);
   const TableViews views(arrays, code_type_of(codes), false);
   check_any_codes(codes, views.tables());
   indices.require_type({kInt64}).require_shape({codes.shape(0), TensorView::kAny});

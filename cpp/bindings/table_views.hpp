@@ -9,14 +9,10 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kUint32{dlpack::unsigned_integer, 32};
-constexpr ElementType kUint64{dlpack::unsigned_integer, 64};
-
 // The arrays of HashTables. Python keeps them together: order, bins, bucket_codes, bucket_starts,
 // first_bucket (the last three None if direct), weights, weight_sums (None if not weighted).
 class TableViews {
  public:
-  // n_buckets: room for buckets in all tables together, one more a table included.
   TableViews(const py::tuple& arrays, ElementType code, bool building) {
     if (arrays.size() != 7) throw py::value_error("tables: 7 arrays are wanted");
     const TensorView& order = add("order", arrays[0]);

@@ -4,8 +4,7 @@
 //   2. the buffer protocol                 numpy
 //   3. x.__dlpack__()                      older torch, jax, cupy
 // A view lives for one call, in which the caller's reference keeps x alive. Every check is made
-// here and in module.cpp, once, under the argument's name; what comes out is memory that may be
-// read.
+// here, once, under the argument's name; what comes out is memory that may be read.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>

@@ -3,8 +3,8 @@
 Every operator is functional, allocates its results and takes the hash parameters as a tensor, so a
 compiled graph needs no new trace for new hash functions. Tensors are (batch, heads, rows, columns)
 and may be strided, key masks (batch, keys) booleans with True for a key that takes part, codes
-uint8 (n_bits <= 8) or uint16. Options are the core's integers: FAMILY, NORMALIZE, GRADIENT
-and, for bucket_sum, order 0 (all keys), 1 (causal) or 2 (the transpose of causal).
+uint8 (n_bits <= 8) or uint16. Options are the core's integers: FAMILY, NORMALIZE, GRADIENT,
+WEIGHTING and, for bucket_sum, order 0 (all keys), 1 (causal) or 2 (the transpose of causal).
 The public doors with the checks of shapes and words are lshkit.attention and lshkit.buckets.
 """
 
