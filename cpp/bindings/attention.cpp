@@ -29,7 +29,7 @@ GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionSh
   sketch.rank = check_range("gradient_rank", rank, 0, std::numeric_limits<std::int32_t>::max());
   if (rank == 0) return sketch;
   if (rotation.is_none()) throw py::value_error("rotation: gradient_rank needs one, was None");
-  view.emplace("rotation", rotation, TensorView::Place::any);
+  view.emplace("rotation", rotation, kAnyPlace);
   view->require_type({kFloat32}).require_dims(3, "(1 or heads, 3, columns)").require_contiguous();
   const index_t columns = view->shape(2);
   if (columns < 16 || columns < shape.n_values || (columns & (columns - 1)) != 0)
@@ -52,7 +52,7 @@ struct KeptViews {
             Normalize normalize) {
     if (out_object.is_none() || normalize == Normalize::none) return;
     if (divisors_object.is_none()) throw py::value_error("divisors: out needs them, was None");
-    check_vectors(out.emplace("out", out_object, TensorView::Place::any), in.query.type());
+    check_vectors(out.emplace("out", out_object, kAnyPlace), in.query.type());
     out->require_shape({in.out.shape(0), in.out.shape(1), in.out.shape(2), in.out.shape(3)});
     divisors.emplace(divisors_object, in.shape, normalize);
   }
@@ -73,8 +73,8 @@ struct GradientCodeViews {
   GradientCodeViews(py::handle query_object, py::handle key_object, const AttentionViews& in,
                     index_t n_bits) {
     if (query_object.is_none() && key_object.is_none()) return;
-    queries.emplace("gradient_query_codes", query_object, TensorView::Place::any);
-    keys.emplace("gradient_key_codes", key_object, TensorView::Place::any);
+    queries.emplace("gradient_query_codes", query_object, kAnyPlace);
+    keys.emplace("gradient_key_codes", key_object, kAnyPlace);
     queries->require_dims(4, kCodeAxes);
     check_attention_codes(*queries, in.query, n_bits, queries->shape(3));
     check_attention_codes(*keys, in.key, n_bits, queries->shape(3));
@@ -138,8 +138,8 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
-  const TensorView query_codes("query_codes", query_codes_object, TensorView::Place::any);
-  const TensorView key_codes("key_codes", key_codes_object, TensorView::Place::any);
+  const TensorView query_codes("query_codes", query_codes_object, kAnyPlace);
+  const TensorView key_codes("key_codes", key_codes_object, kAnyPlace);
   check_range("n_bits", n_bits, 1, kMaxBits);
   query_codes.require_dims(4, kCodeAxes);
   const index_t n_hashes = query_codes.shape(3);

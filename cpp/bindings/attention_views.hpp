@@ -22,14 +22,14 @@ struct AttentionViews {
                  py::handle mask_object, const char* out_name, py::handle out_object,
                  std::initializer_list<ElementType> types, py::handle query_starts_object,
                  py::handle key_starts_object)
-      : query("query", query_object, TensorView::Place::any),
-        key("key", key_object, TensorView::Place::any),
-        value("value", value_object, TensorView::Place::any),
-        out(out_name, out_object, TensorView::Place::any),
+      : query("query", query_object, kAnyPlace),
+        key("key", key_object, kAnyPlace),
+        value("value", value_object, kAnyPlace),
+        out(out_name, out_object, kAnyPlace),
         shape(check_shape(types)),
-        key_mask("key_mask", mask_object, shape.batch, shape.n_keys, TensorView::Place::any),
-        query_starts("query_starts", query_starts_object, shape.n_queries, TensorView::Place::any),
-        key_starts("key_starts", key_starts_object, shape.n_keys, TensorView::Place::any) {
+        key_mask("key_mask", mask_object, shape.batch, shape.n_keys),
+        query_starts("query_starts", query_starts_object, shape.n_queries),
+        key_starts("key_starts", key_starts_object, shape.n_keys) {
     if (query_starts.sequences() != key_starts.sequences())
       throw py::value_error("key_starts: as many sequences as in query_starts (" +
                             std::to_string(query_starts.sequences()) + ") are wanted, was " +
@@ -85,7 +85,7 @@ struct AttentionViews {
 class DivisorsView {
  public:
   DivisorsView(py::handle object, const AttentionShape& shape, Normalize normalize)
-      : view_("divisors", object, TensorView::Place::any), wanted_(normalize != Normalize::none) {
+      : view_("divisors", object, kAnyPlace), wanted_(normalize != Normalize::none) {
     view_.require_type({kFloat32}).require_contiguous();
     view_.require_shape({shape.batch, shape.heads, wanted_ ? shape.n_queries : 0});
   }
@@ -126,7 +126,7 @@ class GradientViews {
   static void emplace(std::optional<TensorView>& view, const char* name, py::handle object,
                       const TensorView& of) {
     if (object.is_none()) return;
-    const TensorView& gradient = view.emplace(name, object, TensorView::Place::any);
+    const TensorView& gradient = view.emplace(name, object, kAnyPlace);
     check_vectors(gradient, of.type()).require_output();
     gradient.require_shape({of.shape(0), of.shape(1), of.shape(2), of.shape(3)});
   }

@@ -11,10 +11,9 @@ namespace {
 void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
                  py::handle values_object, index_t n_buckets, int order_code,
                  py::handle key_mask_object, double scale, py::handle out_object, int threads) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView query_codes("query_codes", query_codes_object, any);
-  const TensorView key_codes("key_codes", key_codes_object, any);
-  const TensorView values("values", values_object, any), out("out", out_object, any);
+  const TensorView query_codes("query_codes", query_codes_object, kAnyPlace);
+  const TensorView key_codes("key_codes", key_codes_object, kAnyPlace);
+  const TensorView values("values", values_object, kAnyPlace), out("out", out_object, kAnyPlace);
   check_codes(query_codes, {kUint8, kUint16});
   check_codes(key_codes, {query_codes.type()});
   BucketSumShape shape;
@@ -29,7 +28,7 @@ void sum_buckets(py::handle query_codes_object, py::handle key_codes_object,
   shape.n_values = values.shape(3);
   shape.n_buckets = check_range("n_buckets", n_buckets, 1, kMaxBuckets);
   const Order order = check_option("order", order_code, Order::reversed);
-  const MaskView key_mask("key_mask", key_mask_object, shape.batch, shape.n_keys, any);
+  const MaskView key_mask("key_mask", key_mask_object, shape.batch, shape.n_keys);
   check_vectors(out, values.type()).require_output();
   out.require_shape({shape.batch, shape.heads, shape.n_queries, shape.n_values});
   if (out.size() == 0) return;
@@ -65,9 +64,8 @@ void check_table(const TensorView& table, const TensorView& codes) {
 
 void table_add(py::handle table_object, py::handle codes_object, py::handle values_object,
                double sign, int threads) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView table("table", table_object, any), codes("codes", codes_object, any);
-  const TensorView values("values", values_object, any);
+  const TensorView table("table", table_object, kAnyPlace), codes("codes", codes_object, kAnyPlace);
+  const TensorView values("values", values_object, kAnyPlace);
   check_table(table, codes);
   table.require_writable();
   values.require_type({table.type()}).require_shape({codes.shape(0), table.shape(2)});
@@ -95,9 +93,8 @@ void table_add(py::handle table_object, py::handle codes_object, py::handle valu
 
 void table_query(py::handle table_object, py::handle codes_object, double scale,
                  py::handle out_object, int threads) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView table("table", table_object, any), codes("codes", codes_object, any);
-  const TensorView out("out", out_object, any);
+  const TensorView table("table", table_object, kAnyPlace), codes("codes", codes_object, kAnyPlace);
+  const TensorView out("out", out_object, kAnyPlace);
   check_table(table, codes);
   out.require_type({table.type()}).require_shape({codes.shape(0), table.shape(2)});
   out.require_contiguous().require_output();

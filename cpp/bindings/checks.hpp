@@ -79,10 +79,9 @@ inline ElementType code_type(index_t n_bits) {
 // (batch, n_keys), or None: every key takes part.
 class MaskView {
  public:
-  MaskView(const char* name, py::handle object, index_t batch, index_t n_keys,
-           TensorView::Place place = TensorView::Place::cpu) {
+  MaskView(const char* name, py::handle object, index_t batch, index_t n_keys) {
     if (object.is_none()) return;
-    view_.emplace(name, object, place);
+    view_.emplace(name, object, kAnyPlace);
     view_->require_type({kBool, kUint8}).require_shape({batch, n_keys}).require_contiguous_rows();
   }
   Mask mask() const {
@@ -123,6 +122,31 @@ inline HashFunctions functions_of(const TensorView& parameters, int family_code,
   return functions;
 }
 
+// (1 or heads): one number for all heads, or one each.
+struct Sharpness {
+  const float* data;
+  index_t stride;
+
+  Sharpness(const TensorView& view, index_t heads) {
+    view.require_type({kFloat32}).require_dims(1, "(1 or heads)").require_contiguous();
+    if (view.shape(0) != 1) view.require_shape({heads});
+    data = view.data<const float>();
+    stride = view.shape(0) == 1 ? 0 : 1;
+  }
+};
+
+// The gradient of the hash functions of soft codes, where it is wanted.
+inline float* parameter_gradient(std::optional<TensorView>& view, py::handle object,
+                                 const TensorView& parameters, Family family) {
+  if (object.is_none()) return nullptr;
+  const TensorView& grad = view.emplace("grad_parameters", object, kAnyPlace);
+  if (family != Family::hyperplane)
+    grad.wrong_value("only hyperplanes have a gradient: None is wanted");
+  grad.require_type({kFloat32}).require_contiguous().require_output();
+  grad.require_shape({parameters.shape(0), parameters.shape(1), parameters.shape(2)});
+  return grad.data<float>();
+}
+
 // What a checked view is computed with in, float or double: call(T{}).
 template <class Call>
 void dispatch(ElementType type, Call&& call) {
@@ -135,10 +159,9 @@ void dispatch(ElementType type, Call&& call) {
 // The rows at which packed sequences start, and at last their number; or None.
 class StartsView {
  public:
-  StartsView(const char* name, py::handle object, index_t rows,
-             TensorView::Place place = TensorView::Place::cpu) {
+  StartsView(const char* name, py::handle object, index_t rows) {
     if (object.is_none()) return;
-    view_.emplace(name, object, place);
+    view_.emplace(name, object, kAnyPlace);
     view_->require_type({kInt64}).require_dims(1, "(sequences + 1)").require_contiguous();
     const index_t count = view_->shape(0);
     const index_t* starts = view_->data<const index_t>();

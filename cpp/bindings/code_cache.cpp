@@ -7,7 +7,6 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kHalfFloat{dlpack::floating, 16};
 constexpr index_t kMaxFeatures = 4096;
 
 struct CodedKeysViews {
@@ -22,7 +21,7 @@ struct CodedKeysViews {
         centre("centre", centre_object),
         norm("norm", norm_object),
         starts("starts", starts_object) {
-    check_vectors(key, {kFloat32, kBfloat16, kHalfFloat});
+    check_vectors(key, {kFloat32, kBfloat16, kFloat16});
     check_rows("key", key.shape(2));
     keys.batch = key.shape(0);
     keys.key_heads = key.shape(1);

@@ -9,8 +9,6 @@
 namespace lshkit {
 namespace {
 
-constexpr ElementType kFloat16{dlpack::floating, 16};
-
 // Rows of queries or keys, or None: no rows. A GPU reads short floats as they are.
 class RowsView {
  public:
@@ -100,15 +98,14 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   std::optional<TensorView> sharpness;
   if (!sharpness_object.is_none()) {
     sharpness.emplace("sharpness", sharpness_object, kAnyPlace);
-    sharpness->require_type({kFloat32}).require_dims(1, "(1 or key_heads)").require_contiguous();
-    if (sharpness->shape(0) != 1) sharpness->require_shape({tables.key_heads});
+    const Sharpness numbers(*sharpness, tables.key_heads);
     probes.queries = check_range("query_probes", query_probes, 1, n_buckets);
     probes.keys = check_range("key_probes", key_probes, 1, n_buckets);
-    probes.sharpness = sharpness->data<const float>();
-    probes.sharpness_stride = sharpness->shape(0) == 1 ? 0 : 1;
+    probes.sharpness = numbers.data;
+    probes.sharpness_stride = numbers.stride;
   }
   const Normalize options = check_option("normalize", normalize, Normalize::l2);
-  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys, kAnyPlace);
+  const MaskView key_mask("key_mask", mask_object, batch, in.n_keys);
   std::optional<TensorView> counts;
   if (!counts_object.is_none()) {
     counts.emplace("counts", counts_object, kAnyPlace);
@@ -118,7 +115,6 @@ void decode_rows(py::handle sums_object, py::handle counts_object, index_t batch
   } else if (options == Normalize::sum) {
     throw py::type_error("counts: are wanted to normalize by the sum of the weights, was None");
   }
-  if (in.n_features == 0) return;
   const CudaCall gpu({&sums, &parameters, query.view(), key.view(), value.view(), out.view(),
                       key_mask.view(), counts ? &*counts : nullptr,
                       sharpness ? &*sharpness : nullptr});

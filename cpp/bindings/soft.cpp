@@ -62,10 +62,9 @@ struct SoftViews {
     options.query_probes =
         check_range("query_probes", query_probes, 1, index_t{1} << functions.n_bits);
     options.key_probes = check_range("key_probes", key_probes, 1, index_t{1} << functions.n_bits);
-    sharpness.require_type({kFloat32}).require_shape({TensorView::kAny}).require_contiguous();
-    if (sharpness.shape(0) != 1) sharpness.require_shape({in.shape.key_heads});
-    options.sharpness = sharpness.data<const float>();
-    options.sharpness_stride = sharpness.shape(0) == 1 ? 0 : 1;
+    const Sharpness numbers(sharpness, in.shape.key_heads);
+    options.sharpness = numbers.data;
+    options.sharpness_stride = numbers.stride;
   }
   // All tensors of a call with these; null for those that were not given.
   std::vector<const TensorView*> views(const SoftCodeViews& q, const SoftCodeViews& k,
@@ -149,17 +148,8 @@ void soft_backward(py::handle query, py::handle key, py::handle value, py::handl
     grad.require_shape({in.shape.sequences ? in.shape.sequences : in.shape.batch, in.shape.heads});
     grad_sharpness = grad.data<float>();
   }
-  float* grad_parameters = nullptr;
-  if (!grad_parameters_object.is_none()) {
-    const TensorView& grad =
-        grad_parameters_view.emplace("grad_parameters", grad_parameters_object, kAnyPlace);
-    if (soft.functions.family != Family::hyperplane)
-      grad.wrong_value("only hyperplanes have a gradient: None is wanted");
-    grad.require_type({kFloat32}).require_contiguous().require_output();
-    grad.require_shape(
-        {soft.parameters.shape(0), soft.parameters.shape(1), soft.parameters.shape(2)});
-    grad_parameters = grad.data<float>();
-  }
+  float* grad_parameters = parameter_gradient(grad_parameters_view, grad_parameters_object,
+                                              soft.parameters, soft.functions.family);
   std::vector<const TensorView*> views = soft.views(queries, keys, {divisors.view()});
   for (const auto* view : {&out_view, &grad_sharpness_view, &grad_parameters_view})
     if (*view) views.push_back(&**view);

@@ -9,19 +9,6 @@
 namespace lshkit {
 namespace {
 
-// (1 or heads): one number for all heads, or one each.
-struct Sharpness {
-  const float* data;
-  index_t stride;
-
-  Sharpness(const TensorView& view, index_t heads) {
-    view.require_type({kFloat32}).require_dims(1, "(1 or heads)").require_contiguous();
-    if (view.shape(0) != 1) view.require_shape({heads});
-    data = view.data<const float>();
-    stride = view.shape(0) == 1 ? 0 : 1;
-  }
-};
-
 // The arrays of soft codes for the rows of x, with those that hold every probe.
 struct SoftHashViews {
   TensorView codes, bits, margins, weights;
@@ -118,17 +105,10 @@ void soft_hash_gradient(py::handle x_object, py::handle parameters_object,
   grad_x.require_shape({x.shape(0), x.shape(1), x.shape(2), x.shape(3)});
   grad_sharpness.require_type({kFloat32}).require_shape({x.shape(0), x.shape(1)});
   grad_sharpness.require_contiguous().require_output();
-  SoftHashGradients gradients{matrices<float>(grad_x), grad_sharpness.data<float>(), nullptr};
   std::optional<TensorView> grad_parameters;
-  if (!grad_parameters_object.is_none()) {
-    const TensorView& grad =
-        grad_parameters.emplace("grad_parameters", grad_parameters_object, kAnyPlace);
-    if (functions.family != Family::hyperplane)
-      grad.wrong_value("only hyperplanes have a gradient: None is wanted");
-    grad.require_type({kFloat32}).require_contiguous().require_output();
-    grad.require_shape({parameters.shape(0), parameters.shape(1), parameters.shape(2)});
-    gradients.parameters = grad.data<float>();
-  }
+  const SoftHashGradients gradients{
+      matrices<float>(grad_x), grad_sharpness.data<float>(),
+      parameter_gradient(grad_parameters, grad_parameters_object, parameters, functions.family)};
   const CudaCall gpu({&x, &parameters, &sharpness_view, &in.codes, &in.bits, &in.margins,
                       &in.weights, &grad_weights, &grad_x, &grad_sharpness,
                       grad_parameters ? &*grad_parameters : nullptr});

@@ -59,7 +59,7 @@ struct WeightedViews {
         out(out_name, out_object, kAnyPlace),
         shape(check_shape(n_buckets)),
         order(check_option("order", order_code, Order::reversed)),
-        key_mask("key_mask", mask_object, shape.batch, shape.n_keys, kAnyPlace) {}
+        key_mask("key_mask", mask_object, shape.batch, shape.n_keys) {}
 
   // All tensors of a call with these; null for those that were not given.
   std::vector<const TensorView*> views(std::initializer_list<const TensorView*> more) const {

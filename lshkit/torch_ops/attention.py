@@ -17,15 +17,15 @@ from lshkit import _C
 from lshkit.torch_ops.library import (
     Operator,
     check_codes,
+    core_dtype,
     define,
     differentiable,
     fake,
+    gradient_of,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    no_second_derivative,
-    nothing_to_save,
     register_autocast,
     register_kernel,
     register_vmap,
@@ -56,11 +56,6 @@ define(
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}, "
     f"Tensor? out=None, Tensor? divisors=None, {_MASK}) -> {_THREE}",
 )
-
-
-def _sampled_dtype(x: Tensor) -> torch.dtype:
-    """What the core reads and writes: 16-bit floats as they are."""
-    return torch.float32 if x.dtype is torch.float64 else x.dtype
 
 
 def keeps_output(query: Tensor) -> bool:
@@ -99,7 +94,7 @@ def _yoso_attention(
     rotation: Tensor | None = None,
     gradient_hashes: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = _sampled_dtype(query)
+    dtype = core_dtype(query)
     out = new_output(query, value, dtype)
     query_codes, key_codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     divisors = _new_divisors(query, normalize)
@@ -138,7 +133,7 @@ def _yoso_attention_backward(
     divisors: Tensor | None = None,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor, ...]:
-    dtype = _sampled_dtype(query)
+    dtype = core_dtype(query)
     gradients = new_gradients(dtype, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
         return tuple(g.zero_().to(query.dtype) for g in gradients)
@@ -313,15 +308,11 @@ def _expected_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tens
 
 
 yoso_attention: Operator = differentiable("yoso_attention", _setup_yoso, _yoso_backward)
-yoso_attention_backward: Operator = differentiable(
-    "yoso_attention_backward", nothing_to_save, no_second_derivative
-)
+yoso_attention_backward: Operator = gradient_of("yoso_attention")
 expected_attention: Operator = differentiable(
     "expected_attention", _setup_expected, _expected_backward
 )
-expected_attention_backward: Operator = differentiable(
-    "expected_attention_backward", nothing_to_save, no_second_derivative
-)
+expected_attention_backward: Operator = gradient_of("expected_attention")
 for _name in ("yoso_attention", "expected_attention"):
     register_autocast(_name)
 for _name, _with_batch, _starts_at in (

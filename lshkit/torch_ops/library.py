@@ -44,17 +44,6 @@ def not_differentiable(name: str) -> None:
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def nothing_to_save(ctx: Any, inputs: Any, output: Any) -> None:
-    pass
-
-
-def no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
-    raise NotImplementedError(
-        "lshkit's operators can be differentiated once: the gradient of a gradient "
-        "(create_graph=True, torch.func.hessian) is not available"
-    )
-
-
 def differentiable(name: str, setup: Callable[..., Any], backward: Callable[..., Any]) -> Operator:
     """Registers what is kept for the backward pass and the backward pass; returns what to call.
 
@@ -111,6 +100,22 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
 
     call.__name__ = call.__qualname__ = name
     return call
+
+
+def gradient_of(name: str) -> Operator:
+    """Registers the operator that computes name's gradient, which has none; what to call."""
+    return differentiable(f"{name}_backward", _nothing_to_save, _no_second_derivative)
+
+
+def _nothing_to_save(ctx: Any, inputs: Any, output: Any) -> None:
+    pass
+
+
+def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
+    raise NotImplementedError(
+        "lshkit's operators can be differentiated once: the gradient of a gradient "
+        "(create_graph=True, torch.func.hessian) is not available"
+    )
 
 
 def _differentiates(args: Sequence[Any]) -> bool:
@@ -199,6 +204,11 @@ def code_dtype(n_bits: int) -> torch.dtype:
     if n_bits <= 16:
         return torch.uint8 if n_bits <= 8 else torch.uint16
     return torch.uint32 if n_bits <= 32 else torch.uint64
+
+
+def core_dtype(x: Tensor) -> torch.dtype:
+    """What the core reads and writes: 16-bit floats as they are."""
+    return torch.float32 if x.dtype is torch.float64 else x.dtype
 
 
 def float_dtype(x: Tensor) -> torch.dtype:

@@ -19,12 +19,11 @@ from lshkit.torch_ops.library import (
     define,
     differentiable,
     fake,
+    gradient_of,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    no_second_derivative,
-    nothing_to_save,
     register_autocast,
     register_vmap,
     rows,
@@ -196,9 +195,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
 
 
 lsh_attention: Operator = differentiable("lsh_attention", _setup, _backward)
-lsh_attention_backward: Operator = differentiable(
-    "lsh_attention_backward", nothing_to_save, no_second_derivative
-)
+lsh_attention_backward: Operator = gradient_of("lsh_attention")
 register_autocast("lsh_attention")
 register_vmap("lsh_attention", (0, 1, 2, 3))
 register_vmap("lsh_attention_backward", (0, 1, 2, 3, 4, 5, 6, 7, 8, 9))

@@ -14,10 +14,9 @@ from lshkit.torch_ops.library import (
     define,
     differentiable,
     fake,
+    gradient_of,
     new_codes,
     new_gradient,
-    no_second_derivative,
-    nothing_to_save,
     register_kernel,
     register_vmap,
     rows,
@@ -181,8 +180,6 @@ def _soft_hash_grad(ctx: Any, grad_weights: Tensor | None, *_: Any) -> tuple[Ten
 
 
 soft_hash: Operator = differentiable("soft_hash", _setup_soft_hash, _soft_hash_grad)
-soft_hash_backward: Operator = differentiable(
-    "soft_hash_backward", nothing_to_save, no_second_derivative
-)
+soft_hash_backward: Operator = gradient_of("soft_hash")
 register_vmap("soft_hash", (0,))
 register_vmap("soft_hash_backward", ())  # a gradient of the parameters is summed over the batch

@@ -12,15 +12,15 @@ from lshkit.torch_ops.library import (
     Operator,
     Three,
     check_codes,
+    core_dtype,
     define,
     differentiable,
     fake,
+    gradient_of,
     mask_rows,
     new_codes,
     new_gradients,
     new_output,
-    no_second_derivative,
-    nothing_to_save,
     register_autocast,
     register_kernel,
     register_vmap,
@@ -93,11 +93,6 @@ def _new_results(
     )
 
 
-def _core_dtype(x: Tensor) -> torch.dtype:
-    """What the core reads and writes: 16-bit floats as they are."""
-    return torch.float32 if x.dtype is torch.float64 else x.dtype
-
-
 def _core_inputs(
     query: Tensor,
     key: Tensor,
@@ -106,7 +101,7 @@ def _core_inputs(
     parameters: Tensor,
     sharpness: Tensor,
 ) -> Inputs:
-    inputs = rows_of(_core_dtype(query), query, key, value)
+    inputs = rows_of(core_dtype(query), query, key, value)
     sharpness = sharpness.to(torch.float32).contiguous()
     return *inputs, mask_rows(key_mask), parameters.contiguous(), sharpness
 
@@ -131,7 +126,7 @@ def _soft_attention(
     check_sharpness(sharpness)
     family, n_bits, n_hashes, query_probes, key_probes, is_causal, normalize = options
     sizes = n_bits, n_hashes, query_probes, key_probes, normalize
-    out, soft_codes, divisors = _new_results(query, key, value, *sizes, _core_dtype(query))
+    out, soft_codes, divisors = _new_results(query, key, value, *sizes, core_dtype(query))
     if out.numel() == 0 or key.numel() == 0:
         return out.zero_().to(query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
     _C.soft_attention_forward(
@@ -180,7 +175,7 @@ def _soft_attention_backward(
     soft_codes: Any = rest[:6]
     divisors = rest[6]
     parameters, sharpness, *options, parameters_too, output_mask = rest[7:]
-    dtype = _core_dtype(query)
+    dtype = core_dtype(query)
     wanted = parameters_too, output_mask
     gradients = _new_gradients(query, key, value, query_starts, parameters, *wanted, dtype)
     if grad_out.numel() == 0 or key.numel() == 0:
@@ -291,9 +286,7 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None
 
 
 soft_attention: Operator = differentiable("soft_attention", _setup, _backward)
-soft_attention_backward: Operator = differentiable(
-    "soft_attention_backward", nothing_to_save, no_second_derivative
-)
+soft_attention_backward: Operator = gradient_of("soft_attention")
 register_autocast("soft_attention")
 register_vmap("soft_attention", (0, 1, 2, 3), (4, 5))
 register_vmap("soft_attention_backward", (0, 1, 2, 3, 4, 5, *range(8, 15)), (6, 7, 24))

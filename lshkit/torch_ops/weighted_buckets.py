@@ -13,9 +13,8 @@ from lshkit.torch_ops.library import (
     differentiable,
     fake,
     float_dtype,
+    gradient_of,
     mask_rows,
-    no_second_derivative,
-    nothing_to_save,
     register_kernel,
     register_vmap,
     rows,
@@ -140,8 +139,6 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
 
 
 weighted_bucket_sum: Operator = differentiable("weighted_bucket_sum", _setup, _backward)
-weighted_bucket_sum_backward: Operator = differentiable(
-    "weighted_bucket_sum_backward", nothing_to_save, no_second_derivative
-)
+weighted_bucket_sum_backward: Operator = gradient_of("weighted_bucket_sum")
 register_vmap("weighted_bucket_sum", (0, 1, 2, 3, 4, 7))
 register_vmap("weighted_bucket_sum_backward", (0, 1, 2, 3, 4, 5, 8))
