@@ -21,6 +21,7 @@ from benchmarks.quality.text.candidates import (  # noqa: E402
     CANDIDATES,
     Divided,
     NearAndFar,
+    NearHeads,
     OverCollisions,
 )
 from benchmarks.quality.text.model import (  # noqa: E402
@@ -106,6 +107,20 @@ def test_chunks_and_a_tree_sum_all_pairs(decay):
     in_chunks = NearAndFar(decay=decay, chunk=16).double()
     in_chunks.load_state_dict(mixer.state_dict())
     torch.testing.assert_close(in_chunks(*tensors), mixer(*tensors))
+
+
+@pytest.mark.parametrize("n", [100, 256, 600])
+def test_half_of_the_heads_see_what_is_near(n):
+    q, k, v, x = inputs(n)
+    mixer = NearHeads(Softmax, unit_norm=True)
+    i = torch.arange(n)
+    far = i[:, None] - i
+    hidden = (far < 0) | (i[:, None] // 256 - i // 256 > 1)
+    scores = q[:, :2] @ k[:, :2].mT / math.sqrt(32) - mixer.slopes * far
+    near = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, :2]
+    out = mixer(q, k, v, x)
+    torch.testing.assert_close(out[:, :2], near, rtol=0, atol=1e-5)
+    assert torch.equal(out[:, 2:], mixer.far(q[:, 2:], k[:, 2:], v[:, 2:], x))
 
 
 def test_the_kernel_is_decayed_and_divided():
@@ -218,7 +233,7 @@ def test_colliding_runs_are_tested_with_all_pairs_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--budgets", "seconds"), "--lengths: 'seconds' has 8192"),
+        (("--budgets", "seconds"), "--lengths: 'seconds' has 8192, 16384"),
         (("--device", "cuda", "--methods", BEYOND), "run on a CPU alone"),
         (("--budgets", "seconds", "--lengths", 8192, "--at-once", 2), "--at-once 1"),
     ],

@@ -49,7 +49,8 @@ SETTINGS = {
     },
     "short first": {1024: Setting(4, 2400, 2**19, first=((256, 16, 1 / 2),))},
     "seconds": {
-        8192: Setting(1, 20_000, first=((256, 16, 1 / 2), (1024, 4, 5 / 6)), seconds=600),
+        length: Setting(1, 20_000, first=((256, 16, 1 / 2), (1024, 4, 5 / 6)), seconds=600)
+        for length in (8192, 16384)
     },
 }
 LENGTHS = sorted({length for by_length in SETTINGS.values() for length in by_length})

@@ -174,7 +174,7 @@ def main() -> None:
         parser.error("--json: a file for --quick, which is no result")
     torch.set_num_threads(1)
     text, about = text_of(args.text, "cpu")
-    ((length, setting),) = (QUICK if args.quick else SETTINGS)["seconds"].items()
+    length, setting = next(iter((QUICK if args.quick else SETTINGS)["seconds"].items()))
     by_length = QUICK_READ if args.quick else {n: READ[n] for n in args.lengths}
     for seed in args.seeds:
         kept = args.weights and args.weights / f"{'quick' if args.quick else 'model'}_{seed}.pt"

@@ -186,6 +186,47 @@ class OverCollisions(nn.Module):
         return torch.log(-torch.expm1(self.estimator.n_hashes * torch.log1p(-p)))
 
 
+class NearHeads(nn.Module):
+    """Half of the heads attend to what is near, with ALiBi's distances, the others anywhere.
+
+    Near: exact softmax within a chunk of window positions and the one before it, in linear time;
+    slopes 2^(-8/3) and 2^(-16/3) of two heads. far: `Yoso` or `Softmax`, without positions.
+    """
+
+    def __init__(self, far: type, window: int = 256, **options) -> None:
+        super().__init__()
+        self.window, self.n_near = window, HEADS // 2
+        slopes = [2.0 ** -(8 / (self.n_near + 1) * k) for k in range(1, self.n_near + 1)]
+        self.register_buffer("slopes", torch.tensor(slopes)[:, None, None])
+        self.far = far(heads=HEADS - self.n_near, **options)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        sizes = self.n_near, HEADS - self.n_near
+        near, far = zip(*(y.split(sizes, 1) for y in (q, k, v)), strict=True)
+        return torch.cat((self.of_near(*near), self.far(*far, x)), 1)
+
+    def of_near(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        n, size = q.shape[-2], min(self.window, q.shape[-2])
+        # (B, chunks, H, size, d), then keys and values of a chunk and of the one before it.
+        q, k, v = (
+            F.pad(y, (0, 0, 0, -n % size)).unflatten(2, (-1, size)).transpose(1, 2)
+            for y in (q, k, v)
+        )
+        batch, chunks = q.shape[:2]
+        if chunks > 1:
+            k, v = (torch.cat((F.pad(y, (0,) * 6 + (1, 0))[:, :-1], y), -2) for y in (k, v))
+        keys = torch.arange(k.shape[-2])
+        distance = keys[-size:, None] - keys
+        bias = (-self.slopes * distance).masked_fill(distance < 0, -math.inf)
+        bias = bias.expand(batch, chunks, -1, -1, -1).clone()
+        if chunks > 1:
+            bias[:, 0, :, :, :size] = -math.inf
+        out = F.scaled_dot_product_attention(
+            *(y.flatten(0, 1) for y in (q, k, v)), attn_mask=bias.flatten(0, 1)
+        )
+        return out.unflatten(0, (batch, chunks)).transpose(1, 2).flatten(2, 3)[:, :, :n]
+
+
 def nodes(x: Tensor | None, size: int) -> Tensor | None:
     """(B n / size, H, size, columns): the pieces of sequences (B, H, n, columns)."""
     return None if x is None else x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
@@ -273,6 +314,17 @@ OPTIONS = {
         | {"estimator": Colliding(n_bits=n_bits, scale=math.exp(2.5)), "learn": "scale"}
         for n_bits in (8, 10, 12)
     },
+    # Half of the heads near, the others anywhere.
+    **{
+        f"near and colliding, {n_bits} bits": {
+            "mixer": NearHeads,
+            "far": Yoso,
+            "estimator": Colliding(n_bits=n_bits, scale=math.exp(2.5)),
+            "learn": "scale",
+        }
+        for n_bits in (8, 10, 12)
+    },
+    "near and softmax of unit vectors": {"mixer": NearHeads, "far": Softmax, "unit_norm": True},
     "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
     "softmax of unit vectors, ALiBi, own value": {
         "mixer": Softmax,

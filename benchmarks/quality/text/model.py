@@ -28,10 +28,10 @@ class Values(nn.Module):
 class Softmax(nn.Module):
     """Causal softmax attention on bfloat16 inputs, with ALiBi's distances or without positions."""
 
-    def __init__(self, alibi: bool = False, unit_norm: bool = False) -> None:
+    def __init__(self, alibi: bool = False, unit_norm: bool = False, heads: int = HEADS) -> None:
         super().__init__()
         self.alibi = alibi
-        self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5)) if unit_norm else None
+        self.log_temperature = nn.Parameter(torch.full((heads, 1, 1), 2.5)) if unit_norm else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         scale = q.shape[-1] ** -0.5
@@ -77,11 +77,11 @@ class Yoso(nn.Module):
     learn: None, or what is learned per head, "sharpness" or "scale".
     """
 
-    def __init__(self, estimator: Estimator, learn: str | None = None) -> None:
+    def __init__(self, estimator: Estimator, learn: str | None = None, heads: int = HEADS) -> None:
         super().__init__()
         self.estimator, self.learn, self.seeds = estimator, learn, Seeds()
         if learn is not None:
-            at_first = torch.full((HEADS,), getattr(estimator, learn))
+            at_first = torch.full((heads,), getattr(estimator, learn))
             self.register_parameter(f"log_{learn}", nn.Parameter(at_first.log()))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from benchmarks.quality.tasks.report import markdown
 
 # Okabe and Ito's colours, told apart with any colour vision, by what a method's name begins with.
 COLORS = {
+    "near and colliding": "#009E73",
+    "near and softmax": "#000000",
     "softmax of colliding": "#009E73",
     "softmax of near and colliding": "#009E73",
     "softmax near": "#CC79A7",
