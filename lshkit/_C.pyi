@@ -85,7 +85,7 @@ def code_step(
     quantile: float,
     min_share: float,
     max_share: float,
-    exact_below: int,
+    exact_up_to: int,
     seed: int,
     out: object,
     log_sum: object,

@@ -66,7 +66,7 @@ void code_keys_of(py::handle key, py::handle codes, py::handle planes, py::handl
 void code_step_of(py::handle query_object, py::handle key, py::handle value_object,
                   py::handle codes, py::handle planes, py::handle centre, py::handle norm,
                   py::handle starts, double scale, index_t n_sinks, index_t window, double epsilon,
-                  double quantile, double min_share, double max_share, index_t exact_below,
+                  double quantile, double min_share, double max_share, index_t exact_up_to,
                   std::uint64_t seed, py::handle out_object, py::handle log_sum_object,
                   py::handle error_object, py::handle n_read_object, int threads) {
   const CodedKeysViews views(key, codes, planes, centre, norm, starts);
@@ -97,7 +97,7 @@ void code_step_of(py::handle query_object, py::handle key, py::handle value_obje
   options.quantile = float(quantile);
   options.min_share = float(min_share);
   options.max_share = float(max_share);
-  options.exact_below = exact_below;
+  options.exact_up_to = exact_up_to;
   options.seed = seed;
   if (out.size() == 0) return;
   WithoutGil without_gil;
@@ -116,7 +116,7 @@ void bind_code_cache(py::module_& module) {
              "starts"_a, "sequence"_a, "begin"_a, "end"_a, "threads"_a = 0);
   module.def("code_step", &code_step_of, "query"_a, "key"_a, "value"_a, "codes"_a, "planes"_a,
              "centre"_a, "norm"_a, "starts"_a, "scale"_a, "n_sinks"_a, "window"_a, "epsilon"_a,
-             "quantile"_a, "min_share"_a, "max_share"_a, "exact_below"_a, "seed"_a, "out"_a,
+             "quantile"_a, "min_share"_a, "max_share"_a, "exact_up_to"_a, "seed"_a, "out"_a,
              "log_sum"_a, "error"_a, "n_read"_a, "threads"_a = 0);
 }
 

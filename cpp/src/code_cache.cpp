@@ -237,7 +237,7 @@ struct Step {
   double run(const std::uint8_t* codes, index_t n_bits, index_t n_features, float norm) {
     clear();
     const index_t first = std::min(o.n_sinks, n), last = std::max(n - o.window, first);
-    if (n <= o.exact_below || last == first) {
+    if (n <= o.exact_up_to || last == first) {
       add_exact(n, n);
       n_read = n;
       return 0;
@@ -356,7 +356,7 @@ void code_step(const CodedKeys& keys, Input<float> value, index_t n_values,
     step.read.n_features = d;
     step.read.n_values = n_values;
     const index_t matrix = batch * keys.key_heads + key_head;
-    if (n > options.exact_below)
+    if (n > options.exact_up_to)
       kernels().code_projections(q, d, keys.planes + key_head * d * keys.n_bits, keys.n_bits,
                                  scratch.projections);
     outputs.error[task] = float(step.run(keys.codes + matrix * keys.n_blocks * block_bytes,

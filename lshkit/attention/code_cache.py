@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lshkit import _C, checks
 from lshkit.attention import saved_cache
 from lshkit.attention.arguments import CPU, seed_tensor
-from lshkit.attention.coded_keys import EXACT_BELOW, CodedKeys
+from lshkit.attention.coded_keys import EXACT_UP_TO, CodedKeys
 from lshkit.attention.steps import check_step, checked_indices, checked_mask, checked_sizes
 from lshkit.torch_ops.library import rows
 
@@ -317,7 +317,7 @@ class CodeCache:
         _C.code_step(
             *(rows(query, torch.float32), self.key, self.value, *self._kept.coded),
             *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
-            *(self.max_share, EXACT_BELOW, self.seed, out, report.log_sum),
+            *(self.max_share, EXACT_UP_TO, self.seed, out, report.log_sum),
             *(report.error, report.keys, torch.get_num_threads()),
         )
         return out.to(self.dtype), report

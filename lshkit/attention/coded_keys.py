@@ -9,7 +9,7 @@ from torch import Tensor
 from lshkit import _C
 
 BLOCK = 64  # keys of a block of codes
-EXACT_BELOW = 1024  # up to this length every key is read, and none has a code
+EXACT_UP_TO = 1024  # up to this length every key is read, and none has a code
 
 
 class CodedKeys:
@@ -132,7 +132,7 @@ class CodedKeys:
         """
         for b, start in enumerate(self.starts):
             length = self.positions - start
-            if length <= EXACT_BELOW:
+            if length <= EXACT_UP_TO:
                 continue
             centred = 1 << (length.bit_length() - 1)
             if centred != self._centred[b]:

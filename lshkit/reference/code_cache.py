@@ -35,7 +35,7 @@ class StepOptions:
     z: float
     min_share: float
     max_share: float
-    exact_below: int = 1024
+    exact_up_to: int = 1024
 
 
 @dataclass
@@ -210,7 +210,7 @@ def code_step(
         return len(rows)
 
     first, last = min(o.n_sinks, n), max(n - o.window, min(o.n_sinks, n))
-    if n <= o.exact_below or last == first:
+    if n <= o.exact_up_to or last == first:
         n_read = read(np.arange(n))
         return Step(
             sums.numerator / sums.denominator,

@@ -5,7 +5,7 @@ import torch
 
 from lshkit.attention import CodeCache
 from lshkit.attention.code_cache import normal_quantile
-from lshkit.attention.coded_keys import EXACT_BELOW
+from lshkit.attention.coded_keys import EXACT_UP_TO
 from lshkit.reference import StepOptions, code_step
 
 SHAPES = ("spread", "peaked", "clustered")
@@ -74,7 +74,7 @@ def reference_step(cache, query, head):
     bits, norms = unpacked(cache, 0, g)
     options = StepOptions(
         *(cache.scale, cache.n_sinks, cache.window, cache.epsilon, normal_quantile(cache.delta)),
-        *(cache.min_share, cache.max_share, EXACT_BELOW),
+        *(cache.min_share, cache.max_share, EXACT_UP_TO),
     )
     return code_step(
         *(query.float().numpy(), cache.key[0, g].float().numpy()),

@@ -33,7 +33,7 @@ struct CodeStepOptions {
   index_t n_sinks = 0, window = 1;
   float epsilon = 0.1f, quantile = 1.96f;  // of a standard normal, at 1 - delta / 2
   float min_share = 0.01f, max_share = 0.05f;
-  index_t exact_below = 1024;  // keys, of which all are read
+  index_t exact_up_to = 1024;  // keys, of which all are read
   std::uint64_t seed = 0;
 };
 
