@@ -128,6 +128,13 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
 
 
+def folded(x: Tensor) -> Tensor:
+    """(batch, heads, rows, columns) of one batch dimension; three dimensions have one head."""
+    if x.dim() == 3:
+        return x.unsqueeze(1)
+    return x.flatten(0, -4) if x.dim() > 4 else x
+
+
 def autocast_device(x: Tensor) -> str:
     """Of autocast, which knows no meta device."""
     return "cuda" if x.device.type == "cuda" else "cpu"
@@ -225,7 +232,7 @@ def _sequence_starts(name: str, starts: Tensor, x: Tensor) -> Tensor:
 
 
 def key_padding_mask(
-    mask: Tensor,
+    mask: Tensor | None,
     query: Tensor,
     key: Tensor,
     reason: str = "no pair is visited (for a causal mask give is_causal=True)",
@@ -234,6 +241,8 @@ def key_padding_mask(
 
     reason: why there is no mask of pairs, for the error.
     """
+    if mask is None:
+        return None
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a boolean tensor, got {type(mask).__name__}")
     if mask.dtype is not torch.bool:

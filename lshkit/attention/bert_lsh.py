@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, hash_functions, torch_ops
-from lshkit.attention.arguments import check_cpu, check_tensors, key_padding_mask, seed_tensor
+from lshkit.attention.arguments import (
+    check_cpu,
+    check_tensors,
+    folded,
+    key_padding_mask,
+    seed_tensor,
+)
 
 MAX_TABLE = 2**31 - 1
 
@@ -109,22 +115,9 @@ def bert_lsh_attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else checks.positive("scale", scale)
     seed = seed_tensor(seed, query.device)
     shape = query.shape
-    key_mask = (
-        None
-        if attn_mask is None
-        else key_padding_mask(
-            *(
-                attn_mask,
-                query,
-                key,
-                "the pairs follow from the codes, and there is no causal order",
-            )
-        )
-    )
-    if len(shape) == 3:  # one head
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-    elif len(shape) > 4:
-        query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    reason = "the pairs follow from the codes, and there is no causal order"
+    key_mask = key_padding_mask(attn_mask, query, key, reason)
+    query, key, value = folded(query), folded(key), folded(value)
     family = torch_ops.FAMILY["hyperplane"]
     sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(seed, *sizes, family)

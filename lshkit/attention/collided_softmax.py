@@ -11,6 +11,7 @@ from lshkit.attention.arguments import (
     check_cpu,
     check_softmax_arguments,
     check_tensors,
+    folded,
     key_padding_mask,
     resolve_causal_offset,
     seed_tensor,
@@ -159,18 +160,9 @@ def lsh_attention(
     causal_offset = resolve_causal_offset(causal_offset, is_causal, query, key)
     seed = seed_tensor(seed, query.device)
     shape = query.shape
-    key_mask = (
-        None
-        if attn_mask is None
-        else key_padding_mask(
-            *(attn_mask, query, key),
-            "the pairs follow from the codes (for a causal mask give is_causal=True)",
-        )
-    )
-    if len(shape) == 3:  # one head
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-    elif len(shape) > 4:
-        query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
+    reason = "the pairs follow from the codes (for a causal mask give is_causal=True)"
+    key_mask = key_padding_mask(attn_mask, query, key, reason)
+    query, key, value = folded(query), folded(key), folded(value)
     family = torch_ops.FAMILY[hasher]
     sizes = key.shape[1], query.shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(seed, *sizes, family)

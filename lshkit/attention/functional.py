@@ -12,6 +12,7 @@ from lshkit.attention.arguments import (
     check_seed,
     check_softmax_arguments,
     check_tensors,
+    folded,
     key_padding_mask,
     packed_starts,
     resolve_causal_offset,
@@ -167,8 +168,7 @@ def _checked_call(
         check_parameters(parameters, estimator)
     check_seed(seed, query.device)
 
-    shape = query.shape
-    key_mask = None if attn_mask is None else key_padding_mask(attn_mask, query, key)
+    key_mask = key_padding_mask(attn_mask, query, key)
     starts = packed_starts(cu_seqlens, cu_seqlens_k, query, key)
     if starts[0] is None:
         offset = resolve_causal_offset(causal_offset, is_causal, query, key)
@@ -176,12 +176,8 @@ def _checked_call(
         offset = 0
     else:
         raise ValueError(f"causal_offset must be None with cu_seqlens, got {causal_offset!r}")
-    if len(shape) == 3:  # one head
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-    elif len(shape) > 4:
-        query, key, value = query.flatten(0, -4), key.flatten(0, -4), value.flatten(0, -4)
     call = Call(
-        *(query, key, value, key_mask, *starts, is_causal, offset),
+        *(folded(query), folded(key), folded(value), key_mask, *starts, is_causal, offset),
         *(normalize, parameters, seed),
     )
     return estimator, call
