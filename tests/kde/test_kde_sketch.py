@@ -306,3 +306,17 @@ def test_rows_that_are_refused_leave_nothing_behind():
         density.partial_fit(wrong)
     assert np.array_equal(density.score_samples(X[:50]), before)
     assert density.partial_unfit(X[:2999]).n_samples_seen_ == 1
+
+
+def test_finite_rows_beyond_float64_in_bandwidths_are_told_from_nan():
+    rows = np.full((5, 2), 1e10)
+    density = LSHKernelDensity("laplacian", [1.0, 1e-300], algorithm="bucket_sum")
+    message = (
+        r"X must lie within 1.8e\+308 bandwidths of 0 .*got 1e\+10 in row 0, feature 1, whose "
+        "bandwidth is 1e-300"
+    )
+    with pytest.raises(ValueError, match=message):
+        density.fit(rows)
+    density.fit(rows * [1, 0])
+    with pytest.raises(ValueError, match=message):
+        density.score_samples(rows)

@@ -373,6 +373,16 @@ def test_units_of_targets_and_weights_do_not_matter(name, of_values, of_weights)
 
 # --- The contract -------------------------------------------------------------------------------
 
+def test_sketches_refuse_rows_beyond_float64_in_bandwidths():
+    model = LSHKernelRegressor("laplacian", 1e-300, algorithm="bucket_sum")
+    message = r"X must lie within 1.8e\+308 bandwidths of 0 .*in row 0, feature 0"
+    with pytest.raises(ValueError, match=message):
+        model.fit(1e10 + ROWS, VALUES)
+    model.fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match=message):
+        model.predict(1e10 + QUERIES)
+
+
 VARIANTS = {
     "brute": dict(algorithm="brute", bandwidth="scott"),
     "random": dict(algorithm="random", bandwidth=0.8),
