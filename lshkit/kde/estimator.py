@@ -241,7 +241,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     ) -> None:
         if self._kde_sketch is None:
             if isinstance(widths, str):
-                widths = self._by_rule(widths, X, weights, sketch=True)
+                widths = self._by_rule(widths, X, of_unit_size(weights), sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
             window = self.sliding_window, self.sliding_window_error

@@ -157,7 +157,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         """
         for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
             delattr(self, name)
-        self.partial_fit(X, y, sample_weight)
+        self._add(X, y, sample_weight, all_rows=True)
         self._method  # noqa: B018  made ready
         return self
 
@@ -166,7 +166,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
         bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
-        are made ready at the next prediction.
+        are made ready at the next prediction, which raises what `fit` would for a rule.
 
         Raises
         ------
@@ -174,6 +174,10 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
             changed to or from "bucket_sum" since.
         """
+        return self._add(X, y, sample_weight)
+
+    def _add(self, X: Rows, y: Rows, sample_weight: Rows | None, all_rows: bool = False) -> Self:
+        """all_rows: no others are to come, so that a rule must suit them."""
         first = not hasattr(self, "n_samples_seen_")
         self._check_parameters()
         streams = self.algorithm == "bucket_sum"
@@ -197,8 +201,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         weights = as_weights(sample_weight, len(X))
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
-            if isinstance(widths, str):  # a rule that fails leaves nothing behind
-                widths = bandwidths.of_deviations(widths, X, weights)
+            if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
+                bandwidths.check_rows(widths, X, of_unit_size(weights))
             self._regression_seed = random_of(self.random_state).randint(2**31 - 1)
             self._regression_shape, self._regression_parts = y.shape[1:], []
             self._regression_sketch = None
@@ -256,7 +260,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     ) -> None:
         sketch = self._regression_sketch
         if sketch is None:
-            assert not isinstance(widths, str)  # of the first rows no rule is left
+            if isinstance(widths, str):
+                widths = bandwidths.of_deviations(widths, X, of_unit_size(weights))
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
             options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)

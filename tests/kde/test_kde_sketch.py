@@ -263,6 +263,9 @@ def test_weights_beyond_float64_in_units():
         density.partial_fit(rows, sample_weight=[1e305, 1.0, 1.0])
     with pytest.raises(ValueError, match="cannot remove more rows or weight"):
         density.partial_unfit(rows, sample_weight=[1e305, 1.0, 1.0])
+    ruled = LSHKernelDensity("laplacian", "scott", algorithm="bucket_sum")
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be inf"):
+        ruled.fit(rows, sample_weight=np.full(3, 1e308))
 
 
 MANY_BLOCKS = """
