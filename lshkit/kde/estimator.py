@@ -193,7 +193,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
         would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
-        with as many features as the rows before; rows that are refused change nothing.
+        with as many features as the rows before; rows that are refused change nothing. After the
+        first rows, the weights of a call may all be 0.
         """
         return self._add(X, sample_weight)
 
@@ -275,7 +276,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with core_threads(self.n_jobs):
-            self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
+            self._kde_sketch.add(X, as_weights(sample_weight, len(X), all_zero=True), -1)
         self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 

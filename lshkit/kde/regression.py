@@ -166,7 +166,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
         bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
-        are made ready at the next prediction, which raises what `fit` would for a rule.
+        are made ready at the next prediction, which raises what `fit` would for a rule. After the
+        first rows, the weights of a call may all be 0.
 
         Raises
         ------
@@ -198,7 +199,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         if not first and y.shape[1:] != self._regression_shape:
             wanted = (len(X), *self._regression_shape)
             raise ValueError(f"y must have shape {wanted}, as for the earlier rows, got {y.shape}")
-        weights = as_weights(sample_weight, len(X))
+        weights = as_weights(sample_weight, len(X), all_zero=not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
             if isinstance(widths, str) and (streams or all_rows):  # before anything is kept

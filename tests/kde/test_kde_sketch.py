@@ -197,6 +197,8 @@ def test_a_batch_of_rows_without_weight(data):
     assert np.allclose(at_once.kernel_mean(rows[:5]), parts.kernel_mean(rows[:5]), rtol=1e-12)
     with pytest.raises(ValueError, match="sample_weight must not be all zero"):
         sketch("angular").fit(rows[:5], sample_weight=np.zeros(5))
+    unweighted = sketch("angular").fit(rows).partial_fit(rows[:5], sample_weight=np.zeros(5))
+    assert unweighted.partial_unfit(rows[:5], sample_weight=np.zeros(5)).n_samples_seen_ == 700
 
 
 def test_a_billion_rows():

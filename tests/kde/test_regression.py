@@ -441,6 +441,16 @@ def test_parts_of_kept_rows_are_the_whole():
     assert np.array_equal(stream.bandwidth_, whole.bandwidth_)
 
 
+@pytest.mark.parametrize("options", [{}, dict(kernel="angular", algorithm="bucket_sum")])
+def test_a_later_part_may_have_no_weight(options):
+    model = LSHKernelRegressor(random_state=0, **options)
+    with pytest.raises(ValueError, match="sample_weight must not be all zero"):
+        model.partial_fit(ROWS, VALUES, 0 * WEIGHTS)
+    wanted = model.partial_fit(ROWS, VALUES, WEIGHTS).predict(QUERIES)
+    model.partial_fit(QUERIES, VALUES[:30], np.zeros(30))
+    assert np.array_equal(model.predict(QUERIES), wanted)
+
+
 def test_parameters_that_are_set_wait_for_the_next_fit():
     rows, values, queries = problem("normal", n=20_000)
     model = LSHKernelRegressor(random_state=0).fit(rows, values)
