@@ -9,6 +9,7 @@ import numpy as np
 
 from lshkit import checks
 from lshkit.buckets.codes import like
+from lshkit.buckets.pairs import as_pair_lists, check_pair_lists
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.typing import ArrayOrTensor, Seed
 
@@ -215,13 +216,19 @@ class HashFamily:
         -------
         probability : float64 array or tensor `(nnz,)`
             NaN where `collision_probability` is. Not differentiable.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x or y as in `hash`; indptr and indices that are no integers, do not fit each other, or
+            name rows that y lacks.
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
         a, b = self._rows("x", x, torch), self._rows("y", y, torch)
         if torch is not None:
             a, b = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (a, b))
             a, b = a.numpy(), b.numpy()
-        starts, columns = np.asarray(indptr), np.asarray(indices)
+        starts, columns = as_pair_lists(indptr, indices, len(a), torch)
         probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
         of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
         step = max(1, _PAIR_NUMBERS // self.n_features)
@@ -250,7 +257,11 @@ class HashFamily:
         indices: np.ndarray,
         y_norms: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities of pairs, and the numbers of those that must be computed one by one."""
+        """Probabilities of pairs, and the numbers of those that must be computed one by one.
+
+        ValueError for indices of rows that y lacks.
+        """
+        check_pair_lists(indptr, indices, len(y))
         return np.empty(len(indices)), np.arange(len(indices))
 
     @np.errstate(invalid="ignore", over="ignore")
