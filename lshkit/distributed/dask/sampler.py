@@ -113,17 +113,23 @@ class DaskLSHSampler:
         return len(self._shards)
 
     def rows(self, indices: Rows) -> FloatArray:
-        """The rows of these indices `(n,)`, an array `(n, n_features)`."""
+        """The rows of these indices `(n,)`, an array `(n, n_features)`.
+
+        float64 where any of them is.
+        """
         client = self._fitted()
         indices = checks.array("indices", indices, kinds="iu", wanted="integers").reshape(-1)
         if len(indices) and not (0 <= indices.min() and indices.max() < self.n_rows):
-            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}")
+            got = f"{indices.min()} to {indices.max()}"
+            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}, got {got}")
+        indices = indices.astype(np.int64)
         of_shard = np.searchsorted(self._ends, indices, side="right")
         shards = np.unique(of_shard) if len(indices) else np.zeros(1, np.intp)
         take = task(_take)
         asked = [take(self._shards[i], indices[of_shard == i]) for i in shards]
         found = results_of(client, asked)
-        out = np.empty((len(indices), self.hasher.n_features), found[0].dtype)
+        dtype = np.result_type(*(x.dtype for x in found))
+        out = np.empty((len(indices), self.hasher.n_features), dtype)
         for i, rows in zip(shards, found, strict=True):
             out[of_shard == i] = rows
         return out
