@@ -20,6 +20,7 @@ from lshkit.kde.arguments import (
     as_queries,
     as_rows,
     as_weights,
+    check_as_sketched,
     check_mergeable,
     check_parameters,
     core_threads,
@@ -194,7 +195,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
         would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
         with as many features as the rows before; rows that are refused change nothing. After the
-        first rows, the weights of a call may all be 0.
+        first rows, the weights of a call may all be 0. ValueError for a sketch whose kernel,
+        n_bits, n_hashes, sliding_window or half_life was set to another value since.
         """
         return self._add(X, sample_weight)
 
@@ -215,6 +217,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
                 f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch "
                 f"stores none), got {self.algorithm!r}: use fit"
             )
+        if not first and self._kde_sketch is not None:
+            check_as_sketched(self, self._kde_sketch, n_bits)
         X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X), part or not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)

@@ -16,6 +16,8 @@ from lshkit.kde import kernels
 from lshkit.kde.arguments import (
     as_queries,
     as_weights,
+    bits_of,
+    check_as_sketched,
     check_n_jobs,
     check_tolerance,
     core_threads,
@@ -173,7 +175,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         ------
         TypeError, ValueError
             As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
-            changed to or from "bucket_sum" since.
+            changed to or from "bucket_sum" since; another kernel, n_bits or n_hashes of a sketch.
         """
         return self._add(X, y, sample_weight)
 
@@ -188,6 +190,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
                 f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch stores "
                 f"none), got {self.algorithm!r}: use fit"
             )
+        if not first and self._regression_sketch is not None:
+            check_as_sketched(self, self._regression_sketch, self._bits())
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
         X, y = detached("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
@@ -247,10 +251,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         self._bits()
 
     def _bits(self) -> int:
-        if self.n_bits is None:
-            return 8 if self.kernel == "angular" else 12
-        most = SKETCH_BITS if self.algorithm == "bucket_sum" else 64
-        return checks.integer("n_bits", self.n_bits, 1, most)
+        return bits_of(self, SKETCH_BITS if self.algorithm == "bucket_sum" else 64)
 
     def _add_to_sketch(
         self,

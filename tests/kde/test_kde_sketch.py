@@ -325,3 +325,27 @@ def test_finite_rows_beyond_float64_in_bandwidths_are_told_from_nan():
     density.fit(rows * [1, 0])
     with pytest.raises(ValueError, match=message):
         density.score_samples(rows)
+
+
+@pytest.mark.parametrize(
+    "other", [dict(kernel="angular"), dict(n_bits=6), dict(n_hashes=9), dict(half_life=5.0)]
+)
+def test_parameters_that_a_sketch_cannot_follow_are_refused(other, data):
+    rows = data[0]
+    density = sketch("laplacian").fit(rows)
+    wanted = density.kernel_mean(rows)
+    with pytest.raises(ValueError, match=f"{next(iter(other))} must be .* earlier rows .* use fit"):
+        density.set_params(**other).partial_fit(rows)
+    assert np.array_equal(density.kernel_mean(rows), wanted)
+    density.set_params(**sketch("laplacian").get_params()).partial_fit(rows)
+
+
+@pytest.mark.parametrize("algorithm", ["bucket_sum", "brute"])
+def test_the_default_n_bits_merges_with_its_value(algorithm, data):
+    rows, one = data[0], LSHKernelDensity("angular", algorithm=algorithm, random_state=0)
+    one.set_params(normalize=False).fit(rows)
+    same = LSHKernelDensity("angular", algorithm=algorithm, n_bits=8, random_state=0).fit(rows)
+    wanted = one.kernel_mean(rows)
+    np.testing.assert_allclose(one.merge(same).kernel_mean(rows), wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="n_bits .* differ"):
+        one.merge(same.set_params(n_bits=9).fit(rows))

@@ -462,6 +462,12 @@ def test_parameters_that_are_set_wait_for_the_next_fit():
     assert model.bandwidth_ == 3.0
 
 
+def test_parameters_that_a_sketch_cannot_follow_are_refused():
+    model = sketch("angular").fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match="kernel must be 'angular', as for the earlier rows"):
+        model.set_params(kernel="laplacian").partial_fit(ROWS, VALUES)
+
+
 def test_a_rule_sees_all_rows_of_a_stream():
     """Parts may be too few for it, but for the first of a sketch."""
     stream = LSHKernelRegressor(bandwidth="scott")
