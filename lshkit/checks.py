@@ -55,6 +55,16 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
     return number
 
 
+def seed(value: Any) -> int | np.random.Generator | None:
+    """value as a seed: None, a Generator or an int that fits the key of a counter, 128 bits."""
+    if value is None or isinstance(value, np.random.Generator):
+        return value
+    number = integer("seed", value, 0)
+    if number >= 2**128:
+        raise ValueError(f"seed must be below 2**128, got {shown(number)}")
+    return number
+
+
 def positive(name: str, value: Any) -> float:
     """value as a float > 0 that float32 holds. TypeError for what is no real number."""
     wanted = f"{name} must be a finite number > 0"

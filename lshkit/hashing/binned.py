@@ -115,7 +115,7 @@ class EuclideanLSH(_BinnedFamily):
         Of a bin, in the unit of the data.
     p : 2 or 1
         The distance is L2 or L1, also in `probability_of_distance`.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes
@@ -154,7 +154,7 @@ class EuclideanLSH(_BinnedFamily):
         self._set_sizes(MAX_PROJECTIONS, **sizes)
         self.width = checks.positive("width", width)
         self.p = checks.integer("p", p, 1, 2)
-        self._set_seed(seed)
+        self.seed = checks.seed(seed)
         rng = np.random.default_rng(self.seed)
         shape = self.n_hashes, self.n_bits
         draw = rng.standard_normal if self.p == 2 else rng.standard_cauchy
@@ -229,7 +229,7 @@ class RandomBinning(_BinnedFamily):
         Number of independent codes of a vector: more reduce the noise.
     bandwidth : float > 0 or array `(n_features,)` of such
         h, one for all features or one for each.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes
@@ -263,7 +263,7 @@ class RandomBinning(_BinnedFamily):
     ) -> None:
         self._set_sizes(None, n_features=n_features, n_hashes=n_hashes)
         self.bandwidth = self._checked(bandwidth)
-        self._set_seed(seed)
+        self.seed = checks.seed(seed)
         rng = np.random.default_rng(self.seed)
         shape = self.n_hashes, self.n_features
         self.scales = 1 / (rng.standard_gamma(2, shape) * self.bandwidth)

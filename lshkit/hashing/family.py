@@ -83,13 +83,6 @@ class HashFamily:
         for name in self._sizes:
             setattr(self, name, checks.integer(name, sizes[name], 1, limits.get(name)))
 
-    def _set_seed(self, seed: Seed) -> None:
-        if not (seed is None or isinstance(seed, np.random.Generator)):
-            seed = checks.integer("seed", seed, 0)
-            if seed >= 2**128:  # the key of a counter
-                raise ValueError(f"seed must be below 2**128, got {seed}")
-        self.seed = seed
-
     def _rows(self, name: str, x: Any, torch: Any, cuda: bool = False) -> Any:
         x = checks.array(name, x, torch, cuda=cuda)
         if x.ndim == 0 or x.shape[-1] != self.n_features:
@@ -334,7 +327,7 @@ class HashFamily:
         seed = str(entry(arrays, "seed"))
         if seed and not seed.isdecimal():
             raise ValueError(f"seed must be an integer >= 0 or empty, got {seed!r}")
-        self.seed = int(seed) if seed else None
+        self.seed = checks.seed(int(seed)) if seed else None
         return self
 
     @classmethod

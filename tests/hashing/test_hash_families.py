@@ -219,6 +219,7 @@ def test_damaged_arrays_are_refused(name):
         ("format", np.array("1"), "format must be one integer"),
         ("n_features", np.array(8), f"{numbers_or_bandwidth} must be .* got .*7"),
         ("n_hashes", np.array(0), "n_hashes must be an integer from 1 to 65535, got 0"),
+        ("seed", np.array(str(2**128)), r"seed must be below 2\*\*128"),
         ("seed", np.array("-1"), "seed must be an integer >= 0 or empty, got '-1'"),
         (numbers[0], good[numbers[0]][:0], f"{numbers[0]} must be"),
         (numbers[0], good[numbers[0]].astype(np.float16), f"{numbers[0]} must be"),

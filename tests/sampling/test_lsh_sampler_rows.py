@@ -212,6 +212,8 @@ def with_value(value, row=2):
         (lambda s: s.estimate(ROWS, lambda i, j: j[:-1]), ValueError, "f(i, j) must have shape"),
         (lambda s: LSHSampler(3), TypeError, "hasher must be a family of lshkit.hashing, got int"),
         (lambda s: LSHSampler(s.hasher, seed=-1), ValueError, "seed must be an integer >= 0"),
+        (lambda s: LSHSampler(s.hasher, seed=2**128), ValueError, "seed must be below 2**128"),
+        (lambda s: s.sample(ROWS, 3, seed=2**128), ValueError, "seed must be below 2**128"),
     ],
 )
 def test_bad_arguments(call, error, message):

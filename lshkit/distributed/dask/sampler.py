@@ -32,7 +32,7 @@ class DaskLSHSampler:
     Parameters
     ----------
     hasher : a hash family of `lshkit.hashing`
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         For the draws of calls without a seed.
     client : distributed.Client, optional
         By default the one made last.
