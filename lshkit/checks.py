@@ -17,6 +17,17 @@ HOW_TO_BUILD = (
 MOST_BYTES = 2**63 - 1  # of an array: NumPy's errors for larger ones name no argument
 
 
+def outside() -> int:
+    """`stacklevel` of a warning that is to name the caller of lshkit, from the function that warns.
+
+    Counted, because the depth depends on which public method was called.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "lshkit":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def shown(value: Any) -> str:
     """repr of a value that is refused; of an integer that no float holds, its size.
 

@@ -199,8 +199,12 @@ def test_warns_where_an_algorithm_does_not_keep_rtol(client):
     density = DaskKernelDensity(
         bandwidth=0.05, algorithm="hbe", rtol=0.01, random_state=0, client=client
     )
-    with pytest.warns(UserWarning, match="algorithm='hbe' has a mean relative error of"):
+    message = "algorithm='hbe' has a mean relative error of"
+    with pytest.warns(UserWarning, match=message) as caught:
         density.fit(blocks(SHUFFLED[:4000, :4], 1000))
+        density.partial_fit(blocks(SHUFFLED[:1000, :4], 1000)).bandwidth_  # noqa: B018
+        density.score_samples(blocks(SHUFFLED[:9, :4], 9))
+    assert [x.filename for x in caught if message in str(x.message)] == 2 * [__file__]
     density.set_params(algorithm="auto").fit(blocks(SHUFFLED[:4000, :4], 1000))
     assert density.report_["error"] <= 0.013
 
