@@ -242,8 +242,11 @@ class Sketch:
 
     @property
     def nbytes(self) -> int:
+        numbers = [getattr(self.hasher, name) for name in self.hasher._numbers]
+        if isinstance(self.hasher, hashing.RandomBinning):
+            numbers.append(self.fold)
         kept = 0 if self.forgetting is None else self.forgetting.nbytes
-        return self.table.table.nbytes + kept
+        return self.table.table.nbytes + sum(x.nbytes for x in numbers) + kept
 
 
 def check_total(total: float, whole: bool) -> None:

@@ -169,7 +169,8 @@ class LSHSampler(InBytes):
     @property
     def nbytes(self) -> int:
         """Memory of the rows, codes and tables."""
-        arrays = [x for x in self._data().values() if x is not None]
+        shared = self.tables._tables[5]  # the weights
+        arrays = [x for x in self._data().values() if x is not None and x is not shared]
         return sum(x.nbytes for x in arrays) + self.tables.nbytes
 
     # ---------------------------------------------------------------- queries

@@ -340,6 +340,17 @@ def test_parameters_that_a_sketch_cannot_follow_are_refused(other, data):
     density.set_params(**sketch("laplacian").get_params()).partial_fit(rows)
 
 
+@pytest.mark.parametrize("kernel", CASES)
+def test_memory_counts_the_random_numbers_too(kernel, data):
+    """laplacian: 20 bytes a hash and feature (scale, shift, multiplier), 16 a hash to fold."""
+    density = sketch(kernel).fit(data[0])
+    table = 24 * 2 ** CASES[kernel]["n_bits"] * 8
+    numbers = (
+        density._kde_sketch.hasher.parameters.nbytes if kernel == "angular" else 24 * (5 * 20 + 16)
+    )
+    assert density.extra_memory_ == table + numbers
+
+
 @pytest.mark.parametrize("algorithm", ["bucket_sum", "brute"])
 def test_the_default_n_bits_merges_with_its_value(algorithm, data):
     rows, one = data[0], LSHKernelDensity("angular", algorithm=algorithm, random_state=0)
