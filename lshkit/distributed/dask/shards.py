@@ -112,8 +112,9 @@ def combined(parts: list[Sums]) -> Sums:
     for part in parts:
         factor = np.exp(part.shift - shift)
         total += part.total * factor
-        there = factor > 0  # an unknown error of nothing is none
-        variance[there] += part.squares[there] * factor[there] ** 2
+        square = factor**2
+        there = square > 0  # an unknown error of nothing is none
+        variance[there] += part.squares[there] * square[there]
     return Sums(shift, total, variance)
 
 
