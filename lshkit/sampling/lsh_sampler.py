@@ -273,7 +273,7 @@ class LSHSampler(InBytes):
             It does not account for terms outside the tables: if large terms collide with small
             probability, a query that missed them has a small value and a small standard error.
         """
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         queries, single, torch = self._query(query)
         assert self._next is not None
