@@ -131,6 +131,7 @@ class EuclideanLSH(_BinnedFamily):
     """
 
     n_bits: int
+    _settings = ("width", "p")
     _numbers = ("directions", "shifts", "multipliers")
     _core = staticmethod(_C.euclidean_hash)
 
@@ -161,16 +162,6 @@ class EuclideanLSH(_BinnedFamily):
         self.directions = draw((*shape, self.n_features)) / self.width
         self.shifts = rng.random(shape)
         self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
-
-    def _options(self) -> tuple[str, ...]:
-        return "width", "p"
-
-    def _identity(self) -> tuple[Any, ...]:
-        return *super()._identity(), self.width, self.p
-
-    def __repr__(self) -> str:
-        sizes = f"{self.n_features}, {self.n_bits}, {self.n_hashes}"
-        return f"EuclideanLSH({sizes}, width={self.width}, p={self.p}, seed={self.seed!r})"
 
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, MAX_PROJECTIONS)
@@ -245,6 +236,7 @@ class RandomBinning(_BinnedFamily):
     """
 
     _sizes = ("n_features", "n_hashes")
+    _settings = ("bandwidth",)
     _numbers = ("scales", "shifts", "multipliers")
     _core = staticmethod(_C.random_binning_hash)
 
@@ -292,16 +284,6 @@ class RandomBinning(_BinnedFamily):
         for h in bandwidth:
             checks.positive("bandwidth", float(h))
         return bandwidth
-
-    def _options(self) -> tuple[str, ...]:
-        return ("bandwidth",)
-
-    def _identity(self) -> tuple[Any, ...]:
-        return *super()._identity(), np.asarray(self.bandwidth).tobytes()
-
-    def __repr__(self) -> str:
-        sizes = f"{self.n_features}, {self.n_hashes}"
-        return f"RandomBinning({sizes}, bandwidth={self.bandwidth}, seed={self.seed!r})"
 
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, None)

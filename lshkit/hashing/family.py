@@ -47,11 +47,12 @@ def holds(sums: np.ndarray) -> np.ndarray:
 class HashFamily:
     """A set of n_hashes random hash functions of vectors of n_features numbers.
 
-    A subclass names the integers that it is made from in `_sizes` and its random numbers in
-    `_numbers`; two families are equal when these are.
+    A subclass names the integers that it is made from in `_sizes`, other numbers and arrays of them
+    in `_settings` and its random numbers in `_numbers`; two families are equal when these are.
     """
 
     _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
+    _settings: tuple[str, ...] = ()
     _numbers: tuple[str, ...] = ("parameters",)
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
@@ -276,16 +277,13 @@ class HashFamily:
         return hash((type(self), self._identity(), first.ravel()[-16:].tobytes()))
 
     def _identity(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self._sizes)
+        settings = (np.asarray(getattr(self, name)).tobytes() for name in self._settings)
+        return *(getattr(self, name) for name in self._sizes), *settings
 
     def __repr__(self) -> str:
-        options = [repr(size) for size in self._identity()]
-        options += [f"{name}={getattr(self, name)!r}" for name in (*self._options(), "seed")]
-        return f"{type(self).__name__}({', '.join(options)})"
-
-    def _options(self) -> tuple[str, ...]:
-        """Names of the settings beside the sizes; numbers or arrays."""
-        return ()
+        options = [repr(getattr(self, name)) for name in self._sizes]
+        options += [f"{name}={getattr(self, name)}" for name in self._settings]
+        return f"{type(self).__name__}({', '.join(options)}, seed={self.seed!r})"
 
     # ---------------------------------------------------------------- persistence
 
@@ -300,7 +298,7 @@ class HashFamily:
             "format": np.array(FORMAT),
             "seed": np.array(str(seed)),
         }
-        for name in (*self._sizes, *self._options()):
+        for name in (*self._sizes, *self._settings):
             arrays[name] = np.array(getattr(self, name))
         for name in self._numbers:
             arrays[name] = getattr(self, name).copy()
