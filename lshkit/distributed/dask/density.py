@@ -400,7 +400,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             made = self._prepare()
             batch_size = checks.integer("batch_size", self.batch_size, 1)
             scale = scores.Scale(made.log_weight, log_norm, made.least_error, return_std)
-            check, answer = task(shards.checked_queries), task(shards.answer)
+            check, answer = task(shards.checked_queries), task(shards.Shard.answer)
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
             template = constant(compared)

@@ -168,10 +168,6 @@ def held_out_answer(shard: Shard, queries: np.ndarray) -> Sums:
         return answer_of(shard.method, queries, threads)
 
 
-def answer(shard: Shard, queries: np.ndarray, batch_size: int) -> Sums:
-    return shard.answer(queries, batch_size)
-
-
 def checked_queries(template: BaseEstimator, X: Any, kernel: str) -> np.ndarray:
     """Queries as arrays; none where a block has no rows."""
     if len(X) == 0:
