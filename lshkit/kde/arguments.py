@@ -108,14 +108,19 @@ def _check_forgetting(estimator: BaseEstimator) -> None:
 
 def as_queries(estimator: BaseEstimator, X: Rows, kernel: str) -> np.ndarray:
     """`as_rows` of rows to be asked for: without scikit-learn's checks where all is in order."""
-    if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64) or X.ndim != 2:
-        return as_rows(estimator, X, False, kernel)
-    good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
-    if not good or hasattr(estimator, "feature_names_in_"):
-        return as_rows(estimator, X, False, kernel)
-    if not math.isfinite(np.vdot(X, X)) or (kernel == "angular" and has_zero_row(X)):
-        return as_rows(estimator, X, False, kernel)
-    return X
+    if (
+        type(X) is np.ndarray
+        and X.dtype in (np.float32, np.float64)
+        and X.ndim == 2
+        and X.flags.c_contiguous
+        and len(X) > 0
+        and X.shape[1] == estimator.n_features_in_
+        and not hasattr(estimator, "feature_names_in_")
+        and math.isfinite(np.vdot(X, X))
+        and not (kernel == "angular" and has_zero_row(X))
+    ):
+        return X
+    return as_rows(estimator, X, False, kernel)
 
 
 def detached(name: str, value: Any) -> Any:

@@ -71,7 +71,7 @@ class Sketch:
         forgetting: Forgetting | None = None,
         hasher: HashFamily | None = None,
     ) -> None:
-        self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
+        self.geometry, self.n_bits, self.n_hashes = geometry, n_bits, n_hashes
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
             self.hasher = hasher or hashing.FastHadamard(d, n_bits, n_hashes, seed=seed)
