@@ -17,6 +17,17 @@ HOW_TO_BUILD = (
 MOST_BYTES = 2**63 - 1  # of an array: NumPy's errors for larger ones name no argument
 
 
+def outside() -> int:
+    """`stacklevel` of a warning that is to name the caller of lshkit, from the function that warns.
+
+    Counted, because the depth depends on which public method was called.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "lshkit":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def shown(value: Any) -> str:
     """repr of a value that is refused; of an integer that no float holds, its size.
 
@@ -52,6 +63,16 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
         raise TypeError(f"{name} must be {wanted}, got {got}") from None
     if number < low or (high is not None and number > high):
         raise ValueError(f"{name} must be {wanted}, got {shown(number)}")
+    return number
+
+
+def seed(value: Any) -> int | np.random.Generator | None:
+    """value as a seed: None, a Generator or an int that fits the key of a counter, 128 bits."""
+    if value is None or isinstance(value, np.random.Generator):
+        return value
+    number = integer("seed", value, 0)
+    if number >= 2**128:
+        raise ValueError(f"seed must be below 2**128, got {shown(number)}")
     return number
 
 

@@ -4,7 +4,7 @@
 A density of 50 million rows on a Dask cluster, in constant memory, with a worker killed in between.
 
 Rows of 32 features are made block by block on the workers of a `LocalCluster`, so that only a few
-blocks exist at any time. `DaskKernelDensity` turns each block into a sketch of 256 KB and adds the
+blocks exist at any time. `DaskKernelDensity` turns each block into a sketch of 259 KB and adds the
 sketches up in a tree. When a third of the blocks is done, one of the workers is killed. Dask starts
 another and computes again what was lost: the sketch is bit for bit that of the same rows in other
 blocks on an undisturbed cluster. The picture shows the progress of the fit and the memory of the

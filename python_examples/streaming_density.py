@@ -4,7 +4,7 @@
 Drift on a stream, seen with density sketches of fixed size that merge and forget.
 
 A stream of rows changes: first its distribution stays, then it moves slowly, then a new cluster
-appears. Four workers each keep an angular bucket-sum sketch of their share of the stream: 64 KB
+appears. Four workers each keep an angular bucket-sum sketch of their share of the stream: 67 KB
 whatever the number of rows. Merged, the four are bit for bit the sketch of the whole. Three other
 sketches forget: an exact sliding window, a window of blocks in less memory, and a half-life. The
 mean density that each gives to newly arrived rows tells when the stream has left its past behind.

@@ -67,7 +67,7 @@ class HashTables:
             Sample t of a query comes from table (offset + t) mod n_hashes, with an offset drawn
             uniformly for each query: every table is equally likely. None: one sample from each
             table in order.
-        seed : None, int >= 0 or numpy.random.Generator
+        seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
             The same integer always gives the same draws, at any number of threads.
 
         Returns
@@ -221,27 +221,28 @@ def draw(
 
 
 def as_seed(seed: Seed) -> int:
-    """A 64-bit integer from None, an int >= 0 or a numpy Generator."""
-    if seed is None or isinstance(seed, np.random.Generator):
-        return int(np.random.default_rng(seed).integers(2**64, dtype=np.uint64))
-    return checks.integer("seed", seed, 0, 2**64 - 1)
+    """A 64-bit integer from a seed: itself, or drawn where it is none or has more bits."""
+    seed = checks.seed(seed)
+    if isinstance(seed, int) and seed < 2**64:
+        return seed
+    return int(np.random.default_rng(seed).integers(2**64, dtype=np.uint64))
 
 
-def as_weights(weights: Any, n_rows: int, name: str = "weights") -> np.ndarray:
+def as_weights(weights: Any, n_rows: int) -> np.ndarray:
     """Finite float64 weights >= 0, one for each row."""
-    torch = checks.torch_of(**{name: weights})
-    weights = checks.array(name, weights, torch)
+    torch = checks.torch_of(weights=weights)
+    weights = checks.array("weights", weights, torch)
     if tuple(weights.shape) != (n_rows,):
-        raise ValueError(f"{name} must have shape {(n_rows,)}, got {tuple(weights.shape)}")
+        raise ValueError(f"weights must have shape {(n_rows,)}, got {tuple(weights.shape)}")
     if torch is not None:
         weights = weights.detach().to(torch.float64).numpy()
     weights = np.ascontiguousarray(weights, np.float64)
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(bad):
         value = weights[bad[0]]
-        raise ValueError(f"{name} must be finite and >= 0, got {value} in row {bad[0]}")
+        raise ValueError(f"weights must be finite and >= 0, got {value} in row {bad[0]}")
     with np.errstate(over="ignore"):
         total = weights.sum()
     if not np.isfinite(total):
-        raise ValueError(f"{name} must have a finite sum, got infinity")
+        raise ValueError("weights must have a finite sum, got infinity")
     return weights

@@ -206,6 +206,16 @@ def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> 
     dtype = np.float64 if queries.dtype == keys.dtype == np.float64 else np.float32
     with np.errstate(over="ignore"):  # beyond float32 is infinity
         queries, keys = (_contiguous_rows(x, dtype) for x in (queries, keys))
+    indptr, indices = as_pair_lists(indptr, indices, len(queries), torch)
+    out = np.empty(len(indices), dtype)
+    _C.pair_products(queries, keys, indptr, indices, measure, out, threads_of(torch))
+    return like(torch, out)[0]
+
+
+def as_pair_lists(
+    indptr: Any, indices: Any, n_queries: int, torch: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """A CSR structure as the core takes it, which checks the rest: see `check_pair_lists`."""
     lists = {"indptr": indptr, "indices": indices}
     for name, x in lists.items():
         x = checks.array(name, x, torch, kinds="iu", wanted="integers")
@@ -213,15 +223,27 @@ def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> 
             raise ValueError(f"{name} must have one dimension, got shape {tuple(x.shape)}")
         lists[name] = x if torch is None else x.numpy()
     indptr, indices = lists.values()
-    if len(indptr) != len(queries) + 1:
-        wanted = (len(queries) + 1,)
-        raise ValueError(f"indptr must have shape {wanted}, got {indptr.shape}")
+    if len(indptr) != n_queries + 1:
+        raise ValueError(f"indptr must have shape {(n_queries + 1,)}, got {indptr.shape}")
     indptr = np.ascontiguousarray(indptr, np.int64)
     narrow = indices.dtype == np.int32
-    indices = np.ascontiguousarray(indices, np.int32 if narrow else np.int64)
-    out = np.empty(len(indices), dtype)
-    _C.pair_products(queries, keys, indptr, indices, measure, out, threads_of(torch))
-    return like(torch, out)[0]
+    return indptr, np.ascontiguousarray(indices, np.int32 if narrow else np.int64)
+
+
+def check_pair_lists(indptr: np.ndarray, indices: np.ndarray, n_keys: int) -> None:
+    """The core's checks of `as_pair_lists`, for what does not call it; ValueError."""
+    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(falls):
+        before, after = indptr[falls[0] :][:2]
+        raise ValueError(f"indptr: must not decrease, got {before} before {after}")
+    if indptr[0] != 0 or indptr[-1] != len(indices):
+        raise ValueError(
+            f"indptr: must start with 0 and end with the number of indices, {len(indices)}, got "
+            f"{indptr[0]} and {indptr[-1]}"
+        )
+    outside = indices[(indices < 0) | (indices >= n_keys)]
+    if len(outside):
+        raise ValueError(f"indices: rows from 0 to {n_keys - 1} are wanted, was {outside[0]}")
 
 
 def _as_rows(x: Any, torch: Any) -> np.ndarray:

@@ -61,7 +61,7 @@ class _AngularFamily(HashFamily):
 
     def __init__(self, n_features: int, n_bits: int, n_hashes: int, *, seed: Seed = None) -> None:
         self._set_sizes(MAX_BITS, n_features=n_features, n_bits=n_bits, n_hashes=n_hashes)
-        self._set_seed(seed)
+        self.seed = checks.seed(seed)
         sizes = self.n_features, self.n_bits, self.n_hashes
         self.parameters = make_parameters(self.family, *sizes, 1, self.seed)
 
@@ -325,7 +325,7 @@ class Hyperplane(_AngularFamily):
         sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
         Number of independent codes of a vector (m in the YOSO paper): more reduce the noise.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes
@@ -362,7 +362,7 @@ class FastHadamard(_AngularFamily):
         sums, which keep tables of all buckets, take up to 16.
     n_hashes : int, 1 to 65535
         Number of independent codes of a vector (m in the YOSO paper): more reduce the noise.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes

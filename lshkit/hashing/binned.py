@@ -115,7 +115,7 @@ class EuclideanLSH(_BinnedFamily):
         Of a bin, in the unit of the data.
     p : 2 or 1
         The distance is L2 or L1, also in `probability_of_distance`.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes
@@ -131,6 +131,7 @@ class EuclideanLSH(_BinnedFamily):
     """
 
     n_bits: int
+    _settings = ("width", "p")
     _numbers = ("directions", "shifts", "multipliers")
     _core = staticmethod(_C.euclidean_hash)
 
@@ -154,23 +155,13 @@ class EuclideanLSH(_BinnedFamily):
         self._set_sizes(MAX_PROJECTIONS, **sizes)
         self.width = checks.positive("width", width)
         self.p = checks.integer("p", p, 1, 2)
-        self._set_seed(seed)
+        self.seed = checks.seed(seed)
         rng = np.random.default_rng(self.seed)
         shape = self.n_hashes, self.n_bits
         draw = rng.standard_normal if self.p == 2 else rng.standard_cauchy
         self.directions = draw((*shape, self.n_features)) / self.width
         self.shifts = rng.random(shape)
         self.multipliers = rng.integers(2**32, size=shape, dtype=np.uint32)
-
-    def _options(self) -> tuple[str, ...]:
-        return "width", "p"
-
-    def _identity(self) -> tuple[Any, ...]:
-        return *super()._identity(), self.width, self.p
-
-    def __repr__(self) -> str:
-        sizes = f"{self.n_features}, {self.n_bits}, {self.n_hashes}"
-        return f"EuclideanLSH({sizes}, width={self.width}, p={self.p}, seed={self.seed!r})"
 
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, MAX_PROJECTIONS)
@@ -229,7 +220,7 @@ class RandomBinning(_BinnedFamily):
         Number of independent codes of a vector: more reduce the noise.
     bandwidth : float > 0 or array `(n_features,)` of such
         h, one for all features or one for each.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         The same integer always gives the same hash functions.
 
     Attributes
@@ -245,6 +236,7 @@ class RandomBinning(_BinnedFamily):
     """
 
     _sizes = ("n_features", "n_hashes")
+    _settings = ("bandwidth",)
     _numbers = ("scales", "shifts", "multipliers")
     _core = staticmethod(_C.random_binning_hash)
 
@@ -263,7 +255,7 @@ class RandomBinning(_BinnedFamily):
     ) -> None:
         self._set_sizes(None, n_features=n_features, n_hashes=n_hashes)
         self.bandwidth = self._checked(bandwidth)
-        self._set_seed(seed)
+        self.seed = checks.seed(seed)
         rng = np.random.default_rng(self.seed)
         shape = self.n_hashes, self.n_features
         self.scales = 1 / (rng.standard_gamma(2, shape) * self.bandwidth)
@@ -292,16 +284,6 @@ class RandomBinning(_BinnedFamily):
         for h in bandwidth:
             checks.positive("bandwidth", float(h))
         return bandwidth
-
-    def _options(self) -> tuple[str, ...]:
-        return ("bandwidth",)
-
-    def _identity(self) -> tuple[Any, ...]:
-        return *super()._identity(), np.asarray(self.bandwidth).tobytes()
-
-    def __repr__(self) -> str:
-        sizes = f"{self.n_features}, {self.n_hashes}"
-        return f"RandomBinning({sizes}, bandwidth={self.bandwidth}, seed={self.seed!r})"
 
     def _restore(self, arrays: Mapping[str, Any]) -> None:
         self._restore_sizes(arrays, None)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lshkit import checks
 from lshkit.buckets.codes import like
+from lshkit.buckets.pairs import as_pair_lists, check_pair_lists
 from lshkit.hash_functions import MAX_HASHES
 from lshkit.typing import ArrayOrTensor, Seed
 
@@ -46,11 +47,12 @@ def holds(sums: np.ndarray) -> np.ndarray:
 class HashFamily:
     """A set of n_hashes random hash functions of vectors of n_features numbers.
 
-    A subclass names the integers that it is made from in `_sizes` and its random numbers in
-    `_numbers`; two families are equal when these are.
+    A subclass names the integers that it is made from in `_sizes`, other numbers and arrays of them
+    in `_settings` and its random numbers in `_numbers`; two families are equal when these are.
     """
 
     _sizes: tuple[str, ...] = ("n_features", "n_bits", "n_hashes")
+    _settings: tuple[str, ...] = ()
     _numbers: tuple[str, ...] = ("parameters",)
     directional = False  # whether only a row's direction matters, which a row of zeros has not
 
@@ -81,13 +83,6 @@ class HashFamily:
         limits = {"n_bits": max_bits, "n_hashes": MAX_HASHES}
         for name in self._sizes:
             setattr(self, name, checks.integer(name, sizes[name], 1, limits.get(name)))
-
-    def _set_seed(self, seed: Seed) -> None:
-        if not (seed is None or isinstance(seed, np.random.Generator)):
-            seed = checks.integer("seed", seed, 0)
-            if seed >= 2**128:  # the key of a counter
-                raise ValueError(f"seed must be below 2**128, got {seed}")
-        self.seed = seed
 
     def _rows(self, name: str, x: Any, torch: Any, cuda: bool = False) -> Any:
         x = checks.array(name, x, torch, cuda=cuda)
@@ -215,13 +210,19 @@ class HashFamily:
         -------
         probability : float64 array or tensor `(nnz,)`
             NaN where `collision_probability` is. Not differentiable.
+
+        Raises
+        ------
+        TypeError, ValueError
+            x or y as in `hash`; indptr and indices that are no integers, do not fit each other, or
+            name rows that y lacks.
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
         a, b = self._rows("x", x, torch), self._rows("y", y, torch)
         if torch is not None:
             a, b = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (a, b))
             a, b = a.numpy(), b.numpy()
-        starts, columns = np.asarray(indptr), np.asarray(indices)
+        starts, columns = as_pair_lists(indptr, indices, len(a), torch)
         probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
         of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
         step = max(1, _PAIR_NUMBERS // self.n_features)
@@ -250,7 +251,11 @@ class HashFamily:
         indices: np.ndarray,
         y_norms: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities of pairs, and the numbers of those that must be computed one by one."""
+        """Probabilities of pairs, and the numbers of those that must be computed one by one.
+
+        ValueError for indices of rows that y lacks.
+        """
+        check_pair_lists(indptr, indices, len(y))
         return np.empty(len(indices)), np.arange(len(indices))
 
     @np.errstate(invalid="ignore", over="ignore")
@@ -272,16 +277,13 @@ class HashFamily:
         return hash((type(self), self._identity(), first.ravel()[-16:].tobytes()))
 
     def _identity(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self._sizes)
+        settings = (np.asarray(getattr(self, name)).tobytes() for name in self._settings)
+        return *(getattr(self, name) for name in self._sizes), *settings
 
     def __repr__(self) -> str:
-        options = [repr(size) for size in self._identity()]
-        options += [f"{name}={getattr(self, name)!r}" for name in (*self._options(), "seed")]
-        return f"{type(self).__name__}({', '.join(options)})"
-
-    def _options(self) -> tuple[str, ...]:
-        """Names of the settings beside the sizes; numbers or arrays."""
-        return ()
+        options = [repr(getattr(self, name)) for name in self._sizes]
+        options += [f"{name}={getattr(self, name)}" for name in self._settings]
+        return f"{type(self).__name__}({', '.join(options)}, seed={self.seed!r})"
 
     # ---------------------------------------------------------------- persistence
 
@@ -296,7 +298,7 @@ class HashFamily:
             "format": np.array(FORMAT),
             "seed": np.array(str(seed)),
         }
-        for name in (*self._sizes, *self._options()):
+        for name in (*self._sizes, *self._settings):
             arrays[name] = np.array(getattr(self, name))
         for name in self._numbers:
             arrays[name] = getattr(self, name).copy()
@@ -323,7 +325,7 @@ class HashFamily:
         seed = str(entry(arrays, "seed"))
         if seed and not seed.isdecimal():
             raise ValueError(f"seed must be an integer >= 0 or empty, got {seed!r}")
-        self.seed = int(seed) if seed else None
+        self.seed = checks.seed(int(seed)) if seed else None
         return self
 
     @classmethod

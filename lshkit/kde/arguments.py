@@ -1,10 +1,12 @@
 """What the estimator's parameters, rows and weights may be."""
 
+from __future__ import annotations
+
 import contextlib
 import math
 import numbers
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from joblib import effective_n_jobs
@@ -19,6 +21,9 @@ from lshkit.kde.forgetting import check_half_life
 from lshkit.kde.geometry import has_zero_row
 from lshkit.kde.methods import METHODS
 from lshkit.typing import RandomState, Rows
+
+if TYPE_CHECKING:
+    from lshkit.kde.sketch import Sketch
 
 
 def keeps_rows(algorithm: str) -> bool:
@@ -55,10 +60,32 @@ def check_parameters(estimator: BaseEstimator) -> int:
     check_n_jobs(estimator.n_jobs)
     checks.integer("n_hashes", estimator.n_hashes, 1, 65535)
     _check_forgetting(estimator)
-    n_bits = estimator.n_bits
-    if n_bits is None:
-        n_bits = 8 if estimator.kernel == "angular" else 12
-    return checks.integer("n_bits", n_bits, 1, 64 if method is None else method.max_bits)
+    return bits_of(estimator, 64 if method is None else method.max_bits)
+
+
+def bits_of(estimator: BaseEstimator, most: int) -> int:
+    """n_bits in use, at most `most`."""
+    if estimator.n_bits is None:
+        return 8 if estimator.kernel == "angular" else 12
+    return checks.integer("n_bits", estimator.n_bits, 1, most)
+
+
+def check_as_sketched(estimator: BaseEstimator, sketch: Sketch, n_bits: int) -> None:
+    """ValueError unless the parameters are those of the sketch to which rows are to be added."""
+    held = {
+        "kernel": sketch.geometry.kernel,
+        "n_bits": sketch.n_bits,
+        "n_hashes": sketch.n_hashes,
+        "sliding_window": getattr(sketch.forgetting, "size", None),
+        "half_life": getattr(sketch.forgetting, "half_life", None),
+    }
+    asked = {name: getattr(estimator, name, None) for name in held} | {"n_bits": n_bits}
+    for name, value in held.items():
+        if asked[name] != value:
+            raise ValueError(
+                f"{name} must be {value!r}, as for the earlier rows of the sketch, got "
+                f"{asked[name]!r}: use fit"
+            )
 
 
 def _check_forgetting(estimator: BaseEstimator) -> None:
@@ -81,14 +108,19 @@ def _check_forgetting(estimator: BaseEstimator) -> None:
 
 def as_queries(estimator: BaseEstimator, X: Rows, kernel: str) -> np.ndarray:
     """`as_rows` of rows to be asked for: without scikit-learn's checks where all is in order."""
-    if type(X) is not np.ndarray or X.dtype not in (np.float32, np.float64) or X.ndim != 2:
-        return as_rows(estimator, X, False, kernel)
-    good = X.flags.c_contiguous and len(X) and X.shape[1] == estimator.n_features_in_
-    if not good or hasattr(estimator, "feature_names_in_"):
-        return as_rows(estimator, X, False, kernel)
-    if not math.isfinite(np.vdot(X, X)) or (kernel == "angular" and has_zero_row(X)):
-        return as_rows(estimator, X, False, kernel)
-    return X
+    if (
+        type(X) is np.ndarray
+        and X.dtype in (np.float32, np.float64)
+        and X.ndim == 2
+        and X.flags.c_contiguous
+        and len(X) > 0
+        and X.shape[1] == estimator.n_features_in_
+        and not hasattr(estimator, "feature_names_in_")
+        and math.isfinite(np.vdot(X, X))
+        and not (kernel == "angular" and has_zero_row(X))
+    ):
+        return X
+    return as_rows(estimator, X, False, kernel)
 
 
 def detached(name: str, value: Any) -> Any:
@@ -204,7 +236,7 @@ def check_mergeable(mine: BaseEstimator, other: BaseEstimator) -> None:
     if all(x is not None for x in names) and not np.array_equal(*names):
         raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")
     kinds = [
-        (x.kernel, x.n_bits if x.kernel == "angular" else None, x.n_features_in_)
+        (x.kernel, bits_of(x, 64) if x.kernel == "angular" else None, x.n_features_in_)
         for x in (mine, other)
     ]
     if kinds[0] != kinds[1]:

@@ -38,20 +38,10 @@ class BruteForce(Method):
         return cls(training)
 
     def estimate(self, X: np.ndarray, threads: int, with_error: bool = True) -> Estimate:
-        return self._exact(self.scaled(X), threads, X)
-
-    def sampled(
-        self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
-    ) -> Estimate:
-        if stop is not None:
-            raise ValueError(f"stop must be None, got {stop}: brute force has no permuted rows")
-        return self._exact(queries, threads, None)
-
-    def _exact(self, queries: np.ndarray, threads: int, given: np.ndarray | None) -> Estimate:
-        sums = self.training.sums(queries, threads, given=given)
-        rows = np.full(len(queries), len(self.training.X))
+        sums = self.training.sums(self.scaled(X), threads, given=X)
+        rows = np.full(len(X), len(self.training.X))
         mean = sums.total / self.training.total
-        return Estimate(sums.shift, mean, np.zeros(len(queries)), rows)
+        return Estimate(sums.shift, mean, np.zeros(len(X)), rows)
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from lshkit.kde.arguments import (
     as_queries,
     as_rows,
     as_weights,
+    check_as_sketched,
     check_mergeable,
     check_parameters,
     core_threads,
@@ -193,7 +194,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
 
         A rule for the bandwidth is applied to all rows at the first query, which raises what `fit`
         would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
-        with as many features as the rows before; rows that are refused change nothing.
+        with as many features as the rows before; rows that are refused change nothing. After the
+        first rows, the weights of a call may all be 0. ValueError for a sketch whose kernel,
+        n_bits, n_hashes, sliding_window or half_life was set to another value since.
         """
         return self._add(X, sample_weight)
 
@@ -214,6 +217,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
                 f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch "
                 f"stores none), got {self.algorithm!r}: use fit"
             )
+        if not first and self._kde_sketch is not None:
+            check_as_sketched(self, self._kde_sketch, n_bits)
         X = as_rows(self, X, first, self.kernel)
         weights = as_weights(sample_weight, len(X), part or not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
@@ -241,7 +246,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     ) -> None:
         if self._kde_sketch is None:
             if isinstance(widths, str):
-                widths = self._by_rule(widths, X, weights, sketch=True)
+                widths = self._by_rule(widths, X, of_unit_size(weights), sketch=True)
             centre = np.zeros(X.shape[1])  # the rows to come are not known
             geometry = Geometry(self.kernel, n_bits, centre, widths)
             window = self.sliding_window, self.sliding_window_error
@@ -275,7 +280,7 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
             )
         X = as_rows(self, X, False, self._kde_sketch.geometry.kernel)
         with core_threads(self.n_jobs):
-            self._kde_sketch.add(X, as_weights(sample_weight, len(X)), -1)
+            self._kde_sketch.add(X, as_weights(sample_weight, len(X), all_zero=True), -1)
         self.n_samples_seen_ = self._kde_sketch.n_rows
         return self
 

@@ -167,15 +167,16 @@ class Method(abc.ABC):
         if sizes and n_rows < 4:
             raise ValueError(f"{cls.name} must have at least 4 rows, got {n_rows}")
 
-    @abc.abstractmethod
     def sampled(
         self, queries: np.ndarray, threads: int, stop: int | None = None, with_error: bool = True
     ) -> Estimate:
         """`Estimate` of scaled queries, with the errors that their own samples show.
 
         stop: of the permuted rows only those before it count (their kernels, over the total weight
-        of all), as if the others had never been: those may then be the queries.
+        of all), as if the others had never been: those may then be the queries. Not of exact
+        methods, which have an `estimate` of their own.
         """
+        raise NotImplementedError
 
     def scaled(self, X: np.ndarray) -> np.ndarray:
         """Rows as `sampled` takes them."""

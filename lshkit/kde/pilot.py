@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lshkit import checks
 from lshkit.kde.calibration import INFLATED, N_HELD_OUT, STEP, HeldOut, calibrate, least_of
 from lshkit.kde.cells import Cells
 from lshkit.kde.method import Accuracy, Method, Tuned
@@ -178,7 +179,8 @@ def _warn(name: str, expected: float, kept: bool, accuracy: Accuracy) -> None:
     else:
         return
     warnings.warn(
-        f"algorithm={name!r} {off} on this data: 'auto' would choose another", stacklevel=6
+        f"algorithm={name!r} {off} on this data: 'auto' would choose another",
+        stacklevel=checks.outside(),
     )
 
 

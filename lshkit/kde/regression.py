@@ -16,6 +16,8 @@ from lshkit.kde import kernels
 from lshkit.kde.arguments import (
     as_queries,
     as_weights,
+    bits_of,
+    check_as_sketched,
     check_n_jobs,
     check_tolerance,
     core_threads,
@@ -157,7 +159,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         """
         for name in [x for x in vars(self) if x.endswith("_") or x.startswith("_regression")]:
             delattr(self, name)
-        self.partial_fit(X, y, sample_weight)
+        self._add(X, y, sample_weight, all_rows=True)
         self._method  # noqa: B018  made ready
         return self
 
@@ -166,14 +168,19 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
 
         "bucket_sum" adds them to its sketch, whose size does not change; with a rule for the
         bandwidth, it keeps the bandwidth of its first rows. The other algorithms keep the rows and
-        are made ready at the next prediction.
+        are made ready at the next prediction, which raises what `fit` would for a rule. After the
+        first rows, the weights of a call may all be 0.
 
         Raises
         ------
         TypeError, ValueError
             As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
-            changed to or from "bucket_sum" since.
+            changed to or from "bucket_sum" since; another kernel, n_bits or n_hashes of a sketch.
         """
+        return self._add(X, y, sample_weight)
+
+    def _add(self, X: Rows, y: Rows, sample_weight: Rows | None, all_rows: bool = False) -> Self:
+        """all_rows: no others are to come, so that a rule must suit them."""
         first = not hasattr(self, "n_samples_seen_")
         self._check_parameters()
         streams = self.algorithm == "bucket_sum"
@@ -183,6 +190,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
                 f"algorithm must {wanted} 'bucket_sum', as for the earlier rows (a sketch stores "
                 f"none), got {self.algorithm!r}: use fit"
             )
+        if not first and self._regression_sketch is not None:
+            check_as_sketched(self, self._regression_sketch, self._bits())
         options = dict(reset=first, order="C", dtype=[np.float64, np.float32])
         X, y = detached("X", X), detached("y", y)
         X, y = validate_data(self, X, y, multi_output=True, y_numeric=True, **options)
@@ -194,11 +203,11 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         if not first and y.shape[1:] != self._regression_shape:
             wanted = (len(X), *self._regression_shape)
             raise ValueError(f"y must have shape {wanted}, as for the earlier rows, got {y.shape}")
-        weights = as_weights(sample_weight, len(X))
+        weights = as_weights(sample_weight, len(X), all_zero=not first)
         widths = bandwidths.check(self.bandwidth, X.shape[1], self.kernel)
         if first:
-            if isinstance(widths, str):  # a rule that fails leaves nothing behind
-                widths = bandwidths.of_deviations(widths, X, weights)
+            if isinstance(widths, str) and (streams or all_rows):  # before anything is kept
+                bandwidths.check_rows(widths, X, of_unit_size(weights))
             self._regression_seed = random_of(self.random_state).randint(2**31 - 1)
             self._regression_shape, self._regression_parts = y.shape[1:], []
             self._regression_sketch = None
@@ -242,10 +251,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         self._bits()
 
     def _bits(self) -> int:
-        if self.n_bits is None:
-            return 8 if self.kernel == "angular" else 12
-        most = SKETCH_BITS if self.algorithm == "bucket_sum" else 64
-        return checks.integer("n_bits", self.n_bits, 1, most)
+        return bits_of(self, SKETCH_BITS if self.algorithm == "bucket_sum" else 64)
 
     def _add_to_sketch(
         self,
@@ -256,7 +262,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
     ) -> None:
         sketch = self._regression_sketch
         if sketch is None:
-            assert not isinstance(widths, str)  # of the first rows no rule is left
+            if isinstance(widths, str):
+                widths = bandwidths.of_deviations(widths, X, of_unit_size(weights))
             geometry = Geometry(self.kernel, self._bits(), np.zeros(X.shape[1]), widths)
             options = self._bits(), self.n_hashes, self._regression_seed, weights, values
             sketch = ValueSketch(geometry, *options)

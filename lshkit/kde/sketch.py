@@ -71,7 +71,7 @@ class Sketch:
         forgetting: Forgetting | None = None,
         hasher: HashFamily | None = None,
     ) -> None:
-        self.geometry, self.n_bits, self.n_hashes, self.seed = geometry, n_bits, n_hashes, seed
+        self.geometry, self.n_bits, self.n_hashes = geometry, n_bits, n_hashes
         d = len(geometry.bandwidth)
         if geometry.kernel == "angular":
             self.hasher = hasher or hashing.FastHadamard(d, n_bits, n_hashes, seed=seed)
@@ -90,14 +90,26 @@ class Sketch:
             return self.hasher._folded(self.geometry.scale(X, scaled), self.fold, self.n_bits)
         return self.hasher.hash(X)
 
+    def check_range(self, X: np.ndarray) -> None:
+        """ValueError for rows that overflow float64 in units of the bandwidth."""
+        if self.geometry.kernel == "angular" or not X.size:
+            return
+        with np.errstate(over="ignore"):
+            largest = np.float64(np.maximum(-X.min(), X.max())) + np.abs(self.geometry.centre)
+            if np.isfinite(largest * self.geometry.inverse).all():
+                return
+            beyond = np.argwhere(~np.isfinite(self.geometry.scale(X)))
+        if len(beyond):
+            row, feature = beyond[0]
+            raise ValueError(
+                f"X must lie within {np.finfo(np.float64).max:.2g} bandwidths of 0 (farther rows "
+                f"overflow float64), got {X[row, feature]:.2g} in row {row}, feature {feature}, "
+                f"whose bandwidth is {self.geometry.bandwidth[feature]:.2g}"
+            )
+
     def codes_by_chunk(self, X: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         """Parts of the rows and their codes. Rows out of range are refused before the first."""
-        if isinstance(self.hasher, hashing.RandomBinning) and X.size:
-            with np.errstate(over="ignore"):
-                largest = np.float64(np.maximum(-X.min(), X.max())) + np.abs(self.geometry.centre)
-                finite = np.isfinite(largest * self.geometry.inverse).all()
-                if not finite:
-                    self.hasher._refuse_non_finite(self.geometry.scale(X), None)
+        self.check_range(X)
         step = max(LEAST_CHUNK, CODE_BYTES // (self.n_hashes * (1 if self.n_bits <= 8 else 2)))
         scaled = np.empty((min(step, len(X)), X.shape[1]))
         for first in range(0, len(X), step):
@@ -230,8 +242,11 @@ class Sketch:
 
     @property
     def nbytes(self) -> int:
+        numbers = [getattr(self.hasher, name) for name in self.hasher._numbers]
+        if isinstance(self.hasher, hashing.RandomBinning):
+            numbers.append(self.fold)
         kept = 0 if self.forgetting is None else self.forgetting.nbytes
-        return self.table.table.nbytes + kept
+        return self.table.table.nbytes + sum(x.nbytes for x in numbers) + kept
 
 
 def check_total(total: float, whole: bool) -> None:

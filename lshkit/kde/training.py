@@ -145,7 +145,8 @@ class PermutedRows:
     @property
     def nbytes(self) -> int:
         blocks = bytes_of_blocks(self.rows, min(len(self.rows), IN_BLOCKS))
-        return self.rows.nbytes + self.order.nbytes + blocks
+        weights = 0 if self.weights is None else self.weights.nbytes
+        return self.rows.nbytes + self.order.nbytes + weights + blocks
 
 
 def blocks_of(rows: np.ndarray) -> np.ndarray:

@@ -73,6 +73,7 @@ class ValueSketch(Sketch):
         rows that they did not meet: no error is less than the standard deviation of the values
         over the root of the number of rows that were met, with repetition.
         """
+        self.check_range(X)
         step = max(1, MOST_NUMBERS // (self.n_hashes * (1 + self.n_outputs)))
         parts = [self._means(X[i : i + step]) for i in range(0, len(X), step)]
         means, errors = (np.concatenate(x) for x in zip(*parts, strict=True))

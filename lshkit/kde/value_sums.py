@@ -154,8 +154,10 @@ class ValueRows:
 
     @property
     def nbytes(self) -> int:
-        of_parts = sum(size.nbytes + np.asarray(w).nbytes for *_, w, size in self.parts)
-        return self.rows.nbytes + of_parts
+        weights = (
+            0 if self.weights is None else self.weights.nbytes
+        )  # of which the parts have views
+        return self.rows.nbytes + weights + sum(size.nbytes for *_, size in self.parts)
 
 
 def log_kernels(

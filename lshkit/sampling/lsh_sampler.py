@@ -47,7 +47,7 @@ class LSHSampler(InBytes):
     Parameters
     ----------
     hasher : a hash family of `lshkit.hashing`
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         For the draws of calls without a seed.
 
     Attributes
@@ -74,9 +74,7 @@ class LSHSampler(InBytes):
             got = type(hasher).__name__
             raise TypeError(f"hasher must be a family of lshkit.hashing, got {got}")
         self.hasher = hasher
-        if not (seed is None or isinstance(seed, np.random.Generator)):
-            seed = checks.integer("seed", seed, 0)
-        self._random = np.random.default_rng(seed)
+        self._random = np.random.default_rng(checks.seed(seed))
         # Arrays: rows, codes, indices and, or None, weights.
         self._parts: list[dict[str, Any]] = []
         self._next: int | None = None  # the index that the next row gets; None before fit
@@ -171,7 +169,8 @@ class LSHSampler(InBytes):
     @property
     def nbytes(self) -> int:
         """Memory of the rows, codes and tables."""
-        arrays = [x for x in self._data().values() if x is not None]
+        shared = self.tables._tables[5]  # the weights
+        arrays = [x for x in self._data().values() if x is not None and x is not shared]
         return sum(x.nbytes for x in arrays) + self.tables.nbytes
 
     # ---------------------------------------------------------------- queries
@@ -194,7 +193,7 @@ class LSHSampler(InBytes):
         query : array or tensor `(n_q, n_features)` or `(n_features,)`
         n_samples : int >= 1, optional
             By default n_hashes, one from each table in order.
-        seed : None, int >= 0 or numpy.random.Generator
+        seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
             The same integer always gives the same draws, at any number of threads.
 
         Returns
@@ -264,7 +263,7 @@ class LSHSampler(InBytes):
             "full_bucket": mean over the tables of the sum of f / p over the query's bucket.
             "hbe": mean over the tables of one draw each, f / probability: m evaluations of f. For
             both, the standard error is that of a mean of m independent estimates.
-        seed : None, int >= 0 or numpy.random.Generator
+        seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
             For "hbe".
 
         Returns
@@ -274,7 +273,7 @@ class LSHSampler(InBytes):
             It does not account for terms outside the tables: if large terms collide with small
             probability, a query that missed them has a small value and a small standard error.
         """
-        if method not in METHODS:
+        if not isinstance(method, str) or method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
         queries, single, torch = self._query(query)
         assert self._next is not None

@@ -52,7 +52,7 @@ class PartitionSampler:
     center : bool
         Subtracts the mean of the classes before hashing. It adds the same to all logits of a query,
         and would make the angles between classes small.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ def log_partition(
     n_samples : int >= 1
         s, at most the number of classes. All queries of a call share one sample: it is read
         once, and their errors are correlated.
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         For the sample, and for the sampler if it is built here. The same integer always gives the
         same result, at any number of threads.
 
@@ -198,9 +198,7 @@ def log_partition(
             raise ValueError(f"bias must have shape {(n,)}, got {bias.shape}")
         _check_bias(bias)
     n_samples = min(checks.integer("n_samples", n_samples, 1), n)
-    if not (seed is None or isinstance(seed, np.random.Generator)):
-        seed = checks.integer("seed", seed, 0)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(checks.seed(seed))
     if sampler is None:
         sampler = PartitionSampler(weights, seed=random)
     elif not isinstance(sampler, PartitionSampler):

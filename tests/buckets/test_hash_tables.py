@@ -170,6 +170,14 @@ def test_seeds():
     np.testing.assert_array_equal(first[:20], tables.draw(query[:20], 3, seed=7)[0])
 
 
+def test_seeds_of_more_than_64_bits():
+    tables = HashTables(np.zeros((1000, 3), np.uint8))
+    first, again, other = (
+        tables.draw(CODES, 9, seed=seed)[0] for seed in (2**80, 2**80, 2**80 + 2**64)
+    )
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
 def test_sizes_that_meet_nothing():
     query, key = random_codes(5, 8, 3, 4, np.uint16)
     for tables in (HashTables(key[:0]), HashTables(key[:0].astype(np.uint64)), HashTables(key)):
@@ -246,6 +254,7 @@ ABOVE, BELOW = CODES + np.int64(300), CODES - np.int64(1)
         (lambda: HashTables(CODES).draw(CODES, 0), ValueError, "n_samples must be an integer"),
         (lambda: HashTables(CODES).draw(CODES, 1.5), TypeError, "n_samples must be an integer"),
         (lambda: HashTables(CODES).draw(CODES, seed=-1), ValueError, "seed must be an integer"),
+        (lambda: HashTables(CODES).draw(CODES, seed=2**128), ValueError, "must be below 2**128"),
         (
             lambda: HashTables(CODES).union(ABOVE),
             ValueError,

@@ -7,7 +7,7 @@ from cases.commands import PNG_SIGNATURE, ROOT, run
 
 EXAMPLES = {
     "kde_vs_sklearn": ("| scikit-learn |", "| lshkit, auto |"),
-    "streaming_density": ("| half-life 2,773 | 64 |", "bit for bit | True"),
+    "streaming_density": ("| half-life 2,773 | 67 |", "bit for bit | True"),
     "outlier_detection": ("| novel |", "| 1 |"),
     "bandwidth_selection": ("| by Scott |", "| 32 |"),
     "kernel_regression": ("| beyond 3 |", "| sketch |"),

@@ -149,6 +149,25 @@ def test_probability_of_cosine_of_tensors():
     np.testing.assert_array_equal(got.numpy(), expected)
 
 
+@every_family
+def test_listed_pairs_must_be_of_rows(name):
+    hasher, rows = EXAMPLES[name], np.random.default_rng(0).normal(size=(200, 7))
+    every = hasher.pair_probability(rows[:1], rows, [0, 200], np.arange(200))
+    last = hasher.pair_probability(rows[:1], rows, [0, 1], np.array([199], np.uint64))
+    assert last == every[199]
+    for indptr, indices, error, message in (
+        ([0, 1], [-1], ValueError, "indices: rows from 0 to 199 are wanted, was -1"),
+        ([0, 1], [999], ValueError, "indices: rows from 0 to 199 are wanted, was 999"),
+        ([0, 1], [1.5], TypeError, "indices must hold integers"),
+        ([0, 2], [1], ValueError, "indptr: must start with 0 and end with the number of indices"),
+        ([0, 1, 1], [1], ValueError, r"indptr must have shape \(2,\), got \(3,\)"),
+    ):
+        with pytest.raises(error, match=message):
+            hasher.pair_probability(rows[:1], rows, indptr, indices)
+    with pytest.raises(ValueError, match="indptr: must not decrease, got 2 before 1"):
+        hasher.pair_probability(rows[:2], rows, [0, 2, 1], [1])
+
+
 # ---------------------------------------------------------------- arrays
 
 
@@ -200,6 +219,7 @@ def test_damaged_arrays_are_refused(name):
         ("format", np.array("1"), "format must be one integer"),
         ("n_features", np.array(8), f"{numbers_or_bandwidth} must be .* got .*7"),
         ("n_hashes", np.array(0), "n_hashes must be an integer from 1 to 65535, got 0"),
+        ("seed", np.array(str(2**128)), r"seed must be below 2\*\*128"),
         ("seed", np.array("-1"), "seed must be an integer >= 0 or empty, got '-1'"),
         (numbers[0], good[numbers[0]][:0], f"{numbers[0]} must be"),
         (numbers[0], good[numbers[0]].astype(np.float16), f"{numbers[0]} must be"),

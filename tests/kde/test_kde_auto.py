@@ -167,8 +167,18 @@ def test_draws_that_meet_no_row_say_that_nothing_is_known():
 
 def test_a_method_that_cannot_keep_rtol_warns():
     rows = np.random.default_rng(0).normal(size=(3000, 12))
-    with pytest.warns(UserWarning, match="hbe.*rtol=0.01"):
-        LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0).fit(rows)
+    density = LSHKernelDensity(bandwidth=0.4, algorithm="hbe", rtol=0.01, random_state=0)
+    calls = [
+        lambda: density.fit(rows),
+        lambda: density.partial_fit(rows[:9]).score_samples(rows[:5]),
+        lambda: density.partial_fit(rows[:9]).kernel_mean(rows[:5]),
+        lambda: density.partial_fit(rows[:9]).tune(rows[:200]),
+        lambda: density.partial_fit(rows[:9]).bandwidth_,
+    ]
+    for call in calls:
+        with pytest.warns(UserWarning, match="hbe.*rtol=0.01") as caught:
+            call()
+        assert [x.filename for x in caught] == [__file__]
 
 
 def test_a_sketch_asks_for_no_more_hashes_than_a_method_takes():

@@ -375,12 +375,6 @@ def test_empty_estimates_are_minus_infinity():
     assert density.kernel_mean([[3.0, 0.0]])[0] == 0
 
 
-def test_no_part_of_the_rows():
-    method = brute().fit(np.eye(20))._method
-    with pytest.raises(ValueError, match="stop must be None, got 10"):
-        method.sampled(np.zeros((1, 20)), 1, stop=10)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kernel", [kernel for kernel in kernels.CODES if kernel != "angular"])
 def test_a_far_row_finds_itself(kernel, dtype):

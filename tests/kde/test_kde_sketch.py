@@ -197,6 +197,8 @@ def test_a_batch_of_rows_without_weight(data):
     assert np.allclose(at_once.kernel_mean(rows[:5]), parts.kernel_mean(rows[:5]), rtol=1e-12)
     with pytest.raises(ValueError, match="sample_weight must not be all zero"):
         sketch("angular").fit(rows[:5], sample_weight=np.zeros(5))
+    unweighted = sketch("angular").fit(rows).partial_fit(rows[:5], sample_weight=np.zeros(5))
+    assert unweighted.partial_unfit(rows[:5], sample_weight=np.zeros(5)).n_samples_seen_ == 700
 
 
 def test_a_billion_rows():
@@ -263,6 +265,9 @@ def test_weights_beyond_float64_in_units():
         density.partial_fit(rows, sample_weight=[1e305, 1.0, 1.0])
     with pytest.raises(ValueError, match="cannot remove more rows or weight"):
         density.partial_unfit(rows, sample_weight=[1e305, 1.0, 1.0])
+    ruled = LSHKernelDensity("laplacian", "scott", algorithm="bucket_sum")
+    with pytest.raises(ValueError, match=r"stay below 2\^53, would be inf"):
+        ruled.fit(rows, sample_weight=np.full(3, 1e308))
 
 
 MANY_BLOCKS = """
@@ -306,3 +311,52 @@ def test_rows_that_are_refused_leave_nothing_behind():
         density.partial_fit(wrong)
     assert np.array_equal(density.score_samples(X[:50]), before)
     assert density.partial_unfit(X[:2999]).n_samples_seen_ == 1
+
+
+def test_finite_rows_beyond_float64_in_bandwidths_are_told_from_nan():
+    rows = np.full((5, 2), 1e10)
+    density = LSHKernelDensity("laplacian", [1.0, 1e-300], algorithm="bucket_sum")
+    message = (
+        r"X must lie within 1.8e\+308 bandwidths of 0 .*got 1e\+10 in row 0, feature 1, whose "
+        "bandwidth is 1e-300"
+    )
+    with pytest.raises(ValueError, match=message):
+        density.fit(rows)
+    density.fit(rows * [1, 0])
+    with pytest.raises(ValueError, match=message):
+        density.score_samples(rows)
+
+
+@pytest.mark.parametrize(
+    "other", [dict(kernel="angular"), dict(n_bits=6), dict(n_hashes=9), dict(half_life=5.0)]
+)
+def test_parameters_that_a_sketch_cannot_follow_are_refused(other, data):
+    rows = data[0]
+    density = sketch("laplacian").fit(rows)
+    wanted = density.kernel_mean(rows)
+    with pytest.raises(ValueError, match=f"{next(iter(other))} must be .* earlier rows .* use fit"):
+        density.set_params(**other).partial_fit(rows)
+    assert np.array_equal(density.kernel_mean(rows), wanted)
+    density.set_params(**sketch("laplacian").get_params()).partial_fit(rows)
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_memory_counts_the_random_numbers_too(kernel, data):
+    """laplacian: 20 bytes a hash and feature (scale, shift, multiplier), 16 a hash to fold."""
+    density = sketch(kernel).fit(data[0])
+    table = 24 * 2 ** CASES[kernel]["n_bits"] * 8
+    numbers = (
+        density._kde_sketch.hasher.parameters.nbytes if kernel == "angular" else 24 * (5 * 20 + 16)
+    )
+    assert density.extra_memory_ == table + numbers
+
+
+@pytest.mark.parametrize("algorithm", ["bucket_sum", "brute"])
+def test_the_default_n_bits_merges_with_its_value(algorithm, data):
+    rows, one = data[0], LSHKernelDensity("angular", algorithm=algorithm, random_state=0)
+    one.set_params(normalize=False).fit(rows)
+    same = LSHKernelDensity("angular", algorithm=algorithm, n_bits=8, random_state=0).fit(rows)
+    wanted = one.kernel_mean(rows)
+    np.testing.assert_allclose(one.merge(same).kernel_mean(rows), wanted, rtol=1e-6)
+    with pytest.raises(ValueError, match="n_bits .* differ"):
+        one.merge(same.set_params(n_bits=9).fit(rows))

@@ -373,6 +373,17 @@ def test_units_of_targets_and_weights_do_not_matter(name, of_values, of_weights)
 
 # --- The contract -------------------------------------------------------------------------------
 
+
+def test_sketches_refuse_rows_beyond_float64_in_bandwidths():
+    model = LSHKernelRegressor("laplacian", 1e-300, algorithm="bucket_sum")
+    message = r"X must lie within 1.8e\+308 bandwidths of 0 .*in row 0, feature 0"
+    with pytest.raises(ValueError, match=message):
+        model.fit(1e10 + ROWS, VALUES)
+    model.fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match=message):
+        model.predict(1e10 + QUERIES)
+
+
 VARIANTS = {
     "brute": dict(algorithm="brute", bandwidth="scott"),
     "random": dict(algorithm="random", bandwidth=0.8),
@@ -430,6 +441,16 @@ def test_parts_of_kept_rows_are_the_whole():
     assert np.array_equal(stream.bandwidth_, whole.bandwidth_)
 
 
+@pytest.mark.parametrize("options", [{}, dict(kernel="angular", algorithm="bucket_sum")])
+def test_a_later_part_may_have_no_weight(options):
+    model = LSHKernelRegressor(random_state=0, **options)
+    with pytest.raises(ValueError, match="sample_weight must not be all zero"):
+        model.partial_fit(ROWS, VALUES, 0 * WEIGHTS)
+    wanted = model.partial_fit(ROWS, VALUES, WEIGHTS).predict(QUERIES)
+    model.partial_fit(QUERIES, VALUES[:30], np.zeros(30))
+    assert np.array_equal(model.predict(QUERIES), wanted)
+
+
 def test_parameters_that_are_set_wait_for_the_next_fit():
     rows, values, queries = problem("normal", n=20_000)
     model = LSHKernelRegressor(random_state=0).fit(rows, values)
@@ -441,15 +462,33 @@ def test_parameters_that_are_set_wait_for_the_next_fit():
     assert model.bandwidth_ == 3.0
 
 
+def test_parameters_that_a_sketch_cannot_follow_are_refused():
+    model = sketch("angular").fit(ROWS, VALUES)
+    with pytest.raises(ValueError, match="kernel must be 'angular', as for the earlier rows"):
+        model.set_params(kernel="laplacian").partial_fit(ROWS, VALUES)
+
+
 def test_a_rule_sees_all_rows_of_a_stream():
-    """Parts may be too few for it, but for the first."""
-    stream = LSHKernelRegressor(bandwidth="scott").fit(ROWS[:600], VALUES[:600])
+    """Parts may be too few for it, but for the first of a sketch."""
+    stream = LSHKernelRegressor(bandwidth="scott")
+    stream.partial_fit(ROWS[:1], VALUES[:1])
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        stream.predict(QUERIES)
+    stream.partial_fit(ROWS[1:600], VALUES[1:600])
     for i in range(600, 700):
         stream.partial_fit(ROWS[i : i + 1], VALUES[i : i + 1])
     whole = LSHKernelRegressor(bandwidth="scott").fit(ROWS, VALUES)
     assert np.array_equal(stream.predict(QUERIES), whole.predict(QUERIES))
+    sketched = LSHKernelRegressor("laplacian", "scott", algorithm="bucket_sum")
     with pytest.raises(ValueError, match="at least 2 rows"):
-        LSHKernelRegressor(bandwidth="scott").partial_fit(ROWS[:1], VALUES[:1])
+        sketched.partial_fit(ROWS[:1], VALUES[:1])
+
+
+@pytest.mark.parametrize("options", [{}, dict(kernel="laplacian", algorithm="bucket_sum")])
+def test_a_rule_depends_on_ratios_of_weights_alone(options):
+    model = LSHKernelRegressor(bandwidth="scott", random_state=0, **options)
+    wanted = clone(model).fit(ROWS, VALUES).bandwidth_
+    assert np.allclose(model.fit(ROWS, VALUES, np.full(700, 1e308)).bandwidth_, wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("options", [{}, dict(kernel="angular", algorithm="bucket_sum")])

@@ -233,6 +233,11 @@ def with_value(x, value, row=2):
         (lambda s: log_partition(QUERIES, WEIGHTS, n_samples=0), ValueError, "n_samples must be"),
         (lambda s: log_partition(QUERIES, WEIGHTS, sampler=1), TypeError, "sampler must be a Part"),
         (lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, seed=-1), ValueError, "seed must be"),
+        (
+            lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, seed=2**128),
+            ValueError,
+            "seed must be below 2**128",
+        ),
         (lambda s: log_partition(QUERIES, WEIGHTS, sampler=s, seed=1.5), TypeError, "seed must be"),
         (
             lambda s: log_partition(QUERIES, WEIGHTS[:39], sampler=s),

@@ -205,3 +205,13 @@ def test_seeds():
     assert draws(None, None) == draws(None, None)
     a, b, c, d = draws(None, None, 7, 7)
     assert a != b and c == d and c != a
+
+
+def test_memory_counts_every_array_once():
+    rows = np.random.default_rng(0).normal(size=(500, 6)).astype(np.float32)
+    hasher = FastHadamard(6, 3, 4, seed=0)
+    for options in ({}, {"weights": np.ones(500)}, {"weights": np.ones(500, np.float32)}):
+        sampler = LSHSampler(hasher).fit(rows, **options).partial_fit(rows, **options)
+        found = [*sampler._data().values(), *sampler.tables._tables]
+        arrays = {id(x): x.nbytes for x in found if x is not None}
+        assert sampler.nbytes == sum(arrays.values())

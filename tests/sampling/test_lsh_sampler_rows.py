@@ -208,10 +208,13 @@ def with_value(value, row=2):
         (lambda s: s.union(ROWS[None]), ValueError, "query must have shape"),
         (lambda s: s.estimate(ROWS, np.ones(4)), ValueError, "f must have shape (5,) or (5, k)"),
         (lambda s: s.estimate(ROWS, np.ones(5), "hb"), ValueError, "method must be one of"),
+        (lambda s: s.estimate(ROWS, np.ones(5), []), ValueError, "method must be one of"),
         (lambda s: s.estimate(ROWS, lambda i, j: 1.0), ValueError, "f(i, j) must have shape"),
         (lambda s: s.estimate(ROWS, lambda i, j: j[:-1]), ValueError, "f(i, j) must have shape"),
         (lambda s: LSHSampler(3), TypeError, "hasher must be a family of lshkit.hashing, got int"),
         (lambda s: LSHSampler(s.hasher, seed=-1), ValueError, "seed must be an integer >= 0"),
+        (lambda s: LSHSampler(s.hasher, seed=2**128), ValueError, "seed must be below 2**128"),
+        (lambda s: s.sample(ROWS, 3, seed=2**128), ValueError, "seed must be below 2**128"),
     ],
 )
 def test_bad_arguments(call, error, message):

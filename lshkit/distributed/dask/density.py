@@ -62,7 +62,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     ----------
     kernel, bandwidth, algorithm, rtol, atol, confidence, n_bits, n_hashes, normalize
         As of `LSHKernelDensity`. Of the rules for the bandwidth "scott" and "silverman" are
-        supported, from at most 65,536 rows. Blocks of fewer than 1024 rows are summed exactly.
+        supported, from at most 65,536 rows. Fewer than 1024 rows in all are summed exactly, with
+        "auto" also those of blocks of fewer than 1024 rows.
     sliding_window, sliding_window_error, half_life
         Must have their defaults: sketches that forget depend on the order of all rows.
     random_state : None, int or RandomState
@@ -320,7 +321,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if self._sketch is not None:
-            return copy.deepcopy(self._sketch)
+            return copy.deepcopy(self._sketch_as_set(self._sketch))
         assert self._kept is not None
         X, weights = self._kept.gathered(client_of(self.client))
         own = {"random_state": self._seed, "kernel": self._kernel}
@@ -331,6 +332,11 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         if hasattr(self, "feature_names_in_"):
             local.feature_names_in_ = self.feature_names_in_
         return local
+
+    def _sketch_as_set(self, sketch: LSHKernelDensity) -> LSHKernelDensity:
+        """A shallow copy with the parameters of queries, which may have been set since."""
+        names = "normalize", "n_jobs", "batch_size"
+        return copy.copy(sketch).set_params(**{x: getattr(self, x) for x in names})
 
     def merge(self, other: DaskKernelDensity | LSHKernelDensity) -> Self:
         """Adds the sketch of another estimator, fitted here or anywhere; returns self.
@@ -386,9 +392,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         check_features(self, blocks)
         return_std = checks.boolean("return_std", return_std)
         if self._sketch is not None:
-            sketch = copy.copy(self._sketch).set_params(
-                **{x: getattr(self, x) for x in ("normalize", "n_jobs", "batch_size")}
-            )
+            sketch = self._sketch_as_set(self._sketch)
             score, sent = task(scores.of_sketch), constant(sketch)
             is_mean = log_norm is None
             parts: list[Any] = [score(sent, x, return_std, is_mean) for x in blocks.rows]
@@ -396,7 +400,7 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
             made = self._prepare()
             batch_size = checks.integer("batch_size", self.batch_size, 1)
             scale = scores.Scale(made.log_weight, log_norm, made.least_error, return_std)
-            check, answer = task(shards.checked_queries), task(shards.answer)
+            check, answer = task(shards.checked_queries), task(shards.Shard.answer)
             names = getattr(self, "feature_names_in_", None)
             compared = template_of(self._parameters(), self.n_features_in_, names)
             template = constant(compared)

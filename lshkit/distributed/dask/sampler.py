@@ -32,7 +32,7 @@ class DaskLSHSampler:
     Parameters
     ----------
     hasher : a hash family of `lshkit.hashing`
-    seed : None, int >= 0 or numpy.random.Generator
+    seed : None, int from 0 to 2**128 - 1 or numpy.random.Generator
         For the draws of calls without a seed.
     client : distributed.Client, optional
         By default the one made last.
@@ -99,7 +99,7 @@ class DaskLSHSampler:
         for i in kept:
             shards.append(make(hasher, blocks.rows[i], blocks.weights[i], int(begins[i])))
         shards = list(client.persist(shards))
-        results_of(client, [task(_is_made)(x) for x in shards])  # raises what rows raised
+        results_of(client, [x.n_rows for x in shards])  # raises what rows raised
         return shards, ends[kept].tolist()
 
     @property
@@ -113,17 +113,23 @@ class DaskLSHSampler:
         return len(self._shards)
 
     def rows(self, indices: Rows) -> FloatArray:
-        """The rows of these indices `(n,)`, an array `(n, n_features)`."""
+        """The rows of these indices `(n,)`, an array `(n, n_features)`.
+
+        float64 where any of them is.
+        """
         client = self._fitted()
         indices = checks.array("indices", indices, kinds="iu", wanted="integers").reshape(-1)
         if len(indices) and not (0 <= indices.min() and indices.max() < self.n_rows):
-            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}")
+            got = f"{indices.min()} to {indices.max()}"
+            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}, got {got}")
+        indices = indices.astype(np.int64)
         of_shard = np.searchsorted(self._ends, indices, side="right")
         shards = np.unique(of_shard) if len(indices) else np.zeros(1, np.intp)
         take = task(_take)
         asked = [take(self._shards[i], indices[of_shard == i]) for i in shards]
         found = results_of(client, asked)
-        out = np.empty((len(indices), self.hasher.n_features), found[0].dtype)
+        dtype = np.result_type(*(x.dtype for x in found))
+        out = np.empty((len(indices), self.hasher.n_features), dtype)
         for i, rows in zip(shards, found, strict=True):
             out[of_shard == i] = rows
         return out
@@ -158,7 +164,7 @@ class DaskLSHSampler:
         """
         client = self._fitted()
         queries, _ = self._query(query)
-        find, given = task(_union), constant(queries)
+        find, given = task(LSHSampler.union), constant(queries)
         found = results_of(client, [find(x, given) for x in self._shards])
         counts = [np.diff(indptr) for indptr, _, _ in found]
         of_query = np.concatenate([np.repeat(np.arange(len(queries)), n) for n in counts])
@@ -204,7 +210,7 @@ class DaskLSHSampler:
 
     def to_local(self) -> LSHSampler:
         """An `LSHSampler` of all rows in this process; `to_bytes` of it is without pickle."""
-        parts = results_of(self._fitted(), [task(_data)(x) for x in self._shards])
+        parts = results_of(self._fitted(), [task(LSHSampler._data)(x) for x in self._shards])
         local = LSHSampler(self.hasher, seed=self._random)
         local._parts, local._next = parts, self.n_rows
         return local
@@ -259,14 +265,6 @@ def _shard(hasher: HashFamily, rows: Any, weights: Any, begin: int) -> LSHSample
     return sampler
 
 
-def _is_made(sampler: LSHSampler) -> bool:
-    return sampler.n_rows > 0
-
-
-def _data(sampler: LSHSampler) -> dict[str, Any]:
-    return sampler._data()
-
-
 def _take(sampler: LSHSampler, indices: np.ndarray) -> np.ndarray:
     data = sampler._data()
     return data["rows"][indices - data["indices"][0]]
@@ -300,10 +298,6 @@ def _chosen(parts: list[Draws]) -> Draws:
         for name in ("indices", "factors", "keys")
     )
     return Draws(indices, factors, np.sum([x.weights for x in parts], axis=0), keys)
-
-
-def _union(sampler: LSHSampler, query: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return sampler.union(query)
 
 
 class _Classes:

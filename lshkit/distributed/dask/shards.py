@@ -112,8 +112,9 @@ def combined(parts: list[Sums]) -> Sums:
     for part in parts:
         factor = np.exp(part.shift - shift)
         total += part.total * factor
-        there = factor > 0  # an unknown error of nothing is none
-        variance[there] += part.squares[there] * factor[there] ** 2
+        square = factor**2
+        there = square > 0  # an unknown error of nothing is none
+        variance[there] += part.squares[there] * square[there]
     return Sums(shift, total, variance)
 
 
@@ -165,10 +166,6 @@ def held_out_answer(shard: Shard, queries: np.ndarray) -> Sums:
         return Sums.zeros(len(queries))
     with core_threads(shard.kernel.n_jobs) as threads:
         return answer_of(shard.method, queries, threads)
-
-
-def answer(shard: Shard, queries: np.ndarray, batch_size: int) -> Sums:
-    return shard.answer(queries, batch_size)
 
 
 def checked_queries(template: BaseEstimator, X: Any, kernel: str) -> np.ndarray:

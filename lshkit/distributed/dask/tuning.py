@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lshkit import checks
 from lshkit.distributed.dask import shards, tolerance
 from lshkit.distributed.dask._dask import Client, Delayed
 from lshkit.distributed.dask.blocks import results_of
@@ -117,6 +118,6 @@ def tuned_shards(
     warnings.warn(
         f"algorithm={asked.algorithm!r} has a mean relative error of {trial.mean:.2g} on the "
         f"pilot's queries, and does not keep rtol={accuracy.rtol:g}: 'auto' would choose another",
-        stacklevel=5,
+        stacklevel=checks.outside(),
     )
     return made, report

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from lshkit import checks
 from lshkit.distributed.ranks.rows import LAYOUTS, Rows, chunk_starts, merged, runs_of
+from lshkit.hash_functions import MAX_HASHES, MAX_PROBE_BITS
 
 PIECE_BYTES = 2**21  # of a slot's tables that a rank sends to each other rank at a time
 
@@ -40,18 +41,18 @@ def exchange_costs(
     ranks : int >= 1
     n_rows : int >= 0
         Rows of the whole sequence, as equal parts on the ranks.
-    heads, head_dim : int
-    n_bits, n_hashes : int
+    heads, head_dim : int >= 1
+    n_bits, n_hashes : int, 1 to 16 and 1 to 65535
         Of the tables, whose size is n_hashes * 2**n_bits * value_dim numbers of 4 bytes for a key
         head.
-    batch : int
-    key_heads, value_dim : int, optional
+    batch : int >= 0
+    key_heads, value_dim : int >= 1, optional
         Those of the queries where they are the same.
     is_causal : bool
     layout : "contiguous" or "head_tail"
-    itemsize : int
+    itemsize : int >= 1
         Bytes of a number of queries, keys and values.
-    heads_in_flight : int, optional
+    heads_in_flight : int >= 1, optional
         Key heads of all sequences whose tables are in memory at once; None: all.
 
     Returns
@@ -61,6 +62,11 @@ def exchange_costs(
         pass of tables sums both the tables of keys, again, and those of the gradient. A ring that
         passes keys and values from rank to rank sends "keys" without a causal mask.
 
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of the wrong type or out of range.
+
     Examples
     --------
     >>> costs = exchange_costs(8, 262_144, 8, 64, n_bits=8)
@@ -68,15 +74,25 @@ def exchange_costs(
     32
     """
     ranks = checks.integer("ranks", ranks, 1)
-    key_heads = heads if key_heads is None else key_heads
-    value_dim = head_dim if value_dim is None else value_dim
+    n_rows = checks.integer("n_rows", n_rows, 0)
+    heads = checks.integer("heads", heads, 1)
+    head_dim = checks.integer("head_dim", head_dim, 1)
+    n_bits = checks.integer("n_bits", n_bits, 1, MAX_PROBE_BITS)
+    n_hashes = checks.integer("n_hashes", n_hashes, 1, MAX_HASHES)
+    batch = checks.integer("batch", batch, 0)
+    key_heads = heads if key_heads is None else checks.integer("key_heads", key_heads, 1)
+    value_dim = head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
+    is_causal = checks.boolean("is_causal", is_causal)
+    itemsize = checks.integer("itemsize", itemsize, 1)
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
     where = Rows(even_lengths(ranks, n_rows, layout), layout)
     slots = len(where.chunks[0]) if is_causal else 1
     wanted = keys_sent(where, where, None, is_causal, 0)
     units = batch * key_heads
-    at_once = units if heads_in_flight is None else min(units, heads_in_flight)
+    at_once = units
+    if heads_in_flight is not None:
+        at_once = min(units, checks.integer("heads_in_flight", heads_in_flight, 1))
     table = slots * n_hashes * 2**n_bits * value_dim * 4
     return costs_of(
         ranks,

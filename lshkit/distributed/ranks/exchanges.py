@@ -135,12 +135,10 @@ def pieces_of(ranks: Ranks, where: Sequences) -> Pieces:
     whole: list[Run] = []
     for rank in range(ranks.size):
         of_sequence: dict[int, tables.Slot] = {}
-        numbers: dict[int, int] = {}
         found: list[tables.Slot] = []
         for sequence, start, queries, keys in _partial(rank, where):
             if where.is_causal or sequence not in of_sequence:
                 of_sequence[sequence] = tables.Slot([], [])
-                numbers[sequence] = len(found)
                 chains.setdefault(sequence, []).append((start, rank, len(found)))
                 found.append(of_sequence[sequence])
             of_sequence[sequence].queries.append(queries)

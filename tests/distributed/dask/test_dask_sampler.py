@@ -121,11 +121,16 @@ def test_rows(client):
     indices = np.array([1499, 3, 99, 100, 799, 800, 3])
     np.testing.assert_array_equal(sampler.rows(indices), X[indices])
     assert sampler.rows(np.zeros(0, int)).shape == (0, 6)
-    with pytest.raises(ValueError, match="indices must be from 0 to 1499"):
+    np.testing.assert_array_equal(sampler.rows(indices.astype(np.uint64)), X[indices])
+    with pytest.raises(ValueError, match="indices must be from 0 to 1499, got 1500 to 1500"):
         sampler.rows([1500])
     sampler.partial_fit(blocks(X[:50], 20))
     assert sampler.n_rows == 1550
     np.testing.assert_array_equal(sampler.rows([1549, 1500]), X[[49, 0]])
+    single = X[:9].astype(np.float32)
+    sampler.fit(blocks(single, 9)).partial_fit(blocks(X[:50], 50))
+    assert sampler.rows([0]).dtype == np.float32
+    np.testing.assert_array_equal(sampler.rows([0, 9]), [single[0], X[0]])
 
 
 def test_log_partition(client):

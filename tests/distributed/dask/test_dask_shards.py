@@ -9,7 +9,7 @@ from lshkit.kde import LSHKernelDensity
 
 da = pytest.importorskip("dask.array")
 from lshkit.distributed import DaskKernelDensity  # noqa: E402
-from lshkit.distributed.dask import tolerance  # noqa: E402
+from lshkit.distributed.dask import shards, tolerance  # noqa: E402
 from lshkit.kde.method import Accuracy  # noqa: E402
 from lshkit.kde.sums import Sums  # noqa: E402
 
@@ -199,10 +199,21 @@ def test_warns_where_an_algorithm_does_not_keep_rtol(client):
     density = DaskKernelDensity(
         bandwidth=0.05, algorithm="hbe", rtol=0.01, random_state=0, client=client
     )
-    with pytest.warns(UserWarning, match="algorithm='hbe' has a mean relative error of"):
+    message = "algorithm='hbe' has a mean relative error of"
+    with pytest.warns(UserWarning, match=message) as caught:
         density.fit(blocks(SHUFFLED[:4000, :4], 1000))
+        density.partial_fit(blocks(SHUFFLED[:1000, :4], 1000)).bandwidth_  # noqa: B018
+        density.score_samples(blocks(SHUFFLED[:9, :4], 9))
+    assert [x.filename for x in caught if message in str(x.message)] == 2 * [__file__]
     density.set_params(algorithm="auto").fit(blocks(SHUFFLED[:4000, :4], 1000))
     assert density.report_["error"] <= 0.013
+
+
+def test_an_unknown_error_of_next_to_nothing_is_none():
+    """exp(-400) is a number, its square is none."""
+    known = Sums(np.zeros(1), np.ones(1), np.ones(1))
+    unknown = Sums(np.full(1, -400.0), np.ones(1), np.full(1, np.inf))
+    assert shards.combined([known, unknown]).squares == [1.0]
 
 
 def test_shrinkage():

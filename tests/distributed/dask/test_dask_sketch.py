@@ -66,6 +66,7 @@ def test_float32_and_local_parameters(client):
     assert density.score(blocks(rows, 999)) == pytest.approx(
         local.set_params(normalize=False).score(rows)
     )
+    assert density.to_local().get_params() == local.get_params()
 
 
 def test_random_state_none_is_drawn_once(client):

@@ -228,3 +228,15 @@ def test_costs_refuse_what_they_do_not_know():
         exchange_costs(2, 10, 1, 4, layout="ring")
     with pytest.raises(ValueError, match="ranks"):
         exchange_costs(0, 10, 1, 4)
+    sizes = {"ranks": 2, "n_rows": 10, "heads": 1, "head_dim": 4}
+    for name, least in (
+        *(("n_rows", 0), ("heads", 1), ("head_dim", 1), ("n_bits", 1), ("n_hashes", 1)),
+        *(("batch", 0), ("key_heads", 1), ("value_dim", 1), ("itemsize", 1)),
+        ("heads_in_flight", 1),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be an integer .*, got {least - 1}"):
+            exchange_costs(**sizes | {name: least - 1})
+        with pytest.raises(TypeError, match=f"{name} must be an integer .*, got 1.5"):
+            exchange_costs(**sizes | {name: 1.5})
+    with pytest.raises(TypeError, match="is_causal must be a bool"):
+        exchange_costs(**sizes, is_causal=1)
