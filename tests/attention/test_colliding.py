@@ -287,7 +287,7 @@ def test_the_longest_sequence_sets_the_bits_and_longer_ones_are_no_warning(recwa
     [
         ({"scale": 0.0}, ValueError, "scale must be a finite number > 0"),
         ({"scale": torch.tensor(3.0)}, TypeError, "goes into parameters={'scale': tensor}"),
-        ({"window": 0}, ValueError, "window must be an integer from 1 to 2147483647, got 0"),
+        ({"window": -1}, ValueError, "window must be an integer from 0 to 2147483647, got -1"),
         ({"exact_up_to": -1}, ValueError, "exact_up_to must be an integer from 0"),
         ({"exact_up_to": 2.5}, TypeError, "exact_up_to must be an integer"),
         ({"max_length": 0}, ValueError, "max_length must be an integer from 1"),

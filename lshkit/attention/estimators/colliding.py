@@ -44,8 +44,9 @@ class Colliding(Hashed):
         hasher: "hadamard" (fast rotations) or "hyperplane" (independent normals).
         scale: of the cosines, > 0: the inverse of softmax's temperature. A tensor, of one number or
             one for each key head, goes into `parameters`.
-        window: pairs of positions less than this apart are always used, >= 1: 1 is a position and
-            itself. A query that has no key in it may find none at all, and then gives zeros.
+        window: pairs of positions less than this apart are always used, >= 0: 1 is a position and
+            itself; 0, no pair, is for queries whose positions are not those of the keys. A query
+            that has no key in it may find none at all, and then gives zeros.
         exact_up_to: sequences of at most so many keys use all of their pairs, >= 0: softmax itself.
             A model that is trained on short sequences first has learned there what to look for
             among the keys that it will not see all of. Packed sequences count with their mean
@@ -70,7 +71,7 @@ class Colliding(Hashed):
         super().__post_init__()
         self._set(
             scale=self._positive("scale"),
-            window=checks.integer("window", self.window, 1, ALL_KEYS),
+            window=checks.integer("window", self.window, 0, ALL_KEYS),
             exact_up_to=checks.integer("exact_up_to", self.exact_up_to, 0, ALL_KEYS),
         )
 

@@ -1,5 +1,6 @@
 """Options of the attention functions: defaults, those of `register` and those of a model."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,8 @@ class Yoso:
         return isinstance(options["estimator"], Colliding)
 
     def without_positions(self, options: dict[str, Any]) -> None:
-        pass
+        if isinstance(options["estimator"], Colliding):
+            options["estimator"] = dataclasses.replace(options["estimator"], window=0)
 
 
 class Lsh:

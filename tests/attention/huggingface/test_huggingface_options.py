@@ -282,6 +282,25 @@ def test_a_key_that_is_not_finite_is_ignored(dense):
     assert (out - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("implementation", "options"),
+    [
+        ("lshkit_lsh", {"n_bits": 6, "n_hashes": 4, "n_sinks": 0, "exact_steps": False}),
+        ("lshkit_yoso", {"estimator": "colliding", "n_bits": 6, "n_hashes": 4, "exact_up_to": 0}),
+    ],
+)
+def test_cross_attention_has_no_positions(implementation, options):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, n, 8, generator=generator) for n in (5, 9, 9))
+    module = torch.nn.Module().eval()
+    module.is_causal = False
+    module.config = SimpleNamespace(lshkit=options)
+    attend, order = AttentionInterface()[implementation], torch.arange(9).flip(0)
+    expected, _ = attend(module, q, k, v, None)
+    out, _ = attend(module, q, k[:, :, order], v[:, :, order], None)
+    assert expected.any() and (out - expected).abs().max() < 1e-5
+
+
 def test_masks_of_integers(implementation):
     """A user's 0 and 1 are not one of the masks that are made here, which are of integers too."""
     attend, x = AttentionInterface()[implementation], torch.randn(2, 1, 6, 4)
