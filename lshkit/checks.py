@@ -18,9 +18,10 @@ MOST_BYTES = 2**63 - 1  # of an array: NumPy's errors for larger ones name no ar
 
 
 def outside() -> int:
-    """`stacklevel` of a warning that is to name the caller of lshkit, from the function that warns.
+    """The `stacklevel` with which a warning names the first line outside lshkit.
 
-    Counted, because the depth depends on which public method was called.
+    To be called by the function that warns. Counted, since each public method has a depth of its
+    own.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] == "lshkit":

@@ -96,10 +96,9 @@ void sampled_forward(py::handle query, py::handle key, py::handle value, py::han
                      py::handle key_starts, py::handle divisors_object) {
   const AttentionViews in(query, key, value, key_mask, "out", out, kSampledTypes, query_starts,
                           key_starts);
-  constexpr auto any = TensorView::Place::any;
-  const TensorView parameters("parameters", parameters_object, any);
-  const TensorView query_codes("query_codes", query_codes_object, any);
-  const TensorView key_codes("key_codes", key_codes_object, any);
+  const TensorView parameters("parameters", parameters_object, kAnyPlace);
+  const TensorView query_codes("query_codes", query_codes_object, kAnyPlace);
+  const TensorView key_codes("key_codes", key_codes_object, kAnyPlace);
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, in.shape.key_heads, in.shape.n_features);
   const AttentionOptions options = check_options(causal, normalize, 0, Gradient::unbiased);

@@ -10,9 +10,9 @@ namespace {
 
 bool hash_codes(py::handle x_object, py::handle parameters_object, int family, index_t n_bits,
                 index_t n_hashes, py::handle codes_object, int threads) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView x("x", x_object, any), parameters("parameters", parameters_object, any);
-  const TensorView codes("codes", codes_object, any);
+  const TensorView x("x", x_object, kAnyPlace),
+      parameters("parameters", parameters_object, kAnyPlace);
+  const TensorView codes("codes", codes_object, kAnyPlace);
   check_vectors(x, {kFloat32, kBfloat16, kFloat16});
   const HashFunctions functions =
       functions_of(parameters, family, n_bits, n_hashes, x.shape(1), x.shape(3), kMaxHashBits);

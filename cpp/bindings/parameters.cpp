@@ -19,8 +19,7 @@ void check(const TensorView& seed, const TensorView& out) {
 
 bool random_numbers(py::handle seed_object, std::uint64_t stream, index_t n_angle_rows,
                     py::handle out_object) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView seed("seed", seed_object, any), out("out", out_object, any);
+  const TensorView seed("seed", seed_object, kAnyPlace), out("out", out_object, kAnyPlace);
   check(seed, out);
   const index_t columns = out.shape(2),
                 angle_rows = check_range("n_angle_rows", n_angle_rows, 0, out.shape(1));
@@ -47,8 +46,7 @@ bool random_numbers(py::handle seed_object, std::uint64_t stream, index_t n_angl
 }
 
 bool random_normals(py::handle seed_object, std::uint64_t stream, py::handle out_object) {
-  constexpr auto any = TensorView::Place::any;
-  const TensorView seed("seed", seed_object, any), out("out", out_object, any);
+  const TensorView seed("seed", seed_object, kAnyPlace), out("out", out_object, kAnyPlace);
   check(seed, out);
   const CudaCall gpu({&seed, &out});
   return gpu.run([&](const auto& queue, void*) {

@@ -112,9 +112,9 @@ class CodeCache:
         seed: int | Tensor | None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        sizes = checked_sizes(batch_size, num_heads, head_dim, value_dim, num_key_heads)
+        sizes = batch_size, num_heads, head_dim, value_dim, num_key_heads
+        sizes = checked_sizes(*sizes, most_features=4096)
         self.batch_size, self.num_heads, self.head_dim, self.value_dim, self.num_key_heads = sizes
-        checks.integer("head_dim", self.head_dim, 1, 4096)
         self.n_bits = checks.integer("n_bits", n_bits, 64, 256)
         if self.n_bits % 64:
             raise ValueError(f"n_bits must be a multiple of 64, got {n_bits}")

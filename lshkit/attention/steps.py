@@ -11,12 +11,18 @@ from lshkit.attention.arguments import check_dense
 
 
 def checked_sizes(
-    batch_size: int, num_heads: int, head_dim: int, value_dim: int | None, num_key_heads: int | None
+    batch_size: int,
+    num_heads: int,
+    head_dim: int,
+    value_dim: int | None,
+    num_key_heads: int | None,
+    *,
+    most_features: int | None = None,
 ) -> tuple[int, int, int, int, int]:
     """The sizes in this order; value_dim is head_dim if None, num_key_heads num_heads."""
     batch_size = checks.integer("batch_size", batch_size, 1)
     num_heads = checks.integer("num_heads", num_heads, 1)
-    head_dim = checks.integer("head_dim", head_dim, 1)
+    head_dim = checks.integer("head_dim", head_dim, 1, most_features)
     value_dim = head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
     if num_key_heads is None:
         num_key_heads = num_heads

@@ -243,6 +243,6 @@ def _best_given(found: list[np.ndarray], left_out: LeaveOneOut) -> tuple[float, 
             warnings.warn(
                 f"the likelihood is largest at {bandwidths[at] * left_out.unit:.6g}, an end of "
                 f"bandwidths, and grows towards {word} ones",
-                stacklevel=3,
+                stacklevel=checks.outside(),
             )
     return float(bandwidths[at]), math.nan, float(values[at])

@@ -196,7 +196,8 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
         would; "bucket_sum" keeps the bandwidth of its first rows. X and sample_weight as in `fit`,
         with as many features as the rows before; rows that are refused change nothing. After the
         first rows, the weights of a call may all be 0. ValueError for a sketch whose kernel,
-        n_bits, n_hashes, sliding_window or half_life was set to another value since.
+        n_bits, n_hashes, sliding_window or half_life was set to another value since;
+        sliding_window_error stays that of the first rows.
         """
         return self._add(X, sample_weight)
 

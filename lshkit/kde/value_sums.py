@@ -154,9 +154,8 @@ class ValueRows:
 
     @property
     def nbytes(self) -> int:
-        weights = (
-            0 if self.weights is None else self.weights.nbytes
-        )  # of which the parts have views
+        # The parts have views of the weights.
+        weights = 0 if self.weights is None else self.weights.nbytes
         return self.rows.nbytes + weights + sum(size.nbytes for *_, size in self.parts)
 
 

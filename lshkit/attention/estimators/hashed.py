@@ -104,7 +104,7 @@ class BucketSums(Hashed):
         warnings.warn(
             f"a sequence is longer than max_length={self.max_length} of {self!r}: unrelated keys "
             "may outweigh those that fit. Train with a larger max_length",
-            stacklevel=2,
+            stacklevel=checks.outside(),
         )
 
     def at_lengths(self, n_queries: int, n_keys: int) -> Estimator:

@@ -62,8 +62,8 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
     ----------
     kernel, bandwidth, algorithm, rtol, atol, confidence, n_bits, n_hashes, normalize
         As of `LSHKernelDensity`. Of the rules for the bandwidth "scott" and "silverman" are
-        supported, from at most 65,536 rows. Fewer than 1024 rows in all are summed exactly, with
-        "auto" also those of blocks of fewer than 1024 rows.
+        supported, from at most 65,536 rows. With fewer than 1024 rows in all, sums are exact.
+        With "auto", blocks of fewer than 1024 rows are also summed exactly.
     sliding_window, sliding_window_error, half_life
         Must have their defaults: sketches that forget depend on the order of all rows.
     random_state : None, int or RandomState

@@ -120,8 +120,8 @@ class DaskLSHSampler:
         client = self._fitted()
         indices = checks.array("indices", indices, kinds="iu", wanted="integers").reshape(-1)
         if len(indices) and not (0 <= indices.min() and indices.max() < self.n_rows):
-            got = f"{indices.min()} to {indices.max()}"
-            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}, got {got}")
+            bad = indices[(indices < 0) | (indices >= self.n_rows)][0]
+            raise ValueError(f"indices must be from 0 to {self.n_rows - 1}, got {bad}")
         indices = indices.astype(np.int64)
         of_shard = np.searchsorted(self._ends, indices, side="right")
         shards = np.unique(of_shard) if len(indices) else np.zeros(1, np.intp)

@@ -82,6 +82,8 @@ def exchange_costs(
     batch = checks.integer("batch", batch, 0)
     key_heads = heads if key_heads is None else checks.integer("key_heads", key_heads, 1)
     value_dim = head_dim if value_dim is None else checks.integer("value_dim", value_dim, 1)
+    if heads % key_heads:
+        raise ValueError(f"key_heads must divide heads={heads}, got {key_heads}")
     is_causal = checks.boolean("is_causal", is_causal)
     itemsize = checks.integer("itemsize", itemsize, 1)
     if layout not in LAYOUTS:

@@ -238,5 +238,7 @@ def test_costs_refuse_what_they_do_not_know():
             exchange_costs(**sizes | {name: least - 1})
         with pytest.raises(TypeError, match=f"{name} must be an integer .*, got 1.5"):
             exchange_costs(**sizes | {name: 1.5})
+    with pytest.raises(ValueError, match="key_heads must divide heads=2, got 3"):
+        exchange_costs(2, 8, 2, 16, n_bits=8, key_heads=3)
     with pytest.raises(TypeError, match="is_causal must be a bool"):
         exchange_costs(**sizes, is_causal=1)
