@@ -114,7 +114,7 @@ def per_head(model: ByteModel) -> dict[str, str]:
         )
         for i, block in enumerate(model.blocks)
         for name, p in block.attention.mixer.named_parameters()
-        if p.numel() == HEADS
+        if p.numel() in (HEADS, HEADS // 2)
     }
 
 

@@ -215,7 +215,7 @@ class NearHeads(nn.Module):
         batch, chunks = q.shape[:2]
         if chunks > 1:
             k, v = (torch.cat((F.pad(y, (0,) * 6 + (1, 0))[:, :-1], y), -2) for y in (k, v))
-        keys = torch.arange(k.shape[-2])
+        keys = torch.arange(k.shape[-2], device=k.device)
         distance = keys[-size:, None] - keys
         bias = (-self.slopes * distance).masked_fill(distance < 0, -math.inf)
         bias = bias.expand(batch, chunks, -1, -1, -1).clone()
