@@ -16,6 +16,7 @@ from torch.nn.functional import cosine_similarity, scaled_dot_product_attention
 from lshkit import checks
 from lshkit.attention.collided_softmax import lsh_attention
 from lshkit.attention.estimators import (
+    Colliding,
     Estimator,
     Expected,
     Sampled,
@@ -58,8 +59,9 @@ class Suggestion:
     """One setting: call `getattr(lshkit.attention, function)(query, key, value, **options)`.
 
     Errors are mean angles between output rows, in radians. `error`: from the setting's own
-    expectation over the hash functions (of lsh_attention: softmax attention). `softmax_error`: from
-    softmax attention. `pairs`: share of the pairs that lsh_attention scores; else None.
+    expectation over the hash functions (of lsh_attention: softmax attention; of Colliding: softmax
+    of its cosines; of soft codes, from the angles between outputs). `softmax_error`: from softmax
+    attention. `pairs`: share of the pairs that lsh_attention scores; else None.
     `cost`: time over that of softmax attention; None where it was not measured.
     """
 
@@ -338,6 +340,10 @@ def _measure(
         used.append(pairs.float().mean().item() / k.shape[-2])
         return out
 
+    def of(other: Estimator) -> Callable[..., Tensor]:
+        own = options | {"estimator": other}
+        return lambda q, k, v, first, trial: yoso_attention(q, k, v, **own)
+
     def in_full(q: Tensor, k: Tensor, v: Tensor) -> Any:
         own = options if function == "yoso_attention" else options | {"scale": scale}
         return FUNCTIONS[function](q, k, v, seed=seed, **own)
@@ -348,18 +354,15 @@ def _measure(
     softmax_error = _angle(sampled, softmax)
     if estimator is None:
         error = softmax_error
+    elif isinstance(estimator, Colliding):
+        error = _angle(sampled, _outputs(of(estimator.exact()), query, key, value, runs, 1, whole))
     elif estimator.mean is None:
         # Two unit rows whose errors are independent have the product of the cosines of both angles
         # for the cosine between them.
         between = cosine_similarity(sampled[1:], sampled[:-1], -1).mean(0).clamp(0, 1)
         error = between.sqrt().acos().mean().item()
     else:
-        own = options | {"estimator": estimator.mean}
-        mean = _outputs(
-            lambda q, k, v, first, trial: yoso_attention(q, k, v, **own),
-            *(query, key, value, runs, 1, whole),
-        )
-        error = _angle(sampled, mean)
+        error = _angle(sampled, _outputs(of(estimator.mean), query, key, value, runs, 1, whole))
     return Suggestion(
         function,
         options,

@@ -65,6 +65,8 @@ def observed(row, tensors, of):
     outs = [attend(query, key, value, seed=100 + s, **row.options) for s in range(12)]
     if of == "softmax" or row.function == "lsh_attention":
         wanted = scaled_dot_product_attention(query, key, value)
+    elif isinstance(row.options["estimator"], Colliding):
+        wanted = yoso_attention(query, key, value, estimator=row.options["estimator"].exact())
     elif row.options["estimator"].mean is None:
         many = row.options | {"estimator": replace(row.options["estimator"], n_hashes=1024)}
         outs_of_many = [attend(query, key, value, seed=1000 + s, **many) for s in range(4)]

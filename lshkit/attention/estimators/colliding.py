@@ -81,8 +81,13 @@ class Colliding(Hashed):
         return ("lift_scale", "scale") if self.unit_norm == "lift" else ("scale",)
 
     def at_lengths(self, n_queries: int, n_keys: int) -> "Colliding":
-        exact = n_keys <= self.exact_up_to
-        return dataclasses.replace(self, exact_up_to=ALL_KEYS if exact else 0)
+        if n_keys <= self.exact_up_to:
+            return self.exact()
+        return dataclasses.replace(self, exact_up_to=0)
+
+    def exact(self) -> "Colliding":
+        """Itself with all pairs, whatever the length: what it estimates."""
+        return dataclasses.replace(self, exact_up_to=ALL_KEYS)
 
     def for_decoding(self) -> BucketSums:
         raise ValueError(
