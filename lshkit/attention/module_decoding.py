@@ -93,6 +93,10 @@ def decode(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
     state._check(query=query, key=key, value=value)
+    if query.shape[2] != key.shape[2]:
+        raise ValueError(
+            f"key must have query's length {query.shape[2]} with a state, got {key.shape[2]}"
+        )
     if isinstance(state, SoftmaxCache):
         scale = state.estimator.scale if module.log_scale is None else _scales(module.log_scale)
         state.check(mask, query.shape[2], scale)

@@ -75,7 +75,7 @@ class YosoAttention(nn.Module):
             head_dim, short_conv)), over each position and those before it, in every call. With it
             a token can look for what follows its like, as in H3 (Fu et al., 2023) and the linear
             models after it; 4 is usual. Keys and values that are ignored are zeros for it, and so
-            are the queries there where query and key are one tensor.
+            are the queries there where query and key are the same object.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
 
     A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:

@@ -99,3 +99,13 @@ def test_module_and_state_must_match():
     module.eval()
     with torch.enable_grad(), pytest.raises(RuntimeError, match="no autograd through a state"):
         module(x, x, x, is_causal=True, state=state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("estimator", [SAMPLED, "colliding"])
+def test_lengths_of_a_step(estimator):
+    module = YosoAttention(24, 3, estimator=estimator, short_conv=4).eval()
+    state = module.new_cache(2) if estimator == "colliding" else module.new_state(2)
+    x = tokens(2)
+    with pytest.raises(ValueError, match="key must have query's length 1 with a state, got 2"):
+        module(x[:, :1], x, x, is_causal=True, state=state)
