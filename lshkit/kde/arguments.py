@@ -215,6 +215,7 @@ def core_threads(n_jobs: int | None) -> Iterator[int]:
 
     They are set for the calling thread alone.
     """
+    check_n_jobs(n_jobs)
     threads = effective_n_jobs(n_jobs)
     before = _C.set_max_threads(threads)
     try:
@@ -235,10 +236,14 @@ def check_mergeable(mine: BaseEstimator, other: BaseEstimator) -> None:
     names: Any = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
     if all(x is not None for x in names) and not np.array_equal(*names):
         raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")
-    kinds = [
-        (x.kernel, bits_of(x, 64) if x.kernel == "angular" else None, x.n_features_in_)
-        for x in (mine, other)
-    ]
+    kinds: list[tuple[Any, ...]] = []
+    for x in (mine, other):
+        kernel, n_bits = x.kernel, None
+        if x._kde_sketch is not None:  # what it is, whatever was set since
+            kernel, n_bits = x._kde_sketch.geometry.kernel, x._kde_sketch.n_bits
+        elif kernel == "angular":
+            n_bits = bits_of(x, 64)
+        kinds.append((kernel, n_bits if kernel == "angular" else None, x.n_features_in_))
     if kinds[0] != kinds[1]:
         raise ValueError(f"kernel, n_bits and features differ: {kinds[0]} and {kinds[1]}")
     if sketches[0]:

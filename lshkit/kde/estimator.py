@@ -268,8 +268,9 @@ class LSHKernelDensity(InBytes, DensityMixin, FittedEstimator):
     def partial_unfit(self, X: Rows, sample_weight: Rows | None = None) -> Self:
         """Removes rows that were fitted, with their weights; "bucket_sum" only.
 
-        The result is bit for bit the same as if they had never been added. Returns self. X and
-        errors as in `partial_fit`; ValueError for more rows or weight than the sketch holds.
+        The result is bit for bit the same as if they had never been added. Returns self. X and its
+        errors as in `partial_fit`, whatever parameters were set since; ValueError for more rows or
+        weight than the sketch holds.
         """
         check_is_fitted(self)
         if self._kde_sketch is None:

@@ -77,7 +77,8 @@ def _joined(feature_names: np.ndarray) -> np.ndarray:
 
 
 def _contents(estimator: LSHKernelDensity) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Header and arrays of an LSHKernelDensity's file."""
+    """Header and arrays of an LSHKernelDensity's file, whose parameters are checked as in `fit`."""
+    check_parameters(estimator)
     header: dict[str, Any] = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)

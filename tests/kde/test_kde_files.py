@@ -264,3 +264,18 @@ for path in sys.argv[1:]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.count("refused:") == len(bombs), done.stdout + done.stderr
     assert max(os.path.getsize(x) for x in tmp_path.iterdir()) < 20_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rtol": 0}, {"half_life": 100.0}, {"n_bits": 99}, {"atol": -1}, {"kernel": "cosine"}],
+)
+def test_what_fit_would_refuse_is_not_saved(change, tmp_path):
+    X = np.random.default_rng(0).standard_normal((300, 4))
+    density = LSHKernelDensity("gaussian", 0.7, algorithm="random", random_state=0).fit(X)
+    density.set_params(**change)
+    with pytest.raises(ValueError, match=next(iter(change))):
+        density.save(tmp_path / "x.npz")
+    with pytest.raises(ValueError, match=next(iter(change))):
+        density.to_bytes()
+    assert not list(tmp_path.iterdir())

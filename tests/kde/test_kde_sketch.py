@@ -360,3 +360,13 @@ def test_the_default_n_bits_merges_with_its_value(algorithm, data):
     np.testing.assert_allclose(one.merge(same).kernel_mean(rows), wanted, rtol=1e-6)
     with pytest.raises(ValueError, match="n_bits .* differ"):
         one.merge(same.set_params(n_bits=9).fit(rows))
+
+
+def test_parameters_that_were_set_do_not_change_what_merges():
+    rows = np.random.default_rng(0).standard_normal((50, 3))
+    one, two = (
+        LSHKernelDensity("angular", algorithm="bucket_sum", n_bits=6, random_state=0) for _ in "12"
+    )
+    one.fit(rows).set_params(n_bits=7)
+    merged = one.merge(two.fit(rows))
+    assert merged.n_samples_seen_ == 100
