@@ -175,7 +175,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         ------
         TypeError, ValueError
             As `fit`; rows or targets of another shape than the earlier ones; an algorithm that was
-            changed to or from "bucket_sum" since; another kernel, n_bits or n_hashes of a sketch.
+            changed to or from "bucket_sum" since; another kernel, n_bits or n_hashes of a sketch,
+            or weights 2^400 or targets 2^250 times as large as its first rows'.
         """
         return self._add(X, y, sample_weight)
 

@@ -45,8 +45,8 @@ class ValueSketch(Sketch):
         self, X: np.ndarray, weights: np.ndarray | None, values: np.ndarray
     ) -> None:
         weights = np.ones(len(X)) if weights is None else weights
-        weights = np.ldexp(weights, -self.weight_exponent)
-        values = np.ldexp(values, -self.exponents)
+        weights = self._in_units("sample_weight", weights, self.weight_exponent, 400)
+        values = self._in_units("y", values, self.exponents, 250)
         columns = np.column_stack([weights, weights[:, None] * (values - self.offset)])
         for part, codes in self.codes_by_chunk(X):
             self.table.add(codes, columns[part])
@@ -58,6 +58,18 @@ class ValueSketch(Sketch):
         self.squared_values = self.squared_values + weights @ (values - self.offset) ** 2
         self.squared_weights += float(weights @ weights)
         self.total = float(self.totals[0])
+
+    @staticmethod
+    @np.errstate(over="ignore")
+    def _in_units(name: str, x: np.ndarray, exponents: int | np.ndarray, most: int) -> np.ndarray:
+        """x in units of 2^exponents; ValueError from 2^most on: float64 has to hold squares."""
+        units = np.ldexp(x, -exponents)
+        if not np.abs(units).max(initial=0) < 2.0**most:
+            raise ValueError(
+                f"{name} must be less than 2^{most} times as large as in the first rows of a "
+                f"sketch, got {np.abs(x).max():g}: use fit"
+            )
+        return units
 
     def estimate(  # type: ignore[override]  # of several outputs
         self, X: np.ndarray, threads: int | None = None

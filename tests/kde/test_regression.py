@@ -595,3 +595,19 @@ def test_bad_calls():
         LSHKernelRegressor("angular").fit(0 * ROWS, VALUES)
     with pytest.raises(ValueError, match="zeros"):
         LSHKernelRegressor("angular").fit(ROWS, VALUES).predict(0 * QUERIES)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [((1, 1), (1, 1e155)), ((1, 1e-300), (1, 1e9)), ((1, 1), (1e200, 1))],
+    ids=["weights", "tiny weights", "targets"],
+)
+def test_a_sketch_refuses_rows_of_another_scale(first, later):
+    X, y = np.random.default_rng(0).standard_normal((2, 40, 3))
+    y = y[:, 0]
+    model = LSHKernelRegressor("laplacian", 4.0, algorithm="bucket_sum", random_state=0)
+    model.fit(X, first[0] * y, np.full(40, first[1]))
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="must be less than 2.* times as large as in the first ro"):
+        model.partial_fit(X, later[0] * y, np.full(40, float(later[1])))
+    np.testing.assert_array_equal(model.predict(X), before)
