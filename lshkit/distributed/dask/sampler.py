@@ -67,6 +67,7 @@ class DaskLSHSampler:
         """Sets the data set to the rows of X, a Dask array or dataframe. Returns self.
 
         weights: a Dask array `(n,)`, for a dataframe a series; finite and >= 0, as of `LSHSampler`.
+        Errors name a row by its place in its block.
         """
         shards, ends = self._made(X, weights, 0)
         self._shards, self._ends, self._weighted = shards, ends, weights is not None
