@@ -231,8 +231,8 @@ def check_mergeable(mine: BaseEstimator, other: BaseEstimator) -> None:
     check_is_fitted(other)
     sketches = [x._kde_sketch is not None for x in (mine, other)]
     if sketches[0] != sketches[1]:
-        kinds = f"{mine.algorithm!r} and {other.algorithm!r}"
-        raise ValueError(f"sketches can only be merged with sketches, got algorithms {kinds}")
+        got = f"{mine.algorithm!r} and {other.algorithm!r}"
+        raise ValueError(f"sketches can only be merged with sketches, got algorithms {got}")
     names: Any = [getattr(x, "feature_names_in_", None) for x in (mine, other)]
     if all(x is not None for x in names) and not np.array_equal(*names):
         raise ValueError(f"feature names differ: {list(names[0])} and {list(names[1])}")
