@@ -16,6 +16,9 @@ BANDWIDTHS = "benchmarks.density.bandwidths"
 REGRESSION, TWO_SAMPLE = "benchmarks.density.regression", "benchmarks.density.two_sample"
 OURS = {"brute", "random", "near_far", "hbe", "auto"}
 
+# 8 bits and 32 hashes of up to 64 features: tables, and the signs of 3 + 8 rotations.
+SKETCH_BYTES = 32 * 256 * 8 + (3 + 8) * 64 * 4
+
 
 def test_kde_benchmark_writes_all_results(tmp_path):
     path = tmp_path / "new" / "kde.json"
@@ -43,7 +46,7 @@ def test_kde_benchmark_writes_all_results(tmp_path):
 
     stream = results["stream"]
     assert stream["rows"] == 200_000
-    assert stream["sketch_bytes"] == stream["sketch_bytes_after_a_tenth"] == 32 * 256 * 8
+    assert stream["sketch_bytes"] == stream["sketch_bytes_after_a_tenth"] == SKETCH_BYTES
     tables = run(KDE, "--tables", "--json", path)
     assert tables.returncode == 0, tables.stderr
     assert tables.stdout.strip() in done.stdout
@@ -119,7 +122,7 @@ def test_streams_benchmark_writes_its_sections(tmp_path):
     results = json.loads(path.read_text())
     sketches = results["speed"]["sketches"]
     assert all(x["rows_per_second"] > 0 for x in sketches.values())
-    assert sketches["all rows"]["bytes"] == sketches["half_life"]["bytes"] == 32 * 256 * 8
+    assert sketches["all rows"]["bytes"] == sketches["half_life"]["bytes"] == SKETCH_BYTES
     for windows in results["windows"]["streams"].values():
         histograms = windows.pop("exponential histograms, error 0.05")
         assert histograms["mean"] < 0.05  # each count is within that

@@ -233,7 +233,7 @@ def test_colliding_runs_are_tested_with_all_pairs_too(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--budgets", "seconds"), "--lengths: 'seconds' has 8192, 16384"),
+        (("--budgets", "seconds", "--lengths", 1024), "--lengths: 'seconds' has 8192, 16384"),
         (("--device", "cuda", "--methods", BEYOND), "run on a CPU alone"),
         (("--budgets", "seconds", "--lengths", 8192, "--at-once", 2), "--at-once 1"),
     ],
