@@ -5,7 +5,6 @@ launches alone. On a CPU trainings take turns, in steps.
 """
 
 import contextlib
-import dataclasses
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +98,7 @@ def exactly(model: ByteModel, tests: list) -> dict[str, float]:
         return {}
     estimators = [mixer.estimator for mixer in mixers]
     for mixer in mixers:
-        mixer.estimator = dataclasses.replace(mixer.estimator, exact_up_to=2**31 - 1)
+        mixer.estimator = mixer.estimator.exact()
     losses = evaluate(model, tests)
     for mixer, estimator in zip(mixers, estimators, strict=True):
         mixer.estimator = estimator
