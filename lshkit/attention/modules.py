@@ -44,13 +44,15 @@ class YosoAttention(nn.Module):
     state_dict and deepcopy.
 
     Args:
-        embed_dim: size of the model, divided among the heads.
+        embed_dim: size of the model.
         num_heads: number of heads, each with its own hash functions.
         dropout: probability of zeroing an element of the heads' output while training
             (MultiheadAttention drops weights, which are never formed here).
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
+        head_dim: features of a head, embed_dim / num_heads if None. With another number the
+            projections have num_heads * head_dim rows, and `MultiheadAttention` has none such.
         batch_first: must be True.
         estimator: `Sampled(...)`, `Expected(...)`, `Soft(...)` or `Colliding(...)`, or their names
             in lower case for their defaults: see `yoso_attention`. A plain attribute, as are
@@ -74,8 +76,9 @@ class YosoAttention(nn.Module):
             queries, keys and values, one kernel per feature (`short_conv_weight`, (3 num_heads,
             head_dim, short_conv)), over each position and those before it, in every call. With it
             a token can look for what follows its like, as in H3 (Fu et al., 2023) and the linear
-            models after it; 4 is usual. Keys and values that are ignored are zeros for it, and so
-            are the queries there where query and key are the same object.
+            models after it; 4 is usual. `init_induction_heads` makes it do so from the start. Keys
+            and values that are ignored are zeros for it, and so are the queries there where query
+            and key are the same object.
         seed: of the hash functions in eval mode; None draws it from torch's generator.
 
     A module made on the meta device needs `reset_parameters` (or a state_dict) after `to_empty`:
@@ -119,6 +122,7 @@ class YosoAttention(nn.Module):
         *,
         kdim: int | None = None,
         vdim: int | None = None,
+        head_dim: int | None = None,
         batch_first: bool = True,
         estimator: Estimator | str = Sampled(),  # noqa: B008 (immutable)
         normalize: str | None = "l2",
@@ -134,8 +138,12 @@ class YosoAttention(nn.Module):
         super().__init__()
         embed_dim = checks.integer("embed_dim", embed_dim, 1)
         num_heads = checks.integer("num_heads", num_heads, 1)
-        if embed_dim % num_heads:
+        if head_dim is not None:
+            head_dim = checks.integer("head_dim", head_dim, 1)
+        elif embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads={num_heads}: {embed_dim}")
+        else:
+            head_dim = embed_dim // num_heads
         if isinstance(dropout, bool) or not isinstance(dropout, numbers.Real):
             raise TypeError(f"dropout must be a number from 0 to below 1, got {dropout!r}")
         if not 0 <= dropout < 1:
@@ -158,7 +166,7 @@ class YosoAttention(nn.Module):
         if short_conv is not None:
             short_conv = checks.integer("short_conv", short_conv, 1)
 
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, head_dim
         self.kdim = embed_dim if kdim is None else checks.integer("kdim", kdim, 1)
         self.vdim = embed_dim if vdim is None else checks.integer("vdim", vdim, 1)
         self.dropout = dropout
@@ -170,18 +178,19 @@ class YosoAttention(nn.Module):
 
         options: dict[str, Any] = {"device": device, "dtype": dtype}
         names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        rows = num_heads * head_dim
         if self.kdim == self.vdim == embed_dim:
-            self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim, **options))
+            self.in_proj_weight = nn.Parameter(torch.empty(3 * rows, embed_dim, **options))
             sizes = (None, None, None)
         else:
             self.register_parameter("in_proj_weight", None)
             sizes = (embed_dim, self.kdim, self.vdim)
         for name, size in zip(names, sizes, strict=True):
-            weight = None if size is None else nn.Parameter(torch.empty(embed_dim, size, **options))
+            weight = None if size is None else nn.Parameter(torch.empty(rows, size, **options))
             self.register_parameter(name, weight)
-        in_bias = nn.Parameter(torch.empty(3 * embed_dim, **options)) if bias else None
+        in_bias = nn.Parameter(torch.empty(3 * rows, **options)) if bias else None
         self.register_parameter("in_proj_bias", in_bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **options)
+        self.out_proj = nn.Linear(rows, embed_dim, bias=bias, **options)
         self.conv = None
         if conv_window is not None:
             self.conv = nn.Conv2d(
@@ -237,9 +246,42 @@ class YosoAttention(nn.Module):
             if parameter is not None and name != "planes":
                 nn.init.constant_(parameter, math.log(getattr(self.estimator, name)))
 
+    @torch.no_grad()
+    def init_induction_heads(self) -> None:
+        """Initialises queries and keys so that a token looks for what followed its like.
+
+        Keys get the queries' projection, and their short convolutions the queries' one position
+        later: the key of position j is the query of position j - 1, and queries are of the
+        `short_conv - 1` last positions. Every head is then an induction head (Olsson et al. 2022)
+        before the first step, where training from independent weights finds them late, or never.
+        Values and all else stay as they are; all weights can still be learnt.
+
+        Raises:
+            ValueError: without a short convolution of two positions at least, or where kdim is not
+                embed_dim.
+        """
+        if self.short_conv is None or self.short_conv < 2:
+            raise ValueError(f"short_conv must be at least 2, got {self.short_conv}")
+        if self.kdim != self.embed_dim:
+            raise ValueError(f"kdim must be embed_dim={self.embed_dim}, got {self.kdim}")
+        if self.in_proj_weight is None:
+            assert self.q_proj_weight is not None and self.k_proj_weight is not None
+            self.k_proj_weight.copy_(self.q_proj_weight)
+        else:
+            query, key, _ = self.in_proj_weight.chunk(3)
+            key.copy_(query)
+        if self.in_proj_bias is not None:
+            query, key, _ = self.in_proj_bias.chunk(3)
+            key.copy_(query)
+        assert self.short_conv_weight is not None
+        query, key, _ = self.short_conv_weight.chunk(3)
+        query[..., 0] = 0  # the position that the keys reach back to
+        key.copy_(query.roll(-1, -1))
+
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]
         changed: dict[str, Any] = {"kdim": self.embed_dim, "vdim": self.embed_dim, "dropout": 0.0}
+        changed |= {"head_dim": self.embed_dim / self.num_heads}
         changed |= {"fresh_hashes": True, "conv_window": None, "short_conv": None}
         names += [name for name, usual in changed.items() if getattr(self, name) != usual]
         parts = [f"{name}={getattr(self, name)!r}" for name in names]
@@ -375,8 +417,13 @@ class YosoAttention(nn.Module):
         """A state_dict for `torch.nn.MultiheadAttention.load_state_dict`: only the projections.
 
         It omits the seed, the convolution and what `learn` adds. `load_state_dict` of this module
-        accepts a MultiheadAttention's state_dict.
+        accepts a MultiheadAttention's state_dict. ValueError with a head_dim that has none such.
         """
+        if self.num_heads * self.head_dim != self.embed_dim:
+            raise ValueError(
+                f"head_dim must be embed_dim / num_heads for MultiheadAttention: {self.head_dim} "
+                f"for {self.embed_dim} / {self.num_heads}"
+            )
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         names += ("in_proj_bias", "out_proj.weight", "out_proj.bias")
         return {name: x for name, x in self.state_dict().items() if name in names}

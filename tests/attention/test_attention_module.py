@@ -76,6 +76,29 @@ def test_cross_attention_of_other_sizes():
     assert all(p.grad is not None for p in module.parameters())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("head_dim", [3, 8, 13])
+@pytest.mark.parametrize("options", [{}, {"kdim": 10, "vdim": 7}], ids=str)
+def test_heads_of_another_size(options, head_dim):
+    module = YosoAttention(24, 3, head_dim=head_dim, **options, **SAMPLED).eval()
+    assert module.out_proj.weight.shape == (24, 3 * head_dim)
+    assert (f"head_dim={head_dim}" in repr(module)) == (head_dim != 8)
+    query, key, value = tokens(9), tokens(9, module.kdim), tokens(9, module.vdim)
+    out, _ = module(query, key, value, is_causal=True)
+    torch.testing.assert_close(out, by_hand(module, query, key, value, is_causal=True))
+    state = module.new_state(2)
+    steps = zip(*(x.split(4, 1) for x in (query, key, value)), strict=True)
+    parts = [module(*step, is_causal=True, state=state)[0] for step in steps]
+    torch.testing.assert_close(torch.cat(parts, 1), out)
+    copied = YosoAttention(24, 3, head_dim=head_dim, **options, **SAMPLED).eval()
+    copied.load_state_dict(module.state_dict())
+    assert torch.equal(copied(query, key, value, is_causal=True)[0], out)
+    if head_dim != 8:
+        match = f"head_dim must be embed_dim / num_heads .*: {head_dim} for 24 / 3"
+        with pytest.raises(ValueError, match=match):
+            module.multihead_state_dict()
+
+
 def test_without_a_batch():
     module = YosoAttention(24, 3, conv_window=3, **SAMPLED).eval()
     x, ignored = tokens(), ~padding_mask(2, 11)
@@ -314,6 +337,8 @@ def test_empty_sequences(is_causal):
         ({"dropout": True}, TypeError, "dropout must be a number from 0 to below 1, got True"),
         ({"kdim": 0}, ValueError, "kdim must be an integer >= 1, got 0"),
         ({"vdim": 7.5}, TypeError, "vdim must be an integer >= 1, got 7.5"),
+        ({"head_dim": 0}, ValueError, "head_dim must be an integer >= 1, got 0"),
+        ({"head_dim": 8.0}, TypeError, "head_dim must be an integer >= 1, got 8.0"),
         ({"n_hashes_eval": 65536}, ValueError, "n_hashes_eval must be an integer from 1 to 65535"),
         ({"conv_window": 4}, ValueError, "conv_window must be odd, got 4"),
         ({"conv_window": -1}, ValueError, "conv_window must be an integer >= 1"),

@@ -11,7 +11,7 @@ from cases.attention import EXPECTED, SAMPLED, padding_mask  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from lshkit.attention import Soft, YosoAttention, YosoState, yoso_attention  # noqa: E402
+from lshkit.attention import Colliding, Soft, YosoAttention, YosoState, yoso_attention  # noqa: E402
 from lshkit.attention.convolution import convolve_features  # noqa: E402
 
 WIDTH = 4
@@ -171,6 +171,44 @@ def test_errors():
         module(x, x, x, is_causal=True, state=state)
     with pytest.raises(ValueError, match="with short_conv=3, this one has 4"):
         module.new_state(2).load_state_dict(state.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"vdim": 20}, {"bias": False, "short_conv": 2}], ids=str)
+def test_induction_heads(options):
+    """A token that came before gets the value of what followed it then."""
+    estimator = Colliding(scale=2000, exact_up_to=1000)
+    module = module_of(estimator=estimator, normalize=None, **options)
+    if module.in_proj_bias is not None:
+        nn.init.normal_(module.in_proj_bias)
+    nn.init.zeros_(module.short_conv_weight.chunk(3)[2])
+    nn.init.ones_(module.short_conv_weight.chunk(3)[2][..., -1])  # values as they are
+    others = {name: x.clone() for name, x in module.state_dict().items()}
+    module.init_induction_heads()
+
+    query = tokens(n=40).repeat(1, 2, 1)
+    value = tokens(n=40, size=module.vdim, seed=1).repeat(1, 2, 1)
+    out, _ = module(query, query, value, is_causal=True)
+    weight = module.v_proj_weight
+    weight = module.in_proj_weight.chunk(3)[2] if weight is None else weight
+    bias = None if module.in_proj_bias is None else module.in_proj_bias.chunk(3)[2]
+    expected = module.out_proj(F.linear(value, weight, bias))
+    after = 40 + module.short_conv  # the positions of a query are in both copies
+    torch.testing.assert_close(out[:, after:-1], expected[:, after + 1 :], atol=1e-4, rtol=0)
+
+    changed = {"q_proj_weight", "k_proj_weight", "in_proj_weight", "in_proj_bias"}
+    for name, x in module.state_dict().items():
+        if name not in changed | {"short_conv_weight"}:
+            assert torch.equal(x, others[name]), name
+        elif name != "k_proj_weight" and name != "q_proj_weight":
+            assert torch.equal(x.chunk(3)[2], others[name].chunk(3)[2]), name
+
+
+def test_induction_heads_need_convolutions():
+    for width in (None, 1):
+        with pytest.raises(ValueError, match=f"short_conv must be at least 2, got {width}"):
+            module_of(short_conv=width).init_induction_heads()
+    with pytest.raises(ValueError, match="kdim must be embed_dim=24, got 20"):
+        module_of(kdim=20).init_induction_heads()
 
 
 def test_gradients_by_differences():
