@@ -23,11 +23,13 @@ from benchmarks.quality.text.candidates import (  # noqa: E402
     NearAndFar,
     NearHeads,
     OverCollisions,
+    far_softmax,
 )
 from benchmarks.quality.text.model import (  # noqa: E402
     DIM,
     HEADS,
     METHODS,
+    Attention,
     ByteModel,
     Softmax,
     collisions,
@@ -109,18 +111,46 @@ def test_chunks_and_a_tree_sum_all_pairs(decay):
     torch.testing.assert_close(in_chunks(*tensors), mixer(*tensors))
 
 
-@pytest.mark.parametrize("n", [100, 256, 600])
-def test_half_of_the_heads_see_what_is_near(n):
+@pytest.mark.parametrize(("n", "window"), [(100, 256), (256, 256), (600, 256), (600, 64)])
+def test_half_of_the_heads_see_what_is_near(n, window):
     q, k, v, x = inputs(n)
-    mixer = NearHeads(Softmax, unit_norm=True)
+    mixer = NearHeads(far_softmax, window)
     i = torch.arange(n)
     far = i[:, None] - i
-    hidden = (far < 0) | (i[:, None] // 256 - i // 256 > 1)
+    hidden = (far < 0) | (i[:, None] // window - i // window > 1)
     scores = q[:, :2] @ k[:, :2].mT / math.sqrt(32) - mixer.slopes * far
     near = scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, :2]
     out = mixer(q, k, v, x)
     torch.testing.assert_close(out[:, :2], near, rtol=0, atol=1e-5)
     assert torch.equal(out[:, 2:], mixer.far(q[:, 2:], k[:, 2:], v[:, 2:], x))
+
+
+def test_look_ups_from_the_start():
+    """The key of a position is the query of the one before, which has its last four inputs."""
+    rows = []
+
+    class Kept(torch.nn.Module):
+        def forward(self, q, k, v, x):
+            rows.extend((q, k, v))
+            return v
+
+    torch.manual_seed(0)
+    plain, attention = Attention(Kept()), Attention(Kept(), look_up=True)
+    x = torch.randn(2, 50, DIM)
+    with torch.no_grad():
+        attention(x), plain(x)
+    q, k, v, other_q, other_k, _ = rows
+    torch.testing.assert_close(k[:, :, 4:], q[:, :, 3:-1])
+    assert not torch.allclose(other_k[:, :, 4:], other_q[:, :, 3:-1], atol=0.1)
+    assert (v - q).abs().mean() > 0.1
+    changed = x.clone()
+    changed[:, 20] = 0
+    rows.clear()
+    with torch.no_grad():
+        attention(changed)
+    for i, (new, old) in enumerate(zip(rows[:2], (q, k), strict=True)):
+        moved = (new != old).any(-1).any(1).any(0).nonzero().flatten().tolist()
+        assert moved == list(range(20 + i, 24 + i))
 
 
 def test_the_kernel_is_decayed_and_divided():

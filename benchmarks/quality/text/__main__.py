@@ -36,6 +36,9 @@ from benchmarks.source_text import read_text
 STDLIB = pathlib.Path(sysconfig.get_path("stdlib"))
 LEAST_TEXT = 2**20  # bytes to train with
 
+SECONDS = Setting(1, 20_000, first=((256, 16, 1 / 2), (1024, 4, 5 / 6)), seconds=600)
+LONG = 8192, 16384
+LONGER = (256, 16, 1 / 2), (4096, 1, 5 / 6)
 SETTINGS = {
     "steps": {
         512: Setting(4, 1200),
@@ -48,17 +51,19 @@ SETTINGS = {
         4096: Setting(1, 2400, 2**19),
     },
     "short first": {1024: Setting(4, 2400, 2**19, first=((256, 16, 1 / 2),))},
-    "seconds": {
-        length: Setting(1, 20_000, first=((256, 16, 1 / 2), (1024, 4, 5 / 6)), seconds=600)
-        for length in (8192, 16384)
-    },
+    "seconds": dict.fromkeys(LONG, SECONDS),
+    "look-ups, seconds": dict.fromkeys(LONG, SECONDS._replace(look_up=True)),
+    "look-ups, longer": dict.fromkeys(LONG, SECONDS._replace(look_up=True, first=LONGER)),
 }
 LENGTHS = sorted({length for by_length in SETTINGS.values() for length in by_length})
+QUICK_SECONDS = Setting(2, 99, 2048, first=((64, 2, 1 / 2), (128, 2, 5 / 6)), seconds=0.2)
 QUICK = {
     "steps": {256: Setting(2, 3, 2048)},
     "long": {256: Setting(2, 5, 2048)},
     "short first": {256: Setting(2, 4, 2048, first=((64, 8, 1 / 2),))},
-    "seconds": {256: Setting(2, 99, 2048, first=((64, 2, 1 / 2), (128, 2, 5 / 6)), seconds=0.2)},
+    "seconds": {256: QUICK_SECONDS},
+    "look-ups, seconds": {256: QUICK_SECONDS._replace(look_up=True)},
+    "look-ups, longer": {256: QUICK_SECONDS._replace(look_up=True)},
 }
 
 
@@ -87,7 +92,7 @@ def text_of(folder: pathlib.Path, device: str) -> tuple[Text, dict]:
 
 def described(setting: Setting) -> dict:
     """What the runs of a length depend on, as it stands in the file."""
-    later = "first", "seconds"  # in no older file
+    later = "first", "seconds", "look_up"  # in no older file
     given = {name: x for name, x in setting._asdict().items() if name not in later or x}
     given = json.loads(json.dumps(given))
     return given | {"dim": DIM, "layers": LAYERS, "heads": HEADS}
@@ -192,7 +197,8 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
-    if "seconds" in args.budgets and (args.device != "cpu" or args.at_once > 1):
+    of_seconds = any(made.seconds for name in args.budgets for made in SETTINGS[name].values())
+    if of_seconds and (args.device != "cpu" or args.at_once > 1):
         parser.error("--budgets: seconds are those of a CPU and of one run, --at-once 1")
     if not (args.quick or args.tables or args.runs):
         for budget in args.budgets:

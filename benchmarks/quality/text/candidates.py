@@ -11,6 +11,7 @@ middle into two factors of at most 1, for values and for sums, so nothing overfl
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -190,15 +191,15 @@ class NearHeads(nn.Module):
     """Half of the heads attend to what is near, with ALiBi's distances, the others anywhere.
 
     Near: exact softmax within a chunk of window positions and the one before it, in linear time;
-    slopes 2^(-8/3) and 2^(-16/3) of two heads. far: `Yoso` or `Softmax`, without positions.
+    slopes 2^(-8/3) and 2^(-16/3) of two heads. far: makes a mixer of so many heads.
     """
 
-    def __init__(self, far: type, window: int = 256, **options) -> None:
+    def __init__(self, far: Callable[[int], nn.Module], window: int = 256) -> None:
         super().__init__()
         self.window, self.n_near = window, HEADS // 2
         slopes = [2.0 ** -(8 / (self.n_near + 1) * k) for k in range(1, self.n_near + 1)]
         self.register_buffer("slopes", torch.tensor(slopes)[:, None, None])
-        self.far = far(heads=HEADS - self.n_near, **options)
+        self.far = far(HEADS - self.n_near)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         sizes = self.n_near, HEADS - self.n_near
@@ -257,6 +258,19 @@ def candidate(mixer: type = NearAndFar, null: float | None = None, **options) ->
     return WithOwnValue(made if null is None else Divided(made, null))
 
 
+def far_colliding(n_bits: int) -> Callable[[int], nn.Module]:
+    estimator = Colliding(n_bits=n_bits, scale=math.exp(2.5))
+    return lambda heads: Yoso(estimator, "scale", heads)
+
+
+def far_yoso(n_bits: int) -> Callable[[int], nn.Module]:
+    return lambda heads: Yoso(hard(n_bits), heads=heads, normalize="sum")
+
+
+def far_softmax(heads: int) -> nn.Module:
+    return Softmax(unit_norm=True, heads=heads)
+
+
 CHUNK = 128
 NULL, SMALL = 0.1, 1e-3
 EXPONENTIAL = {"near": "exponential"}
@@ -301,6 +315,10 @@ OPTIONS = {
         f"YOSO, {n_bits} bits, null key": SUMS | {"estimator": hard(n_bits), "null": NULL}
         for n_bits in (8, 12, 16)
     },
+    **{
+        f"YOSO, {n_bits} bits, sum": SUMS | {"estimator": hard(n_bits), "normalize": "sum"}
+        for n_bits in (12, 16)
+    },
     # Softmax over the pairs that collide.
     "softmax of colliding unit vectors": COLLIDING,
     "softmax of colliding unit vectors, 8 bits": COLLIDING | {"estimator": hard(8)},
@@ -316,15 +334,19 @@ OPTIONS = {
     },
     # Half of the heads near, the others anywhere.
     **{
-        f"near and colliding, {n_bits} bits": {
-            "mixer": NearHeads,
-            "far": Yoso,
-            "estimator": Colliding(n_bits=n_bits, scale=math.exp(2.5)),
-            "learn": "scale",
-        }
+        f"near and colliding, {n_bits} bits": {"mixer": NearHeads, "far": far_colliding(n_bits)}
         for n_bits in (8, 10, 12)
     },
-    "near and softmax of unit vectors": {"mixer": NearHeads, "far": Softmax, "unit_norm": True},
+    "near and softmax of unit vectors": {"mixer": NearHeads, "far": far_softmax},
+    **{
+        f"near (64) and {name}": {"mixer": NearHeads, "window": 64, "far": far}
+        for name, far in (
+            ("colliding, 10 bits", far_colliding(10)),
+            ("YOSO, 12 bits", far_yoso(12)),
+            ("YOSO, 16 bits", far_yoso(16)),
+            ("softmax of unit vectors", far_softmax),
+        )
+    },
     "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
     "softmax of unit vectors, ALiBi, own value": {
         "mixer": Softmax,

@@ -12,6 +12,7 @@ from lshkit.attention import Estimator, Sampled, Soft, yoso_attention
 
 DIM, LAYERS, HEADS, HIDDEN = 128, 2, 4, 256
 CONV_WIDTH = 4
+FAST_BFLOAT16 = torch.cpu._is_avx512_bf16_supported()
 DENSE_UP_TO = 1024  # positions up to which a GPU counts hard codes' collisions pair by pair
 
 
@@ -44,8 +45,9 @@ class Softmax(nn.Module):
         if self.alibi:
             q, k = with_distance(q * scale, k)
             scale, v = 1, F.pad(v, (0, q.shape[-1] - v.shape[-1]))
-        q, k, v16 = (y.bfloat16() for y in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v16, is_causal=True, scale=scale)
+        dtype = torch.bfloat16 if q.is_cuda or FAST_BFLOAT16 else torch.float32
+        q, k, rounded = (y.to(dtype) for y in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, rounded, is_causal=True, scale=scale)
         return out[..., : DIM // HEADS].to(v.dtype)
 
 
@@ -72,23 +74,31 @@ def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Yoso(nn.Module):
-    """The library's estimators, not normalised; new hash functions in each step of a training.
+    """The library's estimators; new hash functions in each step of a training.
 
     learn: None, or what is learned per head, "sharpness" or "scale".
     """
 
-    def __init__(self, estimator: Estimator, learn: str | None = None, heads: int = HEADS) -> None:
+    def __init__(
+        self,
+        estimator: Estimator,
+        learn: str | None = None,
+        heads: int = HEADS,
+        normalize: str | None = None,
+    ) -> None:
         super().__init__()
         self.estimator, self.learn, self.seeds = estimator, learn, Seeds()
+        self.normalize = normalize
         if learn is not None:
             at_first = torch.full((heads,), getattr(estimator, learn))
             self.register_parameter(f"log_{learn}", nn.Parameter(at_first.log()))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        options = {"estimator": self.estimator, "normalize": None, "is_causal": True}
+        options = {"estimator": self.estimator, "normalize": self.normalize, "is_causal": True}
         if self.learn is not None:
             options["parameters"] = {self.learn: getattr(self, f"log_{self.learn}").exp()}
-        if q.is_cuda and isinstance(self.estimator, Sampled) and q.shape[2] <= DENSE_UP_TO:
+        sums = isinstance(self.estimator, Sampled) and self.normalize is None
+        if q.is_cuda and sums and q.shape[2] <= DENSE_UP_TO:
             return collisions(q, k, self.estimator, self.seeds()).tril() @ v
         return yoso_attention(q, k, v, seed=self.seeds(), **options)
 
@@ -158,11 +168,28 @@ METHODS = {
 
 
 class Attention(nn.Module):
-    def __init__(self, mixer: nn.Module) -> None:
+    """look_up: at the start queries look for what followed the bytes that they are made of.
+
+    Keys then start as the queries of the position before, with convolutions of one more position.
+    """
+
+    def __init__(self, mixer: nn.Module, look_up: bool = False) -> None:
         super().__init__()
+        width = CONV_WIDTH + look_up
         self.project, self.out = nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
-        self.conv = nn.Conv1d(3 * DIM, 3 * DIM, CONV_WIDTH, groups=3 * DIM, padding=CONV_WIDTH - 1)
+        self.conv = nn.Conv1d(3 * DIM, 3 * DIM, width, groups=3 * DIM, padding=width - 1)
         self.mixer = mixer
+        if look_up:
+            self.start_with_look_ups()
+
+    @torch.no_grad()
+    def start_with_look_ups(self) -> None:
+        for x in (*self.project.parameters(), *self.conv.parameters()):
+            query, key, _ = x.chunk(3)
+            key.copy_(query)
+        query, key, _ = self.conv.weight.chunk(3)
+        query[..., 0] = 0
+        key.copy_(query.roll(-1, -1))
 
     def forward(self, x: Tensor, *_: None) -> Tensor:
         y = self.project(x)
@@ -178,14 +205,16 @@ class ByteModel(nn.Module):
     make_mixer: of METHODS or CANDIDATES.
     """
 
-    def __init__(self, make_mixer: Callable[[], nn.Module], frequencies: Tensor) -> None:
+    def __init__(
+        self, make_mixer: Callable[[], nn.Module], frequencies: Tensor, look_up: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, DIM)
         self.blocks = nn.ModuleList()
         for _ in range(LAYERS):
             with torch.random.fork_rng(devices=[]):
                 mixer = make_mixer()
-            self.blocks.append(Block(Attention(mixer), DIM, HIDDEN))
+            self.blocks.append(Block(Attention(mixer, look_up), DIM, HIDDEN))
         self.norm, self.output = nn.LayerNorm(DIM), nn.Linear(DIM, 256)
         with torch.no_grad():
             self.output.weight.mul_(0.3)

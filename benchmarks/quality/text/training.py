@@ -25,6 +25,7 @@ class Setting(NamedTuple):
     # Shorter texts at first: their length, how many a step has, until which part of the run.
     first: tuple[tuple[int, int, float], ...] = ()
     seconds: float = 0  # of CPU time, after which a run ends, instead of steps
+    look_up: bool = False  # see model.Attention
 
 
 class Text(NamedTuple):
@@ -48,9 +49,9 @@ class Training:
         self.length, self.setting, self.text = length, setting, text
         device = text.training.device
         torch.manual_seed(seed)
-        self.model = ByteModel((METHODS | CANDIDATES)[method], frequencies(text.training.cpu())).to(
-            device
-        )
+        make_mixer = (METHODS | CANDIDATES)[method]
+        of_bytes = frequencies(text.training.cpu())
+        self.model = ByteModel(make_mixer, of_bytes, setting.look_up).to(device)
         steps = setting.steps
         shape = steps, setting.batch_size
         self.starts = starts(text.training, length, shape, 1 + seed).to(device)
