@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from lshkit import checks, torch_ops
 from lshkit.attention.across_ranks import AcrossRanks
@@ -37,8 +38,9 @@ LEARNT = {
 class YosoAttention(nn.Module):
     """Multi-head YOSO attention, called like `torch.nn.MultiheadAttention(batch_first=True)`.
 
-    Parameters have the names, shapes and initialisation of `MultiheadAttention`, so its state_dict
-    loads here (the seed of the hash functions then stays as it is). While training, every call
+    Parameters have the names, initialisation and, but for another head_dim, shapes of
+    `MultiheadAttention`, so its state_dict loads here (the seed of the hash functions then stays as
+    it is). While training, every call
     draws fresh hash functions from torch's generator (unless fresh_hashes is False); in eval mode
     they come from the buffer `hash_seed`, so that inference is deterministic and survives
     state_dict and deepcopy.
@@ -51,8 +53,8 @@ class YosoAttention(nn.Module):
         bias: whether the projections add one.
         kdim: size of the keys, embed_dim if None.
         vdim: size of the values, embed_dim if None.
-        head_dim: features of a head, embed_dim / num_heads if None. With another number the
-            projections have num_heads * head_dim rows, and `MultiheadAttention` has none such.
+        head_dim: features of a head, embed_dim / num_heads if None. `MultiheadAttention` has no
+            such option: with another number state_dicts cannot be exchanged with it.
         batch_first: must be True.
         estimator: `Sampled(...)`, `Expected(...)`, `Soft(...)` or `Colliding(...)`, or their names
             in lower case for their defaults: see `yoso_attention`. A plain attribute, as are
@@ -250,33 +252,43 @@ class YosoAttention(nn.Module):
     def init_induction_heads(self) -> None:
         """Initialises queries and keys so that a token looks for what followed its like.
 
+        For self-attention with is_causal=True; without it a token would look for its own successor.
         Keys get the queries' projection, and their short convolutions the queries' one position
         later: the key of position j is the query of position j - 1, and queries are of the
         `short_conv - 1` last positions. Every head is then an induction head (Olsson et al. 2022)
-        before the first step, where training from independent weights finds them late, or never.
-        Values and all else stay as they are; all weights can still be learnt.
+        before the first training step, where training from independent weights finds them late, or
+        never. Values and all else stay as they are; all weights can still be learnt.
 
         Raises:
-            ValueError: without a short convolution of two positions at least, or where kdim is not
-                embed_dim.
+            ValueError: where short_conv is None or 1, where kdim is not embed_dim, or where a
+                weight is no parameter any more, as after pruning.
         """
         if self.short_conv is None or self.short_conv < 2:
             raise ValueError(f"short_conv must be at least 2, got {self.short_conv}")
         if self.kdim != self.embed_dim:
             raise ValueError(f"kdim must be embed_dim={self.embed_dim}, got {self.kdim}")
+        new: dict[str, Tensor] = {}
+        for name in ("in_proj_weight", "in_proj_bias"):
+            if (x := getattr(self, name)) is not None:
+                query, _, value = x.chunk(3)
+                new[name] = torch.cat((query, query, value))
         if self.in_proj_weight is None:
-            assert self.q_proj_weight is not None and self.k_proj_weight is not None
-            self.k_proj_weight.copy_(self.q_proj_weight)
-        else:
-            query, key, _ = self.in_proj_weight.chunk(3)
-            key.copy_(query)
-        if self.in_proj_bias is not None:
-            query, key, _ = self.in_proj_bias.chunk(3)
-            key.copy_(query)
+            assert self.q_proj_weight is not None
+            new["k_proj_weight"] = self.q_proj_weight
         assert self.short_conv_weight is not None
-        query, key, _ = self.short_conv_weight.chunk(3)
-        query[..., 0] = 0  # the position that the keys reach back to
-        key.copy_(query.roll(-1, -1))
+        query, _, value = self.short_conv_weight.chunk(3)
+        last = query[..., 1:]
+        none = torch.zeros_like(query[..., :1])
+        query, key = torch.cat((none, last), -1), torch.cat((last, none), -1)
+        new["short_conv_weight"] = torch.cat((query, key, value))
+        for name in new:
+            if not (is_parametrized(self, name) or isinstance(getattr(self, name), nn.Parameter)):
+                raise ValueError(f"{name} must be a parameter, or have a parametrization")
+        for name, x in new.items():  # whole tensors: a part of a sharded one is no view of it
+            if is_parametrized(self, name):
+                setattr(self, name, x)
+            else:
+                getattr(self, name).copy_(x)
 
     def extra_repr(self) -> str:
         names = ["embed_dim", "num_heads", "estimator", "eval_estimator", "normalize"]

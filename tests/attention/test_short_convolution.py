@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from cases.attention import EXPECTED, SAMPLED, padding_mask  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
 from lshkit.attention import Colliding, Soft, YosoAttention, YosoState, yoso_attention  # noqa: E402
 from lshkit.attention.convolution import convolve_features  # noqa: E402
@@ -209,6 +210,25 @@ def test_induction_heads_need_convolutions():
             module_of(short_conv=width).init_induction_heads()
     with pytest.raises(ValueError, match="kdim must be embed_dim=24, got 20"):
         module_of(kdim=20).init_induction_heads()
+
+
+def test_induction_heads_of_weights_that_are_computed():
+    module = module_of()
+    for name in ("in_proj_weight", "short_conv_weight"):
+        nn.utils.parametrizations.weight_norm(module, name)
+    module.init_induction_heads()
+    query, key, _ = module.in_proj_weight.chunk(3)
+    torch.testing.assert_close(key, query)
+    query, key, _ = module.short_conv_weight.chunk(3)
+    torch.testing.assert_close(key[..., :-1], query[..., 1:])
+    assert not query[..., 0].any() and not key[..., -1].any()
+
+    module = module_of()
+    prune.random_unstructured(module, "short_conv_weight", 0.5)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(ValueError, match="short_conv_weight must be a parameter"):
+        module.init_induction_heads()
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())
 
 
 def test_gradients_by_differences():
