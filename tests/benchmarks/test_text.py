@@ -64,6 +64,11 @@ def test_answers_are_the_next_bytes():
 ALL = METHODS | CANDIDATES
 
 
+def test_every_method_has_a_colour():
+    for method in ALL:
+        assert any(method.startswith(start) for start in report.COLORS), method
+
+
 @pytest.mark.parametrize("method", ALL)
 def test_no_byte_knows_later_ones(method):
     model = ByteModel(ALL[method], torch.full((256,), 1 / 256)).eval()

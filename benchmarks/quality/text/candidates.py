@@ -315,10 +315,7 @@ OPTIONS = {
         f"YOSO, {n_bits} bits, null key": SUMS | {"estimator": hard(n_bits), "null": NULL}
         for n_bits in (8, 12, 16)
     },
-    **{
-        f"YOSO, {n_bits} bits, sum": SUMS | {"estimator": hard(n_bits), "normalize": "sum"}
-        for n_bits in (12, 16)
-    },
+    "YOSO, 14 bits, sum": SUMS | {"estimator": hard(14), "normalize": "sum"},
     # Softmax over the pairs that collide.
     "softmax of colliding unit vectors": COLLIDING,
     "softmax of colliding unit vectors, 8 bits": COLLIDING | {"estimator": hard(8)},
@@ -333,10 +330,7 @@ OPTIONS = {
         for n_bits in (8, 10, 12)
     },
     # Half of the heads near, the others anywhere.
-    **{
-        f"near and colliding, {n_bits} bits": {"mixer": NearHeads, "far": far_colliding(n_bits)}
-        for n_bits in (8, 10, 12)
-    },
+    "near and colliding, 10 bits": {"mixer": NearHeads, "far": far_colliding(10)},
     "near and softmax of unit vectors": {"mixer": NearHeads, "far": far_softmax},
     **{
         f"near (64) and {name}": {"mixer": NearHeads, "window": 64, "far": far}

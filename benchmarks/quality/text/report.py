@@ -10,6 +10,9 @@ from benchmarks.quality.tasks.report import markdown
 COLORS = {
     "near and colliding": "#009E73",
     "near and softmax": "#000000",
+    "near (64) and colliding": "#009E73",
+    "near (64) and softmax": "#000000",
+    "near (64) and YOSO": "#D55E00",
     "softmax of colliding": "#009E73",
     "softmax of near and colliding": "#009E73",
     "softmax near": "#CC79A7",
