@@ -45,12 +45,11 @@ def one_rank_ends(group):
     yoso_attention(*tensors, seed=0, context_parallel=cp)
     if cp.rank == 1:
         os._exit(1)
-    begin = time.monotonic()
     try:
         for _ in range(3):
             yoso_attention(*tensors, seed=0, context_parallel=cp)
     except RuntimeError as error:
-        return str(error), time.monotonic() - begin
+        return str(error)
 
 
 def one_rank_stops_in_an_exchange(group, ends):

@@ -5,7 +5,8 @@ before, 64 bytes ago or more, which short convolutions cannot know. A run is of 
 method and seed; it is written to --json as soon as it is done, and one that is there is not made
 again: stop and start at will, on a CPU also in several processes. Budgets: "steps", and "long",
 more and larger ones, for a GPU; "short first", as "long" with texts of 256 bytes in the first half;
-"seconds", 600 CPU seconds of one process, with texts of 256 bytes, 1,024 bytes and the length.
+"seconds", 600 CPU seconds of one process, with texts of 256 bytes, 1,024 bytes and the length;
+"look-ups, ...", with keys that start as the queries of the byte before.
 
     python -m benchmarks.quality.text --lengths 1024 --budgets steps --seeds 0
     python -m benchmarks.quality.text --device cuda --budgets steps long --at-once 12
@@ -51,6 +52,7 @@ SETTINGS = {
         4096: Setting(1, 2400, 2**19),
     },
     "short first": {1024: Setting(4, 2400, 2**19, first=((256, 16, 1 / 2),))},
+    "look-ups, steps": {4096: Setting(1, 1200, look_up=True)},
     "seconds": dict.fromkeys(LONG, SECONDS),
     "look-ups, seconds": dict.fromkeys(LONG, SECONDS._replace(look_up=True)),
     "look-ups, longer": dict.fromkeys(LONG, SECONDS._replace(look_up=True, first=LONGER)),
@@ -61,6 +63,7 @@ QUICK = {
     "steps": {256: Setting(2, 3, 2048)},
     "long": {256: Setting(2, 5, 2048)},
     "short first": {256: Setting(2, 4, 2048, first=((64, 8, 1 / 2),))},
+    "look-ups, steps": {256: Setting(2, 3, 2048, look_up=True)},
     "seconds": {256: QUICK_SECONDS},
     "look-ups, seconds": {256: QUICK_SECONDS._replace(look_up=True)},
     "look-ups, longer": {256: QUICK_SECONDS._replace(look_up=True)},
