@@ -34,6 +34,7 @@ from benchmarks.quality.text.model import (  # noqa: E402
     Softmax,
     collisions,
     hard,
+    rotated,
 )
 from benchmarks.quality.text.training import Setting, Text, Training  # noqa: E402
 from benchmarks.source_text import causal_batch, repeats  # noqa: E402
@@ -91,6 +92,20 @@ def test_alibi_adds_slopes_times_distance():
     # q / sqrt(32), the weights and the output are rounded to bfloat16, 8 bits.
     torch.testing.assert_close(
         Softmax(alibi=True)(q, k, v, None), scores.softmax(-1) @ v, rtol=0, atol=0.03
+    )
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    q, k = torch.randn(2, 1, 32, generator=torch.Generator().manual_seed(0)).expand(2, 500, 32)
+    scores = rotated(q.double()) @ rotated(k.double()).mT
+    assert scores[0, 0] == pytest.approx((q[0] @ k[0]).item())
+    torch.testing.assert_close(scores[:-7, :-7], scores[7:, 7:], rtol=0, atol=1e-3)
+    assert scores[0].std() > 0.1
+    out = Softmax(rotary=True)(*(x.expand(1, HEADS, 500, 32) for x in (q, k, q.cumsum(0))), None)
+    causal = (scores / math.sqrt(32)).masked_fill(torch.ones(500, 500).triu(1) > 0, -math.inf)
+    wanted = causal.softmax(-1) @ q.cumsum(0).double()
+    torch.testing.assert_close(
+        out[0, 0].double(), wanted, rtol=0.02, atol=0.02 * wanted.abs().max().item()
     )
 
 

@@ -341,6 +341,7 @@ OPTIONS = {
             ("softmax of unit vectors", far_softmax),
         )
     },
+    "softmax, rotary, own value": {"mixer": Softmax, "rotary": True},
     "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
     "softmax of unit vectors, ALiBi, own value": {
         "mixer": Softmax,

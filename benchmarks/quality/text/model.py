@@ -27,11 +27,17 @@ class Values(nn.Module):
 
 
 class Softmax(nn.Module):
-    """Causal softmax attention on bfloat16 inputs, with ALiBi's distances or without positions."""
+    """Causal softmax attention on bfloat16 inputs, with distances by ALiBi, rotary or without."""
 
-    def __init__(self, alibi: bool = False, unit_norm: bool = False, heads: int = HEADS) -> None:
+    def __init__(
+        self,
+        alibi: bool = False,
+        unit_norm: bool = False,
+        heads: int = HEADS,
+        rotary: bool = False,
+    ) -> None:
         super().__init__()
-        self.alibi = alibi
+        self.alibi, self.rotary = alibi, rotary
         self.log_temperature = nn.Parameter(torch.full((heads, 1, 1), 2.5)) if unit_norm else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -42,6 +48,8 @@ class Softmax(nn.Module):
                 F.normalize(k, dim=-1),
                 1,
             )
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
         if self.alibi:
             q, k = with_distance(q * scale, k)
             scale, v = 1, F.pad(v, (0, q.shape[-1] - v.shape[-1]))
@@ -71,6 +79,15 @@ def with_distance(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     of_key = F.pad(of_key, zeros).expand(batch, HEADS, -1, -1)
     of_query = F.pad(of_query, zeros).expand(batch, -1, length, -1)
     return torch.cat((q, of_query), -1), torch.cat((k, of_key), -1)
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Pairs of features turned by angles of the position, 10,000^(-2 i / d) (Su et al. 2021)."""
+    length, features = x.shape[-2:]
+    rates = 1e4 ** (-torch.arange(0, features, 2, device=x.device) / features)
+    angles = torch.arange(length, device=x.device)[:, None] * rates
+    (one, other), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
+    return torch.cat((one * cos - other * sin, one * sin + other * cos), -1)
 
 
 class Yoso(nn.Module):
