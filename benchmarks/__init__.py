@@ -34,3 +34,14 @@ def write_json(path: pathlib.Path, results) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(_json(results) + "\n")
     new.replace(path)
+
+
+def positive(text: str) -> int:
+    """For argparse, which puts the function's name into its message."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+positive.__name__ = "positive integer"

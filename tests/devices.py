@@ -20,9 +20,9 @@ import pytest
 
 SUITES = {
     *("test_attention", "test_attention_gradients", "test_attention_module", "test_bf16_gradient"),
-    *("test_bucket_table", "test_buckets", "test_collision_probability", "test_collisions"),
+    *("test_buckets", "test_collision_probability", "test_collisions"),
     *("test_decoding", "test_decoding_module", "test_decoding_state"),
-    *("test_16_bit_inputs", "test_gradient_hashes", "test_gradient_rank", "test_grouped_heads"),
+    *("test_gradient_hashes", "test_grouped_heads"),
     "test_hash_families",
     *("test_hashing", "test_learned_projections", "test_learned_projections_module"),
     *("test_non_finite_rows", "test_packed_sequences", "test_pair_gradients"),
@@ -35,8 +35,6 @@ SUITES = {
 CPU_ONLY = {
     r"thread": "threads are the CPU's",
     r"compil": "torch.compile does not trace the mode that moves a test's tensors",
-    r"^test_(16_bit_inputs|gradient_rank)": "CUDA computes in full",
-    r"^test_bucket_table": "a table is made on its device: test_cuda_tables.py",
     r"a_trace_holds": "torch.jit.trace would hold the moves too",
     r"autocast": "autocast of the CPU",
     r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",

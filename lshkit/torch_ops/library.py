@@ -32,11 +32,10 @@ def fake(*names: str) -> Callable[..., Any]:
     return register
 
 
-def register_kernel(name: str, kernel: Callable[..., Any], *, cuda: bool = True) -> None:
-    """One function for CPU tensors and, where the core has kernels of it for them, CUDA tensors."""
+def register_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """One function for CPU tensors and CUDA tensors."""
     LIBRARY.impl(name, kernel, "CPU")
-    if cuda:
-        LIBRARY.impl(name, kernel, "CUDA")
+    LIBRARY.impl(name, kernel, "CUDA")
 
 
 def not_differentiable(name: str) -> None:

@@ -16,6 +16,7 @@ from cases.attention import (  # noqa: E402
     arrays,
     attention_inputs,
     codes_of,
+    dense_attention,
     float32_gradients,
     gradients,
     padding_mask,
@@ -171,20 +172,6 @@ def test_other_dtypes_sum_again(dtype):
 
 def attention_inputs_as(case, dtype):
     return type(case)(**{name: x.to(dtype) for name, x in vars(case).items()})
-
-
-def dense_attention(query, key, value, mask, is_causal, n_bits, normalize):
-    """YOSO-E in plain torch, for autograd: equation 2 with its expectation."""
-    query, key = (torch.nn.functional.normalize(x, dim=-1) for x in (query, key))
-    weights = (1 - torch.acos(query @ key.mT) / math.pi) ** n_bits
-    if is_causal:
-        weights = weights.tril()
-    if mask is not None:
-        weights = weights * mask[:, None, None]
-    raw = weights @ value
-    if normalize == "l2":
-        return torch.nn.functional.normalize(raw, dim=-1)
-    return raw / weights.sum(-1, keepdim=True) if normalize == "sum" else raw
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

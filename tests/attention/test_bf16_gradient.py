@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from lshkit import _C  # before torch: a process with an instruction set that is refused ends here
+
 torch = pytest.importorskip("torch")
 
 from cases.attention import (  # noqa: E402
@@ -17,7 +19,6 @@ from cases.attention import (  # noqa: E402
     padding_mask,
 )
 
-from lshkit import _C  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 
 # n_q, n_k, d, d_v, n_bits: buckets of many rows, then of some 40, 9 and 150, whose pairs are taken

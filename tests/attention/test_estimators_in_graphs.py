@@ -78,11 +78,10 @@ def test_a_graph_for_each_estimator_and_none_for_an_equal_one():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)
-def test_seeds_of_the_same_graph(estimator, is_causal):
+def test_seeds_of_the_same_graph(estimator):
     case = attention_inputs(60, 60, 16, 9)
-    attend = Attend(estimator, is_causal)
+    attend = Attend(estimator, is_causal=True)
     compiled, graphs = graphs_of(attend)
     for seed in (3, 4, 5):
         inputs = case.query, case.key, case.value, torch.tensor([seed])
@@ -91,8 +90,10 @@ def test_seeds_of_the_same_graph(estimator, is_causal):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("keys", ["as queries", "more", "any"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "is_causal"),
+    [("as queries", False), ("as queries", True), ("more", True), ("any", True)],
+)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)
 def test_export_with_a_dynamic_length(estimator, is_causal, keys):
     """Samples at all lengths, since a graph for all can hold only one of the two."""
@@ -129,11 +130,10 @@ def test_a_longest_length_limits_no_graph():
         torch.testing.assert_close(program.module()(*longer), attend(*longer))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)
-def test_compiled_gradients_at_an_offset(estimator, is_causal):
+def test_compiled_gradients_at_an_offset(estimator):
     case = attention_inputs(9, 40, 16, 7)
-    attend = Attend(estimator, is_causal)
+    attend = Attend(estimator, is_causal=True)
     torch._dynamo.reset()
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     results = []

@@ -16,13 +16,13 @@ from cases.attention import (  # noqa: E402
     arrays,
     attention_inputs,
     codes_of,
+    dense_attention,
     padding_mask,
     reference_options,
 )
 from test_attention_gradients import (  # noqa: E402
     assert_gradients_close,
     attention_inputs_as,
-    dense_attention,
     gradients,
 )
 

@@ -15,6 +15,7 @@ from cases.attention import (  # noqa: E402
     arrays,
     attention_inputs,
     codes_of,
+    dense_attention,
     padding_mask,
     reference_options,
 )
@@ -91,19 +92,6 @@ def test_sampled_equals_reference_on_lifted_rows(normalize, is_causal):
     torch.testing.assert_close(out.double(), torch.from_numpy(expected), **FLOAT32)
 
 
-def inner_product_attention(query, key, value, scale, mask, is_causal, n_bits, normalize):
-    """The expectation in plain torch: (1 - acos(q . k / scale) / pi)^n_bits, no lift in sight."""
-    weights = (1 - torch.acos(query @ key.mT / scale) / math.pi) ** n_bits
-    if is_causal:
-        weights = weights.tril()
-    if mask is not None:
-        weights = weights * mask[:, None, None]
-    raw = weights @ value
-    if normalize == "l2":
-        return torch.nn.functional.normalize(raw, dim=-1)
-    return raw / weights.sum(-1, keepdim=True) if normalize == "sum" else raw
-
-
 @pytest.mark.parametrize("scale", [2.5, "heads", "auto"])
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_expected_output_and_gradients_are_those_of_the_inner_product(normalize, scale):
@@ -131,7 +119,7 @@ def test_expected_output_and_gradients_are_those_of_the_inner_product(normalize,
         causal_offset=0,
         normalize=normalize,
     )
-    expected = inner_product_attention(*inputs[:3], dense, mask, is_causal, 3, normalize)
+    expected = dense_attention(*inputs[:3], mask, is_causal, 3, normalize, scale=dense)
     # A row on its bound has a root of sqrt(eps) where it should have 0: a norm of 1 + eps / 2.
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-11)
     actual = torch.autograd.grad(out, inputs, case.grad_out)
@@ -170,7 +158,7 @@ def test_rows_on_the_bound_have_the_gradients_of_the_inner_product(estimator, dt
     if estimator.name == "sampled":  # its values are noisy
         return
     inputs = [x.detach().double().requires_grad_() for x in inputs]
-    out = inner_product_attention(*inputs, case.value, 1, None, False, 3, "l2")
+    out = dense_attention(*inputs, case.value, None, False, 3, "l2", scale=1)
     expected = torch.autograd.grad(out, inputs, case.grad_out)
     for a, e in zip(actual, expected, strict=True):
         eps = torch.finfo(dtype).eps

@@ -116,3 +116,21 @@ def softmax_of_cosines(query, key, value, scale, hidden=None):
     if hidden is not None:
         scores = scores.masked_fill(hidden, -math.inf)
     return scores.softmax(-1) @ value
+
+
+def dense_attention(query, key, value, mask, is_causal, n_bits, normalize, scale=None):
+    """YOSO-E in plain torch, for autograd: equation 2 with its expectation.
+
+    scale: None, for the angles of the rows, or what their inner products are divided by instead.
+    """
+    if scale is None:
+        query, key, scale = F.normalize(query, dim=-1), F.normalize(key, dim=-1), 1
+    weights = (1 - torch.acos(query @ key.mT / scale) / math.pi) ** n_bits
+    if is_causal:
+        weights = weights.tril()
+    if mask is not None:
+        weights = weights * mask[:, None, None]
+    raw = weights @ value
+    if normalize == "l2":
+        return F.normalize(raw, dim=-1)
+    return raw / weights.sum(-1, keepdim=True) if normalize == "sum" else raw

@@ -62,30 +62,3 @@ def test_cpp():
     options = "--output-on-failure", "--no-tests=error", "--parallel", os.cpu_count() or 1
     output = run(ctest, "--test-dir", build, *options)
     assert "100% tests passed" in output
-
-
-@pytest.mark.skipif(CMAKE is None, reason="needs cmake")
-@pytest.mark.parametrize(
-    "missing, backend, message",
-    [
-        ("OpenMP", None, "threads by std"),
-        ("OpenMP", "openmp", "has no OpenMP. Install it"),
-        ("Threads", "std", "finds no threads"),
-        (None, "tbb", "LSHKIT_THREAD_BACKEND must be openmp or std, was tbb"),
-    ],
-)
-def test_build_says_which_threads_it_has_or_misses(tmp_path, missing, backend, message):
-    options = ["-DLSHKIT_PYTHON=OFF"]
-    if missing:
-        options.append(f"-DCMAKE_DISABLE_FIND_PACKAGE_{missing}=ON")
-    if backend:
-        options.append(f"-DLSHKIT_THREAD_BACKEND={backend}")
-    done = subprocess.run(
-        [CMAKE, "-S", ROOT, "-B", tmp_path, *options],
-        env={**os.environ, "PATH": PATH},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert (done.returncode == 0) == (backend is None)
-    assert message in " ".join(done.stdout.split())

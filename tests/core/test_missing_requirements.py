@@ -1,4 +1,4 @@
-"""A build that misses something says what, and how to get it. (Threads: test_cpp.py.)"""
+"""A build that misses something says what, and how to get it."""
 
 import os
 import shutil
@@ -44,6 +44,33 @@ def test_pybind11(tmp_path):
         pytest.skip("this Python has no headers")
     assert status
     assert "pybind11 was not found: pip install pybind11" in output
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """A folder for builds whose compiler is the same, and is looked for once."""
+    return tmp_path_factory.mktemp("build")
+
+
+@pytest.mark.parametrize(
+    "missing, backend, message",
+    [
+        ("OpenMP", None, "threads by std"),
+        ("OpenMP", "openmp", "has no OpenMP. Install it"),
+        ("Threads", "std", "finds no threads"),
+        (None, "tbb", "LSHKIT_THREAD_BACKEND must be openmp or std, was tbb"),
+    ],
+)
+def test_threads(build, missing, backend, message):
+    forgotten = "LSHKIT_THREAD_BACKEND", "CMAKE_DISABLE_FIND_PACKAGE_*", "OpenMP*", "*THREADS*"
+    options = ["-DLSHKIT_PYTHON=OFF", *(f"-U{name}" for name in forgotten)]
+    if missing:
+        options.append(f"-DCMAKE_DISABLE_FIND_PACKAGE_{missing}=ON")
+    if backend:
+        options.append(f"-DLSHKIT_THREAD_BACKEND={backend}")
+    status, output = configure(build, *options)
+    assert (status == 0) == (backend is None)
+    assert message in output
 
 
 @pytest.mark.skipif(shutil.which("c++", path=PATH) is None, reason="needs a C++ compiler")

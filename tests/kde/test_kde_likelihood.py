@@ -54,16 +54,24 @@ def test_log_densities_are_those_of_the_definition(kernel, n, d, dtype):
         assert np.allclose(column[finite], wanted[finite], rtol=1e-6, atol=1e-4)
 
 
-def log_densities_without_each_row(X, kernel, bandwidth):
-    others = [np.delete(X, i, axis=0) for i in range(len(X))]
+def log_densities_without_each_row(X, kernel, bandwidth, step=1):
+    """Of every step-th row."""
+    others = [np.delete(X, i, axis=0) for i in range(0, len(X), step)]
     fits = [LSHKernelDensity(kernel, bandwidth, algorithm="brute").fit(x) for x in others]
-    return np.array([fit.score_samples(x[None])[0] for fit, x in zip(fits, X, strict=True)])
+    return np.array([fit.score_samples(x[None])[0] for fit, x in zip(fits, X[::step], strict=True)])
 
 
 @pytest.mark.parametrize("kernel", kernels.COMPACT)
-@pytest.mark.parametrize("scale", [None, [3.0, 3.0, 3.0], [0.3, 0.7, 1.1]])
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [
+        (None, np.float32),
+        (None, np.float64),
+        ([3.0, 3.0, 3.0], np.float32),
+        ([0.3, 0.7, 1.1], np.float64),
+    ],
+)
 @pytest.mark.parametrize("step, offset", [(0.1, 0.0), (1 / 3, 7.0), (0.1, -1e5), (1e-145, 0.0)])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_kernels_end_where_those_of_densities_end(kernel, scale, step, offset, dtype):
     """On grids, where many rows lie at exactly one bandwidth; log-densities are right to 1e-6."""
     if dtype == np.float32 and step < 1e-30:
@@ -74,8 +82,8 @@ def test_kernels_end_where_those_of_densities_end(kernel, scale, step, offset, d
     X = X[np.unique(X, axis=0, return_index=True)[1]]
     left_out = holding_out_all(X, kernel, scale=np.array(scale or [1.0] * 3))
     for bandwidth in step * np.sqrt([1, 2, 5]):
-        got = left_out.log_densities([bandwidth / left_out.unit])[0][:, 0]
-        wanted = log_densities_without_each_row(X, kernel, bandwidth * np.array(scale or 1.0))
+        got = left_out.log_densities([bandwidth / left_out.unit])[0][::3, 0]
+        wanted = log_densities_without_each_row(X, kernel, bandwidth * np.array(scale or 1.0), 3)
         assert np.array_equal(np.isfinite(got), np.isfinite(wanted))
         assert np.allclose(got, wanted, rtol=1e-6, atol=2e-6)
 

@@ -51,8 +51,10 @@ def results(function, inputs, mask):
     return out.detach(), *torch.autograd.grad(out, leaves, inputs.grad_out)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("key_heads", [4, 1])
+@pytest.mark.parametrize(
+    ("key_heads", "bad"),
+    [(4, float("nan")), (1, float("nan")), (1, float("inf")), (4, -float("inf"))],
+)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_they_stay_in_their_rows(name, key_heads, bad):
     function, batch = FUNCTIONS[name], 2

@@ -26,7 +26,7 @@ import time
 import torch
 from tqdm import tqdm
 
-from benchmarks import IMAGES, RESULTS
+from benchmarks import IMAGES, RESULTS, positive
 from benchmarks.encoder import NEAR, Encoder, Trainer, evaluate
 from benchmarks.measurement import machine, updated
 from benchmarks.quality.cost.methods import METHODS, N_HASHES, YOSO
@@ -124,16 +124,6 @@ def add_run(path: pathlib.Path, run: dict, args: argparse.Namespace) -> None:
 
 
 # --- Command line -------------------------------------------------------------------------------
-
-
-def positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-positive.__name__ = "positive integer"  # the name in argparse's message
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -180,7 +180,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--lengths", type=int, nargs="+", choices=LENGTHS, default=[1024, 4096, 16384])
-    add("--budgets", nargs="+", choices=SETTINGS, default=["steps"])
+    add("--budgets", nargs="+", choices=SETTINGS, help="steps; with --tables all")
     help = "; ".join([*METHODS, *CANDIDATES])
     methods = dict(choices=[*METHODS, *CANDIDATES], default=[*METHODS])
     add("--methods", nargs="+", metavar="NAME", help=help, **methods)
@@ -198,9 +198,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--json", type=pathlib.Path, help="text.json, of a GPU text_gpu.json")
     add("--picture", type=pathlib.Path)
     args = parser.parse_args()
+    if args.budgets is None:
+        args.budgets = [*SETTINGS] if args.tables else ["steps"]
     if min(args.seeds) < 0:
         parser.error(f"--seeds must be at least 0: {min(args.seeds)}")
-    of_seconds = any(made.seconds for name in args.budgets for made in SETTINGS[name].values())
+    of_seconds = not args.tables and any(
+        made.seconds for name in args.budgets for made in SETTINGS[name].values()
+    )
     if of_seconds and (args.device != "cpu" or args.at_once > 1):
         parser.error("--budgets: seconds are those of a CPU and of one run, --at-once 1")
     if not (args.quick or args.tables or args.runs):
@@ -249,6 +253,9 @@ def main() -> None:
             counts = f"{run['steps']} steps, {run['seconds']:.0f} s"
             print(f"{', '.join(map(str, key))}: {losses}, {counts}", flush=True)
     results = load(args.json)
+    if args.tables:
+        shown = {name: x for name, x in results["settings"].items() if name in args.budgets}
+        results["settings"] = shown
     print(report.tables(results))
     report.draw(results, args.picture)
     print(f"written to {args.json} and {args.picture}")

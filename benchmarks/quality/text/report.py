@@ -92,38 +92,61 @@ def tables(results: dict) -> str:
     return "".join(parts)
 
 
+def panels(results: dict) -> dict[str, dict[str, list[dict]]]:
+    """Runs by title and method. Of schedules of lengths each method has its best, in all bytes."""
+    found: dict[str, dict[str, list[dict]]] = {}
+    for budget, by_length in results["settings"].items():
+        for length, setting in by_length.items():
+            alike = [
+                other[length]
+                for other in results["settings"].values()
+                if length in other and other[length] | {"first": 0} == setting | {"first": 0}
+            ]
+            title = title_of(int(length), setting)
+            if len(alike) > 1:
+                title = title.removesuffix(first_of(setting)) + ",\neach method's best schedule"
+            best = found.setdefault(title, {})
+            for method, runs_of in groups(results, budget).items():
+                runs = runs_of.get(int(length), [])
+                if runs and (method not in best or mean(runs, "loss") < mean(best[method], "loss")):
+                    best[method] = runs
+    return found
+
+
+def mean(runs: list[dict], measure: str) -> float:
+    return float(np.mean([run[measure] for run in runs]))
+
+
 def draw(results: dict, path: pathlib.Path) -> None:
-    """Losses of bytes whose context repeats: a panel a setting, seeds as dots, means as bars."""
+    """A panel a setting: losses of bytes whose context repeats and of all, seeds and means."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    settings = [(b, int(n)) for b, by_length in results["settings"].items() for n in by_length]
-    if not settings:
+    drawn = panels(results)
+    if not drawn:
         return
-    panels = {}
-    for budget, length in settings:
-        runs_of = {m: by[length] for m, by in groups(results, budget).items() if length in by}
-        losses = {m: [run["repeated_loss"] for run in runs] for m, runs in runs_of.items()}
-        panels[budget, length] = sorted(losses.items(), key=lambda item: np.mean(item[1]))
-    rows = max(map(len, panels.values()))
-    size = (0.6 + 5.4 * len(panels), 1.2 + 0.22 * rows)
-    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False)
-    for axis, ((budget, length), losses) in zip(axes[0], panels.items(), strict=True):
-        for row, (method, values) in enumerate(losses):
+    rows = max(map(len, drawn.values()))
+    size = (0.6 + 5.4 * len(drawn), 1.4 + 0.22 * rows)
+    figure, axes = plt.subplots(1, len(drawn), figsize=size, layout="constrained", squeeze=False)
+    for axis, (title, runs_of) in zip(axes[0], drawn.items(), strict=True):
+        methods = sorted(runs_of, key=lambda method: mean(runs_of[method], "repeated_loss"))
+        for row, method in enumerate(methods):
             color = next(c for start, c in COLORS.items() if method.startswith(start))
-            mean = np.mean(values)
-            axis.plot([mean, mean], [row - 0.35, row + 0.35], color=color, lw=2.5)
-            axis.plot(values, [row] * len(values), "o", color=color, ms=4, alpha=0.7)
-        axis.set_yticks(range(len(losses)), [method for method, _ in losses], fontsize=8)
+            for measure, face, width in (("repeated_loss", color, 2.5), ("loss", "white", 1)):
+                values = [run[measure] for run in runs_of[method]]
+                axis.plot([np.mean(values)] * 2, [row - 0.35, row + 0.35], color=color, lw=width)
+                of_seeds = {"color": color, "markerfacecolor": face, "ms": 4, "alpha": 0.7}
+                axis.plot(values, [row] * len(values), "o", **of_seeds)
+        axis.set_yticks(range(len(methods)), methods, fontsize=8)
         axis.invert_yaxis()
-        setting = results["settings"][budget][str(length)]
-        axis.set(title=title_of(length, setting), xlabel="nats a byte")
+        axis.set_xlabel("nats a byte")
+        axis.set_title(title, fontsize=10)
         axis.grid(axis="x", color="#E5E5E5", lw=0.7)
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Held-out loss of bytes whose context repeats, seeds and their mean")
+    figure.suptitle("Held-out loss: filled, of bytes whose context repeats; hollow, of all bytes")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -28,7 +28,7 @@ import sys
 
 import torch
 
-from benchmarks import RESULTS, write_json
+from benchmarks import RESULTS, positive, write_json
 from benchmarks.measurement import (
     HEAD_DIM,
     HEADS,
@@ -113,16 +113,6 @@ def measure(names, args, results):
 
 
 # --- Command line -------------------------------------------------------------------------------
-
-
-def positive(text):
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-positive.__name__ = "positive integer"  # the name in argparse's message
 
 
 def parse_arguments():

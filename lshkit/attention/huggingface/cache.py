@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from lshkit import checks
 from lshkit.attention import CodeCache, StepReport, lsh_attention
-from lshkit.attention.huggingface.interface import REFUSED, exact_step
+from lshkit.attention.huggingface.interface import check_handed_over, exact_step
 from lshkit.attention.huggingface.masks import Mask, mask_function, read_mask
 from lshkit.attention.huggingface.options import LSH
 from lshkit.attention.state_dicts import decoded_config
@@ -249,11 +249,11 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """ "lshkit_cache": from the codes where the keys come from a `code_cache`, else exact."""
-    for word, reason in REFUSED.items():
-        if kwargs.get(word) is not None:
-            raise NotImplementedError(f"{NAME} can't take {word}: {reason}")
+    check_handed_over(NAME, kwargs)
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    if query.shape[0] != key.shape[0]:  # learned queries, one set for the batch
+        query = query.expand(key.shape[0], -1, -1, -1)
     mask = read_mask(NAME, attention_mask, query, key, bool(is_causal), takes_pairs=True)
     layer = getattr(key, "lshkit_layer", None)
     if layer is not None and position_bias is None:

@@ -33,6 +33,15 @@ NO_SCORES = (
 )
 
 
+def check_handed_over(name: str, given: dict[str, Any]) -> None:
+    """Refuses what would change the result; warns of wanted weights."""
+    for word, reason in REFUSED.items():
+        if given.get(word) is not None:
+            raise NotImplementedError(f"{name} can't take {word}: {reason}")
+    if given.get("output_attentions"):
+        logger.warning_once(f"{name} has no attention weights to return: they are never formed")
+
+
 def register(given: dict[str, Any]) -> None:
     """Registers the functions and their masks; given: options by kind, "yoso", "lsh", ..."""
     complete = {kind: KINDS[kind].complete(options, kind) for kind, options in given.items()}
@@ -61,13 +70,9 @@ def _attention(
         position_bias: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        for word, reason in REFUSED.items():
-            if kwargs.get(word) is not None:
-                raise NotImplementedError(f"{name} can't take {word}: {reason}")
+        check_handed_over(name, kwargs)
         if position_bias is not None and not takes_pairs:
             raise NotImplementedError(NO_SCORES)
-        if kwargs.get("output_attentions"):
-            logger.warning_once(f"{name} has no attention weights to return: they are never formed")
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         options = of_model(kind, registered, module)

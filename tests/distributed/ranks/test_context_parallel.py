@@ -187,7 +187,6 @@ def test_queries_and_keys_of_other_lengths(ranks):
         for e, x in ((SAMPLED, "keys"), (SAMPLED, "heads"), (SOFT, "tables"))
         for n, m in ((50, 203), (203, 50))
         for options in ({}, {"is_causal": True}, {"is_causal": True, "causal_offset": 20})
-        for layout in ("contiguous",)
     ]
     exchanges = check(ranks, 3, cases)
     assert "tables" in exchanges

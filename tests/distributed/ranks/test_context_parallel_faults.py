@@ -33,7 +33,7 @@ def test_ranks_that_disagree_get_one_error_on_every_rank(ranks, other, name):
     answers = ranks.run(3, of_ranks.disagree, [{}, other, {}])
     assert len(set(answers)) == 1
     kind, message = answers[0]
-    assert kind == "ValueError" and message.startswith(f"{name} must be") or name in message
+    assert kind == "ValueError" and name in message
     assert "rank 0: " in message and "rank 1: " in message
 
 
