@@ -1,8 +1,7 @@
 """What might become the next estimator: mixers built from dense blocks and the library's sums.
 
-Pairs of positions are near, in the same chunk of the sequence, or far. Near pairs have their weight
-computed exactly; far ones do too, or their sum is an estimator's, with the noise that it has. With
-a chunk as long as the text everything is exact: the candidate without noise, in quadratic time.
+Pairs of positions are near, in the same chunk of the sequence, or far. All weights are exact: the
+candidates without noise, in quadratic time.
 
 Far pairs are summed on a tree of halves: the queries of a node's right half with the keys of its
 left one. A decay of the pair (i, j) is exp(c_i - c_j) with c never increasing, and splits at the
@@ -28,7 +27,7 @@ from benchmarks.quality.text.model import (
     collisions,
     hard,
 )
-from lshkit.attention import Colliding, Estimator, Sampled, Soft, lsh_attention, yoso_attention
+from lshkit.attention import Colliding, Sampled, Soft, lsh_attention
 
 LARGEST_COSINE = 0.9999  # the derivative is infinite at 1
 
@@ -66,14 +65,12 @@ class NearAndFar(nn.Module):
     """Exact weights within chunks, and the kernel's sum beyond them.
 
     near: "kernel", the collision probability; "exponential", exp(temperature (cosine - 1));
-    "softmax", with all pairs near. far: "exact" (the kernel) or an estimator of it. n_bits: of
-    exact weights; None: a learned number per head.
+    "softmax", with all pairs near. n_bits: of the kernel; None: a learned number per head.
     """
 
     def __init__(
         self,
         near: str = "kernel",
-        far: Estimator | str = "exact",
         chunk: int | None = None,
         decay: bool = False,
         n_bits: int | None = 12,
@@ -82,11 +79,10 @@ class NearAndFar(nn.Module):
         self.bits = n_bits
         if n_bits is None:
             self.log_bits = nn.Parameter(torch.full((HEADS, 1, 1), 12.0).log())
-        self.near, self.far, self.chunk = near, far, chunk
+        self.near, self.chunk = near, chunk
         self.decay = Decay() if decay else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.far_share = nn.Parameter(torch.ones(HEADS, 1, 1))
-        self.seeds = Seeds()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         n = v.shape[-2]
@@ -94,9 +90,9 @@ class NearAndFar(nn.Module):
         chunk = n if self.chunk is None else min(self.chunk, n)
         out = whole(self.of_near(*(nodes(y, chunk) for y in (q, k, v, c))), n)
         if chunk < n:
-            half, far, seed = n // 2, torch.zeros_like(out), self.seeds()
+            half, far = n // 2, torch.zeros_like(out)
             while half >= chunk:
-                of_right = self.of_level(half, *(nodes(y, 2 * half) for y in (q, k, v, c)), seed)
+                of_right = self.of_level(half, *(nodes(y, 2 * half) for y in (q, k, v, c)))
                 far, half = far + whole(F.pad(of_right, (0, 0, half, 0)), n), half // 2
             out = out + self.far_share * far
         return out
@@ -122,19 +118,14 @@ class NearAndFar(nn.Module):
         hidden = x.new_full((x.shape[-2],) * 2, -math.inf).triu(1)
         return c, -c.mT, hidden
 
-    def of_level(
-        self, half: int, q: Tensor, k: Tensor, v: Tensor, c: Tensor | None, seed: Tensor
-    ) -> Tensor:
+    def of_level(self, half: int, q: Tensor, k: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
         """The sums of the right halves' queries over the left halves' keys."""
         q, k, v = q[:, :, half:], k[:, :, :half], v[:, :, :half]
         if c is not None:
             left, right = c.split(half, 2)
             v = v * (left[:, :, -1:] - left).exp()
-        if self.far == "exact":
-            zero = q.new_zeros((1, 1, 1, 1))
-            out = kernel(q, k, (zero, zero, zero), self.n_bits) @ v
-        else:
-            out = yoso_attention(q, k, v, estimator=self.far, normalize=None, seed=seed)
+        zero = q.new_zeros((1, 1, 1, 1))
+        out = kernel(q, k, (zero, zero, zero), self.n_bits) @ v
         return out if c is None else out * (right - left[:, :, -1:]).exp()
 
 
@@ -272,7 +263,7 @@ def far_softmax(heads: int) -> nn.Module:
 
 
 CHUNK = 128
-NULL, SMALL = 0.1, 1e-3
+NULL = 0.1
 EXPONENTIAL = {"near": "exponential"}
 SUMS = {"mixer": Yoso}  # the library's, of all pairs
 COLLIDING = {"mixer": OverCollisions, "estimator": hard(12)}
@@ -283,39 +274,20 @@ OPTIONS = {
     "kernel": {},
     "kernel, decay by token": {"decay": True},
     "kernel, null key": {"null": NULL},
-    "kernel, small null key": {"null": SMALL},
-    "kernel of 16 bits, null key": {"n_bits": 16, "null": NULL},
     "kernel of 32 bits": {"n_bits": 32},
     "kernel of 32 bits, null key": {"n_bits": 32, "null": NULL},
     "kernel of learned bits": {"n_bits": None},
     "kernel of learned bits, null key": {"n_bits": None, "null": NULL},
-    "kernel of learned bits, small null key": {"n_bits": None, "null": SMALL},
     "exponential": EXPONENTIAL,
     "exponential, null key": EXPONENTIAL | {"null": NULL},
-    "exponential, decay by token, null key": EXPONENTIAL | {"null": NULL, "decay": True},
     # Near pairs exact, the far ones' sum by the kernel or estimated.
     "exponential near, kernel far, null key": EXPONENTIAL | {"chunk": CHUNK, "null": NULL},
-    "exponential near, kernel of learned bits far, null key": EXPONENTIAL
-    | {"chunk": CHUNK, "null": NULL, "n_bits": None},
-    "exponential near, soft codes far, null key": EXPONENTIAL
-    | {"chunk": CHUNK, "null": NULL, "far": Soft(n_bits=12)},
     # The library's estimators of all pairs, divided.
     "soft codes, 12 bits, null key": SUMS | {"estimator": Soft(n_bits=12), "null": NULL},
     **{
-        f"soft codes, {n_bits} bits, learned sharpness, {name}": SUMS
-        | {"estimator": Soft(n_bits=n_bits), "learn": "sharpness", "null": null}
-        for n_bits, name, null in (
-            (12, "null key", NULL),
-            (8, "null key", NULL),
-            (16, "null key", NULL),
-            (12, "small null key", SMALL),
-        )
-    },
-    **{
         f"YOSO, {n_bits} bits, null key": SUMS | {"estimator": hard(n_bits), "null": NULL}
-        for n_bits in (8, 12, 16)
+        for n_bits in (8, 12)
     },
-    "YOSO, 14 bits, sum": SUMS | {"estimator": hard(14), "normalize": "sum"},
     # Softmax over the pairs that collide.
     "softmax of colliding unit vectors": COLLIDING,
     "softmax of colliding unit vectors, 8 bits": COLLIDING | {"estimator": hard(8)},
