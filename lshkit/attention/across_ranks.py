@@ -41,3 +41,9 @@ class AcrossRanks(abc.ABC):
         outside the sequence, where it starts and stops among the rank's rows, and its first
         position among all. All ranks must call. Differentiable.
         """
+
+
+def check_context_parallel(given: Any) -> None:
+    if not isinstance(given, AcrossRanks | None):
+        got = type(given).__name__
+        raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")

@@ -11,8 +11,6 @@ from lshkit import _C, checks
 from lshkit.torch_ops.assertions import may_be_read
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
 CPU = torch.device("cpu")
 
 

@@ -34,9 +34,9 @@ class Call(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Queries and keys of a sequence; of packed ones their mean."""
+        """Queries and keys of a sequence; of packed ones their mean, rounded up."""
         n_sequences = 1 if self.query_starts is None else self.query_starts.shape[0] - 1
-        return self.query.shape[2] // n_sequences, self.key.shape[2] // n_sequences
+        return -(-self.query.shape[2] // n_sequences), -(-self.key.shape[2] // n_sequences)
 
     @property
     def options(self) -> tuple[bool, int]:

@@ -3,6 +3,7 @@
 The latter is computed as products with banded matrices.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
         before: number of positions before i that its window has, 0 to width - 1.
 
     Returns:
-        `(B, H, N, D)` in value's dtype.
+        `(B, H, N, D)` in value's dtype; NaN in a row of a head that reads a row that is not finite.
     """
     weight = weight.to(value.dtype)
     with torch.autocast(autocast_device(value), enabled=False):
@@ -155,5 +156,21 @@ def _banded_product(value: Tensor, weight: Tensor, before: int) -> Tensor:
     # Row i has the weights from column i on: repeated at one more than the length of a row.
     band = F.pad(weight[:, None], (0, BLOCK)).expand(-1, BLOCK, -1).reshape(heads, -1)
     band = band[:, : BLOCK * (BLOCK + width - 1)].unflatten(1, (BLOCK, -1))
+    n, finite = value.shape[2], None
+    if not _known_to_be_finite(value):  # zeros of the band would spread a NaN to its block
+        finite = value.isfinite()
+        value, finite = torch.where(finite, value, 0), finite.all(-1)
     out = band[:, None] @ _windows(value, width, before).transpose(-1, -2)
-    return out.flatten(2, 3)[:, :, : value.shape[2]]
+    out = out.flatten(2, 3)[:, :, :n]
+    if finite is None:
+        return out
+    bad = F.pad((~finite).to(value.dtype), (before, width - 1 - before))
+    seen = F.max_pool1d(bad, width, 1)  # (B, H, n): 1 where the kernel reads such a row
+    return out.masked_fill(seen[..., None] > 0, math.nan)
+
+
+def _known_to_be_finite(x: Tensor) -> bool:
+    """Where looking costs neither a graph nor a wait for a GPU."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return x.is_cpu and math.isfinite(x.sum(dtype=torch.float32).item())

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.across_ranks import AcrossRanks
+from lshkit.attention.across_ranks import AcrossRanks, check_context_parallel
 from lshkit.attention.arguments import (
     check_choice,
     check_device,
@@ -107,9 +107,7 @@ def yoso_attention(
         *(parameters, normalize, seed, cu_seqlens, cu_seqlens_k, causal_offset),
     )
     if context_parallel is not None:
-        if not isinstance(context_parallel, AcrossRanks):
-            got = type(context_parallel).__name__
-            raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")
+        check_context_parallel(context_parallel)
         return context_parallel.uncompiled(_across_ranks, *arguments)
     estimator, call = _checked_call(*arguments)
     return _like(query, estimator.attend(call))

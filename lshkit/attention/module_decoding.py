@@ -90,6 +90,8 @@ def decode(
             raise _other(name, wanted, getattr(state, name))
     if isinstance(state, YosoState):
         _check_numbers(module, state)
+    elif int(module.hash_seed) != state.cache.seed:
+        raise _other("seed", int(module.hash_seed), state.cache.seed)
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(state.dtype) for x in (query, key, value))
     state._check(query=query, key=key, value=value)

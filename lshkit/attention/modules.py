@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from lshkit import checks, torch_ops
-from lshkit.attention.across_ranks import AcrossRanks
-from lshkit.attention.arguments import check_choice, check_dense, seed_tensor
+from lshkit.attention.across_ranks import AcrossRanks, check_context_parallel
+from lshkit.attention.arguments import DTYPES, check_choice, check_dense, seed_tensor
 from lshkit.attention.convolution import convolve_inputs, convolve_positions
 from lshkit.attention.decoding import YosoState
 from lshkit.attention.estimators import Estimator, Sampled, estimator_of
@@ -153,8 +153,9 @@ class YosoAttention(nn.Module):
         if not checks.boolean("batch_first", batch_first):
             raise ValueError("batch_first must be True: inputs are (batch, length, embed_dim)")
         bias = checks.boolean("bias", bias)
-        if dtype is not None and not dtype.is_floating_point:
-            raise TypeError(f"dtype must be a floating type, got {dtype}")
+        if dtype not in (None, *DTYPES):
+            known = ", ".join(map(str, DTYPES))
+            raise TypeError(f"dtype must be one of {known} or None, got {dtype!r}")
         self.estimator = estimator_of(estimator)
         learn = _checked_learn(learn, self.estimator)
         if "planes" in learn:
@@ -359,6 +360,7 @@ class YosoAttention(nn.Module):
         is_causal = checks.boolean("is_causal", is_causal)
         arguments = query, key, value, attn_mask, is_causal
         packed = cu_seqlens is not None
+        check_context_parallel(context_parallel)
         if context_parallel is None:
             self._check(*arguments)
         else:
@@ -505,6 +507,12 @@ class YosoAttention(nn.Module):
             raise ValueError(
                 "attn_mask must be None: no pair of a query and a key is visited, so none can be "
                 "masked (is_causal=True gives causal attention, key_padding_mask hides keys)"
+            )
+        sizes = query.shape[-2], key.shape[-2]
+        if attn_mask is not None and tuple(attn_mask.shape[-2:]) != sizes:
+            raise ValueError(
+                f"attn_mask must be the causal mask of {sizes} or None, got shape "
+                f"{tuple(attn_mask.shape)}"
             )
         if self.conv is not None and query.shape[-2] != key.shape[-2]:
             raise ValueError(

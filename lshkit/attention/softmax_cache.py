@@ -10,7 +10,7 @@ from torch import Tensor
 from lshkit.attention.code_cache import CodeCache
 from lshkit.attention.estimators import Colliding
 from lshkit.attention.estimators.colliding import check_scale, units
-from lshkit.attention.state_dicts import checked_tensor
+from lshkit.attention.state_dicts import as_bytes, check_config, checked_tensor, decoded_config
 from lshkit.attention.steps import check_step
 from lshkit.attention.unit_norm import unit_rows
 
@@ -133,8 +133,9 @@ class SoftmaxCache:
         return self
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Plain tensors: the cache's, and "tail" and "inputs" of the convolutions."""
-        return self.cache.state_dict() | {name: x.clone() for name, x in self._tensors().items()}
+        """Plain tensors: the cache's, "module" (the JSON of options) and the convolutions' rows."""
+        tensors = {name: x.clone() for name, x in self._tensors().items()}
+        return self.cache.state_dict() | {"module": as_bytes(self._options())} | tensors
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Loads the contents of a cache of a module with the same options and seed.
@@ -144,6 +145,7 @@ class SoftmaxCache:
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
+        check_config(decoded_config(state_dict.get("module"), "module"), self._options(), "cache")
         own = self._tensors()
         copies = {
             name: checked_tensor(
@@ -151,10 +153,15 @@ class SoftmaxCache:
             ).to("cpu", copy=True)
             for name, x in own.items()
         }
-        self.cache.load_state_dict({k: x for k, x in state_dict.items() if k not in own})
+        others = {name: x for name, x in state_dict.items() if name not in {"module", *own}}
+        self.cache.load_state_dict(others)
         self._finite = bool(self.cache.key.isfinite().all() and self.cache.value.isfinite().all())
         for name, x in own.items():
             x.copy_(copies[name])
+
+    def _options(self) -> dict[str, Any]:
+        names = "normalize", "conv_window", "short_conv"
+        return {"estimator": self.estimator.to_dict()} | {x: getattr(self, x) for x in names}
 
     def _select(self, sequences: Tensor) -> None:
         """Copies of the convolutions' inputs, which may be changed outside of inference mode."""

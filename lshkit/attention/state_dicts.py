@@ -14,8 +14,13 @@ def header(version: int, config: dict[str, Any]) -> dict[str, Tensor]:
     """The entries "version" and "config", the JSON of the arguments as bytes."""
     return {
         "version": torch.tensor(version, device="cpu"),
-        "config": torch.tensor(list(json.dumps(config).encode()), dtype=torch.uint8, device="cpu"),
+        "config": as_bytes(config),
     }
+
+
+def as_bytes(config: dict[str, Any]) -> Tensor:
+    """The JSON of arguments."""
+    return torch.tensor(list(json.dumps(config).encode()), dtype=torch.uint8, device="cpu")
 
 
 def as_json(config: dict[str, Any]) -> dict[str, Any]:
@@ -38,17 +43,22 @@ def entries(
     if found != version:
         raise ValueError(f"state_dict must have version {version}, got {found}")
     theirs = decoded_config(saved.get("config"))
-    for name in config:
-        if name in theirs and config[name] != theirs[name]:
-            raise ValueError(
-                f"state_dict is of a {kind} with {name}={theirs[name]!r}, this one has "
-                f"{config[name]!r}"
-            )
+    check_config(theirs, config, kind)
     wanted = {"version", "config", *names}
     if saved.keys() != wanted or config.keys() != theirs.keys():
         wrong = sorted(map(str, wanted ^ saved.keys())) or ["config"]
         raise ValueError(f"state_dict must have {sorted(wanted)}, differs in {wrong}")
     return saved
+
+
+def check_config(theirs: dict[str, Any], own: dict[str, Any], kind: str) -> None:
+    """ValueError where an argument that both have differs. kind: of object, for the message."""
+    for name in own:
+        if name in theirs and own[name] != theirs[name]:
+            raise ValueError(
+                f"state_dict is of a {kind} with {name}={theirs[name]!r}, this one has "
+                f"{own[name]!r}"
+            )
 
 
 def checked_tensor(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ...]) -> Tensor:
@@ -67,14 +77,14 @@ def checked_tensor(name: str, x: Any, dtype: torch.dtype, *shapes: tuple[int, ..
     return x.detach()
 
 
-def decoded_config(config: Any) -> dict[str, Any]:
+def decoded_config(config: Any, name: str = "config") -> dict[str, Any]:
     if not isinstance(config, Tensor):
-        raise TypeError(f"config must be a torch tensor, got {type(config).__name__}")
-    config = checked_tensor("config", config, torch.uint8, (config.numel(),))
+        raise TypeError(f"{name} must be a torch tensor, got {type(config).__name__}")
+    config = checked_tensor(name, config, torch.uint8, (config.numel(),))
     try:
         decoded = json.loads(bytes(config.tolist()))
     except (ValueError, RecursionError):  # of the text, its encoding or its depth
         decoded = None
     if not isinstance(decoded, dict):
-        raise ValueError("config must hold the JSON of a dict")
+        raise ValueError(f"{name} must hold the JSON of a dict")
     return decoded

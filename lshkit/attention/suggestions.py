@@ -341,7 +341,7 @@ def _measure(
         return out
 
     def of(other: Estimator) -> Callable[..., Tensor]:
-        own = options | {"estimator": other}
+        own = options | {"estimator": other, "seed": seed}
         return lambda q, k, v, first, trial: yoso_attention(q, k, v, **own)
 
     def in_full(q: Tensor, k: Tensor, v: Tensor) -> Any:

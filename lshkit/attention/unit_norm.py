@@ -11,10 +11,20 @@ AUTO = "auto"
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows divided by their norm. A row of zeros stays, and its gradient is zero; NaN stays NaN."""
+    """Rows divided by their norm. A row of zeros stays, and its gradient is zero; NaN stays NaN.
+
+    So that gradients are finite, a norm below 2^-100 (float64: 2^-1000) counts as that in them.
+    """
     if x.shape[-1]:  # the squares of numbers of about 1 leave no type
-        largest = x.detach().abs().amax(-1, keepdim=True)
-        x = x / torch.where(largest > 0, largest, 1)
+        given = x.detach()
+        largest = given.abs().amax(-1, keepdim=True)
+        largest = torch.where(largest > 0, largest, 1)
+        scaled = given / largest
+        if x.requires_grad:
+            least = 2.0 ** (-1000 if x.dtype is torch.float64 else -100)
+            least = least / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+            scaled = scaled + (x - given) / torch.maximum(largest, least)
+        x = scaled
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.where(norm == 0, 0, x / torch.where(norm == 0, 1, norm))
 

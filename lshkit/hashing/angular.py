@@ -234,7 +234,8 @@ class _AngularFamily(HashFamily):
             given = self._float32_rows(given)
             n, n_selected = given.shape[2], self.n_hashes * (n_probes - 1).bit_length()
             _C.soft_hash(
-                *(given, self.parameters, scale, *options),
+                *(given, self.parameters, scale),
+                *options,
                 np.empty((1, 1, n, self.n_hashes), probes.dtype),
                 np.empty((1, 1, n, n_selected), np.uint8),
                 np.empty((1, 1, n, n_selected), np.float32),

@@ -56,7 +56,7 @@ def log_mean(estimator: LSHKernelDensity, X: Tensor) -> Tensor:
         args = queries, keys, weights.log(), geometry, direct
         parts.append(checkpoint(_log_sum, *args, use_reentrant=False))
     result = torch.logsumexp(torch.stack(parts), 0) - math.log(training.total)
-    return result.to(X.dtype)
+    return torch.where(result > -1e299, result, -math.inf).to(X.dtype)
 
 
 def _scaled(X: Tensor, geometry: Geometry) -> Tensor:

@@ -179,12 +179,16 @@ class Geometry:
         sums = Sums.zeros(len(queries))
         for first in range(0, len(keys), 1024):
             rows = np.asarray(keys[first : first + 1024], np.float64)
-            cosines = queries @ (rows if scaled else unit_rows(rows)).T
+            rows = rows if scaled else unit_rows(rows)
+            cosines = queries @ rows.T
             agreement = np.arccos(np.clip(-cosines, -1, 1)) / np.pi
+            opposite, to = np.nonzero(cosines < -1 + 1e-6)  # where the arccosine loses digits
+            chords = np.linalg.norm(queries[opposite] + rows[to], axis=1)
+            agreement[opposite, to] = 2 / np.pi * np.arcsin(np.minimum(chords / 2, 1))
             terms = np.ones(cosines.shape) if weights is None else weights[first : first + 1024]
             logs = self.n_bits * np.log(np.maximum(agreement, 1e-300))
             shift = logs.max(axis=1)
-            terms = terms * np.exp(logs - shift[:, None])
+            terms = np.where(agreement > 0, terms * np.exp(logs - shift[:, None]), 0)
             sums += Sums(shift, terms.sum(axis=1), (terms**2).sum(axis=1))
         return np.stack([sums.shift, sums.total, sums.squares], axis=1)
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from lshkit import checks
 from lshkit.archive import InBytes
 from lshkit.kde import persistence
-from lshkit.kde.arguments import as_queries, as_rows, core_threads
+from lshkit.kde.arguments import as_queries, as_rows, check_parameters, core_threads, random_of
 from lshkit.kde.estimator import LSHKernelDensity
 from lshkit.kde.fitted_rows import log_means_of_rows, log_without_own
 from lshkit.kde.known_rows import KnownRows
@@ -143,6 +143,13 @@ class LSHOutlierDetector(InBytes, OutlierMixin, BaseEstimator):
         if self._is_sketch():
             self._keep(X)
         self._prepared = None
+
+    def _check_parameters(self) -> None:
+        """Those that the density of `fit` would not be made with."""
+        check_contamination(self.contamination)
+        density = self._new_density()
+        check_parameters(density)
+        random_of(density.random_state)
 
     def _new_density(self) -> LSHKernelDensity:
         density = self.density

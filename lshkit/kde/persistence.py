@@ -20,6 +20,7 @@ from lshkit.kde.arguments import (
     check_confidence,
     check_parameters,
     check_tolerance,
+    random_of,
 )
 from lshkit.kde.geometry import Geometry, has_zero_row
 from lshkit.kde.methods import METHODS
@@ -47,6 +48,7 @@ def save(estimator: LSHKernelDensity, file: File) -> None:
 
 def save_detector(detector: LSHOutlierDetector, file: File) -> None:
     """A file of an LSHOutlierDetector: its density's, and what it found out about the rows."""
+    detector._check_parameters()
     density, arrays = _contents(detector.density_)
     offset, scores, _ = detector._prepare()
     header = {"density": density, "offset": offset}
@@ -64,6 +66,13 @@ def save_detector(detector: LSHOutlierDetector, file: File) -> None:
     archive.write(file, DETECTOR, VERSION, header, arrays)
 
 
+def _check(estimator: LSHKernelDensity, n_features: int) -> None:
+    """The parameters, as `fit` does."""
+    check_parameters(estimator)
+    bandwidths.check(estimator.bandwidth, n_features, estimator.kernel)
+    random_of(estimator.random_state)
+
+
 def _plain(value: Any) -> Any:
     """A number of NumPy as one for JSON."""
     return value.item() if isinstance(value, np.generic) else value
@@ -78,7 +87,7 @@ def _joined(feature_names: np.ndarray) -> np.ndarray:
 
 def _contents(estimator: LSHKernelDensity) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Header and arrays of an LSHKernelDensity's file, whose parameters are checked as in `fit`."""
-    check_parameters(estimator)
+    _check(estimator, estimator.n_features_in_)
     header: dict[str, Any] = {"parameters": {}, "seed": int(estimator._kde_seed)}
     header["n_samples_seen"] = int(estimator.n_samples_seen_)
     header["n_features"] = int(estimator.n_features_in_)
@@ -187,7 +196,7 @@ def _restore(cls: type[Density], stored: Archive | _DensityOf) -> Density:
     arrays = stored.read(expected)
     own: dict[str, Any] = {x: arrays[f"parameter.{x}"] for x in listed}
     estimator = cls(**header["parameters"], **own)
-    check_parameters(estimator)
+    _check(estimator, d)
     estimator._kde_seed = checks.integer("seed", header["seed"], 0, 2**31 - 2)
     estimator._kde_sketch = estimator._kde_method = None
     estimator._kde_picked = estimator._kde_fitted = None

@@ -329,7 +329,7 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
             if rtol is None:
                 method = ExactMeans(training, values)
             else:
-                method = SampledMeans(training, values, rtol * spread)
+                method = SampledMeans(training, values, spread, rtol)
             tried = self.algorithm == "auto" and self._regression_fitted is None
             if tried and isinstance(method, SampledMeans):
                 if method.cost(X[:: -(-len(X) // PILOT)], threads) > WORTHWHILE:

@@ -21,6 +21,7 @@ FEW = 256  # rows, up to which all is float64: some microseconds a query, and ri
 FIRST, GROWTH = 2048, 2  # rows of the first segment of a sample; where the next one ends, over that
 MIN_EFFECTIVE = 96  # rows, (sum t)^2 / sum t^2, below which a sample says little of its error
 LEAST_VALUE = 2.0**-60  # over the largest of its pass, so that float32 holds its square
+OUTLYING = 512  # rows with the most outlying values, which every query reads
 SAFETY = 1.25  # times the rows that a history foretells
 
 
@@ -260,31 +261,46 @@ class SampledMeans:
     size that was fixed before it was read. Queries that would read more than half of the rows are
     computed exactly.
 
-    limit `(n_outputs,)`: the standard error wanted.
+    A sample knows nothing of the few rows of another kind that it has missed, as of a rare class.
+    So the rows with the most outlying values are no part of it: every query reads them all. And no
+    error is less than the standard deviation of the other values over the root of the rows that
+    were met, or than their range over that number (what was not met has about one row's mass),
+    whichever is less.
+
+    spread `(n_outputs,)`: standard deviation of the values. rtol: times it, the standard error
+    wanted.
     """
 
     name = "random"
 
-    def __init__(self, training: Training, values: np.ndarray, limit: np.ndarray) -> None:
-        self.exact, self.limit = ExactMeans(training, values), limit
-        self.geometry, self.n = training.geometry, len(training.X)
-        order = np.random.default_rng([training.seed, 1]).permutation(self.n)
+    def __init__(
+        self, training: Training, values: np.ndarray, spread: np.ndarray, rtol: float
+    ) -> None:
+        self.exact, self.limit = ExactMeans(training, values), rtol * spread
+        self.geometry, n_rows = training.geometry, len(training.X)
         single = self.geometry.rounding(training.reach) <= SAMPLED
+
+        def rows_of(part: np.ndarray) -> ValueRows:
+            rows = self.geometry.scale(training.X[part])
+            return ValueRows(
+                self.geometry,
+                rows.astype(np.float32 if single else np.float64),
+                None if training.weights is None else training.weights[part],
+                values[part],
+                scaled=True,
+                reach=training.reach * (1 + 4 * ROUNDING),
+                tolerance=SAMPLED,
+            )
+
+        order = np.random.default_rng([training.seed, 1]).permutation(n_rows)
+        outlying = _outlying(values, spread, min(OUTLYING, n_rows // 8))
+        self.outlying = rows_of(np.flatnonzero(outlying))
+        order = order[~outlying[order]]
+        self.n, others = len(order), values[order]  # of what is sampled
+        self.spread, self.range = others.std(axis=0), np.ptp(others, axis=0)
         self.segments, self.ends, first, last = [], [], 0, FIRST
         while last <= self.n // 2:
-            part = order[first:last]
-            rows = self.geometry.scale(training.X[part])
-            self.segments.append(
-                ValueRows(
-                    self.geometry,
-                    rows.astype(np.float32 if single else np.float64),
-                    None if training.weights is None else training.weights[part],
-                    values[part],
-                    scaled=True,
-                    reach=training.reach * (1 + 4 * ROUNDING),
-                    tolerance=SAMPLED,
-                )
-            )
+            self.segments.append(rows_of(order[first:last]))
             self.ends.append(last)
             first, last = last, GROWTH * last
 
@@ -299,13 +315,15 @@ class SampledMeans:
         """Of queries like the rows X, over that of the exact method."""
         *_, rest, read = self._sampled(self.geometry.scale(X), threads)
         # Of the rows that are read, the sums of three weights instead of two.
-        return 1.5 * read / (len(X) * self.n) + len(rest) / len(X)
+        n_rows = self.n + len(self.outlying)
+        return 1.5 * read / (len(X) * n_rows) + len(rest) / len(X)
 
     def _sampled(
         self, queries: np.ndarray, threads: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
         """Means and errors, the queries that need all rows instead, and pairs that were read."""
-        n, n_outputs, read = len(queries), len(self.limit), 0
+        n, n_outputs, read = len(queries), len(self.limit), len(queries) * len(self.outlying)
+        outlying = self.outlying.moments(queries, threads)
         known, sample = Moments.zeros(n, n_outputs), Moments.zeros(n, n_outputs)
         seen = np.zeros(n, np.int64)  # rows of the history; 0: not decided yet
         stop = np.zeros(n, np.int64)
@@ -321,7 +339,8 @@ class SampledMeans:
             stop[new] = self._stop(known[new], last)
             seen[new[stop[new] > 0]] = last
             done = old[stop[old] == last]
-            means[done], errors[done] = self._combined(known[done], sample[done], seen[done], last)
+            parts = outlying[done], known[done], sample[done], seen[done]
+            means[done], errors[done] = self._combined(*parts, last)
             too_many = stop[left] > self.ends[-1]
             rest.append(left[too_many])
             left = left[~too_many & (~decided | (stop[left] > last))]
@@ -341,24 +360,38 @@ class SampledMeans:
         return np.where(known.effective() >= MIN_EFFECTIVE, stop, 0)
 
     def _combined(
-        self, known: Moments, sample: Moments, seen: np.ndarray, last: int
+        self, outlying: Moments, known: Moments, sample: Moments, seen: np.ndarray, last: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The history and the sample, extrapolated to the rows that are not history.
+        """Outlying rows, the history and the sample, extrapolated to the rows that are not history.
 
         The variance of a ratio's error by the delta method: that of the sum of w k (z - mean) over
         a sample without replacement, over the square of the sum of w k.
         """
         size, population = last - seen, self.n - seen
-        whole = known + sample.times(population / size)
+        whole = outlying + known + sample.times(population / size)
         means = whole.ratio()
         total = sample.first[:, 1:] - means * sample.first[:, :1]
         squares = sample.squared_residuals(means) - total**2 / size[:, None]
         variance = (population**2 * (1 - size / population) / (size * (size - 1)))[:, None]
         deviation = np.sqrt(np.maximum(squares, 0) * variance)
         scale = factor(sample.shift, whole.shift)[:, None]
+        met = (known + sample).effective()[:, None]
         with np.errstate(invalid="ignore", divide="ignore"):
-            return means, deviation * scale / whole.first[:, :1]
+            least = np.minimum(self.spread / np.sqrt(met), self.range / met)
+            least = least * np.sqrt(1 - last / self.n)
+            errors = deviation * scale / whole.first[:, :1]
+            return means, np.maximum(errors, least)
 
     @property
     def nbytes(self) -> int:
-        return self.exact.nbytes + sum(segment.nbytes for segment in self.segments)
+        rows = self.outlying, *self.segments
+        return self.exact.nbytes + sum(part.nbytes for part in rows)
+
+
+def _outlying(values: np.ndarray, spread: np.ndarray, n: int) -> np.ndarray:
+    """Which `(n_rows,)` are the n farthest from the mean in some output, in standard deviations."""
+    found = np.zeros(len(values), bool)
+    far = np.abs(values - values.mean(axis=0)) / np.where(spread > 0, spread, 1)
+    if n:
+        found[np.argpartition(far.max(axis=1), -n)[-n:]] = True
+    return found

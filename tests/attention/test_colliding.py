@@ -16,6 +16,7 @@ from lshkit.attention import (  # noqa: E402
     lsh_attention,
     yoso_attention,
 )
+from lshkit.attention.unit_norm import unit_rows  # noqa: E402
 
 SAMPLED = Colliding(n_bits=4, n_hashes=12, exact_up_to=0, scale=6.0)
 
@@ -161,10 +162,10 @@ def test_normalize():
     torch.testing.assert_close(of["l2"], F.normalize(of[None], dim=-1))
 
 
-@pytest.mark.parametrize("exact_up_to", [31, 32])
+@pytest.mark.parametrize("exact_up_to", [32, 33])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_packed_sequences_are_each_alone(is_causal, exact_up_to):
-    """All of their pairs by their mean length, 32 rounded down."""
+    """All of their pairs by their mean length of 32.5."""
     case = attention_inputs(130, 130, 16, 9, batch=1)
     mask = torch.rand(1, 130, generator=torch.Generator().manual_seed(1)) < 0.8
     starts = [0, 40, 41, 41, 130]
@@ -172,7 +173,7 @@ def test_packed_sequences_are_each_alone(is_causal, exact_up_to):
     inputs = leaves(case)
     packed = {"estimator": replace(SAMPLED, exact_up_to=exact_up_to)} | options
     out = yoso_attention(*inputs, mask, cu_seqlens=torch.tensor(starts), **packed)
-    options["estimator"] = replace(SAMPLED, exact_up_to=130 if exact_up_to == 32 else 0)
+    options["estimator"] = replace(SAMPLED, exact_up_to=130 if exact_up_to == 33 else 0)
     grads = torch.autograd.grad(out, inputs, case.grad_out)
     for start, stop in zip(starts[:-1], starts[1:], strict=True):
         part = [x.detach()[:, :, start:stop].requires_grad_() for x in inputs]
@@ -270,6 +271,22 @@ def test_subnormal_rows_are_zeros_and_others_have_finite_gradients():
             out = yoso_attention(*tensors, estimator="colliding", normalize=None)
             (grad,) = torch.autograd.grad(out[..., 0].sum(), query)
             assert grad.isfinite().all() and (grad == 0).all() == (size < tiny)
+
+
+@pytest.mark.parametrize("size", [1e-31, 1e-35, 1e-40])
+def test_gradients_of_small_sums_of_values_are_finite(size):
+    """Normalised, with norms that count as 2^-100 where they are less."""
+    case = attention_inputs(40, 40, 16, 8)
+    case.value[:, :, 0] *= size
+    inputs = leaves(case)
+    out = yoso_attention(*inputs, estimator=SAMPLED, seed=1, is_causal=True)
+    assert torch.allclose(out[:, :, 0].norm(dim=-1), torch.ones(()))
+    for x in torch.autograd.grad(out, inputs, case.grad_out):
+        assert x.isfinite().all()
+    few = torch.tensor([[3.0, 4.0]], dtype=torch.float64) * 2.0**-1010
+    few.requires_grad_()
+    unit_rows(few).backward(torch.tensor([[1.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(few.grad * 2.0**-1000, torch.tensor([[0.64, -0.48]]).double())
 
 
 def test_the_longest_sequence_sets_the_bits_and_longer_ones_are_no_warning(recwarn):

@@ -257,3 +257,20 @@ class TestDecoding:
             module(*[x[:1]] * 3, is_causal=True, state=cache)
         with pytest.raises(ValueError, match="state must be None while training"):
             module.train()(x, x, x, is_causal=True, state=cache)
+
+
+def test_a_cache_of_another_module_is_refused():
+    def module(seed, normalize="l2"):
+        return YosoAttention(32, 4, estimator=Colliding(), seed=seed, normalize=normalize).eval()
+
+    x = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(0))
+    cache = module(1).new_cache(1)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="state must have the module's seed=2, has 1"):
+            module(2)(x, x, x, is_causal=True, state=cache)
+        module(1)(x, x, x, is_causal=True, state=cache)
+    saved = cache.state_dict()
+    with pytest.raises(ValueError, match="of a cache with normalize='l2', this one has None"):
+        module(1, None).new_cache(1).load_state_dict(saved)
+    with pytest.raises(TypeError, match="module must be a torch tensor, got NoneType"):
+        cache.load_state_dict({name: x for name, x in saved.items() if name != "module"})

@@ -33,6 +33,30 @@ def test_outputs_and_gradients_are_those_of_conv2d(n, width, before):
         torch.testing.assert_close(got, gradient)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("width", "before"), [(1, 0), (5, 4), (33, 16)])
+def test_a_row_that_is_not_finite_reaches_those_whose_kernel_reads_it(width, before, bad):
+    torch.manual_seed(0)
+    value, weight = torch.randn(1, 2, 100, 3), torch.randn(2, width)
+    value[0, 1, 40, 2] = bad
+    reached = torch.zeros(100, dtype=torch.bool)
+    reached[40 - (width - 1 - before) : 40 + before + 1] = True
+    wanted = conv2d(value, weight, before)
+    out = convolve_positions(value, weight, before)
+    mapped = torch.func.vmap(lambda x: convolve_positions(x, weight, before))(value[None])[0]
+    compiled = torch.compile(convolve_positions, backend="aot_eager", fullgraph=True)
+    for got in (out, mapped, compiled(value, weight, before)):
+        assert torch.equal(~got[0, 1].isfinite().all(-1), reached)
+        good = got.isfinite()
+        torch.testing.assert_close(got[good], wanted[good])
+    value = torch.randn(1, 2, 100, 3, requires_grad=True)
+    grad_out = torch.randn(1, 2, 100, 3)
+    grad_out[0, 1, 40, 2] = bad
+    out = convolve_positions(value, weight, before)
+    (gradient,) = torch.autograd.grad(out, value, grad_out)
+    assert torch.equal(~gradient[0, 1].isfinite().all(-1), reached.flip(0).roll(-19))
+
+
 def test_short_floats_and_autocast():
     torch.manual_seed(0)
     value = torch.randn(2, 3, 50, 4, dtype=torch.bfloat16, requires_grad=True)

@@ -197,6 +197,14 @@ def test_a_sequence_longer_than_max_length_warns_once(options):
         yoso_attention(case.query, case.key[..., :30, :], case.value[..., :30, :], seed=0)
     assert len(shown) == 1 and shown[0].category is UserWarning
     assert "longer than max_length=40 of" in str(shown[0].message)
+    assert shown[0].filename == __file__
+
+
+def test_a_modules_warning_names_the_line_that_calls_it():
+    module, x = YosoAttention(8, 1, estimator=Sampled(max_length=4)), torch.ones(1, 10, 8)
+    with pytest.warns(UserWarning, match="longer than max_length=4") as shown:
+        module(x, x, x)
+    assert [warning.filename for warning in shown] == [__file__]
 
 
 @pytest.mark.parametrize("kind", [Sampled, Soft])

@@ -171,3 +171,10 @@ def test_bad_input(change, error, words):
         suggest(**({"query": np.ones((5, 4)), "key": np.ones((5, 4))} | change))
     with pytest.raises(ValueError, match="of must be"):
         lshkit.attention.Suggestions((), 1).cheapest(0.1, of="time")
+
+
+@pytest.mark.parametrize("estimator", [Sampled(), Soft(), Colliding()])
+def test_torch_draws_the_same_numbers_after_it(estimator, tensors):
+    before = torch.get_rng_state()
+    suggest(*tensors, settings=[estimator], timed=False, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -398,3 +398,12 @@ def test_log_kernels_of_the_laplacian_are_within_1e_6(d, distance):
     model = LSHKernelDensity("laplacian", rtol=0, normalize=False).fit(x)
     errors = model.score_samples(queries) + np.abs(x - queries).sum(1)
     assert np.sqrt(np.mean(errors**2)) < 1.2e-6 and np.abs(errors).max() < 4e-6
+
+
+@pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-9, 0.0])
+def test_angular_queries_nearly_opposite_to_all_rows(angle):
+    density = LSHKernelDensity("angular", rtol=0, normalize=False, n_bits=8).fit([[1.0, 0, 0]])
+    log = density.score_samples([[-np.cos(angle), np.sin(angle), 0]])[0]
+    with np.errstate(divide="ignore"):
+        wanted = 8 * np.log(angle / np.pi)
+    assert log == wanted if angle == 0 else np.isclose(log, wanted, rtol=0, atol=1e-5)

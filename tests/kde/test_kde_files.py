@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lshkit.hashing import FastHadamard
-from lshkit.kde import LSHKernelDensity
+from lshkit.kde import LSHKernelDensity, LSHOutlierDetector
 from lshkit.sampling import LSHSampler
 
 rng = np.random.default_rng(0)
@@ -268,7 +268,10 @@ for path in sys.argv[1:]:
 
 @pytest.mark.parametrize(
     "change",
-    [{"rtol": 0}, {"half_life": 100.0}, {"n_bits": 99}, {"atol": -1}, {"kernel": "cosine"}],
+    [
+        *({"rtol": 0}, {"half_life": 100.0}, {"n_bits": 99}, {"atol": -1}, {"kernel": "cosine"}),
+        *({"bandwidth": -1.0}, {"bandwidth": "foo"}, {"bandwidth": [1, 2]}, {"random_state": -1}),
+    ],
 )
 def test_what_fit_would_refuse_is_not_saved(change, tmp_path):
     X = np.random.default_rng(0).standard_normal((300, 4))
@@ -279,3 +282,13 @@ def test_what_fit_would_refuse_is_not_saved(change, tmp_path):
     with pytest.raises(ValueError, match=next(iter(change))):
         density.to_bytes()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "change", [{"contamination": 7}, {"n_jobs": 0}, {"random_state": -1}, {"density": 3}]
+)
+def test_a_detector_that_could_not_be_fitted_is_not_saved(change):
+    X = np.random.default_rng(0).standard_normal((100, 3))
+    detector = LSHOutlierDetector(random_state=0).fit(X).set_params(**change)
+    with pytest.raises((TypeError, ValueError), match=f"^{next(iter(change))} must be"):
+        detector.to_bytes()

@@ -112,3 +112,15 @@ def test_sampled_methods_refuse_gradients():
     exact = LSHKernelDensity(rtol=0).fit(ROWS)
     with pytest.raises(ValueError, match="return_std"):
         exact.score_samples(x, return_std=True)
+
+
+@pytest.mark.parametrize("kernel", ["tophat", "epanechnikov", "linear", "cosine"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_beyond_all_rows_the_density_is_zero_with_a_gradient_too(kernel, dtype):
+    density = LSHKernelDensity(kernel, 2.0, rtol=0).fit(ROWS)
+    x = torch.zeros(2, ROWS.shape[1], dtype=dtype)
+    x[1] = 50
+    logs = density.score_samples(x.requires_grad_())
+    assert logs[0].isfinite() and logs[1] == -torch.inf
+    (gradient,) = torch.autograd.grad(logs[0], x)
+    assert gradient.isfinite().all()
