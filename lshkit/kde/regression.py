@@ -67,7 +67,8 @@ class LSHKernelRegressor(RegressorMixin, FittedEstimator):
         kernel.
     algorithm : str
         "brute": every row, exactly (the only one for kernels that are 0 from r = 1 on). "random": a
-        random sample, for each query as large as rtol requires, or every row. "bucket_sum": a
+        random sample and the 512 most outlying targets, for each query as many as rtol requires, or
+        every row. "bucket_sum": a
         sketch of constant size that keeps no rows, for the kernels "angular" and "laplacian";
         n_hashes sets its error, not rtol. "auto": "random" from 20,000 rows on where that is
         faster for 64 of them, else "brute".
