@@ -509,10 +509,10 @@ class YosoAttention(nn.Module):
                 "masked (is_causal=True gives causal attention, key_padding_mask hides keys)"
             )
         sizes = query.shape[-2], key.shape[-2]
-        if attn_mask is not None and tuple(attn_mask.shape[-2:]) != sizes:
+        shape = getattr(attn_mask, "shape", ())
+        if attn_mask is not None and tuple(shape[-2:]) != sizes:
             raise ValueError(
-                f"attn_mask must be the causal mask of {sizes} or None, got shape "
-                f"{tuple(attn_mask.shape)}"
+                f"attn_mask must be the causal mask {sizes} or None, got shape {tuple(shape)}"
             )
         if self.conv is not None and query.shape[-2] != key.shape[-2]:
             raise ValueError(

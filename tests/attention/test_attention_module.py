@@ -335,6 +335,7 @@ def test_empty_sequences(is_causal):
         ({"dropout": 1.0}, ValueError, "dropout must be from 0 to below 1, got 1.0"),
         ({"dropout": "x"}, TypeError, "dropout must be a number from 0 to below 1, got 'x'"),
         ({"dropout": True}, TypeError, "dropout must be a number from 0 to below 1, got True"),
+        ({"dtype": "float32"}, TypeError, "dtype must be one of torch.float32, .* got 'float32'"),
         ({"kdim": 0}, ValueError, "kdim must be an integer >= 1, got 0"),
         ({"vdim": 7.5}, TypeError, "vdim must be an integer >= 1, got 7.5"),
         ({"head_dim": 0}, ValueError, "head_dim must be an integer >= 1, got 0"),
@@ -362,6 +363,12 @@ def test_bad_options(options, error, message):
     [
         ({"need_weights": True}, ValueError, "need_weights must be False"),
         ({"attn_mask": torch.zeros(11, 11)}, ValueError, "attn_mask must be None"),
+        (
+            {"attn_mask": torch.zeros(11, 10), "is_causal": True},
+            ValueError,
+            r"the causal mask \(11, 11\) or None, got shape \(11, 10\)",
+        ),
+        ({"context_parallel": 3}, TypeError, "must be a ContextParallel or None, got int"),
         ({"is_causal": "no"}, TypeError, "is_causal must be a bool, got 'no'"),
         ({"query": torch.ones(11)}, ValueError, r"query must be .* got shape \(11,\)"),
         ({"query": torch.ones(2, 11, 20)}, ValueError, r"query must be \(batch, length, 24\)"),
