@@ -95,21 +95,18 @@ def tables(results: dict) -> str:
 def panels(results: dict) -> dict[str, dict[str, list[dict]]]:
     """Runs by title and method. Of schedules of lengths each method has its best, in all bytes."""
     found: dict[str, dict[str, list[dict]]] = {}
-    for budget, by_length in results["settings"].items():
-        for length, setting in by_length.items():
-            alike = [
-                other[length]
-                for other in results["settings"].values()
-                if length in other and other[length] | {"first": 0} == setting | {"first": 0}
-            ]
-            title = title_of(int(length), setting)
-            if len(alike) > 1:
-                title = title.removesuffix(first_of(setting)) + ",\neach method's best schedule"
-            best = found.setdefault(title, {})
-            for method, runs_of in groups(results, budget).items():
-                runs = runs_of.get(int(length), [])
-                if runs and (method not in best or mean(runs, "loss") < mean(best[method], "loss")):
-                    best[method] = runs
+    settings = [(int(n), b, x) for b, of in results["settings"].items() for n, x in of.items()]
+    for length, budget, setting in sorted(settings, key=lambda one: one[0]):
+        others = [x for n, _, x in settings if n == length]
+        alike = [x for x in others if x | {"first": 0} == setting | {"first": 0}]
+        title = title_of(length, setting)
+        if len(alike) > 1:
+            title = title.removesuffix(first_of(setting)) + ",\neach method's best schedule"
+        best = found.setdefault(title, {})
+        for method, runs_of in groups(results, budget).items():
+            runs = runs_of.get(length, [])
+            if runs and (method not in best or mean(runs, "loss") < mean(best[method], "loss")):
+                best[method] = runs
     return found
 
 
