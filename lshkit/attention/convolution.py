@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lshkit.attention.across_ranks import AcrossRanks
 from lshkit.attention.arguments import autocast_device, packed_starts
+from lshkit.torch_ops.assertions import may_be_read
 
 # Positions whose outputs one product gives. It reads BLOCK + width - 1 of them: few more than the
 # outputs need, and as many as a matrix product wants.
@@ -171,6 +172,6 @@ def _banded_product(value: Tensor, weight: Tensor, before: int) -> Tensor:
 
 def _known_to_be_finite(x: Tensor) -> bool:
     """Where looking costs neither a graph nor a wait for a GPU."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if not may_be_read(x) or torch._C._are_functorch_transforms_active():
         return False
-    return x.is_cpu and math.isfinite(x.sum(dtype=torch.float32).item())
+    return math.isfinite(x.sum(dtype=torch.float32).item())
