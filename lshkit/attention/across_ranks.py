@@ -44,6 +44,7 @@ class AcrossRanks(abc.ABC):
 
 
 def check_context_parallel(given: Any) -> None:
-    if not isinstance(given, AcrossRanks | None):
+    """TypeError for what is given in its place; not called where that is None."""
+    if not isinstance(given, AcrossRanks):
         got = type(given).__name__
         raise TypeError(f"context_parallel must be a ContextParallel or None, got {got}")

@@ -360,10 +360,10 @@ class YosoAttention(nn.Module):
         is_causal = checks.boolean("is_causal", is_causal)
         arguments = query, key, value, attn_mask, is_causal
         packed = cu_seqlens is not None
-        check_context_parallel(context_parallel)
         if context_parallel is None:
             self._check(*arguments)
         else:
+            check_context_parallel(context_parallel)
             context_parallel.checked(self._check, *arguments)
             packed = packed or context_parallel.cu_seqlens is not None
         batched = query.dim() == 3

@@ -145,7 +145,10 @@ class SoftmaxCache:
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"state_dict must be a dict, got {type(state_dict).__name__}")
-        check_config(decoded_config(state_dict.get("module"), "module"), self._options(), "cache")
+        theirs, options = decoded_config(state_dict.get("module"), "module"), self._options()
+        check_config(theirs, options, "cache")
+        if theirs.keys() != options.keys():
+            raise ValueError(f"module must hold {sorted(options)}, holds {sorted(theirs)}")
         own = self._tensors()
         copies = {
             name: checked_tensor(

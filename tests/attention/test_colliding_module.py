@@ -272,5 +272,8 @@ def test_a_cache_of_another_module_is_refused():
     saved = cache.state_dict()
     with pytest.raises(ValueError, match="of a cache with normalize='l2', this one has None"):
         module(1, None).new_cache(1).load_state_dict(saved)
+    nothing = torch.tensor([*b"{}"], dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"module must hold \['conv_window', .*holds \[\]"):
+        cache.load_state_dict(saved | {"module": nothing})
     with pytest.raises(TypeError, match="module must be a torch tensor, got NoneType"):
         cache.load_state_dict({name: x for name, x in saved.items() if name != "module"})
