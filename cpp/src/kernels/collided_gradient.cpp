@@ -85,16 +85,8 @@ void pairs(const Problem& p) {
   Cut cut{p.scratch};
   const PairCodes codes = codes_of(p);
   const PairScratch s(p, codes, cut);
-  switch (row_vectors(p)) {
-    case 2:
-      return pairs_of<Code, 2>(p, codes, s);
-    case 4:
-      return pairs_of<Code, 4>(p, codes, s);
-    case 8:
-      return pairs_of<Code, 8>(p, codes, s);
-    default:
-      return pairs_of<Code, 0>(p, codes, s);
-  }
+  with_constant<2, 4, 8>(row_vectors(p),
+                         [&](auto vectors) { pairs_of<Code, vectors.value>(p, codes, s); });
 }
 
 }  // namespace

@@ -244,16 +244,7 @@ index_t softmax_forward_scratch(const SoftmaxForward& p) {
 }
 
 void softmax_forward(const SoftmaxForward& p) {
-  switch (row_registers(p.keys)) {
-    case 2:
-      return forward_rows<2>(p);
-    case 4:
-      return forward_rows<4>(p);
-    case 8:
-      return forward_rows<8>(p);
-    default:
-      return forward_rows<0>(p);
-  }
+  with_constant<2, 4, 8>(row_registers(p.keys), [&](auto n) { forward_rows<n.value>(p); });
 }
 
 index_t softmax_backward_scratch(const SoftmaxBackward& p) {
@@ -263,16 +254,7 @@ index_t softmax_backward_scratch(const SoftmaxBackward& p) {
 }
 
 void softmax_backward(const SoftmaxBackward& p) {
-  switch (row_registers(p.keys)) {
-    case 2:
-      return backward_rows<2>(p);
-    case 4:
-      return backward_rows<4>(p);
-    case 8:
-      return backward_rows<8>(p);
-    default:
-      return backward_rows<0>(p);
-  }
+  with_constant<2, 4, 8>(row_registers(p.keys), [&](auto n) { backward_rows<n.value>(p); });
 }
 
 }  // namespace LSHKIT_ISA

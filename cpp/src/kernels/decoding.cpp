@@ -176,16 +176,8 @@ void run(const DecodingHead* heads, index_t count) {
 
 template <class T, class Code>
 void run_values(const DecodingHead* heads, index_t count) {
-  switch (heads[0].n_values) {
-    case 32:
-      return run<T, Code, 32>(heads, count);
-    case 64:
-      return run<T, Code, 64>(heads, count);
-    case 128:
-      return run<T, Code, 128>(heads, count);
-    default:
-      return run<T, Code, 0>(heads, count);
-  }
+  with_constant<32, 64, 128>(heads[0].n_values,
+                             [&](auto n) { run<T, Code, n.value>(heads, count); });
 }
 
 template <class T>

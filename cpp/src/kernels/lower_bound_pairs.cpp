@@ -30,13 +30,10 @@ LSHKIT_NOINLINE void visit(const Problem& p, const Scratch& s, const Colliding<f
 
 using Visitor = void (*)(const Problem&, const Scratch&, const Colliding<float>&);
 Visitor visitor(const Problem& p) {
-  const int vectors = row_vectors(p);
-  return with_wanted(p, [&](auto to_query, auto to_key) -> Visitor {
-    constexpr bool ToQuery = to_query.value, ToKey = to_key.value;
-    return vectors == 2   ? visit<2, ToQuery, ToKey>
-           : vectors == 4 ? visit<4, ToQuery, ToKey>
-           : vectors == 8 ? visit<8, ToQuery, ToKey>
-                          : visit<0, ToQuery, ToKey>;
+  return with_wanted(p, [&](auto to_query, auto to_key) {
+    return with_constant<2, 4, 8>(row_vectors(p), [=](auto vectors) -> Visitor {
+      return visit<vectors.value, to_query.value, to_key.value>;
+    });
   });
 }
 

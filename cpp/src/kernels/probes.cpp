@@ -196,22 +196,8 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
 
 template <class Own, class Code>
 void expand_any(const ProbeRows& p, const Own* own, Code* probe_codes, float* weights) {
-  switch (p.n_probes) {
-    case 1:
-      return expand<1>(p, own, probe_codes, weights);
-    case 2:
-      return expand<2>(p, own, probe_codes, weights);
-    case 3:
-      return expand<3>(p, own, probe_codes, weights);
-    case 4:
-      return expand<4>(p, own, probe_codes, weights);
-    case 8:
-      return expand<8>(p, own, probe_codes, weights);
-    case 16:
-      return expand<16>(p, own, probe_codes, weights);
-    default:
-      return expand<0>(p, own, probe_codes, weights);
-  }
+  with_constant<1, 2, 3, 4, 8, 16>(
+      p.n_probes, [&](auto probes) { expand<probes.value>(p, own, probe_codes, weights); });
 }
 
 LSHKIT_INLINE Four load4(const float* p) {
@@ -312,20 +298,9 @@ void expand_probes(const ProbeRows& p, int probe_code_bytes, void* probe_codes, 
 double reduce_probes(const ProbeRows& p, const float* weights, const float* weight_grads,
                      float* margin_grads, index_t margin_grad_stride) {
   if (p.n_probes == 1) return 0;
-  switch (p.n_probes) {
-    case 2:
-      return reduce<2>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-    case 3:
-      return reduce<3>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-    case 4:
-      return reduce<4>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-    case 8:
-      return reduce<8>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-    case 16:
-      return reduce<16>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-    default:
-      return reduce<0>(p, weights, weight_grads, margin_grads, margin_grad_stride);
-  }
+  return with_constant<2, 3, 4, 8, 16>(p.n_probes, [&](auto probes) {
+    return reduce<probes.value>(p, weights, weight_grads, margin_grads, margin_grad_stride);
+  });
 }
 
 }  // namespace LSHKIT_ISA

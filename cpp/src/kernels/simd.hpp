@@ -4,6 +4,7 @@
 // that no symbol of one instruction set can stand in for another's.
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "lshkit/tensor.hpp"
@@ -219,6 +220,16 @@ LSHKIT_INLINE index_t round_up(index_t n, index_t multiple) {
 }
 LSHKIT_INLINE index_t smaller(index_t a, index_t b) { return a < b ? a : b; }
 LSHKIT_INLINE index_t larger(index_t a, index_t b) { return a > b ? a : b; }
+
+// call(constant): n where it is among First and Rest, else 0, which its type tells.
+template <int First, int... Rest, class Call>
+LSHKIT_INLINE auto with_constant(index_t n, const Call& call) {
+  if (n == First) return call(std::integral_constant<int, First>{});
+  if constexpr (sizeof...(Rest) > 0)
+    return with_constant<Rest...>(n, call);
+  else
+    return call(std::integral_constant<int, 0>{});
+}
 
 // Cuts the caller's scratch into aligned pieces. With no memory behind it, it only counts.
 struct Cut {

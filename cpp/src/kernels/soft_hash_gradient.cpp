@@ -177,14 +177,8 @@ void hadamard_gradient(const SoftHashGradient& g) {
 
 template <int Columns>
 void hadamard_gradient_any(const SoftHashGradient& g) {
-  switch (g.n_selected) {
-    case 1:
-      return hadamard_gradient<Columns, 1>(g);
-    case 2:
-      return hadamard_gradient<Columns, 2>(g);
-    default:
-      return hadamard_gradient<Columns, 0>(g);
-  }
+  with_constant<1, 2>(g.n_selected,
+                      [&](auto selected) { hadamard_gradient<Columns, selected.value>(g); });
 }
 
 // The selected bits of a token: call(row of the parameters, gradient of its projection).
