@@ -7,12 +7,12 @@
 namespace lshkit {
 
 // The rows of one bucket.
-struct BucketRows {
+struct RowRange {
   const std::int32_t *begin, *end;
   index_t size() const { return end - begin; }
 };
 
-inline void prefetch_rows(BucketRows bucket) {
+inline void prefetch_rows(RowRange bucket) {
   constexpr index_t kLine = 64 / sizeof(std::int32_t), kMost = 32 * kLine;  // the rest streams in
   const std::int32_t* end = bucket.begin + std::min(bucket.size(), kMost);
   for (const std::int32_t* row = bucket.begin; row < end; row += kLine) __builtin_prefetch(row);
@@ -22,8 +22,8 @@ inline void prefetch_rows(BucketRows bucket) {
 // returns their number. counts.add(row) counts a row and returns its count with this one.
 // Everything by value: a store of a count might change whatever is not in a register.
 template <class Counts>
-index_t find_near(const BucketRows* bucket, const BucketRows* end, const int min_count,
-                  Counts counts, std::int32_t* const near) {
+index_t find_near(const RowRange* bucket, const RowRange* end, const int min_count, Counts counts,
+                  std::int32_t* const near) {
   constexpr index_t kBucketsAhead = 6;
   index_t n = 0;
   for (; bucket < end; ++bucket) {

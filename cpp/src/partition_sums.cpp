@@ -59,7 +59,7 @@ index_t code_of(Codes codes, index_t at) {
 }
 
 // The buckets of one query that have rows. Codes that no row has may lie beyond the tables.
-void find_buckets(const PartitionProblem& p, index_t query, std::vector<BucketRows>& buckets) {
+void find_buckets(const PartitionProblem& p, index_t query, std::vector<RowRange>& buckets) {
   const BucketLists& lists = p.lists;
   const index_t first = query * lists.n_hashes * p.n_probes;
   const auto bucket_of = [&](index_t h, index_t t) -> const std::int32_t* {
@@ -79,7 +79,7 @@ void find_buckets(const PartitionProblem& p, index_t query, std::vector<BucketRo
 }
 
 PartitionSums sums_of_query(const PartitionProblem& p, index_t query, float* far,
-                            const std::vector<BucketRows>& buckets, const RunScratch& s,
+                            const std::vector<RowRange>& buckets, const RunScratch& s,
                             Counts& counts) {
   const index_t n_near =
       find_near(buckets.data(), buckets.data() + buckets.size(), int(p.min_count), counts, s.near);
@@ -112,7 +112,7 @@ void sums(const PartitionProblem& p, const std::vector<float>& packed,
     const index_t first = task * kRun, run = std::min(kRun, p.n_queries - first);
     kernels().packed_products({p.queries + first * p.n_features, p.n_features, run, p.n_features},
                               packed.data(), p.n_sample, s.far, p.n_sample);
-    std::vector<BucketRows> buckets;
+    std::vector<RowRange> buckets;
     for (index_t i = 0; i < run; ++i) {
       float* far = s.far + i * p.n_sample;
       for (index_t k = 0; k < index_t(sample_bias.size()); ++k) far[k] += sample_bias[k];
