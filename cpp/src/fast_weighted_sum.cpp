@@ -1,5 +1,6 @@
 #include "fast_weighted_sum.hpp"
 
+#include "fast_bucket_sum.hpp"
 #include "fast_steps.hpp"
 #include "head_passes.hpp"
 
@@ -149,7 +150,6 @@ bool rows_are_large(Matrix<const float> out, const IntegerRows& values, const Fa
   }
   return true;
 }
-index_t fast_slices(index_t columns) { return (columns + kFastColumns - 1) / kFastColumns; }
 
 // The weights' gradient of the hashes of a batch before `end`, unless its client has them.
 void take_grads(const Expanded<float>& e, index_t end) {
@@ -164,7 +164,7 @@ void take_grads(const Expanded<float>& e, index_t end) {
 index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, float* weight_sums) {
   if (!pays(head)) return head.first_hash;
   WeightedHead<float> s = head;
-  Passes passes(s, 0, fast_slices(s.values.columns));
+  Passes passes(s, 0, fast_slice_count(s.values.columns));
   if (!passes.whole()) return s.first_hash;
   const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;
@@ -215,7 +215,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   WeightedHead<float> s = head;
   const bool of_queries = bool(s.query.take_grads), of_keys = bool(s.key.take_grads);
   const bool back = value_grad.data || of_keys;
-  Passes passes(s, 0, fast_slices(s.values.columns));
+  Passes passes(s, 0, fast_slice_count(s.values.columns));
   if (!passes.whole()) return s.first_hash;
   const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;

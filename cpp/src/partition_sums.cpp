@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "code_buckets.hpp"
 #include "near_rows.hpp"
 #include "parallel.hpp"
 
@@ -52,11 +53,6 @@ struct RunScratch {
         kept(arena.take<float>(p.n_sample)),
         bytes(arena.used()) {}
 };
-
-index_t code_of(Codes codes, index_t at) {
-  return codes.bytes == 1 ? static_cast<const std::uint8_t*>(codes.data)[at]
-                          : static_cast<const std::uint16_t*>(codes.data)[at];
-}
 
 // The buckets of one query that have rows. Codes that no row has may lie beyond the tables.
 void find_buckets(const PartitionProblem& p, index_t query, std::vector<RowRange>& buckets) {

@@ -193,10 +193,6 @@ LSHKIT_NOINLINE void flush(const SoftmaxBackward& p, const SoftmaxQueryGradient&
   list.n = list.queries = 0;
 }
 
-void clear(Matrix<float> m) {
-  for (index_t i = 0; i < m.rows; ++i) std::memset(m.row(i), 0, sizeof(float) * m.columns);
-}
-
 template <int N>
 void backward_rows(const SoftmaxBackward& p) {
   Cut cut{p.scratch};

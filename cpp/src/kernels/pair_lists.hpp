@@ -4,6 +4,8 @@
 // where few collide, by going through buckets of all rows. Then they are listed, for several
 // queries at a time: their probabilities are computed a register at a time, and pairs by the
 // hundred hide how long that takes.
+#include <type_traits>
+
 #include "colliding_softmax.hpp"
 #include "collision_probability.hpp"
 #include "matmul.hpp"
@@ -227,16 +229,14 @@ LSHKIT_NOINLINE void find_queries(const LshAttentionOptions& o, const BucketRows
 }
 
 // run(code, twice): their types are those of the codes, and of whether two collisions are wanted.
-template <bool B>
-struct Flag {
-  static constexpr bool value = B;
-};
 template <class Run>
 LSHKIT_INLINE void for_codes(const LshAttentionOptions& o, int code_bytes, const Run& run) {
+  using Yes = std::true_type;
+  using No = std::false_type;
   if (o.weighting == Weighting::magicpig)
-    code_bytes == 1 ? run(std::uint8_t(), Flag<true>()) : run(std::uint16_t(), Flag<true>());
+    code_bytes == 1 ? run(std::uint8_t(), Yes()) : run(std::uint16_t(), Yes());
   else
-    code_bytes == 1 ? run(std::uint8_t(), Flag<false>()) : run(std::uint16_t(), Flag<false>());
+    code_bytes == 1 ? run(std::uint8_t(), No()) : run(std::uint16_t(), No());
 }
 
 // Bits [first, last) of the block's, those of word w.
