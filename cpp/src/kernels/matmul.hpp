@@ -19,6 +19,13 @@ struct Rows {
   LSHKIT_INLINE T* operator()(index_t r) const { return data + index(r) * stride; }
 };
 
+// Of a row, hidden from the compiler, which would else compute an address for each register of it.
+LSHKIT_INLINE index_t row_offset(index_t row, index_t stride) {
+  index_t at = row * stride;
+  asm("" : "+r"(at));
+  return at;
+}
+
 // Register tile: Rows x Columns accumulators, Columns vectors of b and one broadcast of a.
 template <int Columns>
 constexpr int kTileRows = kRegisters >= 32 ? (Columns == 4   ? 6

@@ -78,7 +78,7 @@ struct PairRow {
   }
   // dq += b k and dk += b q
   LSHKIT_INLINE void add(F b, std::uint8_t key) {
-    const index_t at = offset(key, key_stride);
+    const index_t at = row_offset(key, key_stride);
     const float* k = s.key + at;
     float* dk = s.key_grad + at;
     LSHKIT_UNROLL
@@ -99,18 +99,12 @@ struct PairRow {
   }
 
  private:
-  // Hidden from the compiler, which would else compute an address for each register of a row.
-  static LSHKIT_INLINE index_t offset(std::uint8_t key, index_t stride) {
-    index_t at = key * stride;
-    asm("" : "+r"(at));
-    return at;
-  }
   LSHKIT_INLINE Vec4 dots(const std::uint8_t* keys, const F* row, const float* padded_row,
                           const float* block, index_t stride, int n) const {
     F dot[4] = {};
     LSHKIT_UNROLL
     for (int t = 0; t < 4; ++t) {
-      const float* x = block + offset(keys[t], stride);
+      const float* x = block + row_offset(keys[t], stride);
       LSHKIT_UNROLL
       for (int c = 0; c < n; ++c)
         dot[t] += (Vectors ? row[Vectors ? c : 0] : load(padded_row + c * W)) * load(x + c * W);

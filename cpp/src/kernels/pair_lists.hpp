@@ -344,13 +344,6 @@ struct Row {
   LSHKIT_INLINE F at(int c) const { return N ? lanes[N ? c : 0] : load(memory + c * W); }
 };
 
-// Hidden from the compiler, which would else compute an address for each register of a row.
-LSHKIT_INLINE index_t row_offset(std::uint16_t key, index_t stride) {
-  index_t at = key * stride;
-  asm("" : "+r"(at));
-  return at;
-}
-
 // out[t] = row . rows[keys[t]], for count of them, to a multiple of four.
 template <int N>
 LSHKIT_INLINE void dots(const Row<N>& row, const float* rows, index_t stride,
