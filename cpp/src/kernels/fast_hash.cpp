@@ -9,7 +9,7 @@
 // leaves no sum of half of z's elements beyond 16 bits, and the last step of the transform compares
 // two of these instead of adding them. Rounding z moves a projection by 3e-4 of its standard
 // deviation at 64 columns.
-#include "token_tile.hpp"
+#include "hadamard.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -17,18 +17,6 @@ namespace {
 
 constexpr int L = kLanes<std::int16_t>;
 using S = Vec<std::int16_t>;
-
-template <int N, class V>
-LSHKIT_INLINE void butterfly(V* v) {
-  LSHKIT_UNROLL
-  for (int half = N / 2; half >= 1; half /= 2) LSHKIT_UNROLL
-  for (int i = 0; i < N; ++i)
-    if (!(i & half)) {
-      const V a = v[i], b = v[i + half];
-      v[i] = a + b;
-      v[i + half] = a - b;
-    }
-}
 
 LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
   const F turned = c * a - s * b;

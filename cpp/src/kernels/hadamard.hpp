@@ -7,8 +7,8 @@ namespace LSHKIT_ISA {
 namespace {
 
 // The transform of R registers, of which the first Out outputs are computed.
-template <int R, int Out = R>
-LSHKIT_INLINE void butterfly(F* v) {
+template <int R, int Out = R, class V>
+LSHKIT_INLINE void butterfly(V* v) {
   LSHKIT_UNROLL
   for (int half = R / 2; half >= Out; half /= 2) LSHKIT_UNROLL
   for (int i = 0; i < half; ++i) v[i] += v[i + half];
@@ -17,7 +17,7 @@ LSHKIT_INLINE void butterfly(F* v) {
   for (int half = n / 2; half >= 1; half /= 2) LSHKIT_UNROLL
   for (int i = 0; i < n; ++i)
     if (!(i & half)) {
-      const F a = v[i], b = v[i + half];
+      const V a = v[i], b = v[i + half];
       v[i] = a + b;
       v[i + half] = a - b;
     }
