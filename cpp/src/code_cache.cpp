@@ -74,7 +74,7 @@ struct QueryTable {
     };
     for (index_t g = 0; g < groups; ++g) widest = std::max(widest, top(g)), total += top(g);
     const double step = 2 * widest / 63;
-    if (!(step > 0) || !std::isfinite(step)) {
+    if (!(step > 0) || !std::isfinite(total)) {  // std::max passes over NaN, sums do not
       std::memset(entries, 0, groups * 16);
       return;
     }

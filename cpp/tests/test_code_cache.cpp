@@ -176,4 +176,19 @@ TEST(queries_and_keys_that_are_not_finite) {
   for (std::size_t i = 4; i < got.out.size(); ++i) CHECK(std::isfinite(got.out[i]));
 }
 
+// A projection that is inf - inf where products are rounded before they are added, else inf.
+TEST(projections_beyond_float32_say_nothing_of_keys) {
+  Case c(1500, 16, 4, 64, 1);
+  for (index_t j = 0; j < c.rows; ++j) c.key[16 * j] = c.key[16 * j + 1] = 0;
+  c.hash(1500, 1);
+  c.query[0] = c.query[1] = 3e38f;
+  std::fill_n(c.planes.begin(), 16 * 64, 0.0f);
+  const Case::Result without = c.step(options_of(16), 1);
+  c.planes[0] = 2, c.planes[64] = -2;
+  c.planes[3 * 64 + 9] = 1;
+  const Case::Result got = c.step(options_of(16), 1);
+  for (index_t i = 0; i < 4; ++i) CHECK(std::isfinite(got.out[i]) && got.out[i] == without.out[i]);
+  CHECK(got.n_read[0] == without.n_read[0]);
+}
+
 LSHKIT_TEST_MAIN
