@@ -1,7 +1,5 @@
 // lshkit._C: the sum verb with weights. The last two dimensions of codes and weights, n_hashes and
 // n_probes, come as one.
-#include <cstring>
-
 #include "bindings.hpp"
 #include "checks.hpp"
 #include "cuda_call.hpp"
@@ -135,6 +133,8 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
                             py::handle grad_key_weights_object, int threads) {
   const WeightedViews in(query_codes, query_weights, query_probes, key_codes, key_weights,
                          key_probes, values, n_buckets, order, key_mask, "grad_out", grad_out);
+  for (const TensorView* x : {&in.out, &in.values})
+    if (x->size() == 0) x->wrong_value("elements are wanted, was " + x->describe_shape());
   const TensorView grad_values("grad_values", grad_values_object, kAnyPlace);
   check_vectors(grad_values, in.values.type()).require_output();
   grad_values.require_shape({in.shape.batch, in.shape.heads, in.shape.n_keys, in.shape.n_values});
@@ -154,7 +154,7 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
                                    weights[1] ? weights[1]->data<T>() : nullptr};
   };
   const CudaCall gpu(in.views({&grad_values, in.view_of(weights[0]), in.view_of(weights[1])}));
-  if (in.out.size() > 0 && in.values.size() > 0 && gpu.run([&](const auto& queue, void* scratch) {
+  if (gpu.run([&](const auto& queue, void* scratch) {
         grad_values.require_contiguous();
         index_t bytes = 0;
         dispatch(in.values.type(), [&](auto element) {
@@ -167,17 +167,6 @@ void weighted_sum_gradients(py::handle query_codes, py::handle query_weights, in
         return bytes;
       }))
     return;
-  if (in.out.size() == 0 || in.values.size() == 0) {  // nothing met anything
-    if (in.values.on_cuda()) in.values.wrong_value("is a CUDA tensor and empty");
-    const auto clear = [](const TensorView& view) {
-      if (view.contiguous())
-        std::memset(view.data<void>(), 0, std::size_t(view.size()) * (view.type().bits / 8));
-    };
-    clear(grad_values);
-    for (const std::optional<TensorView>& view : weights)
-      if (view) clear(*view);
-    return;
-  }
   WithoutGil without_gil;
   dispatch(in.values.type(), [&](auto element) {
     using T = decltype(element);
