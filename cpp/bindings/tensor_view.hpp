@@ -87,7 +87,6 @@ class TensorView {
   bool on_cuda() const { return device_.type == dlpack::cuda; }
   // Of the library that owns the tensor, or null.
   const dlpack::ExchangeApi* exchange_api() const { return api_; }
-  int n_dims() const { return n_dims_; }
   std::int64_t shape(int dim) const { return shape_[dim]; }
   // In elements; 0 for dimensions of size 1, whose stride means nothing.
   std::int64_t stride(int dim) const { return shape_[dim] == 1 ? 0 : strides_[dim]; }
