@@ -27,6 +27,17 @@ inline std::vector<float> normal(std::size_t count, unsigned seed) {
   return x;
 }
 
+// From -1 to 1.
+inline std::vector<double> numbers(index_t count, unsigned seed) {
+  std::vector<double> v(count);
+  std::uint64_t state = seed;
+  for (double& x : v) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    x = double(state >> 40) / double(1 << 24) * 2 - 1;
+  }
+  return v;
+}
+
 template <class Code>
 std::vector<Code> random_codes(std::size_t count, int n_buckets, unsigned seed) {
   std::mt19937 generator(seed);

@@ -4,20 +4,11 @@
 
 #include "check.hpp"
 #include "lshkit/leave_one_out.hpp"
+#include "problem.hpp"
 
 using namespace lshkit;
 
 namespace {
-
-std::vector<double> numbers(index_t count, unsigned seed) {
-  std::vector<double> v(count);
-  std::uint64_t state = seed;
-  for (double& x : v) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    x = double(state >> 40) / double(1 << 24) * 2 - 1;
-  }
-  return v;
-}
 
 double exponent(DensityKernel kernel, const double* a, const double* b, index_t d) {
   double square = 0, absolute = 0;
