@@ -72,9 +72,7 @@ bool random_binning_hash(py::handle x_object, py::handle scales_object, py::hand
                             n_hashes,
                             0};
   std::optional<TensorView> fold;
-  if (!fold_object.is_none()) {
-    fold.emplace("fold", fold_object);
-    fold->require_type({kUint64}).require_shape({2, n_hashes}).require_contiguous();
+  if (read_array(fold, "fold", fold_object, kUint64, {2, n_hashes})) {
     functions.fold = fold->data<const std::uint64_t>();
     functions.fold_bits = int(check_range("fold_bits", fold_bits, 1, 16));
   }

@@ -80,11 +80,7 @@ void sum_cells(int kernel, index_t n_bits, py::handle queries_object, py::handle
                             (blocks.shape(0) - block) * kKeyBlock));
   }
   std::optional<TensorView> weights;
-  if (!weights_object.is_none()) {
-    weights.emplace("weights", weights_object);
-    weights->require_type({kFloat64}).require_shape({blocks.shape(0), kKeyBlock});
-    weights->require_contiguous();
-  }
+  read_array(weights, "weights", weights_object, kFloat64, {blocks.shape(0), kKeyBlock});
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
     const auto p = cell_problem<T>(kernel, n_bits, queries, probes, n_cells);
@@ -118,10 +114,7 @@ void sum_listed(int kernel, index_t n_bits, py::handle queries_object, py::handl
   check_range("low", low, 0, rows.shape(0));
   check_range("high", high, low, rows.shape(0));
   std::optional<TensorView> weights;
-  if (!weights_object.is_none()) {
-    weights.emplace("weights", weights_object);
-    weights->require_type({kFloat64}).require_shape({rows.shape(0)}).require_contiguous();
-  }
+  read_array(weights, "weights", weights_object, kFloat64, {rows.shape(0)});
   dispatch(queries.type(), [&](auto element) {
     using T = decltype(element);
     const auto p = cell_problem<T>(kernel, n_bits, queries, probes, n_cells);

@@ -76,6 +76,14 @@ inline ElementType code_type(index_t n_bits) {
   return n_bits <= 32 ? kUint32 : kUint64;
 }
 
+// An array that may be None: whether it is not.
+inline bool read_array(std::optional<TensorView>& view, const char* name, py::handle object,
+                       ElementType type, std::initializer_list<std::int64_t> shape) {
+  if (object.is_none()) return false;
+  view.emplace(name, object).require_type({type}).require_shape(shape).require_contiguous();
+  return true;
+}
+
 // (batch, n_keys), or None: every key takes part.
 class MaskView {
  public:

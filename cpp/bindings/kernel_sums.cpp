@@ -7,13 +7,6 @@
 namespace lshkit {
 namespace {
 
-void read_vector(std::optional<TensorView>& view, const char* name, py::handle object,
-                 ElementType type, index_t size) {
-  if (object.is_none()) return;
-  view.emplace(name, object);
-  view->require_type({type}).require_shape({size}).require_contiguous();
-}
-
 void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py::handle keys_object,
                       py::handle centre_object, py::handle scale_object, py::handle weights_object,
                       py::handle out_object, int threads, index_t n_keys, py::handle given_object,
@@ -36,23 +29,20 @@ void find_kernel_sums(int kernel, index_t n_bits, py::handle queries_object, py:
   shape.kernel = check_option("kernel", kernel, DensityKernel::cosine);
   shape.n_bits = static_cast<int>(check_range("n_bits", n_bits, 1, 64));
   std::optional<TensorView> centre, scale, weights;
-  read_vector(centre, "centre", centre_object, kFloat64, shape.n_features);
-  read_vector(scale, "inverse_scale", scale_object, kFloat64, shape.n_features);
-  read_vector(weights, "weights", weights_object, kFloat64, shape.n_keys);
+  read_array(centre, "centre", centre_object, kFloat64, {shape.n_features});
+  read_array(scale, "inverse_scale", scale_object, kFloat64, {shape.n_features});
+  read_array(weights, "weights", weights_object, kFloat64, {shape.n_keys});
   if (centre.has_value() != scale.has_value())
     throw py::value_error("inverse_scale: centre and inverse_scale are wanted both or neither");
   KernelEdge edge;
   std::optional<TensorView> given, widths;
-  if (!given_object.is_none()) {
-    given.emplace("given", given_object);
-    given->require_type({kFloat64}).require_shape({shape.n_queries, shape.n_features});
-    given->require_contiguous();
+  if (read_array(given, "given", given_object, kFloat64, {shape.n_queries, shape.n_features})) {
     edge.queries = given->data<const double>();
   } else if (centre && shape.kernel >= DensityKernel::tophat) {
     throw py::value_error("given: compact kernels want the queries as the keys are, got None");
   }
-  read_vector(widths, "widths", widths_object, kFloat64, shape.n_features);
-  if (widths) edge.widths = widths->data<const double>();
+  if (read_array(widths, "widths", widths_object, kFloat64, {shape.n_features}))
+    edge.widths = widths->data<const double>();
   edge.edge = edge_at;
   out.require_type({kFloat64}).require_shape({shape.n_queries, 3}).require_contiguous();
   out.require_output();

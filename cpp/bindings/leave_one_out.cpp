@@ -28,10 +28,7 @@ void find_left_out(int kernel, py::handle queries_object, py::handle own_object,
   scales.require_type({kFloat64}).require_dims(1, "(n_scales)").require_contiguous();
   shape.n_scales = check_range("n_scales", scales.shape(0), 0, 1 << 16);
   std::optional<TensorView> weights;
-  if (!weights_object.is_none()) {
-    weights.emplace("weights", weights_object);
-    weights->require_type({kFloat64}).require_shape({shape.n_keys}).require_contiguous();
-  }
+  read_array(weights, "weights", weights_object, kFloat64, {shape.n_keys});
   nearest.require_type({kFloat64}).require_shape({shape.n_queries}).require_contiguous();
   nearest.require_output();
   out.require_type({kFloat64}).require_shape({shape.n_queries, shape.n_scales, 2});

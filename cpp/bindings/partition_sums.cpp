@@ -25,11 +25,8 @@ void find_partition_sums(py::handle queries_object, py::handle rows_object, py::
   p.lists.n_rows = rows.shape(0);
   check_rows("rows", p.lists.n_rows);
   std::optional<TensorView> bias;
-  if (!bias_object.is_none()) {
-    bias.emplace("bias", bias_object);
-    bias->require_type({kFloat32}).require_shape({p.lists.n_rows}).require_contiguous();
+  if (read_array(bias, "bias", bias_object, kFloat32, {p.lists.n_rows}))
     p.bias = bias->data<const float>();
-  }
   order.require_type({kInt32}).require_dims(2, "(n_hashes, rows)");
   p.lists.n_hashes = check_range("n_hashes", order.shape(0), 1, 65535);
   order.require_shape({p.lists.n_hashes, p.lists.n_rows}).require_contiguous();
