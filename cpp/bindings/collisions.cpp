@@ -67,26 +67,15 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
   const CudaCall gpu(
       {&in.query_codes, &in.key_codes, in.mask_view(), &in.indptr, &indices, &counts});
   const auto* rows = in.indptr.data<const std::int64_t>();
-  if (in.indptr.on_cuda()) {  // whose numbers are not looked at
-    for (const TensorView* x : {&indices, &counts})
-      x->require_type({kInt32}).require_dims(1, "(pairs)").require_contiguous().require_output();
-    counts.require_shape({indices.shape(0)});
-    gpu.run([&](const auto& queue, void*) {
-      cuda::collisions(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes), in.mask(),
-                       in.order, rows, indices.shape(0), indices.data<std::int32_t>(),
-                       counts.data<std::int32_t>());
-      return index_t(0);
-    });
-    return;
-  }
-  for (const TensorView* x : {&indices, &counts}) {
-    x->require_type({kInt32}).require_shape({rows[in.shape.n_queries]}).require_contiguous();
-    x->require_output();
-  }
-  for (index_t i = 0; i < in.shape.n_queries; ++i)
+  const bool on_cuda = in.indptr.on_cuda();  // its numbers are not looked at there
+  const index_t n_pairs = on_cuda ? TensorView::kAny : rows[in.shape.n_queries];
+  for (const TensorView* x : {&indices, &counts})
+    x->require_type({kInt32}).require_shape({n_pairs}).require_contiguous().require_output();
+  counts.require_shape({indices.shape(0)});
+  for (index_t i = 0; i < in.shape.n_queries && !on_cuda; ++i)
     if (rows[0] != 0 || rows[i + 1] < rows[i])
       in.indptr.wrong_value("must start with 0 and not decrease");
-  if (indices.size() == 0) return;
+  if (indices.size() == 0 && !on_cuda) return;
   if (gpu.run([&](const auto& queue, void*) {
         cuda::collisions(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes),
                          in.mask(), in.order, rows, indices.shape(0), indices.data<std::int32_t>(),
