@@ -406,14 +406,13 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
     finish_values(p, b, gradients.value);
   }
   if (!gradients.query.data && !gradients.key.data) return cut.used();
-  const PairWeight weight = by_buckets || matrices                   ? PairWeight::lower_bound
-                            : options.gradient == Gradient::collided ? PairWeight::collided
-                                                                     : PairWeight::unbiased;
   if (matrices) {
     bucket_gradient(queue, matrix, matrix_scratch);
   } else if (by_buckets) {
     lower_bound(p, b, sort, n_bits, sort_bits, codes.queries, codes.keys, codes.n_hashes);
   } else {
+    const PairWeight weight =
+        options.gradient == Gradient::collided ? PairWeight::collided : PairWeight::unbiased;
     pair_gradients(p, b, gradients, weight, n_bits, codes.queries, codes.keys, codes.n_hashes);
   }
   finish_queries_and_keys(p, b, gradients);

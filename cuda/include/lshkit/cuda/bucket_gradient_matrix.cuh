@@ -10,18 +10,15 @@
 //
 // Contributions are written and read once, through device memory. Groups that fit the L2 cache have
 // been counted: at 4096 tokens they save 0.5 ms of an H100's backward pass and add some 700
-// launches, 1.5 ms. -DLSHKIT_CONTRIBUTION_MB=24 among the compiler's flags tries them.
+// launches, 1.5 ms.
 #include "lshkit/cuda/bucket_gradient_block.cuh"
 #include "lshkit/cuda/bucket_gradient_crowded.cuh"
 #include "lshkit/cuda/bucket_gradient_pairs.cuh"
 
 namespace lshkit::cuda {
 
-#ifndef LSHKIT_CONTRIBUTION_MB
-#define LSHKIT_CONTRIBUTION_MB 576
-#endif
 constexpr index_t kSortRoom = index_t(192) << 20;
-constexpr index_t kContributionRoom = index_t(LSHKIT_CONTRIBUTION_MB) << 20;
+constexpr index_t kContributionRoom = index_t(576) << 20;
 constexpr index_t kMatrixHashes = 32;  // sorted together at most
 constexpr int kPackThreads = 256, kPackRows = 128, kScaleThreads = 512, kSlotSumThreads = 256;
 

@@ -73,9 +73,6 @@ struct MatrixRows {
   const std::int32_t* starts;          // of the run's first bucket
   unsigned char* out;
   int count;
-
-  // Of row `row`, below count.
-  __device__ int position(int row) const { return order[row]; }
 };
 
 // What is the same in all lanes, said so that the compiler knows.

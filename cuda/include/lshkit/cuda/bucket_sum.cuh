@@ -52,10 +52,6 @@ struct BucketSum {
   __host__ __device__ index_t columns() const { return n_values + (counts ? 1 : 0); }
 };
 
-struct SumBuffers {
-  std::uint16_t *key, *query;  // [2] (hashes, kRowStep): rows of the table
-};
-
 template <class T>
 index_t bucket_sum_shared_bytes(const BucketSumPlan& p) {
   const index_t rows = 2 * index_t(p.hashes) * kRowStep * 2;

@@ -31,7 +31,6 @@ namespace lshkit::cuda {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLargestFloat = 0x1.fffffep127f;
 
 __device__ inline int thread_index() { return int(threadIdx.x); }
 __device__ inline int lane_index() { return int(threadIdx.x) % kWarp; }

@@ -135,7 +135,7 @@ struct WeightedPass {
   // rounded once.
   bool short_tables = false;
   // Set by weighted_sum.
-  index_t sort_first_head = 0, sort_heads = 0, sort_first_hash = 0, sort_hashes = 0;
+  index_t sort_first_head = 0, sort_first_hash = 0, sort_hashes = 0;
   index_t first_task = 0, tasks = 0, first_hash = 0, hashes = 0;
   index_t table_rows = 0, slice = 0, slices = 0, gather_blocks = 0;
   int entry_shift = -1, probe_shift = -1, range_bits = 0;
