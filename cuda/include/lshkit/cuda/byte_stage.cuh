@@ -1,6 +1,8 @@
 #pragma once
 // What the sums of codes of one byte share: how tables lie in shared memory, and the threads that
 // bring chunks of codes and values there.
+#include <type_traits>
+
 #include "lshkit/cuda/bucket_sum.cuh"
 #include "lshkit/cuda/words.cuh"
 
@@ -36,6 +38,18 @@ inline ByteSumPlan plan_byte_sum(const BucketSum<float>& a, index_t shared_limit
   p.columns = p.warps * columns;
   p.shared_bytes = shared_bytes(p.hashes, p.warps);
   return p;
+}
+
+// call(hashes, warps): those of a plan that has warps, as constants.
+template <class Call>
+void with_layout(const ByteSumPlan& p, const Call& call) {
+  const auto with_warps = [&](auto hashes) {
+    if (p.warps == 3) return call(hashes, std::integral_constant<int, 3>{});
+    if (p.warps == 2) return call(hashes, std::integral_constant<int, 2>{});
+    call(hashes, std::integral_constant<int, 1>{});
+  };
+  if (p.hashes == 32) return with_warps(std::integral_constant<int, 32>{});
+  with_warps(std::integral_constant<int, 16>{});
 }
 
 // Two columns of the sum of query i, out = ((0 + hashes 0 to 31) + hashes 32 ...) * scale, each by

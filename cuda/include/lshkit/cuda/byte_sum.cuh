@@ -245,14 +245,11 @@ inline bool byte_sum(const Queue& queue, const BucketSum<float>& a, index_t sequ
                      index_t shared_limit) {
   const ByteSumPlan p = plan_byte_sum(a, shared_limit, byte_sum_shared_bytes);
   if (p.warps == 0) return false;
-  const auto kernel = p.hashes == 32 ? (p.warps == 3   ? byte_sum_kernel<32, 3>
-                                        : p.warps == 2 ? byte_sum_kernel<32, 2>
-                                                       : byte_sum_kernel<32, 1>)
-                                     : (p.warps == 3   ? byte_sum_kernel<16, 3>
-                                        : p.warps == 2 ? byte_sum_kernel<16, 2>
-                                                       : byte_sum_kernel<16, 1>);
-  launch(queue, "bucket_sum", kernel, sequences * a.query_heads * ceil_div(a.columns(), p.columns),
-         kByteThreads, std::size_t(p.shared_bytes), a);
+  with_layout(p, [&](auto hashes, auto warps) {
+    launch(queue, "bucket_sum", byte_sum_kernel<hashes.value, warps.value>,
+           sequences * a.query_heads * ceil_div(a.columns(), p.columns), kByteThreads,
+           std::size_t(p.shared_bytes), a);
+  });
   return true;
 }
 

@@ -210,31 +210,15 @@ inline bool byte_sum_ordered(const Queue& queue, const BucketSum<float>& a, inde
   if (a.n_buckets == 255) return false;  // rows 254 and 255 are spare where not all are used
   const ByteSumPlan p = plan_byte_sum(a, shared_limit, byte_sum_ordered_shared_bytes);
   if (p.warps == 0) return false;
-  const auto run = [&](auto kernel) {
+  with_layout(p, [&](auto hashes, auto warps) {
+    const auto kernel = a.order == Order::reversed
+                            ? byte_sum_ordered_kernel<hashes.value, warps.value, true>
+                            : byte_sum_ordered_kernel<hashes.value, warps.value, false>;
     launch(queue, "bucket_sum", kernel,
            sequences * a.query_heads * ceil_div(a.columns(), p.columns), kByteThreads,
            std::size_t(p.shared_bytes), a);
-    return true;
-  };
-  const bool reversed = a.order == Order::reversed;
-  if (p.hashes == 32) {
-    if (p.warps == 3)
-      return run(reversed ? byte_sum_ordered_kernel<32, 3, true>
-                          : byte_sum_ordered_kernel<32, 3, false>);
-    if (p.warps == 2)
-      return run(reversed ? byte_sum_ordered_kernel<32, 2, true>
-                          : byte_sum_ordered_kernel<32, 2, false>);
-    return run(reversed ? byte_sum_ordered_kernel<32, 1, true>
-                        : byte_sum_ordered_kernel<32, 1, false>);
-  }
-  if (p.warps == 3)
-    return run(reversed ? byte_sum_ordered_kernel<16, 3, true>
-                        : byte_sum_ordered_kernel<16, 3, false>);
-  if (p.warps == 2)
-    return run(reversed ? byte_sum_ordered_kernel<16, 2, true>
-                        : byte_sum_ordered_kernel<16, 2, false>);
-  return run(reversed ? byte_sum_ordered_kernel<16, 1, true>
-                      : byte_sum_ordered_kernel<16, 1, false>);
+  });
+  return true;
 }
 
 }  // namespace lshkit::cuda
