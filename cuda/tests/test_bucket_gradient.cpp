@@ -6,17 +6,12 @@
 
 #include "check.hpp"
 #include "lshkit/cuda/bucket_gradient_matrix.cuh"
+#include "quick.hpp"
 
 namespace lshkit {
 namespace {
 
 using namespace cuda;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kQuick = true;
-#else
-constexpr bool kQuick = false;
-#endif
 
 std::uint64_t state = 1;
 double uniform() {

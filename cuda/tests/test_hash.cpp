@@ -1,13 +1,8 @@
 // Hash codes of every layout that the kernels tell apart.
 #include "check_hash.hpp"
+#include "quick.hpp"
 
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kQuick = true;
-#else
-constexpr bool kQuick = false;
-#endif
 
 TEST(codes_of_rotations_in_registers) {
   for (const index_t columns : {64, 128, 256, 512, 1024, 2048}) {

@@ -7,16 +7,11 @@
 #include "lshkit/cuda/attention.hpp"
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/cuda/runtime.cuh"
+#include "quick.hpp"
 
 namespace {
 
 using cuda::Queue;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kQuick = true;  // every kernel and branch, at the least size that reaches it
-#else
-constexpr bool kQuick = false;
-#endif
 
 struct SharedLimit {  // as on a GPU with less
   explicit SharedLimit(index_t bytes) { cuda::emulated_shared_limit = bytes; }
@@ -119,10 +114,6 @@ void check_attention(const AttentionCase& c) {
         dk[i].output(c.key_heads, c.nk, c.d), dv[i].output(c.key_heads, c.nk, c.dv)};
   };
   const Codes queries{query_codes.data(), bytes}, keys{key_codes.data(), bytes};
-  const auto with_scratch = [](const auto& call) {
-    std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
-    call(scratch.data());
-  };
   const Queue queue;
   // Of the same rows in 32 bits: the CPU hashes and sums those of 16 in 16 bits.
   const Bytes query_32(query.floats(), Element::float32), key_32(key.floats(), Element::float32),

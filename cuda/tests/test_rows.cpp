@@ -3,6 +3,7 @@
 #include "check.hpp"
 #include "lshkit/cuda/rows.cuh"
 #include "problem.hpp"
+#include "quick.hpp"
 
 namespace {
 
@@ -55,14 +56,10 @@ const Case kAllCases[] = {
     {1, 1, 5, 256, Element::bfloat16, 0, 0}, {1, 1, 3, 264, Element::bfloat16, 0, 0},
     {1, 1, 3, 600, Element::float32, 0, 0},  {1, 1, 2, 515, Element::float16, 1, 0},
 };
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kCaseStep = 2;
-#else
-constexpr int kCaseStep = 1;
-#endif
 std::vector<Case> cases() {
   std::vector<Case> some;
-  for (std::size_t i = 0; i < std::size(kAllCases); i += kCaseStep) some.push_back(kAllCases[i]);
+  for (std::size_t i = 0; i < std::size(kAllCases); i += kQuick ? 2 : 1)
+    some.push_back(kAllCases[i]);
   return some;
 }
 double tolerance_of(Element kind) {

@@ -4,16 +4,11 @@
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
 #include "lshkit/cuda/weighted_bucket_sum.cuh"
+#include "quick.hpp"
 
 namespace {
 
 using cuda::Queue;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kQuick = true;
-#else
-constexpr bool kQuick = false;
-#endif
 
 struct TableCache {  // as with less room for tables
   explicit TableCache(index_t bytes) {
@@ -21,12 +16,6 @@ struct TableCache {  // as with less room for tables
   }
   ~TableCache() { cuda::emulated_table_cache = 16 << 20; }
 };
-
-template <class Call>
-void with_scratch(const Call& call) {
-  std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
-  call(scratch.data());
-}
 
 template <class T>
 std::vector<T> numbers(std::size_t count, unsigned seed) {

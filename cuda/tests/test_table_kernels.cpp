@@ -1,22 +1,17 @@
 // Kept tables and attention step by step, against the CPU's functions.
 #include <utility>
 
-#include "../../cpp/tests/projections.hpp"
 #include "check.hpp"
+#include "check_hash.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "lshkit/cuda/bucket_table.hpp"
 #include "lshkit/cuda/collisions.hpp"
 #include "lshkit/cuda/decoding.hpp"
 #include "lshkit/cuda/elements.cuh"
 #include "lshkit/cuda/runtime.cuh"
+#include "quick.hpp"
 
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kQuick = true;
-#else
-constexpr bool kQuick = false;
-#endif
 
 using cuda::Queue;
 
@@ -105,14 +100,7 @@ struct State {
     return t;
   }
   HashFunctions functions() const {
-    HashFunctions f;
-    f.family = Family::hadamard;
-    f.parameters = p.numbers.data();
-    f.head_stride = index_t(p.numbers.size()) / c.key_heads;
-    f.columns = p.columns;
-    f.n_bits = c.n_bits;
-    f.n_hashes = c.m;
-    return f;
+    return functions_of(p, Family::hadamard, c.n_bits, c.m, c.key_heads);
   }
 };
 
@@ -162,12 +150,10 @@ void step(State& s, const Inputs& in, index_t first, index_t n, bool keys, bool 
   if (!gpu) return decode(s.tables(), s.functions(), c.probes, c.normalize, i, to, 1);
   const cuda::DecodingRows rows{i.n_queries, i.n_keys, i.n_features, i.query,
                                 i.key,       i.value,  i.key_mask,   i.causal};
-  const auto call = [&](void* scratch) {
+  with_scratch([&](void* scratch) {
     return cuda::decode(Queue{}, s.tables(), s.functions(), c.probes, c.normalize, rows, to,
                         scratch);
-  };
-  std::vector<float> scratch(call(nullptr) / 4, std::nanf(""));
-  if (!scratch.empty()) call(scratch.data());
+  });
 }
 
 void check_decoding(const Case& c) {
