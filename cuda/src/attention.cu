@@ -4,33 +4,18 @@
 // Scratch of the forward: n_q (d_v + 1) floats a head. Of the backward: besides, unit vectors and
 // the gradients of every head of queries, (n_q + n_k) (2 d + d_v + 2) floats. Saved in between: the
 // codes, the output and a number a row.
-#include "lshkit/cuda/attention.hpp"
+#include "lshkit/cuda/attention_problem.cuh"
 #include "lshkit/cuda/bucket_gradient.cuh"
 #include "lshkit/cuda/bucket_gradient_matrix.cuh"
 #include "lshkit/cuda/bucket_sum.cuh"
 #include "lshkit/cuda/pairs.cuh"
-#include "lshkit/cuda/rows.cuh"
 #include "lshkit/cuda/runtime.cuh"
 
 namespace lshkit::cuda {
 namespace {
 
-struct Problem {
-  const Queue& queue;
-  const AttentionShape& s;
-  const AttentionOptions& options;
-  const AttentionInputs<float>& in;
-
-  index_t key_heads() const { return s.key_heads ? s.key_heads : s.heads; }
-  index_t group() const { return key_heads() ? s.heads / key_heads() : 1; }
+struct Problem : AttentionProblem<AttentionOptions> {
   index_t sequences() const { return s.query_starts ? s.sequences : s.batch; }
-  index_t queries() const { return s.batch * s.heads * s.n_queries; }
-  index_t keys() const { return s.batch * key_heads() * s.n_keys; }
-  index_t keys_of_queries() const { return s.batch * s.heads * s.n_keys; }
-  int counts() const { return options.normalize == Normalize::sum; }
-  index_t sum_columns() const { return s.n_values + counts(); }
-  Side query_side() const { return {s.n_queries, s.heads, 1, s.query_starts}; }
-  Side key_side() const { return {s.n_keys, key_heads(), group(), s.key_starts}; }
 };
 
 // Of queries or of keys. unit: with the unit vectors themselves.
@@ -101,20 +86,9 @@ BucketSum<float> transposed(const Problem& p, BucketSum<float> a, const UnitVect
 }
 
 void finish_output(const Problem& p, const float* sums, const UnitVectors& query,
-                   const Output<float>& out, float* divisors = nullptr) {
-  NormalizeRows a;
-  a.sums = sums;
-  a.batch = p.s.batch;
-  a.heads = p.s.heads;
-  a.n_rows = p.s.n_queries;
-  a.columns = p.s.n_values;
-  a.counts = p.counts();
-  a.normalize = p.options.normalize;
-  a.valid = query.valid;
-  a.out = Elements(out);
-  a.data = out.data;
-  a.divisors = p.options.normalize == Normalize::none ? nullptr : divisors;
-  normalize(p.queue, a);
+                   const Output<float>& out, float* divisors) {
+  p.finish_output(sums, query.valid, out,
+                  p.options.normalize == Normalize::none ? nullptr : divisors);
 }
 
 // What both estimators' backward passes keep.
@@ -133,23 +107,9 @@ struct BackwardScratch {
 
 void sums_backward(const Problem& p, const BackwardScratch& b, const Input<float>& grad,
                    int significand = 24) {
-  NormalizeBackward a;
-  a.sums = b.sums;
-  if (p.options.kept.divisors) {
-    a.out = Elements(p.options.kept.out);
-    a.divisors = p.options.kept.divisors;
-  }
-  a.batch = p.s.batch;
-  a.heads = p.s.heads;
-  a.n_rows = p.s.n_queries;
-  a.columns = p.s.n_values;
-  a.counts = p.counts();
-  a.normalize = p.options.normalize;
-  a.valid = b.query.valid;
-  a.grad = Elements(grad);
-  a.bias = p.counts() ? b.bias : nullptr;
-  a.significand = p.counts() ? significand : 24;
-  normalize_backward(p.queue, a);
+  const auto& kept = p.options.kept;
+  p.sums_backward(b.sums, kept.out, kept.divisors, b.query.valid, grad,
+                  p.counts() ? b.bias : nullptr, p.counts() ? significand : 24);
 }
 
 // Everything of a sum over pairs but its weight, y and out.
@@ -307,40 +267,8 @@ void pair_gradients(const Problem& p, const BackwardScratch& b,
 // From those of the unit vectors.
 void finish_queries_and_keys(const Problem& p, const BackwardScratch& b,
                              const AttentionGradients<float>& to) {
-  FinishGradient f;
-  f.batch = p.s.batch;
-  f.columns = p.s.n_features;
-  f.own = b.query_grad;
-  f.heads = p.s.heads;
-  f.n_rows = p.s.n_queries;
-  f.x = Elements(p.in.query);
-  f.inverse = b.query.inverse;
-  f.out = Elements(to.query);
-  f.data = to.query.data;
-  if (f.data) finish_gradient(p.queue, f);
-  f.own = b.key_grad;
-  f.heads = p.key_heads();
-  f.group = p.group();
-  f.n_rows = p.s.n_keys;
-  f.x = Elements(p.in.key);
-  f.inverse = b.key.inverse;
-  f.out = Elements(to.key);
-  f.data = to.key.data;
-  if (f.data) finish_gradient(p.queue, f);
-}
-
-void finish_values(const Problem& p, const BackwardScratch& b, const Output<float>& to) {
-  FinishGradient f;
-  f.own = b.value_grad;
-  f.batch = p.s.batch;
-  f.heads = p.key_heads();
-  f.group = p.group();
-  f.n_rows = p.s.n_keys;
-  f.columns = p.s.n_values;
-  f.valid = b.key.valid;
-  f.out = Elements(to);
-  f.data = to.data;
-  finish_gradient(p.queue, f);
+  if (to.query.data) p.finish_rows(true, b.query_grad, 1, b.query.inverse, to.query);
+  if (to.key.data) p.finish_rows(false, b.key_grad, p.group(), b.key.inverse, to.key);
 }
 
 }  // namespace
@@ -349,7 +277,7 @@ index_t yoso_forward(const Queue& queue, const AttentionShape& shape,
                      const AttentionOptions& options, const HashFunctions& functions,
                      AttentionInputs<float> in, Output<float> out, void* query_codes,
                      void* key_codes, void* scratch, float* divisors) {
-  const Problem p{queue, shape, options, in};
+  const Problem p{{queue, shape, options, in}};
   Cut cut(scratch);
   const UnitVectors query(cut, p.queries(), 0), key(cut, p.keys(), 0);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
@@ -377,7 +305,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
                       const AttentionOptions& options, int n_bits, index_t n_hashes,
                       AttentionInputs<float> in, Codes query_codes, Codes key_codes,
                       AttentionGradients<float> gradients, void* scratch) {
-  const Problem p{queue, shape, options, in};
+  const Problem p{{queue, shape, options, in}};
   Cut cut(scratch);
   const bool matrices = by_matrices(p, n_bits);
   const BackwardScratch b(cut, p, !matrices);
@@ -403,7 +331,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
   sums_backward(p, b, gradients.out, matrices ? significand_bits(p.in.query.element) : 24);
   if (gradients.value.data) {
     bucket_sum(queue, transposed(p, sum, b.query, b.sums, b.value_grad), p.sequences(), limit);
-    finish_values(p, b, gradients.value);
+    p.finish_values(b.value_grad, b.key.valid, gradients.value);
   }
   if (!gradients.query.data && !gradients.key.data) return cut.used();
   if (matrices) {
@@ -422,7 +350,7 @@ index_t yoso_backward(const Queue& queue, const AttentionShape& shape,
 index_t expected_forward(const Queue& queue, const AttentionShape& shape,
                          const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                          Output<float> out, void* scratch, float* divisors) {
-  const Problem p{queue, shape, options, in};
+  const Problem p{{queue, shape, options, in}};
   Cut cut(scratch);
   const UnitVectors query(cut, p.queries(), shape.n_features), key(cut, p.keys(), shape.n_features);
   float* const sums = cut.take<float>(p.queries() * p.sum_columns());
@@ -439,7 +367,7 @@ index_t expected_forward(const Queue& queue, const AttentionShape& shape,
 index_t expected_backward(const Queue& queue, const AttentionShape& shape,
                           const AttentionOptions& options, int n_bits, AttentionInputs<float> in,
                           AttentionGradients<float> gradients, void* scratch) {
-  const Problem p{queue, shape, options, in};
+  const Problem p{{queue, shape, options, in}};
   Cut cut(scratch);
   const BackwardScratch b(cut, p);
   if (!scratch) return cut.used();
@@ -457,7 +385,7 @@ index_t expected_backward(const Queue& queue, const AttentionShape& shape,
     values.y_columns = shape.n_values;
     values.out = b.value_grad;
     sum_pairs(queue, values, p.sequences());
-    finish_values(p, b, gradients.value);
+    p.finish_values(b.value_grad, b.key.valid, gradients.value);
   }
   const bool exact = options.gradient != Gradient::lower_bound;
   pair_gradients(p, b, gradients, exact ? PairWeight::exact : PairWeight::lower_bound, n_bits, {},

@@ -5,6 +5,7 @@
 // and the probes of some heads (256 MB, or those of one head), in no order as much again to sort
 // them. Of the backward besides: the gradient of values and the larger of those of the unit
 // vectors, and of the margins.
+#include "lshkit/cuda/attention_problem.cuh"
 #include "lshkit/cuda/probes.cuh"
 #include "lshkit/cuda/runtime.cuh"
 #include "lshkit/cuda/soft.hpp"
@@ -14,29 +15,14 @@
 namespace lshkit::cuda {
 namespace {
 
-struct SoftProblem {
-  const Queue& queue;
-  const AttentionShape& s;
-  const SoftOptions& options;
+struct SoftProblem : AttentionProblem<SoftOptions> {
   const HashFunctions& functions;
-  const AttentionInputs<float>& in;
 
-  index_t key_heads() const { return s.key_heads ? s.key_heads : s.heads; }
-  index_t group() const { return key_heads() ? s.heads / key_heads() : 1; }
-  index_t heads() const { return s.batch * s.heads; }  // of queries, all
   index_t sequences() const { return s.query_starts ? s.sequences : 1; }
-  index_t queries() const { return heads() * s.n_queries; }
-  index_t keys() const { return s.batch * key_heads() * s.n_keys; }
-  index_t keys_of_queries() const { return heads() * s.n_keys; }
-  int counts() const { return options.normalize == Normalize::sum; }
-  index_t sum_columns() const { return s.n_values + counts(); }
   index_t n_hashes() const { return functions.n_hashes; }
   index_t probes(bool query) const { return query ? options.query_probes : options.key_probes; }
   index_t rows(bool query) const { return query ? s.n_queries : s.n_keys; }
-  Side side(bool query) const {
-    return query ? Side{s.n_queries, s.heads, 1, s.query_starts}
-                 : Side{s.n_keys, key_heads(), group(), s.key_starts};
-  }
+  Side side(bool query) const { return query ? query_side() : key_side(); }
   index_t margin_count(bool query) const {
     return heads() * rows(query) * n_hashes() * selected_bits(probes(query));
   }
@@ -152,27 +138,6 @@ void soft_codes(const SoftProblem& p, bool query, const RowNorms& norms, const S
   soft_hash(p.queue, p.functions.family, s, shared_limit(p.queue));
 }
 
-// The gradient of the sums, from the output and what its rows were divided by.
-void soft_sums_backward(const SoftProblem& p, const RowNorms& query, const Input<float>& out,
-                        const float* divisors, const Input<float>& grad, float* sums, float* bias) {
-  NormalizeBackward a;
-  a.sums = sums;
-  if (p.options.normalize != Normalize::none) {
-    a.out = Elements(out);
-    a.divisors = divisors;
-  }
-  a.batch = p.s.batch;
-  a.heads = p.s.heads;
-  a.n_rows = p.s.n_queries;
-  a.columns = p.s.n_values;
-  a.counts = p.counts();
-  a.normalize = p.options.normalize;
-  a.valid = query.valid;
-  a.grad = Elements(grad);
-  a.bias = bias;
-  normalize_backward(p.queue, a);
-}
-
 SoftHashBack hash_back(const SoftProblem& p, bool query, const SoftProbes& probes, float* out) {
   SoftHashBack b;
   b.hash = p.hash(query);
@@ -184,20 +149,10 @@ SoftHashBack hash_back(const SoftProblem& p, bool query, const SoftProbes& probe
   return b;
 }
 // From the gradient of the margins to that of queries or of keys.
-void finish_rows(const SoftProblem& p, const SoftHashBack& back, const float* inverse,
+void finish_rows(const SoftProblem& p, bool query, const SoftHashBack& back, const float* inverse,
                  const Output<float>& to) {
   soft_hash_back(p.queue, p.functions.family, back, shared_limit(p.queue));
-  FinishGradient f;
-  f.own = back.out;
-  f.batch = p.s.batch;
-  f.heads = back.hash.heads;
-  f.n_rows = back.hash.n_rows;
-  f.columns = p.s.n_features;
-  f.x = back.hash.x;
-  f.inverse = inverse;
-  f.out = Elements(to);
-  f.data = to.data;
-  finish_gradient(p.queue, f);
+  p.finish_rows(query, back.out, 1, inverse, to);
 }
 
 }  // namespace
@@ -206,7 +161,7 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
                                const SoftOptions& options, const HashFunctions& functions,
                                AttentionInputs<float> in, Output<float> out, float* divisors,
                                SoftCodesOut queries, SoftCodesOut keys, void* scratch) {
-  const SoftProblem p{queue, shape, options, functions, in};
+  const SoftProblem p{{queue, shape, options, in}, functions};
   Cut cut(scratch);
   const RowNorms query(cut, p.queries()), key(cut, p.keys());
   const index_t at_once = heads_at_once(p);
@@ -241,19 +196,7 @@ index_t soft_attention_forward(const Queue& queue, const AttentionShape& shape,
     set_heads(pass, first, query_probes.heads);
     weighted_sum(queue, pass, limit);
   }
-  NormalizeRows n;
-  n.sums = sums;
-  n.batch = shape.batch;
-  n.heads = shape.heads;
-  n.n_rows = shape.n_queries;
-  n.columns = shape.n_values;
-  n.counts = p.counts();
-  n.normalize = options.normalize;
-  n.valid = query.valid;
-  n.out = Elements(out);
-  n.data = out.data;
-  n.divisors = divisors;
-  normalize(queue, n);
+  p.finish_output(sums, query.valid, out, divisors);
   return cut.used();
 }
 
@@ -263,7 +206,7 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
                                 SoftCodes queries, SoftCodes keys,
                                 AttentionGradients<float> gradients, float* sharpness_grads,
                                 float* parameter_grads, void* scratch) {
-  const SoftProblem p{queue, shape, options, functions, in};
+  const SoftProblem p{{queue, shape, options, in}, functions};
   Cut cut(scratch);
   const RowNorms query(cut, p.queries()), key(cut, p.keys());
   const index_t at_once = heads_at_once(p);
@@ -295,7 +238,8 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   const DeviceGuard guard(queue);
   query.fill(queue, p.hash(true));
   key.fill(queue, p.hash(false), in.key_mask);
-  soft_sums_backward(p, query, out, divisors, gradients.out, sums, bias);
+  const bool divided = options.normalize != Normalize::none;
+  p.sums_backward(sums, out, divided ? divisors : nullptr, query.valid, gradients.out, bias);
   Elements grad;
   grad.data = sums;
   grad.row = p.sum_columns();
@@ -333,21 +277,11 @@ index_t soft_attention_backward(const Queue& queue, const AttentionShape& shape,
   g.out = sharpness_grads;
   if (sharpness_grads) sharpness_gradient(queue, g, p.sequences() * p.heads());
 
-  FinishGradient f;
-  f.own = value_grad;
-  f.batch = shape.batch;
-  f.heads = p.key_heads();
-  f.group = p.group();
-  f.n_rows = shape.n_keys;
-  f.columns = shape.n_values;
-  f.valid = key.valid;
-  f.out = Elements(gradients.value);
-  f.data = gradients.value.data;
-  if (f.data) finish_gradient(queue, f);
+  if (gradients.value.data) p.finish_values(value_grad, key.valid, gradients.value);
   const SoftHashBack of_queries = hash_back(p, true, query_probes, unit_grad),
                      of_keys = hash_back(p, false, key_probes, unit_grad);
-  if (gradients.query.data) finish_rows(p, of_queries, query.inverse, gradients.query);
-  if (gradients.key.data) finish_rows(p, of_keys, key.inverse, gradients.key);
+  if (gradients.query.data) finish_rows(p, true, of_queries, query.inverse, gradients.query);
+  if (gradients.key.data) finish_rows(p, false, of_keys, key.inverse, gradients.key);
   if (!parameter_grads) return cut.used();
   for (const bool of_query : {true, false}) {
     planes.back = of_query ? of_queries : of_keys;
