@@ -1,6 +1,5 @@
 """Context parallelism: attention over a sequence whose rows are spread over ranks."""
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -19,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from lshkit.attention.across_ranks import AcrossRanks, T
 from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call
-from lshkit.attention.estimators import BucketSums, Estimator, Sampled
+from lshkit.attention.estimators import BucketSums, Estimator
 from lshkit.distributed.ranks import choice
 from lshkit.distributed.ranks.arguments import cast, group_of, sequence_starts, short
 from lshkit.distributed.ranks.collectives import Ranks, fetch, fetch_plan
@@ -232,8 +231,6 @@ class ContextParallel(AcrossRanks):
         if exchange == "heads":
             return attend_by_heads(self._ranks, estimator, call, where)
         if exchange == "keys":
-            if isinstance(estimator, Sampled):  # the rule of where it is exact is a rule of lengths
-                estimator = dataclasses.replace(estimator, gradient_rank=None)
             return attend_by_keys(self._ranks, estimator, call, where)
         assert isinstance(estimator, BucketSums)
         return attend_by_tables(self._ranks, estimator, call, where)
