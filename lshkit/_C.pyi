@@ -452,8 +452,6 @@ def yoso_backward(
     grad_value: object,
     threads: int = 0,
     *,
-    gradient_rank: int = 0,
-    rotation: object = None,
     bfloat16_products: bool = False,
     query_starts: object = None,
     key_starts: object = None,

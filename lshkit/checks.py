@@ -14,15 +14,16 @@ HOW_TO_BUILD = (
     "install it from source where there is nvcc, with pip install -C cmake.define.LSHKIT_CUDA=ON"
 )
 
-INSIDE = "lshkit.", "torch.nn.modules."  # modules whose lines no warning names
+INSIDE = "lshkit.", "torch.nn.modules.", "torch._dynamo."  # whose lines no warning names
 MOST_BYTES = 2**63 - 1  # of an array: NumPy's errors for larger ones name no argument
 
 
 def outside() -> int:
     """The `stacklevel` with which a warning names the first line outside lshkit.
 
-    Nor is it one of torch.nn's own, which calls modules. To be called by the function that warns.
-    Counted, since each public method has a depth of its own.
+    Nor is it one of torch.nn's own, which calls modules, or of torch's around what no graph holds.
+    To be called by the function that warns. Counted, since each public method has a depth of its
+    own.
     """
     level, frame = 1, sys._getframe(1)
     while frame.f_back and f"{frame.f_globals.get('__name__')}.".startswith(INSIDE):

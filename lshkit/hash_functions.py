@@ -9,9 +9,7 @@ MAX_BITS = 64
 MAX_PROBE_BITS = 16  # of soft codes, and of what keeps a table of all buckets
 MAX_HASHES = 2**16 - 1  # the core counts the collisions of a pair in 16 bits
 FAMILY: dict[str, int] = {"hyperplane": 0, "hadamard": 1}  # lshkit::Family of the C++ core
-ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs, and of a gradient's rotation
-
-_ROTATION_STREAM = 2**64  # added to a Philox key, whose seeds lie below
+ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs
 
 # Row i: the eight bits of i as signs. One look-up turns a random byte into eight of them.
 _BYTE_SIGNS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, -1, 1).astype(np.float32)
@@ -47,25 +45,12 @@ def make_parameters(
     return parameters
 
 
-def make_rotation(n_values: int, n_sets: int = 1, seed: Seed = None) -> np.ndarray:
-    """The random numbers of `n_sets` rotations of `n_values` coordinates, for a gradient's sketch.
-
-    Returns a float32 array `(n_sets, ANGLE_ROWS, D)` as the core takes it (GradientSketch), D a
-    power of two: rows of D/2 cosines, then D/2 sines. From a stream of its own: with an int seed
-    they are independent of the hash functions that `make_parameters` gives for it.
-    """
-    half = rotation_columns(n_values) // 2
-    bits = _random_words(seed, n_sets * ANGLE_ROWS * half // 2, _ROTATION_STREAM)
-    angles = _angles(bits.view(np.uint32)).reshape(n_sets, ANGLE_ROWS, half)
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
-
-
-def _random_words(seed: Seed, n: int, stream: int = 0) -> np.ndarray:
+def _random_words(seed: Seed, n: int) -> np.ndarray:
     """64-bit words of a counter's block cipher, for attention, which draws new functions in every
     training step: a Generator takes twice as long, and a GPU cannot make its numbers."""
     if not isinstance(seed, (int, np.integer)):
         seed = int(np.random.default_rng(seed).integers(2**63))
-    return np.random.Philox(key=int(seed) + stream).random_raw(n)
+    return np.random.Philox(key=int(seed)).random_raw(n)
 
 
 def _angles(words: np.ndarray) -> np.ndarray:
@@ -86,11 +71,6 @@ def _normals(seed: Seed, n_sets: int, n: int) -> np.ndarray:
     np.multiply(radii, np.cos(angles), out=normals[..., 0])
     np.multiply(radii, np.sin(angles), out=normals[..., 1])
     return np.ascontiguousarray(normals.reshape(n_sets, 2 * words)[:, :n])
-
-
-def rotation_columns(n_values: int) -> int:
-    """D of `make_rotation`: the power of two that holds the coordinates, 16 or more."""
-    return max(16, 1 << (n_values - 1).bit_length())
 
 
 def parameter_shape(family: str, n_features: int, n_bits: int, n_hashes: int) -> tuple[int, int]:

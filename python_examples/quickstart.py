@@ -257,7 +257,7 @@ def draw(results: dict, args: argparse.Namespace) -> None:
             axis.plot(x[-1], result["held_out"], "o", color=color, label=label, clip_on=False)
         axis.set(xlabel="seconds of training", ylabel=f"{task.measure}, {task.unit}")
         axis.set_title(f"{task.title} in {task.length:,} tokens", fontsize=11)
-        axis.legend(title="held out", frameon=False, loc="center right")
+        axis.legend(title="held out", frameon=False, loc="best")
         axis.grid(color="#E5E5E5", lw=0.7)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylim(0, 102)

@@ -43,20 +43,6 @@ TABLES = {
             for count in (32, 16, 8)
         },
     ),
-    # The sketch is for buckets of many rows: here 64.
-    "sketch": (
-        2048,
-        5,
-        {
-            '`"lower_bound"`': Sampled(n_bits=5, expectation="never"),
-            **{
-                f"`gradient_rank={rank}`": Sampled(
-                    n_bits=5, gradient_rank=rank, expectation="never"
-                )
-                for rank in (16, 8, 4)
-            },
-        },
-    ),
 }
 
 

@@ -22,27 +22,6 @@ void check_attention_codes(const TensorView& codes, const TensorView& rows_of, i
   codes.require_shape({rows_of.shape(0), rows_of.shape(1), rows_of.shape(2), n_hashes});
 }
 
-// view: the rotation's, which must outlive the sketch.
-GradientSketch check_sketch(index_t rank, py::handle rotation, const AttentionShape& shape,
-                            std::optional<TensorView>& view) {
-  GradientSketch sketch;
-  sketch.rank = check_range("gradient_rank", rank, 0, std::numeric_limits<std::int32_t>::max());
-  if (rank == 0) return sketch;
-  if (rotation.is_none()) throw py::value_error("rotation: gradient_rank needs one, was None");
-  view.emplace("rotation", rotation, kAnyPlace);
-  view->require_type({kFloat32}).require_dims(3, "(1 or heads, 3, columns)").require_contiguous();
-  const index_t columns = view->shape(2);
-  if (columns < 16 || columns < shape.n_values || (columns & (columns - 1)) != 0)
-    view->wrong_value("columns as many as a power of two that is at least 16 and at least " +
-                      std::to_string(shape.n_values) + " (n_values) are wanted, was shape " +
-                      view->describe_shape());
-  view->require_shape({view->shape(0) == 1 ? 1 : shape.heads, 3, columns});
-  sketch.rotation = view->data<const float>();
-  sketch.head_stride = view->shape(0) == 1 ? 0 : 3 * columns;
-  sketch.columns = columns;
-  return sketch;
-}
-
 // The output and its divisors that a backward may be given, or neither.
 struct KeptViews {
   std::optional<TensorView> out;
@@ -130,10 +109,9 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
                       py::handle query_codes_object, py::handle key_codes_object, index_t n_bits,
                       bool causal, int normalize, int gradient, py::handle grad_out,
                       py::handle grad_query, py::handle grad_key, py::handle grad_value,
-                      int threads, index_t gradient_rank, py::handle rotation_object,
-                      bool bfloat16_products, py::handle query_starts, py::handle key_starts,
-                      py::handle gradient_query_codes, py::handle gradient_key_codes,
-                      py::handle out, py::handle divisors) {
+                      int threads, bool bfloat16_products, py::handle query_starts,
+                      py::handle key_starts, py::handle gradient_query_codes,
+                      py::handle gradient_key_codes, py::handle out, py::handle divisors) {
   const AttentionViews in(query, key, value, key_mask, "grad_out", grad_out, kSampledTypes,
                           query_starts, key_starts);
   const GradientViews gradients(in, grad_query, grad_key, grad_value);
@@ -147,8 +125,6 @@ void sampled_backward(py::handle query, py::handle key, py::handle value, py::ha
   AttentionOptions options = check_options(causal, normalize, gradient, Gradient::unbiased);
   if (options.gradient == Gradient::exact)
     throw py::value_error("gradient: 1 (exact) is the expectation's alone, wanted 0, 2 or 3");
-  std::optional<TensorView> rotation;
-  options.sketch = check_sketch(gradient_rank, rotation_object, in.shape, rotation);
   options.bfloat16_products = bfloat16_products;
   const GradientCodeViews subset(gradient_query_codes, gradient_key_codes, in, n_bits);
   options.gradient_codes = subset.codes();
@@ -251,8 +227,7 @@ void bind_attention(py::module_& module) {
   module.def("yoso_backward", &sampled_backward, "query"_a, "key"_a, "value"_a, "key_mask"_a,
              "query_codes"_a, "key_codes"_a, "n_bits"_a, "causal"_a, "normalize"_a, "gradient"_a,
              "grad_out"_a, "grad_query"_a, "grad_key"_a, "grad_value"_a, "threads"_a = 0,
-             py::kw_only(), "gradient_rank"_a = 0, "rotation"_a = py::none(),
-             "bfloat16_products"_a = false, "query_starts"_a = py::none(),
+             py::kw_only(), "bfloat16_products"_a = false, "query_starts"_a = py::none(),
              "key_starts"_a = py::none(), "gradient_query_codes"_a = py::none(),
              "gradient_key_codes"_a = py::none(), "out"_a = py::none(), "divisors"_a = py::none());
   module.def("expected_forward", &expectation_forward, "query"_a, "key"_a, "value"_a, "key_mask"_a,

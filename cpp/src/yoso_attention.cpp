@@ -175,11 +175,6 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
       p.n_buckets = forward.n_buckets;
       p.scale = 0.5f * float(n_bits) / float(p.n_hashes);
       p.bfloat16_products = options.bfloat16_products;
-      if (options.sketch.rank < shape.n_values) {
-        p.rank = options.sketch.rank;
-        p.rotation = options.sketch.rotation + b.range.queries.head * options.sketch.head_stride;
-        p.rotation_columns = options.sketch.columns;
-      }
       p.scratch = thread_scratch(kernels().lower_bound_scratch(p));
       kernels().lower_bound_gradient(p);
       unit_norms_backward(p);

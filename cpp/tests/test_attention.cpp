@@ -189,13 +189,8 @@ void check_against_dense(const Run& r, bool sampled) {
   CHECK(differences(r.dk, dk, 1e-4) == 0);
 }
 
-// copies: so many hashes in turn have the same functions
-void run_sampled(Run& r, int threads, index_t copies = 1) {
-  std::vector<float> planes = normal(r.c.n_hashes * r.c.n_bits * r.c.d, 77);
-  const index_t floats = r.c.n_bits * r.c.d;  // of one hash
-  for (index_t h = 0; h < r.c.n_hashes; ++h)
-    for (index_t i = 0; i < floats; ++i)
-      planes[h * floats + i] = planes[h / copies * copies * floats + i];
+void run_sampled(Run& r, int threads) {
+  const std::vector<float> planes = normal(r.c.n_hashes * r.c.n_bits * r.c.d, 77);
   HashFunctions f;
   f.family = Family::hyperplane;
   f.parameters = planes.data();
@@ -250,25 +245,6 @@ TEST(expected_equals_dense) {
           run_expected(r, 2);
           check_against_dense(r, false);
         }
-}
-
-// Two hashes with the same codes take the two halves of the rotated coordinates: both together are
-// exact, whatever the rotation.
-TEST(sketches_that_cover_all_coordinates_are_exact) {
-  for (const Case& c : {Case{150, 130, 20, 20, 1, 2}, Case{300, 310, 64, 29, 2, 2},
-                        Case{270, 90, 7, 17, 1, 2}, Case{9, 40, 33, 31, 1, 2}})
-    for (const bool causal : {false, true})
-      for (const Normalize normalize : {Normalize::none, Normalize::sum, Normalize::l2}) {
-        Run r(c, {causal, normalize, Gradient::lower_bound}, causal, 5);
-        std::vector<float> rotation(3 * 32);
-        for (index_t i = 0; i < 3 * 16; ++i) {
-          rotation[i / 16 * 32 + i % 16] = float(std::cos(double(i)));
-          rotation[i / 16 * 32 + 16 + i % 16] = float(std::sin(double(i)));
-        }
-        r.options.sketch = {16, rotation.data(), 0, 32};
-        run_sampled(r, 1, 2);
-        check_against_dense(r, true);
-      }
 }
 
 TEST(threads_do_not_change_a_bit) {

@@ -36,11 +36,16 @@ class Call(NamedTuple):
     def lengths(self) -> tuple[int, int]:
         """Queries and keys of a sequence; of packed ones their mean, rounded up."""
         n_sequences = 1 if self.query_starts is None else self.query_starts.shape[0] - 1
-        return -(-self.query.shape[2] // n_sequences), -(-self.key.shape[2] // n_sequences)
+        return mean_lengths(self.query.shape[2], self.key.shape[2], n_sequences)
 
     @property
     def options(self) -> tuple[bool, int]:
         return self.is_causal, torch_ops.NORMALIZE[self.normalize]
+
+
+def mean_lengths(n_queries: int, n_keys: int, n_sequences: int) -> tuple[int, int]:
+    """Of so many packed sequences, rounded up: one row more than a limit is beyond it."""
+    return -(-n_queries // n_sequences), -(-n_keys // n_sequences)
 
 
 def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:

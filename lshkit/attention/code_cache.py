@@ -1,6 +1,7 @@
 """A cache of keys, values and sign codes of keys: softmax attention that reads few of the keys."""
 
 import copy
+import itertools
 import math
 import statistics
 from typing import Any, Literal, NamedTuple, overload
@@ -173,9 +174,11 @@ class CodeCache:
         """
         self._check_query(query)
         return_report = checks.boolean("return_report", return_report)
-        self._kept.hash()
-        out, report = self._attend(query)
-        return (out, report) if return_report else out
+        ends = self._kept.ends(self.positions - query.shape[2])
+        sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+        parts = map(self._attend, query.split(sizes, 2), ends[1:])
+        out, *report = (x[0] if len(x) == 1 else torch.cat(x, 2) for x in zip(*parts, strict=True))
+        return (out, StepReport(*report)) if return_report else out
 
     def step(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
@@ -305,22 +308,22 @@ class CodeCache:
 
     # --- Within ---------------------------------------------------------------------------------
 
-    def _attend(self, query: Tensor) -> tuple[Tensor, StepReport]:
+    def _attend(self, query: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of queries up to position `end`: the output and what a `StepReport` holds."""
+        self._kept.hash(end)
         shape = query.shape[:-1]
         out = torch.empty((*shape, self.value_dim), dtype=torch.float32)
-        report = StepReport(
-            torch.empty(shape, dtype=torch.float32),
-            torch.empty(shape, dtype=torch.int32),
-            torch.empty(shape, dtype=torch.float32),
-        )
+        error, log_sum = (torch.empty(shape, dtype=torch.float32) for _ in range(2))
+        keys = torch.empty(shape, dtype=torch.int32)
+        key, value = self.key[:, :, :end], self.value[:, :, :end]
         z = normal_quantile(self.delta)
         _C.code_step(
-            *(rows(query, torch.float32), self.key, self.value, *self._kept.coded),
+            *(rows(query, torch.float32), key, value, *self._kept.coded),
             *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
-            *(self.max_share, EXACT_UP_TO, self.seed, out, report.log_sum),
-            *(report.error, report.keys, torch.get_num_threads()),
+            *(self.max_share, EXACT_UP_TO, self.seed, out, log_sum, error, keys),
+            torch.get_num_threads(),
         )
-        return out.to(self.dtype), report
+        return out.to(self.dtype), error, keys, log_sum
 
     def _check(self, **tensors: Tensor) -> None:
         check_step("cache", self, self._check_device, **tensors)

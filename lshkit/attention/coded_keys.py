@@ -124,14 +124,24 @@ class CodedKeys:
             setattr(other, name, [values[i] for i in indices])
         return other
 
-    def hash(self) -> None:
-        """Codes of the keys that have none, once a sequence is long enough for them to be used.
+    def ends(self, first: int) -> list[int]:
+        """Where the positions from `first` on are cut, so that those of a part have one centre."""
+        cuts = set()
+        for start in self.starts:
+            length = 1 << max(first + 1 - start, EXACT_UP_TO).bit_length()
+            while start + length - 1 < self.positions:
+                cuts.add(start + length - 1)  # the next position has another centre
+                length *= 2
+        return [first, *sorted(cuts), self.positions]
+
+    def hash(self, end: int) -> None:
+        """Codes of the keys up to position `end`, of sequences long enough for them to be used.
 
         Keys are centred by the mean of the first 2^k of them, the largest power of two up to the
         length; all are hashed again where it grows. So codes do not depend on how keys came.
         """
         for b, start in enumerate(self.starts):
-            length = self.positions - start
+            length = end - start
             if length <= EXACT_UP_TO:
                 continue
             centred = 1 << (length.bit_length() - 1)

@@ -9,8 +9,6 @@ from lshkit.reference.attention import (
     attention_forward,
     expected_backward,
     expected_forward,
-    rotation_matrix,
-    sketched_backward,
     yoso_backward,
     yoso_forward,
 )
@@ -98,8 +96,6 @@ __all__ = [
     "projection_bins",
     "projections",
     "random_words",
-    "rotation_matrix",
-    "sketched_backward",
     "soft_attention_backward",
     "soft_attention_forward",
     "soft_codes",

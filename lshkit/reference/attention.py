@@ -13,7 +13,6 @@ from lshkit.reference.hashing import (
     cosine_probability,
     cosine_probability_slope,
     unit,
-    walsh_hadamard,
 )
 
 # Of query, key and value.
@@ -269,59 +268,3 @@ def expected_backward(
     weights, pairs, cosine = _expected(query, key, n_bits, causal, key_mask)
     slopes = _slopes(gradient, weights, pairs, cosine, n_bits, floor)
     return _backward(query, key, value, weights, slopes, normalize, grad_out, key_mask)
-
-
-def rotation_matrix(parameters: np.ndarray, n_values: int) -> np.ndarray:
-    """U = H G2 H G1 H G0 / D^1.5 without the columns beyond n_values, `(..., D, n_values)`.
-
-    G rotates the planes (i, i + D/2). Rows u of a random U have E[u u^T] = 1 / D.
-    """
-    parameters = np.asarray(parameters, np.float64)
-    columns = parameters.shape[-1]
-    cosine, sine = np.split(parameters[..., None, :], 2, axis=-1)  # (..., 3, 1, D/2)
-    z = np.eye(columns)[:n_values]
-    for i in range(3):
-        upper, lower = np.split(z, 2, axis=-1)
-        c, s = cosine[..., i, :, :], sine[..., i, :, :]
-        z = np.concatenate([c * upper - s * lower, s * upper + c * lower], -1)
-        z = z @ walsh_hadamard(columns) / np.sqrt(columns)
-    return np.swapaxes(z, -1, -2)
-
-
-def sketched_backward(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    query_codes: np.ndarray,
-    key_codes: np.ndarray,
-    grad_out: np.ndarray,
-    n_bits: int,
-    rotation: np.ndarray,
-    rank: int,
-    *,
-    causal: bool = False,
-    key_mask: np.ndarray | None = None,
-    normalize: str | None = "l2",
-) -> tuple[np.ndarray, np.ndarray]:
-    """(grad_query, grad_key) of `yoso_backward`'s lower bound from `rank` coordinates a hash.
-
-    In hash h, g_i . v_j is (D / R) sum_r (U g_i)_r (U v_j)_r over one of the C = ceil(D / R) groups
-    of coordinates, the C h / n_hashes-th: R in turn, the last group going on at the first
-    coordinate. Finite rows only.
-    rotation: U, `(..., D, n_values)`.
-    """
-    weights = _sampled(query, key, query_codes, key_codes, causal, key_mask)
-    pairs = _attending(query, key, causal, key_mask)
-    grad_raw, bias = _grad_raw(np.asarray(value, np.float64), weights, normalize, grad_out)
-    g, v = (x @ np.swapaxes(rotation, -1, -2) for x in (grad_raw, value))
-    n_hashes, columns = query_codes.shape[-1], rotation.shape[-2]
-    grad_cosine = 0
-    for h in range(n_hashes):
-        group = (h * -(-columns // rank) // n_hashes * rank + np.arange(rank)) % columns
-        products = g[..., group] @ np.swapaxes(v[..., group], -1, -2) * columns / rank + bias
-        collide = query_codes[..., :, None, h] == key_codes[..., None, :, h]
-        grad_cosine = grad_cosine + n_bits / 2 / n_hashes * (pairs & collide) * products
-    return (
-        _through_unit(query, grad_cosine @ unit(key)),
-        _through_unit(key, np.swapaxes(grad_cosine, -1, -2) @ unit(query)),
-    )

@@ -19,7 +19,7 @@ from lshkit.torch_ops.attention import (
     yoso_attention_backward,
 )
 from lshkit.torch_ops.buckets import bucket_sum
-from lshkit.torch_ops.hashing import gradient_rotation, hash, hash_parameters
+from lshkit.torch_ops.hashing import hash, hash_parameters
 from lshkit.torch_ops.library import code_dtype
 from lshkit.torch_ops.lsh_attention import WEIGHTING, lsh_attention, lsh_attention_backward
 from lshkit.torch_ops.soft import soft_hash, soft_hash_backward
@@ -35,7 +35,6 @@ __all__ = [
     "code_dtype",
     "expected_attention",
     "expected_attention_backward",
-    "gradient_rotation",
     "hash",
     "hash_parameters",
     "lsh_attention",

@@ -1,10 +1,10 @@
 """Sampled and expected attention.
 
-query_starts and key_starts, int64, say where packed sequences start (batch 1). rotation, from
-`gradient_rotation`, goes with gradient_rank; gradient_rank and gradient_hashes 0 are off.
-output_mask says which of a backward operator's gradients are wanted: the others are empty.
-divisors (batch, heads, n_queries) is what the rows of sums were divided by, (batch, heads, 0)
-without a normalisation: with the output, the sums that the backward pass would add up again.
+query_starts and key_starts, int64, say where packed sequences start (batch 1). gradient_hashes 0
+takes the gradient from all hashes. output_mask says which of a backward operator's gradients are
+wanted: the others are empty. divisors (batch, heads, n_queries) is what the rows of sums were
+divided by, (batch, heads, 0) without a normalisation: with the output, the sums that the backward
+pass would add up again.
 """
 
 from collections.abc import Sequence
@@ -43,14 +43,14 @@ _QKV = (
     "Tensor? key_starts"
 )
 _OPTIONS = "bool is_causal, int normalize, int gradient"
-_SKETCH = "int gradient_rank=0, Tensor? rotation=None, int gradient_hashes=0"
+_SUBSET = "int gradient_hashes=0"
 _MASK = "bool[3] output_mask=[True, True, True]"
 _THREE = "(Tensor, Tensor, Tensor)"
 define(
     f"yoso_attention({_QKV}, Tensor parameters, int family, int n_bits, int n_hashes, {_OPTIONS}, "
-    f"{_SKETCH}) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_SUBSET}) -> (Tensor, Tensor, Tensor, Tensor)",
     f"yoso_attention_backward(Tensor grad_out, {_QKV}, Tensor query_codes, Tensor key_codes, "
-    f"int n_bits, {_OPTIONS}, {_SKETCH}, Tensor? out=None, Tensor? divisors=None, "
+    f"int n_bits, {_OPTIONS}, {_SUBSET}, Tensor? out=None, Tensor? divisors=None, "
     f"{_MASK}) -> {_THREE}",
     f"expected_attention({_QKV}, int n_bits, {_OPTIONS}) -> (Tensor, Tensor)",
     f"expected_attention_backward(Tensor grad_out, {_QKV}, int n_bits, {_OPTIONS}, "
@@ -90,8 +90,6 @@ def _yoso_attention(
     is_causal: bool,
     normalize: int,
     gradient: int,
-    gradient_rank: int = 0,
-    rotation: Tensor | None = None,
     gradient_hashes: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = core_dtype(query)
@@ -126,8 +124,6 @@ def _yoso_attention_backward(
     is_causal: bool,
     normalize: int,
     gradient: int,
-    gradient_rank: int = 0,
-    rotation: Tensor | None = None,
     gradient_hashes: int = 0,
     out: Tensor | None = None,
     divisors: Tensor | None = None,
@@ -147,8 +143,6 @@ def _yoso_attention_backward(
         *(q, k, v, mask_rows(key_mask), query_codes.contiguous(), key_codes.contiguous()),
         *(n_bits, is_causal, normalize, gradient, rows(grad_out, dtype)),
         *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
-        gradient_rank=gradient_rank,
-        rotation=rotation,
         bfloat16_products=dtype is torch.bfloat16,
         query_starts=query_starts,
         key_starts=key_starts,
@@ -267,26 +261,23 @@ def _(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *options: Any
 
 def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
     tensors = inputs[:6]
-    _, _, n_bits, _, is_causal, normalize, gradient, rank, rotation, hashes = inputs[6:]
+    _, _, n_bits, _, is_causal, normalize, gradient, hashes = inputs[6:]
     out, *codes, divisors = output
     ctx.mark_non_differentiable(*codes, divisors)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     # The output costs no memory where what comes next keeps it too, as a projection does.
     kept = (out, divisors) if normalize and keeps_output(inputs[0]) else (None, None)
-    ctx.save_for_backward(*tensors, *codes, rotation, *kept)
-    ctx.options = (n_bits, is_causal, normalize, gradient, rank), hashes
+    ctx.save_for_backward(*tensors, *codes, *kept)
+    ctx.options = n_bits, is_causal, normalize, gradient, hashes
 
 
 def _yoso_backward(ctx: Any, grad_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad_out is None:
-        return (None,) * 16
+        return (None,) * 14
     wanted = ctx.needs_input_grad[:3]
-    *tensors, rotation, out, divisors = ctx.saved_tensors
-    options, hashes = ctx.options
-    gradients = yoso_attention_backward(
-        grad_out, *tensors, *options, rotation, hashes, out, divisors, wanted
-    )
-    return *wanted_only(gradients, wanted), *(None,) * 13
+    *tensors, out, divisors = ctx.saved_tensors
+    gradients = yoso_attention_backward(grad_out, *tensors, *ctx.options, out, divisors, wanted)
+    return *wanted_only(gradients, wanted), *(None,) * 11
 
 
 def _setup_expected(ctx: Any, inputs: Any, output: Any) -> None:
@@ -317,7 +308,7 @@ for _name in ("yoso_attention", "expected_attention"):
     register_autocast(_name)
 for _name, _with_batch, _starts_at in (
     ("yoso_attention", (0, 1, 2, 3), 4),
-    ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8, 16, 17), 5),
+    ("yoso_attention_backward", (0, 1, 2, 3, 4, 7, 8, 14, 15), 5),
     ("expected_attention", (0, 1, 2, 3), 4),
     ("expected_attention_backward", (0, 1, 2, 3, 4, 11, 12), 5),
 ):

@@ -8,9 +8,7 @@ from lshkit.hash_functions import (
     ANGLE_ROWS,
     FAMILY,
     make_parameters,
-    make_rotation,
     parameter_shape,
-    rotation_columns,
 )
 from lshkit.torch_ops.library import (
     Operator,
@@ -30,7 +28,6 @@ _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
 define(
     "hash_parameters(Tensor seed, int n_sets, SymInt n_features, int n_bits, int n_hashes, "
     "int family) -> Tensor",
-    "gradient_rotation(Tensor seed, int n_sets, SymInt n_values) -> Tensor",
     "hash(Tensor x, Tensor parameters, int family, int n_bits, int n_hashes, "
     "bool check_finite=False) -> Tensor",
 )
@@ -52,15 +49,6 @@ def _hash_parameters(
             return parameters
     parameters = make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
     return torch.from_numpy(parameters)
-
-
-def _gradient_rotation(seed: Tensor, n_sets: int, n_values: int) -> Tensor:
-    if _may_be_on_gpu(seed):
-        shape = n_sets, ANGLE_ROWS, rotation_columns(n_values)
-        rotation = seed.new_empty(shape, dtype=torch.float32)
-        if _C.random_numbers(seed, 1, ANGLE_ROWS, rotation):  # 1: key = seed + 2^64
-            return rotation
-    return torch.from_numpy(make_rotation(n_values, n_sets, _seed_of(seed)))
 
 
 def _may_be_on_gpu(x: Tensor) -> bool:
@@ -95,7 +83,6 @@ def _hash(
 
 
 register_kernel("hash_parameters", _hash_parameters)
-register_kernel("gradient_rotation", _gradient_rotation)
 register_kernel("hash", _hash)
 
 
@@ -107,12 +94,6 @@ def _(
         n_features = int(n_features)  # padded to a power of two, which no symbol can be
     shape = parameter_shape(_FAMILY_NAME[family], n_features, n_bits, n_hashes)
     return seed.new_empty((n_sets, *shape), dtype=torch.float32)
-
-
-@fake("gradient_rotation")
-def _(seed: Tensor, n_sets: int, n_values: int) -> Tensor:
-    columns = rotation_columns(int(n_values))
-    return seed.new_empty((n_sets, ANGLE_ROWS, columns), dtype=torch.float32)
 
 
 @fake("hash")
@@ -128,12 +109,9 @@ def _(
 
 
 not_differentiable("hash_parameters")
-not_differentiable("gradient_rotation")
 not_differentiable("hash")
 register_vmap("hash_parameters", ())
-register_vmap("gradient_rotation", ())
 register_vmap("hash", (0,))
 
 hash_parameters: Operator = torch.ops.lshkit.hash_parameters.default
-gradient_rotation: Operator = torch.ops.lshkit.gradient_rotation.default
 hash: Operator = torch.ops.lshkit.hash.default

@@ -48,13 +48,18 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
 
     That is the operator, or an autograd.Function where torch.func or forward mode differentiates:
     the function that register_autograd makes of the same formulas refuses torch.func.grad, and
-    forward mode would pass it by and give tangents of zero; this one says that it has no jvp.
+    forward mode would pass it by and give tangents of zero; this one refuses.
     """
     torch.library.register_autograd(f"lshkit::{name}", backward, setup_context=setup, lib=LIBRARY)
     op = getattr(torch.ops.lshkit, name).default
     schema = op._schema.arguments
     defaults = [argument.default_value for argument in schema]
-    methods = {"forward": op, "setup_context": setup, "backward": backward}
+    methods = {
+        "forward": op,
+        "setup_context": setup,
+        "backward": backward,
+        "jvp": _no_forward_mode,
+    }
     function: Any = type(
         f"{name}_function",
         (torch.autograd.Function,),
@@ -108,6 +113,13 @@ def gradient_of(name: str) -> Operator:
 
 def _nothing_to_save(ctx: Any, inputs: Any, output: Any) -> None:
     pass
+
+
+def _no_forward_mode(ctx: Any, *tangents: Any) -> NoReturn:
+    raise NotImplementedError(
+        "lshkit's operators have no forward-mode derivative (torch.func.jvp, jacfwd): use reverse "
+        "mode (torch.autograd.grad, torch.func.vjp, jacrev)"
+    )
 
 
 def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:

@@ -469,13 +469,6 @@ def test_soft_module_decodes_what_its_causal_forward_gives(normalize):
     torch.testing.assert_close(torch.cat(steps, 1), module(x, x, x, is_causal=True)[0])
 
 
-def test_a_rank_beyond_the_heads_columns_is_named_at_the_call():
-    x = tokens()
-    module = YosoAttention(24, 3, estimator=Sampled(gradient_rank=9))
-    with pytest.raises(ValueError, match="gradient_rank must be at most value's .* 8, got 9"):
-        module(x, x, x)
-
-
 @torch.no_grad()
 def test_modules_that_cannot_decode_say_so():
     for estimator, match in (

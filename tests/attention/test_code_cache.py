@@ -211,6 +211,33 @@ def test_steps_one_by_one():
         assert torch.equal(out, together[:, :, i : i + 1])
 
 
+@pytest.mark.parametrize("padding", [0, 5])
+def test_several_positions_in_a_step_are_those_of_single_steps(padding):
+    """Where the mean of the keys becomes another one too: at 2,048 positions and at 4,096."""
+    n = 4100 + padding
+    query, key, value = qkv("peaked", n, 2, n - 2040, d=16, d_v=8, batch=2)
+    mask = torch.ones(2, n, dtype=torch.bool)
+    mask[1, :padding] = False
+    keys = key.clone()
+    keys[:, :, 2047] *= 50  # seen by itself and later ones alone
+
+    def steps(key, size):
+        cache = filled(query, key[:, :, :0], value[:, :, :0], seed=3)
+        cache.append(key[:, :, :2040], value[:, :, :2040], mask[:, :2040])
+        out = []
+        for begin in (*range(2040, 2056, size), *range(4090, n, size)):
+            if begin == 4090:
+                cache.append(key[:, :, 2056:4090], value[:, :, 2056:4090])
+            part = slice(begin, min(begin + size, n))
+            of_query = query[:, :, begin - 2040 :][:, :, : part.stop - begin]
+            out.append(cache.step(of_query, key[:, :, part], value[:, :, part]))
+        return torch.cat(out, 2)
+
+    whole, single = steps(key, 16), steps(key, 1)
+    assert torch.equal(whole, single)
+    assert torch.equal(steps(keys, 16)[:, :, :7], whole[:, :, :7])
+
+
 def test_prefill_is_causal_softmax():
     query, key, value = qkv("peaked", 300, 4, 300, key_heads=2)
     mask = torch.ones(1, 300, dtype=torch.bool)

@@ -87,7 +87,7 @@ def test_a_state_of_another_estimator_is_not_loaded(estimator, told):
 
 def test_what_a_state_does_not_depend_on_is_no_part_of_it():
     one = Sampled(gradient="unbiased", expectation="auto", gradient_hashes=None)
-    states = [YosoState(1, 2, 8, estimator=e, seed=SEED) for e in (one, Sampled(gradient_rank=2))]
+    states = [YosoState(1, 2, 8, estimator=e, seed=SEED) for e in (one, Sampled(gradient_hashes=2))]
     assert states[0].estimator == states[1].estimator == Sampled(expectation="never")
     states[0].load_state_dict(states[1].state_dict())
 

@@ -38,7 +38,6 @@ OTHERS = {  # of every field a value that is not the default of any kind
     "max_length": 20_000,
     "gradient": {"sampled": "unbiased", "expected": "lower_bound"},
     "expectation": "never",
-    "gradient_rank": 3,
     "gradient_hashes": 5,
     "n_probes": (2, 3),
     "sharpness": 0.7,
@@ -108,10 +107,8 @@ def test_fields_are_plain_numbers():
     assert soft == Soft(n_bits=5, n_hashes=7, n_probes=(2, 3), sharpness=2)
     assert all(type(x) is int for x in (soft.n_bits, soft.n_hashes, *soft.n_probes))
     assert type(soft.sharpness) is float and type(soft.n_probes) is tuple
-    sampled = Sampled(
-        gradient_hashes=np.int64(3), gradient_rank=np.int16(2), lift_scale=np.float64(2)
-    )
-    assert type(sampled.gradient_hashes) is int and type(sampled.gradient_rank) is int
+    sampled = Sampled(gradient_hashes=np.int64(3), lift_scale=np.float64(2))
+    assert type(sampled.gradient_hashes) is int
     assert type(sampled.lift_scale) is float and type(Sampled(lift_scale=3).lift_scale) is float
     for estimator in (soft, sampled):
         assert Estimator.from_dict(json.loads(json.dumps(estimator.to_dict()))) == estimator
@@ -148,7 +145,6 @@ def test_fields_are_plain_numbers():
             ValueError,
             "unit_norm must be one of 'l2', 'lift', got None",
         ),
-        (lambda: Sampled(gradient_rank=0), ValueError, "gradient_rank must be an integer >= 1"),
         (lambda: Soft(sharpness=True), (TypeError, ValueError), "sharpness must be"),
     ],
 )

@@ -18,13 +18,12 @@ from lshkit.attention import Expected, Soft, lsh_attention, yoso_attention  # no
 
 SUBSETS = [s for s in itertools.product((False, True), repeat=3) if 0 < sum(s) < 3]
 SMALL = replace(SAMPLED, n_hashes=4)
-# By pairs; buckets of about 15, 60 and 120 of 240 rows, each with a form of its own; a sketch.
+# By pairs; buckets of about 15, 60 and 120 of 240 rows, each with a form of its own.
 ESTIMATORS = {
     "pairs": SMALL,
     "direct": replace(SMALL, n_bits=4),
     "quadratic": replace(SMALL, n_bits=2),
     "linear": replace(SMALL, n_bits=1),
-    "sketch": replace(SMALL, n_bits=1, gradient_rank=8),
     "hashes": replace(SMALL, n_bits=4, gradient_hashes=2),
     "collided": replace(SMALL, gradient="collided"),
     "unbiased": replace(SMALL, gradient="unbiased"),

@@ -143,7 +143,8 @@ def warnings_of(group, case):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         attend(cp, case)
-    return cp.last_exchange, cp.last_reason, [str(w.message) for w in caught]
+    found = [(pathlib.Path(w.filename).parent.name, str(w.message)) for w in caught]
+    return cp.last_exchange, cp.last_reason, found
 
 
 def rows_round_trip(group, layout, n):

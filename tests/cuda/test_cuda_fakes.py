@@ -73,7 +73,6 @@ def test_fake_seeds_and_parameters(fake_cuda):
         assert seed.device == fake_cuda
         for family in torch_ops.FAMILY.values():
             assert torch_ops.hash_parameters(seed, 3, 64, 8, 32, family).device == fake_cuda
-        assert torch_ops.gradient_rotation(seed, 3, 64).device == fake_cuda
     other = torch.empty(1, dtype=torch.int64, device="cuda:1")
     with pytest.raises(ValueError, match="seed must be on the cpu or cuda:0, got a tensor on cuda"):
         arguments.seed_tensor(other, fake_cuda)

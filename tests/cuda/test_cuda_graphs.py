@@ -36,7 +36,6 @@ CASES = {
     "expected": dict(estimator=Expected(n_bits=4, gradient="lower_bound")),
     "exact gradient": dict(estimator=Expected(n_bits=4)),
     "collided gradient": dict(estimator=replace(SAMPLED, gradient="collided"), normalize=None),
-    "fewer columns": dict(estimator=replace(SAMPLED, gradient_rank=2)),
     "fewer hashes": dict(estimator=replace(SAMPLED, gradient_hashes=3)),
     "lift": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale=100.0)),
     "lift to the largest": dict(estimator=replace(SAMPLED, unit_norm="lift", lift_scale="auto")),

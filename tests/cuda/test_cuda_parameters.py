@@ -41,15 +41,6 @@ def test_parameters_are_those_of_numpy(cuda_device, seed, sizes):
     assert_angles(got[:, :ROWS], wanted[:, :ROWS])
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("n_sets, n_values", [(1, 1), (12, 64), (3, 100)])
-def test_rotations_are_those_of_numpy(cuda_device, seed, n_sets, n_values):
-    tensor = torch.tensor(seed, device=cuda_device)
-    got = torch_ops.gradient_rotation(tensor, n_sets, n_values)
-    assert got.device.type == cuda_device.type
-    assert_angles(got, hash_functions.make_rotation(n_values, n_sets, seed))
-
-
 def test_angles_are_rounded_once(cuda_device):
     words = np.random.Philox(key=1).random_raw(3 * 64 // 4).view(np.uint32)
     angles = words.astype(np.float32) * np.float32(2 * np.pi / 2**32)

@@ -91,13 +91,6 @@ def gradient_by_pairs(gradient, is_causal, threads):
 
 
 @cases()
-def gradient_rank(threads):
-    estimator = replace(SAMPLED, n_bits=4, n_hashes=8, gradient_rank=8)
-    inputs = attention_inputs(1300, 1200, 64, 64, batch=1, heads=3)
-    return attend(inputs, estimator, None, True, seed=9, normalize="sum")
-
-
-@cases()
 def gradient_of_16_bit_inputs(threads):
     estimator = replace(SAMPLED, n_bits=3, n_hashes=9)
     inputs = attention_inputs(1300, 1200, 64, 64, batch=1, heads=3, dtype=torch.bfloat16)

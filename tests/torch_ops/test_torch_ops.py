@@ -18,7 +18,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from lshkit import hash_functions, reference, torch_ops  # noqa: E402
-from lshkit.attention import Soft, yoso_attention  # noqa: E402
+from lshkit.attention import Colliding, Soft, yoso_attention  # noqa: E402
 
 OPS = torch.ops.lshkit
 SAMPLED_9 = dataclasses.replace(SAMPLED, n_bits=9)
@@ -365,7 +365,11 @@ def test_once_differentiable(estimator):
         torch.func.grad(lambda x: torch.func.grad(loss)(x).sum())(query)
 
 
-@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=["sampled", "expected"])
+@pytest.mark.parametrize(
+    "estimator",
+    [SAMPLED, EXPECTED, Soft(n_bits=4, n_hashes=4), Colliding()],
+    ids=["sampled", "expected", "soft", "colliding"],
+)
 def test_forward_mode_is_refused(estimator):
     """Tangents of zero would be worse than an error."""
     case = attention_inputs(5)
@@ -373,7 +377,7 @@ def test_forward_mode_is_refused(estimator):
     def attend(query):
         return yoso_attention(query, case.key, case.value, estimator=estimator, seed=0)
 
-    with pytest.raises(NotImplementedError, match="jvp"):
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative .*jvp"):
         torch.func.jvp(attend, (case.query,), (case.query,))
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(case.query, case.query)

@@ -52,7 +52,7 @@ SOFT_GOALS = {  # forward + backward, by probes
     2: {"4096": 14, "16384": 50, "65536": 180},
 }
 SHORT_GOALS = {"512": 6.5, "1024": 13, "4096": 48, "16384": 180}
-BF16_GOALS = {"lower_bound, bf16": 22, "lower_bound, rank 8, bf16": 40}  # at 16384
+BF16_GOALS = {"lower_bound, bf16": 22}  # at 16384
 PAIR_GOAL, CAUSAL_GOAL = 1.6, 1.3  # most times the lower bound (to 1024), the non-causal pass
 
 
@@ -161,9 +161,7 @@ def gradients(lengths, stopwatch):
         shorts = inputs(n, requires_grad=True, dtype=torch.bfloat16)
         sides = {
             "lower_bound": (sampled, floats),
-            "lower_bound, rank 8": (changed(gradient_rank=8), floats),
             "lower_bound, bf16": (sampled, shorts),
-            "lower_bound, rank 8, bf16": (changed(gradient_rank=8), shorts),
             "collided": (changed(gradient="collided"), floats),
             "unbiased": (changed(gradient="unbiased"), floats),
         }

@@ -16,21 +16,6 @@ enum class Normalize : int { none = 0, sum = 1, l2 = 2 };
 //   unbiased     p'(x) / (1 - (1 - p)^n_hashes) of the pairs that collide in some hash
 enum class Gradient : int { lower_bound = 0, exact = 1, collided = 2, unbiased = 3 };
 
-// An unbiased estimate of the sampled lower bound's gradient, for long sequences: a hash takes
-// `rank` coordinates of g_i . v_j, the product of output gradient and value, after a random
-// rotation of both. Where buckets are small, products are exact all the same. Scratch: about 2 n D
-// floats a head.
-struct GradientSketch {
-  index_t rank = 0;  // 0, or n_values and more: exact
-  // Of U = H G2 H G1 H G0 / D^1.5, H the Hadamard matrix of size D (columns), a power of two >=
-  // n_values and
-  // >= 16: float32 (3, D), for each G the D/2 cosines, then D/2 sines, of rotations of the
-  // planes (i, i + D/2) by angles uniform in [0, 2 pi), independent of the hash functions.
-  const float* rotation = nullptr;
-  index_t head_stride = 0;  // elements from one head's rotation to the next; 0: one for all heads
-  index_t columns = 0;
-};
-
 // Codes of the first n_hashes hashes alone, contiguous: those that the gradient of queries and keys
 // is taken from, an unbiased estimate with more noise. n_hashes 0: all of them.
 struct GradientCodes {
@@ -60,7 +45,6 @@ struct AttentionOptions {
   bool causal = false;  // query i sees keys j <= i
   Normalize normalize = Normalize::l2;
   Gradient gradient = Gradient::lower_bound;
-  GradientSketch sketch = {};
   GradientCodes gradient_codes = {};
   KeptOutput kept = {};
   // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has

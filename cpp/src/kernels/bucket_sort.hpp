@@ -1,7 +1,6 @@
 #pragma once
 // Rows by bucket, hash by hash: a counting sort of the codes of queries and of keys.
 #include "kernels.hpp"
-#include "lower_bound_sketch.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -19,30 +18,20 @@ struct Buckets {
   index_t keys(index_t b) const { return key_start[b + 1] - key_start[b]; }
 };
 
-// (rows), with kSketchAhead rows before and after that may be looked up.
-std::int32_t* take_order(Cut& cut, index_t rows) {
-  auto* order = cut.take<std::int32_t>(rows + 2 * kSketchAhead);
-  return order ? order + kSketchAhead : nullptr;
-}
-
 struct BucketSort {
   std::uint16_t *query_codes, *key_codes;  // (kGroup, rows): a group of hashes, each contiguous
-  // Of one hash, or where the gradient is sketched of a group: (rows) and (n_buckets + 1).
-  Buckets buckets[kGroup];
-  std::uint16_t *number, *code_of;  // renumber's, (n_buckets) and (keys), or null
+  Buckets buckets;                         // of one hash: (rows) and (n_buckets + 1)
+  std::uint16_t *number, *code_of;         // renumber's, (n_buckets) and (keys), or null
 
   BucketSort(const LowerBoundGradient& p, Cut& cut) {
     query_codes = cut.take<std::uint16_t>(kGroup * p.query.rows);
     key_codes = cut.take<std::uint16_t>(kGroup * p.key.rows);
     const bool sparse = p.key.rows < p.n_buckets / 2;
     const index_t most_buckets = sparse ? p.key.rows + 1 : p.n_buckets;
-    for (index_t g = 0; g < (p.rank > 0 ? kGroup : 1); ++g) {
-      Buckets& b = buckets[g];
-      b.query_order = take_order(cut, p.query.rows);
-      b.key_order = take_order(cut, p.key.rows);
-      b.query_start = cut.take<std::int32_t>(most_buckets + 1);
-      b.key_start = cut.take<std::int32_t>(most_buckets + 1);
-    }
+    buckets.query_order = cut.take<std::int32_t>(p.query.rows);
+    buckets.key_order = cut.take<std::int32_t>(p.key.rows);
+    buckets.query_start = cut.take<std::int32_t>(most_buckets + 1);
+    buckets.key_start = cut.take<std::int32_t>(most_buckets + 1);
     number = sparse ? cut.take<std::uint16_t>(p.n_buckets) : nullptr;
     code_of = sparse ? cut.take<std::uint16_t>(p.key.rows) : nullptr;
   }
@@ -79,7 +68,7 @@ index_t renumber(const BucketSort& s, std::uint16_t* query_codes, index_t n_quer
   return used;
 }
 
-// Rows that take part, by bucket, in ascending order within each; row 0 before and after them.
+// Rows that take part, by bucket, in ascending order within each.
 void counting_sort(const std::uint16_t* codes, index_t rows, const std::uint8_t* valid,
                    index_t n_buckets, std::int32_t* order, std::int32_t* start) {
   std::memset(start, 0, sizeof(*start) * (n_buckets + 1));
@@ -89,8 +78,6 @@ void counting_sort(const std::uint16_t* codes, index_t rows, const std::uint8_t*
     if (valid[i]) order[start[codes[i]]++] = std::int32_t(i);
   for (index_t b = n_buckets; b > 0; --b) start[b] = start[b - 1];
   start[0] = 0;
-  std::memset(order - kSketchAhead, 0, sizeof(*order) * kSketchAhead);
-  std::memset(order + start[n_buckets], 0, sizeof(*order) * kSketchAhead);
 }
 
 // Brings the rows of hash h's buckets together; hashes are asked for in turn.

@@ -253,10 +253,6 @@ struct SampledGradient : PairGradient<float> {
 struct LowerBoundGradient : SampledGradient {
   index_t n_buckets;
   float scale;
-  // Coordinates of grad . value that a hash takes (lower_bound_sketch.hpp), 0 for all: exact.
-  index_t rank = 0;
-  const float* rotation = nullptr;  // (3, rotation_columns)
-  index_t rotation_columns = 0;
   bool bfloat16_products = false;  // may be taken
 };
 // Of the pairs that collide in some hash: w from the cosine, see Gradient::collided and unbiased.

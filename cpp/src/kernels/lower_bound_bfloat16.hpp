@@ -33,7 +33,7 @@ namespace {
 
 LSHKIT_INLINE Bfloat16Rows cut_words(const LowerBoundGradient& p, Cut& cut) {
   Bfloat16Rows w{};
-  w.on = p.bfloat16_products && p.rank == 0 && !p.causal && p.query.columns % 16 == 0 &&
+  w.on = p.bfloat16_products && !p.causal && p.query.columns % 16 == 0 &&
          p.value.columns % 16 == 0 && lshkit::kernels().bfloat16_rows;
   if (!w.on) return w;
   w.linear = lshkit::kernels().bfloat16_bucket;

@@ -8,7 +8,6 @@
 // small enough that little of what they compute is hidden, large enough to fill the registers.
 #include "bucket_sort.hpp"
 #include "lower_bound_bfloat16.hpp"
-#include "lower_bound_sketch.hpp"
 #include "matmul.hpp"
 #include "simd.hpp"
 #include "wanted_gradients.hpp"
@@ -31,13 +30,11 @@ struct BucketScratch {
   std::int32_t* passed;  // keys before each chunk of queries
   float *key, *value, *query, *value_t, *pair, *product, *sum;
   index_t d, dv;
-  Sketch sketch;
   Bfloat16Rows words;
   BucketScratch(const Problem& p, Cut& cut)
       : sort(p, cut),
         d(round_up(p.query.columns, W)),
         dv(round_up(p.value.columns, W)),
-        sketch(p, cut),
         words(cut_words(p, cut)) {
     passed = cut.take<std::int32_t>(p.query.rows / kCausalChunk + 2);
     key = cut.take<float>(kChunk * d);

@@ -33,7 +33,7 @@ struct Costs {
 
   Costs(const Problem& p, const BucketScratch& s)
       : pair((2 * float(s.dv) + 4 * float(s.d)) * (s.words.on && !s.words.linear ? 0.5f : 1)),
-        row(4 * float(s.d) * float(p.rank > 0 ? s.sketch.width : s.dv)),
+        row(4 * float(s.d) * float(s.dv)),
         causal(p.causal) {}
   bool pairs_are_cheaper(index_t nq, index_t nk) const {
     return float(nq) * float(nk) * (causal ? 0.5f : 1.0f) * pair <= row * float(nq + nk);
@@ -63,39 +63,6 @@ LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const
   }
 }
 
-// The products of the large buckets of n hashes from `first`, sketched. A part of the features and
-// one direction at a time: of the rows that lie all over memory, as many as can be are in a cache.
-void sketched(const Problem& p, const BucketScratch& s, const Costs& costs, index_t first,
-              index_t n) {
-  for (const bool to_queries : {true, false}) {
-    if (!(to_queries ? p.query_grad : p.key_grad).data) continue;
-    for (index_t column = 0; column < p.query.columns; column += kSketchColumns * W)
-      for (index_t g = 0; g < n; ++g) {
-        const Buckets& of = s.sort.buckets[g];
-        const index_t group = s.sketch.group(first + g, p.n_hashes);
-        const SketchSide queries = {s.sketch.group_of(s.sketch.grad, p.query.rows, group), p.query,
-                                    p.query_inverse_norm, p.query_grad};
-        const SketchSide keys = {s.sketch.group_of(s.sketch.value, p.key.rows, group), p.key,
-                                 p.key_inverse_norm, p.key_grad};
-        // Keys get theirs on the way back, from the queries that come no earlier.
-        const bool back = p.causal && !to_queries;
-        for (index_t t = 0; t < of.count; ++t) {
-          const index_t b = back ? of.count - 1 - t : t;
-          const index_t nq = of.queries(b), nk = of.keys(b);
-          if (nq == 0 || nk == 0 || costs.pairs_are_cheaper(nq, nk)) continue;
-          const SketchRows query_rows = {of.query_order + of.query_start[b], nq},
-                           key_rows = {of.key_order + of.key_start[b], nk};
-          if (to_queries)
-            sketch_columns(keys, key_rows, queries, query_rows, s.sketch.width, column, p.causal,
-                           1);
-          else
-            sketch_columns(queries, query_rows, keys, key_rows, s.sketch.width, column, p.causal,
-                           back ? -1 : 1);
-        }
-      }
-  }
-}
-
 }  // namespace
 
 index_t lower_bound_buckets_scratch(const LowerBoundGradient& p) {
@@ -109,7 +76,6 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   BucketScratch s(p, cut);
   clear(p.query_grad);
   clear(p.key_grad);
-  s.sketch.fill(p);
   if (s.words.on) lshkit::kernels().bfloat16_rows(p, s.words);
   const Costs costs(p, s);
   const auto direct = with_wanted(
@@ -118,16 +84,15 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.sort.number) std::memset(s.sort.number, 0, sizeof(*s.sort.number) * p.n_buckets);
-  const bool prefetch = p.rank == 0 && (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
+  const bool prefetch = (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
+  Buckets& of = s.sort.buckets;
   for (index_t h = 0; h < p.n_hashes; ++h) {
-    Buckets& of = s.sort.buckets[p.rank > 0 ? h % kGroup : 0];
     sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
       if (prefetch && b + 1 < of.count) prefetch_rows(p, s, costs, of, b + 1);
       if (nq == 0 || nk == 0) continue;
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
-      if (p.rank > 0 && !pairs) continue;  // sketched below
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
       if (pairs && in_words(s, nq, nk))
         bucket.bfloat16_pairs(nq, nk);
@@ -140,8 +105,6 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
       else
         bucket.linear(nq, nk);
     }
-    if (p.rank > 0 && (h % kGroup == kGroup - 1 || h == p.n_hashes - 1))
-      sketched(p, s, costs, h / kGroup * kGroup, h % kGroup + 1);
   }
 }
 

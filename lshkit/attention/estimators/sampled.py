@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_choice, seed_tensor
+from lshkit.attention.arguments import check_choice
 from lshkit.attention.call import Call, aligned, expected_attention, without_first
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.expected import Expected
@@ -50,12 +50,6 @@ class Sampled(BucketSums):
             n_hashes positions (of packed sequences their mean lengths count), and for one query
             over a cache. "never" samples at all lengths. `torch.export` samples, since a graph for
             all lengths can hold only one of the two; so does `YosoState`.
-        gradient_rank: R, 1 to D_v, makes the lower bound's gradient of long sequences D_v / R times
-            cheaper: each hash uses R coordinates of a pair's product of output gradient and value,
-            after a random rotation of both. Unbiased, with more noise; exact where comparing the
-            pairs of a bucket costs less: in small buckets, and at 8 bits up to 1024 rows. With
-            fewer bits shorter sequences are sketched too. None: exact. On CUDA the gradient is
-            always exact.
         gradient_hashes: the gradient of queries and keys is taken from so many of the n_hashes, 1
             to n_hashes, which divides its cost: unbiased, with the noise that so few hashes have.
             The output and the gradient of values have all of them. None: all. For gradient
@@ -65,7 +59,6 @@ class Sampled(BucketSums):
 
     gradient: str = "lower_bound"
     expectation: str = "auto"
-    gradient_rank: int | None = None
     gradient_hashes: int | None = None
 
     name: ClassVar[str] = "sampled"
@@ -74,12 +67,6 @@ class Sampled(BucketSums):
         super().__post_init__()
         check_choice("gradient", self.gradient, ("lower_bound", "collided", "unbiased"))
         check_choice("expectation", self.expectation, EXPECTATION)
-        if self.gradient_rank is not None:
-            self._set(gradient_rank=checks.integer("gradient_rank", self.gradient_rank, 1))
-            if self.gradient != "lower_bound":
-                raise ValueError(
-                    f'gradient_rank needs gradient="lower_bound", got gradient={self.gradient!r}'
-                )
         if self.gradient_hashes is not None:
             count = checks.integer("gradient_hashes", self.gradient_hashes, 1, self.n_hashes)
             self._set(gradient_hashes=count)
@@ -129,11 +116,6 @@ class Sampled(BucketSums):
 
     def _attend(self, call: Call) -> Tensor:
         self.check_length(call.lengths[1])
-        rank, n_values = self.gradient_rank, call.value.shape[-1]
-        if rank is not None and rank > n_values:
-            raise ValueError(
-                f"gradient_rank must be at most value's number of columns {n_values}, got {rank}"
-            )
         if (
             self.expectation == "auto"
             and not torch.compiler.is_exporting()
@@ -142,24 +124,10 @@ class Sampled(BucketSums):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
         call, first = aligned(call)
-        rotation = None
-        if rank is not None and torch.is_grad_enabled():
-            call = call._replace(seed=seed_tensor(call.seed, call.query.device))
-            rotation = self._rotation_of(call)
         out, *_ = torch_ops.yoso_attention(
             *call.tensors,
             *self.functions_of(call),
             *(*call.options, torch_ops.GRADIENT[self.gradient]),
-            *(0 if rotation is None else rank, rotation, self.gradient_hashes or 0),
+            self.gradient_hashes or 0,
         )
         return without_first(out, first)
-
-    @staticmethod
-    def _rotation_of(call: Call) -> Tensor:
-        n_heads, n_values = call.query.shape[1], call.value.shape[-1]
-        if call.heads is None:
-            return torch_ops.gradient_rotation(call.seed, n_heads, n_values)
-        groups = n_heads // call.key.shape[1]
-        first, of_all = (groups * number for number in call.heads)
-        rotation = torch_ops.gradient_rotation(call.seed, of_all, n_values)
-        return rotation[first : first + n_heads].contiguous()

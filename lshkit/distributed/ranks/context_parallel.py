@@ -1,6 +1,5 @@
 """Context parallelism: attention over a sequence whose rows are spread over ranks."""
 
-import dataclasses
 import hashlib
 import json
 import logging
@@ -16,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from lshkit import checks
 from lshkit.attention.across_ranks import AcrossRanks, T
 from lshkit.attention.arguments import check_choice, seed_tensor
-from lshkit.attention.call import Call
-from lshkit.attention.estimators import BucketSums, Estimator, Sampled
+from lshkit.attention.call import Call, mean_lengths
+from lshkit.attention.estimators import BucketSums, Estimator
 from lshkit.distributed.ranks import choice
 from lshkit.distributed.ranks.arguments import cast, group_of, sequence_starts, short
 from lshkit.distributed.ranks.collectives import Ranks, fetch, fetch_plan
@@ -218,9 +218,8 @@ class ContextParallel(AcrossRanks):
         call = call._replace(seed=seed_tensor(seeds[0], call.query.device))
         where = self._where(call, query_lengths, key_lengths, causal_offset)
         n_sequences = 1 if where.starts is None else len(where.starts) - 1
-        estimator = estimator.at_lengths(
-            where.queries.total // n_sequences, where.keys.total // n_sequences
-        )
+        lengths = mean_lengths(where.queries.total, where.keys.total, n_sequences)
+        estimator = estimator.at_lengths(*lengths)
         if self.size == 1:
             starts = None
             if where.starts is not None:
@@ -232,8 +231,6 @@ class ContextParallel(AcrossRanks):
         if exchange == "heads":
             return attend_by_heads(self._ranks, estimator, call, where)
         if exchange == "keys":
-            if isinstance(estimator, Sampled):  # the rule of where it is exact is a rule of lengths
-                estimator = dataclasses.replace(estimator, gradient_rank=None)
             return attend_by_keys(self._ranks, estimator, call, where)
         assert isinstance(estimator, BucketSums)
         return attend_by_tables(self._ranks, estimator, call, where)
@@ -340,7 +337,8 @@ class ContextParallel(AcrossRanks):
         left_out = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         if self.exchange != "auto":
             why = f"{self.exchange} cannot compute this call ({reasons[self.exchange]})"
-            warnings.warn(f"context_parallel: exchange={chosen!r} is used: {why}", stacklevel=5)
+            message = f"context_parallel: exchange={chosen!r} is used: {why}"
+            warnings.warn(message, stacklevel=checks.outside())
         elif left_out:
             why += f" (not possible: {left_out})"
         if (chosen, why) != (self.last_exchange, self.last_reason):

@@ -3,8 +3,7 @@
 // too. Work is queued on the stream, nothing is waited for and nothing is allocated: scratch is the
 // caller's, of as many bytes as a call with null scratch returns. Throws what CUDA reports.
 //
-// Hashes and tables of 16 bits and a sketch of the gradient ask for less than is given here: all is
-// computed in full.
+// Hashes and tables of 16 bits ask for less than is given here: all is computed in full.
 #include "lshkit/attention.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "lshkit/cuda/queue.hpp"
