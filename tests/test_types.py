@@ -16,7 +16,6 @@ import sys
 import pytest
 
 import lshkit
-from lshkit import _C
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = pathlib.Path(lshkit.__file__).parent
@@ -37,39 +36,6 @@ def test_type_checkers_see_the_lazy_names():
     seen = {alias.asname: (node.module, alias.name) for node in block.body for alias in node.names}
     names = {name: (module, name) for name, module in lshkit._NAMES.items()}
     assert seen == names | {name: (None, name) for name in lshkit._SUBMODULES}
-
-
-# --- The compiled module --------------------------------------------------------------------------
-
-
-def signature(function):
-    """Names and defaults of the parameters in pybind11's first line of a docstring."""
-    (node,) = ast.parse(f"def {function.__doc__.strip().splitlines()[0]}: ...").body
-    return parameters(node)
-
-
-def parameters(node):
-    given = node.args
-    names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-    defaults = [ast.unparse(x) for x in (*given.defaults, *given.kw_defaults) if x is not None]
-    return names, defaults, ast.unparse(node.returns).removeprefix("lshkit._C.")
-
-
-def test_the_stub_is_that_of_the_compiled_module():
-    body = ast.parse((PACKAGE / "_C.pyi").read_text()).body
-    functions = {n.name: n for n in body if isinstance(n, ast.FunctionDef)}
-    classes = {n.name: n for n in body if isinstance(n, ast.ClassDef)}
-    values = {n.target.id for n in body if isinstance(n, ast.AnnAssign)}
-    public = {name: x for name, x in vars(_C).items() if not name.startswith("__")}
-    assert functions.keys() | classes.keys() | values == public.keys()
-    for name, node in functions.items():
-        if name != "set_max_threads":  # its argument has no name
-            assert parameters(node) == signature(public[name]), name
-    for name, node in classes.items():
-        methods = {n.name: n for n in node.body}
-        assert methods.keys() == {x for x in vars(public[name]) if not x.startswith("_")}
-        for method, of_stub in methods.items():
-            assert parameters(of_stub) == signature(getattr(public[name], method)), method
 
 
 # --- Public names ---------------------------------------------------------------------------------

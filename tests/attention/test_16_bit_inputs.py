@@ -38,7 +38,7 @@ def run(query, key, value, mask=None, *, family="hadamard", n_bits=8, n_hashes=3
     parameters = torch_ops.hash_parameters(
         torch.tensor(seed), query.shape[1], query.shape[-1], n_bits, n_hashes, family
     )
-    options = is_causal, torch_ops.NORMALIZE[normalize], 0, 0, None
+    options = is_causal, torch_ops.NORMALIZE[normalize], 0
     return torch_ops.yoso_attention(
         *(query, key, value, mask, None, None, parameters, family, n_bits, n_hashes, *options)
     )[:3]

@@ -137,12 +137,11 @@ def test_operator_passes_opcheck():
     case = attention_inputs(17, 13, 8)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
     planes = torch_ops.hash_parameters(torch.tensor(0), 3, 8, 4, 5, 1)
-    arguments = (*inputs, None, None, None, planes, 1, 4, 5, True, 2, 0, 0, None, 3)
+    arguments = (*inputs, None, None, None, planes, 1, 4, 5, True, 2, 0, 3)
     torch.library.opcheck(torch.ops.lshkit.yoso_attention.default, arguments)
     inputs = [x.detach() for x in inputs]
     out, *codes, divisors = torch_ops.yoso_attention(*inputs, *arguments[3:])
     torch.library.opcheck(
         torch.ops.lshkit.yoso_attention_backward.default,
-        (case.grad_out, *inputs, None, None, None, *codes, 4, True, 2, 0, 0, None, 3)
-        + (out, divisors),
+        (case.grad_out, *inputs, None, None, None, *codes, 4, True, 2, 0, 3) + (out, divisors),
     )

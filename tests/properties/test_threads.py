@@ -105,7 +105,7 @@ def attention_of_16_bit_inputs(heads_and_values, is_causal, threads):
     inputs.value[0, 0, 5, 0] = 1e9  # a slice that is summed in full
     parameters = torch_ops.hash_parameters(torch.tensor(1), heads, 64, 8, 32, FAMILY["hadamard"])
     hashing = None, None, None, parameters, FAMILY["hadamard"], 8, 32
-    options = is_causal, torch_ops.NORMALIZE["l2"], 0, 0, None
+    options = is_causal, torch_ops.NORMALIZE["l2"], 0
     return torch_ops.yoso_attention(inputs.query, inputs.key, inputs.value, *hashing, *options)
 
 
