@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import SAMPLED as SAMPLES  # noqa: E402
-from cases.attention import padding_mask  # noqa: E402
+from cases.attention import padding_mask, tokens  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -16,10 +16,6 @@ from lshkit.attention import Sampled, Soft, YosoAttention, yoso_attention  # noq
 
 SAMPLED = {"estimator": SAMPLES}  # where the hash functions should make a difference
 NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)
-
-
-def tokens(n=11, size=24, batch=2, seed=0):
-    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
 
 
 def by_hand(module, query, key, value, mask=None, is_causal=False):
