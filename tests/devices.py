@@ -78,6 +78,13 @@ SLOW_IN_EMULATION = (
     r"unit_norm_lift::test_transforms|checkpointing|every_number_survives",
 )
 
+
+def needs_gpu(device):
+    """For tests of what the emulated kernels have not got."""
+    if device.type != "cuda":
+        pytest.skip("needs a GPU")
+
+
 _TESTS = str(pathlib.Path(__file__).resolve().parent)
 _PASSED_BY = "/torch/", "/numpy/", "/functools", "/contextlib", str(pathlib.Path(__file__))
 

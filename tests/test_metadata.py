@@ -1,13 +1,11 @@
 """The version stands in one place, lshkit/__init__.py; what must repeat it is held to it here."""
 
-import pathlib
 import re
 
 import pytest
+from cases.commands import ROOT
 
 import lshkit
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.parametrize(

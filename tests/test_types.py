@@ -14,16 +14,11 @@ import subprocess
 import sys
 
 import pytest
+from cases.commands import DOCS, MODULES, ROOT, needs_packages_of
 
 import lshkit
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = pathlib.Path(lshkit.__file__).parent
-DOCS = ROOT / "docs"
-MODULES = (
-    *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
-    *("distributed", "torch_ops"),
-)
 
 
 def test_the_package_is_marked_as_typed():
@@ -58,8 +53,7 @@ def public_functions(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_function_is_annotated(module):
-    if module.startswith("attention") or module in ("distributed", "sampling", "torch_ops"):
-        pytest.importorskip("torch")
+    needs_packages_of(module)
     found = dict(public_functions(importlib.import_module(f"lshkit.{module}")))
     assert found
     missing = []

@@ -173,12 +173,3 @@ def test_numbers_that_are_not_finite(bad):
             finite = wanted.isfinite()
             assert torch.equal(got.isfinite(), finite)
             assert relative_error(got[finite], wanted[finite]) < bound(torch.bfloat16)
-
-
-def test_threads_do_not_change_a_bit():
-    inputs = rows("random", 1100, 80)
-    results = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        results.append(attend(*inputs, torch.bfloat16, normalize="l2"))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cases.attention import SAMPLED as SAMPLES  # noqa: E402
-from cases.attention import padding_mask  # noqa: E402
+from cases.attention import padding_mask, tokens  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -16,10 +16,6 @@ from lshkit.attention import Sampled, Soft, YosoAttention, yoso_attention  # noq
 
 SAMPLED = {"estimator": SAMPLES}  # where the hash functions should make a difference
 NESTED = torch.nested.nested_tensor([torch.ones(11, 24)] * 2)
-
-
-def tokens(n=11, size=24, batch=2, seed=0):
-    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
 
 
 def by_hand(module, query, key, value, mask=None, is_causal=False):
@@ -302,13 +298,11 @@ def test_from_the_meta_device(seed):
     assert seed is None or int(module.hash_seed) == seed
 
 
-def test_dtype_and_repr():
+def test_dtype_and_device():
     module = YosoAttention(24, 3, conv_window=3, dtype=torch.bfloat16).eval()
     assert module.hash_seed.dtype == torch.int64
     out, _ = module(*[tokens().bfloat16()] * 3)
     assert out.dtype == torch.bfloat16
-    assert "embed_dim=24, num_heads=3, estimator=Sampled(n_bits=12, n_hashes=32)" in repr(module)
-    assert "eval_estimator=Sampled(n_bits=12, n_hashes=64)" in repr(module)
     with torch.device("meta"):
         assert YosoAttention(24, 3).in_proj_weight.is_meta
     x = tokens().to("meta")
@@ -436,12 +430,10 @@ def test_estimators_may_be_replaced():
 
 
 @torch.no_grad()
-def test_fresh_or_fixed_hashes_while_training():
+def test_fixed_hashes_while_training():
     x = tokens()
-    for fresh in (True, False):
-        module = YosoAttention(24, 3, **SAMPLED, fresh_hashes=fresh).train()
-        first, second = (module(x, x, x)[0] for _ in range(2))
-        assert torch.equal(first, second) is not fresh
+    module = YosoAttention(24, 3, **SAMPLED, fresh_hashes=False).train()
+    assert torch.equal(*(module(x, x, x)[0] for _ in range(2)))
 
 
 @torch.no_grad()

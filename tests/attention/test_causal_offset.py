@@ -12,6 +12,7 @@ from cases.attention import (  # noqa: E402
     SAMPLED,
     attention_inputs,
     codes_of,
+    leaves_of,
     padding_mask,
 )
 from test_soft_attention import parameters_of, probe_features, projections_of  # noqa: E402
@@ -92,12 +93,8 @@ def dense(estimator, query, key, value, mask, offset, normalize):
     return out.unflatten(2, (group, -1)).flatten(1, 2)
 
 
-def leaves(*tensors):
-    return [x.detach().clone().requires_grad_() for x in tensors]
-
-
 def with_gradients(function, tensors, grad_out):
-    inputs = leaves(*tensors)
+    inputs = leaves_of(*tensors)
     out = function(*inputs)
     return out.detach(), *torch.autograd.grad(out, inputs, grad_out.to(out.dtype))
 

@@ -1,5 +1,6 @@
 """YosoState: the causal forward, a few positions at a time, from tables of constant size."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -173,9 +174,14 @@ def test_other_dtypes_are_computed_in_float32(dtype):
 # --- Soft codes ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_probes", [1, 2, 4, 5, 16, (4, 1), (1, 3), (2, 8)])
-@pytest.mark.parametrize("hasher", FAMILIES)
-@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize(
+    ("normalize", "hasher", "n_probes"),
+    [
+        *itertools.product(["l2"], FAMILIES, [1, 2, 4, 5, 16, (4, 1), (1, 3), (2, 8)]),
+        *(("sum", hasher, (2, 8)) for hasher in FAMILIES),
+        *((None, hasher, 4) for hasher in FAMILIES),
+    ],
+)
 def test_soft_codes(normalize, hasher, n_probes):
     tensors = qkv(n=21, heads=4, key_heads=2)
     query, key, value = (x.double().numpy() for x in tensors)

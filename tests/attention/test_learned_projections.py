@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases.attention import NORMALIZE, attention_inputs, padding_mask
+from cases.attention import NORMALIZE, attention_inputs, leaves_of, padding_mask
 from test_soft_attention import assert_close, attend, parameters_of, probe_features
 
 from lshkit import torch_ops
@@ -50,10 +50,6 @@ def dense(query, key, value, planes, mask, causal, normalize, probes, sharpness,
         features.append(probe_features(projected, codes, bits, t, sharpness))
     keys, values = (x.repeat_interleave(group, 1) for x in (features[1], value))
     return attend(features[0], keys, values, mask, causal, normalize)
-
-
-def leaves_of(*tensors):
-    return [x.detach().clone().requires_grad_() for x in tensors]
 
 
 def check(inputs, planes, mask, causal, normalize, probes, sharpness, **options):

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
+from cases.attention import leaves_of  # noqa: E402
 
 from lshkit import reference, torch_ops  # noqa: E402
 from lshkit.attention import lsh_attention  # noqa: E402
@@ -32,7 +33,7 @@ def inputs(n_q=60, n_k=None, d=24, d_v=20, *, batch=2, heads=4, key_heads=2, see
 
 
 def leaves(case):
-    return [x.detach().clone().requires_grad_() for x in (case.query, case.key, case.value)]
+    return leaves_of(case.query, case.key, case.value)
 
 
 def run(case, mask=None, is_causal=False, **options):

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cases.attention import EXPECTED, SAMPLED, padding_mask  # noqa: E402
+from cases.attention import EXPECTED, SAMPLED, padding_mask, tokens  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.nn.utils import prune  # noqa: E402
@@ -16,10 +16,6 @@ from lshkit.attention import Colliding, Soft, YosoAttention, YosoState, yoso_att
 from lshkit.attention.convolution import convolve_features  # noqa: E402
 
 WIDTH = 4
-
-
-def tokens(n=11, size=24, batch=2, seed=0):
-    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
 
 
 def module_of(seed=0, **options):

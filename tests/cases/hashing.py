@@ -1,9 +1,25 @@
-"""What the core makes of rows, for the tests of hash functions."""
+"""What the core makes of rows, for the tests of hash functions and of threads."""
 
 import numpy as np
 
 from lshkit import _C
 from lshkit.hash_functions import FAMILY, code_dtype
+
+N_BITS, N_HASHES, HYPERPLANE = 8, 16, FAMILY["hyperplane"]
+
+
+def rows_and_planes(n):
+    """2 x 2 x n rows of 64 features, and hyperplanes for `hash_rows`."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 2, n, 64)).astype(np.float32)
+    planes = rng.standard_normal((1, N_BITS * N_HASHES, 64)).astype(np.float32)
+    return x, planes
+
+
+def hash_rows(x, planes, threads):
+    codes = np.empty((*x.shape[:3], N_HASHES), np.uint8)
+    _C.hash(x, planes, HYPERPLANE, N_BITS, N_HASHES, codes, threads)
+    return codes
 
 
 def soft_codes_of_core(x, parameters, family, n_bits, n_hashes, n_probes, sharpness, grad, threads):

@@ -1,13 +1,15 @@
-"""Plain float64 densities, the oracle of the density tests."""
+"""Plain float64 densities, the oracle of the density tests, and sketches of one size."""
 
 import math
 
 import numpy as np
 from scipy.special import logsumexp
 
+from lshkit.kde import LSHKernelDensity
 from lshkit.reference import log_kernel
 
 KERNELS = "gaussian exponential laplacian tophat epanechnikov linear cosine angular".split()
+SKETCHES = {"angular": dict(n_bits=6), "laplacian": dict(n_bits=5, bandwidth=1.5)}
 
 
 def log_mean(kernel, queries, rows, bandwidth=1.0, n_bits=8, weights=None):
@@ -26,3 +28,15 @@ def clustered(n, d, n_clusters, scale=0.1, seed=0, n_queries=64):
         for k in (n, n_queries)
     )
     return rows, queries
+
+
+def sketch(kernel="angular", **options):
+    settings = SKETCHES[kernel] | dict(random_state=0, n_hashes=24) | options
+    return LSHKernelDensity(kernel, algorithm="bucket_sum", normalize=False, **settings)
+
+
+def exact(kernel, queries, rows, weights=None):
+    """What a sketch of that kernel estimates."""
+    options = SKETCHES[kernel]
+    args = options.get("bandwidth", 1.0), options["n_bits"], weights
+    return np.exp(log_mean(kernel, queries, rows, *args))

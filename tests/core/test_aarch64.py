@@ -1,11 +1,10 @@
 """The NEON kernels, compiled by a cross compiler and run by qemu, where both are installed."""
 
 import importlib.util
-import pathlib
 
 import pytest
+from cases.commands import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 TESTS = ("bucket_sum", "kernel_sums", "soft_hash")
 spec = importlib.util.spec_from_file_location("tools", ROOT / "tools" / "test_aarch64.py")
 tools = importlib.util.module_from_spec(spec)

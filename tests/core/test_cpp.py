@@ -11,8 +11,8 @@ import subprocess
 import sysconfig
 
 import pytest
+from cases.commands import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 # cmake and ninja may come from PyPI, beside this Python, without being on PATH.
 PATH = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 CMAKE = shutil.which("cmake", path=PATH)

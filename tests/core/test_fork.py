@@ -5,25 +5,16 @@ import signal
 
 import numpy as np
 import pytest
+from cases.hashing import HYPERPLANE, N_BITS, N_HASHES, hash_rows, rows_and_planes
 
 from lshkit import _C
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-N_BITS, N_HASHES, HYPERPLANE = 8, 16, 0
 
 
 @pytest.fixture(scope="module")
 def arrays():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 2, 2000, 64)).astype(np.float32)
-    planes = rng.standard_normal((1, N_BITS * N_HASHES, 64)).astype(np.float32)
-    return x, planes
-
-
-def hash_rows(x, planes, threads):
-    codes = np.empty((*x.shape[:3], N_HASHES), np.uint8)
-    _C.hash(x, planes, HYPERPLANE, N_BITS, N_HASHES, codes, threads)
-    return codes
+    return rows_and_planes(2000)
 
 
 def test_forked_child_gives_the_same_codes(arrays):

@@ -6,24 +6,14 @@ import threading
 
 import numpy as np
 import pytest
+from cases.hashing import hash_rows, rows_and_planes
 
 from lshkit import _C
-
-N_BITS, N_HASHES, HYPERPLANE = 8, 16, 0
-
-
-def hash_rows(x, planes, threads):
-    codes = np.empty((*x.shape[:3], N_HASHES), np.uint8)
-    _C.hash(x, planes, HYPERPLANE, N_BITS, N_HASHES, codes, threads)
-    return codes
 
 
 @pytest.fixture(scope="module")
 def arrays():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((2, 2, 600, 64)).astype(np.float32)
-    planes = rng.standard_normal((1, N_BITS * N_HASHES, 64)).astype(np.float32)
-    return x, planes
+    return rows_and_planes(600)
 
 
 def in_threads(number, call):

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
+from devices import needs_gpu
 
 from lshkit import hashing
 
@@ -45,11 +46,6 @@ CASES = {
 }
 FEW = "causal", "hyperplanes"  # in emulation
 ROWS = 70
-
-
-def needs_gpu(device):
-    if device.type != "cuda":
-        pytest.skip("needs a GPU")
 
 
 def inputs(device, name="", seed=0, dtype=torch.float32):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from devices import needs_gpu
 
 from lshkit import _C, hash_functions
 
@@ -88,11 +89,6 @@ def test_errors_of_the_core(cuda_device):
 
 
 # --- Seeds ----------------------------------------------------------------------------------------
-
-
-def needs_gpu(device):
-    if device.type != "cuda":
-        pytest.skip("needs a GPU")
 
 
 def test_all_forms_of_a_seed_give_the_same_functions(cuda_device):

@@ -3,22 +3,17 @@
 import importlib
 import inspect
 import os
-import pathlib
 import re
 import runpy
 import types
 
 import pytest
+from cases.commands import DOCS, MODULES, ROOT, needs_packages_of
 
 import lshkit
 
-DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
-README = DOCS.parent / "README.md"
+README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-MODULES = (
-    *("hashing", "buckets", "attention", "attention.huggingface", "kde", "sampling"),
-    *("distributed", "torch_ops"),
-)
 ENTRY = re.compile(r"^\.\. (?:auto|py:)(?:class|function|data):: (\w+)", re.MULTILINE)
 
 outputs = types.SimpleNamespace(**runpy.run_path(str(DOCS / "outputs.py")))
@@ -48,7 +43,7 @@ def test_clients_have_tutorials():
 
 def test_gallery_has_a_picture_of_each_example():
     """The build does not run them: it shows what their full runs drew."""
-    scripts = sorted((DOCS.parent / "python_examples").glob("*.py"))
+    scripts = sorted((ROOT / "python_examples").glob("*.py"))
     assert scripts
     for script in scripts:
         picture = f"images/{script.stem}.png"
@@ -65,8 +60,7 @@ def test_links_of_the_readme_lead_somewhere():
 
 
 def public_names(module):
-    if module.startswith("attention") or module in ("distributed", "sampling", "torch_ops"):
-        pytest.importorskip("torch")
+    needs_packages_of(module)
     if module == "distributed":
         pytest.importorskip("dask.array")
     module = importlib.import_module(f"lshkit.{module}")

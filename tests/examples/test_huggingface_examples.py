@@ -33,7 +33,7 @@ def test_models_end_in_tables_and_a_picture(tmp_path):
     assert "refused: lshkit_yoso can't take position_bias" in done.stdout
     times = [row for row in rows if row[0].endswith("ward")]
     assert len(times) == 3 * 4 * 2  # what, attention, length
-    assert all(float(cell) >= 0 for row in times for cell in row[3:])  # to so many digits
+    assert all(float(cell) >= 0 for row in times for cell in row[3:])  # each is a number
     assert picture.read_bytes().startswith(PNG_SIGNATURE)
 
 

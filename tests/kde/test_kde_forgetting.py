@@ -5,29 +5,17 @@ import pickle
 
 import numpy as np
 import pytest
-from cases.kde import clustered, log_mean
+from cases.kde import SKETCHES, clustered, exact, sketch
 from sklearn.base import clone
 
 from lshkit.kde import LSHKernelDensity
 
-CASES = {"angular": dict(n_bits=6), "laplacian": dict(n_bits=5, bandwidth=1.5)}
 WINDOW, ERROR = 4000, 0.1  # blocks of 400 rows
 FORGETTING = {
     "half_life": dict(half_life=150.5),
     "blocked": dict(sliding_window=WINDOW, sliding_window_error=ERROR),
     "exact": dict(sliding_window=700),
 }
-
-
-def sketch(kernel="angular", **options):
-    settings = CASES[kernel] | dict(random_state=0, n_hashes=24) | options
-    return LSHKernelDensity(kernel, algorithm="bucket_sum", normalize=False, **settings)
-
-
-def exact(kernel, queries, rows, weights=None):
-    options = CASES[kernel]
-    args = options.get("bandwidth", 1.0), options["n_bits"], weights
-    return np.exp(log_mean(kernel, queries, rows, *args))
 
 
 def bursts(n, kind, seed=0):
@@ -45,14 +33,14 @@ def bursts(n, kind, seed=0):
 def raw(density, kernel, queries):
     """Sum over the window of what shares a bucket, before a correction; and the window's weight."""
     total = density._kde_sketch.total
-    chance = 0 if kernel == "angular" else 2.0 ** -CASES[kernel]["n_bits"]
+    chance = 0 if kernel == "angular" else 2.0 ** -SKETCHES[kernel]["n_bits"]
     return (density.kernel_mean(queries) * (1 - chance) + chance) * total, total
 
 
 # ---- a half-life ----
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 @pytest.mark.parametrize("half_life", [1, 2.5, 60, 1e12])
 def test_half_life_weighs_rows_by_age(kernel, half_life):
     """Against sums of those weights; the table was scaled 3 rows before the end, or never."""
@@ -70,7 +58,7 @@ def test_half_life_weighs_rows_by_age(kernel, half_life):
     assert density.n_samples_seen_ == n
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 @pytest.mark.parametrize("name", ["half_life", "blocked"])
 def test_unbiased_with_the_stated_error(kernel, name):
     rows, queries = clustered(4700, 5, 20, n_queries=6)
@@ -111,7 +99,7 @@ def test_half_life_never_overflows_or_dies():
         heavy.partial_fit(new[:1], sample_weight=[2.0**29])
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_half_lives_merge_as_if_fitted_after(kernel):
     rows, queries = clustered(3000, 5, 20, n_queries=6)
     weights = np.random.default_rng(7).uniform(0.5, 2, 3000)
@@ -137,7 +125,7 @@ def test_half_lives_merge_as_if_fitted_after(kernel):
 # ---- the window of blocks ----
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("kind", ["long", "short"])
 def test_blocked_window_lies_between_two_exact_ones(kernel, weighted, kind):
@@ -247,7 +235,7 @@ def test_counts_of_a_block_beyond_16_bits():
 # ---- all of them ----
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 @pytest.mark.parametrize("name", FORGETTING)
 def test_batches_do_not_matter(kernel, name):
     rows, queries = clustered(6000, 5, 20, n_queries=6)

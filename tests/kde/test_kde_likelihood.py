@@ -61,14 +61,13 @@ def log_densities_without_each_row(X, kernel, bandwidth, step=1):
     return np.array([fit.score_samples(x[None])[0] for fit, x in zip(fits, X[::step], strict=True)])
 
 
-@pytest.mark.parametrize("kernel", kernels.COMPACT)
 @pytest.mark.parametrize(
-    ("scale", "dtype"),
+    ("kernel", "scale", "dtype"),
     [
-        (None, np.float32),
-        (None, np.float64),
-        ([3.0, 3.0, 3.0], np.float32),
-        ([0.3, 0.7, 1.1], np.float64),
+        *((kernel, None, np.float64) for kernel in kernels.COMPACT),
+        ("tophat", None, np.float32),
+        ("tophat", [3.0, 3.0, 3.0], np.float32),
+        ("tophat", [0.3, 0.7, 1.1], np.float64),
     ],
 )
 @pytest.mark.parametrize("step, offset", [(0.1, 0.0), (1 / 3, 7.0), (0.1, -1e5), (1e-145, 0.0)])

@@ -9,23 +9,10 @@ import sys
 import numpy as np
 import pytest
 from cases.archives import changed
-from cases.kde import clustered, log_mean
+from cases.kde import SKETCHES, clustered, exact, sketch
 from sklearn.exceptions import NotFittedError
 
 from lshkit.kde import LSHKernelDensity
-
-CASES = {"angular": dict(n_bits=6), "laplacian": dict(n_bits=5, bandwidth=1.5)}
-
-
-def sketch(kernel, **options):
-    settings = CASES[kernel] | dict(random_state=0, n_hashes=24) | options
-    return LSHKernelDensity(kernel, algorithm="bucket_sum", normalize=False, **settings)
-
-
-def exact(kernel, queries, rows, weights=None):
-    options = CASES[kernel]
-    args = options.get("bandwidth", 1.0), options["n_bits"], weights
-    return np.exp(log_mean(kernel, queries, rows, *args))
 
 
 @pytest.fixture
@@ -34,7 +21,7 @@ def data():
     return rows, queries, np.random.default_rng(7).integers(1, 9, 700) / 4
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_unbiased_with_the_stated_error(kernel, data):
     """In few buckets: without its correction, a fold of 32 would be off by 1/32."""
     rows, queries, weights = data
@@ -50,7 +37,7 @@ def test_unbiased_with_the_stated_error(kernel, data):
     assert 0.7 < np.exp(np.log(ratio).mean()) < 1.6  # hashes of one rotation vary less together
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_parts_make_the_whole_bit_for_bit(kernel, data):
     rows, queries, weights = data
     weights = weights / 3  # no multiples of anything
@@ -69,7 +56,7 @@ def test_parts_make_the_whole_bit_for_bit(kernel, data):
         assert density.n_samples_seen_ == 700
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 @pytest.mark.parametrize("window", [1, 64, 250, 10_000])
 def test_window_is_a_fit_of_the_last_rows(kernel, window, data):
     rows, queries, weights = data
@@ -116,7 +103,7 @@ def test_estimates_below_zero_are_minus_infinity():
     assert mean <= 0 and score == -np.inf and std == np.inf
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_of_no_rows_the_mean_is_zero(kernel, data):
     rows, queries, _ = data
     empty = sketch(kernel).fit(rows).partial_unfit(rows)
@@ -288,7 +275,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's malloc")
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_blocks_take_no_fresh_memory(kernel):
     """Under the settings of Dask's workers, which give memory back at once: 30,000 rows as float64,
     for example, are 3,750 pages. (The one buffer has 170.)"""
@@ -340,11 +327,11 @@ def test_parameters_that_a_sketch_cannot_follow_are_refused(other, data):
     density.set_params(**sketch("laplacian").get_params()).partial_fit(rows)
 
 
-@pytest.mark.parametrize("kernel", CASES)
+@pytest.mark.parametrize("kernel", SKETCHES)
 def test_memory_counts_the_random_numbers_too(kernel, data):
     """laplacian: 20 bytes a hash and feature (scale, shift, multiplier), 16 a hash to fold."""
     density = sketch(kernel).fit(data[0])
-    table = 24 * 2 ** CASES[kernel]["n_bits"] * 8
+    table = 24 * 2 ** SKETCHES[kernel]["n_bits"] * 8
     numbers = (
         density._kde_sketch.hasher.parameters.nbytes if kernel == "angular" else 24 * (5 * 20 + 16)
     )

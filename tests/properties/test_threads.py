@@ -110,6 +110,12 @@ def attention_of_16_bit_inputs(heads_and_values, is_causal, threads):
 
 
 @cases()
+def soft_codes_of_16_bit_inputs(threads):
+    inputs = attention_inputs(1100, d=64, d_v=80, batch=1, heads=2, dtype=torch.bfloat16)
+    return attend(inputs, Soft(n_bits=12, n_hashes=16), seed=3)
+
+
+@cases()
 def grouped_heads(threads):
     inputs = attention_inputs(300, 300, 20, 12, heads=6)
     inputs.key, inputs.value = inputs.key[:, ::3], inputs.value[:, ::3]

@@ -11,7 +11,6 @@ YOSO = {
     "collided": Sampled(n_bits=8, gradient="collided", expectation="never"),
     "unbiased": Sampled(n_bits=8, gradient="unbiased", expectation="never"),
     "soft, 4 probes": Soft(),
-    "soft, 2 probes": Soft(n_probes=2),
     # As in RACE Attention: few buckets, and every token belongs to all of them.
     "soft, all of 16": Soft(n_bits=4, n_probes=16),
 }

@@ -65,7 +65,6 @@ STYLE = {
     "collided": ("#E69F00", "-"),
     "unbiased": ("#CC79A7", "-"),
     "soft, 4 probes": ("#0072B2", "-"),
-    "soft, 2 probes": ("#56B4E9", "-"),
     "soft, all of 16": ("#009E73", "-"),
     "convolution only": ("#888888", "-"),
     "window only": ("#888888", "--"),

@@ -179,7 +179,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add("--tables", action="store_true", help="report the file, train nothing")
     add("--json", type=pathlib.Path, help="equal_time.json or equal_time_needle.json")
-    add("--picture", type=pathlib.Path, help="of recall: equal_time.png")
+    add("--picture", type=pathlib.Path, help="of recall: equal_time.png; else none")
     args = parser.parse_args()
     if args.length not in SETTINGS[args.task]:
         parser.error(f"--length: {args.task} has {', '.join(map(str, SETTINGS[args.task]))}")
@@ -189,7 +189,7 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--quick needs its own --json: its runs are no results")
     if args.json is None:
         args.json = RESULTS / f"{FILES[args.task]}.json"
-    if args.picture is None:
+    if args.picture is None and args.task == "recall":
         args.picture = IMAGES / f"{FILES[args.task]}.png"
     return args
 
@@ -221,8 +221,9 @@ def main() -> None:
         print(f"{', '.join(map(str, key))}: {result}", flush=True)
     results = load(args.json)
     print(report.tables(results))
-    report.draw(results, args.picture, length)
-    print(f"written to {args.json} and {args.picture}")
+    if args.picture is not None:
+        report.draw(results, args.picture, length)
+    print(f"written to {' and '.join(str(x) for x in (args.json, args.picture) if x)}")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--quick", action="store_true", help="a few steps at 256 bytes: a test, no result")
     add("--tables", action="store_true", help="report the file, train nothing")
     add("--json", type=pathlib.Path, help="text.json, of a GPU text_gpu.json")
-    add("--picture", type=pathlib.Path)
+    add("--picture", type=pathlib.Path, help="of a GPU text_gpu.png; else none")
     args = parser.parse_args()
     if args.budgets is None:
         args.budgets = [*SETTINGS] if args.tables else ["steps"]
@@ -219,7 +219,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--quick and --lr need a --json of their own")
     name = "text" if args.device == "cpu" else "text_gpu"
     args.json = args.json or RESULTS / f"{name}.json"
-    args.picture = args.picture or IMAGES / f"{name}.png"
+    if args.picture is None and args.device == "cuda":
+        args.picture = IMAGES / f"{name}.png"
     return args
 
 
@@ -257,8 +258,9 @@ def main() -> None:
         shown = {name: x for name, x in results["settings"].items() if name in args.budgets}
         results["settings"] = shown
     print(report.tables(results))
-    report.draw(results, args.picture)
-    print(f"written to {args.json} and {args.picture}")
+    if args.picture is not None:
+        report.draw(results, args.picture)
+    print(f"written to {' and '.join(str(x) for x in (args.json, args.picture) if x)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,7 @@
 """What might become the next estimator: mixers built from dense blocks and the library's sums.
 
-Pairs of positions are near, in the same chunk of the sequence, or far. All weights are exact: the
-candidates without noise, in quadratic time.
-
-Far pairs are summed on a tree of halves: the queries of a node's right half with the keys of its
-left one. A decay of the pair (i, j) is exp(c_i - c_j) with c never increasing, and splits at the
-middle into two factors of at most 1, for values and for sums, so nothing overflows.
+Weights of all pairs are exact: the candidates without noise, in quadratic time. What had no use and
+is in no table of docs/text.md is gone; its runs are in the results.
 """
 
 import functools
@@ -32,13 +28,10 @@ from lshkit.attention import Colliding, Sampled, Soft, lsh_attention
 LARGEST_COSINE = 0.9999  # the derivative is infinite at 1
 
 
-def kernel(
-    q: Tensor, k: Tensor, log_factors: tuple[Tensor, Tensor, Tensor], n_bits: float | Tensor = 12
-) -> Tensor:
-    """Collision probabilities (1 - angle / pi)^n_bits of all pairs, times three decays."""
+def kernel(q: Tensor, k: Tensor, n_bits: float | Tensor = 12) -> Tensor:
+    """Collision probabilities (1 - angle / pi)^n_bits of all pairs."""
     bounded = cosines(q, k).clamp(-LARGEST_COSINE, LARGEST_COSINE)
-    a, b, c = log_factors
-    return torch.exp(n_bits * torch.log(0.5 + torch.asin(bounded) / math.pi) + a + b + c)
+    return torch.exp(n_bits * torch.log(0.5 + torch.asin(bounded) / math.pi))
 
 
 def cosines(q: Tensor, k: Tensor) -> Tensor:
@@ -61,114 +54,64 @@ class Decay(nn.Module):
         return -F.softplus(self.slope + self.project(x)).mT.cumsum(-1)
 
 
-class NearAndFar(nn.Module):
-    """Exact weights within chunks, and the kernel's sum beyond them.
+class Exact(nn.Module):
+    """Exact weights of all pairs.
 
-    near: "kernel", the collision probability; "exponential", exp(temperature (cosine - 1));
-    "softmax", with all pairs near. n_bits: of the kernel; None: a learned number per head.
+    kind: "kernel", the collision probability; "exponential", exp(temperature (cosine - 1));
+    "softmax", with a decay by token. n_bits: of the kernel; None: a learned number per head.
     """
 
-    def __init__(
-        self,
-        near: str = "kernel",
-        chunk: int | None = None,
-        decay: bool = False,
-        n_bits: int | None = 12,
-    ) -> None:
+    def __init__(self, kind: str = "kernel", n_bits: int | None = 12) -> None:
         super().__init__()
-        self.bits = n_bits
+        self.kind, self.bits = kind, n_bits
         if n_bits is None:
             self.log_bits = nn.Parameter(torch.full((HEADS, 1, 1), 12.0).log())
-        self.near, self.chunk = near, chunk
-        self.decay = Decay() if decay else None
+        self.decay = Decay() if kind == "softmax" else None
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
-        self.far_share = nn.Parameter(torch.ones(HEADS, 1, 1))
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
-        n = v.shape[-2]
-        c = None if self.decay is None else self.decay(x)[..., None]
-        chunk = n if self.chunk is None else min(self.chunk, n)
-        out = whole(self.of_near(*(nodes(y, chunk) for y in (q, k, v, c))), n)
-        if chunk < n:
-            half, far = n // 2, torch.zeros_like(out)
-            while half >= chunk:
-                of_right = self.of_level(half, *(nodes(y, 2 * half) for y in (q, k, v, c)))
-                far, half = far + whole(F.pad(of_right, (0, 0, half, 0)), n), half // 2
-            out = out + self.far_share * far
-        return out
 
     @property
     def n_bits(self) -> float | Tensor:
         return self.log_bits.exp() if self.bits is None else self.bits
 
-    def of_near(self, q: Tensor, k: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-        log_factors = self.log_factors(c, q)
-        if self.near == "kernel":
-            return kernel(q, k, log_factors, self.n_bits) @ v
-        if self.near == "softmax":
-            scores = q @ k.mT * q.shape[-1] ** -0.5
-            return (scores + sum(log_factors)).softmax(-1) @ v
-        scores = self.log_temperature.exp() * (cosines(q, k) - 1)
-        return (scores + sum(log_factors)).exp() @ v
-
-    @staticmethod
-    def log_factors(c: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What is added to scores of square blocks: decays, and -inf for later keys."""
-        c = x.new_zeros((1, 1, 1, 1)) if c is None else c
-        hidden = x.new_full((x.shape[-2],) * 2, -math.inf).triu(1)
-        return c, -c.mT, hidden
-
-    def of_level(self, half: int, q: Tensor, k: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-        """The sums of the right halves' queries over the left halves' keys."""
-        q, k, v = q[:, :, half:], k[:, :, :half], v[:, :, :half]
-        if c is not None:
-            left, right = c.split(half, 2)
-            v = v * (left[:, :, -1:] - left).exp()
-        zero = q.new_zeros((1, 1, 1, 1))
-        out = kernel(q, k, (zero, zero, zero), self.n_bits) @ v
-        return out if c is None else out * (right - left[:, :, -1:]).exp()
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        later = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+        if self.decay is not None:
+            c = self.decay(x)[..., None]
+            scores = q @ k.mT * q.shape[-1] ** -0.5 + (c - c.mT)
+            return scores.masked_fill(later, -math.inf).softmax(-1) @ v
+        if self.kind == "kernel":
+            weights = kernel(q, k, self.n_bits)
+        else:
+            weights = torch.exp(self.log_temperature.exp() * (cosines(q, k) - 1))
+        return weights.masked_fill(later, 0) @ v
 
 
 class OverCollisions(nn.Module):
-    """Softmax over the pairs that collide in some hash or share a chunk, with their exact scores.
+    """Softmax over the pairs that collide in some hash, divided by their probability to do so.
 
-    Scores are cosines times a learned temperature per head. weighting: see `lsh_attention`, which
-    this is on a CPU without a decay and with chunks of 1, else dense.
+    Scores are cosines times a learned temperature per head: `lsh_attention` on a CPU, else dense.
     """
 
-    def __init__(
-        self,
-        estimator: Sampled,
-        chunk: int = 1,
-        decay: bool = False,
-        weighting: str = "none",
-    ) -> None:
+    def __init__(self, estimator: Sampled) -> None:
         super().__init__()
-        self.estimator, self.chunk, self.weighting = estimator, chunk, weighting
-        self.decay = Decay() if decay else None
+        self.estimator = estimator
         self.log_temperature = nn.Parameter(torch.full((HEADS, 1, 1), 2.5))
         self.seeds = Seeds()
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
         q, k = F.normalize(q, dim=-1) * self.log_temperature.exp(), F.normalize(k, dim=-1)
         seed = self.seeds()
-        if q.is_cuda or self.chunk > 1 or self.decay is not None:
-            return self.dense(q, k, v, x, seed)
+        if q.is_cuda:
+            return self.dense(q, k, v, seed)
         sizes = {"n_bits": self.estimator.n_bits, "n_hashes": self.estimator.n_hashes}
-        pairs = {"weighting": self.weighting, "window": 1, "n_sinks": 0, "center": False}
+        pairs = {"weighting": "horvitz_thompson", "window": 1, "n_sinks": 0, "center": False}
         return lsh_attention(q, k, v, is_causal=True, scale=1, seed=seed, **sizes, **pairs)
 
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, x: Tensor, seed: Tensor) -> Tensor:
+    def dense(self, q: Tensor, k: Tensor, v: Tensor, seed: Tensor) -> Tensor:
         hidden = collisions(q.detach(), k.detach(), self.estimator, seed) == 0
-        chunk = torch.arange(q.shape[-2], device=q.device) // self.chunk
-        sampled = chunk[:, None] != chunk
-        hidden = (hidden & sampled) | torch.ones_like(hidden[0, 0]).triu(1)
-        scores = q @ k.mT
-        if self.weighting == "horvitz_thompson":
-            scores = scores - torch.where(sampled, self.log_included(q, k), 0)
-        if self.decay is not None:
-            c = self.decay(x)[..., None]
-            scores = scores + c - c.mT
+        others = ~torch.eye(q.shape[-2], dtype=torch.bool, device=q.device)
+        hidden = (hidden & others) | torch.ones_like(hidden[0, 0]).triu(1)
+        scores = q @ k.mT - torch.where(others, self.log_included(q, k), 0)
         return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
     @torch.no_grad()
@@ -219,16 +162,6 @@ class NearHeads(nn.Module):
         return out.unflatten(0, (batch, chunks)).transpose(1, 2).flatten(2, 3)[:, :, :n]
 
 
-def nodes(x: Tensor | None, size: int) -> Tensor | None:
-    """(B n / size, H, size, columns): the pieces of sequences (B, H, n, columns)."""
-    return None if x is None else x.unflatten(2, (-1, size)).transpose(1, 2).flatten(0, 1)
-
-
-def whole(x: Tensor, length: int) -> Tensor:
-    """The sequences of such pieces."""
-    return x.unflatten(0, (-1, length // x.shape[2])).transpose(1, 2).flatten(2, 3)
-
-
 class Divided(nn.Module):
     """A mixer's sums divided by those of the weights and a learned number per head, a null key."""
 
@@ -244,7 +177,7 @@ class Divided(nn.Module):
         return sums[..., :n_values] / (sums[..., n_values : n_values + 1] + self.log_null.exp())
 
 
-def candidate(mixer: type = NearAndFar, null: float | None = None, **options) -> nn.Module:
+def candidate(mixer: type = Exact, null: float | None = None, **options) -> nn.Module:
     made = mixer(**options)
     return WithOwnValue(made if null is None else Divided(made, null))
 
@@ -262,26 +195,15 @@ def far_softmax(heads: int) -> nn.Module:
     return Softmax(unit_norm=True, heads=heads)
 
 
-CHUNK = 128
 NULL = 0.1
-EXPONENTIAL = {"near": "exponential"}
 SUMS = {"mixer": Yoso}  # the library's, of all pairs
-COLLIDING = {"mixer": OverCollisions, "estimator": hard(12)}
-WEIGHTED = {"mixer": OverCollisions, "weighting": "horvitz_thompson"}
+WEIGHTED = {"mixer": OverCollisions}
 OPTIONS = {
     # All pairs, exact.
-    "softmax, decay by token": {"near": "softmax", "decay": True},
+    "softmax, decay by token": {"kind": "softmax"},
     "kernel": {},
-    "kernel, decay by token": {"decay": True},
-    "kernel, null key": {"null": NULL},
-    "kernel of 32 bits": {"n_bits": 32},
-    "kernel of 32 bits, null key": {"n_bits": 32, "null": NULL},
-    "kernel of learned bits": {"n_bits": None},
     "kernel of learned bits, null key": {"n_bits": None, "null": NULL},
-    "exponential": EXPONENTIAL,
-    "exponential, null key": EXPONENTIAL | {"null": NULL},
-    # Near pairs exact, the far ones' sum by the kernel or estimated.
-    "exponential near, kernel far, null key": EXPONENTIAL | {"chunk": CHUNK, "null": NULL},
+    "exponential, null key": {"kind": "exponential", "null": NULL},
     # The library's estimators of all pairs, divided.
     "soft codes, 12 bits, null key": SUMS | {"estimator": Soft(n_bits=12), "null": NULL},
     **{
@@ -289,8 +211,6 @@ OPTIONS = {
         for n_bits in (8, 12)
     },
     # Softmax over the pairs that collide.
-    "softmax of colliding unit vectors": COLLIDING,
-    "softmax of colliding unit vectors, 8 bits": COLLIDING | {"estimator": hard(8)},
     "softmax of colliding unit vectors, 8 bits, Horvitz-Thompson": WEIGHTED
     | {"estimator": hard(8)},
     "softmax of colliding unit vectors, 12 bits, Horvitz-Thompson": WEIGHTED
@@ -315,12 +235,5 @@ OPTIONS = {
     },
     "softmax, rotary, own value": {"mixer": Softmax, "rotary": True},
     "softmax of unit vectors, own value": {"mixer": Softmax, "unit_norm": True},
-    "softmax of unit vectors, ALiBi, own value": {
-        "mixer": Softmax,
-        "unit_norm": True,
-        "alibi": True,
-    },
-    "softmax of near and colliding unit vectors, decay": COLLIDING
-    | {"chunk": CHUNK, "decay": True},
 }
 CANDIDATES = {name: functools.partial(candidate, **options) for name, options in OPTIONS.items()}

@@ -9,6 +9,8 @@ import pytest
 from lshkit.kde import LSHKernelDensity
 
 da = pytest.importorskip("dask.array")
+from cases.dask_arrays import compute  # noqa: E402
+
 from lshkit.distributed import DaskKernelDensity, DaskLSHSampler  # noqa: E402
 from lshkit.hashing import FastHadamard  # noqa: E402
 
@@ -53,10 +55,6 @@ def processes():
 def kill_one(client):
     client.wait_for_workers(2, timeout=120)
     os.kill(client.submit(os.getpid, pure=False).result(), signal.SIGKILL)
-
-
-def compute(client, *collections):
-    return client.gather(client.compute(list(collections)))
 
 
 def test_a_worker_lost_in_fit_and_in_score_samples(X, processes, client, tmp_path):

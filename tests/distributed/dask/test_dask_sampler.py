@@ -10,7 +10,9 @@ from sklearn.exceptions import NotFittedError
 from lshkit.hashing import EuclideanLSH, FastHadamard
 from lshkit.sampling import LSHSampler
 
-da = pytest.importorskip("dask.array")
+pytest.importorskip("dask.array")
+from cases.dask_arrays import blocks  # noqa: E402
+
 from lshkit.distributed import DaskLSHSampler  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -20,14 +22,10 @@ HASHER = FastHadamard(6, 3, 4, seed=0)
 CHUNKS = 100, 700, 0, 690, 10
 
 
-def blocks(x, rows=CHUNKS):
-    return da.from_array(x, chunks=(rows, *x.shape[1:]))
-
-
 def pair_of(weighted, client, hasher=HASHER):
     weights = WEIGHTS if weighted else None
     sampler = DaskLSHSampler(hasher, seed=0, client=client)
-    sampler.fit(blocks(X), blocks(weights, 400) if weighted else None)
+    sampler.fit(blocks(X, CHUNKS), blocks(weights, 400) if weighted else None)
     return sampler, LSHSampler(hasher, seed=0).fit(X, weights)
 
 
@@ -85,7 +83,7 @@ def test_draws_are_reproducible_and_one_from_each_table(client):
     assert (sampler.sample(X[:5])[0] != sampler.sample(X[:5])[0]).any()
     single, p = sampler.sample(X[0], 7, seed=0)
     assert single.shape == p.shape == (7,)
-    fresh = DaskLSHSampler(HASHER, seed=0, client=client).fit(blocks(X))
+    fresh = DaskLSHSampler(HASHER, seed=0, client=client).fit(blocks(X, CHUNKS))
     np.testing.assert_array_equal(
         fresh.sample(X[:5])[0], pair_of(False, client)[0].sample(X[:5])[0]
     )
@@ -159,14 +157,14 @@ def test_bad_input(client):
         sampler.sample(X[:1])
     bad = X.copy()
     bad[1111] = np.inf
-    rows = blocks(X)
+    rows = blocks(X, CHUNKS)
     for error, arguments, message in [
         (TypeError, (X,), "X must be a Dask array or dataframe"),
         (ValueError, (rows.rechunk((100, 3)),), "X must be chunked by rows alone"),
         (ValueError, (rows[rows[:, 0] > 0],), "unknown chunk sizes"),
         (ValueError, (rows[:, :3],), r"X must have shape \(n, 6\)"),
-        (ValueError, (blocks(bad),), "X must be finite, row 311 has"),  # of its block
-        (ValueError, (rows, -blocks(WEIGHTS)), "weights must be finite and >= 0"),
+        (ValueError, (blocks(bad, CHUNKS),), "X must be finite, row 311 has"),  # of its block
+        (ValueError, (rows, -blocks(WEIGHTS, CHUNKS)), "weights must be finite and >= 0"),
         (ValueError, (rows[:0],), "X must have at least one row"),
     ]:
         with pytest.raises(error, match=message):
@@ -174,7 +172,7 @@ def test_bad_input(client):
         assert sampler.n_rows == 0
     sampler.fit(rows)
     with pytest.raises(ValueError, match="weights must be None, as in fit"):
-        sampler.partial_fit(rows, blocks(WEIGHTS))
+        sampler.partial_fit(rows, blocks(WEIGHTS, CHUNKS))
     with pytest.raises(TypeError, match="query must be an array, got a Dask collection"):
         sampler.sample(rows)
     with pytest.raises(ValueError, match=r"query must have shape \(n_q, 6\)"):

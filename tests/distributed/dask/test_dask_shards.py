@@ -7,7 +7,9 @@ import pytest
 
 from lshkit.kde import LSHKernelDensity
 
-da = pytest.importorskip("dask.array")
+pytest.importorskip("dask.array")
+from cases.dask_arrays import blocks, compute  # noqa: E402
+
 from lshkit.distributed import DaskKernelDensity  # noqa: E402
 from lshkit.distributed.dask import shards, tolerance  # noqa: E402
 from lshkit.kde.method import Accuracy  # noqa: E402
@@ -22,14 +24,6 @@ SHUFFLED = RNG.permutation(SORTED)
 WEIGHTS = RNG.uniform(0.01, 30, size=N)
 QUERIES = CENTRES[RNG.integers(8, size=1000)] + 0.7 * RNG.normal(size=(1000, D))
 ORDERS = {"sorted": SORTED, "shuffled": SHUFFLED}
-
-
-def blocks(x, rows):
-    return da.from_array(x, chunks=(rows, *x.shape[1:]))
-
-
-def compute(client, *collections):
-    return client.gather(client.compute(list(collections)))
 
 
 def exact(X, weights=None, **options):

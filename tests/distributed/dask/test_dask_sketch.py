@@ -6,7 +6,9 @@ from sklearn.base import clone
 
 from lshkit.kde import LSHKernelDensity
 
-da = pytest.importorskip("dask.array")
+pytest.importorskip("dask.array")
+from cases.dask_arrays import blocks  # noqa: E402
+
 from lshkit.distributed import DaskKernelDensity  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -15,10 +17,6 @@ WEIGHTS[:600] = 0  # whole blocks of them
 ANGULAR = {"kernel": "angular", "algorithm": "bucket_sum", "n_bits": 6, "random_state": 3}
 LAPLACIAN = {**ANGULAR, "kernel": "laplacian", "bandwidth": 4.0, "n_bits": 10}
 CHUNKS = (5000,), (500,) * 10, (1, 0, 4999), (1203, 97, 2000, 0, 1700), (131,) * 38 + (22,)
-
-
-def blocks(x, rows):
-    return da.from_array(x, chunks=(rows, *x.shape[1:]))
 
 
 def bits(density):
