@@ -17,6 +17,7 @@ import pytest
 from cases.commands import DOCS, MODULES, ROOT, needs_packages_of
 
 import lshkit
+from lshkit import _C
 
 PACKAGE = pathlib.Path(lshkit.__file__).parent
 
@@ -31,6 +32,13 @@ def test_type_checkers_see_the_lazy_names():
     seen = {alias.asname: (node.module, alias.name) for node in block.body for alias in node.names}
     names = {name: (module, name) for name, module in lshkit._NAMES.items()}
     assert seen == names | {name: (None, name) for name in lshkit._SUBMODULES}
+
+
+def test_the_compiled_module_has_what_is_asked_of_it():
+    """For a type checker it has any name."""
+    sources = (path.read_text() for path in PACKAGE.rglob("*.py"))
+    used = {name for text in sources for name in re.findall(r"(?<![\w.])_C\.(\w+)", text)}
+    assert len(used) > 40 and not used - vars(_C).keys()
 
 
 # --- Public names ---------------------------------------------------------------------------------

@@ -67,14 +67,17 @@ void find_collisions(py::handle query_codes, py::handle key_codes, py::handle ke
   const CudaCall gpu(
       {&in.query_codes, &in.key_codes, in.mask_view(), &in.indptr, &indices, &counts});
   const auto* rows = in.indptr.data<const std::int64_t>();
-  const bool on_cuda = in.indptr.on_cuda();  // its numbers are not looked at there
-  const index_t n_pairs = on_cuda ? TensorView::kAny : rows[in.shape.n_queries];
   for (const TensorView* x : {&indices, &counts})
-    x->require_type({kInt32}).require_shape({n_pairs}).require_contiguous().require_output();
+    x->require_type({kInt32}).require_dims(1, "(pairs)").require_contiguous().require_output();
+  const bool on_cuda = in.indptr.on_cuda();  // its numbers are not looked at there
+  if (!on_cuda) {
+    const index_t n = in.shape.n_queries;
+    bool ascends = rows[0] == 0;
+    for (index_t i = 0; i < n; ++i) ascends = ascends && rows[i + 1] >= rows[i];
+    if (!ascends) in.indptr.wrong_value("must start with 0 and not decrease");
+    indices.require_shape({rows[n]});
+  }
   counts.require_shape({indices.shape(0)});
-  for (index_t i = 0; i < in.shape.n_queries && !on_cuda; ++i)
-    if (rows[0] != 0 || rows[i + 1] < rows[i])
-      in.indptr.wrong_value("must start with 0 and not decrease");
   if (indices.size() == 0 && !on_cuda) return;
   if (gpu.run([&](const auto& queue, void*) {
         cuda::collisions(queue, in.shape, codes_of(in.query_codes), codes_of(in.key_codes),

@@ -1,4 +1,5 @@
-// Random numbers of hash functions. tests/test_cuda_parameters.py has all of them against numpy's.
+// Random numbers of hash functions. tests/cuda/test_cuda_parameters.py has all of them against
+// numpy's.
 #include "check.hpp"
 #include "lshkit/cuda/parameters.cuh"
 
@@ -6,13 +7,12 @@ namespace {
 
 using namespace lshkit;
 
-TEST(philox_words_are_those_of_numpy) {  // numpy.random.Philox(key=seed + stream * 2^64)
+TEST(philox_words_are_those_of_numpy) {  // numpy.random.Philox(key=seed)
   const auto word = cuda::philox_word;
-  CHECK(word(3, 0, 0) == 0xef2d1b42dcafdccbu && word(3, 0, 1) == 0x1443ed404530344du);
-  CHECK(word(3, 0, 2) == 0x620103df808f8227u && word(3, 0, 3) == 0xcc88f3a558ec7d9au);
-  CHECK(word(3, 0, 4) == 0xc21223475fc1c27du && word(3, 0, 1099) == 0xcb37a8bcaad8f426u);
-  CHECK(word(0x7fffffffffffffffu, 0, 4) == 0xe341e7d9887dfe44u);
-  CHECK(word(7, 1, 0) == 0xe1e9589fbf7f6f1du && word(7, 1, 1099) == 0x5f3518d431f7033fu);
+  CHECK(word(3, 0) == 0xef2d1b42dcafdccbu && word(3, 1) == 0x1443ed404530344du);
+  CHECK(word(3, 2) == 0x620103df808f8227u && word(3, 3) == 0xcc88f3a558ec7d9au);
+  CHECK(word(3, 4) == 0xc21223475fc1c27du && word(3, 1099) == 0xcb37a8bcaad8f426u);
+  CHECK(word(0x7fffffffffffffffu, 4) == 0xe341e7d9887dfe44u);
 }
 
 TEST(cosines_and_sines_are_rounded_once) {
@@ -26,13 +26,13 @@ TEST(cosines_and_sines_are_rounded_once) {
 
 TEST(numbers_fill_their_rows_and_nothing_else) {
   for (const index_t sets : {1, 3}) {
-    for (const index_t columns : {16, 64, 256}) {
+    for (const index_t columns : {64, 256}) {
       cuda::RandomNumbers a;
       const std::int64_t seed = 5;
       a.seed = &seed;
       a.n_sets = sets;
       a.n_angle_rows = 3;
-      a.n_sign_rows = columns < 64 ? 0 : 5;
+      a.n_sign_rows = 5;
       a.columns = columns;
       const index_t rows = a.n_angle_rows + a.n_sign_rows, half = columns / 2;
       std::vector<float> out(sets * rows * columns + 1, 7.0f);

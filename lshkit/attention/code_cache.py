@@ -318,7 +318,7 @@ class CodeCache:
         key, value = self.key[:, :, :end], self.value[:, :, :end]
         z = normal_quantile(self.delta)
         _C.code_step(
-            *(rows(query, torch.float32), key, value, *self._kept.coded),
+            *(rows(query, torch.float32), key, value, *self._kept.coded(end)),
             *(self.scale, self.n_sinks, self.window, self.epsilon, z, self.min_share),
             *(self.max_share, EXACT_UP_TO, self.seed, out, log_sum, error, keys),
             torch.get_num_threads(),

@@ -61,10 +61,9 @@ class CodedKeys:
         """`(B, H_k, positions, D_v)`, a view."""
         return self._values[:, :, : self.positions]
 
-    @property
-    def coded(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What the core knows of the codes."""
-        starts = torch.tensor(self.starts, dtype=torch.int64, device="cpu")
+    def coded(self, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What the core knows of the codes, where it has the positions up to `end`."""
+        starts = torch.tensor(self.starts, dtype=torch.int64, device="cpu").clamp(max=end)
         return self.codes, self.planes, self.centre, self.norm, starts
 
     @property
@@ -150,7 +149,8 @@ class CodedKeys:
                 self._centred[b], self._hashed[b] = centred, 0
             if self._hashed[b] < length:
                 _C.code_keys(
-                    *(self.key, *self.coded, b, self._hashed[b], length, torch.get_num_threads())
+                    *(self.key, *self.coded(self.positions), b, self._hashed[b], length),
+                    torch.get_num_threads(),
                 )
                 self._hashed[b] = length
 

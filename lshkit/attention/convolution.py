@@ -85,7 +85,8 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
 
     Args:
         value: `(B, H, N, D)`, N > 0; zeros stand before and after it.
-        weight: `(H, width)`.
+        weight: `(H, width)`, converted to the dtype of the sums: value's, or float32 of 16-bit
+            values on a CPU.
         before: number of positions before i that its window has, 0 to width - 1.
 
     Returns:
@@ -94,7 +95,7 @@ def convolve_positions(value: Tensor, weight: Tensor, before: int) -> Tensor:
     dtype, (heads, width) = value.dtype, weight.shape
     with torch.autocast(autocast_device(value), enabled=False):
         if dtype in (torch.bfloat16, torch.float16) and not value.is_cuda:
-            value = value.float()  # a third of the time that most CPUs take with wide windows
+            value = value.float()  # wide windows take a CPU three times as long in 16 bits
         value = F.pad(value, (0, 0, before, width - 1 - before))
         kernels = weight.to(value.dtype)[:, None, :, None]
         return F.conv2d(value, kernels, groups=heads).to(dtype)

@@ -21,7 +21,7 @@ def unit_rows(x: Tensor) -> Tensor:
         largest = given.abs().amax(-1, keepdim=True)
         largest = torch.where(largest > 0, largest, 1)
         scaled = given / largest
-        if x.requires_grad or forward_ad._current_level >= 0:
+        if x.requires_grad or forward_ad._current_level >= 0:  # duals require none
             least = 2.0 ** (-1000 if x.dtype is torch.float64 else -100)
             least = least / torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
             scaled = scaled + (x - given) / torch.maximum(largest, least)

@@ -42,9 +42,9 @@ def _hash_parameters(
         shape = parameter_shape(_FAMILY_NAME[family], *sizes)
         parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
         if family == FAMILY["hyperplane"]:
-            made = _C.random_normals(seed, 0, parameters)
+            made = _C.random_normals(seed, parameters)
         else:
-            made = _C.random_numbers(seed, 0, ANGLE_ROWS, parameters)
+            made = _C.random_numbers(seed, ANGLE_ROWS, parameters)
         if made:
             return parameters
     parameters = make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))

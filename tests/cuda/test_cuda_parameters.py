@@ -69,23 +69,23 @@ def test_hyperplanes_are_those_of_numpy(cuda_device, seed, sizes):
 def test_errors_of_the_core(cuda_device):
     seed, out = torch.tensor([1], device=cuda_device), torch.empty(1, 4, 64, device=cuda_device)
     with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
-        _C.random_numbers(seed.float(), 0, 3, out)
+        _C.random_numbers(seed.float(), 3, out)
     with pytest.raises(ValueError, match=r"seed: one element is wanted, was \(2,\)"):
-        _C.random_numbers(seed.repeat(2), 0, 3, out)
+        _C.random_numbers(seed.repeat(2), 3, out)
     with pytest.raises(ValueError, match="out: columns as many as a power of two"):
-        _C.random_numbers(seed, 0, 3, out[..., :60].contiguous())
+        _C.random_numbers(seed, 3, out[..., :60].contiguous())
     with pytest.raises(ValueError, match="out: columns as many as a power of two"):
-        _C.random_numbers(seed, 0, 3, out[..., :32].contiguous())
+        _C.random_numbers(seed, 3, out[..., :32].contiguous())
     with pytest.raises(ValueError, match="n_angle_rows"):
-        _C.random_numbers(seed, 0, 5, out)
+        _C.random_numbers(seed, 5, out)
     with pytest.raises(ValueError, match="out: must be aligned to 16 bytes"):
-        _C.random_numbers(seed, 0, 3, torch.empty(257, device=cuda_device)[1:].view(1, 4, 64))
-    assert _C.random_numbers(seed, 0, 3, out[:0])
+        _C.random_numbers(seed, 3, torch.empty(257, device=cuda_device)[1:].view(1, 4, 64))
+    assert _C.random_numbers(seed, 3, out[:0])
     with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
-        _C.random_normals(seed.float(), 0, out)
+        _C.random_normals(seed.float(), out)
     with pytest.raises(TypeError, match="out: dtype float32 is wanted, was float64"):
-        _C.random_normals(seed, 0, out.double())
-    assert _C.random_normals(seed, 0, out[:0])
+        _C.random_normals(seed, out.double())
+    assert _C.random_normals(seed, out[:0])
 
 
 # --- Seeds ----------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 #pragma once
-// Random numbers of hash functions, the very words of the CPU's (lshkit/hashing/parameters.py):
-// Philox 4x64 with 10 rounds (Salmon et al., SC 2011), key = (seed, stream). Word i of a stream is
+// Random numbers of hash functions, the very words of the CPU's (lshkit/hash_functions.py):
+// Philox 4x64 with 10 rounds (Salmon et al., SC 2011), key = (seed, 0). Word i is
 // element i % 4 of the block of counter 1 + i / 4, so that a thread makes any word by itself.
 //
 // A thread has a word: two angles, two normals or 64 signs. Each makes the block of four that its
@@ -24,9 +24,8 @@ __device__ inline std::uint64_t wide_product(std::uint64_t a, std::uint64_t b, s
 #endif
 }
 
-__device__ inline std::uint64_t philox_word(std::uint64_t seed, std::uint64_t stream,
-                                            std::uint64_t word) {
-  std::uint64_t c0 = 1 + word / 4, c1 = 0, c2 = 0, c3 = 0;
+__device__ inline std::uint64_t philox_word(std::uint64_t seed, std::uint64_t word) {
+  std::uint64_t other = 0, c0 = 1 + word / 4, c1 = 0, c2 = 0, c3 = 0;
   LSHKIT_UNROLL
   for (int round = 0; round < 10; ++round) {
     std::uint64_t low0, low2;
@@ -34,10 +33,10 @@ __device__ inline std::uint64_t philox_word(std::uint64_t seed, std::uint64_t st
     const std::uint64_t high2 = wide_product(0xCA5A826395121157u, c2, low2);
     c0 = high2 ^ c1 ^ seed;
     c1 = low2;
-    c2 = high0 ^ c3 ^ stream;
+    c2 = high0 ^ c3 ^ other;
     c3 = low0;
     seed += 0x9E3779B97F4A7C15u;  // the golden ratio, and the root of 3 less 1
-    stream += 0xBB67AE8584CAA73Bu;
+    other += 0xBB67AE8584CAA73Bu;
   }
   const bool late = word & 2, odd = word & 1;
   return late ? (odd ? c3 : c2) : (odd ? c1 : c0);
@@ -76,7 +75,7 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(Rando
   const index_t words = angle_words + a.n_sign_rows * a.columns / 64;
   const index_t i = block_index() * kRandomThreads + thread_index();
   if (i >= a.n_sets * words) return;
-  std::uint64_t bits = philox_word(std::uint64_t(*a.seed), a.stream, std::uint64_t(i));
+  std::uint64_t bits = philox_word(std::uint64_t(*a.seed), std::uint64_t(i));
   const index_t word = i % words;
   float* out = a.out + i / words * (a.n_angle_rows + a.n_sign_rows) * a.columns;
   if (word < angle_words) {
@@ -103,7 +102,7 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_numbers_kernel(Rando
 LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_normals_kernel(RandomNormals a) {
   const index_t words = (a.n_numbers + 1) / 2, i = block_index() * kRandomThreads + thread_index();
   if (i >= a.n_sets * words) return;
-  const std::uint64_t bits = philox_word(std::uint64_t(*a.seed), a.stream, std::uint64_t(i));
+  const std::uint64_t bits = philox_word(std::uint64_t(*a.seed), std::uint64_t(i));
   const index_t set = i / words, number = 2 * (i - set * words);
   const double uniform = (double(std::uint32_t(bits)) + 0.5) / 4294967296.0;
   const float radius = float(sqrt(-2 * log(uniform)));

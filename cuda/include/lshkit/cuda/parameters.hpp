@@ -1,6 +1,6 @@
 #pragma once
 // The random numbers of hash functions on a GPU, from a seed that is there already: nothing is
-// copied and nothing waits. They are those of lshkit/hashing/parameters.py.
+// copied and nothing waits. They are those of lshkit/hash_functions.py.
 #include <cstdint>
 
 #include "lshkit/cuda/queue.hpp"
@@ -9,11 +9,10 @@
 namespace lshkit::cuda {
 
 // Of fast Hadamard hashing: n_sets sets of (n_angle_rows + n_sign_rows, columns) numbers, columns a
-// power of two >= 16: rows of columns / 2 cosines and as many sines of random angles, then rows of
+// power of two >= 64: rows of columns / 2 cosines and as many sines of random angles, then rows of
 // random signs.
 struct RandomNumbers {
   const std::int64_t* seed = nullptr;  // on the device; its 64 bits, whatever they are
-  std::uint64_t stream = 0;            // the key's other 64: streams are independent
   index_t n_sets = 0, n_angle_rows = 0, n_sign_rows = 0, columns = 0;
   float* out = nullptr;  // aligned to 16 bytes
 };
@@ -21,7 +20,6 @@ struct RandomNumbers {
 // Of hyperplanes: n_sets times n_numbers standard normal numbers.
 struct RandomNormals {
   const std::int64_t* seed = nullptr;  // as above
-  std::uint64_t stream = 0;
   index_t n_sets = 0, n_numbers = 0;
   float* out = nullptr;
 };
