@@ -20,6 +20,8 @@ from benchmarks import write_json
 from lshkit import _C
 
 HEADS, HEAD_DIM, N_BITS, N_HASHES = 8, 64, 8, 32
+# Elsewhere softmax of bfloat16 takes several times as long as that of float32.
+FAST_BFLOAT16 = torch.cpu._is_avx512_bf16_supported()
 FORWARD, CAUSAL, BACKWARD, CAUSAL_BACKWARD = PASSES = (
     "forward",
     "causal forward",

@@ -4,6 +4,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from benchmarks.encoder import CONTROLS
+from benchmarks.measurement import FAST_BFLOAT16
 from lshkit.attention import Sampled, Soft
 
 
@@ -12,7 +13,7 @@ def yoso(n_bits: int) -> tuple:
 
 
 METHODS = {
-    "softmax": ("softmax", {"how": "bfloat16"}),
+    "softmax": ("softmax", {"how": "bfloat16" if FAST_BFLOAT16 else "fused"}),
     "YOSO, 8 bits": yoso(8),
     "YOSO, 10 bits": yoso(10),
     "YOSO, 12 bits": yoso(12),

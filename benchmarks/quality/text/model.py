@@ -7,12 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.encoder import Batch, Block
+from benchmarks.measurement import FAST_BFLOAT16
 from lshkit import torch_ops
 from lshkit.attention import Estimator, Sampled, Soft, yoso_attention
 
 DIM, LAYERS, HEADS, HIDDEN = 128, 2, 4, 256
 CONV_WIDTH = 4
-FAST_BFLOAT16 = torch.cpu._is_avx512_bf16_supported()
 DENSE_UP_TO = 1024  # positions up to which a GPU counts hard codes' collisions pair by pair
 
 
