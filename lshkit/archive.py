@@ -1,11 +1,9 @@
-"""Files of lshkit: .npz archives that numpy opens, read by comparison instead of by parsing.
+"""Files of lshkit: .npz archives that numpy opens, checked before anything is allocated.
 
 Members are stored uncompressed: "header.json" (the kind of object, the version of its contents, the
 type and shape of every array, and the object's own settings), then one .npy member for each array.
-Dates are fixed and sizes are always of 64 bits, so the header implies every other byte of the file
-except the arrays' data and the checksums. `opened` computes those bytes and compares: the header
-must match the size of the file before any array is allocated, and no member can be larger than the
-file, overlap another or be described in two ways.
+Together they may be no larger than the file, and every array has the size, type and shape that the
+header gives it: a small file cannot exhaust the memory. zipfile compares the checksums.
 """
 
 from __future__ import annotations
@@ -14,14 +12,15 @@ import abc
 import contextlib
 import io
 import json
+import math
 import os
 import secrets
-import struct
-import zlib
+import zipfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
+from numpy.lib import format as npy
 
 from lshkit import hashing
 from lshkit.hashing.family import FAMILIES, HashFamily
@@ -37,10 +36,8 @@ Expected: TypeAlias = dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]]
 
 TYPES = (*FLOATS, *UNSIGNED, "<i8")
 _HEADER = "header.json"
-_CHUNK = 2**20
 _MAX_DIMENSIONS = 8
-_DATE = 1 << 5 | 1  # 1 January 1980
-_IN_EXTRA = 2**32 - 1  # a size that stands in the field of 64 bits
+_MAX_NPY_HEADER = 2**10
 
 
 # --- Writing ------------------------------------------------------------------------------------
@@ -69,20 +66,11 @@ def write(
 
 
 def _write(file: BinaryIO, text: bytes, arrays: dict[str, np.ndarray]) -> None:
-    members: list[tuple[str, bytes, bytes | memoryview]] = [(_HEADER, b"", text)]
-    for name, x in arrays.items():
-        data = x.reshape(-1).view(np.uint8).data
-        members.append((f"{name}.npy", _npy_header(x.dtype.str, x.shape), data))
-    directory, offset = b"", 0
-    for name, start, data in members:
-        checksum = zlib.crc32(data, zlib.crc32(start))
-        size = len(start) + len(data)
-        local = _local_entry(name, checksum, size)
-        for part in (local, start, data):
-            file.write(part)
-        directory += _directory_entry(name, checksum, size, offset)
-        offset += len(local) + size
-    file.write(directory + _end(len(members), len(directory), offset))
+    with zipfile.ZipFile(file, "w") as members:
+        members.writestr(zipfile.ZipInfo(_HEADER), text)  # as below, a member without a date
+        for name, x in arrays.items():
+            with members.open(zipfile.ZipInfo(_member(name)), "w", force_zip64=True) as member:
+                npy.write_array(member, x, version=(1, 0), allow_pickle=False)
 
 
 @contextlib.contextmanager
@@ -170,11 +158,9 @@ class Archive:
     """header: what `write` was given. arrays: (type, shape) of each that is there, by name."""
 
     def __init__(self, file: BinaryIO, kind: str, version: int) -> None:
-        self._file, start = file, file.tell()
-        file.seek(0, os.SEEK_END)
-        size = file.tell() - start
-        file.seek(start)
-        text, self._directory, self._offset = self._read_header()
+        self._members = zipfile.ZipFile(file)
+        self._check_sizes(file.seek(0, os.SEEK_END))
+        text = self._members.read(_HEADER)
         self.header = header = json.loads(text)
         if not isinstance(header, dict) or not isinstance(header.get("kind"), str):
             raise ValueError("its header names no kind")
@@ -189,12 +175,15 @@ class Archive:
         if _json(header) != text:
             raise ValueError("its header is not as it was written")
         self.arrays = {name: _declared(name, *x) for name, x in header["arrays"].items()}
-        implied = self._implied_size()
-        if size != implied:
-            raise ValueError(f"it has {size} bytes where its header implies {implied}")
+        if {_HEADER, *map(_member, self.arrays)} != set(self._members.namelist()):
+            raise ValueError("it holds other members than its header names")
+        for name, (dtype, shape) in self.arrays.items():
+            size, implied = self._members.getinfo(_member(name)).file_size, _data_size(dtype, shape)
+            if not implied < size <= implied + _MAX_NPY_HEADER:
+                raise ValueError(f"{name} has {size} bytes where its header implies {implied}")
 
     def read(self, expected: Expected) -> dict[str, np.ndarray]:
-        """All arrays, by name. Once, as the file is read in order.
+        """All arrays, by name.
 
         expected: (types, shape) of each by name; shape None: any. ValueError, before anything is
         read, unless these very arrays are there.
@@ -209,60 +198,46 @@ class Archive:
                 wanted = "of any shape" if wanted is None else wanted
                 got = f"{np.dtype(dtype).name} {shape}"
                 raise ValueError(f"{name} must be {names} {wanted}, got {got}")
-        arrays = {name: self._read_array(name, *x) for name, x in self.arrays.items()}
-        directory = self._directory + _end(1 + len(arrays), len(self._directory), self._offset)
-        if self._take(len(directory)) != directory:
-            raise ValueError("its directory is damaged")
-        return arrays
+        return {name: self._read_array(name, *x) for name, x in self.arrays.items()}
 
-    def _read_header(self) -> tuple[bytes, bytes, int]:
-        entry = self._take(len(_local_entry(_HEADER, 0, 0)))
-        checksum, size = _checksum(entry), int.from_bytes(entry[-8:], "little")
-        if entry != _local_entry(_HEADER, checksum, size):
-            raise ValueError("it does not begin as one")
-        if size > MAX_HEADER:
-            raise ValueError(f"its header has {size} bytes, more than {MAX_HEADER}")
-        text = self._take(size)
-        if zlib.crc32(text) != checksum:
-            raise ValueError("its header is damaged")
-        return text, _directory_entry(_HEADER, checksum, size, 0), len(entry) + size
-
-    def _implied_size(self) -> int:
-        size, directory = self._offset, len(self._directory)
-        for name, (dtype, shape) in self.arrays.items():
-            name = f"{name}.npy"
-            size += len(_local_entry(name, 0, 0)) + len(_npy_header(dtype, shape))
-            size += _data_size(dtype, shape)
-            directory += len(_directory_entry(name, 0, 0, 0))
-        return size + directory + len(_end(0, 0, 0))
+    def _check_sizes(self, size: int) -> None:
+        """ValueError for members that would unpack to more than the file of this size."""
+        members = self._members.infolist()
+        for x in members:
+            if x.compress_type != zipfile.ZIP_STORED or x.file_size != x.compress_size:
+                raise ValueError(f"{x.filename[:80]} is compressed")
+            if not 0 <= x.header_offset < size:
+                raise ValueError(f"{x.filename[:80]} begins beyond its end")
+        names = {x.filename for x in members}
+        if len(names) < len(members) or sum(x.file_size for x in members) > size:
+            raise ValueError("its members overlap")
+        if _HEADER not in names:
+            raise ValueError(f"it has no {_HEADER}")
+        if (got := self._members.getinfo(_HEADER).file_size) > MAX_HEADER:
+            raise ValueError(f"its header has {got} bytes, more than {MAX_HEADER}")
 
     def _read_array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        start = _npy_header(dtype, shape)
-        member, size = f"{name}.npy", len(start) + _data_size(dtype, shape)
-        entry = self._take(len(_local_entry(member, 0, 0)))
-        checksum = _checksum(entry)
-        if entry != _local_entry(member, checksum, size) or self._take(len(start)) != start:
-            raise ValueError(f"{name} has another header than the file's")
-        x = np.empty(shape, dtype)
-        data, computed = x.reshape(-1).view(np.uint8), zlib.crc32(start)
-        for first in range(0, len(data), _CHUNK):
-            part = data[first : first + _CHUNK]
-            chunk = self._take(len(part))
-            part[:] = np.frombuffer(chunk, np.uint8)
-            computed = zlib.crc32(chunk, computed)
-        if computed != checksum:
-            raise ValueError(f"{name} is damaged: its checksum differs")
-        self._directory += _directory_entry(member, checksum, size, self._offset)
-        self._offset += len(entry) + size
+        with self._members.open(_member(name)) as file:
+            got = npy.read_magic(file)
+            if got != (1, 0) or npy.read_array_header_1_0(file) != (shape, False, np.dtype(dtype)):
+                raise ValueError(f"{name} has another header than the file's")
+        with self._members.open(_member(name)) as file:
+            x = npy.read_array(file, allow_pickle=False)
+            if file.read(1):  # at the end zipfile compares the checksum
+                raise ValueError(f"{name} is followed by something else")
         return x.astype(x.dtype.newbyteorder("="), copy=False)
 
-    def _take(self, size: int) -> bytes:
-        data = self._file.read(size)
-        while data and len(data) < size and (more := self._file.read(size - len(data))):
-            data += more
-        if len(data) != size:
-            raise ValueError("it is cut short")
-        return data
+
+def _json(header: dict[str, Any]) -> bytes:
+    return json.dumps(header).encode()
+
+
+def _member(name: str) -> str:
+    return f"{name}.npy"
+
+
+def _data_size(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape, start=int(dtype[2:]))
 
 
 def _declared(name: str, dtype: str, shape: list[int]) -> tuple[str, tuple[int, ...]]:
@@ -299,54 +274,6 @@ class InBytes:
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(f"data must be bytes, got {type(data).__name__}")
         return cls.load(io.BytesIO(data))
-
-
-# --- The bytes of an archive --------------------------------------------------------------------
-
-
-def _json(header: dict[str, Any]) -> bytes:
-    return json.dumps(header).encode()
-
-
-def _data_size(dtype: str, shape: tuple[int, ...]) -> int:
-    size = int(dtype[2:])
-    for n in shape:
-        size *= n
-    return size
-
-
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape!r}, }}".encode()
-    text += b" " * (-(len(text) + 11) % 64) + b"\n"
-    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
-
-
-def _local_entry(name: str, checksum: int, size: int) -> bytes:
-    """What stands before a member (APPNOTE.TXT of PKWARE, 4.3.7 and 4.5.3)."""
-    name, extra = name.encode(), struct.pack("<HHQQ", 1, 16, size, size)
-    numbers = 45, 0, 0, 0, _DATE, checksum, _IN_EXTRA, _IN_EXTRA, len(name), len(extra)
-    return struct.pack("<4s5H3I2H", b"PK\3\4", *numbers) + name + extra
-
-
-def _checksum(entry: bytes) -> int:
-    return int.from_bytes(entry[14:18], "little")
-
-
-def _directory_entry(name: str, checksum: int, size: int, offset: int) -> bytes:
-    """What the directory at the end says of a member (4.3.12)."""
-    name, extra = name.encode(), struct.pack("<HHQQQ", 1, 24, size, size, offset)
-    numbers = 45, 45, 0, 0, 0, _DATE, checksum, _IN_EXTRA, _IN_EXTRA, len(name), len(extra)
-    return struct.pack("<4s6H3I5H2I", b"PK\1\2", *numbers, 0, 0, 0, 0, _IN_EXTRA) + name + extra
-
-
-def _end(count: int, size: int, offset: int) -> bytes:
-    """After a directory of so many entries and bytes at offset (4.3.14 to 4.3.16)."""
-    numbers = 44, 45, 45, 0, 0, count, count, size, offset
-    return (
-        struct.pack("<4sQ2H2I4Q", b"PK\6\6", *numbers)
-        + struct.pack("<4sIQI", b"PK\6\7", 0, offset + size, 1)
-        + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 0xFFFF, 0xFFFF, _IN_EXTRA, _IN_EXTRA, 0)
-    )
 
 
 # --- Hash families in archives ------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_files_that_are_not_whole(tmp_path):
     rows = clustered(40, 6, 1.0)[0]
     at = whole.index(rows[7].tobytes())
     bad.write_bytes(whole[:at] + b"\0\0" + whole[at + 2 :])
-    with pytest.raises(ValueError, match="rows is damaged: its checksum differs"):
+    with pytest.raises(ValueError, match="Bad CRC-32 for file 'rows.npy'"):
         LSHSampler.load(bad)
 
 
