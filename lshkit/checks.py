@@ -160,6 +160,14 @@ def array(
     return converted if converted.flags.aligned else converted.copy()
 
 
+def to_numpy(x: Any, torch: Any) -> np.ndarray:
+    """What `array` gave, as a numpy array: a tensor's own memory, of bfloat16 a float32 copy."""
+    if torch is None:
+        return x
+    x = x.detach()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
 def _tensor(name: str, tensor: Any, torch: Any, kinds: str, wanted: str, cuda: bool) -> Any:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor of {wanted}, got {type(tensor).__name__}")

@@ -83,7 +83,7 @@ def as_codes(
             numbers = codes.to(torch.int64)
             require((numbers >= 0) & (numbers < n_buckets), in_range)
             return codes.to(getattr(torch, wanted))
-        numbers = codes if torch is None else codes.detach().numpy()
+        numbers = checks.to_numpy(codes, torch)
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0:
             raise ValueError(f"{in_range}, got {low}")
@@ -105,8 +105,9 @@ def wide_codes(name: str, codes: Any) -> tuple[np.ndarray, Any]:
 
 
 def _unsigned(name: str, codes: Any, torch: Any) -> np.ndarray:
-    codes = checks.array(name, codes, torch, kinds="iu", wanted="integer codes")
-    codes = codes if torch is None else codes.detach().numpy()
+    codes = checks.to_numpy(
+        checks.array(name, codes, torch, kinds="iu", wanted="integer codes"), torch
+    )
     if codes.dtype.kind == "i":
         low = int(codes.min(initial=0))
         if low < 0:

@@ -231,11 +231,9 @@ def as_seed(seed: Seed) -> int:
 def as_weights(weights: Any, n_rows: int) -> np.ndarray:
     """Finite float64 weights >= 0, one for each row."""
     torch = checks.torch_of(weights=weights)
-    weights = checks.array("weights", weights, torch)
-    if tuple(weights.shape) != (n_rows,):
-        raise ValueError(f"weights must have shape {(n_rows,)}, got {tuple(weights.shape)}")
-    if torch is not None:
-        weights = weights.detach().to(torch.float64).numpy()
+    weights = checks.to_numpy(checks.array("weights", weights, torch), torch)
+    if weights.shape != (n_rows,):
+        raise ValueError(f"weights must have shape {(n_rows,)}, got {weights.shape}")
     weights = np.ascontiguousarray(weights, np.float64)
     bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
     if len(bad):

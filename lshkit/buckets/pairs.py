@@ -199,7 +199,7 @@ def _pairs(queries: Any, keys: Any, indptr: Any, indices: Any, measure: int) -> 
     for name, x in rows.items():
         if x.ndim != 2:
             raise ValueError(f"{name} must have shape (n, d), got {tuple(x.shape)}")
-    queries, keys = (_as_rows(x, torch) for x in rows.values())
+    queries, keys = (checks.to_numpy(x, torch) for x in rows.values())
     if queries.shape[1] != keys.shape[1]:
         shapes = f"queries {queries.shape} and keys {keys.shape}"
         raise ValueError(f"queries and keys must have equal numbers of columns, got {shapes}")
@@ -221,7 +221,7 @@ def as_pair_lists(
         x = checks.array(name, x, torch, kinds="iu", wanted="integers")
         if x.ndim != 1:
             raise ValueError(f"{name} must have one dimension, got shape {tuple(x.shape)}")
-        lists[name] = x if torch is None else x.numpy()
+        lists[name] = checks.to_numpy(x, torch)
     indptr, indices = lists.values()
     if len(indptr) != n_queries + 1:
         raise ValueError(f"indptr must have shape {(n_queries + 1,)}, got {indptr.shape}")
@@ -244,12 +244,6 @@ def check_pair_lists(indptr: np.ndarray, indices: np.ndarray, n_keys: int) -> No
     outside = indices[(indices < 0) | (indices >= n_keys)]
     if len(outside):
         raise ValueError(f"indices: rows from 0 to {n_keys - 1} are wanted, was {outside[0]}")
-
-
-def _as_rows(x: Any, torch: Any) -> np.ndarray:
-    if torch is None:
-        return x
-    return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
 
 
 def _contiguous_rows(x: np.ndarray, dtype: type) -> np.ndarray:

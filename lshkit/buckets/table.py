@@ -157,7 +157,7 @@ class BucketTable:
         """Real numbers as an array, or as a tensor where the table is CUDA's; torch if a tensor."""
         torch = checks.torch_of(x=x)
         if self.device == "cpu":
-            return _as_numpy(name, x), torch
+            return checks.to_numpy(checks.array(name, x, torch), torch), torch
         if torch is None:
             raise TypeError(f"{name} must be a tensor on {self.device}, got a {type(x).__name__}")
         if x.device != self.device:
@@ -197,12 +197,3 @@ def _cuda_zeros(
             f"device must be the cpu, or cuda in a build with its kernels, got {device}"
         )
     return torch.zeros(shape, dtype=getattr(torch, dtype.name), device=device)
-
-
-def _as_numpy(name: str, x: Any) -> np.ndarray:
-    """A numpy array of an array or tensor of real numbers."""
-    torch = checks.torch_of(x=x)
-    x = checks.array(name, x, torch)
-    if torch is None:
-        return x
-    return (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()

@@ -265,9 +265,7 @@ class _AngularFamily(HashFamily):
             NaN where the cosine is. Not differentiable.
         """
         torch = checks.torch_of(cosine=cosine)
-        given: Any = checks.array("cosine", cosine, torch)
-        if torch is not None:
-            given = given.detach().to(torch.float64).numpy()
+        given = checks.to_numpy(checks.array("cosine", cosine, torch), torch)
         negative = np.clip(-np.asarray(given, np.float64), -1, 1)
         probability = integer_power(np.arccos(negative) / np.pi, self.n_bits)
         return like(torch, np.asarray(probability))[0]

@@ -58,10 +58,7 @@ class _BinnedFamily(HashFamily):
             number, a row has a NaN or infinity.
         """
         torch = checks.torch_of(x=x)
-        given: Any = self._rows("x", x, torch)
-        if torch is not None:
-            short = given.dtype in (torch.float16, torch.bfloat16, torch.float32)
-            given = given.detach().to(torch.float32 if short else torch.float64).numpy()
+        given = checks.to_numpy(self._rows("x", x, torch), torch)
         shape = given.shape[:-1] + (self.n_hashes,)
         short = given.dtype.kind == "f" and given.dtype.itemsize <= 4
         given = np.ascontiguousarray(given, np.float32 if short else np.float64)

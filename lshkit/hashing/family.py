@@ -167,9 +167,7 @@ class HashFamily:
             NaN where the distance is. Not differentiable.
         """
         torch = checks.torch_of(distance=distance)
-        given: Any = checks.array("distance", distance, torch)
-        if torch is not None:
-            given = given.detach().to(torch.float64).numpy()
+        given = checks.to_numpy(checks.array("distance", distance, torch), torch)
         given = np.asarray(given, np.float64)
         if (given < 0).any():
             raise ValueError(f"distance must be >= 0, got {np.nanmin(given)}")
@@ -219,9 +217,7 @@ class HashFamily:
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
         a, b = self._rows("x", x, torch), self._rows("y", y, torch)
-        if torch is not None:
-            a, b = (z.detach().float() if z.dtype.itemsize < 4 else z.detach() for z in (a, b))
-            a, b = a.numpy(), b.numpy()
+        a, b = checks.to_numpy(a, torch), checks.to_numpy(b, torch)
         starts, columns = as_pair_lists(indptr, indices, len(a), torch)
         probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
         of_pair = np.repeat(np.arange(len(a)), np.diff(starts))
