@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from lshkit.buckets import pair_distances
+from lshkit.kde import kernels
 from lshkit.kde.cells import Cells
 from lshkit.kde.method import Method
 from lshkit.kde.near_far import NearFar
@@ -28,12 +29,6 @@ from lshkit.kde.training import BLOCK, PermutedRows, Training
 LEAF, LEAVES = 32, 64  # rows of a leaf; leaves whose pairs are listed at once
 QUERIES = 8192  # of a call, at most
 PAIRS = 2**33  # of a call, at most: the core needs 24 bytes for each query and 4096 rows, 50 MB
-VALUES: dict[str, Callable[[np.ndarray], np.ndarray]] = {  # of compact kernels at distances below 1
-    "tophat": np.ones_like,
-    "epanechnikov": lambda r: 1 - r**2,
-    "linear": lambda r: 1 - r,
-    "cosine": lambda r: np.cos(np.pi / 2 * r),
-}
 N_BLOCKS = 256  # of the rows of a sampled method
 
 
@@ -245,7 +240,7 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     kept = others != rows
     indptr, others = indptr - np.concatenate([[0], np.cumsum(~kept)])[indptr], others[kept]
     scaled, kernel = keys.queries(first, last), keys.geometry.kernel
-    if kernel in VALUES:  # their edge is decided by rows as given
+    if kernel in kernels.COMPACT:  # their edge is decided by rows as given
         assert isinstance(keys, _RowsAsGiven)
         scaled = keys.given(first, last)
     distances = pair_distances(scaled, scaled, indptr, others, p=1 if kernel == "laplacian" else 2)
@@ -254,11 +249,9 @@ def _leaves(keys: _RowsAsGiven | _PermutedRows, first: int, last: int) -> Sums:
     elif kernel != "laplacian":
         distances = np.sqrt(distances)
     weights = np.ones(len(others)) if keys.weights is None else keys.weights[first:last][others]
-    if kernel in VALUES:
-        edge = keys.geometry.edge
-        inside = distances < edge
-        logs = np.full(len(distances), -np.inf)
-        logs[inside] = np.log(VALUES[kernel](distances[inside] / edge))
+    if kernel in kernels.COMPACT:
+        with np.errstate(divide="ignore"):
+            logs = np.log(kernels.compact(kernel, distances, keys.geometry.edge))
     else:
         logs = keys.geometry.log_kernel(distances)
     none = np.isneginf(logs)  # of compact kernels

@@ -170,14 +170,8 @@ def log_kernels(
     if geometry.kernel not in kernels.COMPACT:
         with np.errstate(over="ignore"):
             return geometry.log_kernel(r)
-    values = {
-        "tophat": lambda r: np.ones_like(r),
-        "epanechnikov": lambda r: 1 - r**2,
-        "linear": lambda r: 1 - r,
-        "cosine": lambda r: np.cos(np.pi / 2 * r),
-    }[geometry.kernel](np.minimum(r, 1))
     with np.errstate(divide="ignore"):
-        return np.log(np.where(r < 1, values, 0))
+        return np.log(kernels.compact(geometry.kernel, r, 1))
 
 
 class FewRows:
