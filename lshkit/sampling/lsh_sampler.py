@@ -269,7 +269,8 @@ class LSHSampler(InBytes):
         Returns
         -------
         value, standard_error : float64 `(n_q,)` or `(n_q, k)`
-            The standard error is NaN for a single table. Where no table has a bucket both are 0.
+            The standard error of a single table is NaN. Where no table of several has a bucket
+            both are 0.
             It does not account for terms outside the tables: if large terms collide with small
             probability, a query that missed them has a small value and a small standard error.
         """

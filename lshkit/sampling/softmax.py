@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lshkit import checks
 from lshkit.buckets import HashTables, pair_products
 from lshkit.hashing import FastHadamard
+from lshkit.torch_ops.library import once_differentiable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,15 +34,16 @@ class SampledSoftmaxLoss(nn.Module):
 
     with logits o = weight . hidden + bias. Near classes share a hash bucket with the row in at
     least `min_count` tables; they and the target are exact and excluded from the sample, which is
-    shared by the batch and contains every class with the inclusion probability q = n_samples /
-    n_classes. So Z is unbiased whatever the tables are: tables that are older than the weights cost
-    accuracy, not correctness. (Inverse-probability sampling over the rest of a hash table's answer:
+    shared by the batch: one class from each of n_samples parts of the classes, which has the
+    inclusion probability q = 1 / size of the part, n_samples / n_classes or near it. So Z is
+    unbiased whatever the tables are: tables that are older than the weights cost accuracy, not
+    correctness. (Inverse-probability sampling over the rest of a hash table's answer:
     Spring and Shrivastava 2017.)
 
     The loss log Z - o_target and its gradient are then consistent, not unbiased: by Jensen's
     inequality the loss is too low by about var(Z) / (2 E[Z]^2) on average, and the gradient is off
     in the same order. Both errors are proportional to 1 / n_samples, and 0 from n_samples =
-    n_classes on.
+    n_classes on. In train mode the gradient cannot be differentiated again: NotImplementedError.
 
     Parameters
     ----------
@@ -296,15 +298,16 @@ class SampledSoftmaxLoss(nn.Module):
     def _sample(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Distinct classes, ascending, and the logarithms of their weights in the sum.
 
-        One from each of n_samples equal parts of the classes. A class that lies in two parts may
-        be drawn twice: all are expected n_samples / n_classes times.
+        One from each of n_samples parts of the classes, whose sizes, the weights, differ by one at
+        most.
         """
         n, s = self.n_classes, min(self.n_samples, self.n_classes)
         if s == n:
             return torch.arange(n), torch.zeros(n, dtype=dtype)
-        drawn = ((torch.arange(s) + torch.rand(s, dtype=torch.float64)) * (n / s)).long()
-        samples, times = torch.unique_consecutive(drawn.clamp_(max=n - 1), return_counts=True)
-        return samples, (times.to(dtype) * (n / s)).log()
+        begins = torch.arange(s + 1) * n // s
+        sizes = begins.diff()
+        places = (torch.rand(s, dtype=torch.float64) * sizes).long()
+        return begins[:-1] + places, sizes.to(dtype).log()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -366,9 +369,9 @@ class _SampledCrossEntropy(torch.autograd.Function):
         return total.log() - true
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     @torch.autocast("cpu", enabled=False)
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]  # once_differentiable's
+    def backward(ctx: Any, grad: Tensor) -> Any:
         saved = ctx.saved_tensors
         hidden, weight, target, indptr, indices, rows, samples, sample_weight = saved[:8]
         near, far, true = saved[8] * grad[rows], saved[9] * grad[:, None], saved[10] * grad

@@ -1,5 +1,6 @@
 """How operators are registered: the library, and rules for autograd, autocast and vmap."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
@@ -127,6 +128,36 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> NoReturn:
         "lshkit's operators can be differentiated once: the gradient of a gradient "
         "(create_graph=True, torch.func.hessian) is not available"
     )
+
+
+class _NotAgain(torch.autograd.Function):
+    """A gradient, as the result of what it was computed from: its own gradient is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, *inputs: Tensor) -> Tensor:
+        return grad.detach()
+
+    backward = staticmethod(_no_second_derivative)
+
+
+def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `backward` of an autograd.Function that keeps its inputs, refused a second derivative.
+
+    torch's decorator of this name refuses it only where the incoming gradient requires one, and
+    else, as after a sum, gives zeros.
+    """
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        given = (*ctx.saved_tensors, *grads)
+        inputs = [x for x in given if x is not None and x.requires_grad]
+        if not torch.is_grad_enabled() or not inputs:
+            return results
+        return tuple(x if x is None else _NotAgain.apply(x, *inputs) for x in results)
+
+    return wrapped
 
 
 def _differentiates(args: Sequence[Any]) -> bool:

@@ -144,6 +144,19 @@ def value_gradient(group, estimator):
     return answers
 
 
+def second_derivative(group, estimator, exchange):
+    """What the gradient of a gradient raises."""
+    cp = ContextParallel(group, exchange=exchange)
+    own = [cp.shard(x).requires_grad_() for x in inputs()[:3]]
+    out = yoso_attention(*own, estimator=estimator, seed=3, context_parallel=cp)
+    grads = torch.autograd.grad(out.sum(), own, create_graph=True)
+    try:
+        sum(x.square().sum() for x in grads).backward()
+    except RuntimeError as error:  # which NotImplementedError is
+        return str(error)
+    return "nothing"
+
+
 # --- Numerical derivatives ------------------------------------------------------------------------
 
 

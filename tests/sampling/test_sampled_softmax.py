@@ -308,15 +308,34 @@ def test_a_weight_of_another_number_of_classes_is_refused(n_classes, train):
         loss(torch.randn(3, 4), torch.arange(3))
 
 
-def test_every_sampled_class_is_as_likely():
-    loss = make(n_classes=37, n_samples=10)
-    counts = torch.zeros(37, dtype=torch.float64)
+@pytest.mark.parametrize(("n_classes", "n_samples"), [(37, 10), (11, 10), (10, 7), (10, 5)])
+def test_the_sample_has_distinct_classes_of_known_probabilities(n_classes, n_samples):
+    loss = make(n_classes=n_classes, n_samples=n_samples)
+    counts = torch.zeros(n_classes, dtype=torch.float64)
     for _ in range(1500):
         samples, log_weights = loss._sample(torch.float64)
-        assert (samples[1:] > samples[:-1]).all()
+        assert len(samples) == n_samples and (samples[1:] > samples[:-1]).all()
         counts[samples] += log_weights.exp()
-    # Of a weight of 3.7 at a frequency of 10 / 37: variance 2.7 of each draw, at most.
-    assert ((counts / 1500 - 1).abs() < 4.5 * (2.7 / 1500) ** 0.5).all()
+        torch.testing.assert_close(log_weights.exp().sum(), torch.tensor(float(n_classes)).double())
+    # Of a class the weight w with the probability 1 / w: variance w - 1.
+    w = -(-n_classes // n_samples)
+    assert ((counts / 1500 - 1).abs() < 4.5 * ((w - 1) / 1500) ** 0.5).all()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("of", ["hidden", "weight"])
+def test_second_derivatives_are_refused(sparse, of):
+    """Not zeros, as torch's once_differentiable gives where the loss is a sum."""
+    hidden, target = batch()
+    loss = make(n_samples=300, sparse=sparse)
+    x = hidden if of == "hidden" else loss.weight
+    (grad,) = torch.autograd.grad(loss(hidden, target), x, create_graph=True)
+    assert grad.requires_grad
+    with pytest.raises(NotImplementedError, match="can be differentiated once"):
+        (grad.to_dense() if grad.is_sparse else grad).square().sum().backward()
+    plain = make(n_samples=300, sparse=sparse)
+    (wanted,) = torch.autograd.grad(plain(hidden, target), hidden if x is hidden else plain.weight)
+    torch.testing.assert_close(grad.detach().to_dense(), wanted.to_dense())
 
 
 def test_training_with_sparse_gradients_learns():

@@ -62,26 +62,28 @@ class RowBlocks(NamedTuple):
     arrays: tuple[da.Array, da.Array | None] | None
 
 
-def row_blocks(name: str, X: Any, sample_weight: Any = None) -> RowBlocks:
+def row_blocks(
+    name: str, X: Any, sample_weight: Any = None, weights_name: str = "sample_weight"
+) -> RowBlocks:
     """The blocks of a Dask array `(n, n_features)` or dataframe, chunked by rows.
 
     sample_weight: a Dask array `(n,)`, or a series of as many partitions for a dataframe.
     TypeError, ValueError: anything else, chunks along features, an array's unknown chunk sizes.
     """
     if is_dataframe(X):
-        return _frame_blocks(name, X, sample_weight)
+        return _frame_blocks(name, X, sample_weight, weights_name)
     X = check_array(name, X)
     rows = X.to_delayed().reshape(-1).tolist()
     weights = [None] * len(rows)
     if sample_weight is not None:
         if not isinstance(sample_weight, da.Array):
             raise TypeError(
-                "sample_weight must be a Dask array like X, got "
+                f"{weights_name} must be a Dask array like X, got "
                 f"{type(sample_weight).__name__}: dask.array.from_array makes one"
             )
         if sample_weight.shape != X.shape[:1]:  # unknown sizes are not equal either
             raise ValueError(
-                f"sample_weight must have shape {X.shape[:1]}, one for each row, got "
+                f"{weights_name} must have shape {X.shape[:1]}, one for each row, got "
                 f"{sample_weight.shape}"
             )
         sample_weight = sample_weight.rechunk(X.chunks[:1])
@@ -118,18 +120,18 @@ def is_dataframe(X: Any) -> bool:
     return is_dask_collection(X) and hasattr(X, "columns") and hasattr(X, "npartitions")
 
 
-def _frame_blocks(name: str, X: Any, sample_weight: Any) -> RowBlocks:
+def _frame_blocks(name: str, X: Any, sample_weight: Any, weights_name: str) -> RowBlocks:
     rows = X.to_delayed()
     weights = [None] * len(rows)
     if sample_weight is not None:
         if not (is_dask_collection(sample_weight) and hasattr(sample_weight, "npartitions")):
             raise TypeError(
-                f"sample_weight must be a Dask series like the dataframe {name}, got "
+                f"{weights_name} must be a Dask series like the dataframe {name}, got "
                 f"{type(sample_weight).__name__}"
             )
         if sample_weight.npartitions != X.npartitions:
             raise ValueError(
-                f"sample_weight must have the {X.npartitions} partitions of {name}, got "
+                f"{weights_name} must have the {X.npartitions} partitions of {name}, got "
                 f"{sample_weight.npartitions}"
             )
         weights = list(np.ravel(sample_weight.to_delayed()))

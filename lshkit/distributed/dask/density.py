@@ -171,9 +171,11 @@ class DaskKernelDensity(DensityMixin, BaseEstimator):
         return self
 
     def partial_fit(self, X: Any, y: object = None, sample_weight: Any = None) -> Self:
-        """Adds blocks of rows, as if all had been passed to `fit`; returns self.
+        """Adds blocks of rows; returns self.
 
-        Shards are tuned again at the first query. A rule's bandwidth is that of the first rows.
+        A sketch is then the one of all rows, bit for bit. Shards are tuned again at the first
+        query, on other rows than `fit` of all would draw: as accurate, but not the same estimates.
+        A rule's bandwidth is that of the first rows.
         """
         return self._add(X, sample_weight)
 

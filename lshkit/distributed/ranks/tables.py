@@ -18,7 +18,7 @@ from torch import Tensor
 from lshkit import _C, torch_ops
 from lshkit.distributed.ranks.collectives import Ranks, sum_tables
 from lshkit.hash_functions import FAMILY
-from lshkit.torch_ops.library import code_dtype
+from lshkit.torch_ops.library import code_dtype, once_differentiable
 
 # Tables of the heads in flight. Others wait.
 TABLE_BYTES = 2**28
@@ -247,7 +247,7 @@ class _TableSums(torch.autograd.Function):
         return _forward(ranks, plan, inputs, functions, 0, False)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, key_mask, planes, sharpness = ctx.saved_tensors
         functions, ranks, plan = ctx.rest

@@ -165,6 +165,8 @@ def test_bad_input(client):
         (ValueError, (rows[:, :3],), r"X must have shape \(n, 6\)"),
         (ValueError, (blocks(bad, CHUNKS),), "X must be finite, row 311 has"),  # of its block
         (ValueError, (rows, -blocks(WEIGHTS, CHUNKS)), "weights must be finite and >= 0"),
+        (TypeError, (rows, WEIGHTS), "weights must be a Dask array like X"),
+        (ValueError, (rows, blocks(WEIGHTS, CHUNKS)[1:]), "weights must have shape"),
         (ValueError, (rows[:0],), "X must have at least one row"),
     ]:
         with pytest.raises(error, match=message):

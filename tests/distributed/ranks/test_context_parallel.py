@@ -221,6 +221,13 @@ def test_a_gradient_of_values_alone_goes_by_tables(ranks):
         torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("exchange", ["tables", "keys", "heads"])
+def test_second_derivatives_are_refused(ranks, exchange):
+    for message in ranks.run(2, of_ranks.second_derivative, SOFT, exchange):
+        # Where rows are exchanged, torch's own message comes first.
+        assert "can be differentiated once" in message or "differentiate twice" in message
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("exchange", ["tables", "keys"])
 def test_gradients_of_soft_codes_are_numerical_derivatives(ranks, is_causal, exchange):
