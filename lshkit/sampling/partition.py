@@ -47,7 +47,7 @@ class PartitionSampler:
     n_hashes : int
         Tables, of 4 bytes per class each.
     n_probes : int
-    min_count : int, 1 to 3
+    min_count : int, 1 to 3 and at most n_hashes
         2 excludes unrelated classes that collide with a query once by chance.
     center : bool
         Subtracts the mean of the classes before hashing. It adds the same to all logits of a query,
@@ -93,7 +93,7 @@ class PartitionSampler:
         n_bits = checks.integer("n_bits", n_bits, 1, most)
         self.n_probes = checks.integer("n_probes", n_probes, 1, 2**n_bits)
         self.hasher = FastHadamard(n_features, n_bits, n_hashes, seed=seed)
-        self.min_count = checks.integer("min_count", min_count, 1, MAX_MIN_COUNT)
+        self.min_count = checks.integer("min_count", min_count, 1, min(n_hashes, MAX_MIN_COUNT))
         self.center = checks.boolean("center", center)
         self._build(weights)
 

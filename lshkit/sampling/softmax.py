@@ -59,7 +59,7 @@ class SampledSoftmaxLoss(nn.Module):
         Of the hash codes. Default: about 16 classes per bucket.
     n_hashes : int
         Hash tables, of 4 bytes per class each, or a little more.
-    min_count : int, 1 to 65535
+    min_count : int, 1 to n_hashes
     max_bucket_size : int
         Larger buckets are skipped; their classes are left to the sample.
     rehash_every : int
@@ -138,7 +138,7 @@ class SampledSoftmaxLoss(nn.Module):
             n_bits = min(max(n_bits, 1), 16)
         self.n_bits_ = checks.integer("n_bits", n_bits, 1, 16)
         self.n_hashes_ = checks.integer("n_hashes", n_hashes, 1, 65535)
-        self.min_count = checks.integer("min_count", min_count, 1, 65535)
+        self.min_count = checks.integer("min_count", min_count, 1, self.n_hashes_)
         self.max_bucket_size = checks.integer("max_bucket_size", max_bucket_size, 0)
         self.rehash_every = checks.integer("rehash_every", rehash_every, 1)
         self.sparse = checks.boolean("sparse", sparse)

@@ -170,7 +170,7 @@ def test_a_bias_of_minus_infinity_leaves_classes_out():
     np.testing.assert_allclose(got.value, exact(queries, weights[::3], 0.5), rtol=1e-5)
     # Without bias for samples that hold none of the others, too, whose estimate of Z may be 0.
     bias = np.where(np.arange(500) > 3, -np.inf, 0.0)
-    sampler = PartitionSampler(weights, n_hashes=1, n_probes=1, seed=0)
+    sampler = PartitionSampler(weights, n_hashes=2, n_probes=1, seed=0)
     options = dict(bias=bias, sampler=sampler, n_samples=50)
     found = [log_partition(queries, weights, **options, seed=seed) for seed in range(2000)]
     values, errors = (np.stack(x) for x in zip(*found, strict=True))
@@ -252,6 +252,7 @@ def with_value(x, value, row=2):
         (lambda s: PartitionSampler(WEIGHTS, n_hashes=0), ValueError, "n_hashes must be"),
         (lambda s: PartitionSampler(WEIGHTS, n_bits=2, n_probes=5), ValueError, "from 1 to 4"),
         (lambda s: PartitionSampler(WEIGHTS, min_count=4), ValueError, "from 1 to 3"),
+        (lambda s: PartitionSampler(WEIGHTS, n_hashes=1), ValueError, "from 1 to 1, got 2"),
         (lambda s: PartitionSampler(WEIGHTS, center=1), TypeError, "center must be a bool"),
     ],
 )
