@@ -1,9 +1,10 @@
-"""Files of lshkit: .npz archives that numpy opens, checked before anything is allocated.
+"""Files of lshkit: .npz archives that numpy opens, checked before an array is allocated.
 
 Members are stored uncompressed: "header.json" (the kind of object, the version of its contents, the
 type and shape of every array, and the object's own settings), then one .npy member for each array.
 Together they may be no larger than the file, and every array has the size, type and shape that the
-header gives it: a small file cannot exhaust the memory. zipfile compares the checksums.
+header gives it: a small file cannot exhaust the memory (a directory of very many members, before it
+is refused, takes ten times the size of the file). zipfile compares the checksums.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ TYPES = (*FLOATS, *UNSIGNED, "<i8")
 _HEADER = "header.json"
 _MAX_DIMENSIONS = 8
 _MAX_NPY_HEADER = 2**10
+_CHUNK = 2**20
 
 
 # --- Writing ------------------------------------------------------------------------------------
@@ -66,11 +68,29 @@ def write(
 
 
 def _write(file: BinaryIO, text: bytes, arrays: dict[str, np.ndarray]) -> None:
-    with zipfile.ZipFile(file, "w") as members:
+    with zipfile.ZipFile(_Sink(file), "w") as members:  # type: ignore[call-overload]
         members.writestr(zipfile.ZipInfo(_HEADER), text)  # as below, a member without a date
         for name, x in arrays.items():
             with members.open(zipfile.ZipInfo(_member(name)), "w", force_zip64=True) as member:
                 npy.write_array(member, x, version=(1, 0), allow_pickle=False)
+
+
+class _Sink:
+    """A file object that is only written to, in order, as pipes and compressed files are.
+
+    zipfile then does not go back to write a size, which would end up elsewhere in a file that is
+    appended to.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        pass
 
 
 @contextlib.contextmanager
@@ -133,14 +153,16 @@ def _little_endian(x: np.ndarray) -> np.ndarray:
 def opened(file: File, kind: str, version: int) -> Iterator[Archive]:
     """The `Archive` in a file that `write` made, of this kind and at most this version.
 
-    file: a path, to which .npz is added where there is none of that name, or a binary file object.
+    file: a path, to which .npz is added where there is none of that name, or a binary file object,
+    which is read from where it is to its end.
     ValueError for any other file, and in the place of what is raised in the context: its message
     names the file.
     """
     with contextlib.ExitStack() as stack:
-        name = "the file object"
-        source: Any = file
-        if (path := _path(file, "read")) is not None:
+        source: Any
+        if (path := _path(file, "read")) is None:
+            name, source = "the file object", io.BytesIO(file.read())  # type: ignore[union-attr]
+        else:
             name = path
             if not os.path.exists(name) and os.path.exists(_ending(name)):
                 name = _ending(name)
@@ -208,6 +230,8 @@ class Archive:
                 raise ValueError(f"{x.filename[:80]} is compressed")
             if not 0 <= x.header_offset < size:
                 raise ValueError(f"{x.filename[:80]} begins beyond its end")
+        if min((x.header_offset for x in members), default=0):
+            raise ValueError("there is something before it")
         names = {x.filename for x in members}
         if len(names) < len(members) or sum(x.file_size for x in members) > size:
             raise ValueError("its members overlap")
@@ -218,11 +242,14 @@ class Archive:
 
     def _read_array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
         with self._members.open(_member(name)) as file:
-            got = npy.read_magic(file)
-            if got != (1, 0) or npy.read_array_header_1_0(file) != (shape, False, np.dtype(dtype)):
+            header = npy.read_magic(file), *npy.read_array_header_1_0(file, _MAX_NPY_HEADER)
+            if header != ((1, 0), shape, False, np.dtype(dtype)):
                 raise ValueError(f"{name} has another header than the file's")
-        with self._members.open(_member(name)) as file:
-            x = npy.read_array(file, allow_pickle=False)
+            x = np.empty(shape, dtype)
+            data = x.reshape(-1).view(np.uint8).data
+            for first in range(0, len(data), _CHUNK):
+                part = data[first : first + _CHUNK]
+                part[:] = file.read(len(part))  # ValueError where fewer come
             if file.read(1):  # at the end zipfile compares the checksum
                 raise ValueError(f"{name} is followed by something else")
         return x.astype(x.dtype.newbyteorder("="), copy=False)

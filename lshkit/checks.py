@@ -161,11 +161,22 @@ def array(
 
 
 def to_numpy(x: Any, torch: Any) -> np.ndarray:
-    """What `array` gave, as a numpy array: a tensor's own memory, of bfloat16 a float32 copy."""
+    """What `array` gave, as a numpy array: a tensor's own memory.
+
+    Floats that numpy does not have, such as bfloat16, are copied to float32.
+    """
     if torch is None:
         return x
     x = x.detach()
-    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+    known = not x.is_floating_point() or x.dtype in (torch.float16, torch.float32, torch.float64)
+    return (x if known else x.float()).numpy()
+
+
+def as_floats(x: np.ndarray) -> np.ndarray:
+    """float32 and float64 as they are, shorter floats as float32, all others as float64."""
+    if x.dtype in (np.float32, np.float64):
+        return x
+    return x.astype(np.float32 if x.dtype == np.float16 else np.float64)
 
 
 def _tensor(name: str, tensor: Any, torch: Any, kinds: str, wanted: str, cuda: bool) -> Any:

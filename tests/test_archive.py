@@ -1,7 +1,9 @@
 """lshkit.archive: what was written comes back; hostile files are a ValueError at little cost."""
 
+import gzip
 import io
 import json
+import mmap
 import os
 import pathlib
 import stat
@@ -89,6 +91,40 @@ def test_file_objects_may_have_something_before():
     file = io.BytesIO(b"before" + WHOLE)
     file.seek(6)
     assert same(load(file))
+    file.seek(0)
+    refused(file, "there is something before it")
+    refused(WHOLE + WHOLE, "there is something before it")  # not the second one
+
+
+class OnlyWrites:
+    def __init__(self):
+        self.data = b""
+
+    def write(self, data):
+        self.data += data  # and returns None
+
+
+class OnlyReads:
+    def __init__(self, data):
+        self.read = io.BytesIO(data).read
+
+
+def test_file_objects_of_few_methods(tmp_path):
+    """Pipes, compressed files, files that are appended to: no place is gone back to."""
+    path, sink = tmp_path / "a", OnlyWrites()
+    archive.write(sink, "Thing", 1, HEADER, ARRAYS)
+    assert sink.data == WHOLE and same(load(OnlyReads(WHOLE)))
+    path.write_bytes(b"before")
+    with open(path, "ab") as file:
+        archive.write(file, "Thing", 1, HEADER, ARRAYS)
+    assert path.read_bytes() == b"before" + WHOLE
+    with gzip.open(path, "wb") as file:
+        archive.write(file, "Thing", 1, HEADER, ARRAYS)
+    with gzip.open(path) as file:
+        assert same(load(file))
+    path.write_bytes(WHOLE)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert same(load(mapped))
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a", "3.5"])
@@ -219,7 +255,8 @@ def test_a_header_that_names_an_array_twice():
 def test_long_headers():
     with pytest.raises(ValueError, match="a header must be of 1048576 bytes at most"):
         written(header={"x": "x" * 2**20})
-    refused(with_header(written(), b" " * 2**20 + b" "), "more than 1048576")
+    error = attempt(load, with_header(written(), b" " * 2**20 + b" "), 2**21)  # twice its size
+    assert isinstance(error, ValueError) and "more than 1048576" in str(error)
 
 
 def zipped(members, compression=zipfile.ZIP_STORED):
@@ -260,6 +297,19 @@ def test_other_members():
     refused(zipped([*MEMBERS.items(), ("y.npy", b"")]), "other members than its header names")
     refused(zipped(list(MEMBERS.items())[:-1]), "other members than its header names")
     refused(zipped(list(MEMBERS.items())[1:]), "it has no header.json")
+
+
+@pytest.mark.parametrize("text", [b"-" * 9900 + b"1", b"~" * 9900 + b"1", b"1" + b"**1" * 3300])
+def test_headers_of_arrays_that_nest(text):
+    """They would take the parser's stack, or its memory, if they were parsed."""
+    x = np.zeros(2**12)
+    header, _ = contents(written({"x": x}))
+    data = b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text
+    members = [("header.json", json.dumps(header)), ("x.npy", data.ljust(128 + x.nbytes, b"\0"))]
+    error = attempt(
+        lambda file: load(file, {"x": (("<f8",), None)}), io.BytesIO(zipped(members)), 2**19
+    )
+    assert isinstance(error, ValueError) and "Header info length" in str(error), error
 
 
 def test_damage():

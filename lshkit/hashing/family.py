@@ -217,7 +217,7 @@ class HashFamily:
         """
         torch = checks.torch_of(x=x, y=y, indptr=indptr, indices=indices)
         a, b = self._rows("x", x, torch), self._rows("y", y, torch)
-        a, b = checks.to_numpy(a, torch), checks.to_numpy(b, torch)
+        a, b = (checks.as_floats(checks.to_numpy(z, torch)) for z in (a, b))
         starts, columns = as_pair_lists(indptr, indices, len(a), torch)
         probability, left = self._quick_pairs(a, b, starts, columns, y_norms)
         of_pair = np.repeat(np.arange(len(a)), np.diff(starts))

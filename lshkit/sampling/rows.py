@@ -13,9 +13,7 @@ def as_numpy(name: str, x: Any) -> tuple[np.ndarray, Any]:
     float32 and float64 are kept, shorter floats become float32 and all others float64.
     """
     torch = checks.torch_of(**{name: x})
-    x = checks.to_numpy(checks.array(name, x, torch), torch)
-    if x.dtype not in (np.float32, np.float64):
-        x = x.astype(np.float32 if x.dtype == np.float16 else np.float64)
+    x = checks.as_floats(checks.to_numpy(checks.array(name, x, torch), torch))
     return np.ascontiguousarray(x, x.dtype.newbyteorder("=")), torch
 
 

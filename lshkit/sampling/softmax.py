@@ -363,7 +363,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
         far /= total[:, None]
         ctx.save_for_backward(
             *(hidden, weight, target, indptr, indices, rows, samples, sample_weight),
-            *(near, far, true.exp() / total - 1),
+            *(near, far, true.exp() / total - 1, bias),
         )
         ctx.sparse, ctx.has_bias = sparse, bias is not None
         return total.log() - true

@@ -238,3 +238,15 @@ def test_arrays_of_another_family():
             hashing.from_arrays(no_dict)
     with pytest.raises(ValueError, match="family must be RandomBinning, got Hyperplane"):
         RandomBinning.from_arrays(arrays)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "bool", "float16", "bfloat16", "float8_e4m3fn"])
+def test_pairs_of_tensors_of_any_type(name):
+    """Computed as if they had been given in float32 or float64."""
+    torch = pytest.importorskip("torch")
+    hasher = FastHadamard(8, 4, 2, seed=0)
+    rows = torch.arange(48).reshape(6, 8).remainder(5).to(getattr(torch, name))
+    pairs = torch.arange(0, 13, 2), torch.arange(12).remainder(6)
+    wide = rows.float() if rows.is_floating_point() else rows.double()
+    wanted = hasher.pair_probability(wide, wide, *pairs)
+    torch.testing.assert_close(hasher.pair_probability(rows, rows, *pairs), wanted)

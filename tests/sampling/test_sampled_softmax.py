@@ -323,19 +323,19 @@ def test_the_sample_has_distinct_classes_of_known_probabilities(n_classes, n_sam
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("of", ["hidden", "weight"])
+@pytest.mark.parametrize("of", ["hidden", "weight", "bias"])
 def test_second_derivatives_are_refused(sparse, of):
     """Not zeros, as torch's once_differentiable gives where the loss is a sum."""
     hidden, target = batch()
-    loss = make(n_samples=300, sparse=sparse)
-    x = hidden if of == "hidden" else loss.weight
+    loss = make(n_samples=300, sparse=sparse, bias=True)
+    x = hidden if of == "hidden" else getattr(loss, of)
+    (wanted,) = torch.autograd.grad(loss(hidden, target), x)
+    for other in {hidden, loss.weight, loss.bias} - {x}:
+        other.requires_grad_(False)
     (grad,) = torch.autograd.grad(loss(hidden, target), x, create_graph=True)
-    assert grad.requires_grad
+    torch.testing.assert_close(grad.detach().to_dense(), wanted.to_dense())
     with pytest.raises(NotImplementedError, match="can be differentiated once"):
         (grad.to_dense() if grad.is_sparse else grad).square().sum().backward()
-    plain = make(n_samples=300, sparse=sparse)
-    (wanted,) = torch.autograd.grad(plain(hidden, target), hidden if x is hidden else plain.weight)
-    torch.testing.assert_close(grad.detach().to_dense(), wanted.to_dense())
 
 
 def test_training_with_sparse_gradients_learns():
