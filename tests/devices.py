@@ -55,7 +55,7 @@ CPU_ONLY = {
 # Refusals that end a test on CUDA tensors as a skip, with their message as its reason.
 LIMITS = [
     r"has no CUDA kernels yet",
-    r"^lsh_attention runs on the CPU only",
+    r"^(lsh_attention|Colliding) runs on the CPU only",
     r"must be on the cpu.*, got (a tensor on )?cuda",
     r"n_bits: 1 to 16 is wanted, was (1[7-9]|[2-6]\d)",
     r"dtype float32 or bfloat16 or float16 is wanted, was float64",  # the expectation

@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def assert_close(got, wanted, dtype=torch.float32):
-    got, wanted = got.double().cpu(), torch.as_tensor(wanted, dtype=torch.float64)
+    got, wanted = got.double().cpu(), torch.as_tensor(wanted).double().cpu()
     size = wanted[torch.isfinite(wanted)].square().mean().sqrt().item()
     torch.testing.assert_close(
         got, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * size + 1e-6, equal_nan=True
