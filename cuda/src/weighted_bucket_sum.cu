@@ -76,24 +76,29 @@ void launch_ordered(const Queue& queue, const WeightedPass<T>& a) {
   const index_t blocks = a.tasks * a.hashes * a.sort_ranges() * a.slices;
   const std::size_t bytes = SegmentMemory<T>::bytes(a.slice);
   constexpr Element kOwn = kElement<T>;
+  const bool products = has_products(a);
   const auto run = [&](auto kernel) {
     launch(queue, "weighted_ordered", kernel, blocks, kSegmentThreads, bytes, a);
   };
   with_columns<T>(a.slice, [&](auto columns) {
     constexpr int C = decltype(columns)::value, kLoad = kTogether<T, C>;
     if constexpr (C < 3) {
-      const bool products = has_products(a);
       const Element added = a.add.x.element, own = products ? a.read.x.element : kOwn;
       // One of the two is made by this library, in float32.
       if (loads_together(a, a.add, kLoad) && (added == kOwn || own == kOwn) &&
           (!products || loads_together(a, a.read, kLoad)))
         return with_element<T>(added == kOwn ? own : added, [&](auto element) {
           constexpr Element E = decltype(element)::value;
-          added == kOwn ? run(weighted_ordered_kernel<T, kOwn, E, C, kLoad>)
-                        : run(weighted_ordered_kernel<T, E, kOwn, C, kLoad>);
+          if (!products)
+            run(weighted_ordered_kernel<T, E, kOwn, C, kLoad, false>);
+          else if (added == kOwn)
+            run(weighted_ordered_kernel<T, kOwn, E, C, kLoad, true>);
+          else
+            run(weighted_ordered_kernel<T, E, kOwn, C, kLoad, true>);
         });
     }
-    run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1>);
+    products ? run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1, true>)
+             : run(weighted_ordered_kernel<T, kOwn, kOwn, C, 1, false>);
   });
 }
 

@@ -44,7 +44,8 @@ template <class T>
 constexpr index_t kSortPart = sizeof(T) == 4 ? 512 : 256;
 constexpr int kSegmentTile = 96;
 #endif
-constexpr int kSegmentBatch = 8;  // loads of rows in flight of a warp
+constexpr int kSegmentBatch = 4;  // loads of rows in flight of a warp
+constexpr int kOrderedBatch = 8;  // at most in order; a power of two
 constexpr int kGatherBatch = 8;
 constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits, kRowShift = kRangeBits + 1;
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
@@ -94,8 +95,8 @@ struct WeightedSide {
   T* weight_grads = nullptr;  // laid out as the weights
 };
 
-// A row that is added to a bucket, or in order reads one: then `weight` is the number of the probe.
-// One load.
+// A row that is added to a bucket, or in order reads one: then `weight` is the number of the probe,
+// and in a block that sums the bits of that of the copy. One load.
 template <class T>
 struct alignas(2 * sizeof(T)) Added {
   T weight;
@@ -106,6 +107,12 @@ struct alignas(2 * sizeof(T)) Added {
   }
   __device__ std::uint32_t row() const { return bits >> kRowShift; }  // its number in the batch
   __device__ bool reads() const { return bits >> kRangeBits & 1; }
+  __device__ void set_number(std::uint32_t number) {
+    weight = sizeof(T) == 4 ? T(float_of_bits(number)) : T(number);
+  }
+  __device__ std::uint32_t number() const {
+    return sizeof(T) == 4 ? bits_of_float(float(weight)) : std::uint32_t(weight);
+  }
   __device__ int bucket() const { return int(bits % kRangeBuckets); }  // of the range's
 };
 // Rows of a table, or of vectors, that a warp reads at once: where a lane has columns next to each

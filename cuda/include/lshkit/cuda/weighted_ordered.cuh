@@ -49,18 +49,8 @@ struct Vectors {
   __device__ T last_column(std::uint32_t row) const { return extra ? extra[row] : T(1); }
 };
 
-// Of a record that reads: its probe, and the number of its copy.
-template <class T>
-__device__ inline index_t probe_of(const Added<T>& record, index_t n_probes) {
-  return record.weight > 0 && record.weight < T(n_probes) ? index_t(record.weight) : 0;
-}
-template <class T>
-__device__ inline index_t copy_of(const Added<T>& record, index_t n_probes) {
-  return record.row() * n_probes + probe_of(record, n_probes);
-}
-
-// The rows of some records, of both kinds: a lane's columns of a slice, of which the last may be no
-// column of the vectors. E, R: as below.
+// The rows of some records: a lane's columns of a slice, of which the last may be no column of the
+// vectors. Zeros of what reads, unless Products are taken with its own vector. E, R: as below.
 template <class T, Element E, Element R, int Loads, int Columns, int Stride>
 struct RecordRows {
   Vectors<T, E, Columns> added;
@@ -68,27 +58,26 @@ struct RecordRows {
   int first_own, of_values, width;
   bool extra;
 
-  // Zeros of what reads, unless it multiplies, and from `end` on.
-  template <int Batch>
-  __device__ __forceinline__ void load(const Added<T>* records, int first, int end, bool multiply,
-                                       Added<T> (&record)[Batch],
+  template <bool Products, int Batch>
+  __device__ __forceinline__ void load(const Added<T> (&record)[Batch],
                                        T (&x)[Batch][Loads * Columns]) const {
     LSHKIT_UNROLL
     for (int u = 0; u < Batch; ++u) {
-      const bool there = first + u < end;
-      record[u] = records[there ? first + u : 0];
       const std::uint32_t row = record[u].row();
-      const bool adds = there && !record[u].reads();
-      const bool multiplies = multiply && there && record[u].reads();
+      const bool reads = record[u].reads();
       LSHKIT_UNROLL
       for (int k = 0; k < Loads; ++k) {
         const bool has = first_own + k * Stride < of_values;
         T* const to = x[u] + k * Columns;
-        added.load(row, k * Stride, has && adds, to);
-        if (multiplies) own.load(row, k * Stride, has, to);
+        added.load(row, k * Stride, has && !reads, to);
+        if (!Products) continue;
+        T of_own[Columns];
+        own.load(row, k * Stride, has && reads, of_own);
+        LSHKIT_UNROLL
+        for (int c = 0; c < Columns; ++c) to[c] = reads ? of_own[c] : to[c];
       }
       if (Columns > 1 || !extra) continue;
-      const T last = adds ? added.last_column(row) : multiplies ? own.last_column(row) : T(0);
+      const T last = !reads ? added.last_column(row) : Products ? own.last_column(row) : T(0);
       LSHKIT_UNROLL
       for (int k = 0; k < Loads; ++k)
         if (first_own + k * Stride >= of_values)
@@ -97,15 +86,28 @@ struct RecordRows {
   }
 };
 
+// Blocks of a multiprocessor: as many as registers allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kMostOrderedBlocks = 2;
+#else
+constexpr int kMostOrderedBlocks = 3;
+#endif
+template <Element E, int C, int Columns, bool Products>
+constexpr int ordered_blocks = C > 2 || Columns == 1                           ? 1
+                               : E == Element::bfloat16 && C == 2 && !Products ? kMostOrderedBlocks
+                                                                               : 2;
+
 // E: the elements of rows that are added, R: of those that a product is taken with. One column at a
 // time, they are whatever they are.
-template <class T, Element E, Element R, int C, int Columns>
-__global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2)
+template <class T, Element E, Element R, int C, int Columns, bool Products>
+__global__ void __launch_bounds__(kSegmentThreads, (ordered_blocks<E, C, Columns, Products>))
     weighted_ordered_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kRows = kRowsAtOnce<Columns>, kLanes = kWarp / kRows;
   constexpr int kLoads = C * kRows / Columns, kOwn = kLoads * Columns, kStride = kLanes * Columns;
-  constexpr int kBatch = kOwn * int(sizeof(T)) > 16 ? kSegmentBatch / 2 : kSegmentBatch;
+  constexpr bool kShort = E != kElement<T> || R != kElement<T>;
+  constexpr int kMost = Products && kShort ? kOrderedBatch : kOrderedBatch / 2;
+  constexpr int kBatch = kOwn * int(sizeof(T)) > 16 ? kMost / 2 : kMost;
   constexpr int kGroups = kSegmentThreads / kLanes;
   const int lane = lane_index(), of_row = lane % kLanes, first_own = of_row * Columns;
   const int group = thread_index() / kLanes;
@@ -116,12 +118,13 @@ __global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2
   const index_t hash = block.take(a.hashes), local = block.rest;
   const WeightedTask<T> task(a, local);
   const index_t of_group = a.first_hash + hash - a.sort_first_hash;
-  const Added<T>* const sorted = sorted_at(a, task, of_group);
-  const std::int32_t* const starts = starts_at(a, task, local, of_group) + range;
+  if (thread_index() == 0)
+    *m.task = {sorted_at(a, task, of_group), starts_at(a, task, local, of_group) + range,
+               probes_at(a.read, task.read, task.head, -task.read.first, a.first_hash + hash)};
   const int parts = int(ceil_div(task.sort_count(a) * a.entries(), kSortPart<T>));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int of_values = int(least(width, a.n_values - first_column));
-  const bool copies = has_copies(a), products = has_products(a);
+  const bool copies = has_copies(a);
   const RecordRows<T, E, R, kLoads, Columns, kStride> rows{
       {a.add, task.add, first_column + first_own},
       {a.read, task.read, first_column + first_own},
@@ -129,12 +132,20 @@ __global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2
       of_values,
       width,
       a.extra};
-  const index_t probes = a.read.n_probes;
-  const index_t grads =
-      probes_at(a.read, task.read, task.head, -task.read.first, a.first_hash + hash);
-  // Where a lane's first column of the first copy lies, in elements of the tables.
-  const index_t tables =
-      (a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns() + first_column + first_own;
+  const std::uint32_t probes = std::uint32_t(a.read.n_probes);
+  // Where this lane's first column of the first copy lies. With rows of bfloat16 tables are too.
+  const bool short_tables =
+      E == Element::bfloat16 || R == Element::bfloat16 || (sizeof(T) == 4 && a.short_tables);
+  const int table_bytes = short_tables ? 2 : int(sizeof(T));
+  std::uint32_t copy_bytes = std::uint32_t(a.columns() * table_bytes);
+  char* tables = reinterpret_cast<char*>(a.tables) +
+                 ((a.table_of(local) * a.hashes + hash) * a.table_rows * a.columns() +
+                  first_column + first_own) *
+                     table_bytes;
+  if (!Products) {  // which have no registers left
+    keep_in_register(copy_bytes);
+    keep_in_register(tables);
+  }
 
   const auto each_load = [&](const auto& body) {  // (number of a lane, column of the slice)
     LSHKIT_UNROLL
@@ -152,13 +163,17 @@ __global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2
   };
   const T zeros[kOwn] = {};
   for (int b = group; b < kRangeBuckets; b += kGroups) store_row(m.sums + b * slice, zeros);
+  // What neither adds nor reads: a batch of them, and behind a tile what makes its batches whole.
+  const Added<T> none = Added<T>::of(T(0), 0, true, 0);
+  if (thread_index() < kOrderedBatch) m.records[kSegmentTile + thread_index()] = none;
+  __syncthreads();
   int part = 0, done = 0;
   while (part < parts) {
-    const int count =
-        load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts, a, &part, &done);
+    const int count = load_tile(m, m.task->sorted, m.task->starts, parts, a, &part, &done);
     if (count == 0) continue;
+    if (thread_index() < (-count & (kOrderedBatch - 1))) m.records[count + thread_index()] = none;
     sort_tile(m, count);
-    // Shares of whole batches, but for the last.
+    // Shares of whole batches.
     const int each = (count + kGroups * kBatch - 1) / (kGroups * kBatch) * kBatch;
     const int begin = int(least(group * each, count)), end = int(least(begin + each, count));
     const bool some = begin < end;
@@ -169,12 +184,13 @@ __global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2
     Added<T> record[kBatch];
     T x[kBatch][kOwn], sum[kOwn] = {}, of_last[kOwn];
     if (goes_on) {
-      const int from = m.starts[last] > begin ? m.starts[last] : begin;
-      for (int first = from; first < end; first += kBatch) {
-        rows.load(m.records, first, end, false, record, x);
+      const int start = m.starts[last] & -kBatch;
+      for (int first = start > begin ? start : begin; first < end; first += kBatch) {
+        load_records(m.records + first, record);
+        rows.template load<false>(record, x);
         LSHKIT_UNROLL
         for (int u = 0; u < kBatch; ++u)
-          if (first + u < end && !record[u].reads()) {
+          if (record[u].bucket() == last && !record[u].reads()) {
             LSHKIT_UNROLL
             for (int k = 0; k < kOwn; ++k) sum[k] += record[u].weight * x[u][k];
           }
@@ -196,40 +212,55 @@ __global__ void __launch_bounds__(kSegmentThreads, C > 2 || Columns == 1 ? 1 : 2
     store_row(m.waiting + group * slice, of_last);  // now its own
     for (int first = begin; first < begin + each; first += kBatch) {
       T product[kBatch];
-      rows.load(m.records, first, end, products, record, x);
-      LSHKIT_UNROLL
-      for (int u = 0; u < kBatch; ++u) {
-        const bool there = first + u < end, reads = there && record[u].reads();
-        if (there && record[u].bucket() != bucket) {
-          store_row(m.sums + bucket * slice, sum);
-          bucket = record[u].bucket();
-          load_row(bucket == last ? m.waiting + group * slice : m.sums + bucket * slice, sum);
+      load_records(m.records + (first < end ? first : kSegmentTile), record);
+      rows.template load<Products>(record, x);
+      const auto step = [&](int u) {
+        const bool reads = record[u].reads();
+        if (Products) {
+          product[u] = x[u][0] * sum[0];
+          LSHKIT_UNROLL
+          for (int k = 1; k < kOwn; ++k) product[u] += x[u][k] * sum[k];
         }
-        product[u] = 0;
+        if (copies && reads && first + u < end) {
+          char* const to = tables + std::uint64_t(record[u].number()) * copy_bytes;
+          each_load([&](int k, int column) {
+            const int at = column - first_own;
+            if (short_tables)
+              store_columns<Element::bfloat16, Columns>(to + at * 2, sum + k);
+            else
+              store_columns<kElement<T>, Columns>(to + at * int(sizeof(T)), sum + k);
+          });
+        }
+        if (reads) return;
         LSHKIT_UNROLL
-        for (int k = 0; k < kOwn; ++k) {
-          product[u] += reads && products ? x[u][k] * sum[k] : T(0);
-          if (there && !reads) sum[k] += record[u].weight * x[u][k];
+        for (int k = 0; k < kOwn; ++k) sum[k] += record[u].weight * x[u][k];
+      };
+      // As a rule all are of the bucket that the last one was of, in both halves of the warp.
+      const bool same =
+          first >= end || (first + kBatch <= end && record[kBatch - 1].bucket() == bucket);
+      if (__ballot_sync(kAllLanes, same) == kAllLanes) {
+        LSHKIT_UNROLL
+        for (int u = 0; u < kBatch; ++u) step(u);
+      } else {
+        LSHKIT_UNROLL
+        for (int u = 0; u < kBatch; ++u) {
+          if (first + u < end && record[u].bucket() != bucket) {
+            store_row(m.sums + bucket * slice, sum);
+            bucket = record[u].bucket();
+            load_row(bucket == last ? m.waiting + group * slice : m.sums + bucket * slice, sum);
+          }
+          step(u);
         }
-        if (!reads || !copies) continue;
-        const index_t to = tables + copy_of(record[u], probes) * a.columns();
-        each_load([&](int k, int column) {
-          const index_t at = to + column - first_own;
-          if (sizeof(T) == 4 && a.short_tables)
-            store_columns<Element::bfloat16, Columns>(
-                reinterpret_cast<std::uint16_t*>(a.tables) + at, sum + k);
-          else
-            store_columns<kElement<T>, Columns>(a.tables + at, sum + k);
-        });
       }
-      if (!products) continue;
+      if (!Products) continue;
       T whole = transposed_sum<kBatch / 2>(product, lane);
       for (int other = kBatch; other < kLanes; other *= 2)
         whole += __shfl_xor_sync(kAllLanes, whole, other);
       if (of_row < kBatch && first + of_row < end) {
         const Added<T> mine = m.records[first + of_row];
+        const std::uint32_t probe = mine.number() - mine.row() * probes;
         if (mine.reads())
-          a.read.weight_grads[grads + mine.row() * a.read.row_stride + probe_of(mine, probes)] =
+          a.read.weight_grads[m.task->grads + mine.row() * a.read.row_stride + probe] =
               whole * a.scale;
       }
     }

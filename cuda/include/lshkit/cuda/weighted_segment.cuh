@@ -12,11 +12,26 @@ namespace lshkit::cuda {
 constexpr int kSegmentWarps = kSegmentThreads / kWarp;
 constexpr int kSegmentGroups = 2 * kSegmentWarps;  // of lanes that read a row each, at most
 
+// What a block works on: in shared memory, from where it is read again for each tile, as registers
+// are few.
+template <class T>
+struct alignas(16) SegmentTask {
+  const Added<T>* sorted;
+  const std::int32_t* starts;  // of its range, by parts
+  // In order: where the gradients of the weights of the batch's row 0 begin.
+  index_t grads;
+  // In no order: where the vector of that row and the range's table begin, in elements; the last
+  // column by rows of the batch, or null.
+  index_t vectors, table;
+  const T* extra;
+};
+
 // What a block keeps of its range. What depends on the slice is last, so that all else lies where
 // the compiler knows.
 template <class T>
 struct SegmentMemory {
-  Added<T>* records;  // (kSegmentTile)
+  SegmentTask<T>* task;
+  Added<T>* records;  // (kSegmentTile), and in order a batch of none
   int* counters;      // (warps, kRangeBuckets)
   int* places;        // (warps, kRangeBuckets): where the next of a warp's goes
   int* starts;        // (kRangeBuckets + 1)
@@ -29,8 +44,9 @@ struct SegmentMemory {
 
   __host__ __device__ SegmentMemory(void* memory, index_t slice) {
     constexpr int kCounters = kSegmentWarps * kRangeBuckets;
-    records = static_cast<Added<T>*>(memory);
-    counters = reinterpret_cast<int*>(records + kSegmentTile);
+    task = static_cast<SegmentTask<T>*>(memory);
+    records = reinterpret_cast<Added<T>*>(task + 1);
+    counters = reinterpret_cast<int*>(records + kSegmentTile + kOrderedBatch);
     places = counters + kCounters;
     starts = places + kCounters;
     begins = starts + kRangeBuckets + 1;
@@ -52,9 +68,10 @@ struct SegmentMemory {
 // them, in their order, and their number. part and done are then those of the next.
 template <class T>
 __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<T>* sorted,
-                                         const std::int32_t* starts, int step, int parts,
+                                         const std::int32_t* starts, int parts,
                                          const WeightedPass<T>& a, int* part, int* done) {
   const int lane = lane_index(), warp = warp_index(), thread = thread_index();
+  const int step = int(a.sort_ranges()) + 1;
   const int own = *part + thread;
   int begin = 0, length = 0;
   if (own < parts) {
@@ -89,9 +106,14 @@ __device__ __forceinline__ int load_tile(const SegmentMemory<T>& m, const Added<
     for (int i = first + lane; i < end; i += kWarp) {
       Added<T> record = sorted[m.sources[r] + i - first];
       // Of sequences that overlap, which they must not, one may have the other's.
-      const index_t rows = record.reads() ? a.read.side.n_rows : a.add.side.n_rows;
-      if (record.row() >= std::uint32_t(rows))
-        record = Added<T>::of(T(0), 0, record.reads(), record.bucket());
+      const std::uint32_t rows =
+          std::uint32_t(record.reads() ? a.read.side.n_rows : a.add.side.n_rows);
+      if (record.row() >= rows) record = Added<T>::of(T(0), 0, record.reads(), record.bucket());
+      if (a.order != Order::all && record.reads()) {
+        const std::uint32_t probes = std::uint32_t(a.read.n_probes);
+        const bool inside = record.weight > 0 && record.weight < T(probes);
+        record.set_number(record.row() * probes + (inside ? std::uint32_t(record.weight) : 0));
+      }
       m.records[i] = record;
     }
   }
@@ -168,16 +190,22 @@ __device__ __forceinline__ void load_records(const Added<T>* from, Added<T> (&to
   }
 }
 
-// Blocks of a multiprocessor: as many as registers allow.
-template <class T, Element E, int C>
-constexpr int segment_blocks = E == Element::bfloat16 && C < 3 ? 3
-                               : sizeof(T) * C > 16            ? 1
-                                                               : 2;
+// Blocks of a multiprocessor: as many as registers and shared memory allow.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kMostSegmentBlocks = 3;
+#else
+constexpr int kMostSegmentBlocks = 4;
+#endif
+template <class T, Element E, int C, int Columns>
+constexpr int segment_blocks =
+    E == Element::bfloat16 && C < 3 ? (Columns > 1 ? kMostSegmentBlocks : 3)
+    : sizeof(T) * C > 16            ? 1
+                                    : 2;
 
 // A group of lanes, half a warp where columns are read together, has an equal share of the sorted
 // records and C columns a lane, or 2 C, Columns of them by one load.
 template <class T, Element E, int C, int Columns>
-__global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
+__global__ void __launch_bounds__(kSegmentThreads, (segment_blocks<T, E, C, Columns>))
     weighted_segment_kernel(WeightedPass<T> a) {
   LSHKIT_SHARED_MEMORY(memory);
   constexpr int kBytes = kElementBytes<E>;
@@ -193,26 +221,20 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
   const index_t hash = block.take(a.hashes), local = block.rest;
   const WeightedTask<T> task(a, local);
   const index_t of_group = a.first_hash + hash - a.sort_first_hash;
-  const Added<T>* const sorted = sorted_at(a, task, of_group);
-  const std::int32_t* const starts = starts_at(a, task, local, of_group) + range;
+  // The table's is of a few heads' buckets, which have room in the cache.
+  if (thread_index() == 0)
+    *m.task = {
+        sorted_at(a, task, of_group),
+        starts_at(a, task, local, of_group) + range,
+        0,
+        vector_at(a.add, task.add, -task.add.first) + first_column,
+        ((local * a.hashes + hash) * a.table_rows + first_bucket) * a.columns() + first_column,
+        a.add.extra ? a.add.extra + task.add.owned - task.add.first : nullptr};
   const int parts = int(ceil_div(task.add.count * a.add.n_probes, kSortPart<T>));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int buckets = int(least(kRangeBuckets, a.n_buckets - first_bucket));
   const int of_values = int(least(width, a.n_values - first_column));
   const auto of_vector = [&](int k) { return first_own + k * kStride < of_values; };
-  // A row's vector, by its number in the batch, from this lane's first column on. Lanes that have
-  // none read the first, so that no load is conditional.
-  const char* vectors = static_cast<const char*>(a.add.x.data) +
-                        (vector_at(a.add, task.add, -task.add.first) + first_column +
-                         (Columns == 1 || of_vector(0) ? first_own : 0)) *
-                            kBytes;
-  std::uint32_t step = std::uint32_t(a.add.x.row * kBytes);
-  const T* const extra = a.add.extra ? a.add.extra + task.add.owned - task.add.first : nullptr;
-  // Of the table: of a few heads' buckets, which have room in the cache.
-  std::uint32_t table_row = std::uint32_t((local * a.hashes + hash) * a.table_rows + first_bucket);
-  keep_in_register(vectors);
-  keep_in_register(step);
-
   // A lane's columns of a row in shared memory.
   const auto each_load = [&](const auto& body) {
     LSHKIT_UNROLL
@@ -233,12 +255,21 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
     each_load([&](int, int column) {
       store_columns<kElement<T>, Columns>(m.waiting + b * slice + column, zeros);
     });
+  __syncthreads();
   int part = 0, done = 0;
   while (part < parts) {
-    const int count =
-        load_tile(m, sorted, starts, int(a.sort_ranges()) + 1, parts, a, &part, &done);
+    const int count = load_tile(m, m.task->sorted, m.task->starts, parts, a, &part, &done);
     if (count == 0) continue;
     sort_tile(m, count);
+    // A row's vector, by its number in the batch, from this lane's first column on. Lanes that have
+    // none read the first, so that no load is conditional.
+    const char* vectors =
+        static_cast<const char*>(a.add.x.data) +
+        (m.task->vectors + (Columns == 1 || of_vector(0) ? first_own : 0)) * kBytes;
+    const T* const extra = m.task->extra;
+    std::uint32_t step = std::uint32_t(a.add.x.row * kBytes);
+    keep_in_register(vectors);
+    keep_in_register(step);
     // Shares of whole batches, but for the last.
     const int each = (count + kGroups * kBatch - 1) / (kGroups * kBatch) * kBatch;
     const int begin = group * each, end = begin + each < count ? begin + each : count;
@@ -310,7 +341,7 @@ __global__ void __launch_bounds__(kSegmentThreads, segment_blocks<T, E, C>)
     __syncthreads();
   }
   __syncthreads();
-  const index_t table = table_row * a.columns() + first_column;
+  const index_t table = m.task->table;
   for (int b = group; b < buckets; b += kGroups)
     each_load([&](int, int column) {
       T x[Columns];
