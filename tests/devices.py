@@ -38,6 +38,7 @@ CPU_ONLY = {
     r"a_trace_holds": "torch.jit.trace would hold the moves too",
     r"autocast": "autocast of the CPU",
     r"bad_input|not_implemented|meta\b": "its tensors are made on the CPU on purpose",
+    r"forward_mode_is_refused.*colliding": "Colliding runs on the CPU only",
     r"gradients::test_dtypes|rounded_once": "16-bit gradients round twice",
     r"test_soft_hash_torch::test_torch_equals_numpy": "to the last bit, in sums of another order",
     r"test_decoding_state::test_(to|arguments_of_a_call)": "names the CPU",
