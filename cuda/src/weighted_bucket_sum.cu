@@ -189,7 +189,9 @@ void weighted_sum(const Queue& queue, WeightedPass<T> a, index_t shared_limit) {
   };
   check_step(a.add.x.row);
   if (a.read.weight_grads) check_step(a.read.x.row);
-  a.short_tables = a.short_tables || a.add.x.element == Element::bfloat16;
+  const bool multiplied = ordered && a.read.weight_grads;
+  a.short_tables = a.short_tables || a.add.x.element == Element::bfloat16 ||
+                   (multiplied && a.read.x.element == Element::bfloat16);
   const index_t of_four = ceil_div(columns, 4 * ceil_div(columns, index_t(kLaneColumns) * kWarp));
   a.slice = least(columns, 4 * of_four);
   a.slices = ceil_div(columns, a.slice);

@@ -25,7 +25,7 @@
 // bytes (bfloat16) or 512 that leave L2 where rows are many. Instructions of a warp per
 // row, hash and probe (SASS of sm_90): to read 10 from tables of bfloat16 and 8 from others, 15 and
 // 13 with the products (odd columns: 20, 18, 28 and 26); to add 23 where a bucket has 16 rows, of
-// which 7 a row, and 4 to sort by ranges (counted on an H100).
+// which 7 a row, and 4 to sort by ranges (counted on an H100 when batches had 8 rows).
 #include <initializer_list>
 #include <string>
 
@@ -46,6 +46,7 @@ constexpr int kSegmentTile = 96;
 #endif
 constexpr int kSegmentBatch = 4;  // loads of rows in flight of a warp
 constexpr int kOrderedBatch = 8;  // at most in order; a power of two
+static_assert(kSegmentTile % kOrderedBatch == 0 && kOrderedBatch <= kSegmentThreads, "");
 constexpr int kGatherBatch = 8;
 constexpr int kRangeBits = 6, kRangeBuckets = 1 << kRangeBits, kRowShift = kRangeBits + 1;
 // Bytes of tables in global memory, that L2 is to keep. In order copies, which are made once and
@@ -96,7 +97,7 @@ struct WeightedSide {
 };
 
 // A row that is added to a bucket, or in order reads one: then `weight` is the number of the probe,
-// and in a block that sums the bits of that of the copy. One load.
+// and in a block that sums holds that of the copy (float32 its bits). One load.
 template <class T>
 struct alignas(2 * sizeof(T)) Added {
   T weight;
@@ -108,10 +109,16 @@ struct alignas(2 * sizeof(T)) Added {
   __device__ std::uint32_t row() const { return bits >> kRowShift; }  // its number in the batch
   __device__ bool reads() const { return bits >> kRangeBits & 1; }
   __device__ void set_number(std::uint32_t number) {
-    weight = sizeof(T) == 4 ? T(float_of_bits(number)) : T(number);
+    if constexpr (sizeof(T) == 4)
+      weight = float_of_bits(number);
+    else
+      weight = T(number);
   }
   __device__ std::uint32_t number() const {
-    return sizeof(T) == 4 ? bits_of_float(float(weight)) : std::uint32_t(weight);
+    if constexpr (sizeof(T) == 4)
+      return bits_of_float(weight);
+    else
+      return std::uint32_t(weight);
   }
   __device__ int bucket() const { return int(bits % kRangeBuckets); }  // of the range's
 };
@@ -138,8 +145,8 @@ struct WeightedPass {
   // ranges + 1).
   Added<T>* sorted = nullptr;
   std::int32_t* starts = nullptr;
-  // Tables made of what is sorted hold bfloat16, as always if such rows are added: sums in fp32,
-  // rounded once.
+  // Tables made of what is sorted hold bfloat16, as always if such rows are added, or in order
+  // multiplied: sums in fp32, rounded once.
   bool short_tables = false;
   // Set by weighted_sum.
   index_t sort_first_head = 0, sort_first_hash = 0, sort_hashes = 0;

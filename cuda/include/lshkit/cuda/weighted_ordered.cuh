@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kSegmentThreads, (ordered_blocks<E, C, Columns
   const int parts = int(ceil_div(task.sort_count(a) * a.entries(), kSortPart<T>));
   const int width = int(least(a.slice, a.columns() - first_column)), slice = int(a.slice);
   const int of_values = int(least(width, a.n_values - first_column));
-  const bool copies = has_copies(a);
+  const bool copies = !Products || has_copies(a);
   const RecordRows<T, E, R, kLoads, Columns, kStride> rows{
       {a.add, task.add, first_column + first_own},
       {a.read, task.read, first_column + first_own},

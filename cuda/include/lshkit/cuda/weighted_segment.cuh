@@ -340,7 +340,6 @@ __global__ void __launch_bounds__(kSegmentThreads, (segment_blocks<T, E, C, Colu
         });
     __syncthreads();
   }
-  __syncthreads();
   const index_t table = m.task->table;
   for (int b = group; b < buckets; b += kGroups)
     each_load([&](int, int column) {
