@@ -10,7 +10,7 @@ WIDTH = 100  # columns of a line of JSON
 
 def _json(value, depth: int = 0, used: int = 0) -> str:
     line = json.dumps(value)
-    if used + len(line) < WIDTH or not isinstance(value, (dict, list)) or not value:
+    if used + len(line) < WIDTH or not isinstance(value, (dict, list, tuple)) or not value:
         return line
     depth += 1
     items = value.values() if isinstance(value, dict) else value
@@ -19,7 +19,7 @@ def _json(value, depth: int = 0, used: int = 0) -> str:
     lines, packs = [], False
     for head, x in zip(heads, items, strict=True):
         part = head + _json(x, depth, depth + len(head))
-        packed, packs = packs, not isinstance(x, (dict, list))
+        packed, packs = packs, not isinstance(x, (dict, list, tuple))
         if packed and packs and len(lines[-1]) + len(part) + 2 < WIDTH:
             lines[-1] += f", {part}"
         else:

@@ -11,7 +11,7 @@ SCALARS = (
 KEYS = st.none() | st.integers(0, 99) | st.text(max_size=40)
 VALUES = st.recursive(
     SCALARS,
-    lambda x: st.lists(x, max_size=40) | st.dictionaries(KEYS, x, max_size=9),
+    lambda x: st.lists(x, max_size=40) | st.tuples(x, x) | st.dictionaries(KEYS, x, max_size=9),
     max_leaves=99,
 )
 
@@ -22,6 +22,9 @@ def test_holds_what_json_holds(tmp_path_factory, value):
     write_json(path, value)
     assert json.dumps(json.loads(path.read_text())) == json.dumps(json.loads(json.dumps(value)))
     assert [x.name for x in path.parent.iterdir()] == ["results.json"]
+    text = path.read_text()
+    write_json(path, json.loads(text))
+    assert path.read_text() == text
 
 
 def test_lines_are_few_and_short(tmp_path):
