@@ -2,8 +2,8 @@
 // Buckets of many rows, not causal, for bucket_gradient_matrix.cuh: through the products
 // M^T = K^T V and M'^T = Q^T G by a block of four warps, 64 rows at a time. A warp sums 16 rows of
 // M^T from all rows of the bucket, and multiplies its own 16 of each 64 rows by the whole of M. The
-// keys, the queries and the keys once more are one stream of such steps, of which two are on their
-// way, or one while another is worked on, also from one of the three to the next.
+// keys, the queries and the keys once more are one stream of such steps, the next of which is on
+// its way while one is worked on, also from one of the three to the next.
 #include "lshkit/cuda/bucket_gradient_linear.cuh"
 
 namespace lshkit::cuda {
@@ -129,34 +129,33 @@ struct BlockBucket {
     Sum m, sum;
     clear(m);
     clear(sum);
-    int now = position(0), next = position(1), after = position(2);
+    int now = position(0), next = position(1);
     begin(0, now);
-    begin(1, next);
     LSHKIT_KEEP_LOOP
     for (int step = 0; step < steps; ++step) {
-      wait_for_copies<1>();  // all but those of the next step
+      wait_for_copies<0>();
       publish_to_products();
-      __syncthreads();
+      __syncthreads();  // the step is there, and what the next one overwrites has been read
+      begin(step + 1, next);
+      const int after = position(step + 2);
       const MatrixRows r = rows_of(step);
       const int first = first_of(step), left = r.count - first;
       begin_products(m, sum);
       if (step < seen) accumulate(m, step, (left + kTileRows - 1) / kTileRows);
       if (step >= of_keys && (own < left || kWarpGroup)) apply(sum, step);
       end_products(m, sum);
-      __syncthreads();  // the step has been read, and M
-      begin(step + 2, after);
       if (step >= of_keys && own < left) {
         const TileWriter<E> to{r, lane, out(), now, first + own, 0, it.scale * up};
         LSHKIT_UNROLL
         for (int half = 0; half < 2; ++half) to.put(sum, half);
       }
       if (step == of_keys - 1 || step == seen - 1) {
-        store_product(m);  // seen after the next step's barrier
+        if (step == seen - 1) __syncthreads();  // M has been read
+        store_product(m);                       // seen after the next step's barrier
         clear(m);
       }
       now = next;
       next = after;
-      after = position(step + 3);
     }
   }
 };
