@@ -22,9 +22,16 @@ def test_holds_what_json_holds(tmp_path_factory, value):
     write_json(path, value)
     assert json.dumps(json.loads(path.read_text())) == json.dumps(json.loads(json.dumps(value)))
     assert [x.name for x in path.parent.iterdir()] == ["results.json"]
-    text = path.read_text()
-    write_json(path, json.loads(text))
-    assert path.read_text() == text
+
+
+def test_tuples_are_written_as_lists(tmp_path):
+    path = tmp_path / "results.json"
+    for value in ([9, 0], list(range(99))):
+        written = []
+        for x in (value, tuple(value)):
+            write_json(path, {"a name that leaves a line little room " * 2: x, "more": [x]})
+            written.append(path.read_text())
+        assert written[0] == written[1]
 
 
 def test_lines_are_few_and_short(tmp_path):
