@@ -161,11 +161,7 @@ struct BlockBucket {
 };
 
 // Blocks of a multiprocessor: as many as its shared memory has room for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kLinearBlocks = 3;
-#else
-constexpr int kLinearBlocks = 4;
-#endif
+constexpr int kLinearBlocks = kBeforeHopper ? 3 : 4;
 template <Element E>
 __global__ void __launch_bounds__(kBlockWarps* kWarp, kLinearBlocks)
     bucket_linear_kernel(MatrixGradient p) {

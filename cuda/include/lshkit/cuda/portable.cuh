@@ -62,6 +62,14 @@ template <class T>
 inline void keep_in_register(T&) {}
 #endif
 
+// Of the code that is being compiled: GPUs of compute capability 8.x have less shared memory, and
+// need more registers where they have no products of four warps.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kBeforeHopper = true;
+#else
+constexpr bool kBeforeHopper = false;
+#endif
+
 #ifdef __CUDACC__
 inline void check(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;

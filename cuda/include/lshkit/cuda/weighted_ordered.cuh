@@ -87,15 +87,11 @@ struct RecordRows {
 };
 
 // Blocks of a multiprocessor: as many as registers allow.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kMostOrderedBlocks = 2;
-#else
-constexpr int kMostOrderedBlocks = 3;
-#endif
 template <Element E, int C, int Columns, bool Products>
-constexpr int ordered_blocks = C > 2 || Columns == 1                           ? 1
-                               : E == Element::bfloat16 && C == 2 && !Products ? kMostOrderedBlocks
-                                                                               : 2;
+constexpr int ordered_blocks =
+    C > 2 || Columns == 1                           ? 1
+    : E == Element::bfloat16 && C == 2 && !Products ? (kBeforeHopper ? 2 : 3)
+                                                    : 2;
 
 // E: the elements of rows that are added, R: of those that a product is taken with. One column at a
 // time, they are whatever they are.

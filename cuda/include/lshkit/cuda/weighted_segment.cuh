@@ -191,14 +191,9 @@ __device__ __forceinline__ void load_records(const Added<T>* from, Added<T> (&to
 }
 
 // Blocks of a multiprocessor: as many as registers and shared memory allow.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kMostSegmentBlocks = 3;
-#else
-constexpr int kMostSegmentBlocks = 4;
-#endif
 template <class T, Element E, int C, int Columns>
 constexpr int segment_blocks =
-    E == Element::bfloat16 && C < 3 ? (Columns > 1 ? kMostSegmentBlocks : 3)
+    E == Element::bfloat16 && C < 3 ? (Columns > 1 ? (kBeforeHopper ? 3 : 4) : 3)
     : sizeof(T) * C > 16            ? 1
                                     : 2;
 
