@@ -179,9 +179,9 @@ def gradcheck(group, is_causal, exchange):
     cp = ContextParallel(group, exchange=exchange)
     generator = torch.Generator().manual_seed(5)
     estimator = Soft(n_bits=3, n_hashes=2, n_probes=4, hasher="hyperplane")
-    query, key, value = torch.randn(3, 1, 2, 6, 4, generator=generator, dtype=torch.float64)
-    planes = torch.randn(2, 2, 3, 4, generator=generator, dtype=torch.float64)
-    sharpness = torch.tensor([0.7, 1.1], dtype=torch.float64)
+    query, key, value = torch.randn(3, 1, 1, 4, 3, generator=generator, dtype=torch.float64)
+    planes = torch.randn(1, 2, 3, 3, generator=generator, dtype=torch.float64)
+    sharpness = torch.tensor([0.7], dtype=torch.float64)
 
     def attention(query, key, value, planes, sharpness):
         query, key, value, planes, sharpness = (

@@ -45,8 +45,9 @@ class Ranks:
 
     def __init__(self, size, folder, timeout=60):
         folder = pathlib.Path(folder)
-        context = multiprocessing.get_context("forkserver")  # imports torch once for all
-        context.set_forkserver_preload([__name__, "lshkit.distributed"])
+        context = multiprocessing.get_context("forkserver")
+        # Imported once for all, from where packages are installed: it has not pytest's sys.path.
+        context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
         self.processes, self.pipes = [], []
         for rank in range(size):
             pipe, theirs = context.Pipe()

@@ -160,10 +160,15 @@ void hadamard_gradient(const SoftHashGradient& g) {
         add_rotated_back(sum, tile.work, columns, signs, used,
                          [&](index_t row) LSHKIT_ALWAYS_INLINE {
                            I slope = {};  // a bit is selected once
-                           LSHKIT_UNROLL
-                           for (int k = 0; k < r; ++k) {
+                           const auto select = [&](int k) LSHKIT_ALWAYS_INLINE {
                              const index_t at = (row * r + k) * W;
                              slope |= (load(tile.bits + at) == bit) & load(tile.slopes + at);
+                           };
+                           if constexpr (Selected > 0) {
+                             LSHKIT_UNROLL
+                             for (int k = 0; k < Selected; ++k) select(k);
+                           } else {  // a loop: it stands in this function some hundred times
+                             for (int k = 0; k < r; ++k) select(k);
                            }
                            F v;
                            std::memcpy(&v, &slope, sizeof(v));
