@@ -280,15 +280,16 @@ def main():
         options.ranks, options.lengths, options.byte_lengths = [1, 2], [1024], [4096]
         options.repeats, options.simulated, options.heads = 1, [8], 2
     os.environ |= KEEP_MEMORY  # of the processes that are started
+    context = mp.get_context("forkserver")  # imports once for all of them
+    context.set_forkserver_preload([__spec__.name])
     results = {}
     if options.json and options.json.exists():
         results = {int(n): x for n, x in json.loads(options.json.read_text())["results"].items()}
     for size in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
-            context = mp.get_context("spawn")
             answers = context.SimpleQueue()
             workers = mp.start_processes(
-                measure, (size, folder, options, answers), size, join=False, start_method="spawn"
+                measure, (size, folder, options, answers), size, False, start_method="forkserver"
             )
             results[size] = answers.get()
             while not workers.join():

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from lshkit import _C  # before torch: a process with an instruction set that is refused ends here
+from lshkit import _C
+
+_C.instruction_set()  # a process with one that is refused ends here, before torch is imported
 
 torch = pytest.importorskip("torch")
 

@@ -201,9 +201,7 @@ def test_strided_rows():
 
 
 @both_families
-@pytest.mark.parametrize("n_bits", [8, 9])
-@pytest.mark.parametrize("n_probes", [1, 2, 3, 4])
-@pytest.mark.parametrize("n_sets", [1, 3])
+@pytest.mark.parametrize(("n_bits", "n_probes", "n_sets"), [(8, 1, 3), (9, 3, 1), (9, 4, 3)])
 def test_opcheck(family, n_bits, n_probes, n_sets):
     x, parameters, sharpness, _ = problem(family, 20, n_bits, 5, n_sets, n_sets)
     options = FAMILY[family], n_bits, 5, n_probes

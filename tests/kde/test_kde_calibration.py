@@ -1,6 +1,7 @@
 """Errors that hold, and rtol as a bound: on data that no method was made for."""
 
 import pickle
+from functools import cache
 
 import numpy as np
 import pytest
@@ -48,14 +49,21 @@ CASES = {  # rows, kernel and bandwidth (or n_bits), algorithm
 }
 
 
+@cache
+def problem(case, n):
+    """Rows and queries, the kernel's width as an option, and the queries' exact kernel means."""
+    source, kernel, width, _ = CASES[case]
+    X = source(n, np.random.default_rng(0)).astype(np.float32)
+    shape = {"n_bits": width} if kernel == "angular" else {"bandwidth": width}
+    exact = LSHKernelDensity(kernel, algorithm="brute", **shape).fit(X[:n]).kernel_mean(X[n:])
+    return X, shape, exact
+
+
 def fitted(case, seed, n=24_000, **options):
     """An estimator, and estimates, stated errors and exact kernel means of its queries."""
-    source, kernel, width, algorithm = CASES[case]
-    X = source(n, np.random.default_rng(0)).astype(np.float32)
-    angular = kernel == "angular"
-    shape = {"n_bits": width} if angular else {"bandwidth": width}
+    _, kernel, _, algorithm = CASES[case]
+    X, shape, exact = problem(case, n)
     options = {"random_state": seed, **shape, **options}
-    exact = LSHKernelDensity(kernel, algorithm="brute", **shape).fit(X[:n]).kernel_mean(X[n:])
     density = LSHKernelDensity(kernel, algorithm=algorithm, **options).fit(X[:n])
     mean, error = density.kernel_mean(X[n:].astype(np.float64), return_std=True)
     kept = exact >= 1e-3 * np.median(exact)

@@ -52,9 +52,9 @@ def test_opcheck_hash(n_bits, requires_grad):
     torch.library.opcheck(OPS.hash.default, (x, parameters, 1, n_bits, 5))
 
 
-@pytest.mark.parametrize("n_bits", [3, 8, 12])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("order", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("order", "masked", "n_bits"), [(0, False, 3), (1, True, 8), (2, False, 12), (0, True, 12)]
+)
 def test_opcheck_bucket_sum(order, masked, n_bits):
     values = attention_inputs(13).value.requires_grad_()
     query_codes, key_codes = random_codes(n_bits), random_codes(n_bits, rows=13, seed=1)
@@ -63,8 +63,10 @@ def test_opcheck_bucket_sum(order, masked, n_bits):
     torch.library.opcheck(OPS.bucket_sum.default, arguments)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("n_bits", "masked"), [(8, True), (9, False)])
+@pytest.mark.parametrize(
+    ("n_bits", "masked", "dtype"),
+    [(8, True, torch.float32), (9, False, torch.bfloat16), (9, True, torch.float64)],
+)
 def test_opcheck_attention(n_bits, masked, dtype):
     case = attention_inputs(17, 13, dtype=dtype)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]

@@ -69,7 +69,8 @@ def test_options_of_a_model(implementation, own):
     made = model("bert", implementation, n_layers=1)
     made.config.lshkit = own
     given = {"input_ids": tokens(), "attention_mask": padding(), "labels": tokens()}
-    check_training(made, **given)
+    if "estimator" in own or "window" in own:  # the others are trained above
+        check_training(made, **given)
     made.eval()
     compiled = torch.compile(made, backend="eager", fullgraph=True)
     with torch.no_grad():

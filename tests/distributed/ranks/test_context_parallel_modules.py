@@ -11,8 +11,8 @@ from lshkit.attention import YosoAttention  # noqa: E402
 
 def test_modules_equal_one_process(ranks):
     # 10 rows: with windows of 3 some of the chunks are as short as their surroundings.
-    for n in (10, 41):
-        found = ranks.run(4, of_ranks.module_cases, n)[0]
+    for size, n in ((4, 10), (2, 41)):
+        found = ranks.run(size, of_ranks.module_cases, n)[0]
         wanted = of_ranks.module_alone(n)
         wanted |= dict.fromkeys(("checkpointed", "compiled"), wanted["causal"])
         for name, results in found.items():
