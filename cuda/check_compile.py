@@ -1,19 +1,29 @@
 """Print what each CUDA kernel takes, registers and spills, from the output of a build.
 
-    cmake -S . -B build/cuda -G Ninja -DLSHKIT_CUDA=ON "-DCMAKE_CUDA_FLAGS=--threads=1 -Xptxas=-v"
+    cmake -S . -B build/cuda -G Ninja -DLSHKIT_CUDA=ON \\
+        "-DCMAKE_CUDA_ARCHITECTURES=80-real;90a-real" "-DCMAKE_CUDA_FLAGS=--threads=1 -Xptxas=-v"
     cmake --build build/cuda --target lshkit_cuda >build.log
-    python cuda/check_compile.py build.log
+    python cuda/check_compile.py build.log --record
 
 No GPU is needed, only nvcc. Fails where a kernel spills registers or keeps an array in memory,
-where the compiler warns and where the output names no kernel.
+where the compiler warns and where the output names no kernel. --record notes in checked.json which
+kernels and tests these were, once the tests have passed under sanitizers too. Without a log it
+fails where they are others now: then CI checks them again.
 """
 
 import argparse
+import hashlib
+import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SUFFIXES = {".cu", ".cuh", ".hpp", ".cpp", ".py"}
+RECORD = pathlib.Path(__file__).with_name("checked.json")
 
 # Of an entry function: its name, then the stack frame and the registers.
 REPORT = re.compile(
@@ -38,10 +48,35 @@ def readable(names):
     return dict(zip(names, (re.sub(r"\([A-Z]\w+(<\w+>)?\)$", "", s) for s in short), strict=True))
 
 
+def sources():
+    """The digest of the kernels and their tests, and the compiler's release where there is one."""
+    files = [ROOT / "cuda/cuda.cmake"]
+    for folder in ("cuda/src", "cuda/include", "cuda/tests", "cpp/include"):
+        files += sorted(x for x in (ROOT / folder).rglob("*") if x.suffix in SUFFIXES)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    found = {"sources": digest.hexdigest()}
+    nvcc = shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+    if nvcc:
+        said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
+        found["nvcc"] = re.search(r"release ([\d.]+)", said.stdout)[1]
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("log", type=pathlib.Path, help="what the build printed")
-    log = parser.parse_args().log.read_text()
+    add = parser.add_argument
+    add("log", nargs="?", type=pathlib.Path, help="what the build printed")
+    add("--record", action="store_true", help="note that these were checked")
+    options = parser.parse_args()
+    if options.log is None:
+        recorded = json.loads(RECORD.read_text())
+        if any(recorded[name] != value for name, value in sources().items()):
+            sys.exit("the CUDA kernels or their tests are not those that were checked last")
+        print(f"{recorded['kernels']} CUDA kernels have been checked (nvcc {recorded['nvcc']})")
+        return
+    log = options.log.read_text()
     rows = {}
     for name, architecture, *numbers in REPORT.findall(log):
         row = rows.setdefault(name, {})  # several sources may have the kernel: the most of any
@@ -65,6 +100,9 @@ def main():
         print(f"| {names[name]} | " + " | ".join(cells) + " |")
     if bad:
         sys.exit("\n".join(bad))
+    if options.record:
+        record = sources() | {"architectures": architectures, "kernels": len(rows)}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -421,7 +421,7 @@ def test_same_seed_same_bits(name):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("n", [5, 200, 255, 256])
+@pytest.mark.parametrize("n", [5, 255, 256])
 def test_few_rows_have_the_same_bits_at_any_batch_size(kernel, n):
     bandwidth = 1.0 if kernel == "angular" else 3.0
     queries = np.random.default_rng(1).normal(size=(1030, 4))

@@ -44,13 +44,14 @@ from benchmarks.measurement import (
 )
 from benchmarks.speed.attention.options import soft
 from lshkit import _C
+from lshkit.hashing import Hyperplane
 
 LENGTHS, QUICK_LENGTHS = (512, 4096, 16384, 65536), (128, 256)
 SOURCE = pathlib.Path(__file__).with_name("limits.cpp")
 TABLES = tuple(2**k for k in range(16, 25))  # bytes: 64 KB to 16 MB
 SIZES = {"gather": TABLES, "scatter_add": TABLES}
 SIZES |= dict.fromkeys(("read", "update"), (*TABLES, *(2**k for k in range(25, 28))))
-PRODUCT = (4096, 64, 256)  # the product of Hyperplane hashing: rows, features, hash bits
+PRODUCT = (4096, 64, 256)  # the product of Hyperplane hashing: rows, features, bits of all hashes
 FEW_HEADS = 2  # beyond 16384
 ROW = 256
 
@@ -60,7 +61,7 @@ ROW = 256
 
 @cache
 def limits():
-    """{kind: {bytes: nanoseconds a row}} and {"products": {dtype: Gflop/s}}."""
+    """{kind: {bytes: nanoseconds a row}} and {"products": {what: Gflop/s}}."""
     with tempfile.TemporaryDirectory() as folder:
         library = pathlib.Path(folder) / "limits.so"
         compiler = shlex.split(os.environ.get("CXX", "c++"))
@@ -76,12 +77,16 @@ def limits():
 
 
 def products(stopwatch):
+    """Gflop/s of torch's product, and of hashing with as many hyperplanes."""
     rows, features, bits = PRODUCT
-    flops = 2 * rows * features * bits
+    planes = Hyperplane(features, bits // N_HASHES, N_HASHES, seed=0)
     calls = {}
     for dtype in (torch.float32, torch.bfloat16):
         x, y = torch.ones(rows, features, dtype=dtype), torch.ones(features, bits, dtype=dtype)
-        calls[str(dtype).removeprefix("torch.")] = lambda x=x, y=y: x @ y
+        name = str(dtype).removeprefix("torch.")
+        calls[name] = lambda x=x, y=y: x @ y
+        calls[f"{name}, hashing"] = lambda x=x: planes.hash(x)
+    flops = 2 * rows * features * bits
     return {name: flops / seconds / 1e9 for name, seconds in stopwatch.in_turns(calls).items()}
 
 

@@ -55,7 +55,8 @@ struct Set {
   unsigned turn = 0;  // of its blocks: one begins after the ends of the one before, not its own
 } sets[kSets];
 Set* set;
-char launch_begins, launch_ends;
+char launch_begins;
+[[maybe_unused]] char launch_ends;
 Fibre scheduler;
 unsigned current;
 std::uint64_t slots[kMaxThreads];

@@ -22,8 +22,8 @@ struct alignas(16) SegmentTask {
   index_t grads;
   // In no order: where the vector of that row and the range's table begin, in elements; the last
   // column by rows of the batch, or null.
-  index_t vectors, table;
-  const T* extra;
+  index_t vectors = 0, table = 0;
+  const T* extra = nullptr;
 };
 
 // What a block keeps of its range. What depends on the slice is last, so that all else lies where
