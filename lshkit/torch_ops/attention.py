@@ -58,16 +58,11 @@ define(
 )
 
 
-def keeps_output(query: Tensor) -> bool:
-    """Whether the backward pass restores the sums from the output instead of adding them up again.
-
-    Of float32; on a GPU of 16-bit inputs too, whose output is rounded as the gradient's terms are.
-    """
-    return query.is_cuda or query.dtype is torch.float32
-
-
 def expectation_keeps_output(query: Tensor) -> bool:
-    """Whether the expectation's does: from a rounded output the gradients would have its error."""
+    """Whether its backward pass restores the sums from the output, as that of samples does.
+
+    From a rounded output the gradients would have its error.
+    """
     return query.dtype is torch.float32
 
 
@@ -266,7 +261,7 @@ def _setup_yoso(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.mark_non_differentiable(*codes, divisors)
     ctx.set_materialize_grads(False)  # zeros for the codes would cost as much as the codes
     # The output costs no memory where what comes next keeps it too, as a projection does.
-    kept = (out, divisors) if normalize and keeps_output(inputs[0]) else (None, None)
+    kept = (out, divisors) if normalize else (None, None)
     ctx.save_for_backward(*tensors, *codes, *kept)
     ctx.options = n_bits, is_causal, normalize, gradient, hashes
 

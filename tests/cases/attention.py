@@ -106,16 +106,19 @@ def expected_reference(case, n_bits=8, mask=None, is_causal=False, normalize="l2
 def float32_gradients(
     inputs, grad_out, mask=None, is_causal=False, *, seed, n_bits=8, n_hashes=32, normalize="l2"
 ):  # fmt: skip
-    """Those of the sampled sum that rows of 16 bits have codes for, all else in float32."""
+    """Those of the output that rows of 16 bits have, and of their codes, all else in float32."""
     sizes = inputs[1].shape[1], inputs[0].shape[-1], n_bits, n_hashes
     parameters = torch_ops.hash_parameters(torch.tensor(seed), *sizes, 1)
     options = is_causal, torch_ops.NORMALIZE[normalize], 0
-    _, *codes, _ = torch_ops.yoso_attention(
+    out, *codes, divisors = torch_ops.yoso_attention(
         *(*(x.detach() for x in inputs), mask, None, None, parameters, 1, n_bits, n_hashes),
         *options,
     )
     floats = [x.detach().float() for x in (grad_out, *inputs)]
-    return torch_ops.yoso_attention_backward(*floats, mask, None, None, *codes, n_bits, *options)
+    kept = (out.float(), divisors) if normalize else (None, None)
+    return torch_ops.yoso_attention_backward(
+        *floats, mask, None, None, *codes, n_bits, *options, 0, *kept
+    )
 
 
 def softmax_of_cosines(query, key, value, scale, hidden=None):
