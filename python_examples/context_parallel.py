@@ -162,10 +162,10 @@ def peak_memory() -> int:
 
 def start(size: int, args: argparse.Namespace) -> dict:
     """The results of as many processes."""
-    answers = mp.get_context("spawn").SimpleQueue()
+    answers = mp.get_context("forkserver").SimpleQueue()  # which imports torch once for all
     with tempfile.TemporaryDirectory() as folder:
         processes = mp.start_processes(
-            run, (size, folder, args, answers), size, join=False, start_method="spawn"
+            run, (size, folder, args, answers), size, join=False, start_method="forkserver"
         )
         while not processes.join():  # raises what a process has raised
             pass

@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("density_on_dask.png"))
     args = parser.parse_args()
     if args.quick:
-        args.rows, args.block_rows = 600_000, 20_000
+        args.rows, args.block_rows = 300_000, 10_000
     matplotlib.use("Agg")
     X = rows(args.rows, args.block_rows)
     with cluster(args.workers) as first, Client(first) as client:

@@ -92,7 +92,7 @@ def test_seeds_of_the_same_graph(estimator):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("keys", "is_causal"),
-    [("as queries", False), ("as queries", True), ("more", True), ("any", True)],
+    [("as queries", False), ("more", True), ("any", True)],
 )
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=IDS)
 def test_export_with_a_dynamic_length(estimator, is_causal, keys):

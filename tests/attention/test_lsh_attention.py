@@ -85,8 +85,9 @@ def test_equals_reference(name, weighting):
     check_against_reference(weighting, **CASES[name])
 
 
-@pytest.mark.parametrize("weighting", ["horvitz_thompson", "magicpig"])
-@pytest.mark.parametrize("n_bits, is_causal", [(12, False), (14, True)])
+@pytest.mark.parametrize(
+    ("weighting", "n_bits", "is_causal"), [("horvitz_thompson", 12, False), ("magicpig", 14, True)]
+)
 def test_pairs_found_by_buckets_equal_reference(weighting, n_bits, is_causal):
     """Many keys and long codes: few pairs collide, so that buckets are searched for them."""
     sizes = {"n_q": 260, "n_k": 9000, "batch": 1, "heads": 2, "key_heads": 1}

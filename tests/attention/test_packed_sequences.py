@@ -107,7 +107,7 @@ def test_compiles():
     inputs, _ = problem(LENGTHS, LENGTHS)
     options = {"estimator": SAMPLED, "seed": 2}
 
-    @torch.compile(fullgraph=True)
+    @torch.compile(fullgraph=True, backend="aot_eager")
     def attend(query, key, value, packing):
         return yoso_attention(query, key, value, cu_seqlens=packing, **options)
 

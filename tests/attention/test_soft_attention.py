@@ -99,8 +99,9 @@ def compare(got, expected):
         assert_close(a, b, tolerance)
 
 
-@pytest.mark.parametrize("hasher", ["hadamard", "hyperplane"])
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("hasher", "is_causal"), [("hadamard", False), ("hadamard", True), ("hyperplane", True)]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_equals_the_dense_formula_and_its_autograd(case, is_causal, hasher):
     n_q, n_k, d, d_v, n_bits, n_hashes, probes = case

@@ -12,14 +12,14 @@ import torch.distributed as dist
 
 def _serve(rank, size, folder, timeout, pipe):
     torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=timeout)  # not of the beginning, whose imports take longer
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=timeout),
     )
-    groups = {n: dist.new_group(range(n)) for n in range(1, size)} | {size: dist.group.WORLD}
+    groups = {n: dist.new_group(range(n), timeout) for n in range(1, size + 1)}
     while True:
         job = pipe.recv()
         if job is None:

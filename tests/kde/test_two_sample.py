@@ -134,7 +134,7 @@ def test_buckets_are_unbiased_with_the_stated_error(kernel, data):
 @pytest.mark.parametrize(("kernel", "algorithm"), CASES)
 def test_false_alarms_are_as_frequent_as_the_level_says(kernel, algorithm):
     """And the statistic is 0 on average where there is no difference."""
-    runs, level = 300, 0.1
+    runs, level = 200, 0.1
     found = []
     for seed in range(runs):
         X, Y = samples(12, 17, 3, shift=0.0, seed=seed)

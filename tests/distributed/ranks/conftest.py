@@ -17,7 +17,7 @@ def ranks(tmp_path_factory):
 
 @pytest.fixture
 def fresh_ranks(tmp_path):
-    """Two processes that a test may end, with a timeout of 6 seconds."""
-    made = Ranks(2, tmp_path, timeout=6)
+    """Two processes that a test may end, with a timeout of 4 seconds."""
+    made = Ranks(2, tmp_path, timeout=4)
     yield made
     made.close()

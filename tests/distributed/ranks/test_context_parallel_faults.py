@@ -55,14 +55,14 @@ def test_a_rank_that_stops_in_an_exchange_is_reported(fresh_ranks, ends):
     fresh_ranks.send(2, of_ranks.one_rank_stops_in_an_exchange, ends)
     good, (message, seconds) = fresh_ranks.answer(0)
     assert good and "a rank has ended" in message
-    assert not ends or seconds < 6  # the group's timeout
+    assert not ends or seconds < 4  # the group's timeout
 
 
 def test_a_rank_that_does_not_call_is_reported(fresh_ranks):
     answers = fresh_ranks.run(2, of_ranks.one_rank_stays_away)
     message, seconds = answers[0]
     assert "timeout of the process group" in message
-    assert seconds > 5  # of the 6 of the timeout: a rank that is late is waited for
+    assert seconds > 3  # of the 4 of the timeout: a rank that is late is waited for
 
 
 def test_the_causal_exchange_holds_its_tables_and_a_piece(fresh_ranks):
