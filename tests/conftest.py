@@ -66,14 +66,20 @@ def pytest_generate_tests(metafunc):
     devices.parametrize(metafunc)
 
 
-def _emulated():
+def _kernels():
     from lshkit import _C
 
-    return _C.with_cuda and _C.cuda_architectures().startswith("emulated")
+    if not _C.with_cuda:
+        return None
+    return "emulated" if _C.cuda_architectures().startswith("emulated") else "GPU"
 
 
-def pytest_collection_modifyitems(items):
-    devices.skip(items, _emulated())
+def pytest_collection_modifyitems(config, items):
+    out = devices.left_out(items, _kernels())
+    if out:
+        config.hook.pytest_deselected(items=out)
+        ids = set(map(id, out))
+        items[:] = [item for item in items if id(item) not in ids]
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def cuda_device(monkeypatch):
 
     if not _C.with_cuda:
         pytest.skip("needs a build with CUDA kernels, or with -DLSHKIT_CUDA=EMULATED")
-    if _emulated():
+    if _kernels() == "emulated":
         monkeypatch.setenv("LSHKIT_EMULATE_CUDA", "1")
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -264,26 +264,30 @@ def _on_cuda(item):
     return callspec is not None and callspec.params.get("device") == "cuda"
 
 
-def skip(items, emulated):
-    """Marks the tests that have no form on CUDA tensors, and those too slow in emulation."""
-    tests = {}
+def left_out(items, kernels):
+    """Of the tests on CUDA tensors those that do not run here, which is most of them without a GPU.
+
+    kernels: None, "emulated" or "GPU", where those with no form on CUDA tensors say so as skips.
+    """
+    tests, out = {}, []
     for item in filter(_on_cuda, items):
         name = _name(item)
         reasons = [reason for part, reason in CPU_ONLY.items() if re.search(part, name)]
-        if emulated and any(re.search(part, name) for part in SLOW_IN_EMULATION):
-            reasons.append("slow in emulation")
-        if reasons:
+        if kernels == "GPU" and reasons:
             item.add_marker(pytest.mark.skip(reason=reasons[0]))
-        else:
-            tests.setdefault((item.module.__name__, item.originalname), []).append(item)
-    if emulated:
-        for group in tests.values():
-            group.sort(key=_size)
-            some = group[len(group) // 4 : len(group) // 2 + 1]
-            chosen = random.Random(_name(group[0])).sample(some, min(EMULATED_SETS, len(some)))
-            for item in group:
-                if item not in chosen:
-                    item.add_marker(pytest.mark.skip(reason="slow in emulation"))
+        elif kernels is None or reasons:
+            out.append(item)
+        elif kernels == "emulated":
+            if any(re.search(part, name) for part in SLOW_IN_EMULATION):
+                out.append(item)
+            else:
+                tests.setdefault((item.module.__name__, item.originalname), []).append(item)
+    for group in tests.values():
+        group.sort(key=_size)
+        some = group[len(group) // 4 : len(group) // 2 + 1]
+        chosen = random.Random(_name(group[0])).sample(some, min(EMULATED_SETS, len(some)))
+        out += [item for item in group if item not in chosen]
+    return out
 
 
 def _size(item):

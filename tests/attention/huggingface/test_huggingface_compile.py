@@ -58,7 +58,6 @@ def test_training(family, implementation):
     ("implementation", "own"),
     [
         ("lshkit_yoso", {"n_bits": 6, "expectation": "never"}),
-        ("lshkit_yoso", {"estimator": "expected"}),
         ("lshkit_yoso", {"estimator": "soft", "n_probes": [2, 3], "n_hashes_eval": 8}),
         ("lshkit_yoso", {"estimator": Soft(n_bits=5)}),
         ("lshkit_lsh", {"n_bits": 6, "window": 2}),
