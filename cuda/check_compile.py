@@ -48,13 +48,18 @@ def readable(names):
     return dict(zip(names, (re.sub(r"\([A-Z]\w+(<\w+>)?\)$", "", s) for s in short), strict=True))
 
 
+def files():
+    """What the kernels, their bindings and their tests are compiled from."""
+    found = [ROOT / "CMakeLists.txt", ROOT / "cuda/cuda.cmake", pathlib.Path(__file__).resolve()]
+    for folder in ("cuda/src", "cuda/include", "cuda/tests", "cpp/include", "cpp/bindings"):
+        found += sorted(x for x in (ROOT / folder).rglob("*") if x.suffix in SUFFIXES)
+    return found + sorted((ROOT / "cpp/tests").glob("*.hpp"))
+
+
 def sources():
-    """The digest of the kernels and their tests, and the compiler's release where there is one."""
-    files = [ROOT / "cuda/cuda.cmake"]
-    for folder in ("cuda/src", "cuda/include", "cuda/tests", "cpp/include"):
-        files += sorted(x for x in (ROOT / folder).rglob("*") if x.suffix in SUFFIXES)
+    """Their digest, and the compiler's release where there is one."""
     digest = hashlib.sha256()
-    for file in files:
+    for file in files():
         digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     found = {"sources": digest.hexdigest()}
     nvcc = shutil.which("nvcc", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
@@ -101,6 +106,13 @@ def main():
     if bad:
         sys.exit("\n".join(bad))
     if options.record:
+        if architectures != ["80", "90a"]:
+            sys.exit(
+                f"--record wants a build for 80-real and 90a-real, the log is of {architectures}"
+            )
+        kernels = [file for file in files() if file.suffix in (".cu", ".cuh")]
+        if any(file.stat().st_mtime > options.log.stat().st_mtime for file in kernels):
+            sys.exit("--record: kernels are newer than the log")
         record = sources() | {"architectures": architectures, "kernels": len(rows)}
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

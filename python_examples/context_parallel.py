@@ -162,7 +162,9 @@ def peak_memory() -> int:
 
 def start(size: int, args: argparse.Namespace) -> dict:
     """The results of as many processes."""
-    answers = mp.get_context("forkserver").SimpleQueue()  # which imports torch once for all
+    context = mp.get_context("forkserver")  # imports these once for all
+    context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
+    answers = context.SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         processes = mp.start_processes(
             run, (size, folder, args, answers), size, join=False, start_method="forkserver"

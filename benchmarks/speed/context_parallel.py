@@ -281,7 +281,7 @@ def main():
         options.repeats, options.simulated, options.heads = 1, [8], 2
     os.environ |= KEEP_MEMORY  # of the processes that are started
     context = mp.get_context("forkserver")  # imports once for all of them
-    context.set_forkserver_preload([__spec__.name])
+    context.set_forkserver_preload(["torch.distributed", "lshkit.distributed.ranks"])
     results = {}
     if options.json and options.json.exists():
         results = {int(n): x for n, x in json.loads(options.json.read_text())["results"].items()}

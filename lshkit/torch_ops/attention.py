@@ -61,7 +61,8 @@ define(
 def expectation_keeps_output(query: Tensor) -> bool:
     """Whether its backward pass restores the sums from the output, as that of samples does.
 
-    From a rounded output the gradients would have its error.
+    From a rounded output the gradients would have its error, from float32 divisors those of
+    float64.
     """
     return query.dtype is torch.float32
 

@@ -468,3 +468,31 @@ def test_early_queries_do_not_depend_on_later_values(n_bits):
     assert torch.equal(attend(slice(None), louder, grad)[0][:, :, half[0]], alone)
     late = attend(slice(None), value, grad)[1][:, :, half[1]]
     assert torch.equal(attend(slice(None), value, steeper)[1][:, :, half[1]], late)
+
+
+@pytest.mark.parametrize("mean", [0, 10])
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_from_the_rounded_output_are_near_those_of_sums_added_up_again(
+    dtype, normalize, mean
+):
+    """A rounding is 2^-9 in bfloat16, 2^-12 in float16. Both gradients have one; that of the output
+    counts as often as the gradient that the normalisation takes away is larger than what it leaves,
+    the values' mean over their deviation.
+    """
+    generator = torch.Generator().manual_seed(0)
+    query, key, value, grad = torch.randn(4, 1, 2, 300, 64, generator=generator)
+    tensors = [x.to(dtype) for x in (query, key, value + mean)]
+    parameters = torch_ops.hash_parameters(torch.tensor(1), 2, 64, 8, 32, 1)
+    options = False, torch_ops.NORMALIZE[normalize], 0
+    starts = None, None, None
+    out, *codes, divisors = torch_ops.yoso_attention(
+        *tensors, *starts, parameters, 1, 8, 32, *options
+    )
+    arguments = grad.to(dtype), *tensors, *starts, *codes, 8, *options, 0
+    again = torch_ops.yoso_attention_backward(*arguments)
+    kept = torch_ops.yoso_attention_backward(*arguments, out, divisors)
+    unit = torch.finfo(dtype).eps / 4
+    for got, wanted in zip(kept, again, strict=True):
+        off = (got.double() - wanted.double()).norm() / wanted.double().norm()
+        assert off < (1.5 + 1.2 * mean) * unit, off / unit

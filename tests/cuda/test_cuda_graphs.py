@@ -104,9 +104,8 @@ def test_attention_reads_nothing(cuda_device, name):
         assert all(x.grad is not None and x.grad.device.type == cuda_device.type for x in leaves)
 
 
-@pytest.mark.parametrize(
-    ("training", "mask"), [(True, None), (True, torch.float32), (False, torch.bool)]
-)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32])
 @pytest.mark.parametrize(
     "options", [{}, dict(conv_window=5, short_conv=4), dict(learn=["lift_scale"])]
 )
