@@ -20,14 +20,18 @@ struct SoftSide {
   float sharpness;
   int n_selected = selected_bits(n_probes);
 
-  ProbeRows probe_rows_of(const ProbeRun& run, const std::uint8_t* valid) const {
-    return probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
-                      run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
+  // In parts of `group` hashes.
+  ProbeRows probe_rows_of(const ProbeRun& run, index_t group, const std::uint8_t* valid) const {
+    ProbeRows p = probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes,
+                             run.hash, run.group, n_probes, sharpness,
+                             valid ? valid + run.first : nullptr);
+    p.part = std::min(group, run.group);
+    return p;
   }
   WeightedSide<float> weighted(const std::uint8_t* valid) const {
     WeightedSide<float> side{rows, n_probes, valid, nullptr, nullptr};
     side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
-      expand(run, group, codes, weights);
+      kernels().expand_probes(probe_rows_of(run, group, nullptr), 2, codes, weights);
     };
     if (n_probes <= 8) side.batch = n_selected == 1 ? 16 : 8;
     return side;
@@ -37,87 +41,9 @@ struct SoftSide {
   double reduce(const ProbeRun& run, const std::uint8_t* valid, index_t group, const float* weights,
                 const float* weight_grads, float* margin_grads) const {
     const index_t stride = n_hashes * n_selected;
-    float* to = margin_grads + run.first * stride + run.hash * n_selected;
-    const index_t row = run.group * n_probes, tile = kTileProbes / row;
-    double sharpness_grad = 0;
-    if (run.group <= group || tile == 0) {
-      each_group(run, group, [&](const ProbeRun& part, index_t at) {
-        sharpness_grad +=
-            kernels().reduce_probes(probe_rows_of(part, valid), weights + at, weight_grads + at,
-                                    to + (part.hash - run.hash) * n_selected, stride);
-      });
-      return sharpness_grad;
-    }
-    float tile_weights[kTileProbes], tile_grads[kTileProbes];
-    for (index_t first = 0; first < run.rows; first += tile) {
-      const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
-      for (index_t h = 0; h < run.group; h += group) {
-        const index_t count = std::min(group, run.group - h) * n_probes;
-        const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
-        const auto join = count == 4   ? join_rows<4>
-                          : count == 3 ? join_rows<3>
-                          : count == 2 ? join_rows<2>
-                                       : join_rows<0>;
-        join(part.rows, row, weights + at, tile_weights + from, count);
-        join(part.rows, row, weight_grads + at, tile_grads + from, count);
-      }
-      sharpness_grad += kernels().reduce_probes(probe_rows_of(part, valid), tile_weights,
-                                                tile_grads, to + first * stride, stride);
-    }
-    return sharpness_grad;
-  }
-
- private:
-  // The exponentials of 8 or 16 hashes fill a register, those of one do not; so a tile of rows is
-  // expanded for all hashes of a run and then parted into groups.
-  static constexpr index_t kTileProbes = 2048;
-
-  // body(group of the run, where its probes begin)
-  template <class Body>
-  void each_group(const ProbeRun& run, index_t group, const Body& body) const {
-    for (index_t h = 0; h < run.group; h += group)
-      body(ProbeRun{run.first, run.rows, run.hash + h, std::min(group, run.group - h)},
-           h * run.rows * n_probes);
-  }
-
-  void expand(const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) const {
-    const index_t row = run.group * n_probes, tile = kTileProbes / row;
-    if (run.group <= group || tile == 0)
-      return each_group(run, group, [&](const ProbeRun& part, index_t at) {
-        kernels().expand_probes(probe_rows_of(part, nullptr), 2, codes + at, weights + at);
-      });
-    std::uint16_t tile_codes[kTileProbes];
-    float tile_weights[kTileProbes];
-    for (index_t first = 0; first < run.rows; first += tile) {
-      const ProbeRun part{run.first + first, std::min(tile, run.rows - first), run.hash, run.group};
-      kernels().expand_probes(probe_rows_of(part, nullptr), 2, tile_codes, tile_weights);
-      for (index_t h = 0; h < run.group; h += group) {
-        const index_t count = std::min(group, run.group - h) * n_probes;
-        const index_t at = h * run.rows * n_probes + first * count, from = h * n_probes;
-        const auto cut = count == 4   ? part_rows<4>
-                         : count == 3 ? part_rows<3>
-                         : count == 2 ? part_rows<2>
-                                      : part_rows<0>;
-        cut(part.rows, row, tile_codes + from, tile_weights + from, codes + at, weights + at,
-            count);
-      }
-    }
-  }
-  template <int Count>
-  static void join_rows(index_t rows, index_t stride, const float* from, float* to, index_t count) {
-    if (Count) count = Count;
-    for (index_t i = 0; i < rows; ++i)
-      for (index_t a = 0; a < count; ++a) to[i * stride + a] = from[i * count + a];
-  }
-  template <int Count>
-  static void part_rows(index_t rows, index_t stride, const std::uint16_t* codes,
-                        const float* weights, std::uint16_t* to_codes, float* to_weights,
-                        index_t count) {
-    if (Count) count = Count;
-    for (index_t i = 0; i < rows; ++i) {
-      std::memcpy(to_codes + i * count, codes + i * stride, sizeof(*codes) * count);
-      std::memcpy(to_weights + i * count, weights + i * stride, sizeof(*weights) * count);
-    }
+    return kernels().reduce_probes(probe_rows_of(run, group, valid), weights, weight_grads,
+                                   margin_grads + run.first * stride + run.hash * n_selected,
+                                   stride);
   }
 };
 

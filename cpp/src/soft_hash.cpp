@@ -42,6 +42,7 @@ ProbeRows probe_rows(SoftCodes soft, index_t rows, index_t n_hashes, index_t fir
   p.n_hashes = n_hashes;
   p.first_hash = first;
   p.group = group;
+  p.part = group;
   p.n_probes = n_probes;
   p.probe_stride = group * n_probes;
   p.n_selected = selected_bits(n_probes);

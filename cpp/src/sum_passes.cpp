@@ -17,6 +17,7 @@ SumCut::SumCut(const SumRows& s, index_t row_bytes) {
   const index_t most = std::min<index_t>(kMaxGroup, s.n_hashes);
   at_once = 2;
   group = std::clamp<index_t>(l2 / (2 * slice), 1, most);
+  if (8 * 2 * slice <= kEightTables) group = std::max(group, std::min<index_t>(8, most));
   if (group == 1 && most > 1) {
     at_once = 2 * slice <= l2 ? 1 : 2;
     group = at_once == 1 || 4 * slice <= cache.l3 / 4 ? 2 : 1;

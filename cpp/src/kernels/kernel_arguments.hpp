@@ -96,14 +96,16 @@ struct PlaneGradient : SoftHashGradient {
   const float* inverse_norm;
   float* plane_grads;
 };
-// The probes of the hashes [first_hash, first_hash + group) of a run of rows.
+// The probes of the hashes [first_hash, first_hash + group) of a run of rows: for one part of the
+// hashes after the other, each (rows, part, n_probes).
 struct ProbeRows {
   const void* codes;  // (rows, n_hashes)
   int code_bytes;
   const std::uint8_t* bits;  // (rows, n_hashes, n_selected)
   const float* margins;      // (rows, n_hashes, n_selected)
   index_t rows, n_hashes, first_hash, group, n_probes;
-  index_t probe_stride;       // from one row's (group, n_probes) to the next
+  index_t part;               // at most so many hashes
+  index_t probe_stride;       // of a single part, from one row's (group, n_probes) to the next
   int n_selected;             // selected_bits(n_probes)
   const std::uint8_t* valid;  // (rows), null: all; other rows have weights 0 and pass no gradient
   float sharpness;

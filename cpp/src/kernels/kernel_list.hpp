@@ -56,7 +56,7 @@ LSHKIT_KERNEL(void, soft_hash, const SoftHashRows& rows)
 LSHKIT_KERNEL(index_t, soft_hash_gradient_scratch, const SoftHashGradient& gradient)  // bytes
 LSHKIT_KERNEL(void, soft_hash_gradient, const SoftHashGradient& gradient)
 LSHKIT_KERNEL(void, plane_gradient, const PlaneGradient& gradient, index_t first, index_t last)
-// probe_codes and weights: (rows, group, n_probes) at probe_stride. probe_code_bytes: 2, or 1 for
+// probe_codes and weights: laid out as ProbeRows says. probe_code_bytes: 2, or 1 for
 // codes of one byte.
 LSHKIT_KERNEL(void, expand_probes, const ProbeRows& rows, int probe_code_bytes, void* probe_codes,
               float* weights)

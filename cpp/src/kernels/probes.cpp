@@ -18,6 +18,7 @@ constexpr int kSelected = Probes <= 1   ? 0
                           : Probes <= 4 ? 2
                           : Probes <= 8 ? 3
                                         : 4;
+constexpr index_t kAhead = 16;  // rows to prefetch ahead
 constexpr index_t kRun = 1024;  // margins whose exponentials are kept, a multiple of every register
 
 // The own code with the bits of a = 0 .. 3 flipped.
@@ -29,6 +30,12 @@ LSHKIT_INLINE void flip4(Code own, const std::uint8_t* bits, Code* out) {
   constexpr std::uint64_t all = odd | (odd >> width);
   const std::uint64_t probes = (own * all) ^ (odd << bits[0]) ^ (upper << bits[1]);
   std::memcpy(out, &probes, 4 * sizeof(Code));
+}
+LSHKIT_INLINE Four load2(const float* p) {  // and zeros; in one register all the way
+  typedef double Two __attribute__((vector_size(16)));
+  double both;
+  std::memcpy(&both, p, sizeof(both));
+  return reinterpret_cast<Four>(Two{both, 0});
 }
 // Four weights, of which the first is w.
 LSHKIT_INLINE Four weigh4(float w, const float* e) {
@@ -56,9 +63,10 @@ LSHKIT_INLINE void probes_of(const Code own, const std::uint8_t* bits, const flo
     return;
   }
   if (t == 4) {  // rounded as expand_registers does it
-    const float flip[2] = {complement[0] * e[0], complement[1] * e[1]};
-    const Four low = {complement[0], flip[0], complement[0], flip[0]};
-    const Four high = {complement[1], complement[1], flip[1], flip[1]}, w = low * high;
+    const Four stays = load2(complement), flips = stays * load2(e);
+    const Four both = __builtin_shufflevector(stays, flips, 0, 4, 1, 5);
+    const Four w = __builtin_shufflevector(both, both, 0, 1, 0, 1) *
+                   __builtin_shufflevector(both, both, 2, 2, 3, 3);
     flip4(own, bits, codes);
     std::memcpy(weights, &w, sizeof(w));
     return;
@@ -161,36 +169,90 @@ LSHKIT_INLINE index_t expand_registers(const Own* own, const std::uint8_t* bits,
   return h;
 }
 
+// body(h, count, at, stride) for the hashes [first, first + count) of a run, as many at a time as
+// lie together: the probes of row i and hash h are at + i * stride.
+template <class Body>
+LSHKIT_INLINE void each_part(const ProbeRows& p, index_t t, index_t first, index_t count,
+                             const Body& body) {
+  for (index_t h = first; h < first + count;) {
+    const index_t begin = h / p.part * p.part, end = smaller(begin + p.part, p.group);
+    const index_t here = smaller(first + count, end) - h;
+    const index_t stride = p.part < p.group ? (end - begin) * t : p.probe_stride;
+    body(h, here, begin * p.rows * t + (h - begin) * t, stride);
+    h += here;
+  }
+}
+
+// One row after the other: how far its codes, exponentials and probes are from the next one's.
+struct RowSteps {
+  index_t own, powers, probes;
+};
+template <int Probes, class Own, class Code>
+LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t r, RowSteps step,
+                                const Own* own, const std::uint8_t* bits, const float* e,
+                                const float* complement, Code* codes, float* weights) {
+  if (Probes) t = Probes, r = kSelected<Probes>;
+  const auto next = [&]() LSHKIT_ALWAYS_INLINE {
+    own += step.own;
+    bits += step.own * r;
+    e += step.powers;
+    complement += step.powers;
+    codes += step.probes;
+    weights += step.probes;
+  };
+  if (count == 1) {  // a loop in a loop would take longer than the probes
+    for (index_t i = 0; i < rows; ++i, next())
+      probes_of<Probes>(Code(*own), bits, e, complement, t, int(r), codes, weights);
+    return;
+  }
+  for (index_t i = 0; i < rows; ++i, next()) {
+    index_t h = 0;
+    if constexpr ((Probes == 2 || Probes == 4) && sizeof(Code) == 2 && kVectorBytes >= 32)
+      h = expand_registers<Probes>(own, bits, e, complement, count, codes, weights);
+    for (; h < count; ++h)
+      probes_of<Probes>(Code(own[h]), bits + h * r, e + h * r, complement + h * r, t, int(r),
+                        codes + h * t, weights + h * t);
+  }
+}
+
+// The exponentials of a tile of rows are taken a register at a time; then its probes are written,
+// part by part.
 template <int Probes, class Own, class Code>
 void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* weights) {
   const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
-  const index_t step = r ? kRun / r : p.group;
-  float e[kRun], complement[kRun];
+  const index_t hashes = r ? smaller(p.group, kRun / r) : p.group;
+  const index_t tile = r ? kRun / (hashes * r) : p.rows;
+  float e[kRun + kLanes<float>], complement[kRun + kLanes<float>];
   const Vec<float> twice = broadcast(2 * p.sharpness);
-  for (index_t i = 0; i < p.rows; ++i)
-    for (index_t first = 0; first < p.group; first += step) {
-      const index_t pair = i * p.n_hashes + p.first_hash + first;
-      const index_t count = smaller(step, p.group - first), n = count * r;
-      const float* margins = p.margins + pair * r;
-      const Own* own = all_own + pair;
-      const std::uint8_t* bits = p.bits + pair * r;
-      for (index_t c = 0; c < n; c += kLanes<float>) {
-        const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
-        const Vec<float> power = exp_minus(u);
-        store(e + c, power);
-        Vec<float> sum = 1.0f + power;
-        if (Probes == 3) sum += swap_pairs(power, std::make_index_sequence<kLanes<float>>{});
-        store(complement + c, 1.0f / sum);
+  for (index_t row = 0; row < p.rows; row += tile)
+    for (index_t first = 0; first < p.group; first += hashes) {
+      const index_t rows = smaller(tile, p.rows - row), count = smaller(hashes, p.group - first);
+      const index_t n = count * r, pair = row * p.n_hashes + p.first_hash + first;
+      for (index_t i = 0; i < rows; ++i) {
+        const float* margins = p.margins + (pair + i * p.n_hashes) * r;
+        if (const index_t ahead = i + kAhead; row + ahead < p.rows) {
+          prefetch(margins + kAhead * p.n_hashes * r);
+          prefetch(all_own + pair + ahead * p.n_hashes);
+          prefetch(p.bits + (pair + ahead * p.n_hashes) * r);
+        }
+        for (index_t c = 0; c < n; c += kLanes<float>) {
+          const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
+          const Vec<float> power = exp_minus(u);
+          store(e + i * n + c, power);
+          Vec<float> sum = 1.0f + power;
+          if (Probes == 3) sum += swap_pairs(power, std::make_index_sequence<kLanes<float>>{});
+          store(complement + i * n + c, 1.0f / sum);
+        }
       }
-      Code* codes_out = probe_codes + i * p.probe_stride + first * t;
-      float* out = weights + i * p.probe_stride + first * t;
-      index_t h = 0;
-      if constexpr ((Probes == 2 || Probes == 4) && sizeof(Code) == 2 && kVectorBytes >= 32)
-        h = expand_registers<Probes>(own, bits, e, complement, count, codes_out, out);
-      for (; h < count; ++h)
-        probes_of<Probes>(Code(own[h]), bits + h * r, e + h * r, complement + h * r, t, int(r),
-                          codes_out + h * t, out + h * t);
-      if (p.valid && !p.valid[i]) std::memset(out, 0, sizeof(float) * count * t);
+      each_part(p, t, first, count, [&](index_t hash, index_t here, index_t at, index_t stride) {
+        const index_t own = pair + hash - first, from = (hash - first) * r, to = at + row * stride;
+        write_rows<Probes>(rows, here, t, r, {p.n_hashes, n, stride}, all_own + own,
+                           p.bits + own * r, e + from, complement + from, probe_codes + to,
+                           weights + to);
+        for (index_t i = 0; p.valid && i < rows; ++i)
+          if (!p.valid[row + i])
+            std::memset(weights + to + i * stride, 0, sizeof(float) * here * t);
+      });
     }
 }
 
@@ -230,13 +292,14 @@ LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int
     }
     return;
   }
-  Four s = {};
-  for (index_t a = 0; a < t; a += 4) s += load4(w + a) * load4(g + a);
+  Four s = load4(w) * load4(g);
+  for (index_t a = 4; a < t; a += 4) s += load4(w + a) * load4(g + a);
   s = add_halves(add_pairs(s));
-  Four all = {};
-  for (index_t a = 0; a < t; a += 4) all += load4(w + a) * (s - load4(g + a));
-  to[0] = all[1] + all[3];
-  to[1] = all[2] + all[3];
+  Four all = load4(w) * (s - load4(g));
+  for (index_t a = 4; a < t; a += 4) all += load4(w + a) * (s - load4(g + a));
+  const Four two =
+      __builtin_shufflevector(all, all, 1, 2, 1, 2) + __builtin_shufflevector(all, all, 3, 3, 3, 3);
+  std::memcpy(to, &two, 2 * sizeof(float));
   for (int k = 2; k < n_selected; ++k) {
     const index_t half = index_t(1) << k;
     Four sum = {};
@@ -246,38 +309,53 @@ LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int
     to[k] = add_halves(add_pairs(sum))[0];
   }
 }
+template <int Probes>
+LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, index_t r,
+                                     index_t probe_stride, index_t out_stride, const float* w,
+                                     const float* g, float* out) {
+  if (Probes) t = Probes, r = kSelected<Probes>;
+  for (index_t i = 0; i < rows; ++i, w += probe_stride, g += probe_stride, out += out_stride)
+    for (index_t h = 0; h < count; ++h)
+      logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
+}
 
 template <int Probes>
 double reduce(const ProbeRows& p, const float* weights, const float* weight_grads,
               float* margin_grads, index_t margin_grad_stride) {
   const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;
+  const index_t n = p.group * r, tile = larger(kRun / n, 1);
   const Vec<float> twice = broadcast(2 * p.sharpness);
   double total = 0;
-  for (index_t i = 0; i < p.rows; ++i) {
-    float* out = margin_grads + i * margin_grad_stride;
-    const index_t n = p.group * r;
-    if (p.valid && !p.valid[i]) {
-      std::memset(out, 0, sizeof(float) * n);
-      continue;
+  for (index_t first = 0; first < p.rows; first += tile) {
+    const index_t last = smaller(first + tile, p.rows);
+    each_part(p, t, 0, p.group, [&](index_t hash, index_t here, index_t at, index_t stride) {
+      at += first * stride;
+      logit_gradients<Probes>(last - first, here, t, r, stride, margin_grad_stride, weights + at,
+                              weight_grads + at,
+                              margin_grads + first * margin_grad_stride + hash * r);
+    });
+    for (index_t i = first; i < last; ++i) {
+      float* out = margin_grads + i * margin_grad_stride;
+      if (p.valid && !p.valid[i]) {
+        std::memset(out, 0, sizeof(float) * n);
+        continue;
+      }
+      const float* margins = p.margins + (i * p.n_hashes + p.first_hash) * r;
+      if (i + kAhead < p.rows) prefetch(margins + kAhead * p.n_hashes * r);
+      Vec<float> sum = {};
+      index_t c = 0;
+      for (; c + kLanes<float> <= n; c += kLanes<float>) {
+        const Vec<float> v = load(out + c);
+        sum += v * load(margins + c);
+        store(out + c, v * twice);
+      }
+      float rest = 0;
+      for (; c < n; ++c) {
+        rest += out[c] * margins[c];
+        out[c] *= 2 * p.sharpness;
+      }
+      total += double(sum_lanes(sum) + rest);
     }
-    const float* margins = p.margins + (i * p.n_hashes + p.first_hash) * r;
-    const float* w = weights + i * p.probe_stride;
-    const float* g = weight_grads + i * p.probe_stride;
-    for (index_t h = 0; h < p.group; ++h)
-      logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
-    Vec<float> sum = {};
-    index_t c = 0;
-    for (; c + kLanes<float> <= n; c += kLanes<float>) {
-      const Vec<float> v = load(out + c);
-      sum += v * load(margins + c);
-      store(out + c, v * twice);
-    }
-    float rest = 0;
-    for (; c < n; ++c) {
-      rest += out[c] * margins[c];
-      out[c] *= 2 * p.sharpness;
-    }
-    total += double(sum_lanes(sum) + rest);
   }
   return 2 * total;
 }
