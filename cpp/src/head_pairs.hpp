@@ -23,8 +23,7 @@ class HeadPairs {
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
-    hashes_ = std::clamp<index_t>(kChainBytes / (s.n_buckets * index_t(sizeof(std::uint16_t))), 1,
-                                  std::min<index_t>(8, s.n_hashes));
+    hashes_ = std::min<index_t>(8, s.n_hashes);
     cut(Arena(), gradients);
     cut(Arena(thread_scratch(bytes_)), gradients);
     p_.n_buckets = s.n_buckets;
@@ -37,7 +36,8 @@ class HeadPairs {
     p_.n_hashes = int(batch_.group);
     s_.query.probes(run_of(s_.query), 1, query_codes_, query_weights_);
     s_.key.probes(run_of(s_.key), 1, key_codes_, key_weights_);
-    return kernels().typed<T>().chain_probes(p_) <= most_of(batch_.group);
+    p_.most = most_of(batch_.group);
+    return kernels().typed<T>().find_pairs(p_);
   }
   index_t hashes() const { return batch_.group; }
   const WeightedPairs<T>& pairs() const { return p_; }
@@ -51,8 +51,7 @@ class HeadPairs {
   }
 
  private:
-  static constexpr index_t kMostProbes = 65535;  // they have numbers of 16 bits, and 0 is none
-  static constexpr index_t kChainBytes = index_t(256) << 10;
+  static constexpr index_t kMostProbes = 65535;  // they have numbers of 16 bits
 
   // Of a query and hash: the tables' rows are visited three times as often.
   static index_t most_pairs(const WeightedHead<T>& s) {
@@ -75,19 +74,24 @@ class HeadPairs {
       codes = arena.take<std::uint16_t>(probes);
       weights = arena.take<T>(probes);
       grads = arena.take<T>(side.take_grads ? probes : 0);
-      return ChainedProbes<T>{side.rows, int(side.n_probes), codes, weights, side.valid};
+      return PairProbes<T>{side.rows, int(side.n_probes), codes, weights, side.valid};
     };
     p_.query = take(s_.query, query_codes_, query_weights_, query_grads_);
     p_.key = take(s_.key, key_codes_, key_weights_, key_grads_);
-    p_.chains = arena.take<std::uint16_t>(hashes_ * s_.n_buckets);
-    p_.counts = arena.take<std::uint16_t>(s_.n_buckets);
-    p_.chained = arena.take<ChainedProbe<T>>(hashes_ * (s_.key.rows * s_.key.n_probes + 1));
-    const index_t found = most_of(hashes_) + 64;  // and a register more
-    p_.found_rows = arena.take<std::uint32_t>(found);
+    const index_t keys = s_.key.rows * s_.key.n_probes, found = most_of(hashes_) + kPairsAhead;
+    const auto numbers = [&](index_t size) { return arena.take<std::uint32_t>(size); };
+    p_.begins = arena.take<std::uint16_t>(s_.n_buckets + 4);
+    p_.sorted_keys = numbers(keys + 2);
+    p_.sorted_weights = arena.take<T>(keys + 2);
+    p_.found_begins = numbers(hashes_ * s_.query.rows + 1);
+    p_.found_keys = numbers(found);
     p_.found_weights = arena.take<T>(found);
-    p_.found_keys = arena.take<std::uint32_t>(gradients ? found : 0);
-    p_.found_queries = arena.take<std::uint32_t>(gradients ? found : 0);
-    p_.found_dots = arena.take<T>(gradients ? found : 0);
+    p_.rows = numbers(found);
+    p_.weights = arena.take<T>(found);
+    p_.found_probes = gradients ? numbers(found) : nullptr;
+    p_.key_probes = gradients ? numbers(found) : nullptr;
+    p_.query_probes = gradients ? numbers(found) : nullptr;
+    p_.dots = arena.take<T>(gradients ? found : 0);
     bytes_ = arena.used();
   }
 

@@ -13,60 +13,132 @@ namespace {
 // Registers of a row's columns that are worked on together.
 constexpr int kVectors = kVectorBytes >= 64 ? 4 : 8;
 
-// Rows are chained from the last on, so that a chain is in their order. Returns how many pairs the
-// queries will find at most.
-template <class T>
-index_t chain(const WeightedPairs<T>& p) {
-  const int t = p.key.n_probes;
-  const index_t keys = p.key.rows * t, queries = p.query.rows * p.query.n_probes;
-  index_t pairs = 0;
-  std::memset(p.chains, 0, sizeof(*p.chains) * p.n_hashes * p.n_buckets);
-  for (int h = 0; h < p.n_hashes; ++h) {
-    std::uint16_t* chains = p.chains + h * p.n_buckets;
-    ChainedProbe<T>* chained = p.chained + h * (keys + 1);
-    const std::uint16_t* code = p.key.codes + h * keys;
-    const T* weight = p.key.weights + h * keys;
-    std::memset(p.counts, 0, sizeof(*p.counts) * p.n_buckets);
-    chained[0] = {0, 0, 0};
-    for (index_t j = p.key.rows - 1; j >= 0; --j) {
-      if (p.key.valid && !p.key.valid[j]) continue;
-      for (index_t k = j * t; k < (j + 1) * t; ++k) {
-        std::uint16_t& first = chains[code[k]];
-        chained[k + 1] = {weight[k], std::uint16_t(j), first};
-        first = std::uint16_t(k + 1);
-        ++p.counts[code[k]];
-      }
-    }
-    code = p.query.codes + h * queries;
-    for (index_t k = 0; k < queries; ++k) pairs += p.counts[code[k]];
+// body(row, probe) for the probes of the rows that take part, from the last row on.
+template <class T, int Probes, class Body>
+LSHKIT_INLINE void each_probe(const PairProbes<T>& p, const Body& body) {
+  const int t = Probes ? Probes : p.n_probes;
+  for (index_t j = p.rows - 1; j >= 0; --j) {
+    if (p.valid && !p.valid[j]) continue;
+    _Pragma("GCC unroll 4") for (int b = 0; b < t; ++b) body(j, j * t + b);
   }
-  return pairs;
 }
 
-// found(whether it is one, the key's probe among those of its hash, h, the query's probe, its
-// weight) of each pair of query i; must not branch.
-template <class T, int Probes, class Found>
-LSHKIT_INLINE void each_pair(const WeightedPairs<T>& p, index_t i, const Found& found) {
-  const int own = Probes ? Probes : p.query.n_probes;
-  const index_t keys = p.key.rows * p.key.n_probes;
-  for (int h = 0; h < p.n_hashes; ++h) {
-    const std::uint16_t* chains = p.chains + h * p.n_buckets;
-    const ChainedProbe<T>* chained = p.chained + h * (keys + 1);
-    const index_t first = (h * p.query.rows + i) * own;
-    _Pragma("GCC unroll 4") for (int a = 0; a < own; ++a) {
-      const T weight = p.query.weights[first + a];
-      std::uint32_t k = chains[p.query.codes[first + a]];
-      // One or two are the rule: a branch would be taken at random.
-      LSHKIT_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        const ChainedProbe<T>& key = chained[k];
-        found(k > 0, key, h * keys + index_t(k) - 1, first + a, weight);
-        k = key.next;
-      }
-      for (; k > 0; k = chained[k].next)
-        found(true, chained[k], h * keys + index_t(k) - 1, first + a, weight);
-    }
+// The keys' probes of a hash by bucket, in each in the order of rows. All that is visited at random
+// fits the L1 cache, one hash at a time.
+template <class T, int Probes>
+LSHKIT_NOINLINE void sort_keys(const WeightedPairs<T>& p, int hash) {
+  const index_t keys = p.key.rows * p.key.n_probes, size = round_up(p.n_buckets + 1, 4);
+  const std::uint16_t* codes = p.key.codes + hash * keys;
+  const T* weights = p.key.weights + hash * keys;
+  std::uint16_t* __restrict begins = p.begins;
+  std::uint32_t* __restrict sorted_keys = p.sorted_keys;
+  T* __restrict sorted_weights = p.sorted_weights;
+  std::memset(begins, 0, sizeof(*begins) * size);
+  each_probe<T, Probes>(p.key,
+                        [&](index_t, index_t k) LSHKIT_ALWAYS_INLINE { ++begins[codes[k]]; });
+  // From counts to ends, four at a time.
+  constexpr std::uint64_t ones = 0x0001000100010001u;
+  std::uint64_t before = 0;
+  for (index_t c = 0; c < size; c += 4) {
+    std::uint64_t four;
+    std::memcpy(&four, begins + c, sizeof(four));
+    four *= ones;
+    const std::uint64_t sums = four + before * ones;
+    std::memcpy(begins + c, &sums, sizeof(sums));
+    before += four >> 48;
   }
+  each_probe<T, Probes>(p.key, [&](index_t row, index_t k) LSHKIT_ALWAYS_INLINE {
+    const index_t at = --begins[codes[k]];
+    sorted_keys[at] = std::uint32_t(k << 16 | row);
+    sorted_weights[at] = weights[k];
+  });
+}
+
+// The pairs of a query's probe with all keys of a full bucket. By itself, so that its registers are
+// not missing where most probes are.
+template <class T>
+LSHKIT_NOINLINE void find_all(const WeightedPairs<T>& p, index_t begin, index_t n, index_t probe,
+                              index_t to) {
+  for (index_t a = 0; a < n; ++a) {
+    p.found_keys[to + a] = p.sorted_keys[begin + a];
+    p.found_weights[to + a] = p.query.weights[probe] * p.sorted_weights[begin + a];
+    if (p.found_probes) p.found_probes[to + a] = std::uint32_t(probe);
+  }
+}
+
+// False: there are more than `most`. Pointers in registers: what is written could be p's members.
+template <class T, int Probes, bool Own>
+LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_t count) {
+  const int own = Probes ? Probes : p.query.n_probes;
+  const index_t first = hash * p.query.rows, most = p.most;
+  const std::uint16_t *codes = p.query.codes + first * own, *begins = p.begins;
+  const T *weights = p.query.weights + first * own, *sorted_weights = p.sorted_weights;
+  const std::uint32_t* sorted_keys = p.sorted_keys;
+  std::uint32_t* __restrict keys = p.found_keys;
+  std::uint32_t* __restrict probes = p.found_probes;
+  T* __restrict products = p.found_weights;
+  for (index_t i = 0; i < p.query.rows; ++i) {
+    _Pragma("GCC unroll 4") for (int a = 0; a < own; ++a) {
+      const index_t k = i * own + a;
+      std::uint32_t ends;  // of the bucket before this one, and of this one
+      std::memcpy(&ends, begins + codes[k], sizeof(ends));
+      const std::uint32_t begin = ends & 0xffff, n = (ends >> 16) - begin;
+      const T weight = weights[k];
+      // None, one or two are the rule: a branch would be taken at random.
+      std::memcpy(keys + count, sorted_keys + begin, 2 * sizeof(*keys));
+      products[count] = weight * sorted_weights[begin];
+      products[count + 1] = weight * sorted_weights[begin + 1];
+      if (Own) probes[count] = probes[count + 1] = std::uint32_t(first * own + k);
+      count += n;
+      if (__builtin_expect(n > 2, 0)) {
+        if (count > most) return count;
+        find_all(p, begin, n, first * own + k, count - n);
+      }
+    }
+    if (count > most) return count;
+    p.found_begins[first + i + 1] = std::uint32_t(count);
+  }
+  return count;
+}
+
+template <class T, int Probes, bool Own>
+bool find(const WeightedPairs<T>& p) {
+  index_t count = 0;
+  p.found_begins[0] = 0;
+  for (int h = 0; h < p.n_hashes && count <= p.most; ++h) {
+    sort_keys<T, Probes>(p, h);
+    count = find_of_hash<T, Probes, Own>(p, h, count);
+  }
+  return count <= p.most;
+}
+
+// Brings the pairs of query i together: how many they are.
+template <class T, bool Probes>
+LSHKIT_INLINE index_t gather(const WeightedPairs<T>& p, index_t i) {
+  constexpr int kUsual = 8;  // of a hash, without a branch
+  typedef std::uint32_t Eight __attribute__((vector_size(4 * kUsual)));
+  const std::uint32_t keys_of_hash = std::uint32_t(p.key.rows * p.key.n_probes);
+  index_t count = 0;
+  for (int h = 0; h < p.n_hashes; ++h) {
+    const std::uint32_t* begins = p.found_begins + h * p.query.rows + i;
+    index_t from = begins[0], to = count;
+    const index_t end = begins[1];
+    count += end - from;
+    do {
+      Eight keys;
+      std::memcpy(&keys, p.found_keys + from, sizeof(keys));
+      const Eight rows = keys & 0xffff, probes = (keys >> 16) + std::uint32_t(h) * keys_of_hash;
+      std::memcpy(p.rows + to, &rows, sizeof(rows));
+      std::memcpy(p.weights + to, p.found_weights + from, kUsual * sizeof(T));
+      if (Probes) {
+        std::memcpy(p.key_probes + to, &probes, sizeof(probes));
+        std::memcpy(p.query_probes + to, p.found_probes + from, sizeof(Eight));
+      }
+      from += kUsual;
+      to += kUsual;
+    } while (from < end);
+  }
+  return count;
 }
 
 // Columns [first, first + width) of a row.
@@ -98,30 +170,20 @@ LSHKIT_INLINE void each_columns(index_t columns, const Run& run) {
   if (first < columns) run(Columns<T, false>{first, int(columns - first)});
 }
 
-template <class T, int Probes>
+template <class T>
 void sum_pairs(const WeightedPairSum<T>& p) {
   for (index_t i = 0; i < p.query.rows; ++i) {
-    std::uint32_t* rows = p.found_rows;
-    T* weights = p.found_weights;
-    each_pair<T, Probes>(p, i,
-                         [&](bool is, const ChainedProbe<T>& key, index_t, index_t, T weight)
-                             LSHKIT_ALWAYS_INLINE {
-                               *rows = key.row;
-                               *weights = weight * key.weight;
-                               rows += is;
-                               weights += is;
-                             });
-    const index_t count = rows - p.found_rows;
+    const index_t count = gather<T, false>(p, i);
     if (p.weight_sums) {
       T sum = 0;
-      for (index_t k = 0; k < count; ++k) sum += p.found_weights[k];
+      for (index_t k = 0; k < count; ++k) sum += p.weights[k];
       p.weight_sums[i] += p.scale * sum;
     }
     each_columns<T>(p.values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
       Vec<T> sum[kVectors] = {}, v[kVectors];
       for (index_t k = 0; k < count; ++k) {
-        columns.load_row(p.values.row(p.found_rows[k]), v);
-        const Vec<T> weight = broadcast(p.found_weights[k]);
+        columns.load_row(p.values.row(p.rows[k]), v);
+        const Vec<T> weight = broadcast(p.weights[k]);
         LSHKIT_UNROLL
         for (int c = 0; c < kVectors; ++c) sum[c] += weight * v[c];
       }
@@ -147,40 +209,31 @@ LSHKIT_INLINE void dots_of(const WeightedPairGradient<T>& p, const C& columns, c
     LSHKIT_UNROLL
     for (int r = 0; r < n; ++r) {
       Vec<T> v[kVectors];
-      columns.load_row(p.values.row(p.found_rows[smaller(k + r, count - 1)]), v);
+      columns.load_row(p.values.row(p.rows[smaller(k + r, count - 1)]), v);
       partial[r] = v[0] * grad[0];
       LSHKIT_UNROLL
       for (int c = 1; c < kVectors; ++c) partial[r] += v[c] * grad[c];
     }
     Vec<T> sums = sum_each<n, T>(partial);
-    if (columns.first > 0) sums += load(p.found_dots + k);
-    store(p.found_dots + k, sums);
+    if (columns.first > 0) sums += load(p.dots + k);
+    store(p.dots + k, sums);
   }
 }
 
-template <class T, int Probes>
+template <class T>
 void pairs_backward(const WeightedPairGradient<T>& p) {
   const bool dots = p.query_weight_grads || p.key_weight_grads;
   for (index_t i = 0; i < p.query.rows; ++i) {
-    index_t count = 0;
-    if (!p.query.valid || p.query.valid[i])
-      each_pair<T, Probes>(p, i,
-                           [&](bool is, const ChainedProbe<T>& key, index_t at, index_t probe,
-                               T weight) LSHKIT_ALWAYS_INLINE {
-                             p.found_rows[count] = key.row;
-                             p.found_keys[count] = std::uint32_t(at);
-                             p.found_queries[count] = std::uint32_t(probe);
-                             p.found_weights[count] = p.scale * weight * key.weight;
-                             count += is;
-                           });
+    if (p.query.valid && !p.query.valid[i]) continue;
+    const index_t count = gather<T, true>(p, i);
     each_columns<T>(p.values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
       if (count == 0) return;
       Vec<T> grad[kVectors];
       columns.load_row(p.grad.row(i), grad);
       if (dots) dots_of(p, columns, grad, count);
       for (index_t k = 0; p.value_grad.data && k < count; ++k) {
-        T* to = p.value_grad.row(p.found_rows[k]);
-        const Vec<T> weight = broadcast(p.found_weights[k]);
+        T* to = p.value_grad.row(p.rows[k]);
+        const Vec<T> weight = broadcast(p.scale * p.weights[k]);
         Vec<T> v[kVectors];
         columns.load_row(to, v);
         LSHKIT_UNROLL
@@ -191,26 +244,24 @@ void pairs_backward(const WeightedPairGradient<T>& p) {
     if (!dots) continue;
     const T bias = p.bias ? p.bias[i] : 0;
     for (index_t k = 0; k < count; ++k) {
-      const index_t at = p.found_queries[k];
-      const T dot = p.scale * (p.found_dots[k] + bias);
-      if (p.query_weight_grads) p.query_weight_grads[at] += dot * p.key.weights[p.found_keys[k]];
-      if (p.key_weight_grads) p.key_weight_grads[p.found_keys[k]] += dot * p.query.weights[at];
+      const index_t own = p.query_probes[k], key = p.key_probes[k];
+      const T dot = p.scale * (p.dots[k] + bias);
+      if (p.query_weight_grads) p.query_weight_grads[own] += dot * p.key.weights[key];
+      if (p.key_weight_grads) p.key_weight_grads[key] += dot * p.query.weights[own];
     }
   }
 }
 
 }  // namespace
 
-#define LSHKIT_DEFINE(T)                                               \
-  index_t chain_probes(const WeightedPairs<T>& p) { return chain(p); } \
-  void weighted_pair_sum(const WeightedPairSum<T>& p) {                \
-    const bool four = p.query.n_probes == 4 && p.key.n_probes == 4;    \
-    four ? sum_pairs<T, 4>(p) : sum_pairs<T, 0>(p);                    \
-  }                                                                    \
-  void weighted_pair_gradient(const WeightedPairGradient<T>& p) {      \
-    const bool four = p.query.n_probes == 4 && p.key.n_probes == 4;    \
-    four ? pairs_backward<T, 4>(p) : pairs_backward<T, 0>(p);          \
-  }
+#define LSHKIT_DEFINE(T)                                                         \
+  bool find_pairs(const WeightedPairs<T>& p) {                                   \
+    const bool four = p.query.n_probes == 4 && p.key.n_probes == 4;              \
+    if (p.found_probes) return four ? find<T, 4, true>(p) : find<T, 0, true>(p); \
+    return four ? find<T, 4, false>(p) : find<T, 0, false>(p);                   \
+  }                                                                              \
+  void weighted_pair_sum(const WeightedPairSum<T>& p) { sum_pairs(p); }          \
+  void weighted_pair_gradient(const WeightedPairGradient<T>& p) { pairs_backward(p); }
 LSHKIT_DEFINE(float)
 LSHKIT_DEFINE(double)
 #undef LSHKIT_DEFINE

@@ -1,37 +1,39 @@
 #pragma once
-// The sum verb with weights where few rows share a bucket: what its kernels take. The probes of a
-// key are chained by bucket, and a query reads the rows of the keys that it finds.
+// The sum verb with weights where few rows share a bucket: what its kernels take. The probes of
+// keys are sorted by bucket, and a query reads the rows of the keys that it finds.
 #include "kernel_arguments.hpp"
 
 namespace lshkit {
 
 // The probes of some hashes, those of one hash after the other: (n_hashes, rows, n_probes).
 template <class T>
-struct ChainedProbes {
+struct PairProbes {
   index_t rows;
   int n_probes;
   const std::uint16_t* codes;
   const T* weights;
   const std::uint8_t* valid;  // of rows; null: all
 };
-// Probe b of row j is number n_probes j + b + 1, 0 is none.
-template <class T>
-struct ChainedProbe {
-  T weight;
-  std::uint16_t row, next;  // in the same bucket
-};
+constexpr int kPairsAhead = 64;  // elements of found arrays that are written beyond `most`
 
 template <class T>
 struct WeightedPairs {
   int n_hashes;
   index_t n_buckets;
-  ChainedProbes<T> query, key;
-  std::uint16_t* chains;     // (n_hashes, n_buckets): the first probe
-  std::uint16_t* counts;     // (n_buckets)
-  ChainedProbe<T>* chained;  // (n_hashes, key.rows * key.n_probes + 1)
-  // Of the pairs that one query finds, as many as there may be.
-  std::uint32_t *found_rows, *found_keys, *found_queries;  // key rows; probes of key and query
-  T *found_weights, *found_dots;                           // products of two weights, of two rows
+  PairProbes<T> query, key;
+  // The keys' probes of one hash by bucket. A key is its probe among those of the hash, in the
+  // upper 16 bits, and its row.
+  std::uint16_t* begins;  // (n_buckets + 1), in whole groups of four
+  std::uint32_t* sorted_keys;
+  T* sorted_weights;
+  // The pairs of all hashes and queries, hash by hash: at most `most`. Those of hash h and query i
+  // begin at found_begins[h * query.rows + i].
+  index_t most;
+  std::uint32_t *found_begins, *found_keys, *found_probes;  // null: probes of queries not wanted
+  T* found_weights;                                         // products of two weights
+  // The pairs of one query, of all hashes. Here a key's probe is one of all hashes.
+  std::uint32_t *rows, *key_probes, *query_probes;  // null: probes not wanted
+  T *weights, *dots;                                // products of two weights, of two rows
   Matrix<const T> values;
   T scale;
 };
