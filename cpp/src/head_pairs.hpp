@@ -14,12 +14,12 @@ namespace lshkit {
 template <class T>
 class HeadPairs {
  public:
-  // By three quarters of the pairs that codes may have, were they uniform. Those that there are
-  // decide in the end: see fill. Not in order, where later keys would decide of earlier queries.
+  // By seven eighths of the usual pairs, were codes uniform. Those that are found decide in the
+  // end: see fill. Not in order, where later keys would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
     return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes < kMostProbes &&
-           4 * probes * s.query.n_probes <= 3 * most_pairs(s) * s.n_buckets;
+           8 * probes * s.query.n_probes <= 7 * usual_pairs(s) * s.n_buckets;
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
@@ -54,10 +54,10 @@ class HeadPairs {
   static constexpr index_t kMostProbes = 65535;  // they have numbers of 16 bits
 
   // Of a query and hash: the tables' rows are visited three times as often.
-  static index_t most_pairs(const WeightedHead<T>& s) {
+  static index_t usual_pairs(const WeightedHead<T>& s) {
     return (s.query.n_probes + 2 * s.key.n_probes) / 3;
   }
-  index_t most_of(index_t hashes) const { return most_pairs(s_) * s_.query.rows * hashes; }
+  index_t most_of(index_t hashes) const { return 2 * usual_pairs(s_) * s_.query.rows * hashes; }
 
   ProbeRun run_of(const WeightedSide<T>& side) const {
     return {0, side.rows, batch_.hash, batch_.group};
@@ -83,7 +83,9 @@ class HeadPairs {
     p_.begins = arena.take<std::uint16_t>(s_.n_buckets + 4);
     p_.sorted_keys = numbers(keys + 2);
     p_.sorted_weights = arena.take<T>(keys + 2);
-    p_.found_begins = numbers(hashes_ * s_.query.rows + 1);
+    // An odd number of cache lines, so that those of a query are in different sets of the L1 cache.
+    p_.begins_stride = (s_.query.rows / 32 + 1) * 32 + 16;
+    p_.found_begins = numbers(hashes_ * p_.begins_stride);
     p_.found_keys = numbers(found);
     p_.found_weights = arena.take<T>(found);
     p_.rows = numbers(found);

@@ -77,7 +77,9 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
   std::uint32_t* __restrict keys = p.found_keys;
   std::uint32_t* __restrict probes = p.found_probes;
   T* __restrict products = p.found_weights;
+  std::uint32_t* found_begins = p.found_begins + hash * p.begins_stride;
   for (index_t i = 0; i < p.query.rows; ++i) {
+    found_begins[i] = std::uint32_t(count);
     _Pragma("GCC unroll 4") for (int a = 0; a < own; ++a) {
       const index_t k = i * own + a;
       std::uint32_t ends;  // of the bucket before this one, and of this one
@@ -96,15 +98,14 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
       }
     }
     if (count > most) return count;
-    p.found_begins[first + i + 1] = std::uint32_t(count);
   }
+  found_begins[p.query.rows] = std::uint32_t(count);
   return count;
 }
 
 template <class T, int Probes, bool Own>
 bool find(const WeightedPairs<T>& p) {
   index_t count = 0;
-  p.found_begins[0] = 0;
   for (int h = 0; h < p.n_hashes && count <= p.most; ++h) {
     sort_keys<T, Probes>(p, h);
     count = find_of_hash<T, Probes, Own>(p, h, count);
@@ -120,7 +121,7 @@ LSHKIT_INLINE index_t gather(const WeightedPairs<T>& p, index_t i) {
   const std::uint32_t keys_of_hash = std::uint32_t(p.key.rows * p.key.n_probes);
   index_t count = 0;
   for (int h = 0; h < p.n_hashes; ++h) {
-    const std::uint32_t* begins = p.found_begins + h * p.query.rows + i;
+    const std::uint32_t* begins = p.found_begins + h * p.begins_stride + i;
     index_t from = begins[0], to = count;
     const index_t end = begins[1];
     count += end - from;

@@ -27,8 +27,8 @@ struct WeightedPairs {
   std::uint32_t* sorted_keys;
   T* sorted_weights;
   // The pairs of all hashes and queries, hash by hash: at most `most`. Those of hash h and query i
-  // begin at found_begins[h * query.rows + i].
-  index_t most;
+  // are the elements from found_begins[h * begins_stride + i] to the next number.
+  index_t most, begins_stride;
   std::uint32_t *found_begins, *found_keys, *found_probes;  // null: probes of queries not wanted
   T* found_weights;                                         // products of two weights
   // The pairs of one query, of all hashes. Here a key's probe is one of all hashes.
