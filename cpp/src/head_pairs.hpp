@@ -78,7 +78,8 @@ class HeadPairs {
     };
     p_.query = take(s_.query, query_codes_, query_weights_, query_grads_);
     p_.key = take(s_.key, key_codes_, key_weights_, key_grads_);
-    const index_t keys = s_.key.rows * s_.key.n_probes, found = most_of(hashes_) + kPairsAhead;
+    const index_t keys = s_.key.rows * s_.key.n_probes;
+    const index_t found = most_of(hashes_) + 2 * s_.query.n_probes + kPairsAhead;
     const auto numbers = [&](index_t size) { return arena.take<std::uint32_t>(size); };
     p_.begins = arena.take<std::uint16_t>(s_.n_buckets + 4);
     p_.sorted_keys = numbers(keys + 2);

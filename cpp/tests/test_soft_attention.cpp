@@ -223,6 +223,7 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({70, 60, 20, 40, 2, 3, 1024, 16}, order, masked, 1);
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
+      check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
     }
 }
 

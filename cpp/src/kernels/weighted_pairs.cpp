@@ -66,7 +66,8 @@ LSHKIT_NOINLINE void find_all(const WeightedPairs<T>& p, index_t begin, index_t 
   }
 }
 
-// False: there are more than `most`. Pointers in registers: what is written could be p's members.
+// How many pairs there are with those of this hash, for which it may stop beyond `most`. Pointers
+// are kept in registers: what is written could be p's members.
 template <class T, int Probes, bool Own>
 LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_t count) {
   const int own = Probes ? Probes : p.query.n_probes;
@@ -74,10 +75,9 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
   const std::uint16_t *codes = p.query.codes + first * own, *begins = p.begins;
   const T *weights = p.query.weights + first * own, *sorted_weights = p.sorted_weights;
   const std::uint32_t* sorted_keys = p.sorted_keys;
-  std::uint32_t* __restrict keys = p.found_keys;
-  std::uint32_t* __restrict probes = p.found_probes;
-  T* __restrict products = p.found_weights;
+  std::uint32_t *keys = p.found_keys, *probes = p.found_probes;
   std::uint32_t* found_begins = p.found_begins + hash * p.begins_stride;
+  T* products = p.found_weights;
   for (index_t i = 0; i < p.query.rows; ++i) {
     found_begins[i] = std::uint32_t(count);
     _Pragma("GCC unroll 4") for (int a = 0; a < own; ++a) {
@@ -103,6 +103,7 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
   return count;
 }
 
+// False: there are more than `most`.
 template <class T, int Probes, bool Own>
 bool find(const WeightedPairs<T>& p) {
   index_t count = 0;

@@ -14,7 +14,8 @@ struct PairProbes {
   const T* weights;
   const std::uint8_t* valid;  // of rows; null: all
 };
-constexpr int kPairsAhead = 64;  // elements of found arrays that are written beyond `most`
+// Elements of found arrays that are written beyond `most`, besides two for each probe of a query.
+constexpr int kPairsAhead = 64;
 
 template <class T>
 struct WeightedPairs {
