@@ -14,12 +14,13 @@ namespace lshkit {
 template <class T>
 class HeadPairs {
  public:
-  // By seven eighths of the usual pairs, were codes uniform. Those that are found decide in the
+  // By seven eighths of the level pairs, were codes uniform. Those that are found decide in the
   // end: see fill. Not in order, where later keys would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
-    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes < kMostProbes &&
-           8 * probes * s.query.n_probes <= 7 * usual_pairs(s) * s.n_buckets;
+    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes < kMostKeyProbes &&
+           s.query.rows * s.query.n_probes <= kMostQueryProbes &&
+           8 * probes * s.query.n_probes <= 7 * level_pairs(s) * s.n_buckets;
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
@@ -51,13 +52,16 @@ class HeadPairs {
   }
 
  private:
-  static constexpr index_t kMostProbes = 65535;  // they have numbers of 16 bits
+  static constexpr index_t kMostKeyProbes = 65535;               // they have numbers of 16 bits
+  static constexpr index_t kMostQueryProbes = index_t(1) << 18;  // all that 8 hashes find is kept
 
-  // Of a query and hash: the tables' rows are visited three times as often.
-  static index_t usual_pairs(const WeightedHead<T>& s) {
+  // Of a query and hash, so many that tables would take as long: their rows are visited three times
+  // as often, to be added to and to be read.
+  static index_t level_pairs(const WeightedHead<T>& s) {
     return (s.query.n_probes + 2 * s.key.n_probes) / 3;
   }
-  index_t most_of(index_t hashes) const { return 2 * usual_pairs(s_) * s_.query.rows * hashes; }
+  // So many take longer than tables, but not longer than pairs in vain and tables.
+  index_t most_of(index_t hashes) const { return 3 * level_pairs(s_) * s_.query.rows * hashes / 2; }
 
   ProbeRun run_of(const WeightedSide<T>& side) const {
     return {0, side.rows, batch_.hash, batch_.group};
@@ -79,7 +83,8 @@ class HeadPairs {
     p_.query = take(s_.query, query_codes_, query_weights_, query_grads_);
     p_.key = take(s_.key, key_codes_, key_weights_, key_grads_);
     const index_t keys = s_.key.rows * s_.key.n_probes;
-    const index_t found = most_of(hashes_) + 2 * s_.query.n_probes + kPairsAhead;
+    const index_t most = most_of(hashes_), found = most + 2 * s_.query.n_probes + kPairsAhead;
+    const index_t of_query = std::min(most, hashes_ * s_.query.n_probes * keys) + kPairsAhead;
     const auto numbers = [&](index_t size) { return arena.take<std::uint32_t>(size); };
     p_.begins = arena.take<std::uint16_t>(s_.n_buckets + 4);
     p_.sorted_keys = numbers(keys + 2);
@@ -89,12 +94,12 @@ class HeadPairs {
     p_.found_begins = numbers(hashes_ * p_.begins_stride);
     p_.found_keys = numbers(found);
     p_.found_weights = arena.take<T>(found);
-    p_.rows = numbers(found);
-    p_.weights = arena.take<T>(found);
     p_.found_probes = gradients ? numbers(found) : nullptr;
-    p_.key_probes = gradients ? numbers(found) : nullptr;
-    p_.query_probes = gradients ? numbers(found) : nullptr;
-    p_.dots = arena.take<T>(gradients ? found : 0);
+    p_.rows = numbers(of_query);
+    p_.weights = arena.take<T>(of_query);
+    p_.key_probes = gradients ? numbers(of_query) : nullptr;
+    p_.query_probes = gradients ? numbers(of_query) : nullptr;
+    p_.dots = arena.take<T>(gradients ? of_query : 0);
     bytes_ = arena.used();
   }
 

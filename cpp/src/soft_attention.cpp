@@ -22,9 +22,9 @@ struct SoftSide {
 
   // In parts of `group` hashes.
   ProbeRows probe_rows_of(const ProbeRun& run, index_t group, const std::uint8_t* valid) const {
-    ProbeRows p = probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes,
-                             run.hash, run.group, n_probes, sharpness,
-                             valid ? valid + run.first : nullptr);
+    ProbeRows p =
+        probe_rows(soft.matrix(run.first, 1, n_hashes, n_selected), run.rows, n_hashes, run.hash,
+                   run.group, n_probes, sharpness, valid ? valid + run.first : nullptr);
     p.part = std::min(group, run.group);
     return p;
   }
@@ -33,6 +33,7 @@ struct SoftSide {
     side.probes = [this](const ProbeRun& run, index_t group, std::uint16_t* codes, float* weights) {
       kernels().expand_probes(probe_rows_of(run, group, nullptr), 2, codes, weights);
     };
+    // Hashes whose margins fill whole registers when their exponentials are taken.
     if (n_probes <= 8) side.batch = n_selected == 1 ? 16 : 8;
     return side;
   }

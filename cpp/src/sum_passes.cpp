@@ -10,14 +10,16 @@ namespace lshkit {
 SumCut::SumCut(const SumRows& s, index_t row_bytes) {
   compact = BucketSlots::pay(s.n_keys, s.n_buckets);
   table_rows = compact ? s.n_keys + 1 : s.n_buckets;
-  // Half of the L2 cache for tables, the other half for the rows that stream through it. Alone, a
-  // hash would have the rows of all keys and queries pass for a single table.
+  // Half of the L2 cache for tables, the other half for the rows that stream through it; but tables
+  // of eight hashes wherever kEightTables allows. Alone, a hash would have the rows of all keys and
+  // queries pass for a single table.
   const CacheSizes& cache = cache_sizes();
   const index_t l2 = cache.l2 / 2, slice = table_rows * kSliceBytes;
   const index_t most = std::min<index_t>(kMaxGroup, s.n_hashes);
   at_once = 2;
   group = std::clamp<index_t>(l2 / (2 * slice), 1, most);
-  if (8 * 2 * slice <= kEightTables) group = std::max(group, std::min<index_t>(8, most));
+  if (8 * 2 * slice <= std::min(kEightTables, 2 * cache.l2))
+    group = std::max(group, std::min<index_t>(8, most));
   if (group == 1 && most > 1) {
     at_once = 2 * slice <= l2 ? 1 : 2;
     group = at_once == 1 || 4 * slice <= cache.l3 / 4 ? 2 : 1;

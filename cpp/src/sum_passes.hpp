@@ -20,9 +20,9 @@ struct SumCut {
   // Passes over a slice that are worth a copy of it. In their place, slices of long arrays use a
   // part of the sets of the caches.
   static constexpr index_t kPackedPasses = 8;
-  // Of eight hashes, in bytes, which may be in use together where the L2 cache holds fewer: a row's
-  // columns and codes are loaded once for them. With 512 KB they are worth 0.8 of the time of four
-  // at 9 bits, of two at 10.
+  // Of eight hashes, in bytes, in use together also where they take up to twice the L2 cache: a
+  // row's columns and codes are loaded once for them. With 512 KB that takes 0.8 of the time of
+  // four hashes (9 bits) or two (10 bits).
   static constexpr index_t kEightTables = index_t(1) << 20;
 };
 

@@ -60,6 +60,7 @@ TEST(sums_equal_all_pairs) {
       check_sum<float, std::uint16_t>(9, 300, 5, 64, 512, order, masked, 1);
       check_sum<double, std::uint8_t>(21, 34, 32, 12, 6, order, masked, 1);
       check_sum<double, std::uint16_t>(21, 34, 2, 8, 40000, order, masked, 1);
+      check_sum<float, std::uint16_t>(40, 1100, 33, 17, 2048, order, masked, 1);
     }
 }
 

@@ -1,6 +1,8 @@
 // The weighted sum verb and attention with soft codes against dense sums over all pairs, in double
 // precision: outputs and gradients.
 #include "check.hpp"
+#include "kernels/kernels.hpp"
+#include "kernels/weighted_pairs.hpp"
 #include "lshkit/soft_attention.hpp"
 #include "lshkit/weighted_bucket_sum.hpp"
 #include "problem.hpp"
@@ -224,6 +226,43 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
       check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
+    }
+}
+
+// In arrays of exactly as many elements as the kernel may write.
+TEST(pairs_beyond_the_most_are_not_written) {
+  const index_t rows = 5, keys = 2, n_buckets = 9;
+  for (const int t : {4, 200})
+    for (const index_t most : {0, 7, 100, 3 * 2 * 5 * 200}) {
+      const std::vector<std::uint16_t> query_codes(3 * rows * t, 8), key_codes(3 * keys * t, 8);
+      const std::vector<float> ones(3 * rows * t, 1);
+      for (const index_t key_rows : {index_t(1), keys}) {
+        const int of_keys = key_rows == 1 ? 1 : t;
+        std::vector<std::uint16_t> begins(n_buckets + 4);
+        const index_t probes = key_rows * of_keys, found = most + 2 * t + kPairsAhead, stride = 48;
+        std::vector<std::uint32_t> sorted(probes + 2), found_begins(3 * stride), found_keys(found),
+            found_probes(found);
+        std::vector<float> weights(probes + 2), products(found);
+        WeightedPairs<float> p{};
+        p.n_hashes = 3;
+        p.n_buckets = n_buckets;
+        p.query = {rows, t, query_codes.data(), ones.data(), nullptr};
+        p.key = {key_rows, of_keys, key_codes.data(), ones.data(), nullptr};
+        p.begins = begins.data();
+        p.sorted_keys = sorted.data();
+        p.sorted_weights = weights.data();
+        p.most = most;
+        p.begins_stride = stride;
+        p.found_begins = found_begins.data();
+        p.found_keys = found_keys.data();
+        p.found_probes = found_probes.data();
+        p.found_weights = products.data();
+        const index_t pairs = 3 * rows * t * probes;
+        CHECK(kernels().f32.find_pairs(p) == (pairs <= most));
+        if (pairs > most) continue;
+        CHECK(index_t(found_begins[2 * stride + rows]) == pairs);
+        for (index_t k = 0; k < pairs; ++k) CHECK(products[k] == 1);
+      }
     }
 }
 

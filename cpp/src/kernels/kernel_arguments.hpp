@@ -112,8 +112,8 @@ struct ProbeRows {
 };
 
 // ---- bucket_sum ----
-// A pass over one or two slices of the value columns and one group of hashes, whose tables fit the
-// L2 cache.
+// A pass over one or two slices of the value columns and one group of hashes, whose tables are in
+// use together.
 constexpr int kSliceBytes = 64;  // one cache line of a table row
 constexpr int kMaxGroup = 16;    // hashes a pass
 struct SumPass {

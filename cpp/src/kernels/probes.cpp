@@ -215,8 +215,8 @@ LSHKIT_NOINLINE void write_rows(index_t rows, index_t count, index_t t, index_t 
   }
 }
 
-// The exponentials of a tile of rows are taken a register at a time; then its probes are written,
-// part by part.
+// The exponentials of a tile of rows are taken first, a register of a row's at a time; then its
+// probes are written, part by part.
 template <int Probes, class Own, class Code>
 void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* weights) {
   const index_t t = Probes ? Probes : p.n_probes, r = Probes ? kSelected<Probes> : p.n_selected;

@@ -23,8 +23,8 @@ LSHKIT_INLINE void each_probe(const PairProbes<T>& p, const Body& body) {
   }
 }
 
-// The keys' probes of a hash by bucket, in each in the order of rows. All that is visited at random
-// fits the L1 cache, one hash at a time.
+// The keys' probes of a hash by bucket, in each in the order of rows. One hash at a time: what is
+// visited at random fits an L1 cache of 32 KB for 12 bits and some 700 rows.
 template <class T, int Probes>
 LSHKIT_NOINLINE void sort_keys(const WeightedPairs<T>& p, int hash) {
   const index_t keys = p.key.rows * p.key.n_probes, size = round_up(p.n_buckets + 1, 4);
