@@ -54,7 +54,8 @@ def check_seed(seed: int | Tensor | None, inputs_device: torch.device) -> None:
 
 def check_softmax_arguments(function: str, dropout_p: float, scale: float | None = None) -> None:
     """Of scaled_dot_product_attention's arguments those that only softmax attention has."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, numbers.Real) or dropout_p != 0:
+    numeric = isinstance(dropout_p, (int, float, numbers.Real)) and not isinstance(dropout_p, bool)
+    if not numeric or dropout_p != 0:
         raise ValueError(
             f"dropout_p must be 0, got {dropout_p!r}: {function} forms no attention weights that "
             f"could be dropped (drop elements of its output instead)"
@@ -103,18 +104,20 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
                 f"{name} must be (batch, heads, rows, columns) or (batch, rows, columns), "
                 f"got shape {tuple(x.shape)}"
             )
+    device, dtype = query.device, query.dtype
     for name, x in (("key", key), ("value", value)):
-        if x.device != query.device:
-            raise ValueError(f"{name} must be on query's device {query.device}, got {x.device}")
-        if x.dtype is not query.dtype and not torch.is_autocast_enabled(autocast_device(query)):
-            raise TypeError(f"{name} must have query's dtype {query.dtype}, got {x.dtype}")
-        of, wanted = ("key", key.shape[:-2]) if enable_gqa else ("query", query.shape[:-2])
-        if name == "key" and enable_gqa:
-            _check_groups(query, key)
-        elif x.shape[:-2] != wanted:
+        if x.device != device:
+            raise ValueError(f"{name} must be on query's device {device}, got {x.device}")
+        if x.dtype is not dtype and not torch.is_autocast_enabled(autocast_device(query)):
+            raise TypeError(f"{name} must have query's dtype {dtype}, got {x.dtype}")
+    of, heads = "query", query.shape[:-2]
+    if enable_gqa:
+        _check_groups(query, key)
+        of, heads = "key", key.shape[:-2]
+    for name, x in (("key", key), ("value", value)):
+        if x.shape[:-2] != heads:
             raise ValueError(
-                f"{name} must have {of}'s batch and heads {tuple(wanted)}, "
-                f"got {tuple(x.shape[:-2])}"
+                f"{name} must have {of}'s batch and heads {tuple(heads)}, got {tuple(x.shape[:-2])}"
             )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(
@@ -140,15 +143,13 @@ def autocast_device(x: Tensor) -> str:
 
 def check_device(query: Tensor) -> None:
     """There are kernels for the CPU and, in a build with CUDA, for CUDA."""
-    device = query.device
-    if device.type in ("cpu", "meta"):
+    if query.is_cpu or query.is_meta or (query.is_cuda and _C.with_cuda):
         return
-    if device.type != "cuda" or not _C.with_cuda:
-        hint = f" ({checks.HOW_TO_BUILD})" if device.type == "cuda" else ""
-        raise NotImplementedError(
-            f"query must be on the cpu, got {device}: this build of lshkit has no kernels for "
-            f"it{hint}"
-        )
+    hint = f" ({checks.HOW_TO_BUILD})" if query.is_cuda else ""
+    raise NotImplementedError(
+        f"query must be on the cpu, got {query.device}: this build of lshkit has no kernels for "
+        f"it{hint}"
+    )
 
 
 def check_cpu(name: str, query: Tensor, others: str = "yoso_attention runs") -> None:

@@ -54,8 +54,10 @@ def expected_attention(call: Call, n_bits: int, gradient: str) -> Tensor:
     def of_pairs(call: Call) -> Tensor:
         return torch_ops.expected_attention(*call.tensors, n_bits, *call.options, code)[0]
 
+    if not call.is_causal:
+        return of_pairs(call)
     past, n_keys = call.offset, call.key.shape[2]
-    if not (call.is_causal and holds(past > 1) and holds(past < n_keys - 1)):
+    if not (holds(past > 1) and holds(past < n_keys - 1)):
         call, first = aligned(call)
         return without_first(of_pairs(call), first)
     # The sum over the keys before the first query, and the causal one over the rest. Both have two
@@ -95,9 +97,10 @@ def aligned(call: Call) -> tuple[Call, int]:
     query, for `without_first`. Not causal where every query sees every key. Where an exported graph
     has to serve offsets of both signs it adds rows to both sides, none to one of them.
     """
-    offset, n_queries, n_keys = call.offset, call.query.shape[2], call.key.shape[2]
+    offset = call.offset
     if not call.is_causal or holds(offset == 0):
         return call, 0
+    n_queries, n_keys = call.query.shape[2], call.key.shape[2]
     if holds(offset >= n_keys - 1):
         return call._replace(is_causal=False, offset=0), 0
     first = 0

@@ -61,10 +61,9 @@ define(
 def expectation_keeps_output(query: Tensor) -> bool:
     """Whether its backward pass restores the sums from the output, as that of samples does.
 
-    From a rounded output the gradients would have its error, from float32 divisors those of
-    float64.
+    The numbers kept with it are float32: from them the gradients of float64 would have its error.
     """
-    return query.dtype is torch.float32
+    return query.dtype is not torch.float64
 
 
 def _new_divisors(query: Tensor, normalize: int, *, kept: bool = True) -> Tensor:

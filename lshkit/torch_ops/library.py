@@ -282,11 +282,15 @@ def new_gradients(
 
 
 def new_gradient(x: Tensor, dtype: torch.dtype, *, wanted: bool = True) -> Tensor:
-    return x.new_empty(x.shape if wanted else (x.shape[0], 0), dtype=dtype)
+    if not wanted:
+        return x.new_empty((x.shape[0], 0), dtype=dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def wanted_only(gradients: Sequence[Tensor], output_mask: Sequence[bool]) -> Any:
     """As many, None in the place of the others: for the core and for autograd."""
+    if all(output_mask):
+        return gradients
     both = zip(gradients, output_mask, strict=True)
     return [gradient if wanted else None for gradient, wanted in both]
 

@@ -360,6 +360,7 @@ def test_other_devices_are_not_implemented():
 
     class Elsewhere(torch.Tensor):
         device = torch.device("mps")
+        is_cpu = False
 
     x = torch.ones(2, 3, 5, 8).as_subclass(Elsewhere)
     with pytest.raises(NotImplementedError, match="query must be on the cpu, got mps"):

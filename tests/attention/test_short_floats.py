@@ -10,6 +10,7 @@ from cases.attention import (  # noqa: E402
     EXPECTED,
     SAMPLED,
     attention_inputs,
+    float32_expected_gradients,
     float32_gradients,
     padding_mask,
 )
@@ -25,24 +26,22 @@ SHORT = [torch.bfloat16, torch.float16]
 def test_equals_float32_rounded_once(estimator, causal, dtype):
     case = attention_inputs(45, 45, dtype=dtype)
     mask = padding_mask(2, 45)
+    inputs = case.query, case.key, case.value
     results = []
     for convert in (lambda x: x, lambda x: x.float()):
-        inputs = [convert(x).detach().requires_grad_() for x in (case.query, case.key, case.value)]
-        out = yoso_attention(*inputs, mask, estimator=estimator, is_causal=causal, seed=1)
-        results.append((out, *torch.autograd.grad(out, inputs, convert(case.grad_out))))
+        converted = [convert(x).detach().requires_grad_() for x in inputs]
+        out = yoso_attention(*converted, mask, estimator=estimator, is_causal=causal, seed=1)
+        results.append((out, *torch.autograd.grad(out, converted, convert(case.grad_out))))
     if estimator is SAMPLED:  # outputs: test_16_bit_inputs.py
-        inputs = case.query, case.key, case.value
         results[0] = results[0][1:]
         results[1] = float32_gradients(inputs, case.grad_out, mask, causal, seed=1)
-    for i, (short, full) in enumerate(zip(*results, strict=True)):
+    elif dtype is torch.float16:
+        gradients = float32_expected_gradients(inputs, case.grad_out, mask, causal, EXPECTED.n_bits)
+        results[1] = results[1][0], *gradients
+    for short, full in zip(*results, strict=True):
         assert short.dtype == dtype
         if estimator is EXPECTED and dtype is torch.bfloat16:  # may have products of bfloat16
             assert (short.float() - full).norm() < 2**-8 * full.norm()
-        elif (
-            estimator is EXPECTED and i > 0
-        ):  # in float32 gradients have their sums from the output
-            half = torch.finfo(dtype).eps / 2 * full.abs() + 2.0**-25
-            assert ((short.float() - full).abs() <= half + 1e-5 * full.abs().max()).all()
         else:
             assert torch.equal(short, full.to(dtype))
 

@@ -121,6 +121,17 @@ def float32_gradients(
     )
 
 
+def float32_expected_gradients(inputs, grad_out, mask, is_causal, n_bits):
+    """Likewise, of the expectation and the lower bound."""
+    options = is_causal, torch_ops.NORMALIZE["l2"], torch_ops.GRADIENT["lower_bound"]
+    rows = [x.detach() for x in inputs]
+    kept = torch_ops.expected_attention(*rows, mask, None, None, n_bits, *options)
+    floats = [x.float() for x in (grad_out, *rows)]
+    return torch_ops.expected_attention_backward(
+        *floats, mask, None, None, n_bits, *options, kept[0].float(), kept[1]
+    )
+
+
 def softmax_of_cosines(query, key, value, scale, hidden=None):
     """By pairs; groups of query heads share a head of keys."""
     groups = query.shape[1] // key.shape[1]

@@ -12,25 +12,25 @@ namespace {
 
 constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
 constexpr int kAtOnce = 2;                     // registers of pairs
+// Between rows of transposed keys: 128 floats of each would meet in an eighth of L1's sets.
+template <class T>
+constexpr index_t kSkew = 64 / sizeof(T);
 
 template <class T>
 struct Scratch {
   T *key_t, *key, *value_t, *value;  // a chunk of keys: transposed, unit rows, values likewise
   T *query, *x, *s;                  // a chunk of queries (unit rows), and its pairs
-  T *key_grad, *value_grad;
-  std::int32_t* keys;  // the chunk's rows
+  std::int32_t* keys;                // the chunk's rows
   index_t d, dv;
   Scratch(index_t n_features, index_t n_values, Cut& cut)
       : d(round_up(n_features, kLanes<T>)), dv(round_up(n_values, kLanes<T>)) {
-    key_t = cut.take<T>(kKeys * d);
+    key_t = cut.take<T>((kKeys + kSkew<T>)*d);
     key = cut.take<T>(kKeys * d);
-    value_t = cut.take<T>(kKeys * dv);
+    value_t = cut.take<T>((kKeys + kSkew<T>)*dv);
     value = cut.take<T>(kKeys * dv);
     query = cut.take<T>(kQueries * d);
     x = cut.take<T>(kQueries * kKeys);
     s = cut.take<T>(kQueries * kKeys);
-    key_grad = cut.take<T>(kKeys * d);
-    value_grad = cut.take<T>(kKeys * dv);
     keys = cut.take<std::int32_t>(kKeys);
   }
 };
@@ -99,13 +99,13 @@ void sum(const ExpectedSum<T>& p) {
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(T) * p.out.rows);
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>);
-    pack_transposed<T>(n_keys, d, padded, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = padded + kSkew<T>;
+    pack_transposed<T>(n_keys, d, stride, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
                        s.key_t);
     pack<T>(n_keys, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
     const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
     const auto block = [&](index_t i, index_t nq, index_t nk, bool straddles) {
-      matmul<T>(nq, padded, d, {p.query.row(i), p.query.stride}, 1, s.key_t, padded, {s.x, padded},
+      matmul<T>(nq, padded, d, {p.query.row(i), p.query.stride}, 1, s.key_t, stride, {s.x, padded},
                 false);
       for (index_t r = 0; r < nq; ++r)
         for (index_t c = 0; c < padded; c += kAtOnce * kLanes<T>) {
@@ -140,20 +140,18 @@ void gradient(const ExpectedGradient<T>& p) {
   clear(p.value_grad);
   const bool of_pairs = p.query_grad.data || p.key_grad.data;
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>);
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = padded + kSkew<T>;
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
-    pack_transposed<T>(n_keys, d, padded, keys, 1, p.key_inverse_norm, s.key_t);
+    pack_transposed<T>(n_keys, d, stride, keys, 1, p.key_inverse_norm, s.key_t);
     pack<T>(n_keys, d, s.d, keys, 1, p.key_inverse_norm, s.key);
-    pack_transposed<T>(n_keys, dv, padded, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
+    pack_transposed<T>(n_keys, dv, stride, {p.value.data, p.value.stride, s.keys}, 1, nullptr,
                        s.value_t);
-    if (p.key_grad.data) std::memset(s.key_grad, 0, sizeof(T) * kKeys * s.d);
-    if (p.value_grad.data) std::memset(s.value_grad, 0, sizeof(T) * kKeys * s.dv);
     const auto block = [&](index_t i, index_t nq, index_t nk, bool straddles) {
       const Rows<const T> queries{p.query.row(i), p.query.stride};
       const Rows<const T> grads{p.grad.row(i), p.grad.stride};
       // x: cosines, then probabilities; s: g . v, then the gradient's weight of each pair
-      matmul<T>(nq, padded, d, queries, 1, s.key_t, padded, {s.x, padded}, false);
-      if (of_pairs) matmul<T>(nq, padded, dv, grads, 1, s.value_t, padded, {s.s, padded}, false);
+      matmul<T>(nq, padded, d, queries, 1, s.key_t, stride, {s.x, padded}, false);
+      if (of_pairs) matmul<T>(nq, padded, dv, grads, 1, s.value_t, stride, {s.s, padded}, false);
       for (index_t r = 0; r < nq; ++r) {
         const T bias = p.bias ? p.bias[i + r] : 0;
         const bool valid = p.query_valid[i + r];
@@ -188,11 +186,13 @@ void gradient(const ExpectedGradient<T>& p) {
                   {p.query_grad.row(i), p.query_grad.stride}, true);
       if (p.key_grad.data) {
         pack_valid(d, s.d, queries, p.query_inverse_norm + i, s.query);
-        matmul<T>(nk, s.d, nq, {s.s, 1}, padded, s.query, s.d, {s.key_grad, s.d}, true);
+        matmul<T>(nk, d, nq, {s.s, 1}, padded, s.query, s.d,
+                  {p.key_grad.data, p.key_grad.stride, s.keys}, true);
       }
       if (p.value_grad.data) {
         pack_valid(dv, s.dv, grads, nullptr, s.value);
-        matmul<T>(nk, s.dv, nq, {s.x, 1}, padded, s.value, s.dv, {s.value_grad, s.dv}, true);
+        matmul<T>(nk, dv, nq, {s.x, 1}, padded, s.value, s.dv,
+                  {p.value_grad.data, p.value_grad.stride, s.keys}, true);
       }
     };
     const bool finite_values = !p.causal || finite(p.value, s.keys, 0, n_keys);
@@ -200,12 +200,6 @@ void gradient(const ExpectedGradient<T>& p) {
         s, n_keys, p.causal, 0, p.query.rows,
         [&](index_t i, index_t nq) { return finite_values && finite(p.grad, nullptr, i, nq); },
         block);
-    for (index_t r = 0; r < n_keys; ++r) {
-      if (p.key_grad.data)
-        std::memcpy(p.key_grad.row(s.keys[r]), s.key_grad + r * s.d, sizeof(T) * d);
-      if (p.value_grad.data)
-        std::memcpy(p.value_grad.row(s.keys[r]), s.value_grad + r * s.dv, sizeof(T) * dv);
-    }
   });
 }
 

@@ -96,9 +96,8 @@ class BucketSums(Hashed):
 
     def check_length(self, n_keys: int) -> None:
         """A warning where a query sees more keys than max_length."""
-        if torch.compiler.is_compiling():  # before the length is looked at, which graphs guard
-            return
-        if self.max_length is None or n_keys <= self.max_length:
+        # Before the length is looked at, which graphs guard.
+        if self.max_length is None or torch.compiler.is_compiling() or n_keys <= self.max_length:
             return
         # The length itself is left out: Python shows a warning of the same text once.
         warnings.warn(

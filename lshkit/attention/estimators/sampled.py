@@ -115,11 +115,12 @@ class Sampled(BucketSums):
         return 2 * n_queries * n_keys <= hashed
 
     def _attend(self, call: Call) -> Tensor:
-        self.check_length(call.lengths[1])
+        n_queries, n_keys = call.lengths
+        self.check_length(n_keys)
         if (
             self.expectation == "auto"
             and not torch.compiler.is_exporting()
-            and self._expectation_is_cheaper(*call.lengths)
+            and self._expectation_is_cheaper(n_queries, n_keys)
         ):
             exact = self.gradient != "lower_bound"
             return expected_attention(call, self.n_bits, "exact" if exact else "lower_bound")
