@@ -1,4 +1,4 @@
-// lshkit._C: random numbers of hash functions, made on a GPU.
+// lshkit._C: random numbers of hash functions.
 #include "lshkit/cuda/parameters.hpp"
 
 #include "bindings.hpp"
@@ -8,60 +8,90 @@
 namespace lshkit {
 namespace {
 
-void check(const TensorView& seed, const TensorView& out) {
-  seed.require_type({kInt64});
-  if (seed.size() != 1) seed.wrong_value("one element is wanted, was " + seed.describe_shape());
-  out.require_type({kFloat32}).require_dims(3, "(sets, rows, columns)");
-  out.require_contiguous().require_writable();
-}
+// The seed is an int64 >= 0, on a GPU any 64 bits, or on the CPU two uint64, the lower half first.
+class Request {
+ public:
+  Request(py::handle seed, py::handle out)
+      : seed_("seed", seed, kAnyPlace), out_("out", out, kAnyPlace), gpu_({&seed_, &out_}) {
+    seed_.require_type({kInt64, kUint64}).require_contiguous();
+    const index_t wanted = seed_.type() == kInt64 ? 1 : 2;
+    if (seed_.size() != wanted)
+      seed_.wrong_value(std::string(wanted == 1 ? "one element of int64 is" : "two of uint64 are") +
+                        " wanted, was " + seed_.describe_shape());
+    out_.require_type({kFloat32}).require_dims(3, "(sets, rows, columns)");
+    out_.require_contiguous().require_writable();
+  }
+  const TensorView& out() const { return out_; }
 
-// These are false where the tensors are on the CPU: its numbers come from numpy.
+  template <class Numbers, class OnCpu, class OnGpu>
+  void fill(const Numbers& numbers, const OnCpu& on_cpu, const OnGpu& on_gpu) const {
+    if (gpu_.run([&](const auto& queue, void*) {
+          seed_.require_type({kInt64});
+          on_gpu(queue, seed_.data<const std::int64_t>());
+          return index_t(0);
+        }))
+      return;
+    if (numbers.n_sets == 0) return;
+    RandomKey key;
+    const auto* words = static_cast<const std::uint64_t*>(seed_.data<const void>());
+    key.low = words[0];
+    if (seed_.type() == kUint64)
+      key.high = words[1];
+    else if (std::int64_t(words[0]) < 0)
+      throw py::value_error("seed must be an integer >= 0, got " +
+                            std::to_string(std::int64_t(words[0])));
+    WithoutGil without_gil;
+    on_cpu(key);
+  }
 
-bool random_numbers(py::handle seed_object, index_t n_angle_rows, py::handle out_object) {
-  const TensorView seed("seed", seed_object, kAnyPlace), out("out", out_object, kAnyPlace);
-  check(seed, out);
-  const index_t columns = out.shape(2),
-                angle_rows = check_range("n_angle_rows", n_angle_rows, 0, out.shape(1));
-  if (columns < 64 || (columns & (columns - 1)) != 0)
+ private:
+  TensorView seed_, out_;
+  CudaCall gpu_;
+};
+
+void make_numbers(py::handle seed, index_t n_angle_rows, py::handle to) {
+  const Request request(seed, to);
+  const TensorView& out = request.out();
+  cuda::RandomNumbers numbers;
+  numbers.columns = out.shape(2);
+  numbers.n_sets = out.shape(0);
+  numbers.n_angle_rows = check_range("n_angle_rows", n_angle_rows, 0, out.shape(1));
+  numbers.n_sign_rows = out.shape(1) - numbers.n_angle_rows;
+  numbers.out = out.data<float>();
+  if (numbers.columns < 64 || (numbers.columns & (numbers.columns - 1)) != 0)
     out.wrong_value("columns as many as a power of two that is at least 64 are wanted, was " +
                     out.describe_shape());
-  if (reinterpret_cast<std::uintptr_t>(out.data<void>()) % 16 != 0)
+  if (reinterpret_cast<std::uintptr_t>(numbers.out) % 16 != 0)
     out.wrong_value("must be aligned to 16 bytes");
-  const CudaCall gpu({&seed, &out});
-  return gpu.run([&](const auto& queue, void*) {
-    cuda::RandomNumbers numbers;
-    numbers.seed = seed.data<const std::int64_t>();
-    numbers.n_sets = out.shape(0);
-    numbers.n_angle_rows = angle_rows;
-    numbers.n_sign_rows = out.shape(1) - angle_rows;
-    numbers.columns = columns;
-    numbers.out = out.data<float>();
-    cuda::random_numbers(queue, numbers);
-    return index_t(0);
-  });
+  request.fill(
+      numbers, [&](RandomKey key) { random_numbers(key, numbers); },
+      [&](const auto& queue, const std::int64_t* seed_there) {
+        numbers.seed = seed_there;
+        cuda::random_numbers(queue, numbers);
+      });
 }
 
-bool random_normals(py::handle seed_object, py::handle out_object) {
-  const TensorView seed("seed", seed_object, kAnyPlace), out("out", out_object, kAnyPlace);
-  check(seed, out);
-  const CudaCall gpu({&seed, &out});
-  return gpu.run([&](const auto& queue, void*) {
-    cuda::RandomNormals normals;
-    normals.seed = seed.data<const std::int64_t>();
-    normals.n_sets = out.shape(0);
-    normals.n_numbers = out.shape(1) * out.shape(2);
-    normals.out = out.data<float>();
-    cuda::random_normals(queue, normals);
-    return index_t(0);
-  });
+void make_normals(py::handle seed, py::handle to) {
+  const Request request(seed, to);
+  const TensorView& out = request.out();
+  cuda::RandomNormals normals;
+  normals.n_sets = out.shape(0);
+  normals.n_numbers = out.shape(1) * out.shape(2);
+  normals.out = out.data<float>();
+  request.fill(
+      normals, [&](RandomKey key) { random_normals(key, normals); },
+      [&](const auto& queue, const std::int64_t* seed_there) {
+        normals.seed = seed_there;
+        cuda::random_normals(queue, normals);
+      });
 }
 
 }  // namespace
 
 void bind_parameters(py::module_& module) {
   using namespace pybind11::literals;
-  module.def("random_numbers", &random_numbers, "seed"_a, "n_angle_rows"_a, "out"_a);
-  module.def("random_normals", &random_normals, "seed"_a, "out"_a);
+  module.def("random_numbers", &make_numbers, "seed"_a, "n_angle_rows"_a, "out"_a);
+  module.def("random_normals", &make_normals, "seed"_a, "out"_a);
 }
 
 }  // namespace lshkit

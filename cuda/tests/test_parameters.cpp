@@ -15,15 +15,6 @@ TEST(philox_words_are_those_of_numpy) {  // numpy.random.Philox(key=seed)
   CHECK(word(0x7fffffffffffffffu, 4) == 0xe341e7d9887dfe44u);
 }
 
-TEST(cosines_and_sines_are_rounded_once) {
-  for (int i = 0; i <= 100000; ++i) {
-    const float angle = float(i) * (6.2831853f / 100000);
-    float c, s;
-    cuda::cosine_and_sine(angle, &c, &s);
-    CHECK(c == float(std::cos(double(angle))) && s == float(std::sin(double(angle))));
-  }
-}
-
 TEST(numbers_fill_their_rows_and_nothing_else) {
   for (const index_t sets : {1, 3}) {
     for (const index_t columns : {64, 256}) {

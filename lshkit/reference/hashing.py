@@ -6,6 +6,8 @@ rotations; Datar et al. (2004) for p-stable projections; Rahimi and Recht (2007)
 
 import numpy as np
 
+from lshkit.hash_functions import parameter_shape
+
 
 def walsh_hadamard(size: int) -> np.ndarray:
     """Sylvester's matrix in natural order, unnormalised: H[i, j] = (-1)^popcount(i & j)."""
@@ -13,6 +15,38 @@ def walsh_hadamard(size: int) -> np.ndarray:
     while len(matrix) < size:
         matrix = np.kron([[1, 1], [1, -1]], matrix)
     return matrix
+
+
+def random_parameters(
+    family: str, n_features: int, n_bits: int, n_hashes: int, n_sets: int, seed: int
+) -> np.ndarray:
+    """The float32 numbers that make hash functions, `(n_sets, rows, columns)` as hash.hpp says.
+
+    Each word of Philox 4x64 (Salmon et al., SC 2011) makes two normals (Box and Muller 1958), two
+    angles or 64 signs. Cosines and sines are the nearest floats.
+    """
+    rows, columns = parameter_shape(family, n_features, n_bits, n_hashes)
+    normal = family == "hyperplane"
+    half = columns // 2
+    angle_words, sign_words = 3 * half // 2, (rows - 3) * columns // 64
+    words = -(-rows * columns // 2) if normal else angle_words + sign_words
+    drawn = np.random.Philox(key=seed).random_raw(n_sets * words).reshape(n_sets, words)
+
+    def angles(bits: np.ndarray) -> np.ndarray:
+        return (bits.astype(np.float32) * np.float32(2 * np.pi / 2**32)).astype(np.float64)
+
+    if normal:
+        pairs = drawn.view(np.uint32).reshape(n_sets, words, 2)
+        radii = np.sqrt(-2 * np.log((pairs[..., :1] + 0.5) / 2**32)).astype(np.float32)
+        turned = angles(pairs[..., 1])
+        units = np.stack((np.cos(turned), np.sin(turned)), -1).astype(np.float32)
+        numbers = (radii * units).reshape(n_sets, 2 * words)[:, : rows * columns]
+        return numbers.reshape(n_sets, rows, columns)
+    turned = angles(drawn[:, :angle_words].view(np.uint32)).reshape(n_sets, 3, half)
+    rotations = np.concatenate((np.cos(turned), np.sin(turned)), -1).astype(np.float32)
+    bits = np.unpackbits(drawn[:, angle_words:].view(np.uint8), axis=1, bitorder="little")
+    signs = 1 - 2 * bits.astype(np.float32).reshape(n_sets, rows - 3, columns)
+    return np.concatenate((rotations, signs), 1)
 
 
 @np.errstate(invalid="ignore")  # infinity - infinity, in the rows that hold them

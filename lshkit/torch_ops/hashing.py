@@ -4,12 +4,7 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
-from lshkit.hash_functions import (
-    ANGLE_ROWS,
-    FAMILY,
-    make_parameters,
-    parameter_shape,
-)
+from lshkit.hash_functions import FAMILY, fill_parameters, parameter_shape
 from lshkit.torch_ops.library import (
     Operator,
     define,
@@ -21,8 +16,6 @@ from lshkit.torch_ops.library import (
     rows,
 )
 
-# Only then the core knows whether its CUDA kernels stand for those of the CPU.
-_EMULATES = _C.cuda_architectures().startswith("emulated")
 _FAMILY_NAME = {number: name for name, number in FAMILY.items()}
 
 define(
@@ -36,30 +29,12 @@ define(
 def _hash_parameters(
     seed: Tensor, n_sets: int, n_features: int, n_bits: int, n_hashes: int, family: int
 ) -> Tensor:
-    """On CUDA a kernel makes them, which takes any 64 bits for the seed."""
-    sizes = n_features, n_bits, n_hashes
-    if _may_be_on_gpu(seed):
-        shape = parameter_shape(_FAMILY_NAME[family], *sizes)
-        parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
-        if family == FAMILY["hyperplane"]:
-            made = _C.random_normals(seed, parameters)
-        else:
-            made = _C.random_numbers(seed, ANGLE_ROWS, parameters)
-        if made:
-            return parameters
-    parameters = make_parameters(_FAMILY_NAME[family], *sizes, n_sets, _seed_of(seed))
-    return torch.from_numpy(parameters)
-
-
-def _may_be_on_gpu(x: Tensor) -> bool:
-    return x.is_cuda or _EMULATES
-
-
-def _seed_of(tensor: Tensor) -> int:
-    seed = int(tensor.item())
-    if seed < 0:
-        raise ValueError(f"seed must be an integer >= 0, got {seed}")
-    return seed
+    """The seed is not read on CUDA, where any 64 bits are one."""
+    name = _FAMILY_NAME[family]
+    shape = parameter_shape(name, n_features, n_bits, n_hashes)
+    parameters = seed.new_empty((n_sets, *shape), dtype=torch.float32)
+    fill_parameters(name, seed, parameters)
+    return parameters
 
 
 def _hash(

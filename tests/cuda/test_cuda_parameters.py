@@ -1,4 +1,4 @@
-"""Hash parameters that CUDA makes from the seed against those of numpy."""
+"""Hash parameters that CUDA makes from the seed against those of the CPU."""
 
 import numpy as np
 import pytest
@@ -22,32 +22,16 @@ def made(device, seed, *sizes, family="hadamard"):
     return torch_ops.hash_parameters(tensor, *sizes, torch_ops.FAMILY[family])
 
 
-def assert_angles(got, wanted):
-    """Rounded once, where NumPy's float32 functions are one or two steps off the nearest float."""
-    got, wanted = got.cpu().numpy(), np.asarray(wanted)
-    np.testing.assert_array_max_ulp(got, wanted, maxulp=4)
-    assert (got == wanted).mean() > 0.8
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "sizes", [(1, 64, 8, 32), (12, 64, 8, 32), (3, 7, 1, 1), (5, 300, 13, 70), (2, 64, 16, 129)]
 )
-def test_parameters_are_those_of_numpy(cuda_device, seed, sizes):
+def test_parameters_are_those_of_the_cpu(cuda_device, seed, sizes):
     n_sets, *functions = sizes
     got = made(cuda_device, seed, *sizes)
     wanted = hash_functions.make_parameters("hadamard", *functions, n_sets, seed)
-    assert got.device.type == cuda_device.type and got.shape == wanted.shape
-    assert np.array_equal(got[:, ROWS:].cpu().numpy(), wanted[:, ROWS:])
-    assert_angles(got[:, :ROWS], wanted[:, :ROWS])
-
-
-def test_angles_are_rounded_once(cuda_device):
-    words = np.random.Philox(key=1).random_raw(3 * 64 // 4).view(np.uint32)
-    angles = words.astype(np.float32) * np.float32(2 * np.pi / 2**32)
-    angles = angles.astype(np.float64).reshape(ROWS, 32)
-    wanted = np.concatenate((np.cos(angles), np.sin(angles)), -1).astype(np.float32)
-    assert np.array_equal(made(cuda_device, 1, 1, 64, 8, 32)[0, :ROWS].cpu(), wanted)
+    assert got.device.type == cuda_device.type
+    np.testing.assert_array_equal(got.cpu().numpy(), wanted)
 
 
 def test_a_negative_seed_is_its_64_bits(cuda_device):
@@ -58,19 +42,21 @@ def test_a_negative_seed_is_its_64_bits(cuda_device):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("sizes", [(1, 64, 8, 32), (2, 10, 4, 5), (3, 7, 3, 1), (1, 1, 1, 1)])
-def test_hyperplanes_are_those_of_numpy(cuda_device, seed, sizes):
+def test_hyperplanes_are_those_of_the_cpu(cuda_device, seed, sizes):
     n_sets, *functions = sizes
     got = made(cuda_device, seed, *sizes, family="hyperplane")
     wanted = hash_functions.make_parameters("hyperplane", *functions, n_sets, seed)
     assert got.device.type == cuda_device.type and got.shape == wanted.shape
-    np.testing.assert_array_max_ulp(got.cpu().numpy(), wanted, maxulp=4)
+    np.testing.assert_array_max_ulp(got.cpu().numpy(), wanted, maxulp=4)  # of other logarithms
 
 
 def test_errors_of_the_core(cuda_device):
     seed, out = torch.tensor([1], device=cuda_device), torch.empty(1, 4, 64, device=cuda_device)
-    with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
+    with pytest.raises(TypeError, match="seed: dtype int64 or uint64 is wanted, was float32"):
         _C.random_numbers(seed.float(), 3, out)
-    with pytest.raises(ValueError, match=r"seed: one element is wanted, was \(2,\)"):
+    with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was uint64"):
+        _C.random_numbers(torch.ones(2, dtype=torch.uint64, device=cuda_device), 3, out)
+    with pytest.raises(ValueError, match=r"seed: one element of int64 is wanted, was \(2,\)"):
         _C.random_numbers(seed.repeat(2), 3, out)
     with pytest.raises(ValueError, match="out: columns as many as a power of two"):
         _C.random_numbers(seed, 3, out[..., :60].contiguous())
@@ -80,12 +66,12 @@ def test_errors_of_the_core(cuda_device):
         _C.random_numbers(seed, 5, out)
     with pytest.raises(ValueError, match="out: must be aligned to 16 bytes"):
         _C.random_numbers(seed, 3, torch.empty(257, device=cuda_device)[1:].view(1, 4, 64))
-    assert _C.random_numbers(seed, 3, out[:0])
-    with pytest.raises(TypeError, match="seed: dtype int64 is wanted, was float32"):
+    _C.random_numbers(seed, 3, out[:0])
+    with pytest.raises(TypeError, match="seed: dtype int64 or uint64 is wanted, was float32"):
         _C.random_normals(seed.float(), out)
     with pytest.raises(TypeError, match="out: dtype float32 is wanted, was float64"):
         _C.random_normals(seed, out.double())
-    assert _C.random_normals(seed, out[:0])
+    _C.random_normals(seed, out[:0])
 
 
 # --- Seeds ----------------------------------------------------------------------------------------

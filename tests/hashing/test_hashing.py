@@ -170,6 +170,36 @@ def test_parameters(family, sizes):
     assert not np.array_equal(make_parameters(family, *sizes, seed=6), one)
 
 
+@both_families
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1, 2**64 - 1, 2**127 + 5])
+@pytest.mark.parametrize("sizes", [(64, 8, 32), (7, 1, 1), (300, 13, 70), (5, 3, 129)])
+def test_parameters_are_those_of_the_reference(family, sizes, seed):
+    got = make_parameters(family, *sizes, n_sets=3, seed=seed)
+    wanted = reference.random_parameters(family, *sizes, n_sets=3, seed=seed)
+    assert got.dtype == wanted.dtype == np.float32
+    if family == "hadamard":
+        np.testing.assert_array_equal(got, wanted)
+    else:
+        np.testing.assert_array_max_ulp(got, wanted, maxulp=2)  # of other logarithms
+        assert (got == wanted).mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [
+        (np.array([-1]), "seed must be an integer >= 0, got -1"),
+        (np.zeros(2, np.int64), r"seed: one element of int64 is wanted, was \(2,\)"),
+        (np.zeros(1, np.uint64), r"seed: two of uint64 are wanted, was \(1,\)"),
+    ],
+)
+def test_seeds_of_the_core(seed, message):
+    out = np.zeros((1, 4, 64), np.float32)
+    for fill in (lambda: _C.random_numbers(seed, 3, out), lambda: _C.random_normals(seed, out)):
+        with pytest.raises(ValueError, match=message):
+            fill()
+    assert not out.any()
+
+
 def test_hadamard_parameters_are_angles_and_signs():
     hasher = FastHadamard(100, 9, 300, seed=0)
     angles, signs = hasher.angles, hasher.signs

@@ -4,6 +4,7 @@
 #include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
 #include "lshkit/pair_products.hpp"
+#include "lshkit/random_numbers.hpp"
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {

@@ -44,6 +44,8 @@ LSHKIT_TYPED_KERNEL(void, normalize_sum_backward, Matrix<const T> grad, Matrix<T
 LSHKIT_TYPED_KERNEL(void, unit_norm_backward, Matrix<const T> x, const T* inverse, Matrix<T> grad)
 
 // ---- codes ----
+LSHKIT_KERNEL(void, random_numbers, RandomKey key, const RandomNumbers& numbers)
+LSHKIT_KERNEL(void, random_normals, RandomKey key, const RandomNormals& normals)
 // False where a row may not be finite.
 LSHKIT_KERNEL(bool, hash_hadamard, const HashRows& rows)
 LSHKIT_KERNEL(bool, hash_hyperplane, const HashRows& rows)
