@@ -41,7 +41,7 @@ def make_parameters(
 def fill_parameters(family: str, seed: Any, parameters: Any) -> None:
     """The same in an array or tensor of that shape, on the CPU or on CUDA.
 
-    seed: an int64 tensor of one element on the device, or two uint64, the lower half of a key first.
+    seed: an int64 tensor of one element on the device, or two uint64, the lower half first.
     """
     if family == "hyperplane":
         _C.random_normals(seed, parameters)
