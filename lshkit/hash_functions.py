@@ -17,7 +17,7 @@ ANGLE_ROWS = 3  # of FastHadamard's parameters, before the signs
 
 def code_dtype(n_buckets: int) -> np.dtype:
     """The smallest unsigned numpy dtype that holds the codes 0 .. n_buckets - 1."""
-    return np.min_scalar_type(n_buckets - 1)
+    return np.dtype(np.min_scalar_type(n_buckets - 1).str)  # not another type of 8 bytes
 
 
 def make_parameters(

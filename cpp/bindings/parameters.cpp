@@ -61,11 +61,11 @@ void make_numbers(py::handle seed, index_t n_angle_rows, py::handle to) {
   if (numbers.columns < 64 || (numbers.columns & (numbers.columns - 1)) != 0)
     out.wrong_value("columns as many as a power of two that is at least 64 are wanted, was " +
                     out.describe_shape());
-  if (reinterpret_cast<std::uintptr_t>(numbers.out) % 16 != 0)
-    out.wrong_value("must be aligned to 16 bytes");
   request.fill(
       numbers, [&](RandomKey key) { random_numbers(key, numbers); },
       [&](const auto& queue, const std::int64_t* seed_there) {
+        if (reinterpret_cast<std::uintptr_t>(numbers.out) % 16 != 0)
+          out.wrong_value("must be aligned to 16 bytes");
         numbers.seed = seed_there;
         cuda::random_numbers(queue, numbers);
       });

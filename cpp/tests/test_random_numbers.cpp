@@ -21,8 +21,8 @@ TEST(words_are_those_of_numpy) {  // numpy.random.Philox(key=(7 << 64) + 3)
 }
 
 TEST(cosines_and_sines_are_rounded_once) {
-  for (int i = 0; i <= 100000; ++i) {
-    const float angle = float(i) * (6.2831853f / 100000);
+  for (int i = 0; i <= 1000000; ++i) {
+    const float angle = float(i) * (6.2831853f / 1000000);
     float c, s;
     cosine_and_sine(angle, &c, &s);
     CHECK(c == float(std::cos(double(angle))) && s == float(std::sin(double(angle))));
@@ -74,9 +74,9 @@ TEST(normals_are_those_of_the_words) {
       index_t next = 0, wrong = 0;
       for (index_t set = 0; set < sets; ++set)
         for (index_t i = 0; i < numbers; ++i) {
-          float unit[2];
-          cosine_and_sine(random_angle(std::uint32_t(word(next) >> 32)), unit, unit + 1);
-          wrong += out[set * numbers + i] != random_radius(std::uint32_t(word(next))) * unit[i % 2];
+          float normals[2];
+          two_normals(word(next), normals);
+          wrong += out[set * numbers + i] != normals[i % 2];
           next += i % 2 || i + 1 == numbers;
         }
       CHECK(wrong == 0);

@@ -1,5 +1,5 @@
 // Random numbers of hash functions. tests/cuda/test_cuda_parameters.py has all of them against
-// numpy's.
+// those of the CPU.
 #include "check.hpp"
 #include "lshkit/cuda/parameters.cuh"
 

@@ -6,8 +6,6 @@ rotations; Datar et al. (2004) for p-stable projections; Rahimi and Recht (2007)
 
 import numpy as np
 
-from lshkit.hash_functions import parameter_shape
-
 
 def walsh_hadamard(size: int) -> np.ndarray:
     """Sylvester's matrix in natural order, unnormalised: H[i, j] = (-1)^popcount(i & j)."""
@@ -25,8 +23,13 @@ def random_parameters(
     Each word of Philox 4x64 (Salmon et al., SC 2011) makes two normals (Box and Muller 1958), two
     angles or 64 signs. Cosines and sines are the nearest floats.
     """
-    rows, columns = parameter_shape(family, n_features, n_bits, n_hashes)
     normal = family == "hyperplane"
+    rows, columns = n_hashes * n_bits, n_features
+    if not normal:
+        columns = 64
+        while columns < n_features:
+            columns *= 2
+        rows = 3 + -(-n_hashes // columns) * n_bits
     half = columns // 2
     angle_words, sign_words = 3 * half // 2, (rows - 3) * columns // 64
     words = -(-rows * columns // 2) if normal else angle_words + sign_words

@@ -23,7 +23,7 @@ from cases.attention import (  # noqa: E402
     reference_options,
 )
 
-from lshkit import reference, torch_ops  # noqa: E402
+from lshkit import _C, reference, torch_ops  # noqa: E402
 from lshkit.attention import Expected, Sampled, yoso_attention  # noqa: E402
 
 ESTIMATORS = [SAMPLED, EXPECTED, Expected()]  # EXPECTED is of the lower bound
@@ -149,10 +149,12 @@ def test_sampled_gradients_from_the_output(is_causal, normalize):
         assert (a - b).norm() < 1e-5 * b.norm()
 
 
-def test_a_changed_output_is_an_error_of_the_backward_pass():
-    case = attention_inputs(9)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("estimator", [Sampled(expectation="never"), Expected()], ids=str)
+def test_a_changed_output_is_an_error_of_the_backward_pass(estimator, dtype):
+    case = attention_inputs(9, dtype=dtype)
     inputs = [x.requires_grad_() for x in (case.query, case.key, case.value)]
-    out = yoso_attention(*inputs, estimator=Sampled(expectation="never"), seed=0)
+    out = yoso_attention(*inputs, estimator=estimator, seed=0)
     out += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
@@ -238,7 +240,10 @@ def test_dtypes(dtype):
     in_float32 = float32_gradients(inputs, case.grad_out, seed=2)
     for a, e in zip(actual, in_float32, strict=True):
         assert a.dtype == dtype
-        assert torch.equal(a, e.to(dtype))
+        if dtype is torch.bfloat16 and _C.instruction_set().startswith("amx"):  # by products of it
+            assert (a.float() - e).norm() < 2**-8 * e.norm()
+        else:
+            assert torch.equal(a, e.to(dtype))
 
 
 @pytest.mark.parametrize("n_bits", [8, 2])  # 2: the keys of a bucket are many

@@ -181,7 +181,13 @@ def test_parameters_are_those_of_the_reference(family, sizes, seed):
         np.testing.assert_array_equal(got, wanted)
     else:
         np.testing.assert_array_max_ulp(got, wanted, maxulp=2)  # of other logarithms
-        assert (got == wanted).mean() > 0.99
+
+
+@both_families
+@pytest.mark.parametrize(("n_bits", "dtype"), [(8, "u1"), (9, "u2"), (17, "u4"), (33, "u8")])
+def test_codes_have_a_dtype_that_other_libraries_know(family, n_bits, dtype):
+    codes = FAMILIES[family](5, n_bits, 2, seed=0).hash(np.ones((3, 5)))
+    assert codes.dtype.char == np.dtype(dtype).char  # of two types of 8 bytes torch takes one
 
 
 @pytest.mark.parametrize(

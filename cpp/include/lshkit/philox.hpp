@@ -7,15 +7,18 @@
 
 #ifdef __CUDACC__
 #define LSHKIT_ANYWHERE static __host__ __device__ inline
-#define LSHKIT_UNROLL_ROUNDS _Pragma("unroll")
 #else
 #define LSHKIT_ANYWHERE [[maybe_unused]] static inline
+#endif
+#ifdef __CUDA_ARCH__
+#define LSHKIT_UNROLL_ROUNDS _Pragma("unroll")
+#else
 #define LSHKIT_UNROLL_ROUNDS
 #endif
 
 namespace lshkit {
 
-// Of a counter's cipher: the seed, of up to 128 bits.
+// The key of the counter's cipher: the seed, of up to 128 bits.
 struct RandomKey {
   std::uint64_t low = 0, high = 0;
 };
@@ -61,7 +64,8 @@ LSHKIT_ANYWHERE void cosine_and_sine(float angle, float* cosine, float* sine) {
   using std::fma;
   const int quarter = int(double(angle) * 0.63661977236758134308 + 0.5);
   const double r = fma(double(-quarter), 1.57079632679489661923, double(angle)), s = r * r;
-  double c = 1 / 479001600.0, d = 1 / 6227020800.0;  // Taylor's series: |r| is at most pi / 4
+  double c = -1 / 87178291200.0, d = 1 / 6227020800.0;  // Taylor's series: |r| is at most pi / 4
+  c = fma(c, s, 1 / 479001600.0);
   c = fma(c, s, -1 / 3628800.0);
   d = fma(d, s, -1 / 39916800.0);
   c = fma(c, s, 1 / 40320.0);
@@ -80,12 +84,16 @@ LSHKIT_ANYWHERE void cosine_and_sine(float angle, float* cosine, float* sine) {
   *sine = quarter & 2 ? -b : b;
 }
 
-// A normal number's distance from zero in the plane (Box and Muller 1958). In double: float has no
-// numbers close enough to 1, whose logarithms are the small radii.
-LSHKIT_ANYWHERE float random_radius(std::uint32_t bits) {
+// Of a word two normal numbers (Box and Muller 1958). The radius in double: float has no numbers
+// close enough to 1, whose logarithms are the small radii.
+LSHKIT_ANYWHERE void two_normals(std::uint64_t bits, float (&normals)[2]) {
   using std::log;
   using std::sqrt;
-  return float(sqrt(-2 * log((double(bits) + 0.5) / 4294967296.0)));
+  const double uniform = (double(std::uint32_t(bits)) + 0.5) / 4294967296.0;
+  const float radius = float(sqrt(-2 * log(uniform)));
+  cosine_and_sine(random_angle(std::uint32_t(bits >> 32)), normals, normals + 1);
+  normals[0] *= radius;
+  normals[1] *= radius;
 }
 
 }  // namespace lshkit

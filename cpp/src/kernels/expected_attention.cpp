@@ -12,9 +12,14 @@ namespace {
 
 constexpr index_t kKeys = 128, kQueries = 48;  // rows of a chunk
 constexpr int kAtOnce = 2;                     // registers of pairs
-// Between rows of transposed keys: 128 floats of each would meet in an eighth of L1's sets.
+// From one row of transposed keys to the next: an odd number of cache lines. A column of rows that
+// are 8 lines apart would share an eighth of L1's sets.
 template <class T>
 constexpr index_t kSkew = 64 / sizeof(T);
+template <class T>
+index_t skewed(index_t columns) {
+  return columns + (columns / kSkew<T> % 2 ? 0 : kSkew<T>);
+}
 
 template <class T>
 struct Scratch {
@@ -24,9 +29,9 @@ struct Scratch {
   index_t d, dv;
   Scratch(index_t n_features, index_t n_values, Cut& cut)
       : d(round_up(n_features, kLanes<T>)), dv(round_up(n_values, kLanes<T>)) {
-    key_t = cut.take<T>((kKeys + kSkew<T>)*d);
+    key_t = cut.take<T>(d * (kKeys + kSkew<T>));
     key = cut.take<T>(kKeys * d);
-    value_t = cut.take<T>((kKeys + kSkew<T>)*dv);
+    value_t = cut.take<T>(dv * (kKeys + kSkew<T>));
     value = cut.take<T>(kKeys * dv);
     query = cut.take<T>(kQueries * d);
     x = cut.take<T>(kQueries * kKeys);
@@ -99,7 +104,7 @@ void sum(const ExpectedSum<T>& p) {
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(T) * p.out.rows);
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = padded + kSkew<T>;
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = skewed<T>(padded);
     pack_transposed<T>(n_keys, d, stride, {p.key.data, p.key.stride, s.keys}, 1, p.key_inverse_norm,
                        s.key_t);
     pack<T>(n_keys, dv, s.dv, {p.value.data, p.value.stride, s.keys}, 1, nullptr, s.value);
@@ -140,7 +145,7 @@ void gradient(const ExpectedGradient<T>& p) {
   clear(p.value_grad);
   const bool of_pairs = p.query_grad.data || p.key_grad.data;
   for_key_chunks(s, p.key.rows, p.key_valid, [&](index_t n_keys) {
-    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = padded + kSkew<T>;
+    const index_t padded = round_up(n_keys, kAtOnce * kLanes<T>), stride = skewed<T>(padded);
     const Rows<const T> keys{p.key.data, p.key.stride, s.keys};
     pack_transposed<T>(n_keys, d, stride, keys, 1, p.key_inverse_norm, s.key_t);
     pack<T>(n_keys, d, s.d, keys, 1, p.key_inverse_norm, s.key);

@@ -152,9 +152,17 @@ LSHKIT_KERNEL(ExponentialSums, exponential_sums, const float* x, index_t count, 
 // The expectation of rows that are bfloat16 without loss. False, with outputs of any content, for
 // causal rows that are not finite.
 LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> query,
-                       Matrix<const float> value, bool gradient)  // bytes
+                       Matrix<const float> value, bool gradient,
+                       index_t n_hashes)  // bytes; n_hashes: of counted pairs, else 0
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
+
+// The same with counts in the place of probabilities, and of the lower bound; false for any rows
+// that are not finite, and for subnormal values of a sum. A sum reads no query and no key, which
+// have no columns; key_valid may be null.
+LSHKIT_TILE_KERNEL(bool, counted_sum, const ExpectedSum<float>& sum, const CountedPairs& codes)
+LSHKIT_TILE_KERNEL(bool, counted_gradient, const ExpectedGradient<float>& gradient,
+                   const CountedPairs& codes)
 
 // Codes of hyperplanes, those of hash_hyperplane. False, with codes of any content, where that one
 // has to make them: for planes of norms far from 1, and blocks with such rows.

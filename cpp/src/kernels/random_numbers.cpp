@@ -1,4 +1,4 @@
-// Random numbers of hash functions: of 8 heads of 64 columns, 8 bits and 32 hashes 168 blocks of
+// Random numbers of hash functions: of 8 heads of 64 columns, 8 bits and 32 hashes 112 blocks of
 // the counter and 768 angles. A call of attention makes them anew.
 #include <cstring>
 
@@ -57,13 +57,11 @@ void random_normals(RandomKey key, const RandomNormals& a) {
   Words words(key);
   for (index_t set = 0; set < a.n_sets; ++set)
     for (index_t i = 0; i < a.n_numbers; i += 2) {
-      const std::uint64_t bits = words.next();
-      const float radius = random_radius(std::uint32_t(bits));
-      float cosine, sine;
-      cosine_and_sine(random_angle(std::uint32_t(bits >> 32)), &cosine, &sine);
+      float normals[2];
+      two_normals(words.next(), normals);
       float* const out = a.out + set * a.n_numbers + i;
-      out[0] = radius * cosine;
-      if (i + 1 < a.n_numbers) out[1] = radius * sine;
+      out[0] = normals[0];
+      if (i + 1 < a.n_numbers) out[1] = normals[1];
     }
 }
 

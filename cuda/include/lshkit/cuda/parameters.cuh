@@ -54,12 +54,11 @@ LSHKIT_KERNEL void __launch_bounds__(kRandomThreads) random_normals_kernel(Rando
   if (i >= a.n_sets * words) return;
   const std::uint64_t bits = philox_word(std::uint64_t(*a.seed), std::uint64_t(i));
   const index_t set = i / words, number = 2 * (i - set * words);
-  const float radius = random_radius(std::uint32_t(bits));
-  float cosine, sine;
-  cosine_and_sine(random_angle(std::uint32_t(bits >> 32)), &cosine, &sine);
+  float normals[2];
+  two_normals(bits, normals);
   float* const out = a.out + set * a.n_numbers + number;
-  out[0] = radius * cosine;
-  if (number + 1 < a.n_numbers) out[1] = radius * sine;
+  out[0] = normals[0];
+  if (number + 1 < a.n_numbers) out[1] = normals[1];
 }
 
 }  // namespace lshkit::cuda
