@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -71,22 +72,22 @@ void collision_counts(const HeadSum<float>& s, float* counts) {
 // hash take 25 times code_bytes. The gradient's products take 1.2 for a pair; in its place the ways
 // of lower_bound_gradient took 8 at 512 rows, 6 at 1,024 and 3 at 4,096 (measured).
 bool countable(Codes codes, index_t n_hashes) {
-  return kernels().counted_sum && (codes.bytes == 2 || n_hashes <= 255);
+  return kernels().counted_sum && n_hashes <= (codes.bytes == 1 ? 255 : 256);  // exact in bfloat16
 }
 bool counts_forward(Codes codes, index_t n_hashes, index_t n_keys) {
   const index_t bytes = codes.bytes * n_hashes;
   return countable(codes, n_hashes) && n_keys * (bytes + 35) <= 1250 * bytes;
 }
 bool counts_backward(Codes codes, index_t n_hashes, index_t n_queries, index_t n_keys) {
-  constexpr index_t kRows = 2048;
-  return countable(codes, n_hashes) && n_queries <= kRows && n_keys <= kRows;
+  const index_t rows = std::min<index_t>(2048, 64 * n_hashes) / codes.bytes;
+  return countable(codes, n_hashes) && n_queries <= rows && n_keys <= rows;
 }
 
 CountedPairs counted_pairs(const HeadSum<float>& s) {
   return {s.query_codes, s.key_codes, s.code_bytes, s.n_hashes};
 }
 
-// False where values are not finite, or subnormal.
+// All columns. False where values are not finite, or not of a usual size.
 bool counted_forward(const HeadSum<float>& s) {
   ExpectedSum<float> p{};
   p.query.rows = s.n_queries;
@@ -136,7 +137,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
-    const bool counted = in.value.element == Element::bfloat16 &&
+    const bool counted = in.value.element == Element::bfloat16 && last == sums.slices && finish &&
                          counts_forward(queries, functions.n_hashes, r.n_keys) &&
                          counted_forward(s);
     if (!counted) sums.run(s, first, last);
@@ -183,9 +184,11 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
         });
 
     const GradientCodes& subset = options.gradient_codes;
+    const bool of_values = !b.query_grad.data && !b.key_grad.data;  // alone: a sum over queries
     if (options.bfloat16_products && options.gradient == Gradient::lower_bound &&
         subset.n_hashes == 0 &&
-        counts_backward(query_codes, n_hashes, b.range.n_queries, b.range.n_keys)) {
+        counts_backward(query_codes, n_hashes, b.range.n_queries, b.range.n_keys) &&
+        (!of_values || counts_forward(query_codes, n_hashes, b.range.n_queries))) {
       ExpectedGradient<float> p;
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.n_bits = n_bits;

@@ -123,12 +123,25 @@ def check():
         for is_causal in (False, True):
             for sizes in ((65, 33, 16, 17, 12), (400, 400, 64, 64, 9), (17, 30, 5, 3, 4)):
                 check_rounding(sizes, "sum", is_causal)
-                for n_hashes in (1, 9, 255):
+                for n_hashes in (1, 9, 255, 256):
                     if sizes[1] < 100 or n_hashes > 1:  # else by tables
                         check_counts(sizes, is_causal, n_hashes)
+        check_sizes_of_numbers()
         # More than a byte counts: by buckets.
         check_rounding(CASES[0], "l2", is_causal=False, n_hashes=256, batch=1, heads=1)
         check_rounding(CASES[2], "l2", is_causal=False, n_hashes=256, batch=1, heads=1)
+
+
+def check_sizes_of_numbers():
+    """What counts cannot be multiplied with takes the path of other instruction sets."""
+    case = attention_inputs(60, 60, 16, 16, dtype=torch.bfloat16)
+    tensors = case.query, case.key, case.value
+    usual = gradients(tensors, case.grad_out, 4)
+    for size in (2.0**-100, 2.0**110):  # gradients of the normalised output do not depend on it
+        scaled = case.query, case.key, (case.value.float() * size).bfloat16()
+        got = gradients(scaled, case.grad_out, 4)
+        for a, b in zip(got[:2], usual[:2], strict=True):
+            assert (a.float() - b.float()).norm() < 0.02 * b.float().norm()
 
 
 def check_counts(sizes, is_causal, n_hashes):

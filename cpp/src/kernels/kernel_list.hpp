@@ -158,8 +158,8 @@ LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& su
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
 
 // The same with counts in the place of probabilities, and of the lower bound; false for any rows
-// that are not finite, and for subnormal values of a sum. A sum reads no query and no key, which
-// have no columns; key_valid may be null.
+// that are not finite, or too small or large for products of counts. A sum reads no query and no
+// key, which have no columns; key_valid may be null.
 LSHKIT_TILE_KERNEL(bool, counted_sum, const ExpectedSum<float>& sum, const CountedPairs& codes)
 LSHKIT_TILE_KERNEL(bool, counted_gradient, const ExpectedGradient<float>& gradient,
                    const CountedPairs& codes)

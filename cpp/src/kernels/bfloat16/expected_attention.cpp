@@ -149,17 +149,21 @@ struct Scratch {
   }
 };
 
-// normal: and none is subnormal, which tiles take for zero.
-bool finite(Matrix<const float> m, const std::uint8_t* valid, bool normal = false) {
+// counted: and of a size that products of counts keep, from 2^-126 (tiles take smaller ones for
+// zero) to 2^100, or zero.
+bool finite(Matrix<const float> m, const std::uint8_t* valid, bool counted = false) {
   F check = {};
+  Int<float> beyond = {};
   for (index_t r = 0; r < m.rows; ++r)
     for (index_t c = 0; (!valid || valid[r]) && c < m.columns; c += W) {
       const F x = load_first(m.row(r) + c, int(m.columns - c));
       check += x - x;
-      if (!normal) continue;
-      const F size = Vec<float>(Int<float>(x) & 0x7fffffff), zero = {};
-      check += select((size > zero) & (size < 0x1p-126f), zero + 1.0f, zero);
+      const Int<float> size = Int<float>(x) & 0x7fffffff;
+      beyond |= ((size > 0) & (size < 0x00800000)) | (size >= 0x71800000);
     }
+  if (counted)
+    for (int i = 0; i < W; ++i)
+      if (beyond[i]) return false;
   return sum_lanes(check) == 0;
 }
 
@@ -342,7 +346,8 @@ bool sum(const ExpectedSum<float>& p, const CountedPairs& codes) {
 template <class Code>
 bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
   constexpr bool kCounted = Counts<Code>::kUsed;
-  if ((p.causal || kCounted) && !(finite(p.value, p.key_valid) && finite(p.grad, p.query_valid)))
+  if ((p.causal || kCounted) &&
+      !(finite(p.value, p.key_valid, kCounted) && finite(p.grad, p.query_valid, kCounted)))
     return false;
   const index_t d = p.query.columns, dv = p.value.columns;
   Cut cut{p.scratch};
@@ -399,7 +404,9 @@ bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
           for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd;
             const index_t end = seen[row];
-            const F pair = lanes_before(weight[odd] * dot[odd], c, end);
+            F pair = weight[odd] * dot[odd];
+            if (kCounted) pair = select(weight[odd] > F{}, pair, F{});  // not of an infinite dot
+            pair = lanes_before(pair, c, end);
             store_half(row_of_a(s.pair, depth_of(nk), row, c), to_bfloat16(pair * scale));
             scaled[odd] = to_bfloat16(pair * q.scale[i + row]);
             rounded[odd] = to_bfloat16(lanes_before(probability[odd], c, end));
