@@ -18,7 +18,7 @@ class HeadPairs {
   // end: see fill. Not in order, where later keys would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
-    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes < kMostKeyProbes &&
+    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes <= kMostKeyProbes &&
            s.query.rows * s.query.n_probes <= kMostQueryProbes &&
            8 * probes * s.query.n_probes <= 7 * level_pairs(s) * s.n_buckets;
   }
@@ -54,6 +54,7 @@ class HeadPairs {
  private:
   static constexpr index_t kMostKeyProbes = 65535;               // they have numbers of 16 bits
   static constexpr index_t kMostQueryProbes = index_t(1) << 18;  // all that 8 hashes find is kept
+  static_assert(kMostQueryProbes <= index_t(1) << kHashBit);
 
   // Of a query and hash, so many that tables would take as long: their rows are visited three times
   // as often, to be added to and to be read.
@@ -76,7 +77,7 @@ class HeadPairs {
                           T*& grads) {
       const index_t probes = hashes_ * side.rows * side.n_probes;
       codes = arena.take<std::uint16_t>(probes);
-      weights = arena.take<T>(probes);
+      weights = arena.take<T>(probes + 1);
       grads = arena.take<T>(side.take_grads ? probes : 0);
       return PairProbes<T>{side.rows, int(side.n_probes), codes, weights, side.valid};
     };
@@ -85,20 +86,17 @@ class HeadPairs {
     const index_t keys = s_.key.rows * s_.key.n_probes;
     const index_t most = most_of(hashes_), found = most + 2 * s_.query.n_probes + kPairsAhead;
     const index_t of_query = std::min(most, hashes_ * s_.query.n_probes * keys) + kPairsAhead;
-    const auto numbers = [&](index_t size) { return arena.take<std::uint32_t>(size); };
-    p_.begins = arena.take<std::uint16_t>(s_.n_buckets + 4);
-    p_.sorted_keys = numbers(keys + 2);
-    p_.sorted_weights = arena.take<T>(keys + 2);
+    const auto list = [&](index_t pairs) {
+      return PairList<T>{arena.take<std::uint16_t>(pairs), arena.take<T>(pairs),
+                         gradients ? arena.take<std::uint32_t>(pairs) : nullptr};
+    };
+    p_.first = arena.take<std::uint16_t>(s_.n_buckets);
+    p_.next = arena.take<std::uint16_t>(keys + 1);
     // An odd number of cache lines, so that those of a query are in different sets of the L1 cache.
     p_.begins_stride = (s_.query.rows / 32 + 1) * 32 + 16;
-    p_.found_begins = numbers(hashes_ * p_.begins_stride);
-    p_.found_keys = numbers(found);
-    p_.found_weights = arena.take<T>(found);
-    p_.found_probes = gradients ? numbers(found) : nullptr;
-    p_.rows = numbers(of_query);
-    p_.weights = arena.take<T>(of_query);
-    p_.key_probes = gradients ? numbers(of_query) : nullptr;
-    p_.query_probes = gradients ? numbers(of_query) : nullptr;
+    p_.begins = arena.take<std::uint32_t>(hashes_ * p_.begins_stride);
+    p_.found = list(found);
+    p_.pairs = list(of_query);
     p_.dots = arena.take<T>(gradients ? of_query : 0);
     bytes_ = arena.used();
   }

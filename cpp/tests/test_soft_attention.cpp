@@ -235,33 +235,34 @@ TEST(pairs_beyond_the_most_are_not_written) {
   for (const int t : {4, 200})
     for (const index_t most : {0, 7, 100, 3 * 2 * 5 * 200}) {
       const std::vector<std::uint16_t> query_codes(3 * rows * t, 8), key_codes(3 * keys * t, 8);
-      const std::vector<float> ones(3 * rows * t, 1);
+      const std::vector<float> ones(3 * rows * t + 1, 1);
       for (const index_t key_rows : {index_t(1), keys}) {
         const int of_keys = key_rows == 1 ? 1 : t;
-        std::vector<std::uint16_t> begins(n_buckets + 4);
         const index_t probes = key_rows * of_keys, found = most + 2 * t + kPairsAhead, stride = 48;
-        std::vector<std::uint32_t> sorted(probes + 2), found_begins(3 * stride), found_keys(found),
-            found_probes(found);
-        std::vector<float> weights(probes + 2), products(found);
+        std::vector<std::uint16_t> first(n_buckets), next(probes + 1), found_keys(found);
+        std::vector<std::uint32_t> begins(3 * stride), found_probes(found);
+        std::vector<float> products(found);
         WeightedPairs<float> p{};
         p.n_hashes = 3;
         p.n_buckets = n_buckets;
         p.query = {rows, t, query_codes.data(), ones.data(), nullptr};
         p.key = {key_rows, of_keys, key_codes.data(), ones.data(), nullptr};
-        p.begins = begins.data();
-        p.sorted_keys = sorted.data();
-        p.sorted_weights = weights.data();
+        p.first = first.data();
+        p.next = next.data();
         p.most = most;
         p.begins_stride = stride;
-        p.found_begins = found_begins.data();
-        p.found_keys = found_keys.data();
-        p.found_probes = found_probes.data();
-        p.found_weights = products.data();
+        p.begins = begins.data();
+        p.found = {found_keys.data(), products.data(), found_probes.data()};
         const index_t pairs = 3 * rows * t * probes;
         CHECK(kernels().f32.find_pairs(p) == (pairs <= most));
         if (pairs > most) continue;
-        CHECK(index_t(found_begins[2 * stride + rows]) == pairs);
-        for (index_t k = 0; k < pairs; ++k) CHECK(products[k] == 1);
+        CHECK(index_t(begins[2 * stride + rows]) == pairs);
+        for (index_t k = 0; k < pairs; ++k) {
+          CHECK(products[k] == 1);
+          const index_t of_hash = rows * t * probes, own = k % of_hash / probes;
+          CHECK(found_probes[k] == std::uint32_t(k / of_hash << kHashBit | own));
+          CHECK(found_keys[k] == k % probes);
+        }
       }
     }
 }

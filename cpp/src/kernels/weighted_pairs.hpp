@@ -1,6 +1,6 @@
 #pragma once
 // The sum verb with weights where few rows share a bucket: what its kernels take. The probes of
-// keys are sorted by bucket, and a query reads the rows of the keys that it finds.
+// keys are linked by bucket, and a query reads the rows of the keys that it finds.
 #include "kernel_arguments.hpp"
 
 namespace lshkit {
@@ -14,27 +14,37 @@ struct PairProbes {
   const T* weights;
   const std::uint8_t* valid;  // of rows; null: all
 };
-// Elements of found arrays that are written beyond `most`, besides two for each probe of a query.
+
+// A key's probe has the number row * n_probes + probe among those of a hash; rows * n_probes: none,
+// of which the weight is read and not used. A query's has hash << kHashBit | row * n_probes +
+// probe.
+constexpr int kHashBit = 24;
+// Elements of lists that are written beyond `most`, besides two for each probe of a query.
 constexpr int kPairsAhead = 64;
+
+// Pairs of a query and a key.
+template <class T>
+struct PairList {
+  std::uint16_t* keys;    // their probes' numbers
+  T* weights;             // products of two weights
+  std::uint32_t* probes;  // those of queries, or null: not wanted
+};
 
 template <class T>
 struct WeightedPairs {
   int n_hashes;
   index_t n_buckets;
   PairProbes<T> query, key;
-  // The keys' probes of one hash by bucket. A key is its probe among those of the hash, in the
-  // upper 16 bits, and its row.
-  std::uint16_t* begins;  // (n_buckets + 1), in whole groups of four
-  std::uint32_t* sorted_keys;
-  T* sorted_weights;
+  // The keys' probes of one hash: the first in each bucket, and the next after each in its bucket.
+  std::uint16_t* first;  // (n_buckets)
+  std::uint16_t* next;   // (rows * n_probes + 1)
   // The pairs of all hashes and queries, hash by hash: at most `most`. Those of hash h and query i
-  // are the elements from found_begins[h * begins_stride + i] to the next number.
+  // are the elements from begins[h * begins_stride + i] to the next number.
   index_t most, begins_stride;
-  std::uint32_t *found_begins, *found_keys, *found_probes;  // null: probes of queries not wanted
-  T* found_weights;                                         // products of two weights
-  // The pairs of one query, of all hashes. Here a key's probe is one of all hashes.
-  std::uint32_t *rows, *key_probes, *query_probes;  // null: probes not wanted
-  T *weights, *dots;                                // products of two weights, of two rows
+  std::uint32_t* begins;
+  PairList<T> found;
+  PairList<T> pairs;  // of one query, of all hashes
+  T* dots;            // of those
   Matrix<const T> values;
   T scale;
 };
