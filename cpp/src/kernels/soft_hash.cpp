@@ -45,18 +45,20 @@ void select(const float* projections, index_t hash_stride, index_t bit_stride, i
   constexpr int kMost = Selected >= 0 ? Selected : 16;
   const int r = Selected >= 0 ? Selected : n_selected;
   const I low = broadcast<std::int32_t>(kBitOfKey), none = broadcast<std::int32_t>(0x7fffffff);
+  const I first = broadcast<std::int32_t>(n_bits - 1);
   for (index_t i = 0; i < hashes; ++i) {
     I code = {}, key[kMost + 1];
     LSHKIT_UNROLL
     for (int k = 0; k < r; ++k) key[k] = none;
-    const float* z = projections + i * hash_stride * W;
-    for (int b = 0; b < n_bits; ++b) {
-      const F v = load(z + b * bit_stride * W);
-      code |= (v > F{}) & (1 << b);
+    const float* z = projections + (i * hash_stride + n_bits * bit_stride) * W;
+    I bit = first;  // a register of it, from the last bit on: nothing is broadcast in the loop
+    for (int b = 0; b < n_bits; ++b, bit -= 1) {
+      const F v = load(z -= bit_stride * W);
+      code += code - (v > F{});
       if (r == 0) continue;
       I own;
       std::memcpy(&own, &v, sizeof(own));
-      own = (own & (0x7fffffff & ~kBitOfKey)) | b;
+      own = (own & (0x7fffffff & ~kBitOfKey)) | bit;
       LSHKIT_UNROLL
       for (int k = 0; k < r; ++k) {
         const I smallest = minimum(key[k], own);

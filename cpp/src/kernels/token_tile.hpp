@@ -77,17 +77,18 @@ void store_rows(const std::int32_t* items, index_t width, T* rows, index_t strid
     }
     transpose<std::int32_t>(r);
     const index_t left = smaller(kItems, width - first);
-    if (left == kItems) {
+    if (left == kItems && count >= W) {
       LSHKIT_UNROLL
-      for (int t = 0; t < W; ++t)
-        if (t < count) std::memcpy(rows + t * stride + first, &r[t], kVectorBytes);
-    } else if (left == kItems / 2) {  // 32 hashes of 8 bits, in registers of 64 bytes
+      for (int t = 0; t < W; ++t) std::memcpy(rows + t * stride + first, &r[t], kVectorBytes);
+    } else if (left == kItems / 2 && count >= W) {  // 32 hashes of 8 bits, in registers of 64 bytes
       LSHKIT_UNROLL
-      for (int t = 0; t < W; ++t)
-        if (t < count) std::memcpy(rows + t * stride + first, &r[t], kVectorBytes / 2);
+      for (int t = 0; t < W; ++t) std::memcpy(rows + t * stride + first, &r[t], kVectorBytes / 2);
     } else {
+      I part[W];  // r's rows by a number that is not constant: r stays in registers above
+      LSHKIT_UNROLL
+      for (int t = 0; t < W; ++t) part[t] = r[t];
       for (int t = 0; t < W && t < count; ++t)
-        std::memcpy(rows + t * stride + first, &r[t], sizeof(T) * left);
+        std::memcpy(rows + t * stride + first, &part[t], sizeof(T) * left);
     }
   }
 }
