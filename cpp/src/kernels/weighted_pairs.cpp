@@ -44,8 +44,8 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
   const std::uint16_t* codes = p.query.codes + hash * rows * t;
   const std::uint16_t *first = p.first, *next = p.next;
   const T* weights = p.query.weights + hash * rows * t;
-  const index_t none = p.key.rows * p.key.n_probes;
-  const T* key_weights = p.key.weights + hash * none;
+  const std::uint32_t none = std::uint32_t(p.key.rows * p.key.n_probes);
+  const T* key_weights = p.key.weights + hash * index_t(none);
   const std::uint32_t own = std::uint32_t(hash) << kHashBit;
   std::uint32_t* begins = p.begins + hash * p.begins_stride;
   const PairList<T> found = p.found;
@@ -53,15 +53,17 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
     begins[i] = std::uint32_t(count);
     _Pragma("GCC unroll 4") for (index_t a = 0; a < t; ++a) {
       // None, one or two are the rule: a branch would be taken at random.
-      const index_t probe = i * t + a, key = first[codes[probe]], second = next[key];
+      const index_t probe = i * t + a;
+      const std::uint32_t key = first[codes[probe]], second = next[key];
       const T weight = weights[probe];
-      const std::uint32_t two = std::uint32_t(key | second << 16);
-      std::memcpy(found.keys + count, &two, sizeof(two));
+      found.keys[count] = std::uint16_t(key);
+      found.keys[count + 1] = std::uint16_t(second);
       found.weights[count] = weight * key_weights[key];
       found.weights[count + 1] = weight * key_weights[second];
       if (Own) found.probes[count] = found.probes[count + 1] = own | std::uint32_t(probe);
-      count += (key != none) + (second != none);
-      for (index_t more = next[second]; __builtin_expect(more != none, 0); more = next[more]) {
+      count += index_t(key < none) + index_t(second < none);  // none is larger than all
+      for (std::uint32_t more = next[second]; __builtin_expect(more != none, 0);
+           more = next[more]) {
         if (count > most) return count;
         found.keys[count] = std::uint16_t(more);
         found.weights[count] = weight * key_weights[more];
