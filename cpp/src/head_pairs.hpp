@@ -14,13 +14,17 @@ namespace lshkit {
 template <class T>
 class HeadPairs {
  public:
-  // By seven eighths of the level pairs, were codes uniform. Those that are found decide in the
-  // end: see fill. Not in order, where later keys would decide of earlier queries.
+  // By the level pairs, were codes uniform; by three quarters of them where what is visited at
+  // random leaves an L1 cache of 32 KB, or tables may be of 16 bits. Those that are found decide in
+  // the end: see fill. Not where values and their gradients are on more pages than a core knows
+  // (2,048 of 4 KB). Not in order, where later keys would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
+    const bool cheap = s.n_buckets <= 4096 && !s.fast;
     return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes <= kMostKeyProbes &&
            s.query.rows * s.query.n_probes <= kMostQueryProbes &&
-           8 * probes * s.query.n_probes <= 7 * level_pairs(s) * s.n_buckets;
+           s.values.rows * s.values.columns <= kMostValueBytes / index_t(sizeof(T)) &&
+           4 * probes * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s) * s.n_buckets;
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
@@ -52,7 +56,8 @@ class HeadPairs {
   }
 
  private:
-  static constexpr index_t kMostKeyProbes = 65535;               // they have numbers of 16 bits
+  static constexpr index_t kMostKeyProbes = 65535;  // they have numbers of 16 bits
+  static constexpr index_t kMostValueBytes = index_t(2) << 20;
   static constexpr index_t kMostQueryProbes = index_t(1) << 18;  // all that 8 hashes find is kept
   static_assert(kMostQueryProbes <= index_t(1) << kHashBit);
 
@@ -62,7 +67,7 @@ class HeadPairs {
     return (s.query.n_probes + 2 * s.key.n_probes) / 3;
   }
   // So many take longer than tables, but not longer than pairs in vain and tables.
-  index_t most_of(index_t hashes) const { return 3 * level_pairs(s_) * s_.query.rows * hashes / 2; }
+  index_t most_of(index_t hashes) const { return 2 * level_pairs(s_) * s_.query.rows * hashes; }
 
   ProbeRun run_of(const WeightedSide<T>& side) const {
     return {0, side.rows, batch_.hash, batch_.group};
