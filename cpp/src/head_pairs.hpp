@@ -2,7 +2,6 @@
 // The weighted sums of one head by pairs of probes that share a bucket, where there are few of
 // them: what is needed for a batch of hashes.
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/kernels.hpp"
 #include "kernels/weighted_pairs.hpp"
@@ -14,21 +13,22 @@ namespace lshkit {
 template <class T>
 class HeadPairs {
  public:
-  // By the level pairs, were codes uniform; by three quarters of them where what is visited at
-  // random leaves an L1 cache of 32 KB, or tables may be of 16 bits. Those that are found decide in
-  // the end: see fill. Not where values and their gradients are on more pages than a core knows
-  // (2,048 of 4 KB). Not in order, where later keys would decide of earlier queries.
+  // By the level pairs (below), were codes uniform; by three quarters of them where what is visited
+  // at random leaves an L1 cache of 32 KB, or tables may be of 16 bits. Those that are found decide
+  // in the end: see fill. Not where values are on too many pages. Not in order, where later keys
+  // would decide of earlier queries.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
+    const index_t row_bytes = std::min(s.values.stride * index_t(sizeof(T)), kPage);
     const bool cheap = s.n_buckets <= 4096 && !s.fast;
-    return s.order == Order::all && s.query.rows > 0 && probes > 0 && probes <= kMostKeyProbes &&
-           s.query.rows * s.query.n_probes <= kMostQueryProbes &&
-           s.values.rows * s.values.columns <= kMostValueBytes / index_t(sizeof(T)) &&
+    return s.order == Order::all && s.query.rows > 0 && s.values.columns > 0 && probes > 0 &&
+           probes <= kMostKeyProbes && s.query.rows * s.query.n_probes <= kMostQueryProbes &&
+           most_of(s, kHashes) <= kMostPairs && s.key.rows * row_bytes <= kMostPages * kPage &&
            4 * probes * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s) * s.n_buckets;
   }
 
   HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
-    hashes_ = std::min<index_t>(8, s.n_hashes);
+    hashes_ = std::min<index_t>(kHashes, s.n_hashes);
     cut(Arena(), gradients);
     cut(Arena(thread_scratch(bytes_)), gradients);
     p_.n_buckets = s.n_buckets;
@@ -41,7 +41,8 @@ class HeadPairs {
     p_.n_hashes = int(batch_.group);
     s_.query.probes(run_of(s_.query), 1, query_codes_, query_weights_);
     s_.key.probes(run_of(s_.key), 1, key_codes_, key_weights_);
-    p_.most = most_of(batch_.group);
+    key_weights_[batch_.group * s_.key.rows * s_.key.n_probes] = 0;  // of no key
+    p_.most = most_of(s_, batch_.group);
     return kernels().typed<T>().find_pairs(p_);
   }
   index_t hashes() const { return batch_.group; }
@@ -56,10 +57,14 @@ class HeadPairs {
   }
 
  private:
+  static constexpr index_t kHashes = 8;             // of a batch
   static constexpr index_t kMostKeyProbes = 65535;  // they have numbers of 16 bits
-  static constexpr index_t kMostValueBytes = index_t(2) << 20;
-  static constexpr index_t kMostQueryProbes = index_t(1) << 18;  // all that 8 hashes find is kept
+  static constexpr index_t kMostQueryProbes = index_t(1) << 18;
+  static constexpr index_t kMostPairs = index_t(1) << 22;  // all that a batch finds is kept
   static_assert(kMostQueryProbes <= index_t(1) << kHashBit);
+  // Pages of values: with those of their gradients and of weights, as many as a core keeps the
+  // addresses of. Beyond, the gradient by pairs takes twice as long as by tables (Zen 3).
+  static constexpr index_t kPage = 4096, kMostPages = 512;
 
   // Of a query and hash, so many that tables would take as long: their rows are visited three times
   // as often, to be added to and to be read.
@@ -67,7 +72,9 @@ class HeadPairs {
     return (s.query.n_probes + 2 * s.key.n_probes) / 3;
   }
   // So many take longer than tables, but not longer than pairs in vain and tables.
-  index_t most_of(index_t hashes) const { return 2 * level_pairs(s_) * s_.query.rows * hashes; }
+  static index_t most_of(const WeightedHead<T>& s, index_t hashes) {
+    return 2 * level_pairs(s) * s.query.rows * hashes;
+  }
 
   ProbeRun run_of(const WeightedSide<T>& side) const {
     return {0, side.rows, batch_.hash, batch_.group};
@@ -89,7 +96,7 @@ class HeadPairs {
     p_.query = take(s_.query, query_codes_, query_weights_, query_grads_);
     p_.key = take(s_.key, key_codes_, key_weights_, key_grads_);
     const index_t keys = s_.key.rows * s_.key.n_probes;
-    const index_t most = most_of(hashes_), found = most + 2 * s_.query.n_probes + kPairsAhead;
+    const index_t most = most_of(s_, hashes_), found = most + 2 * s_.query.n_probes + kPairsAhead;
     const index_t of_query = std::min(most, hashes_ * s_.query.n_probes * keys) + kPairsAhead;
     const auto list = [&](index_t pairs) {
       return PairList<T>{arena.take<std::uint16_t>(pairs), arena.take<T>(pairs),

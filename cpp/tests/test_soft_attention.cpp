@@ -226,6 +226,8 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
       check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
+      // As many keys' probes as have numbers.
+      check_weighted<float, std::uint16_t>({2, 13107, 2, 4, 1, 5, 65536}, order, masked, 1);
     }
 }
 
@@ -235,18 +237,19 @@ TEST(pairs_beyond_the_most_are_not_written) {
   for (const int t : {4, 200})
     for (const index_t most : {0, 7, 100, 3 * 2 * 5 * 200}) {
       const std::vector<std::uint16_t> query_codes(3 * rows * t, 8), key_codes(3 * keys * t, 8);
-      const std::vector<float> ones(3 * rows * t + 1, 1);
+      const std::vector<float> ones(3 * rows * t, 1);
       for (const index_t key_rows : {index_t(1), keys}) {
         const int of_keys = key_rows == 1 ? 1 : t;
         const index_t probes = key_rows * of_keys, found = most + 2 * t + kPairsAhead, stride = 48;
         std::vector<std::uint16_t> first(n_buckets), next(probes + 1), found_keys(found);
+        const std::vector<float> key_weights(3 * probes + 1, 1);
         std::vector<std::uint32_t> begins(3 * stride), found_probes(found);
         std::vector<float> products(found);
         WeightedPairs<float> p{};
         p.n_hashes = 3;
         p.n_buckets = n_buckets;
         p.query = {rows, t, query_codes.data(), ones.data(), nullptr};
-        p.key = {key_rows, of_keys, key_codes.data(), ones.data(), nullptr};
+        p.key = {key_rows, of_keys, key_codes.data(), key_weights.data(), nullptr};
         p.first = first.data();
         p.next = next.data();
         p.most = most;

@@ -14,8 +14,8 @@ namespace {
 constexpr int kVectors = kVectorBytes >= 64 ? 4 : 8;
 
 // The keys' probes of a hash by bucket, in each in their order. One hash at a time: what is visited
-// at random fits an L1 cache of 32 KB for 12 bits and some 700 rows. No probe is moved, which takes
-// half of the time of sorting; a bucket has two at most as a rule.
+// at random fits an L1 cache of 32 KB for 12 bits and some 1,000 rows. Linking moves no probe and
+// takes half of the time of sorting; a bucket has two at most as a rule.
 template <class T, int Probes>
 LSHKIT_NOINLINE void link_keys(const WeightedPairs<T>& p, int hash) {
   const index_t rows = p.key.rows, t = Probes ? Probes : p.key.n_probes;
@@ -36,8 +36,8 @@ LSHKIT_NOINLINE void link_keys(const WeightedPairs<T>& p, int hash) {
   }
 }
 
-// How many pairs there are with those of this hash, for which it may stop beyond `most`. Pointers
-// are kept in registers: what is written could be p's members.
+// How many pairs there are with those of this hash; it stops once they are more than `most`.
+// Pointers are kept in registers: what is written could be p's members.
 template <class T, int Probes, bool Own>
 LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_t count) {
   const index_t t = Probes ? Probes : p.query.n_probes, rows = p.query.rows, most = p.most;

@@ -5,7 +5,8 @@
 
 namespace lshkit {
 
-// The probes of some hashes, those of one hash after the other: (n_hashes, rows, n_probes).
+// The probes of some hashes, those of one hash after the other: (n_hashes, rows, n_probes); of
+// keys, one weight more, which is read as that of no key.
 template <class T>
 struct PairProbes {
   index_t rows;
