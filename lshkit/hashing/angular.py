@@ -172,9 +172,10 @@ class _AngularFamily(HashFamily):
 
         With z the projections of `x / |x|` at unit variance, bucket c has the likelihood
         prod_b sigmoid(2 sharpness z_b c_b), c_b = +-1 its bits (RACE's soft bucket). Probe 0 is the
-        code of `hash`; probe a has the k-th of the bits of smallest `|z|` flipped where bit k of
-        a is set. For n_probes <= 3 these are the most likely buckets, for 2^n_bits all of them; in
-        between, the likeliest of the choices that flip the same few bits in every way.
+        code of `hash`, but where rounding decides: at `|z|` of 1e-7, in fewer than 1 of 10^6 codes.
+        Probe a has the k-th of the bits of smallest `|z|` flipped where bit k of a is set. For
+        n_probes <= 3 these are the most likely buckets, for 2^n_bits all of them; in between, the
+        likeliest of the choices that flip the same few bits in every way.
 
         Parameters
         ----------
