@@ -54,7 +54,7 @@ void select(const float* projections, index_t hash_stride, index_t bit_stride, i
     I bit = first;  // a register of it, from the last bit on: nothing is broadcast in the loop
     for (int b = 0; b < n_bits; ++b, bit -= 1) {
       const F v = load(z -= bit_stride * W);
-      code += code - (v > F{});
+      code += code - (v > F{});  // true is -1
       if (r == 0) continue;
       I own;
       std::memcpy(&own, &v, sizeof(own));
