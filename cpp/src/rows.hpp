@@ -14,15 +14,23 @@ index_t conversion_size(const FloatTensor<T, Void>& x, index_t rows, index_t col
   return x.converted() ? rows * columns : 0;
 }
 
+// run(row, elements) for the stretches of rows that follow each other in memory.
+template <class T, class Void, class Run>
+void each_run(const FloatTensor<T, Void>& x, index_t rows, index_t columns, const Run& run) {
+  if (x.row_stride == columns) return run(0, rows * columns);
+  for (index_t i = 0; i < rows; ++i) run(i, columns);
+}
+
 template <class T>
 Matrix<const T> rows_as(const Input<T>& x, RowPosition at, index_t rows, index_t columns,
                         T* converted) {
   if (!x.converted())
     return {static_cast<const T*>(x.row(at.batch, at.head, at.row)), x.row_stride, rows, columns};
   if constexpr (sizeof(T) == sizeof(float))
-    for (index_t i = 0; i < rows; ++i)
-      kernels().widen(x.row(at.batch, at.head, at.row + i), x.element, columns,
+    each_run(x, rows, columns, [&](index_t i, index_t count) {
+      kernels().widen(x.row(at.batch, at.head, at.row + i), x.element, count,
                       converted + i * columns);
+    });
   return {converted, columns, rows, columns};
 }
 
@@ -34,9 +42,11 @@ Matrix<T> rows_to(const Output<T>& x, RowPosition at, index_t rows, index_t colu
 }
 template <class T>
 void store_rows(const Output<T>& x, RowPosition at, Matrix<T> rows) {
+  if (!x.converted()) return;
   if constexpr (sizeof(T) == sizeof(float))
-    for (index_t i = 0; x.converted() && i < rows.rows; ++i)
-      kernels().narrow(rows.row(i), rows.columns, x.element, x.row(at.batch, at.head, at.row + i));
+    each_run(x, rows.rows, rows.columns, [&](index_t i, index_t count) {
+      kernels().narrow(rows.row(i), count, x.element, x.row(at.batch, at.head, at.row + i));
+    });
 }
 
 }  // namespace lshkit
