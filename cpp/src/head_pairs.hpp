@@ -15,35 +15,46 @@ class HeadPairs {
  public:
   // By the level pairs (below), were codes uniform; by three quarters of them where what is visited
   // at random leaves an L1 cache of 32 KB, or tables may be of 16 bits. Those that are found decide
-  // in the end: see fill. Not where values are on too many pages. Not in order, where later keys
-  // would decide of earlier queries.
+  // in the end: see fill. Not where values are on too many pages.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
     const index_t row_bytes = std::min(s.values.stride * index_t(sizeof(T)), kPage);
-    const bool cheap = s.n_buckets <= 4096 && !s.fast;
-    return s.order == Order::all && s.query.rows > 0 && s.values.columns > 0 && probes > 0 &&
+    const bool causal = s.order == Order::causal;
+    const bool cheap = s.n_buckets <= 4096 && (causal || !s.fast);
+    const index_t seen = causal ? probes / 2 : probes;  // in the mean
+    return s.order != Order::reversed && s.query.rows > 0 && s.values.columns > 0 && probes > 0 &&
            probes <= kMostKeyProbes && s.query.rows * s.query.n_probes <= kMostQueryProbes &&
            most_of(s, kHashes) <= kMostPairs && s.key.rows * row_bytes <= kMostPages * kPage &&
-           4 * probes * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s) * s.n_buckets;
+           4 * seen * s.query.n_probes <= (cheap ? 4 : 3) * level_pairs(s) * s.n_buckets;
   }
 
-  HeadPairs(const WeightedHead<T>& s, bool gradients) : s_(s) {
+  HeadPairs(const WeightedHead<T>& s, bool gradients)
+      : s_(s), query_rows_(s.query.rows), key_rows_(s.key.rows) {
     hashes_ = std::min<index_t>(kHashes, s.n_hashes);
     cut(Arena(), gradients);
     cut(Arena(thread_scratch(bytes_)), gradients);
     p_.n_buckets = s.n_buckets;
     p_.scale = s.scale;
+    p_.causal = s.order == Order::causal;
   }
 
-  // Finds the probes of the hashes from this one on. False: too many of them share a bucket.
-  bool fill(index_t hash) {
+  // Finds the pairs of the hashes from this one on, and returns of how many queries: the others
+  // have too many, in this batch or one before. Causal: of the first ones, whatever later keys are.
+  // Otherwise of all or of none.
+  index_t fill(index_t hash) {
     batch_ = {0, 0, hash, std::min(hashes_, s_.n_hashes - hash)};
     p_.n_hashes = int(batch_.group);
-    s_.query.probes(run_of(s_.query), 1, query_codes_, query_weights_);
-    s_.key.probes(run_of(s_.key), 1, key_codes_, key_weights_);
-    key_weights_[batch_.group * s_.key.rows * s_.key.n_probes] = 0;  // of no key
-    p_.most = most_of(s_, batch_.group);
-    return kernels().typed<T>().find_pairs(p_);
+    p_.query.rows = query_rows_;
+    p_.key.rows = key_rows_;
+    s_.query.probes(run(query_rows_), 1, query_codes_, query_weights_);
+    s_.key.probes(run(key_rows_), 1, key_codes_, key_weights_);
+    key_weights_[batch_.group * key_rows_ * s_.key.n_probes] = 0;  // of no key
+    const index_t level = level_pairs(s_);
+    p_.most_of_query = p_.causal ? level : 0;
+    p_.most = p_.causal ? level * s_.query.rows : most_of(s_, batch_.group);
+    query_rows_ = p_.query.rows = kernels().typed<T>().find_pairs(p_);
+    if (p_.causal) key_rows_ = std::min(key_rows_, query_rows_);
+    return query_rows_;
   }
   index_t hashes() const { return batch_.group; }
   const WeightedPairs<T>& pairs() const { return p_; }
@@ -52,8 +63,9 @@ class HeadPairs {
   T* clear_query_grads() const { return clear(s_.query, query_grads_); }
   T* clear_key_grads() const { return clear(s_.key, key_grads_); }
   void take_grads() const {
-    if (s_.query.take_grads) s_.query.take_grads(run_of(s_.query), 1, query_weights_, query_grads_);
-    if (s_.key.take_grads) s_.key.take_grads(run_of(s_.key), 1, key_weights_, key_grads_);
+    if (s_.query.take_grads)
+      s_.query.take_grads(run(s_.query.rows), 1, query_weights_, query_grads_);
+    if (s_.key.take_grads) s_.key.take_grads(run(s_.key.rows), 1, key_weights_, key_grads_);
   }
 
  private:
@@ -76,9 +88,7 @@ class HeadPairs {
     return 2 * level_pairs(s) * s.query.rows * hashes;
   }
 
-  ProbeRun run_of(const WeightedSide<T>& side) const {
-    return {0, side.rows, batch_.hash, batch_.group};
-  }
+  ProbeRun run(index_t rows) const { return {0, rows, batch_.hash, batch_.group}; }
   T* clear(const WeightedSide<T>& side, T* grads) const {
     if (!side.take_grads) return nullptr;
     std::fill_n(grads, batch_.group * side.rows * side.n_probes, T(0));
@@ -115,7 +125,7 @@ class HeadPairs {
 
   const WeightedHead<T>& s_;
   WeightedPairs<T> p_{};
-  index_t hashes_;
+  index_t hashes_, query_rows_, key_rows_;
   ProbeRun batch_{};
   std::uint16_t *query_codes_, *key_codes_;
   T *query_weights_, *key_weights_, *query_grads_, *key_grads_;

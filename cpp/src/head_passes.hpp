@@ -184,7 +184,9 @@ class HeadPasses {
     for (index_t k = 0; k < runs; ++k) {
       const index_t first = (order == Order::causal ? k : runs - 1 - k) * run_rows_;
       const index_t added = expand(from, first), readers = expand(to, first);
-      body(first, added, readers);
+      const index_t done = std::clamp<index_t>(s_.first_query - first, 0, readers);
+      if (done > 0) body(first, std::min(added, done), 0);
+      body(first + done, std::max<index_t>(added - done, 0), readers - done);
     }
   }
 
@@ -230,11 +232,12 @@ class HeadPasses {
   template <class Rows, class Weight, class Element>
   static Rows rows_of(const Expanded<T>& e, const Weight* weights, index_t count,
                       Matrix<const Element> matrix, index_t first) {
+    const index_t skipped = count > 0 ? (first - e.run.first) * e.probes() : 0;
     Rows r;
     r.count = count;
     r.n_probes = int(e.probes());
-    r.slots = e.slots;
-    r.weights = weights;
+    r.slots = e.slots + skipped;
+    r.weights = weights + skipped;
     if (matrix.data && count > 0) r.rows = matrix.row(first);
     r.stride = matrix.stride;
     r.valid = e.side->valid ? e.side->valid + first : nullptr;

@@ -13,22 +13,25 @@
 namespace lshkit {
 namespace {
 
-// By pairs for as many hashes as they are few in, which are returned.
+// By pairs for as many hashes as they are few in; causal, for all hashes of as many queries.
 template <class T>
-index_t sum_by_pairs(const WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index_t first,
-                     index_t last) {
-  if (!HeadPairs<T>::pay(s)) return 0;
+void sum_by_pairs(WeightedHead<T>& s, Matrix<T> out, T* weight_sums, index_t first, index_t last) {
+  if (!HeadPairs<T>::pay(s)) return;
   constexpr index_t width = kSliceBytes / sizeof(T);
   const index_t columns = std::min(last * width, s.values.columns) - first * width;
   HeadPairs<T> pairs(s, false);
-  index_t hash = 0;
-  for (; hash < s.n_hashes && pairs.fill(hash); hash += pairs.hashes()) {
+  index_t hash = 0, queries = s.query.rows;
+  for (; hash < s.n_hashes && (queries = pairs.fill(hash)) > 0; hash += pairs.hashes()) {
     WeightedPairSum<T> p{pairs.pairs(), {}, hash > 0, weight_sums};
     p.values = {s.values.data + first * width, s.values.stride, s.values.rows, columns};
     p.sum = {out.data + first * width, out.stride, out.rows, columns};
     kernels().typed<T>().weighted_pair_sum(p);
   }
-  return hash;
+  s.first_hash = hash;
+  if (s.order == Order::all || queries == s.query.rows) return;
+  s.first_hash = 0;
+  s.first_query = queries;
+  if (weight_sums) std::fill(weight_sums + queries, weight_sums + s.query.rows, T(0));
 }
 template <class T>
 index_t gradients_by_pairs(const WeightedHead<T>& s, Matrix<const T> grad, const T* bias,
@@ -38,7 +41,7 @@ index_t gradients_by_pairs(const WeightedHead<T>& s, Matrix<const T> grad, const
     std::fill_n(value_grad.row(j), value_grad.columns, T(0));
   HeadPairs<T> pairs(s, true);
   index_t hash = 0;
-  for (; hash < s.n_hashes && pairs.fill(hash); hash += pairs.hashes()) {
+  for (; hash < s.n_hashes && pairs.fill(hash) == s.query.rows; hash += pairs.hashes()) {
     WeightedPairGradient<T> p{pairs.pairs(),           grad,      bias, pairs.clear_query_grads(),
                               pairs.clear_key_grads(), value_grad};
     p.values = s.values;
@@ -55,7 +58,7 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
                   index_t last) {
   if (weight_sums) std::fill_n(weight_sums, head.query.rows, T(0));
   WeightedHead<T> s = head;
-  s.first_hash = sum_by_pairs(head, out, weight_sums, first, last);
+  sum_by_pairs(s, out, weight_sums, first, last);
   if constexpr (sizeof(T) == sizeof(float))
     if (first == 0 && last == slice_count<T>(s.values.columns))
       s.first_hash = fast_weighted_sum(s, out, weight_sums);
@@ -64,7 +67,7 @@ void weighted_sum(const WeightedHead<T>& head, Matrix<T> out, T* weight_sums, in
   const ColumnBlocks<const T> values = passes.blocks(s.values, 0);
   const ColumnBlocks<T> sums = passes.blocks(out, 1);
   values.load();
-  if (s.first_hash > 0) sums.load();
+  if (s.first_hash > 0 || s.first_query > 0) sums.load();
   passes.each_group([&](index_t hash, index_t group) {
     passes.sweep(passes.keys(), passes.queries(), s.order, hash, group,
                  [&](index_t row, index_t added, index_t readers) {

@@ -32,8 +32,9 @@ struct WeightedHead {
   Matrix<const T> values;
   Order order;
   T scale;
-  bool fast = false;       // tables of 16-bit integers where their errors are small
-  index_t first_hash = 0;  // those before are done: the sums are there
+  bool fast = false;        // tables of 16-bit integers where their errors are small
+  index_t first_hash = 0;   // those before are done: the sums are there
+  index_t first_query = 0;  // those before are done, causal and forward: their sums are there
 };
 
 // out = the sums of the slices [first, last) of columns; see slice_count. weight_sums: the same of

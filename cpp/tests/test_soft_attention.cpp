@@ -15,13 +15,14 @@ struct Problem {
   index_t nq, nk, m, dv, tq, tk;
   int n_buckets;
   index_t uniform = 1 << 20;  // hashes; the codes of the others are 0
+  index_t uniform_rows = 1 << 20;
 };
 
 template <class Code>
 std::vector<Code> probes_of(const Problem& p, index_t rows, index_t t, unsigned seed) {
   auto codes = random_codes<Code>(rows * p.m * t, p.n_buckets, seed);
   for (std::size_t k = 0; k < codes.size(); ++k)
-    if (index_t(k) / t % p.m >= p.uniform) codes[k] = 0;
+    if (index_t(k) / t % p.m >= p.uniform || index_t(k) / t / p.m >= p.uniform_rows) codes[k] = 0;
   return codes;
 }
 
@@ -226,6 +227,11 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
       check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
+      // Causal: pairs for the first queries, tables for the others.
+      const index_t all = 1 << 20;
+      check_weighted<float, std::uint16_t>({90, 90, 12, 70, 4, 4, 4096, all, 40}, order, masked, 2);
+      check_weighted<float, std::uint16_t>({90, 60, 9, 20, 2, 3, 1024, 8, 30}, order, masked, 1);
+      check_weighted<double, std::uint16_t>({60, 90, 9, 9, 4, 4, 1024, all, 1}, order, masked, 1);
       // As many keys' probes as have numbers.
       check_weighted<float, std::uint16_t>({2, 13107, 2, 4, 1, 5, 65536}, order, masked, 1);
     }
@@ -257,7 +263,7 @@ TEST(pairs_beyond_the_most_are_not_written) {
         p.begins = begins.data();
         p.found = {found_keys.data(), products.data(), found_probes.data()};
         const index_t pairs = 3 * rows * t * probes;
-        CHECK(kernels().f32.find_pairs(p) == (pairs <= most));
+        CHECK(kernels().f32.find_pairs(p) == (pairs <= most ? rows : 0));
         if (pairs > most) continue;
         CHECK(index_t(begins[2 * stride + rows]) == pairs);
         for (index_t k = 0; k < pairs; ++k) {
@@ -268,6 +274,53 @@ TEST(pairs_beyond_the_most_are_not_written) {
         }
       }
     }
+}
+
+// The first queries alone, whatever the others are; two probes of a row's share a bucket.
+TEST(causal_pairs_are_of_the_queries_before_too_many) {
+  const index_t rows = 20, n_buckets = 9, stride = 48;
+  const int t = 3;
+  for (const index_t keys : {index_t(7), rows})
+    for (const index_t most : {0, 20, 400})
+      for (const index_t most_of_query : {0, 9, 60, 1000}) {
+        std::vector<std::uint16_t> codes(3 * rows * t, 8), first(n_buckets), next(keys * t + 1);
+        const index_t found = 3 * (most + rows * most_of_query) + 2 * t + kPairsAhead;
+        std::vector<std::uint16_t> found_keys(found);
+        const std::vector<float> ones(3 * rows * t + 1, 1);
+        std::vector<std::uint32_t> begins(3 * stride), found_probes(found);
+        std::vector<float> products(found);
+        WeightedPairs<float> p{};
+        p.n_hashes = 3;
+        p.n_buckets = n_buckets;
+        p.causal = true;
+        p.query = {rows, t, codes.data(), ones.data(), nullptr};
+        p.key = {keys, t, codes.data(), ones.data(), nullptr};
+        p.first = first.data();
+        p.next = next.data();
+        p.most = most;
+        p.most_of_query = most_of_query;
+        p.begins_stride = stride;
+        p.begins = begins.data();
+        p.found = {found_keys.data(), products.data(), found_probes.data()};
+        const auto before = [&](index_t i) {  // pairs of a hash and the queries before i
+          index_t pairs = 0;
+          for (index_t r = 0; r < i; ++r) pairs += t * t * std::min(r + 1, keys);
+          return pairs;
+        };
+        index_t wanted = 0;
+        while (wanted < rows && before(wanted + 1) <= most + (wanted + 1) * most_of_query) ++wanted;
+        CHECK(kernels().f32.find_pairs(p) == wanted);
+        for (int h = 0; h < 3; ++h)
+          for (index_t i = 0; i < wanted; ++i) {
+            const std::uint32_t* begin = &begins[h * stride + i];
+            const index_t of_query = begin[1] - begin[0];
+            CHECK(of_query == before(i + 1) - before(i));
+            for (index_t k = 0; k < of_query; ++k) {
+              CHECK(found_keys[begin[0] + k] / t <= i);
+              CHECK(found_probes[begin[0] + k] >> kHashBit == std::uint32_t(h));
+            }
+          }
+      }
 }
 
 TEST(attention_rises_along_its_gradient) {

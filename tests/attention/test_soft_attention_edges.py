@@ -36,6 +36,26 @@ def test_very_unequal_probes_end(probes):
     assert not torch.equal(results[0], wanted[1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normalize", ["l2", "sum"])
+@pytest.mark.parametrize("first", [3, 100, 299])
+def test_causal_queries_do_not_depend_on_later_rows(first, normalize, dtype):
+    """Not in a bit, though later rows that are all alike would be summed another way."""
+    case = attention_inputs(300, 300, batch=1, heads=2)
+    inputs = [x.to(dtype) for x in (case.query, case.key, case.value)]
+    alike = [x.clone() for x in inputs]
+    for x in alike:
+        x[:, :, first:] = x[:, :, first : first + 1]
+    options = {"is_causal": True, "normalize": normalize, "seed": 1}
+    options |= {"estimator": Soft(n_bits=12, n_hashes=20)}
+    out, of_alike = (yoso_attention(*x, **options) for x in (inputs, alike))
+    assert torch.equal(out[:, :, :first], of_alike[:, :, :first])
+    wanted = yoso_attention(*(x.double() for x in alike), **options)
+    torch.testing.assert_close(
+        of_alike.double(), wanted, rtol=0, atol=1e-5 if dtype == torch.float32 else 0.01
+    )
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("normalize", ["l2", "sum", None])
 def test_grouped_heads_equal_heads_alone(normalize, is_causal):

@@ -86,7 +86,8 @@ LSHKIT_SHORT_KERNEL(void, fast_weighted_read, const FastWeightedPass& pass)
 LSHKIT_SHORT_KERNEL(void, fast_weights, const float* weights, index_t count, std::uint32_t* out)
 LSHKIT_SHORT_KERNEL(bool, fast_factors, Matrix<const float> rows, const float* scale,
                     std::int16_t* out, index_t out_stride, float* to_factor)
-LSHKIT_TYPED_KERNEL(bool, find_pairs, const WeightedPairs<T>& pairs)  // false: too many
+// Of how many queries the pairs are there: the others have too many. Not causal: of all or none.
+LSHKIT_TYPED_KERNEL(index_t, find_pairs, const WeightedPairs<T>& pairs)
 LSHKIT_TYPED_KERNEL(void, weighted_pair_sum, const WeightedPairSum<T>& sum)
 LSHKIT_TYPED_KERNEL(void, weighted_pair_gradient, const WeightedPairGradient<T>& gradient)
 // To one hash's table.

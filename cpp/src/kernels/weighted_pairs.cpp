@@ -13,20 +13,32 @@ namespace {
 // Registers of a row's columns that are worked on together.
 constexpr int kVectors = kVectorBytes >= 64 ? 4 : 8;
 
-// The keys' probes of a hash by bucket, in each in their order. One hash at a time: what is visited
-// at random fits an L1 cache of 32 KB for 12 bits and some 1,000 rows. Linking moves no probe and
-// takes half of the time of sorting; a bucket has two at most as a rule.
+// The keys' probes of a hash by bucket. One hash at a time: what is visited at random fits an L1
+// cache of 32 KB for 12 bits and some 1,000 rows. Linking moves no probe and takes half of the time
+// of sorting; a bucket has two at most as a rule.
 template <class T, int Probes>
-LSHKIT_NOINLINE void link_keys(const WeightedPairs<T>& p, int hash) {
-  const index_t rows = p.key.rows, t = Probes ? Probes : p.key.n_probes;
-  const std::uint16_t* codes = p.key.codes + hash * rows * t;
-  const std::uint8_t* valid = p.key.valid;
-  const std::uint16_t none = std::uint16_t(rows * t);
-  std::uint16_t* __restrict first = p.first, * __restrict next = p.next;
-  for (index_t c = 0; c < p.n_buckets; ++c) first[c] = none;
-  next[none] = none;
-  for (index_t j = rows - 1; j >= 0; --j) {
-    if (valid && !valid[j]) continue;
+struct KeyLinks {
+  index_t rows, t, n_buckets;
+  const std::uint16_t* codes;
+  const std::uint8_t* valid;
+  std::uint16_t* __restrict first, * __restrict next;
+
+  LSHKIT_INLINE KeyLinks(const WeightedPairs<T>& p, int hash)
+      : rows(p.key.rows),
+        t(Probes ? Probes : p.key.n_probes),
+        n_buckets(p.n_buckets),
+        codes(p.key.codes + hash * rows * t),
+        valid(p.key.valid),
+        first(p.first),
+        next(p.next) {}
+  LSHKIT_INLINE void clear() const {
+    const std::uint16_t none = std::uint16_t(rows * t);
+    for (index_t c = 0; c < n_buckets; ++c) first[c] = none;
+    next[none] = none;
+  }
+  // A row's probes, at the front of their buckets.
+  LSHKIT_INLINE void link(index_t j) const {
+    if (valid && !valid[j]) return;
     _Pragma("GCC unroll 4") for (index_t b = 1; b <= t; ++b) {
       const index_t key = j * t + t - b;
       std::uint16_t& bucket = first[codes[key]];
@@ -34,23 +46,37 @@ LSHKIT_NOINLINE void link_keys(const WeightedPairs<T>& p, int hash) {
       bucket = std::uint16_t(key);
     }
   }
-}
+  LSHKIT_NOINLINE static void link_all(const WeightedPairs<T>& p, int hash) {
+    const KeyLinks links(p, hash);
+    links.clear();
+    for (index_t j = links.rows - 1; j >= 0; --j) links.link(j);
+  }
+};
 
-// How many pairs there are with those of this hash; it stops once they are more than `most`.
+// Finds the pairs of this hash for the first `rows` queries, and stops at one that has too many:
+// how many were before it. `total` counts the pairs of hash after hash.
 // Pointers are kept in registers: what is written could be p's members.
-template <class T, int Probes, bool Own>
-LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_t count) {
-  const index_t t = Probes ? Probes : p.query.n_probes, rows = p.query.rows, most = p.most;
-  const std::uint16_t* codes = p.query.codes + hash * rows * t;
+template <class T, int Probes, bool Own, bool Causal>
+LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_t rows,
+                                     index_t& total) {
+  const KeyLinks<T, Probes> links(p, hash);
+  Causal ? links.clear() : links.link_all(p, hash);
+  const index_t t = Probes ? Probes : p.query.n_probes, more_of_query = p.most_of_query;
+  const std::uint16_t* codes = p.query.codes + hash * p.query.rows * t;
   const std::uint16_t *first = p.first, *next = p.next;
-  const T* weights = p.query.weights + hash * rows * t;
+  const T* weights = p.query.weights + hash * p.query.rows * t;
   const std::uint32_t none = std::uint32_t(p.key.rows * p.key.n_probes);
   const T* key_weights = p.key.weights + hash * index_t(none);
   const std::uint32_t own = std::uint32_t(hash) << kHashBit;
   std::uint32_t* begins = p.begins + hash * p.begins_stride;
   const PairList<T> found = p.found;
-  for (index_t i = 0; i < rows; ++i) {
+  index_t count = total, most = Causal ? count + p.most : p.most, i = 0;
+  for (; i < rows; ++i) {
     begins[i] = std::uint32_t(count);
+    if (Causal) {
+      most += more_of_query;
+      if (i < links.rows) links.link(i);
+    }
     _Pragma("GCC unroll 4") for (index_t a = 0; a < t; ++a) {
       // None, one or two are the rule: a branch would be taken at random.
       const index_t probe = i * t + a;
@@ -62,30 +88,37 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
       found.weights[count + 1] = weight * key_weights[second];
       if (Own) found.probes[count] = found.probes[count + 1] = own | std::uint32_t(probe);
       count += index_t(key < none) + index_t(second < none);  // none is larger than all
-      for (std::uint32_t more = next[second]; __builtin_expect(more != none, 0);
+      for (std::uint32_t more = next[second]; __builtin_expect(more != none && count <= most, 0);
            more = next[more]) {
-        if (count > most) return count;
         found.keys[count] = std::uint16_t(more);
         found.weights[count] = weight * key_weights[more];
         if (Own) found.probes[count] = own | std::uint32_t(probe);
         ++count;
       }
     }
-    if (count > most) return count;
+    if (count > most) break;
   }
-  begins[rows] = std::uint32_t(count);
-  return count;
+  if (i < rows) count = begins[i];
+  begins[i] = std::uint32_t(count);
+  total = count;
+  return i;
 }
 
-// False: there are more than `most`.
-template <class T, int Probes, bool Own>
-bool find(const WeightedPairs<T>& p) {
-  index_t count = 0;
-  for (int h = 0; h < p.n_hashes && count <= p.most; ++h) {
-    link_keys<T, Probes>(p, h);
-    count = find_of_hash<T, Probes, Own>(p, h, count);
+template <class T, int Probes, bool Own, bool Causal>
+index_t find(const WeightedPairs<T>& p) {
+  index_t rows = p.query.rows, count = 0;
+  for (int h = 0; h < p.n_hashes && rows > 0; ++h) {
+    const index_t done = find_of_hash<T, Probes, Own, Causal>(p, h, rows, count);
+    if (!Causal && done < rows) return 0;
+    rows = done;
   }
-  return count <= p.most;
+  return rows;
+}
+template <class T, int Probes>
+index_t find(const WeightedPairs<T>& p) {
+  const bool own = p.found.probes;
+  if (p.causal) return own ? find<T, Probes, true, true>(p) : find<T, Probes, false, true>(p);
+  return own ? find<T, Probes, true, false>(p) : find<T, Probes, false, false>(p);
 }
 
 constexpr int kUsual = 8;  // pairs of a query and hash that are moved without a branch
@@ -257,13 +290,12 @@ void pairs_backward(const WeightedPairGradient<T>& p) {
 
 }  // namespace
 
-#define LSHKIT_DEFINE(T)                                                         \
-  bool find_pairs(const WeightedPairs<T>& p) {                                   \
-    const bool four = p.query.n_probes == 4 && p.key.n_probes == 4;              \
-    if (p.found.probes) return four ? find<T, 4, true>(p) : find<T, 0, true>(p); \
-    return four ? find<T, 4, false>(p) : find<T, 0, false>(p);                   \
-  }                                                                              \
-  void weighted_pair_sum(const WeightedPairSum<T>& p) { sum_pairs(p); }          \
+#define LSHKIT_DEFINE(T)                                                \
+  index_t find_pairs(const WeightedPairs<T>& p) {                       \
+    const bool four = p.query.n_probes == 4 && p.key.n_probes == 4;     \
+    return four ? find<T, 4>(p) : find<T, 0>(p);                        \
+  }                                                                     \
+  void weighted_pair_sum(const WeightedPairSum<T>& p) { sum_pairs(p); } \
   void weighted_pair_gradient(const WeightedPairGradient<T>& p) { pairs_backward(p); }
 LSHKIT_DEFINE(float)
 LSHKIT_DEFINE(double)

@@ -35,13 +35,15 @@ template <class T>
 struct WeightedPairs {
   int n_hashes;
   index_t n_buckets;
+  bool causal;  // query i sees the keys up to i
   PairProbes<T> query, key;
   // The keys' probes of one hash: the first in each bucket, and the next after each in its bucket.
   std::uint16_t* first;  // (n_buckets)
   std::uint16_t* next;   // (rows * n_probes + 1)
-  // The pairs of all hashes and queries, hash by hash: at most `most`. Those of hash h and query i
-  // are the elements from begins[h * begins_stride + i] to the next number.
-  index_t most, begins_stride;
+  // The pairs of all hashes and queries, hash by hash: at most `most`; causal: those of a hash and
+  // its queries up to i at most most + (i + 1) * most_of_query. Those of hash h and query i are the
+  // elements from begins[h * begins_stride + i] to the next number.
+  index_t most, most_of_query, begins_stride;
   std::uint32_t* begins;
   PairList<T> found;
   PairList<T> pairs;  // of one query, of all hashes
