@@ -14,14 +14,14 @@ template <class T>
 class HeadPairs {
  public:
   // By the level pairs (below), were codes uniform; by three quarters of them where what is visited
-  // at random leaves an L1 cache of 32 KB, or tables may be of 16 bits. Those that are found decide
-  // in the end: see fill. Not where values are on too many pages.
+  // at random leaves an L1 cache of 32 KB, or tables may be of 16 bits, never causal ones. Those
+  // that are found decide in the end: see fill. Not where values are on too many pages.
   static bool pay(const WeightedHead<T>& s) {
     const index_t probes = s.key.rows * s.key.n_probes;
     const index_t row_bytes = std::min(s.values.stride * index_t(sizeof(T)), kPage);
     const bool causal = s.order == Order::causal;
     const bool cheap = s.n_buckets <= 4096 && (causal || !s.fast);
-    const index_t seen = causal ? probes / 2 : probes;  // in the mean
+    const index_t seen = causal ? probes / 2 : probes;  // in the mean, of as many queries
     return s.order != Order::reversed && s.query.rows > 0 && s.values.columns > 0 && probes > 0 &&
            probes <= kMostKeyProbes && s.query.rows * s.query.n_probes <= kMostQueryProbes &&
            most_of(s, kHashes) <= kMostPairs && s.key.rows * row_bytes <= kMostPages * kPage &&
@@ -49,11 +49,13 @@ class HeadPairs {
     s_.query.probes(run(query_rows_), 1, query_codes_, query_weights_);
     s_.key.probes(run(key_rows_), 1, key_codes_, key_weights_);
     key_weights_[batch_.group * key_rows_ * s_.key.n_probes] = 0;  // of no key
+    // Causal: with room from the start on, and no more of a hash in the end than most_of.
     const index_t level = level_pairs(s_);
     p_.most_of_query = p_.causal ? level : 0;
     p_.most = p_.causal ? level * s_.query.rows : most_of(s_, batch_.group);
     query_rows_ = p_.query.rows = kernels().typed<T>().find_pairs(p_);
-    if (p_.causal) key_rows_ = std::min(key_rows_, query_rows_);
+    // What gradients are laid out by, all rows, changes only where nobody goes on to gradients.
+    if (query_rows_ < s_.query.rows) key_rows_ = std::min(key_rows_, query_rows_);
     return query_rows_;
   }
   index_t hashes() const { return batch_.group; }

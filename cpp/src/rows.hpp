@@ -40,7 +40,7 @@ Matrix<T> rows_to(const Output<T>& x, RowPosition at, index_t rows, index_t colu
   if (x.converted()) return {converted, columns, rows, columns};
   return {static_cast<T*>(x.row(at.batch, at.head, at.row)), x.row_stride, rows, columns};
 }
-template <class T>
+template <class T>  // contiguous where they were converted: as rows_to gives them
 void store_rows(const Output<T>& x, RowPosition at, Matrix<T> rows) {
   if (!x.converted()) return;
   if constexpr (sizeof(T) == sizeof(float))

@@ -227,6 +227,8 @@ TEST(weighted_sums_equal_all_pairs) {
       check_weighted<float, std::uint16_t>({30, 30, 2, 35, 3, 20, 65536, 0}, order, masked, 1);
       check_weighted<double, std::uint16_t>({60, 70, 12, 9, 4, 4, 1024, 8}, order, masked, 1);
       check_weighted<float, std::uint16_t>({40, 2, 9, 16, 200, 1, 4096, 0}, order, masked, 1);
+      check_weighted<float, std::uint16_t>({60, 90, 20, 20, 4, 4, 4096}, order, masked, 1);
+      check_weighted<float, std::uint16_t>({90, 60, 20, 20, 4, 4, 4096}, order, masked, 2);
       // Causal: pairs for the first queries, tables for the others.
       const index_t all = 1 << 20;
       check_weighted<float, std::uint16_t>({90, 90, 12, 70, 4, 4, 4096, all, 40}, order, masked, 2);
@@ -276,7 +278,7 @@ TEST(pairs_beyond_the_most_are_not_written) {
     }
 }
 
-// The first queries alone, whatever the others are; two probes of a row's share a bucket.
+// All probes share a bucket.
 TEST(causal_pairs_are_of_the_queries_before_too_many) {
   const index_t rows = 20, n_buckets = 9, stride = 48;
   const int t = 3;

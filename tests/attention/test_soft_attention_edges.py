@@ -38,7 +38,7 @@ def test_very_unequal_probes_end(probes):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("normalize", ["l2", "sum"])
-@pytest.mark.parametrize("first", [3, 100, 299])
+@pytest.mark.parametrize("first", [3, 100, 200])
 def test_causal_queries_do_not_depend_on_later_rows(first, normalize, dtype):
     """Not in a bit, though later rows that are all alike would be summed another way."""
     case = attention_inputs(300, 300, batch=1, heads=2)

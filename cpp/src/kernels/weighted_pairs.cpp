@@ -63,7 +63,7 @@ LSHKIT_NOINLINE index_t find_of_hash(const WeightedPairs<T>& p, int hash, index_
   Causal ? links.clear() : links.link_all(p, hash);
   const index_t t = Probes ? Probes : p.query.n_probes, more_of_query = p.most_of_query;
   const std::uint16_t* codes = p.query.codes + hash * p.query.rows * t;
-  const std::uint16_t *first = p.first, *next = p.next;
+  const std::uint16_t *first = links.first, *next = links.next;
   const T* weights = p.query.weights + hash * p.query.rows * t;
   const std::uint32_t none = std::uint32_t(p.key.rows * p.key.n_probes);
   const T* key_weights = p.key.weights + hash * index_t(none);

@@ -20,7 +20,7 @@ struct PairProbes {
 // of which the weight is read and not used. A query's has hash << kHashBit | row * n_probes +
 // probe.
 constexpr int kHashBit = 24;
-// Elements of lists that are written beyond `most`, besides two for each probe of a query.
+// Elements of lists that are written beyond the most pairs, besides two for each probe of a query.
 constexpr int kPairsAhead = 64;
 
 // Pairs of a query and a key.
