@@ -55,12 +55,15 @@ inline HeadRange head_range(const AttentionShape& shape, index_t index) {
 // once these are done. A few heads are cut into slices, unless rows must be converted as a whole.
 template <class Run>
 void for_each_slice(index_t heads, index_t slices, bool converted, int threads, const Run& run) {
-  if (heads >= 2 * thread_count(threads) || converted) {
+  const HeadParts parts(heads, slices, threads);
+  if (parts.count == 1 || converted) {
     parallel_for(heads, threads, [&](index_t head) { run(head, 0, slices, true); });
     return;
   }
-  parallel_for(heads * slices, threads,
-               [&](index_t task) { run(task / slices, task % slices, task % slices + 1, false); });
+  parallel_for(heads * parts.count, threads, [&](index_t task) {
+    const index_t part = task % parts.count;
+    run(task / parts.count, parts.first(part), parts.first(part + 1), false);
+  });
   parallel_for(heads, threads, [&](index_t head) { run(head, 0, 0, true); });
 }
 

@@ -26,15 +26,15 @@ struct PassMemory {
 };
 
 template <class To, class From>
-void copy_rows(Matrix<From> from, Matrix<To> to) {
-  for (index_t i = 0; i < from.rows; ++i)
+void copy_rows(Matrix<From> from, Matrix<To> to, index_t first = 0) {
+  for (index_t i = first; i < from.rows; ++i)
     std::memcpy(to.row(i), from.row(i), sizeof(To) * from.columns);
 }
 
 }  // namespace
 
 template <class T>
-void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
+void sum_by_tables(const HeadSum<T>& s, index_t first, index_t last) {
   constexpr index_t columns = kSliceBytes / sizeof(T);
   const SumCut cut(s, s.values.columns * index_t(sizeof(T)));
   const int at_once = int(std::min<index_t>(cut.at_once, last - first));
@@ -66,19 +66,26 @@ void sum_slices(const HeadSum<T>& s, index_t first, index_t last) {
       kernels().typed<T>().bucket_sum(pass);
     }
     if (cut.packed)
-      copy_rows(out, Matrix<T>{s.out.data + column, s.out.stride, s.n_queries, width});
+      copy_rows(out, Matrix<T>{s.out.data + column, s.out.stride, s.n_queries, width},
+                s.first_query);
   }
+}
+
+template <class T>
+void sum_slices(const HeadSum<T>& head, index_t first, index_t last) {
+  HeadSum<T> s = head;
+  s.first_query = sum_by_pairs(head, first, last);
+  if (s.first_query < s.n_queries) sum_by_tables(s, first, last);
 }
 
 template <class T>
 void bucket_sum(const BucketSumShape& shape, Codes query_codes, Codes key_codes,
                 Tensor<const T> values, Mask key_mask, Order order, T scale, Tensor<T> out,
                 int threads) {
-  const index_t heads = shape.batch * shape.heads, slices = slice_count<T>(shape.n_values);
-  // Whole heads while there are enough of them: their codes stay in cache from slice to slice.
-  const index_t parts = heads >= 2 * thread_count(threads) ? 1 : slices;
-  parallel_for(heads * parts, threads, [&](index_t task) {
-    const index_t head = task / parts, part = task % parts;
+  const index_t heads = shape.batch * shape.heads;
+  const HeadParts parts(heads, slice_count<T>(shape.n_values), threads);
+  parallel_for(heads * parts.count, threads, [&](index_t task) {
+    const index_t head = task / parts.count, part = task % parts.count;
     const index_t batch = head / shape.heads, h = head % shape.heads;
     HeadSum<T> s;
     s.n_queries = shape.n_queries;
@@ -93,11 +100,12 @@ void bucket_sum(const BucketSumShape& shape, Codes query_codes, Codes key_codes,
     s.order = order;
     s.scale = scale;
     s.out = {out.matrix(batch, h), out.row_stride, shape.n_queries, shape.n_values};
-    sum_slices(s, parts == 1 ? 0 : part, parts == 1 ? slices : part + 1);
+    sum_slices(s, parts.first(part), parts.first(part + 1));
   });
 }
 
 #define LSHKIT_INSTANTIATE(T)                                                                    \
+  template void sum_by_tables(const HeadSum<T>&, index_t, index_t);                              \
   template void sum_slices(const HeadSum<T>&, index_t, index_t);                                 \
   template void bucket_sum(const BucketSumShape&, Codes, Codes, Tensor<const T>, Mask, Order, T, \
                            Tensor<T>, int);

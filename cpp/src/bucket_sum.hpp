@@ -11,6 +11,7 @@ struct SumRows {
   int code_bytes;
   const std::uint8_t* key_mask;
   Order order;
+  index_t first_query = 0;  // the sums of those before are there; causal only
 };
 template <class T>
 struct HeadSum : SumRows {
@@ -28,5 +29,14 @@ index_t slice_count(index_t n_values) {
 // Slices [first, last). Uses thread_scratch.
 template <class T>
 void sum_slices(const HeadSum<T>& sum, index_t first, index_t last);
+// Its two ways. By pairs of a query and a key in one bucket where these are few, and of how many
+// queries: whatever the slices, and if causal whatever later keys are; otherwise of all or none. By
+// tables from sum.first_query on.
+template <class T>
+bool pairs_pay(const HeadSum<T>& sum);  // were codes uniform
+template <class T>
+index_t sum_by_pairs(const HeadSum<T>& sum, index_t first, index_t last);
+template <class T>
+void sum_by_tables(const HeadSum<T>& sum, index_t first, index_t last);
 
 }  // namespace lshkit

@@ -133,7 +133,14 @@ class FastSum {
 
 }  // namespace
 
-void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
+void fast_sum_slices(const HeadSum<float>& head, index_t first, index_t last) {
+  constexpr index_t kSlices = kFastColumns / (kSliceBytes / sizeof(float));  // of sum_by_tables
+  const auto end = [&](index_t slice) {
+    return std::min(kSlices * slice, slice_count<float>(head.values.columns));
+  };
+  HeadSum<float> s = head;
+  s.first_query = sum_by_pairs(head, kSlices * first, end(last));
+  if (s.first_query == s.n_queries) return;
   std::vector<index_t> full;
   // The steps of 16 bits follow from all keys, of which a query of another order sees some alone.
   if (s.n_keys < kLeastKeys || s.order != Order::all) {
@@ -147,10 +154,7 @@ void fast_sum_slices(const HeadSum<float>& s, index_t first, index_t last) {
         if (!sum.run_alone(i)) full.push_back(i);
     }
   }
-  constexpr index_t kSlices = kFastColumns / (kSliceBytes / sizeof(float));  // of sum_slices
-  for (const index_t slice : full)
-    sum_slices(s, kSlices * slice,
-               std::min(kSlices * (slice + 1), slice_count<float>(s.values.columns)));
+  for (const index_t slice : full) sum_by_tables(s, kSlices * slice, end(slice + 1));
 }
 
 }  // namespace lshkit

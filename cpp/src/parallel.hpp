@@ -1,6 +1,7 @@
 #pragma once
 // Threads and scratch of the core. Work is cut into tasks whose results do not depend on which
 // thread runs them, so every result has the same bits at any thread count.
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <exception>
@@ -61,6 +62,20 @@ void parallel_for(index_t count, int threads, const Task& task) {
   for (index_t i = 0; i < count; ++i) task(i);
   release_large_scratch();
 }
+
+// The slices of a head's columns as tasks of their own: no more than keep the threads busy, as each
+// reads the codes of the head.
+struct HeadParts {
+  index_t slices, count;  // tasks a head
+
+  HeadParts(index_t heads, index_t n_slices, int threads) : slices(n_slices), count(1) {
+    const index_t tasks = 2 * thread_count(threads);
+    if (tasks > 2 && heads > 0)
+      count = std::clamp<index_t>((tasks + heads - 1) / heads, 1, std::max<index_t>(slices, 1));
+  }
+  // Of part `index`, up to the first of the one after.
+  index_t first(index_t index) const { return index * slices / count; }
+};
 
 // Cuts thread scratch into aligned pieces. Sized by a first pass with no memory behind it.
 class Arena {

@@ -115,6 +115,7 @@ void PassCodes::select(index_t hash, SumPass& pass) const {
   pass.n_keys = s_.n_keys;
   pass.key_mask = s_.key_mask;
   pass.order = s_.order;
+  pass.first_query = s_.first_query;
   pass.group = int(std::min(group_, s_.n_hashes - hash));
   const auto at = [&](const void* codes, index_t rows) {
     return static_cast<const char*>(codes) + hash * (arranged_ ? rows : 1) * bytes_;

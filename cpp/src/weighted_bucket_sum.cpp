@@ -227,16 +227,16 @@ template <class T>
 void weighted_bucket_sum(const BucketSumShape& shape, Probes<T> queries, Probes<T> keys,
                          Tensor<const T> values, Mask key_mask, Order order, T scale, Tensor<T> out,
                          int threads) {
-  const index_t heads = shape.batch * shape.heads, slices = slice_count<T>(shape.n_values);
-  const index_t parts = heads >= 2 * thread_count(threads) ? 1 : slices;
-  parallel_for(heads * parts, threads, [&](index_t task) {
-    const index_t head = task / parts, part = task % parts;
+  const index_t heads = shape.batch * shape.heads;
+  const HeadParts parts(heads, slice_count<T>(shape.n_values), threads);
+  parallel_for(heads * parts.count, threads, [&](index_t task) {
+    const index_t head = task / parts.count, part = task % parts.count;
     const WeightedHead<T> s =
         head_of<T>(shape, queries, keys, values, key_mask, order, scale, head, nullptr, nullptr);
     weighted_sum<T>(s,
                     {out.matrix(head / shape.heads, head % shape.heads), out.row_stride,
                      shape.n_queries, shape.n_values},
-                    nullptr, parts == 1 ? 0 : part, parts == 1 ? slices : part + 1);
+                    nullptr, parts.first(part), parts.first(part + 1));
   });
 }
 

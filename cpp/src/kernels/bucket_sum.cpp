@@ -124,7 +124,7 @@ struct Pass {
     const index_t n_keys = p.order == Order::causal ? smaller(p.n_keys, p.n_queries) : p.n_keys;
     in_order(
         p.order, n_keys, p.n_queries, [&](index_t j) LSHKIT_ALWAYS_INLINE { add(j); },
-        [&](index_t i) LSHKIT_ALWAYS_INLINE { read(i); });
+        [&](index_t i) LSHKIT_ALWAYS_INLINE { read(i); }, p.first_query);
   }
 };
 

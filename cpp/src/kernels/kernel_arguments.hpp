@@ -122,6 +122,7 @@ struct SumPass {
   index_t code_stride;
   int code_bytes, group;
   index_t n_queries, n_keys, table_rows;
+  index_t first_query;  // those before are not read; causal only
   const std::uint8_t* key_mask;
   Order order;
   int slices, width;  // 1 or 2, and their columns
@@ -145,6 +146,23 @@ struct FastSumPass : SumPass {
   float* out;
   index_t out_stride;
   std::uint32_t* table;  // as above
+};
+// A pass over all columns without tables, for few keys in a bucket: see pair_sum.cpp. table_rows:
+// the buckets; slices and table are not read.
+constexpr int kPairGroup = 8;    // hashes, at most
+constexpr int kPairQueries = 8;  // whose pairs are listed together
+template <class T>
+struct PairSumPass : BucketSumPass<T> {
+  bool linked;                  // keys, or else sorted: for two in a bucket at most as a rule
+  index_t most, most_of_query;  // pairs: of the first i queries at most most + i * most_of_query
+  std::uint16_t* buckets;       // (2 * table_rows + 3, kPairGroup)
+  std::uint16_t* keys;          // (n_keys + 1, kPairGroup)
+  std::uint16_t* found;         // (found_pairs() + 8 * kPairGroup)
+
+  index_t found_pairs() const {  // at most, of kPairQueries
+    return std::min(most + this->n_queries * most_of_query,
+                    kPairQueries * this->n_keys * kPairGroup);
+  }
 };
 // Of up to kFastColumns columns, over the keys that are not masked out.
 struct FastColumnSums {

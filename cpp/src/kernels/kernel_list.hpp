@@ -69,6 +69,9 @@ LSHKIT_KERNEL(double, reduce_probes, const ProbeRows& rows, const float* weights
 
 // ---- bucket sums ----
 LSHKIT_TYPED_KERNEL(void, bucket_sum, const BucketSumPass<T>& pass)
+// Of how many queries the sums are there: the others have too many pairs. Not causal: of all or
+// none.
+LSHKIT_TYPED_KERNEL(index_t, pair_sum, const PairSumPass<T>& pass)
 // value_j * scale to the nearest integer, columns in the order of fast_bucket_sum's lanes
 LSHKIT_KERNEL(void, fast_values, Matrix<const float> values, const float* scale, std::int16_t* out,
               index_t out_stride)

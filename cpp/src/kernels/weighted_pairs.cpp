@@ -4,14 +4,11 @@
 #include "weighted_pairs.hpp"
 
 #include "kernels.hpp"
-#include "simd.hpp"
+#include "row_columns.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
-
-// Registers of a row's columns that are worked on together.
-constexpr int kVectors = kVectorBytes >= 64 ? 4 : 8;
 
 // The keys' probes of a hash by bucket. One hash at a time: what is visited at random fits an L1
 // cache of 32 KB for 12 bits and some 1,000 rows. Linking moves no probe and takes half of the time
@@ -165,38 +162,6 @@ struct RowsOfProbes {
   }
 };
 
-// Columns [first, first + width) of a row.
-template <class T, bool Full>
-struct Columns {
-  static constexpr int n = kLanes<T>;
-  index_t first;
-  int width;
-
-  LSHKIT_INLINE void load_row(const T* row, Vec<T>* v) const {
-    row += first;
-    __asm__("" : "+r"(row));  // else GCC keeps `first + i * n` in as many registers as there are
-    LSHKIT_UNROLL
-    for (int i = 0; i < kVectors; ++i)
-      v[i] = Full ? load(row + i * n) : load_first(row + i * n, width - i * n);
-  }
-  LSHKIT_INLINE void store_row(T* row, const Vec<T>* v) const {
-    row += first;
-    __asm__("" : "+r"(row));
-    LSHKIT_UNROLL
-    for (int i = 0; i < kVectors; ++i)
-      Full ? store(row + i * n, v[i]) : store_first(row + i * n, v[i], width - i * n);
-  }
-};
-
-// run(Columns) for all columns of a row.
-template <class T, class Run>
-LSHKIT_INLINE void each_columns(index_t columns, const Run& run) {
-  constexpr int width = kVectors * kLanes<T>;
-  index_t first = 0;
-  for (; first + width <= columns; first += width) run(Columns<T, true>{first, width});
-  if (first < columns) run(Columns<T, false>{first, int(columns - first)});
-}
-
 template <class T>
 void sum_pairs(const WeightedPairSum<T>& p) {
   const RowsOfProbes<const T> values(p.values, p.key.n_probes);
@@ -209,19 +174,19 @@ void sum_pairs(const WeightedPairSum<T>& p) {
       p.weight_sums[i] += p.scale * sum;
     }
     each_columns<T>(p.values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
-      Vec<T> sum[kVectors] = {}, v[kVectors];
+      Vec<T> sum[columns.vectors] = {}, v[columns.vectors];
       for (index_t k = 0; k < count; ++k) {
         columns.load_row(values.row(pairs.keys[k]), v);
         const Vec<T> weight = broadcast(pairs.weights[k]);
         LSHKIT_UNROLL
-        for (int c = 0; c < kVectors; ++c) sum[c] += weight * v[c];
+        for (int c = 0; c < columns.vectors; ++c) sum[c] += weight * v[c];
       }
       LSHKIT_UNROLL
-      for (int c = 0; c < kVectors; ++c) sum[c] = rounded(sum[c] * p.scale);
+      for (int c = 0; c < columns.vectors; ++c) sum[c] = rounded(sum[c] * p.scale);
       if (p.accumulate) {
         columns.load_row(p.sum.row(i), v);
         LSHKIT_UNROLL
-        for (int c = 0; c < kVectors; ++c) sum[c] += v[c];
+        for (int c = 0; c < columns.vectors; ++c) sum[c] += v[c];
       }
       columns.store_row(p.sum.row(i), sum);
     });
@@ -237,11 +202,11 @@ LSHKIT_INLINE void dots_of(RowsOfProbes<const T> values, const PairList<T>& pair
     Vec<T> partial[n];
     LSHKIT_UNROLL
     for (int r = 0; r < n; ++r) {
-      Vec<T> v[kVectors];
+      Vec<T> v[columns.vectors];
       columns.load_row(values.row(pairs.keys[smaller(k + r, count - 1)]), v);
       partial[r] = v[0] * grad[0];
       LSHKIT_UNROLL
-      for (int c = 1; c < kVectors; ++c) partial[r] += v[c] * grad[c];
+      for (int c = 1; c < columns.vectors; ++c) partial[r] += v[c] * grad[c];
     }
     Vec<T> sums = sum_each<n, T>(partial);
     if (columns.first > 0) sums += load(dots + k);
@@ -262,16 +227,16 @@ void pairs_backward(const WeightedPairGradient<T>& p) {
     const index_t count = gather<T, true>(p, i);
     if (count == 0) continue;
     each_columns<T>(p.values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
-      Vec<T> grad[kVectors];
+      Vec<T> grad[columns.vectors];
       columns.load_row(p.grad.row(i), grad);
       if (query_grads || key_grads) dots_of(values, pairs, count, columns, grad, dots);
       for (index_t k = 0; p.value_grad.data && k < count; ++k) {
         T* to = value_grads.row(pairs.keys[k]);
         const Vec<T> weight = broadcast(scale * pairs.weights[k]);
-        Vec<T> v[kVectors];
+        Vec<T> v[columns.vectors];
         columns.load_row(to, v);
         LSHKIT_UNROLL
-        for (int c = 0; c < kVectors; ++c) v[c] += weight * grad[c];
+        for (int c = 0; c < columns.vectors; ++c) v[c] += weight * grad[c];
         columns.store_row(to, v);
       }
     });
