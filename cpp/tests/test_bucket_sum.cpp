@@ -1,5 +1,6 @@
 // The sum verb against all pairs of a query and a key.
 #include "check.hpp"
+#include "kernels/kernels.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "problem.hpp"
 
@@ -9,10 +10,16 @@ namespace {
 
 template <class T, class Code>
 void check_sum(index_t nq, index_t nk, index_t m, index_t dv, int n_buckets, Order order,
-               bool masked, int threads) {
+               bool masked, int threads, index_t alike_from = 1 << 20) {
   const index_t batch = 2, heads = 3;
-  const auto queries = random_codes<Code>(batch * heads * nq * m, n_buckets, 1);
-  const auto keys = random_codes<Code>(batch * heads * nk * m, n_buckets, 2);
+  auto queries = random_codes<Code>(batch * heads * nq * m, n_buckets, 1);
+  auto keys = random_codes<Code>(batch * heads * nk * m, n_buckets, 2);
+  const auto make_alike = [&](std::vector<Code>& codes, index_t rows) {
+    for (index_t i = 0; i < batch * heads * rows * m; ++i)
+      if (i / m % rows >= alike_from) codes[i] = Code(n_buckets - 1);
+  };
+  make_alike(queries, nq);
+  make_alike(keys, nk);
   const std::vector<float> numbers = normal(batch * heads * nk * dv, 3);
   std::vector<T> values(numbers.begin(), numbers.end());
   std::vector<std::uint8_t> mask(batch * nk);
@@ -61,7 +68,71 @@ TEST(sums_equal_all_pairs) {
       check_sum<double, std::uint8_t>(21, 34, 32, 12, 6, order, masked, 1);
       check_sum<double, std::uint16_t>(21, 34, 2, 8, 40000, order, masked, 1);
       check_sum<float, std::uint16_t>(40, 1100, 33, 17, 2048, order, masked, 1);
+      // Pairs, of keys that are linked or sorted.
+      check_sum<float, std::uint8_t>(60, 50, 9, 70, 200, order, masked, 2);
+      check_sum<float, std::uint8_t>(50, 150, 16, 64, 200, order, masked, 1);
+      check_sum<float, std::uint16_t>(150, 60, 11, 40, 512, order, masked, 2);
+      check_sum<float, std::uint16_t>(130, 180, 3, 90, 257, order, masked, 1);
+      check_sum<double, std::uint8_t>(70, 60, 8, 33, 256, order, masked, 1);
+      check_sum<double, std::uint16_t>(40, 70, 19, 9, 500, order, masked, 2);
+      // Rows of one bucket from one on: causal, pairs before and tables from there.
+      for (const index_t alike : {0, 20, 55, 59}) {
+        check_sum<float, std::uint8_t>(60, 60, 9, 70, 200, order, masked, 2, alike);
+        check_sum<float, std::uint16_t>(60, 90, 20, 64, 110, order, masked, 1, alike);
+        check_sum<double, std::uint16_t>(90, 60, 17, 9, 300, order, masked, 1, alike);
+      }
     }
+}
+
+// In arrays of exactly as many elements as the kernel may use; all rows share a bucket.
+TEST(pairs_beyond_the_most_are_not_written) {
+  const index_t rows = 21, n_values = 5, n_buckets = 9;
+  for (const Order order : {Order::all, Order::causal, Order::reversed})
+    for (const bool linked : {false, true})
+      for (const index_t keys : {index_t(1), index_t(7), rows, index_t(40)})
+        for (const index_t most : {0, 20, 400})
+          for (const index_t most_of_query : {0, 9, 60, 1000})
+            for (const int group : {3, 8}) {
+              const std::vector<std::uint8_t> codes(40 * group, 8);
+              const std::vector<float> values(keys * n_values, 1);
+              std::vector<float> out = unwritten<float>(rows * n_values);
+              PairSumPass<float> p{};
+              p.query_codes = p.key_codes = codes.data();
+              p.code_stride = p.group = group;
+              p.code_bytes = 1;
+              p.n_queries = rows;
+              p.n_keys = keys;
+              p.table_rows = n_buckets;
+              p.order = order;
+              p.width = n_values;
+              p.values = values.data();
+              p.value_stride = p.out_stride = n_values;
+              p.scale = 1;
+              p.out = out.data();
+              p.linked = linked;
+              p.most = most;
+              p.most_of_query = most_of_query;
+              std::vector<std::uint16_t> buckets((2 * n_buckets + 3) * kPairGroup),
+                  of_buckets((keys + 1) * kPairGroup),
+                  found(p.found_pairs() + 8 * kPairGroup);
+              p.buckets = buckets.data();
+              p.keys = of_buckets.data();
+              p.found = found.data();
+              const auto seen = [&](index_t i) {
+                return order == Order::all      ? keys
+                       : order == Order::causal ? std::min(i + 1, keys)
+                                                : std::max<index_t>(keys - i, 0);
+              };
+              index_t wanted = 0, pairs = 0;
+              for (; wanted < rows; ++wanted) {
+                pairs += group * seen(order == Order::reversed ? rows - 1 - wanted : wanted);
+                if (pairs > most + (wanted + 1) * most_of_query) break;
+              }
+              if (order != Order::causal && wanted < rows) wanted = 0;
+              CHECK(kernels().f32.pair_sum(p) == wanted);
+              for (index_t i = 0; i < wanted; ++i)
+                CHECK(out[i * n_values + 4] == float(group * seen(i)));
+            }
 }
 
 TEST(threads_do_not_change_a_bit) {

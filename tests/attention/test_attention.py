@@ -200,6 +200,27 @@ def test_a_sequence_does_not_depend_on_its_batch_mates():
     assert not torch.equal(codes[:, 0], codes[:, 1])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_bits", [9, 12])
+@pytest.mark.parametrize("first", [3, 100, 200, 299])
+def test_causal_queries_do_not_depend_on_later_rows(first, n_bits, dtype):
+    """Not in a bit, though later rows that are all alike are summed in tables."""
+    case = attention_inputs(300, d=64, batch=1, heads=2)
+    inputs = [x.to(dtype) for x in (case.query, case.key, case.value)]
+    alike = [x.clone() for x in inputs]
+    for x in alike:
+        x[:, :, first:] = x[:, :, first : first + 1]
+    options = {"is_causal": True, "normalize": None, "seed": 1}
+    options |= {"estimator": Sampled(n_bits=n_bits, n_hashes=20, expectation="never")}
+    out, of_alike = (yoso_attention(*x, **options) for x in (inputs, alike))
+    assert torch.equal(out[:, :, :first], of_alike[:, :, :first])
+    if dtype == torch.float32:
+        codes = [codes_of(x, 1, options["estimator"]) for x in alike[:2]]
+        case.query, case.key, case.value = alike
+        wanted = sampled_reference(case, *codes, is_causal=True, normalize=None)
+        torch.testing.assert_close(of_alike.double(), wanted, **FLOAT32)
+
+
 # ---------------------------------------------------------------- rows without a direction
 
 

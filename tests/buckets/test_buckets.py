@@ -48,6 +48,26 @@ def test_shapes_types_and_masks(n_q, n_k, dtype, causal, masked):
     assert_close(got, *arguments, **options)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n_buckets", [200, 256, 400, 4096])
+@pytest.mark.parametrize("alike", ["none", "all", "last", "clusters"])
+def test_few_and_many_keys_in_a_bucket(alike, n_buckets, dtype, causal):
+    """Few are visited one by one, many are summed in tables."""
+    n, n_hashes = 190, 21
+    codes, _, values = random_case(n, n, n_hashes, n_buckets, 70, dtype=dtype)
+    rng = np.random.default_rng(1)
+    rows = np.arange(n)
+    if alike == "clusters":
+        rows = rng.integers(0, 9, n)
+    elif alike != "none":
+        rows[0 if alike == "all" else 150 :] = 0
+    key_codes = codes[rows]
+    query_codes = np.where(rng.random(codes.shape) < 0.5, key_codes, codes)
+    arguments = query_codes, key_codes, values
+    assert_close(bucket_sum(*arguments, n_buckets, causal=causal), *arguments, causal=causal)
+
+
 def test_all_keys_masked():
     arguments = random_case(5, 7, 3, 4, 2)
     got = bucket_sum(*arguments, 4, key_mask=np.zeros(7, bool))
