@@ -113,8 +113,7 @@ TEST(pairs_beyond_the_most_are_not_written) {
               p.most = most;
               p.most_of_query = most_of_query;
               std::vector<std::uint16_t> buckets((2 * n_buckets + 3) * kPairGroup),
-                  of_buckets((keys + 1) * kPairGroup),
-                  found(p.found_pairs() + 8 * kPairGroup);
+                  of_buckets((keys + 1) * kPairGroup), found(p.found_pairs() + 8 * kPairGroup);
               p.buckets = buckets.data();
               p.keys = of_buckets.data();
               p.found = found.data();
