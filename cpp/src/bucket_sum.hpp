@@ -29,11 +29,11 @@ index_t slice_count(index_t n_values) {
 // Slices [first, last). Uses thread_scratch.
 template <class T>
 void sum_slices(const HeadSum<T>& sum, index_t first, index_t last);
-// Its two ways. By pairs of a query and a key in one bucket where these are few, and of how many
-// queries: whatever the slices, and if causal whatever later keys are; otherwise of all or none. By
-// tables from sum.first_query on.
+// Its two ways. By pairs of a query and a key in one bucket, where these are few: of how many
+// queries, and if not causal of all or none. That does not depend on the slices, and if causal not
+// on later rows. By tables: from sum.first_query on.
 template <class T>
-bool pairs_pay(const HeadSum<T>& sum);  // were codes uniform
+bool pairs_pay(const HeadSum<T>& sum);  // of its sizes, if codes were uniform
 template <class T>
 index_t sum_by_pairs(const HeadSum<T>& sum, index_t first, index_t last);
 template <class T>

@@ -34,7 +34,6 @@ template <class T>
 index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
   constexpr index_t columns = kSliceBytes / sizeof(T);
   if (first == last || !pairs_pay(s)) return 0;
-  const index_t group = std::min<index_t>(kPairGroup, s.n_hashes);
   PairSumPass<T> pass;
   pass.n_queries = s.n_queries;
   pass.n_keys = s.n_keys;
@@ -43,23 +42,25 @@ index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
   pass.code_bytes = s.code_bytes;
   pass.key_mask = s.key_mask;
   pass.order = s.order;
-  pass.values = s.values.data + first * columns;
-  pass.value_stride = s.values.stride;
-  pass.width = int(std::min(last * columns, s.values.columns) - first * columns);
+  const index_t width = std::min(last * columns, s.values.columns) - first * columns;
+  pass.values = {s.values.data + first * columns, s.values.stride, s.n_keys, width};
   pass.scale = s.scale;
-  pass.out = s.out.data + first * columns;
-  pass.out_stride = s.out.stride;
+  pass.out = {s.out.data + first * columns, s.out.stride, s.n_queries, width};
   pass.linked = 2 * s.n_keys <= s.n_buckets;
-  // So many in the mean take no longer than tables, and some more to start with. Causal pairs are
-  // few at first, and tables may have to do the rest.
-  pass.most_of_query = (s.order == Order::causal ? 1 : 2) * group;
-  pass.most = pass.most_of_query * s.n_keys / 8;
+  // So many pairs of a query and hash in the mean take no longer than tables, and some more to
+  // start with. Causal pairs are few at first, and tables may have to do the rest.
+  const auto limit = [&](index_t group) {
+    pass.group = int(group);
+    pass.most_of_query = (s.order == Order::causal ? 1 : 2) * group;
+    pass.most = pass.most_of_query * s.n_keys / 8;
+  };
+  limit(std::min<index_t>(kPairGroup, s.n_hashes));
   const std::size_t bytes = PairMemory<T>(Arena(), pass).bytes;
   PairMemory<T>(Arena(thread_scratch(bytes)), pass);
   for (index_t hash = 0; hash < s.n_hashes && pass.n_queries > 0; hash += kPairGroup) {
     pass.query_codes = static_cast<const char*>(s.query_codes) + hash * s.code_bytes;
     pass.key_codes = static_cast<const char*>(s.key_codes) + hash * s.code_bytes;
-    pass.group = int(std::min<index_t>(kPairGroup, s.n_hashes - hash));
+    limit(std::min<index_t>(kPairGroup, s.n_hashes - hash));
     pass.accumulate = hash > 0;
     pass.n_queries = kernels().typed<T>().pair_sum(pass);
   }

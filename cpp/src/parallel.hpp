@@ -69,7 +69,7 @@ struct HeadParts {
   index_t slices, count;  // tasks a head
 
   HeadParts(index_t heads, index_t n_slices, int threads) : slices(n_slices), count(1) {
-    const index_t tasks = 2 * thread_count(threads);
+    const index_t tasks = index_t(2) * thread_count(threads);
     if (tasks > 2 && heads > 0)
       count = std::clamp<index_t>((tasks + heads - 1) / heads, 1, std::max<index_t>(slices, 1));
   }

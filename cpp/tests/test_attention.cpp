@@ -1,5 +1,6 @@
 // Both estimators and their gradients against dense sums over all pairs, in double precision. The
-// sizes reach every way the lower bound is computed: pairs, direct, quadratic and linear buckets.
+// sizes reach every way the lower bound is computed: pairs, lists, direct, quadratic and linear
+// buckets.
 #include "check.hpp"
 #include "lshkit/attention.hpp"
 #include "lshkit/hash.hpp"
@@ -214,7 +215,8 @@ const Case kCases[] = {
     {130, 70, 20, 33, 9, 7},      // pairs, 16-bit codes
     {40, 90, 64, 64, 4, 300},     // pairs, counts beyond a byte
     {1100, 1050, 64, 64, 8, 3},   // buckets: direct
-    {1100, 1030, 20, 20, 14, 3},  // buckets, most of them empty
+    {1100, 1030, 20, 20, 14, 9},  // lists of linked keys
+    {1030, 1100, 64, 40, 9, 11},  // lists of sorted keys
     {300, 300, 32, 32, 2, 2},     // buckets: direct rows of 32, linear
     {300, 280, 24, 40, 3, 2},     // buckets: quadratic
     {700, 700, 20, 12, 1, 2},     // buckets: linear, many chunks

@@ -10,13 +10,13 @@ namespace {
 
 template <class T, class Code>
 void check_sum(index_t nq, index_t nk, index_t m, index_t dv, int n_buckets, Order order,
-               bool masked, int threads, index_t alike_from = 1 << 20) {
+               bool masked, int threads, index_t alike_from = 1 << 20, index_t alike_hash = 0) {
   const index_t batch = 2, heads = 3;
   auto queries = random_codes<Code>(batch * heads * nq * m, n_buckets, 1);
   auto keys = random_codes<Code>(batch * heads * nk * m, n_buckets, 2);
   const auto make_alike = [&](std::vector<Code>& codes, index_t rows) {
     for (index_t i = 0; i < batch * heads * rows * m; ++i)
-      if (i / m % rows >= alike_from) codes[i] = Code(n_buckets - 1);
+      if (i / m % rows >= alike_from && i % m >= alike_hash) codes[i] = Code(n_buckets - 1);
   };
   make_alike(queries, nq);
   make_alike(keys, nk);
@@ -80,6 +80,7 @@ TEST(sums_equal_all_pairs) {
         check_sum<float, std::uint8_t>(60, 60, 9, 70, 200, order, masked, 2, alike);
         check_sum<float, std::uint16_t>(60, 90, 20, 64, 110, order, masked, 1, alike);
         check_sum<double, std::uint16_t>(90, 60, 17, 9, 300, order, masked, 1, alike);
+        check_sum<float, std::uint16_t>(60, 60, 20, 64, 110, order, masked, 1, alike, 8);
       }
     }
 }
@@ -104,11 +105,9 @@ TEST(pairs_beyond_the_most_are_not_written) {
               p.n_keys = keys;
               p.table_rows = n_buckets;
               p.order = order;
-              p.width = n_values;
-              p.values = values.data();
-              p.value_stride = p.out_stride = n_values;
+              p.values = {values.data(), n_values, keys, n_values};
               p.scale = 1;
-              p.out = out.data();
+              p.out = {out.data(), n_values, rows, n_values};
               p.linked = linked;
               p.most = most;
               p.most_of_query = most_of_query;

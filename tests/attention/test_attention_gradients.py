@@ -80,6 +80,36 @@ def test_sampled_gradients_equal_reference(shape, n_bits, is_causal):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("n_bits", "alike_from"), [(9, None), (12, None), (12, 0), (12, 1000)])
+def test_sampled_gradients_of_long_sequences(n_bits, alike_from, is_causal):
+    """Few rows in a bucket, or in some hashes most of them in one."""
+    case = attention_inputs(1100, 1050, d=24, d_v=40, batch=1, heads=1)
+    mask = torch.arange(1050)[None] % 5 != 3
+    if alike_from is not None:
+        case.key[:, :, alike_from:] = case.key[:, :, :1].clone()
+        case.query[:, :, alike_from:] = case.key[:, :, :1] + 0.1 * case.query[:, :, :1].clone()
+    estimator = replace(SAMPLED, n_bits=n_bits, n_hashes=11)
+    codes = [codes_of(x, 5, estimator).numpy() for x in (case.query, case.key)]
+    actual = gradients(case, estimator, mask, is_causal, normalize=None, seed=5)
+    expected = reference.yoso_backward(
+        *arrays(case),
+        *codes,
+        case.grad_out.double().numpy(),
+        n_bits,
+        gradient="lower_bound",
+        **reference_options(mask, is_causal, None),
+    )
+    assert_gradients_close(actual, expected, rtol=2e-4)
+    for i, name in enumerate(("query", "key")):  # alone
+        x = getattr(case, name)
+        wanted = [y.detach().requires_grad_(y is x) for y in (case.query, case.key, case.value)]
+        options = {"is_causal": is_causal, "causal_offset": 0, "normalize": None, "seed": 5}
+        out = yoso_attention(*wanted, mask, estimator=estimator, **options)
+        (alone,) = torch.autograd.grad(out, wanted[i], case.grad_out)
+        assert torch.equal(alone, actual[i])
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("n_bits", [1, 8, 16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_expected_gradients_equal_reference(shape, n_bits, is_causal):
@@ -246,7 +276,7 @@ def test_dtypes(dtype):
             assert torch.equal(a, e.to(dtype))
 
 
-@pytest.mark.parametrize("n_bits", [8, 2])  # 2: the keys of a bucket are many
+@pytest.mark.parametrize("n_bits", [12, 8, 2])  # 2: the keys of a bucket are many
 @pytest.mark.parametrize("d", [32, 64])
 def test_nan_in_a_value_or_gradient_stays_with_the_pairs_that_see_it(d, n_bits):
     bad = 1500

@@ -1,5 +1,7 @@
 #pragma once
 // What the kernels of kernel_list.hpp are given: rows, codes and scratch of one head.
+#include <algorithm>
+
 #include "lshkit/attention.hpp"
 #include "lshkit/binned_hash.hpp"
 #include "lshkit/collisions.hpp"
@@ -147,22 +149,29 @@ struct FastSumPass : SumPass {
   index_t out_stride;
   std::uint32_t* table;  // as above
 };
-// A pass over all columns without tables, for few keys in a bucket: see pair_sum.cpp. table_rows:
-// the buckets; slices and table are not read.
+// The pairs of a query and a key in one bucket, one by one, where they are few: see
+// keys_by_bucket.hpp. table_rows: the buckets; first_query and slices are not read.
 constexpr int kPairGroup = 8;    // hashes, at most
 constexpr int kPairQueries = 8;  // whose pairs are listed together
-template <class T>
-struct PairSumPass : BucketSumPass<T> {
-  bool linked;                  // keys, or else sorted: for two in a bucket at most as a rule
-  index_t most, most_of_query;  // pairs: of the first i queries at most most + i * most_of_query
-  std::uint16_t* buckets;       // (2 * table_rows + 3, kPairGroup)
-  std::uint16_t* keys;          // (n_keys + 1, kPairGroup)
-  std::uint16_t* found;         // (found_pairs() + 8 * kPairGroup)
+struct PairSearch : SumPass {
+  bool linked;  // keys, or else sorted: for two in a bucket at most as a rule
+  // Pairs of these hashes: of the first i queries, in their order, most + i * most_of_query at
+  // most.
+  index_t most, most_of_query;
+  std::uint16_t* buckets;  // (2 * table_rows + 3, kPairGroup)
+  std::uint16_t* keys;     // (n_keys + 1, kPairGroup)
+  std::uint16_t* found;    // (found_pairs() + 8 * kPairGroup)
 
   index_t found_pairs() const {  // at most, of kPairQueries
-    return std::min(most + this->n_queries * most_of_query,
-                    kPairQueries * this->n_keys * kPairGroup);
+    return std::min(most + n_queries * most_of_query, kPairQueries * n_keys * kPairGroup);
   }
+};
+// A pass over all columns without tables.
+template <class T>
+struct PairSumPass : PairSearch {
+  Matrix<const T> values;
+  T scale;
+  Matrix<T> out;
 };
 // Of up to kFastColumns columns, over the keys that are not masked out.
 struct FastColumnSums {

@@ -1,6 +1,9 @@
-// Gradient of queries and keys with the lower bound of the derivative (YOSO, ICML 2021, eq. 4). Two
-// ways to the same sum: lower_bound_pairs for short sequences, lower_bound_buckets for long ones.
+// Gradient of queries and keys with the lower bound of the derivative (YOSO, ICML 2021, eq. 4).
+// Three ways to the same sum: lower_bound_lists where few rows share a bucket, else
+// lower_bound_pairs for short sequences and lower_bound_buckets for long ones.
 #include "lower_bound_gradient.hpp"
+
+#include "simd.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -16,10 +19,12 @@ bool few(const LowerBoundGradient& p) {
 }  // namespace
 
 index_t lower_bound_scratch(const LowerBoundGradient& p) {
-  return few(p) ? lower_bound_pairs_scratch(p) : lower_bound_buckets_scratch(p);
+  const index_t lists = lower_bound_lists_pay(p) ? lower_bound_lists_scratch(p) : 0;
+  return larger(lists, few(p) ? lower_bound_pairs_scratch(p) : lower_bound_buckets_scratch(p));
 }
 
 void lower_bound_gradient(const LowerBoundGradient& p) {
+  if (lower_bound_lists_pay(p) && lower_bound_lists(p)) return;
   few(p) ? lower_bound_pairs(p) : lower_bound_buckets(p);
 }
 

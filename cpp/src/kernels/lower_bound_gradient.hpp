@@ -1,10 +1,13 @@
 #pragma once
-// The two ways of lower_bound_gradient.cpp.
+// The ways of lower_bound_gradient.cpp.
 #include "kernels.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 
+bool lower_bound_lists_pay(const LowerBoundGradient&);
+index_t lower_bound_lists_scratch(const LowerBoundGradient&);  // bytes
+bool lower_bound_lists(const LowerBoundGradient&);             // false: there are too many pairs
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);  // bytes
 void lower_bound_pairs(const LowerBoundGradient&);
 index_t lower_bound_buckets_scratch(const LowerBoundGradient&);  // bytes

@@ -202,7 +202,7 @@ LSHKIT_INLINE void dots_of(RowsOfProbes<const T> values, const PairList<T>& pair
     Vec<T> partial[n];
     LSHKIT_UNROLL
     for (int r = 0; r < n; ++r) {
-      Vec<T> v[columns.vectors];
+      Vec<T> v[C::vectors];
       columns.load_row(values.row(pairs.keys[smaller(k + r, count - 1)]), v);
       partial[r] = v[0] * grad[0];
       LSHKIT_UNROLL
