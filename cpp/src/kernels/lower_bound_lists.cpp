@@ -43,7 +43,7 @@ struct Scratch {
 // products_k = the row's product with row found_k of `rows`. Up to three more are written.
 LSHKIT_INLINE void products_of(const float* row, Matrix<const float> rows,
                                const std::uint16_t* found, index_t count, float* products) {
-  each_columns<float>(rows.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
+  each_columns<float, kVectors / 2>(rows.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
     Vec<float> x[columns.vectors];
     columns.load_row(row, x);
     for (index_t k = 0; k < count; k += 4) {
@@ -79,7 +79,7 @@ bool pairs(const Problem& problem) {
     products_of(p.grad.row(i), p.value, found, count, products);
     const float bias = p.bias ? p.bias[i] : 0, inverse_norm = p.query_inverse_norm[i];
     for (index_t k = 0; k < count; ++k) products[k] = p.scale * (products[k] + bias);
-    each_columns<float>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
+    each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
       Vec<float> x[columns.vectors], row[columns.vectors];
       if (ToQuery) {
         columns.load_row(p.query_grad.row(i), x);

@@ -11,7 +11,7 @@ namespace {
 template <class T>
 LSHKIT_INLINE void sum_rows(Matrix<const T> values, const std::uint16_t* found, index_t count,
                             Vec<T> scale, bool accumulate, T* out) {
-  each_columns<T>(values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
+  each_columns<T, kVectors / 2>(values.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
     Vec<T> sum[columns.vectors] = {}, v[columns.vectors];
     for (index_t k = 0; k < count; ++k) {
       columns.load_row(values.row(found[k]), v);

@@ -31,15 +31,16 @@ struct Columns {
   }
 };
 
-// run(Columns) for all columns of a row: as many as registers hold, then a half of them at a time.
-template <class T, class Run>
+// run(Columns) for all columns of a row: as many as registers hold at a time, and what is left in as
+// many registers, Least vectors at a time.
+template <class T, int Least = kVectors, class Run>
 LSHKIT_INLINE void each_columns(index_t columns, const Run& run) {
-  constexpr int half = kVectors / 2, width = half * kLanes<T>;
+  constexpr int width = kVectors * kLanes<T>, least = Least * kLanes<T>;
   index_t first = 0;
-  for (; first + 2 * width <= columns; first += 2 * width)
-    run(Columns<T, kVectors, true>{first, 2 * width});
-  for (; first + width <= columns; first += width) run(Columns<T, half, true>{first, width});
-  if (first < columns) run(Columns<T, half, false>{first, int(columns - first)});
+  for (; first + width <= columns; first += width) run(Columns<T, kVectors, true>{first, width});
+  if constexpr (Least < kVectors)
+    for (; first + least <= columns; first += least) run(Columns<T, Least, true>{first, least});
+  if (first < columns) run(Columns<T, Least, false>{first, int(columns - first)});
 }
 
 }  // namespace
