@@ -52,9 +52,9 @@ def yoso_attention(
         query: `(..., H, N_q, D)`, or `(B, N_q, D)` for one head. float32, bfloat16, float16 or
             float64; see each estimator for the precision of the computation. On the CPU, sums of
             bfloat16 and float16 without a causal mask, of hard codes and of soft ones, are added up
-            in 16-bit integers, without bias, to 0.2 % of the root mean square of all outputs; more
-            where queries meet only values far smaller than the largest (docs/attention.md, "Data
-            types"). Other sums are float32.
+            in 16-bit integers where many rows share a bucket, without bias, to 0.2 % of the root
+            mean square of all outputs; more where queries meet only values far smaller than the
+            largest (docs/attention.md, "Data types"). Other sums are float32.
         key: `(..., H, N_k, D)`, same leading sizes and dtype as query.
         value: `(..., H, N_k, D_v)`.
         attn_mask: boolean key padding mask `(B, N_k)` or `(B, 1, 1, N_k)` (3-D inputs: `(B, 1,

@@ -25,7 +25,7 @@ def bucket_sum(
     """Mean over the hashes of the sum of the values whose key shares the query's bucket.
 
     For codes from one hash family, an unbiased estimate of sum_j p(q, k_j) v_j with p the collision
-    probability (YOSO, ICML 2021, section 3.2). No pair is visited: the cost is linear in n_q + n_k.
+    probability (YOSO, ICML 2021, section 3.2). The cost is linear in n_q + n_k.
     Leading dimensions are broadcast; all arrays or all tensors.
 
     Parameters
