@@ -31,8 +31,8 @@ struct Columns {
   }
 };
 
-// run(Columns) for all columns of a row: as many as registers hold at a time, and what is left in as
-// many registers, Least vectors at a time.
+// run(Columns) for all columns of a row: as many as kVectors registers hold at a time, and of what
+// is left as many as Least do.
 template <class T, int Least = kVectors, class Run>
 LSHKIT_INLINE void each_columns(index_t columns, const Run& run) {
   constexpr int width = kVectors * kLanes<T>, least = Least * kLanes<T>;
