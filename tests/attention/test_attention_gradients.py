@@ -109,6 +109,23 @@ def test_sampled_gradients_of_long_sequences(n_bits, alike_from, is_causal):
         assert torch.equal(alone, actual[i])
 
 
+@pytest.mark.parametrize(("size", "of_values"), [(1e-30, 1e-15), (1e-20, 1e-25), (1e30, 1e15)])
+@pytest.mark.parametrize("estimator", [SAMPLED, EXPECTED], ids=str)
+def test_gradients_of_very_long_and_short_rows(estimator, size, of_values):
+    """The gradient of a row is inversely proportional to its length."""
+    case = attention_inputs(12)
+
+    def scaled(of_rows, of_values):
+        rows = [(x * of_rows).requires_grad_() for x in (case.query, case.key)]
+        value, options = case.value * of_values, {"normalize": None, "seed": 0}
+        out = yoso_attention(*rows, value, estimator=estimator, **options)
+        grads = torch.autograd.grad(out, rows, case.grad_out)
+        return [x.double() * of_rows / of_values for x in grads]
+
+    for got, wanted in zip(scaled(size, of_values), scaled(1, 1), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("n_bits", [1, 8, 16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

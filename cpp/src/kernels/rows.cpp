@@ -151,7 +151,11 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
       clear(g, grad.columns);
       continue;
     }
-    const T along = dot(static_cast<const T*>(g), row, grad.columns) * scale;
+    T along = 0;
+    if (scale > T(1e-6) && scale < T(1e6))
+      along = dot(static_cast<const T*>(g), row, grad.columns) * scale;
+    else  // products with rows of such lengths may leave the range of T
+      for (index_t c = 0; c < grad.columns; ++c) along += g[c] * (row[c] * scale);
     for (index_t c = 0; c < grad.columns; ++c) g[c] = scale * (g[c] - along * (row[c] * scale));
   }
 }
