@@ -1,7 +1,8 @@
 #pragma once
 // The sum verb: out[i] = scale * sum over hashes h and keys j with key_code[j,h] == query_code[i,h]
 // of values[j]. Each hash adds every value to a table row and each query reads one row (YOSO, ICML
-// 2021, section 3.2): no pair is visited and the work is linear in the number of rows.
+// 2021, section 3.2): the work is linear in the number of rows. Where few keys share a bucket, the
+// CPU adds the values of a query's pairs instead.
 #include "lshkit/tensor.hpp"
 
 namespace lshkit {

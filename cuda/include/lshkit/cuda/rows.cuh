@@ -349,23 +349,17 @@ __global__ void __launch_bounds__(kRowThreads) finish_gradient_kernel(FinishGrad
     const auto load_row = [&](index_t first, float* x) {
       if (a.inverse) r.load(a.x.data, a.x.element, from, first, x);
     };
+    const float inverse = !a.inverse ? 1 : r.exists() ? a.inverse[r.row()] : 0;
+    const bool zeros = a.inverse ? inverse == 0 : r.exists() && !a.valid[r.row()];
+    // Of the unit vector: products with the row itself may leave the range of floats.
     float total[kHeld], x[kHeld] = {}, along = 0;
     for (index_t first = 0; first < a.columns; first += r.step()) {
       load_total(first, total);
       load_row(first, x);
       LSHKIT_UNROLL
-      for (int k = 0; k < kHeld; ++k) along += total[k] * x[k];
+      for (int k = 0; k < kHeld; ++k) along += total[k] * (x[k] * inverse);
     }
-    float inverse = 1;
-    bool zeros = false;
-    if (a.inverse) {
-      inverse = r.exists() ? a.inverse[r.row()] : 0;
-      zeros = inverse == 0;
-      along = r.sum(along) * inverse;
-    } else {
-      zeros = r.exists() && !a.valid[r.row()];
-      along = 0;
-    }
+    along = a.inverse ? r.sum(along) : 0;
     for (index_t first = 0; first < a.columns; first += r.step()) {
       if (!r.in_registers()) {
         load_total(first, total);
