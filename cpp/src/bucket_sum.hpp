@@ -33,8 +33,6 @@ void sum_slices(const HeadSum<T>& sum, index_t first, index_t last);
 // queries, and if not causal of all or none. That does not depend on the slices, and if causal not
 // on later rows. By tables: from sum.first_query on.
 template <class T>
-bool pairs_pay(const HeadSum<T>& sum);  // of its sizes, if codes were uniform
-template <class T>
 index_t sum_by_pairs(const HeadSum<T>& sum, index_t first, index_t last);
 template <class T>
 void sum_by_tables(const HeadSum<T>& sum, index_t first, index_t last);

@@ -36,7 +36,7 @@ template <class T>
 void compute(ExpectedSum<T> p, bool bfloat16) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (bfloat16) {
-      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, false, 0));
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, false));
       if (kernels().expected_bfloat16_sum(p)) return;
     }
   }
@@ -47,7 +47,7 @@ template <class T>
 void compute(ExpectedGradient<T> p, bool bfloat16) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (bfloat16) {
-      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, true, 0));
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, true));
       if (kernels().expected_bfloat16_gradient(p)) return;
     }
   }

@@ -19,8 +19,7 @@ struct PairMemory {
   }
 };
 
-}  // namespace
-
+// Of its sizes, if codes were uniform.
 template <class T>
 bool pairs_pay(const HeadSum<T>& s) {
   constexpr index_t kMostKeys = 65535;  // they have numbers of 16 bits
@@ -29,6 +28,8 @@ bool pairs_pay(const HeadSum<T>& s) {
   return s.n_queries > 0 && s.n_keys > 0 && s.n_keys <= kMostKeys &&
          4 * s.n_keys <= slices * s.n_buckets && s.n_buckets <= 16 * slices * s.n_keys;
 }
+
+}  // namespace
 
 template <class T>
 index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
@@ -67,10 +68,7 @@ index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
   return pass.n_queries;
 }
 
-#define LSHKIT_INSTANTIATE(T)                 \
-  template bool pairs_pay(const HeadSum<T>&); \
-  template index_t sum_by_pairs(const HeadSum<T>&, index_t, index_t);
-LSHKIT_INSTANTIATE(float)
-LSHKIT_INSTANTIATE(double)
+template index_t sum_by_pairs(const HeadSum<float>&, index_t, index_t);
+template index_t sum_by_pairs(const HeadSum<double>&, index_t, index_t);
 
 }  // namespace lshkit

@@ -65,44 +65,6 @@ void collision_counts(const HeadSum<float>& s, float* counts) {
                     : collision_counts<std::uint16_t>(s, counts);
 }
 
-// ---- by tiles: all pairs of short sequences of bfloat16 ----
-// Tiles make products of all pairs so cheap that counting their collisions and multiplying costs
-// less than sums, which cost the same for each row. Estimates of cycles, for CPUs with AMX: a
-// pair's count takes code_bytes * n_hashes / 50 and its products forward 0.7; a row and hash of
-// tables take 25 times code_bytes, of pairs in one bucket 22. The gradient's products take 1.2 for
-// a pair; in its place the ways of lower_bound_gradient took 8 at 512 rows, 6 at 1,024 and 3 at
-// 4,096 (measured).
-bool countable(Codes codes, index_t n_hashes) {
-  return kernels().counted_sum && n_hashes <= (codes.bytes == 1 ? 255 : 256);  // exact in bfloat16
-}
-bool counts_forward(Codes codes, const HeadSum<float>& s) {
-  const index_t bytes = codes.bytes * s.n_hashes;
-  const index_t cycles = pairs_pay(s) ? 22 * s.n_hashes : 25 * bytes;
-  return countable(codes, s.n_hashes) && s.n_keys * (bytes + 35) <= 50 * cycles;
-}
-bool counts_backward(Codes codes, index_t n_hashes, index_t n_queries, index_t n_keys) {
-  const index_t rows = std::min<index_t>(2048, 64 * n_hashes) / codes.bytes;
-  return countable(codes, n_hashes) && n_queries <= rows && n_keys <= rows;
-}
-
-CountedPairs counted_pairs(const HeadSum<float>& s) {
-  return {s.query_codes, s.key_codes, s.code_bytes, s.n_hashes};
-}
-
-// All columns. False where values are not finite, or not of a usual size.
-bool counted_forward(const HeadSum<float>& s) {
-  ExpectedSum<float> p{};
-  p.query.rows = s.n_queries;
-  p.key.rows = s.n_keys;
-  p.value = s.values;
-  p.key_valid = s.key_mask;
-  p.causal = s.order == Order::causal;
-  p.out = s.out;
-  p.scratch =
-      thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, false, s.n_hashes));
-  return kernels().counted_sum(p, counted_pairs(s));
-}
-
 }  // namespace
 
 void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
@@ -139,9 +101,7 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
-    const bool counted = in.value.element == Element::bfloat16 && last == sums.slices && finish &&
-                         counts_forward(queries, s) && counted_forward(s);
-    if (!counted) sums.run(s, first, last);
+    sums.run(s, first, last);
     if (!finish) return;
     float* divisor =
         divisors && options.normalize != Normalize::none ? divisors + r.query_row : nullptr;
@@ -193,20 +153,6 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
     transposed.out = b.value_grad;
 
     const GradientCodes& subset = options.gradient_codes;
-    const bool of_values = !b.query_grad.data && !b.key_grad.data;  // alone: a sum over queries
-    if (options.bfloat16_products && options.gradient == Gradient::lower_bound &&
-        subset.n_hashes == 0 &&
-        counts_backward(query_codes, n_hashes, b.range.n_queries, b.range.n_keys) &&
-        (!of_values || counts_forward(query_codes, transposed))) {
-      ExpectedGradient<float> p;
-      fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
-      p.n_bits = n_bits;
-      p.weight = Gradient::lower_bound;
-      p.value_grad = b.value_grad;
-      p.scratch =
-          thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, true, n_hashes));
-      if (kernels().counted_gradient(p, counted_pairs(forward))) return unit_norms_backward(p);
-    }
 
     // Values: the transpose of the sum, from the same codes.
     if (b.value_grad.data) {

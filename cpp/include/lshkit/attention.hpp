@@ -47,8 +47,8 @@ struct AttentionOptions {
   Gradient gradient = Gradient::lower_bound;
   GradientCodes gradient_codes = {};
   KeptOutput kept = {};
-  // Products of the sampled lower bound's gradient, and with AMX of the values', in bfloat16, sums
-  // in float32, where the CPU has such instructions: for inputs that have no more digits.
+  // Products of the sampled lower bound's gradient in bfloat16, sums in float32, where the CPU has
+  // such instructions: for inputs that have no more digits.
   bool bfloat16_products = false;
 };
 template <class T>

@@ -312,14 +312,6 @@ struct ExpectedSum {
   void* scratch;
 };
 
-// Codes (rows, n_hashes) of a head. A pair's weight is count / n_hashes, where it has that many of
-// them in common: at most 255 where a code has one byte.
-struct CountedPairs {
-  const void *query_codes = nullptr, *key_codes = nullptr;
-  int code_bytes = 0;
-  index_t n_hashes = 0;
-};
-
 // ---- partition_sums ----
 constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side
 struct ExponentialSums {

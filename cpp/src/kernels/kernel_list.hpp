@@ -156,17 +156,9 @@ LSHKIT_KERNEL(ExponentialSums, exponential_sums, const float* x, index_t count, 
 // The expectation of rows that are bfloat16 without loss. False, with outputs of any content, for
 // causal rows that are not finite.
 LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> query,
-                       Matrix<const float> value, bool gradient,
-                       index_t n_hashes)  // bytes; n_hashes: of counted pairs, else 0
+                       Matrix<const float> value, bool gradient)  // bytes
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
-
-// The same with counts in the place of probabilities, and of the lower bound; false for any rows
-// that are not finite, or too small or large for products of counts. A sum reads no query and no
-// key, which have no columns; key_valid may be null.
-LSHKIT_TILE_KERNEL(bool, counted_sum, const ExpectedSum<float>& sum, const CountedPairs& codes)
-LSHKIT_TILE_KERNEL(bool, counted_gradient, const ExpectedGradient<float>& gradient,
-                   const CountedPairs& codes)
 
 // Codes of hyperplanes, those of hash_hyperplane. False, with codes of any content, where that one
 // has to make them: for planes of norms far from 1, and blocks with such rows.
@@ -174,7 +166,8 @@ LSHKIT_TILE_KERNEL(bool, pack_planes, const HashTiles& planes)
 LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
 
 // See lower_bound_bfloat16.hpp: the rows, and the gradients that p wants of queries and keys, at
-// most kPairedRows of either, pair by pair.
+// most kPairedRows of either, pair by pair. Where these are tiles, the thread is to hold them.
+LSHKIT_TILE_KERNEL(void, hold_tiles, bool hold)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_pairs, const LowerBoundGradient& p, const Bfloat16Rows& words,
                        const Bfloat16Side& queries, const Bfloat16Side& keys)

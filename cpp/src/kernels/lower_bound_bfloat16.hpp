@@ -46,7 +46,7 @@ LSHKIT_INLINE Bfloat16Rows cut_words(const LowerBoundGradient& p, Cut& cut) {
   if (!w.linear) {
     constexpr index_t t = kPairedRows / 16;
     const index_t depth = round_up(w.dv, 32) / 32, d = w.d / 16;
-    const index_t tiles = 2 * t * depth + t * t + t * t / 2 + t / 2 * d + t * d;
+    const index_t tiles = t * t + larger(t * depth, t / 2 * d) + t * depth;
     w.tiles = cut.take<std::uint32_t>(tiles * 256);
     return w;
   }

@@ -76,7 +76,9 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   BucketScratch s(p, cut);
   clear(p.query_grad);
   clear(p.key_grad);
+  const bool tiles = s.words.on && !s.words.linear;
   if (s.words.on) lshkit::kernels().bfloat16_rows(p, s.words);
+  if (tiles) lshkit::kernels().hold_tiles(true);
   const Costs costs(p, s);
   const auto direct = with_wanted(
       p, [&](auto to_query, auto to_key) { return direct_form<to_query.value, to_key.value>(p); });
@@ -106,6 +108,7 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
         bucket.linear(nq, nk);
     }
   }
+  if (tiles) lshkit::kernels().hold_tiles(false);
 }
 
 }  // namespace LSHKIT_ISA

@@ -1,15 +1,12 @@
 // The expectation of bfloat16 rows (see kernels/expected_attention.cpp), with products of bfloat16
-// and sums in float32. A chunk of keys is packed once and meets the queries block by block. By
-// tiles also the samples of short sequences: of each pair the codes that it shares are counted in
-// the place of its probability, in some n_hashes / 50 cycles, where tables take a time per row.
+// and sums in float32. A chunk of keys is packed once and meets the queries block by block.
 //
 // Rows are scaled by powers of two alone, which rounds nothing, so cosines are those of float32.
 // Rounded to bfloat16, by 2^-8 of each at most: probabilities, the weights of pairs in the
 // gradient, and the output's gradient where it is summed for the values; g . v takes two parts of
-// it. Counts are exact.
+// it.
 #include "kernels/bfloat16/tiles.hpp"
 #include "kernels/collision_probability.hpp"
-#include "kernels/collisions.hpp"
 #include "kernels/kernels.hpp"
 
 namespace lshkit {
@@ -63,58 +60,6 @@ struct Queries {
   }
 };
 
-// The codes that a block's queries share with a chunk's keys, in the place of probabilities. Code:
-// the type of a code and a count, void for no counts.
-template <class Code>
-class Counts {
- public:
-  static constexpr bool kUsed = true;
-
-  Counts(const CountedPairs& codes, index_t n_queries, void* memory)
-      : queries_(static_cast<const Code*>(codes.query_codes)),
-        keys_(static_cast<const Code*>(codes.key_codes)),
-        n_hashes_(codes.n_hashes),
-        n_queries_(n_queries),
-        counts_(static_cast<Code*>(memory)),
-        chunk_(counts_ + kQueries * kBlock) {}
-  void list(const std::int32_t* keys, index_t n) const {
-    for (index_t j = 0; j < n; ++j)
-      for (index_t h = 0; h < n_hashes_; ++h)
-        chunk_[h * kBlock + j] = keys_[keys[j] * n_hashes_ + h];
-  }
-  void count(index_t first, index_t rows) const {
-    for (index_t r = 0; r < rows; ++r)
-      if (first + r < n_queries_)
-        count_collisions(queries_ + (first + r) * n_hashes_, chunk_, n_hashes_,
-                         counts_ + r * kBlock);
-      else
-        std::memset(counts_ + r * kBlock, 0, sizeof(Code) * kBlock);
-  }
-  LSHKIT_INLINE F at(index_t row, index_t key) const {
-    typedef Code Lanes __attribute__((vector_size(W * sizeof(Code))));
-    Lanes counts;
-    std::memcpy(&counts, counts_ + row * kBlock + key, sizeof(counts));
-    return __builtin_convertvector(__builtin_convertvector(counts, Int<float>), F);
-  }
-  float scale() const { return 1 / float(n_hashes_); }
-
- private:
-  const Code *queries_, *keys_;
-  index_t n_hashes_, n_queries_;
-  Code *counts_, *chunk_;  // (kQueries, kBlock), (n_hashes, kBlock)
-};
-static_assert(kBlock == kKeys, "");
-template <>
-struct Counts<void> {
-  static constexpr bool kUsed = false;
-
-  Counts(const CountedPairs&, index_t, void*) {}
-  void list(const std::int32_t*, index_t) const {}
-  void count(index_t, index_t) const {}
-  F at(index_t, index_t) const { return F{}; }
-  float scale() const { return 1; }
-};
-
 struct Scratch {
   index_t d, dv;  // tiles of columns
   Queries queries;
@@ -122,10 +67,8 @@ struct Scratch {
   float* key_scale;
   Word *rows, *key, *key_pairs, *value, *pair, *pair_pairs, *probability_pairs;
   float *x, *s, *out, *key_grad, *value_grad;
-  void* counts;
 
-  Scratch(index_t n_queries, index_t n_features, index_t n_values, bool gradient, index_t n_hashes,
-          Cut& cut)
+  Scratch(index_t n_queries, index_t n_features, index_t n_values, bool gradient, Cut& cut)
       : d(tiles_of(n_features)),
         dv(tiles_of(n_values)),
         queries(n_queries, n_features, n_values, gradient, cut) {
@@ -138,7 +81,6 @@ struct Scratch {
     pair = cut.take<Word>(kQueries * kKeys / 2);
     x = cut.take<float>(kQueries * kKeys);
     out = cut.take<float>(kQueries * kTile * wide);
-    counts = cut.take<std::uint16_t>(n_hashes ? (kQueries + n_hashes) * kBlock : 0);
     if (!gradient) return;
     key_pairs = cut.take<Word>(kKeys / 2 * kTile * d);
     pair_pairs = cut.take<Word>(kQueries * kKeys / 2);
@@ -149,21 +91,13 @@ struct Scratch {
   }
 };
 
-// counted: and of a size that products of counts keep, from 2^-126 (tiles take smaller ones for
-// zero) to 2^100, or zero.
-bool finite(Matrix<const float> m, const std::uint8_t* valid, bool counted = false) {
+bool finite(Matrix<const float> m, const std::uint8_t* valid) {
   F check = {};
-  Int<float> beyond = {};
   for (index_t r = 0; r < m.rows; ++r)
     for (index_t c = 0; (!valid || valid[r]) && c < m.columns; c += W) {
       const F x = load_first(m.row(r) + c, int(m.columns - c));
       check += x - x;
-      const Int<float> size = Int<float>(x) & 0x7fffffff;
-      beyond |= ((size > 0) & (size < 0x00800000)) | (size >= 0x71800000);
     }
-  if (counted)
-    for (int i = 0; i < W; ++i)
-      if (beyond[i]) return false;
   return sum_lanes(check) == 0;
 }
 
@@ -176,7 +110,7 @@ LSHKIT_INLINE void for_key_chunks(const Scratch& s, index_t n_keys, const std::u
   for (index_t next = 0; next < n_keys;) {
     index_t n = 0;
     for (; next < n_keys && n < most; ++next)
-      if (!valid || valid[next]) s.keys[n++] = std::int32_t(next);
+      if (valid[next]) s.keys[n++] = std::int32_t(next);
     if (n > 0) chunk(n);
   }
 }
@@ -244,15 +178,15 @@ void pack_transposed(const Listed& x, index_t columns, const Scratch& s, Word* b
     transpose_tile(s.rows + t * kTileSize, b + t * kTileSize);
 }
 // Lists the chunk's keys, with what their powers of two leave in s.key_scale, and values. Returns
-// their number, padded. No inverse norms: no keys.
+// their number, padded.
 index_t list_keys(Matrix<const float> key, Matrix<const float> value, const float* inverse_norm,
                   index_t n, const Scratch& s, Listed& keys, Listed& values) {
   const index_t padded = round_up(n, kPair);
   for (index_t r = 0; r < padded; ++r) {
     const index_t row = s.keys[r < n ? r : 0];
-    const float power = r < n && inverse_norm ? power_near(inverse_norm[row]) : 0;
+    const float power = r < n ? power_near(inverse_norm[row]) : 0;
     s.key_scale[r] = power > 0 ? inverse_norm[row] / power : 0;
-    keys.add(inverse_norm ? key.row(row) : nullptr, power);
+    keys.add(key.row(row), power);
     values.add(value.row(row), r < n);
   }
   return padded;
@@ -279,38 +213,35 @@ void clear(Matrix<float> m) {
   for (index_t i = 0; i < m.rows; ++i) std::memset(m.row(i), 0, sizeof(float) * m.columns);
 }
 
-void scale(Matrix<float> m, float factor) {
-  for (index_t i = 0; i < m.rows; ++i)
-    for (index_t c = 0; c < m.columns; ++c) m.row(i)[c] *= factor;
+}  // namespace
+
+index_t expected_bfloat16_scratch(Matrix<const float> query, Matrix<const float> value,
+                                  bool gradient) {
+  Cut cut{nullptr};
+  Scratch scratch(query.rows, query.columns, value.columns, gradient, cut);
+  return cut.used;
 }
 
-template <class Code>
-bool sum(const ExpectedSum<float>& p, const CountedPairs& codes) {
-  constexpr bool kCounted = Counts<Code>::kUsed;
-  // Hidden, or with a count of zero, but 0 * NaN is NaN.
-  if ((p.causal || kCounted) && !finite(p.value, p.key_valid, kCounted)) return false;
+bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
+  if (p.causal && !finite(p.value, p.key_valid)) return false;  // hidden, but 0 * NaN is NaN
   const index_t d = p.query.columns, dv = p.value.columns;
   Cut cut{p.scratch};
-  const Scratch s(p.out.rows, d, dv, false, codes.n_hashes, cut);
-  const Counts<Code> counts(codes, p.out.rows, s.counts);
+  const Scratch s(p.query.rows, d, dv, false, cut);
   const TileUse tiles;
   clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(float) * p.out.rows);
-  if (!kCounted) pack_queries(p.query, p.query_inverse_norm, s.queries);
-  for_key_chunks(s, p.value.rows, p.key_valid, p.causal, [&](index_t n_keys) {
+  pack_queries(p.query, p.query_inverse_norm, s.queries);
+  for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
     Listed keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
-    counts.list(s.keys, n_keys);
-    if (!kCounted) pack_transposed(keys, d, s, s.key);
+    pack_transposed(keys, d, s, s.key);
     pack_pairs(nk, dv, values.row, values.factor, s.value);
     for_query_blocks(s, p.causal, p.first_query, [&](index_t i, index_t nq) {
-      counts.count(i, nq);
-      if (!kCounted)
-        multiply(tiles_of(nq), tiles_of(nk), depth_of(d), s.queries.query + i * kTile * depth_of(d),
-                 s.key, s.x, false);
+      multiply(tiles_of(nq), tiles_of(nk), depth_of(d), s.queries.query + i * kTile * depth_of(d),
+               s.key, s.x, false);
       for (index_t r = 0; r < nq; ++r) {
         const index_t seen = keys_seen(s, n_keys, p.causal, p.first_query + i + r);
-        const F scale = broadcast<float>(kCounted ? 0 : s.queries.scale[i + r]);
+        const F scale = broadcast<float>(s.queries.scale[i + r]);
         const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
         F sum = {};
         for (index_t first = 0; first < nk; first += kAtOnce * W) {
@@ -318,13 +249,9 @@ bool sum(const ExpectedSum<float>& p, const CountedPairs& codes) {
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
-            if (kCounted)
-              weight[i] = counts.at(r, c);
-            else
-              cosine[i] =
-                  load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
+            cosine[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
           }
-          if (!kCounted) probabilities<float>(cosine, p.n_bits, weight);
+          probabilities<float>(cosine, p.n_bits, weight);
           LSHKIT_UNROLL
           for (int i = 0; i < kAtOnce; ++i) {
             const index_t c = first + i * W;
@@ -339,21 +266,14 @@ bool sum(const ExpectedSum<float>& p, const CountedPairs& codes) {
       add_tiles(s.out, s.dv, i, nq, p.out);
     });
   });
-  if (kCounted) scale(p.out, counts.scale());
   return true;
 }
 
-template <class Code>
-bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
-  constexpr bool kCounted = Counts<Code>::kUsed;
-  if ((p.causal || kCounted) &&
-      !(finite(p.value, p.key_valid, kCounted) && finite(p.grad, p.query_valid, kCounted)))
-    return false;
+bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
+  if (p.causal && !(finite(p.value, p.key_valid) && finite(p.grad, p.query_valid))) return false;
   const index_t d = p.query.columns, dv = p.value.columns;
   Cut cut{p.scratch};
-  const Scratch s(p.query.rows, d, dv, true, codes.n_hashes, cut);
-  const Counts<Code> counts(codes, p.query.rows, s.counts);
-  const F slope = broadcast<float>(0.5f * float(p.n_bits) * counts.scale());
+  const Scratch s(p.query.rows, d, dv, true, cut);
   const Queries& q = s.queries;
   const TileUse tiles;
   const bool of_pairs = p.query_grad.data || p.key_grad.data;
@@ -365,17 +285,14 @@ bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
   for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
     Listed keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
-    counts.list(s.keys, n_keys);
-    if (!kCounted) pack_transposed(keys, d, s, s.key);
+    pack_transposed(keys, d, s, s.key);
     pack_transposed(values, dv, s, s.value);
     pack_pairs(nk, d, keys.row, keys.factor, s.key_pairs);
     bool add = false;
     for_query_blocks(s, p.causal, 0, [&](index_t i, index_t nq) {
       // x: cosines; s: g . v, of both parts of g, since what is left of it may cancel
       const index_t rows = tiles_of(nq), columns = tiles_of(nk), deep = depth_of(dv);
-      counts.count(i, nq);
-      if (!kCounted)
-        multiply(rows, columns, depth_of(d), q.query + i * kTile * depth_of(d), s.key, s.x, false);
+      multiply(rows, columns, depth_of(d), q.query + i * kTile * depth_of(d), s.key, s.x, false);
       if (of_pairs) {
         multiply(rows, columns, deep, q.grad + i * kTile * deep, s.value, s.s, false);
         multiply(rows, columns, deep, q.grad_rest + i * kTile * deep, s.value, s.s, true);
@@ -390,23 +307,16 @@ bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
           for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd, at = (row / kTile * tiles_of(nk) + c / kTile) * kTileSize +
                                               row % kTile * kTile + c % kTile;
+            cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
             dot[odd] = load(s.s + at) + q.bias[i + row];
-            if (kCounted) {
-              probability[odd] = counts.at(row, c);
-              weight[odd] = probability[odd] * slope;
-            } else {
-              cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
-            }
           }
-          if (!kCounted) weights<float>(cosine, p.n_bits, p.weight, probability, weight);
+          weights<float>(cosine, p.n_bits, p.weight, probability, weight);
           Halves rounded[2], scaled[2];
           LSHKIT_UNROLL
           for (int odd = 0; odd < 2; ++odd) {
             const index_t row = r + odd;
             const index_t end = seen[row];
-            F pair = weight[odd] * dot[odd];
-            if (kCounted) pair = select(weight[odd] > F{}, pair, F{});  // not of an infinite dot
-            pair = lanes_before(pair, c, end);
+            const F pair = lanes_before(weight[odd] * dot[odd], c, end);
             store_half(row_of_a(s.pair, depth_of(nk), row, c), to_bfloat16(pair * scale));
             scaled[odd] = to_bfloat16(pair * q.scale[i + row]);
             rounded[odd] = to_bfloat16(lanes_before(probability[odd], c, end));
@@ -441,30 +351,8 @@ bool gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
             s.value_grad[at + c / kTile * nk * kTile + c % kTile * kTile];
     }
   });
-  if (kCounted && p.value_grad.data) scale(p.value_grad, counts.scale());
   return true;
 }
-
-}  // namespace
-
-index_t expected_bfloat16_scratch(Matrix<const float> query, Matrix<const float> value,
-                                  bool gradient, index_t n_hashes) {
-  Cut cut{nullptr};
-  Scratch scratch(query.rows, query.columns, value.columns, gradient, n_hashes, cut);
-  return cut.used;
-}
-bool expected_bfloat16_sum(const ExpectedSum<float>& p) { return sum<void>(p, {}); }
-bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) { return gradient<void>(p, {}); }
-
-#if !defined(LSHKIT_TILES_IN_VECTORS)
-bool counted_sum(const ExpectedSum<float>& p, const CountedPairs& codes) {
-  return codes.code_bytes == 1 ? sum<std::uint8_t>(p, codes) : sum<std::uint16_t>(p, codes);
-}
-bool counted_gradient(const ExpectedGradient<float>& p, const CountedPairs& codes) {
-  return codes.code_bytes == 1 ? gradient<std::uint8_t>(p, codes)
-                               : gradient<std::uint16_t>(p, codes);
-}
-#endif
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

@@ -12,15 +12,15 @@ namespace {
 
 constexpr int W = kLanes<float>;
 
-// A row r, zeros from row n on, of words [16 k, 16 k + 16) of `size`.
-LSHKIT_INLINE void gather_row(const Word* rows, const std::int32_t* order, index_t n, index_t size,
-                              index_t r, index_t k, Word* to) {
-  const index_t count = r < n ? smaller(kTile, size - k * kTile) : 0;
+// Words [16 k, 16 k + 16) of a row of `size`, zeros behind its end. No row: zeros.
+LSHKIT_INLINE void copy_words(const Word* row, index_t size, index_t k, Word* to) {
+  const index_t count = row ? smaller(kTile, size - k * kTile) : 0;
+  if (count == kTile) {
+    std::memcpy(to, row + k * kTile, sizeof(Word) * kTile);
+    return;
+  }
   std::memset(to, 0, sizeof(Word) * kTile);
-  if (count == kTile)
-    std::memcpy(to, rows + order[r] * size + k * kTile, sizeof(Word) * kTile);
-  else if (count > 0)
-    std::memcpy(to, rows + order[r] * size + k * kTile, sizeof(Word) * count);
+  if (count > 0) std::memcpy(to, row + k * kTile, sizeof(Word) * count);
 }
 // Tiles of A of the rows of a side, or the tiles of B that these are transposed.
 template <bool Transposed>
@@ -28,11 +28,11 @@ LSHKIT_NOINLINE void gather(const Word* rows, const std::int32_t* order, index_t
                             Word* to) {
   const index_t depth = tiles_of(size);
   alignas(64) Word rows_of_a[kTileSize];
-  for (index_t t = 0; t < tiles_of(n); ++t)
+  for (index_t t = 0; t < n; t += kTile)
     for (index_t k = 0; k < depth; ++k, to += kTileSize) {
       Word* tile = Transposed ? rows_of_a : to;
       for (index_t r = 0; r < kTile; ++r)
-        gather_row(rows, order, n, size, t * kTile + r, k, tile + r * kTile);
+        copy_words(t + r < n ? rows + order[t + r] * size : nullptr, size, k, tile + r * kTile);
       if (Transposed) transpose_tile(tile, to);
     }
 }
@@ -40,98 +40,116 @@ LSHKIT_NOINLINE void gather(const Word* rows, const std::int32_t* order, index_t
 LSHKIT_NOINLINE void gather_pairs(const Word* rows, const std::int32_t* order, index_t n, index_t d,
                                   Word* to) {
   const index_t depth = depth_of(n);
-  const auto lanes = [&](index_t r, index_t c) {
-    return r < n ? load_half(reinterpret_cast<const Half*>(rows + order[r] * (d / 2)) + c)
-                 : Halves{};
+  const auto half_row = [&](index_t r) {
+    return r < n ? reinterpret_cast<const Half*>(rows + order[r] * (d / 2)) : nullptr;
   };
-  for (index_t r = 0; r < depth * 2 * kTile; r += 2)
+  for (index_t r = 0; r < depth * 2 * kTile; r += 2) {
+    const Half *even = half_row(r), *odd = half_row(r + 1);
+    Word* row = to + r / (2 * kTile) * kTileSize + r % (2 * kTile) / 2 * kTile;
     for (index_t c = 0; c < d; c += W) {
-      const Words words = pair_up(lanes(r, c), lanes(r + 1, c));
-      Word* tile = to + (c / kTile * depth + r / (2 * kTile)) * kTileSize;
-      std::memcpy(tile + r % (2 * kTile) / 2 * kTile + c % kTile, &words, sizeof(words));
+      const Words words =
+          pair_up(even ? load_half(even + c) : Halves{}, odd ? load_half(odd + c) : Halves{});
+      std::memcpy(row + c / kTile * depth * kTileSize + c % kTile, &words, sizeof(words));
+    }
+  }
+}
+
+// A B in blocks of up to 2 x 2 tiles, each used while it is in the L1 cache: use(i, j, rows,
+// columns, block), in tiles; a block's tile (r, s) is its number 2 r + s.
+template <class Use>
+LSHKIT_INLINE void each_block(index_t rows, index_t columns, index_t depth, const Word* a,
+                              const Word* b, const Use& use) {
+  alignas(64) float block[4 * kTileSize];
+  for (index_t i = 0; i < rows; i += 2)
+    for (index_t j = 0; j < columns; j += 2) {
+      const Terms terms{1, {a + i * depth * kTileSize}, {b + j * depth * kTileSize}};
+      const bool two_rows = i + 1 < rows, two_columns = j + 1 < columns;
+      const auto product = two_rows      ? two_columns ? multiply_tiles<2, 2> : multiply_tiles<2, 1>
+                           : two_columns ? multiply_tiles<1, 2>
+                                         : multiply_tiles<1, 1>;
+      product(depth, terms, block, 2 * kTileSize, false);
+      use(i, j, 1 + two_rows, 1 + two_columns, block);
     }
 }
 
-// S in C tiles, rows by columns of them.
-struct Pairs {
-  const float* tiles;
-  index_t rows, columns;
+// A block of S, scaled, to tiles of A: those of S, summed over columns, and those of S transposed,
+// one for each column of tiles, `stride` words from one to the next.
+struct Weights {
   float scale;
+  index_t depth, stride;
+  bool transposed_wanted;
 
-  LSHKIT_INLINE Halves at(index_t tile_row, index_t tile_column, index_t r, index_t c) const {
-    if (tile_row >= rows || tile_column >= columns) return Halves{};
-    return to_bfloat16(
-        load(tiles + (tile_row * columns + tile_column) * kTileSize + r * kTile + c) * scale);
+  LSHKIT_INLINE Halves at(const float* block, index_t row, index_t column) const {
+    const index_t tile = row / kTile * 2 + column / kTile;
+    return to_bfloat16(load(block + tile * kTileSize + row % kTile * kTile + column % kTile) *
+                       scale);
   }
-  // Tiles of A of S, summed over columns.
-  LSHKIT_NOINLINE void as_a(Word* to) const {
-    const index_t depth = (columns + 1) / 2;
-    for (index_t i = 0; i < rows; ++i)
-      for (index_t j = 0; j < 2 * depth; ++j)
-        for (index_t r = 0; r < kTile; ++r)
-          for (index_t c = 0; c < kTile; c += W)
-            store_half(row_of_a(to, depth, i * kTile + r, j * kTile + c), at(i, j, r, c));
-  }
-  // Of the transposed S, summed over rows.
-  LSHKIT_NOINLINE void transposed_as_a(Word* to) const {
-    const index_t depth = (rows + 1) / 2;
-    alignas(64) Word of_b[kTileSize];
-    for (index_t j = 0; j < columns; ++j)
-      for (index_t k = 0; k < depth; ++k, to += kTileSize) {
-        for (index_t r = 0; r < kTile; ++r)
-          for (index_t c = 0; c < kTile; c += W) {
-            const index_t i = 2 * k + r / (kTile / 2), row = 2 * r % kTile;
-            const Words words = pair_up(at(i, j, row, c), at(i, j, row + 1, c));
-            std::memcpy(of_b + r * kTile + c, &words, sizeof(words));
-          }
-        transpose_tile(of_b, to);
+  LSHKIT_NOINLINE void take(const float* block, index_t rows, index_t columns, Word* to,
+                            Word* transposed) const {
+    alignas(64) Word pairs[2][kTileSize];  // of rows: words of B
+    for (index_t r = 0; r < 2 * kTile; r += 2)
+      for (index_t c = 0; c < 2 * kTile; c += W) {
+        const bool there = r < rows * kTile && c < columns * kTile;
+        const Halves even = there ? at(block, r, c) : Halves{};
+        const Halves odd = there ? at(block, r + 1, c) : Halves{};
+        if (r < rows * kTile) {
+          store_half(row_of_a(to, depth, r, c), even);
+          store_half(row_of_a(to, depth, r + 1, c), odd);
+        }
+        const Words words = pair_up(even, odd);
+        std::memcpy(pairs[c / kTile] + r / 2 * kTile + c % kTile, &words, sizeof(words));
       }
+    for (index_t s = 0; transposed_wanted && s < columns; ++s)
+      transpose_tile(pairs[s], transposed + s * stride);
   }
 };
 
-// gradient's rows += C tiles
-LSHKIT_NOINLINE void scatter(const float* tiles, const std::int32_t* order, index_t n,
-                             Matrix<float> gradient) {
-  const index_t columns = gradient.columns / kTile;
-  for (index_t r = 0; r < n; ++r)
-    for (index_t j = 0; j < columns; ++j) {
-      const float* from = tiles + (r / kTile * columns + j) * kTileSize + r % kTile * kTile;
-      float* to = gradient.row(order[r]) + j * kTile;
-      for (index_t c = 0; c < kTile; c += W) store(to + c, load(to + c) + load(from + c));
+// gradient's rows += a block's of the product
+LSHKIT_NOINLINE void scatter(const float* block, index_t columns, const std::int32_t* order,
+                             index_t n, index_t first_column, Matrix<float> gradient) {
+  for (index_t r = 0; r < n; ++r) {
+    float* row = gradient.row(order[r]) + first_column;
+    const float* from = block + r / kTile * 2 * kTileSize + r % kTile * kTile;
+    for (index_t c = 0; c < columns * kTile; c += W) {
+      const float* x = from + c / kTile * kTileSize + c % kTile;
+      store(row + c, load(row + c) + load(x));
     }
+  }
 }
 
 }  // namespace
 
+void hold_tiles(bool hold) { hold ? take_tiles() : tilerelease(); }
+
 void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bfloat16Side& queries,
                     const Bfloat16Side& keys) {
   const index_t nq = queries.n, nk = keys.n, tq = tiles_of(nq), tk = tiles_of(nk);
-  const index_t depth = tiles_of(w.dv / 2), td = w.d / kTile;
+  const index_t size = w.dv / 2, depth = tiles_of(size), td = w.d / kTile;
   const index_t over_queries = depth_of(nq), over_keys = depth_of(nk);
   Cut cut{w.tiles};
-  Word* a = cut.take<Word>(tq * depth * kTileSize);
+  Word* weights = cut.take<Word>(tq * over_keys * kTileSize);
+  Word* transposed = cut.take<Word>(tk * over_queries * kTileSize);
+  Word* a = cut.take<Word>(larger(tq * depth, larger(over_keys, over_queries) * td) * kTileSize);
   Word* b = cut.take<Word>(tk * depth * kTileSize);
-  const Pairs s{cut.take<float>(tq * tk * kTileSize), tq, tk, p.scale};
-  const TileUse use;
-  gather<false>(queries.a, queries.rows, nq, w.dv / 2, a);
-  gather<true>(keys.a, keys.rows, nk, w.dv / 2, b);
-  multiply(tq, tk, depth, a, b, const_cast<float*>(s.tiles), false);
-  // Of one gradient after the other, in the same memory.
-  Word* weights = cut.take<Word>(larger(tq * over_keys, tk * over_queries) * kTileSize);
-  Word* rows = cut.take<Word>(larger(over_keys, over_queries) * td * kTileSize);
-  float* sums = cut.take<float>(larger(tq, tk) * td * kTileSize);
-  if (p.query_grad.data) {
-    s.as_a(weights);
-    gather_pairs(keys.b, keys.rows, nk, w.d, rows);
-    multiply(tq, td, over_keys, weights, rows, sums, false);
-    scatter(sums, queries.rows, nq, p.query_grad);
-  }
-  if (p.key_grad.data) {
-    s.transposed_as_a(weights);
-    gather_pairs(queries.b, queries.rows, nq, w.d, rows);
-    multiply(tk, td, over_queries, weights, rows, sums, false);
-    scatter(sums, keys.rows, nk, p.key_grad);
-  }
+  gather<false>(queries.a, queries.rows, nq, size, a);
+  gather<true>(keys.a, keys.rows, nk, size, b);
+  const Weights of_pairs{p.scale, over_keys, over_queries * kTileSize, bool(p.key_grad.data)};
+  each_block(tq, tk, depth, a, b,
+             [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
+               of_pairs.take(block, rows, columns, weights + (i * over_keys + j / 2) * kTileSize,
+                             transposed + (j * over_queries + i / 2) * kTileSize);
+             });
+  const auto add = [&](const Word* of, const Bfloat16Side& from, const Bfloat16Side& to,
+                       Matrix<float> gradient) {
+    gather_pairs(from.b, from.rows, from.n, w.d, a);
+    each_block(tiles_of(to.n), td, depth_of(from.n), of, a,
+               [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
+                 scatter(block, columns, to.rows + i * kTile,
+                         smaller(rows * kTile, to.n - i * kTile), j * kTile, gradient);
+               });
+  };
+  if (p.query_grad.data) add(weights, keys, queries, p.query_grad);
+  if (p.key_grad.data) add(transposed, queries, keys, p.key_grad);
 }
 
 }  // namespace LSHKIT_ISA

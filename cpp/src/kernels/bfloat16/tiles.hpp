@@ -78,15 +78,16 @@ struct Tiles {  // tile 0 has the sums; factors stay where they lie
 #else
 constexpr int kAside = 2;  // tiles of sums in a row and in a column: 2 x 2, of 2 + 2 factors
 
+inline void take_tiles() {
+  struct {
+    std::uint8_t palette = 1, reserved[15] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } const shapes;
+  ldtilecfg(&shapes);
+}
 struct TileUse {
-  TileUse() {
-    struct {
-      std::uint8_t palette = 1, reserved[15] = {};
-      std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } const shapes;
-    ldtilecfg(&shapes);
-  }
+  TileUse() { take_tiles(); }
   ~TileUse() { tilerelease(); }
 };
 struct Tiles {
