@@ -235,6 +235,40 @@ TEST(expectation_of_bfloat16_rows_has_the_same_bits_at_any_thread_count) {
   }
 }
 
+// Of queries and keys, by pairs in buckets of many rows and by all pairs of few rows.
+TEST(gradient_of_sampled_bfloat16_pairs_is_within_rounding) {
+  struct {
+    index_t nq, nk, d, dv;
+    int n_bits;
+    index_t n_hashes;
+  } const cases[] = {{300, 290, 64, 64, 2, 9}, {290, 150, 32, 48, 7, 20}, {64, 300, 16, 80, 8, 17}};
+  for (const auto& c : cases)
+    for (const Normalize normalize : {Normalize::none, Normalize::sum}) {
+      Run run(c.nq, c.nk, c.d, c.dv, {false, normalize, Gradient::lower_bound});
+      std::vector<std::uint8_t> codes[] = {std::vector<std::uint8_t>(c.nq * c.n_hashes),
+                                           std::vector<std::uint8_t>(c.nk * c.n_hashes)};
+      for (auto& side : codes)
+        for (std::size_t i = 0; i < side.size(); ++i)
+          side[i] = std::uint8_t((i * i * 2654435761u + side.size()) >> 13) % (1 << c.n_bits);
+      std::vector<double> results[2][2];
+      for (const bool short_products : {false, true}) {
+        run.options.bfloat16_products = short_products;
+        std::vector<float> dq = unwritten<float>(run.q.size()), dk = unwritten<float>(run.k.size()),
+                           dv = unwritten<float>(run.v.size());
+        yoso_backward({1, 1, c.nq, c.nk, c.d, c.dv}, run.options, c.n_bits, c.n_hashes,
+                      {view<const float>(run.q, c.nq, c.d), view<const float>(run.k, c.nk, c.d),
+                       view<const float>(run.v, c.nk, c.dv), Mask{run.mask.data(), 0}},
+                      {codes[0].data(), 1}, {codes[1].data(), 1},
+                      {view<const float>(run.g, c.nq, c.dv), view<float>(dq, c.nq, c.d),
+                       view<float>(dk, c.nk, c.d), view<float>(dv, c.nk, c.dv)},
+                      1);
+        results[short_products][0] = Run::doubles(dq);
+        results[short_products][1] = Run::doubles(dk);
+      }
+      for (const int side : {0, 1}) CHECK(distance(results[1][side], results[0][side]) < kRounding);
+    }
+}
+
 // Norms that float32 has and whose products it does not have.
 TEST(expectation_of_large_and_small_bfloat16_rows) {
   Run run(20, 40, 24, 8, {false, Normalize::none, Gradient::exact});
