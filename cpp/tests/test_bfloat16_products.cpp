@@ -235,7 +235,7 @@ TEST(expectation_of_bfloat16_rows_has_the_same_bits_at_any_thread_count) {
   }
 }
 
-// Of queries and keys, by pairs in buckets of many rows and by all pairs of few rows.
+// Of queries and keys, by pairs in buckets of many rows and of few rows.
 TEST(gradient_of_sampled_bfloat16_pairs_is_within_rounding) {
   struct {
     index_t nq, nk, d, dv;

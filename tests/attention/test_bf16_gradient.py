@@ -24,8 +24,7 @@ from cases.attention import (  # noqa: E402
 from lshkit.attention import yoso_attention  # noqa: E402
 
 # n_q, n_k, d, d_v, n_bits: buckets of many rows, then of some 40, 9 and 150, whose pairs are taken
-# (of 150 by tiles alone, of 9 in vectors). Then rows that stay in float32, and few rows, all
-# of whose pairs are taken by tiles.
+# (of 150 by tiles alone, of 9 in vectors). Then rows that stay in float32, also as they are few.
 CASES = [
     (300, 300, 64, 64, 1),
     (1200, 1300, 64, 64, 5),

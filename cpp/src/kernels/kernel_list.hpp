@@ -168,10 +168,6 @@ LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
 // See lower_bound_bfloat16.hpp: the rows, and the gradients that p wants of queries and keys, at
 // most kPairedRows of either, pair by pair. Where these are tiles, the thread is to hold them.
 LSHKIT_TILE_KERNEL(void, hold_tiles, bool hold)
-// All pairs, by the numbers of codes that they share: where bfloat16_suits, codes have one byte,
-// and there are at most 255 hashes.
-LSHKIT_TILE_KERNEL(index_t, lower_bound_tiles_scratch, const LowerBoundGradient& p)  // bytes
-LSHKIT_TILE_KERNEL(void, lower_bound_tiles, const LowerBoundGradient& p)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_pairs, const LowerBoundGradient& p, const Bfloat16Rows& words,
                        const Bfloat16Side& queries, const Bfloat16Side& keys)

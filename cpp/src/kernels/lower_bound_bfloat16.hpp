@@ -31,13 +31,10 @@ struct Bfloat16Side {
 namespace LSHKIT_ISA {
 namespace {
 
-LSHKIT_INLINE bool bfloat16_suits(const LowerBoundGradient& p) {
-  return p.bfloat16_products && !p.causal && p.query.columns % 16 == 0 &&
-         p.value.columns % 16 == 0 && lshkit::kernels().bfloat16_rows;
-}
 LSHKIT_INLINE Bfloat16Rows cut_words(const LowerBoundGradient& p, Cut& cut) {
   Bfloat16Rows w{};
-  w.on = bfloat16_suits(p);
+  w.on = p.bfloat16_products && !p.causal && p.query.columns % 16 == 0 &&
+         p.value.columns % 16 == 0 && lshkit::kernels().bfloat16_rows;
   if (!w.on) return w;
   w.linear = lshkit::kernels().bfloat16_bucket;
   w.d = p.query.columns;

@@ -1,10 +1,8 @@
 // Gradient of queries and keys with the lower bound of the derivative (YOSO, ICML 2021, eq. 4).
-// Four ways to the same sum: lower_bound_lists where few rows share a bucket, else
-// lower_bound_pairs for short sequences, or lower_bound_tiles, and lower_bound_buckets for long
-// ones.
+// Three ways to the same sum: lower_bound_lists where few rows share a bucket, else
+// lower_bound_pairs for short sequences and lower_bound_buckets for long ones.
 #include "lower_bound_gradient.hpp"
 
-#include "lower_bound_bfloat16.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -18,26 +16,14 @@ bool few(const LowerBoundGradient& p) {
   return most <= kRows && most <= 4 * p.n_buckets && p.n_hashes <= 65535;  // counts of 16 bits
 }
 
-// Of the few those whose products take less time than visits to the pairs that collide, a sixteenth
-// of them or more were codes uniform.
-bool by_tiles(const LowerBoundGradient& p) {
-  constexpr index_t kLeastRows = 64;
-  return lshkit::kernels().lower_bound_tiles && few(p) && bfloat16_suits(p) && p.code_bytes == 1 &&
-         p.n_hashes < 256 && 16 * p.n_hashes >= p.n_buckets &&
-         smaller(p.query.rows, p.key.rows) >= kLeastRows;
-}
-
 }  // namespace
 
 index_t lower_bound_scratch(const LowerBoundGradient& p) {
   const index_t lists = lower_bound_lists_pay(p) ? lower_bound_lists_scratch(p) : 0;
-  return larger(lists, by_tiles(p) ? lshkit::kernels().lower_bound_tiles_scratch(p)
-                       : few(p)    ? lower_bound_pairs_scratch(p)
-                                   : lower_bound_buckets_scratch(p));
+  return larger(lists, few(p) ? lower_bound_pairs_scratch(p) : lower_bound_buckets_scratch(p));
 }
 
 void lower_bound_gradient(const LowerBoundGradient& p) {
-  if (by_tiles(p)) return lshkit::kernels().lower_bound_tiles(p);
   if (lower_bound_lists_pay(p) && lower_bound_lists(p)) return;
   few(p) ? lower_bound_pairs(p) : lower_bound_buckets(p);
 }

@@ -1,22 +1,16 @@
 // The pairs of a bucket of the lower bound's gradient by tiles: its products S of output gradients
 // and values, then S K and the transposed S times Q. Rows are gathered into tiles as they lie, and
-// what is summed over changes between the products: S and the values are transposed on the way. All
-// pairs of short sequences in the same way, as if all rows were in one bucket: there S is
-// multiplied by the numbers of codes that a query and a key share.
+// what is summed over changes between the products: S and the values are transposed on the way.
 #if !defined(LSHKIT_ISA_AVX512_BF16) || defined(LSHKIT_ISA_AMX)
 #include "kernels/bfloat16/tiles.hpp"
-#include "kernels/collisions.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/lower_bound_bfloat16.hpp"
-#include "kernels/matmul.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
 constexpr int W = kLanes<float>;
-using F = Vec<float>;
-static_assert(kPairedRows == kBlock, "rows whose collisions are counted at once");
 
 // Words [16 k, 16 k + 16) of a row of `size`, zeros behind its end. No row: zeros.
 LSHKIT_INLINE void copy_words(const Word* row, index_t size, index_t k, Word* to) {
@@ -79,34 +73,25 @@ LSHKIT_INLINE void each_block(index_t rows, index_t columns, index_t depth, cons
 }
 
 // A block of S, scaled, to tiles of A: those of S, summed over columns, and those of S transposed,
-// one for each column of tiles, `stride` words from one to the next. Counted: times counts, in rows
-// of kPairedRows.
+// one for each column of tiles, `stride` words from one to the next.
 struct Weights {
   float scale;
   index_t depth, stride;
   bool transposed_wanted;
 
-  template <bool Counted>
-  LSHKIT_INLINE Halves at(const float* block, const std::uint8_t* counts, index_t row,
-                          index_t column) const {
+  LSHKIT_INLINE Halves at(const float* block, index_t row, index_t column) const {
     const index_t tile = row / kTile * 2 + column / kTile;
-    const F x = load(block + tile * kTileSize + row % kTile * kTile + column % kTile) * scale;
-    if (!Counted) return to_bfloat16(x);
-    typedef std::uint8_t Bytes __attribute__((vector_size(W)));
-    Bytes bytes;
-    std::memcpy(&bytes, counts + row * kPairedRows + column, sizeof(bytes));
-    const F count = __builtin_convertvector(__builtin_convertvector(bytes, Int<float>), F);
-    return to_bfloat16(count > F{} ? x * count : F{});  // S may be not finite
+    return to_bfloat16(load(block + tile * kTileSize + row % kTile * kTile + column % kTile) *
+                       scale);
   }
-  template <bool Counted>
-  LSHKIT_NOINLINE void take(const float* block, const std::uint8_t* counts, index_t rows,
-                            index_t columns, Word* to, Word* transposed) const {
+  LSHKIT_NOINLINE void take(const float* block, index_t rows, index_t columns, Word* to,
+                            Word* transposed) const {
     alignas(64) Word pairs[2][kTileSize];  // of rows: words of B
     for (index_t r = 0; r < 2 * kTile; r += 2)
       for (index_t c = 0; c < 2 * kTile; c += W) {
         const bool there = r < rows * kTile && c < columns * kTile;
-        const Halves even = there ? at<Counted>(block, counts, r, c) : Halves{};
-        const Halves odd = there ? at<Counted>(block, counts, r + 1, c) : Halves{};
+        const Halves even = there ? at(block, r, c) : Halves{};
+        const Halves odd = there ? at(block, r + 1, c) : Halves{};
         if (r < rows * kTile) {
           store_half(row_of_a(to, depth, r, c), even);
           store_half(row_of_a(to, depth, r + 1, c), odd);
@@ -132,11 +117,12 @@ LSHKIT_NOINLINE void scatter(const float* block, index_t columns, const std::int
   }
 }
 
-// At most kPairedRows of either side. counts: a number for each pair, or null.
-template <bool Counted>
-LSHKIT_INLINE void pairs(const LowerBoundGradient& p, const Bfloat16Rows& w,
-                         const Bfloat16Side& queries, const Bfloat16Side& keys,
-                         const std::uint8_t* counts) {
+}  // namespace
+
+void hold_tiles(bool hold) { hold ? take_tiles() : tilerelease(); }
+
+void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bfloat16Side& queries,
+                    const Bfloat16Side& keys) {
   const index_t nq = queries.n, nk = keys.n, tq = tiles_of(nq), tk = tiles_of(nk);
   const index_t size = w.dv / 2, depth = tiles_of(size), td = w.d / kTile;
   const index_t over_queries = depth_of(nq), over_keys = depth_of(nk);
@@ -150,10 +136,8 @@ LSHKIT_INLINE void pairs(const LowerBoundGradient& p, const Bfloat16Rows& w,
   const Weights of_pairs{p.scale, over_keys, over_queries * kTileSize, bool(p.key_grad.data)};
   each_block(tq, tk, depth, a, b,
              [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
-               of_pairs.take<Counted>(block,
-                                      Counted ? counts + (i * kPairedRows + j) * kTile : nullptr,
-                                      rows, columns, weights + (i * over_keys + j / 2) * kTileSize,
-                                      transposed + (j * over_queries + i / 2) * kTileSize);
+               of_pairs.take(block, rows, columns, weights + (i * over_keys + j / 2) * kTileSize,
+                             transposed + (j * over_queries + i / 2) * kTileSize);
              });
   const auto add = [&](const Word* of, const Bfloat16Side& from, const Bfloat16Side& to,
                        Matrix<float> gradient) {
@@ -166,69 +150,6 @@ LSHKIT_INLINE void pairs(const LowerBoundGradient& p, const Bfloat16Rows& w,
   };
   if (p.query_grad.data) add(weights, keys, queries, p.query_grad);
   if (p.key_grad.data) add(transposed, queries, keys, p.key_grad);
-}
-
-// Rows that take part, and how many.
-index_t list_rows(index_t rows, const std::uint8_t* valid, std::int32_t* list) {
-  index_t n = 0;
-  for (index_t i = 0; i < rows; ++i)
-    if (!valid || valid[i]) list[n++] = std::int32_t(i);
-  return n;
-}
-
-struct Scratch {
-  Bfloat16Rows words;
-  std::int32_t *queries, *keys;
-  std::uint8_t *codes, *counts;  // (n_hashes, kBlock), (kPairedRows, kBlock)
-
-  Scratch(const LowerBoundGradient& p, Cut& cut) : words(cut_words(p, cut)) {
-    queries = cut.take<std::int32_t>(p.query.rows);
-    keys = cut.take<std::int32_t>(p.key.rows);
-    codes = cut.take<std::uint8_t>(p.n_hashes * kBlock);
-    counts = cut.take<std::uint8_t>(kPairedRows * kBlock);
-  }
-};
-
-}  // namespace
-
-void hold_tiles(bool hold) { hold ? take_tiles() : tilerelease(); }
-
-void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bfloat16Side& queries,
-                    const Bfloat16Side& keys) {
-  pairs<false>(p, w, queries, keys, nullptr);
-}
-
-index_t lower_bound_tiles_scratch(const LowerBoundGradient& p) {
-  Cut cut{nullptr};
-  Scratch scratch(p, cut);
-  return cut.used;
-}
-void lower_bound_tiles(const LowerBoundGradient& p) {
-  Cut cut{p.scratch};
-  const Scratch s(p, cut);
-  const Bfloat16Rows& w = s.words;
-  clear(p.query_grad);
-  clear(p.key_grad);
-  bfloat16_rows(p, w);
-  const index_t nq = list_rows(p.query.rows, p.query_valid, s.queries);
-  const index_t nk = list_rows(p.key.rows, p.key_valid, s.keys);
-  const auto codes_of = [&](const void* codes, index_t row) {
-    return static_cast<const std::uint8_t*>(codes) + row * p.n_hashes;
-  };
-  const TileUse tiles;
-  for (index_t j = 0; j < nk; j += kBlock) {
-    const Bfloat16Side keys{w.value, w.key, s.keys + j, smaller(kBlock, nk - j)};
-    for (index_t r = 0; r < keys.n; ++r)
-      for (index_t h = 0; h < p.n_hashes; ++h)
-        s.codes[h * kBlock + r] = codes_of(p.key_codes, keys.rows[r])[h];
-    for (index_t i = 0; i < nq; i += kPairedRows) {
-      const Bfloat16Side queries{w.grad, w.query, s.queries + i, smaller(kPairedRows, nq - i)};
-      for (index_t r = 0; r < queries.n; ++r)
-        count_collisions(codes_of(p.query_codes, queries.rows[r]), s.codes, p.n_hashes,
-                         s.counts + r * kBlock);
-      pairs<true>(p, w, queries, keys, s.counts);
-    }
-  }
 }
 
 }  // namespace LSHKIT_ISA
