@@ -1,4 +1,4 @@
-"""Attention functions for models of transformers 5.
+"""Attention functions for models of transformers 5.23 and newer.
 
 `register()` registers the names "lshkit_yoso", "lshkit_lsh" and "lshkit_bert_lsh" for
 `attn_implementation=...` of any model that uses the attention interface, and
@@ -6,7 +6,6 @@
 transformers' own `YosoModel`. transformers is imported only when one of them is called.
 """
 
-import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def register(
             table_size, n_hashes, faithful.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.
+        ImportError: transformers is missing, or older than 5.23.
         TypeError, ValueError: an option is unknown or wrong.
     """
     _require_transformers()
@@ -88,7 +87,7 @@ def code_cache(model: "nn.Module", **options: Any) -> "ModelCodeCache":
             (weighting, n_bits, n_hashes, hasher, window, n_sinks, center), which is then used.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.
+        ImportError: transformers is missing, or older than 5.23.
         TypeError, ValueError: an option is unknown or wrong; the model uses another function.
         NotImplementedError: the model has a layer that is neither of full attention nor of a
             sliding window; when it is called, a mask that the cache cannot hold.
@@ -113,7 +112,7 @@ def keep_attn_implementation(model: Model) -> Model:
             removed.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.
+        ImportError: transformers is missing, or older than 5.23.
         TypeError: model has no config of transformers.
     """
     _require_transformers()
@@ -154,7 +153,7 @@ def repair(model: Model, *, seed: int = 0) -> Model:
             draws fresh ones from torch's generator.
 
     Raises:
-        ImportError: transformers is missing, or older than 5.
+        ImportError: transformers is missing, or older than 5.23.
         TypeError: model is no torch module.
         ValueError: the model has no attention layer of a family that can be repaired.
     """
@@ -173,14 +172,11 @@ def _require_transformers() -> None:
         raise ImportError(
             f"lshkit.attention.huggingface needs the package transformers: {install}"
         ) from error
-    try:
-        from transformers.masking_utils import sdpa_mask
-    except ImportError:
-        wanted = set()
-    else:
-        wanted = set(inspect.signature(sdpa_mask).parameters)
-    if not {"q_length", "q_offset"} <= wanted:
+    from packaging.version import Version  # which transformers needs itself
+
+    # Releases before have other masks of packed sequences.
+    if Version(transformers.__version__).release < (5, 23):
         raise ImportError(
-            f"lshkit.attention.huggingface needs transformers 5 with masks by q_length and "
-            f"q_offset, got {transformers.__version__}: {install} --upgrade"
+            f"lshkit.attention.huggingface needs transformers 5.23 or newer, got "
+            f"{transformers.__version__}: {install} --upgrade"
         )
