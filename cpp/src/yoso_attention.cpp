@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <vector>
@@ -144,22 +143,20 @@ void yoso_backward(const AttentionShape& shape, const AttentionOptions& options,
           if (options.normalize == Normalize::sum) collision_counts(forward, counts);
         });
 
-    HeadSum<float> transposed = forward;
-    std::swap(transposed.n_queries, transposed.n_keys);
-    std::swap(transposed.query_codes, transposed.key_codes);
-    transposed.values = grad;
-    transposed.key_mask = s.norms.query_valid;
-    transposed.order = transposed_order(forward.order);
-    transposed.out = b.value_grad;
-
-    const GradientCodes& subset = options.gradient_codes;
-
     // Values: the transpose of the sum, from the same codes.
     if (b.value_grad.data) {
+      HeadSum<float> transposed = forward;
+      std::swap(transposed.n_queries, transposed.n_keys);
+      std::swap(transposed.query_codes, transposed.key_codes);
+      transposed.values = grad;
+      transposed.key_mask = s.norms.query_valid;
+      transposed.order = transposed_order(forward.order);
+      transposed.out = b.value_grad;
       sums.all(transposed);
       clear_invalid_rows(b.value_grad, s.norms.key_valid);
     }
 
+    const GradientCodes& subset = options.gradient_codes;
     const auto fill = [&](SampledGradient& p) {
       fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);
       p.query_codes = forward.query_codes;

@@ -217,6 +217,7 @@ const Case kCases[] = {
     {1100, 1050, 64, 64, 8, 3},   // buckets: direct
     {1100, 1030, 20, 20, 14, 9},  // lists of linked keys
     {1030, 1100, 64, 40, 9, 11},  // lists of sorted keys
+    {600, 520, 64, 64, 10, 9},    // lists on Intel with AVX-512
     {300, 300, 32, 32, 2, 2},     // buckets: direct rows of 32, linear
     {300, 280, 24, 40, 3, 2},     // buckets: quadratic
     {700, 700, 20, 12, 1, 2},     // buckets: linear, many chunks

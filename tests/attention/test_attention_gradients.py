@@ -80,11 +80,12 @@ def test_sampled_gradients_equal_reference(shape, n_bits, is_causal):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(("n_bits", "alike_from"), [(9, None), (12, None), (12, 0), (12, 1000)])
-def test_sampled_gradients_of_long_sequences(n_bits, alike_from, is_causal):
+@pytest.mark.parametrize(("n_bits", "alike_from"), [(9, None), (12, None), (12, 0), (12, 480)])
+@pytest.mark.parametrize("n", [1050, 520])
+def test_sampled_gradients_of_long_sequences(n, n_bits, alike_from, is_causal):
     """Few rows in a bucket, or in some hashes most of them in one."""
-    case = attention_inputs(1100, 1050, d=24, d_v=40, batch=1, heads=1)
-    mask = torch.arange(1050)[None] % 5 != 3
+    case = attention_inputs(n + 50, n, d=24, d_v=40, batch=1, heads=1)
+    mask = torch.arange(n)[None] % 5 != 3
     if alike_from is not None:
         case.key[:, :, alike_from:] = case.key[:, :, :1].clone()
         case.query[:, :, alike_from:] = case.key[:, :, :1] + 0.1 * case.query[:, :, :1].clone()

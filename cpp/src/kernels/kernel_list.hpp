@@ -166,7 +166,7 @@ LSHKIT_TILE_KERNEL(bool, pack_planes, const HashTiles& planes)
 LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
 
 // See lower_bound_bfloat16.hpp: the rows, and the gradients that p wants of queries and keys, at
-// most kPairedRows of either, pair by pair. Where these are tiles, the thread is to hold them.
+// most kPairedRows of either, pair by pair. Where that is by tiles, the caller holds them.
 LSHKIT_TILE_KERNEL(void, hold_tiles, bool hold)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_rows, const LowerBoundGradient& p, const Bfloat16Rows& words)
 LSHKIT_BFLOAT16_KERNEL(void, bfloat16_pairs, const LowerBoundGradient& p, const Bfloat16Rows& words,

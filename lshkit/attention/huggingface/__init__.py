@@ -174,7 +174,7 @@ def _require_transformers() -> None:
         ) from error
     from packaging.version import Version  # which transformers needs itself
 
-    # Releases before have other masks of packed sequences.
+    # Earlier releases make the masks of packed sequences in another way.
     if Version(transformers.__version__).release < (5, 23):
         raise ImportError(
             f"lshkit.attention.huggingface needs transformers 5.23 or newer, got "

@@ -29,8 +29,9 @@ LSHKIT_INLINE Halves to_bfloat16(Vec<float> x) {
 }
 
 // ---- the operations ----
-// While a TileUse lives the thread has tiles 0 to 7. C is a tile of floats (16 rows, 16 columns), A
-// of words (16 rows, depth 16), B of words (depth 16, 16 columns).
+// While a TileUse lives, or from take_tiles to tilerelease, the thread has tiles 0 to 7 (the twin:
+// in one file). C is a tile of floats (16 rows, 16 columns), A of words (16 rows, depth 16), B of
+// words (depth 16, 16 columns).
 #if defined(LSHKIT_TILES_IN_VECTORS)
 constexpr int kAside = 1;
 
