@@ -5,12 +5,14 @@
 
 For Linux and the CPU. The core is compiled once, the bindings for each Python. The wheels hold GNU
 OpenMP's library as `lshkit.libs/libgomp.so.1` with its licenses, and get the lowest manylinux tag
-that the compiler's libraries allow. `check_wheel.py` runs in a clean environment of each.
+that the compiler's libraries allow. `check_wheel.py` runs in a clean environment of each, where
+possible with the lowest versions of NumPy and scikit-learn.
 """
 
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_BYTES = 4 << 20
 OLDEST = (3, 10)
 TORCH = "torch==2.13.0"
+OLD_NUMPY_UP_TO = (3, 11)  # the last Python for which there are wheels of the lowest NumPy
 
 
 def run(*command, **options):
@@ -43,6 +46,12 @@ def pythons_on_path():
             if python.name.removeprefix("python3.").isdigit() and os.access(python, os.X_OK):
                 found.setdefault(version_of(python), python)
     return [found[v] for v in sorted(v for v in found if v is not None and v >= OLDEST)]
+
+
+def lowest_requirements():
+    """What pyproject.toml asks for, each pinned to its lowest minor version."""
+    (listed,) = re.findall(r"^dependencies = (.*)$", (ROOT / "pyproject.toml").read_text(), re.M)
+    return [f"{name}=={least}.*" for name, least in re.findall(r'"([\w-]+)>=([\d.]+)"', listed)]
 
 
 def environment(folder, python):
@@ -110,7 +119,9 @@ def main():
         for i, python in enumerate(pythons):
             clean = environment(work / str(i), python)
             wheel = build(clean, options.build.resolve(), options.out.resolve(), tools)
-            pip(clean, "install", "-q", wheel, *([TORCH] if options.with_torch else []))
+            old = version_of(python) <= OLD_NUMPY_UP_TO and not options.with_torch
+            wanted = lowest_requirements() if old else [TORCH] * options.with_torch
+            pip(clean, "install", "-q", "--only-binary=:all:", wheel, *wanted)
             run(clean, ROOT / "tools" / "check_wheel.py")
 
 

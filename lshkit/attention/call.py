@@ -125,9 +125,16 @@ def without_first(out: Tensor, first: int) -> Tensor:
 
     In an exported graph a copy: a slice is contiguous at some lengths only, to which it would hold.
     """
-    if not torch.compiler.is_exporting():
+    if not exporting():
         return out[:, :, first:] if first else out
     return out if holds(first == 0) else F.pad(out, (0, 0, -first, 0))
+
+
+def exporting() -> bool:
+    """Whether `torch.export` is at work. (`torch.compiler.is_exporting` is True in each compiled
+    graph of torch 2.11 too.)
+    """
+    return torch.compiler._is_exporting_flag
 
 
 def holds(condition: Any) -> bool:
@@ -135,7 +142,7 @@ def holds(condition: Any) -> bool:
 
     Plain `if` would limit the graph to the lengths for which the condition is what it is now.
     """
-    if not torch.compiler.is_exporting():
+    if not exporting():
         return bool(condition)
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_cpu, seed_tensor
-from lshkit.attention.call import Call
+from lshkit.attention.call import Call, exporting
 from lshkit.attention.estimators.hashed import BucketSums, Hashed
 from lshkit.attention.parameters import one_or_each_head
 from lshkit.attention.unit_norm import unit_rows
@@ -103,7 +103,7 @@ class Colliding(Hashed):
         if call.query_starts is not None:
             return self.at_lengths(*call.lengths)._attend_each(call)
         n_q, n_k, offset, window = *call.lengths, call.offset, self.window
-        if not torch.compiler.is_exporting() and n_k <= self.exact_up_to:
+        if not exporting() and n_k <= self.exact_up_to:
             # An offset beyond the keys shows as many of them, and leaves them in the window.
             offset, window = (min(max(offset, -n_q), n_k) if call.is_causal else 0), ALL_KEYS
         if mask is not None:  # whatever they hold, NaN included, it reaches no gradient

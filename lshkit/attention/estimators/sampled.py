@@ -4,12 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from lshkit import checks, torch_ops
 from lshkit.attention.arguments import check_choice
-from lshkit.attention.call import Call, aligned, expected_attention, without_first
+from lshkit.attention.call import Call, aligned, expected_attention, exporting, without_first
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.expected import Expected
 from lshkit.attention.estimators.hashed import BucketSums
@@ -119,7 +118,7 @@ class Sampled(BucketSums):
         self.check_length(n_keys)
         if (
             self.expectation == "auto"
-            and not torch.compiler.is_exporting()
+            and not exporting()
             and self._expectation_is_cheaper(n_queries, n_keys)
         ):
             exact = self.gradient != "lower_bound"
