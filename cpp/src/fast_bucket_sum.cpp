@@ -19,15 +19,33 @@ constexpr float kWiden = 4;  // the step after an overflow
 // bits would gain is little beside the rest of such a call.
 constexpr index_t kLeastKeys = 64;
 
-// Keys in the fullest bucket of the first hash.
+// What the first hash says: the keys in its fullest bucket, and the queries that read each key's.
 template <class Code>
-index_t fullest_bucket(const HeadSum<float>& s, std::int32_t* in_bucket) {
-  const Code* codes = static_cast<const Code*>(s.key_codes);
+FastAdded added_by(const HeadSum<float>& s, std::int32_t* in_bucket, float* readers) {
+  const Code* query_codes = static_cast<const Code*>(s.query_codes);
+  const Code* key_codes = static_cast<const Code*>(s.key_codes);
+  const auto bucket = [&](const Code* codes, index_t row) -> std::int32_t& {
+    return in_bucket[codes[row * s.n_hashes]];
+  };
+  std::memset(in_bucket, 0, sizeof(std::int32_t) * s.n_buckets);
+  for (index_t i = 0; i < s.n_queries; ++i) ++bucket(query_codes, i);
+  FastAdded added{s.key_mask, 0, 0, 0};
+  added.readers = readers;
+  double all = 0;
+  for (index_t j = 0; j < s.n_keys; ++j) {
+    readers[j] = float(bucket(key_codes, j));
+    if (!s.key_mask || s.key_mask[j]) all += readers[j];
+  }
+  added.all_readers = float(all);
   std::memset(in_bucket, 0, sizeof(std::int32_t) * s.n_buckets);
   std::int32_t most = 0;
-  for (index_t j = 0; j < s.n_keys; ++j)
-    if (!s.key_mask || s.key_mask[j]) most = std::max(most, ++in_bucket[codes[j * s.n_hashes]]);
-  return most;
+  for (index_t j = 0; j < s.n_keys; ++j) {
+    if (s.key_mask && !s.key_mask[j]) continue;
+    most = std::max(most, ++bucket(key_codes, j));
+    ++added.count;
+  }
+  added.weight = added.square = float(most);
+  return added;
 }
 
 // For one slice or two at once.
@@ -37,6 +55,7 @@ struct FastMemory {
   std::int16_t* values;
   float *out, *to_integer, *to_output;  // the latter of each column
   std::int32_t* in_bucket;
+  float* readers;
   std::size_t bytes;
 
   FastMemory(Arena arena, const HeadSum<float>& s, const SumCut& cut, index_t slices)
@@ -48,6 +67,7 @@ struct FastMemory {
     to_integer = arena.take<float>(columns);
     to_output = arena.take<float>(columns);
     in_bucket = arena.take<std::int32_t>(s.n_buckets);
+    readers = arena.take<float>(s.n_keys);
     bytes = arena.used();
   }
 };
@@ -60,13 +80,8 @@ class FastSum {
         at_once_(std::min<index_t>(slices, cut_.at_once)),
         memory_(Arena(thread_scratch(FastMemory(Arena(), s_, cut_, at_once_).bytes)), s_, cut_,
                 at_once_) {
-    added_.valid = s_.key_mask;
-    added_.count = s_.n_keys;
-    if (s_.key_mask) added_.count -= std::count(s_.key_mask, s_.key_mask + s_.n_keys, 0);
-    added_.weight =
-        float(s_.code_bytes == 1 ? fullest_bucket<std::uint8_t>(s_, memory_.in_bucket)
-                                 : fullest_bucket<std::uint16_t>(s_, memory_.in_bucket));
-    added_.square = added_.weight;
+    added_ = s_.code_bytes == 1 ? added_by<std::uint8_t>(s_, memory_.in_bucket, memory_.readers)
+                                : added_by<std::uint16_t>(s_, memory_.in_bucket, memory_.readers);
     memory_.codes.arrange();
   }
   index_t at_once() const { return at_once_; }

@@ -16,19 +16,24 @@ struct FastAdded {
   float weight, square;
   float noise = 0, signal = 0;
   float most_spread = INFINITY;  // the largest value of a column, in mean magnitudes
+  // How much of what is read each row is: the rows that read its bucket, or their weights' squares
+  // with its own; and the sum of that. Null: as much of each.
+  const float* readers = nullptr;
+  float all_readers = 0;
 };
 
 // to_integer = 1 / step of up to kFastColumns columns; 0 for columns of zeros. `widening`
 // multiplies the steps. Rounding moves a value by at most half a step: false if that is more than
 // largest_error mean magnitudes of its column (not root mean squares, which one large value among
 // small ones would raise), if a sum's noise is more than that part of its signal, if values are
-// spread too far, or if a column has one that is not finite.
+// spread too far, or if a column has one that is not finite. The mean over all rows or over what is
+// read, whichever is less: a gradient through normalised rows is small where many rows collide.
 inline bool choose_steps(Matrix<const float> values, const FastAdded& added, float largest_error,
                          float widening, float* to_integer) {
   // Below, the sum of squares is too close to what float32 cannot hold.
   constexpr float kLeastSquareSum = 1e-24f;
   FastColumnSums sums;
-  kernels().fast_column_sums(values, added.valid, &sums);
+  kernels().fast_column_sums(values, added.valid, added.readers, &sums);
   const float count = float(added.count);
   for (index_t c = 0; c < kFastColumns; ++c) {
     to_integer[c] = 0;
@@ -40,9 +45,14 @@ inline bool choose_steps(Matrix<const float> values, const FastAdded& added, flo
     const float mean = std::fabs(sums.sum[c]) / count, rms = std::sqrt(square_sum / count);
     const float bound = 1.5f * added.weight * mean + 5 * std::sqrt(added.square) * rms + largest;
     to_integer[c] = 32767 / (widening * bound);
-    const float magnitude = sums.magnitude_sum[c] / count;
+    float magnitude = sums.magnitude_sum[c] / count, met = rms;
+    if (added.all_readers > 0) {
+      const float read = sums.weighted_magnitude_sum[c] / added.all_readers;
+      met *= std::min(1.0f, read / magnitude);
+      magnitude = std::min(magnitude, read);
+    }
     if (!(0.5f <= largest_error * magnitude * to_integer[c])) return false;
-    const float signal = largest_error * rms * to_integer[c];
+    const float signal = largest_error * met * to_integer[c];
     if (!(added.noise <= signal * signal * added.signal || added.noise == 0)) return false;
     if (!(largest <= added.most_spread * magnitude)) return false;
   }

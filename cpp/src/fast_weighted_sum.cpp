@@ -1,5 +1,8 @@
 #include "fast_weighted_sum.hpp"
 
+#include <algorithm>
+#include <vector>
+
 #include "fast_bucket_sum.hpp"
 #include "fast_steps.hpp"
 #include "head_passes.hpp"
@@ -23,47 +26,56 @@ using Passes = HeadPasses<float, std::int16_t>;
 // What the first hash that is not done says of a side's weights.
 struct SideWeights {
   FastAdded added;
-  float squares;  // of a row's weights, in the mean
+  float squares;                     // of a row's weights, in the mean
+  std::vector<std::uint16_t> codes;  // (rows, n_probes)
+  std::vector<float> weights;
+  std::vector<float> square_sums;  // of the weights of each bucket
+  std::vector<float> readers;      // see added_of
 };
 SideWeights weights_of(const WeightedHead<float>& s, const WeightedSide<float>& side) {
   const index_t t = side.n_probes, probes = side.rows * t;
-  Arena size;
-  size.take<std::uint16_t>(probes);
-  size.take<float>(probes);
-  size.take<float>(2 * s.n_buckets);
-  Arena arena(thread_scratch(size.used(), Scratch::fast));
-  std::uint16_t* codes = arena.take<std::uint16_t>(probes);
-  float *weights = arena.take<float>(probes), *buckets = arena.take<float>(2 * s.n_buckets);
-  side.probes({0, side.rows, s.first_hash, 1}, 1, codes, weights);
-  std::fill_n(buckets, 2 * s.n_buckets, 0.0f);
-  FastAdded added{side.valid, 0, 0, 0};
+  SideWeights w{{side.valid, 0, 0, 0}, 0, {}, {}, {}, {}};
+  w.codes.resize(probes);
+  w.weights.resize(probes);
+  w.square_sums.resize(s.n_buckets);
+  std::vector<float> sums(s.n_buckets);
+  side.probes({0, side.rows, s.first_hash, 1}, 1, w.codes.data(), w.weights.data());
   double squares = 0;
   for (index_t j = 0; j < side.rows; ++j) {
     if (side.valid && !side.valid[j]) continue;
-    ++added.count;
+    ++w.added.count;
     for (index_t k = j * t; k < (j + 1) * t; ++k) {
-      float* bucket = buckets + 2 * codes[k];
-      const float square = weights[k] * weights[k];
-      bucket[0] += weights[k];
-      bucket[1] += square;
+      const float square = w.weights[k] * w.weights[k];
+      sums[w.codes[k]] += w.weights[k];
+      w.square_sums[w.codes[k]] += square;
       squares += square;
     }
   }
-  for (index_t k = 0; k < s.n_buckets; ++k) {
-    added.weight = std::max(added.weight, buckets[2 * k]);
-    added.square = std::max(added.square, buckets[2 * k + 1]);
-  }
-  added.most_spread = kMostSpread;
-  return {added, float(squares / double(std::max<index_t>(added.count, 1)))};
+  w.added.weight = *std::max_element(sums.begin(), sums.end());
+  w.added.square = *std::max_element(w.square_sums.begin(), w.square_sums.end());
+  w.added.most_spread = kMostSpread;
+  w.squares = float(squares / double(std::max<index_t>(w.added.count, 1)));
+  return w;
 }
 // The rows of `from`, read with the probes of `to`. Each product that is added or read is rounded,
 // by 1 / 12 of the square of a step.
-FastAdded added_of(const WeightedHead<float>& s, const SideWeights& from, index_t added_probes,
+FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, index_t added_probes,
                    const SideWeights& to, index_t read_probes) {
   FastAdded added = from.added;
   const float in_bucket = float(added.count) / float(s.n_buckets);
   added.noise = (float(read_probes) + to.squares * in_bucket * float(added_probes)) / 12;
   added.signal = in_bucket * from.squares * to.squares;
+  const index_t rows = index_t(from.codes.size()) / added_probes;
+  from.readers.assign(rows, 0);
+  double all = 0;
+  for (index_t j = 0; j < rows; ++j) {
+    if (added.valid && !added.valid[j]) continue;
+    for (index_t k = j * added_probes; k < (j + 1) * added_probes; ++k)
+      from.readers[j] += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
+    all += from.readers[j];
+  }
+  added.readers = from.readers.data();
+  added.all_readers = float(all);
   return added;
 }
 
@@ -166,7 +178,7 @@ index_t fast_weighted_sum(const WeightedHead<float>& head, Matrix<float> out, fl
   WeightedHead<float> s = head;
   Passes passes(s, 0, fast_slice_count(s.values.columns));
   if (!passes.whole()) return s.first_hash;
-  const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;
   const FastAdded keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
   IntegerRows values(s.values, passes.at_once());
@@ -217,7 +229,7 @@ index_t fast_weighted_sum_backward(const WeightedHead<float>& head, Matrix<const
   const bool back = value_grad.data || of_keys;
   Passes passes(s, 0, fast_slice_count(s.values.columns));
   if (!passes.whole()) return s.first_hash;
-  const SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
+  SideWeights query = weights_of(s, s.query), key = weights_of(s, s.key);
   if (!enough(query, key)) return 0;
   const FastAdded from_keys = added_of(s, key, s.key.n_probes, query, s.query.n_probes);
   const FastAdded from_queries = added_of(s, query, s.query.n_probes, key, s.key.n_probes);

@@ -105,10 +105,10 @@ def aligned(call: Call) -> tuple[Call, int]:
         return call._replace(is_causal=False, offset=0), 0
     first = 0
     if not holds(offset <= 0):
-        first = torch.sym_min(torch.sym_max(offset, 0), n_keys)
+        first = _within(offset, n_keys)
         call = call._replace(query=F.pad(call.query, (0, 0, first, 0)))
     if not holds(offset >= 0):
-        before = torch.sym_min(torch.sym_max(-offset, 0), n_queries)  # beyond it none sees a key
+        before = _within(-offset, n_queries)  # beyond it none sees a key
         mask = call.key_mask
         if mask is None:
             mask = call.key.new_ones((call.key.shape[0], n_keys), dtype=torch.bool)
@@ -118,6 +118,13 @@ def aligned(call: Call) -> tuple[Call, int]:
             key_mask=F.pad(mask, (before, 0), value=False),
         )
     return call._replace(offset=0), first
+
+
+def _within(number: int, most: int) -> int:
+    """The nearest of 0 to most."""
+    if exporting():
+        return torch.sym_min(torch.sym_max(number, 0), most)
+    return min(max(number, 0), most)  # torch 2.11 compiles no sym_max of constants
 
 
 def without_first(out: Tensor, first: int) -> Tensor:

@@ -339,6 +339,9 @@ def gradient_rows(kind, n, dtype):
         grad = 10 * grad[:16][which] + grad
     if kind == "duplicated":
         x, grad = x[: n // 8].repeat(8, 1), grad[: n // 8].repeat(8, 1)
+    if kind == "small in a cluster":  # as behind a normalisation, which divides by their number
+        x[: n // 7] = x[0] + 0.2 * x[: n // 7]
+        grad[: n // 7] /= 130
     if kind == "large":
         grad = grad * (1e30 if dtype is torch.bfloat16 else 6000)
     if kind == "heavy tail":
@@ -358,6 +361,20 @@ def test_gradient_of_the_values(kind, n_bits, is_causal, dtype):
     options = {"n_bits": n_bits, "is_causal": is_causal}
     got, wanted = values_backward(grad, x, x, x, *codes, **options)
     assert relative_error(got, wanted) < LARGEST_ERROR + rounding(dtype)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("n_bits", [8, 10])
+def test_rows_that_are_small_where_most_collide(n_bits, dtype):
+    """The mean of all is not theirs, which most readers meet."""
+    x, rows = gradient_rows("small in a cluster", 1400, dtype)
+    out, *codes = run(x, x, rows, n_bits=n_bits)
+    sums = out, exact(*codes, rows, n_bits=n_bits)
+    gradients = values_backward(rows, x, x, x, *codes, n_bits=n_bits)
+    for got, wanted in (sums, gradients):
+        assert relative_error(got, wanted) < LARGEST_ERROR + rounding(dtype)
+        cluster = got[..., :200, :], wanted[..., :200, :]
+        assert relative_error(*cluster) < LARGEST_ERROR + rounding(dtype)
 
 
 def test_gradient_of_the_values_by_two_threads():

@@ -76,7 +76,7 @@ LSHKIT_TYPED_KERNEL(index_t, pair_sum, const PairSumPass<T>& pass)
 LSHKIT_KERNEL(void, fast_values, Matrix<const float> values, const float* scale, std::int16_t* out,
               index_t out_stride)
 LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uint8_t* mask,
-              FastColumnSums* sums)
+              const float* weights, FastColumnSums* sums)
 // False if a bucket left 16 bits at some time: the output may be anything.
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
 LSHKIT_TYPED_KERNEL(void, weighted_bucket_sum, const WeightedPass<T>& pass)

@@ -42,7 +42,8 @@ Kernels table();
 namespace avx512 {
 Kernels table();
 }
-// These take all kernels of avx512, and amx_twin those of base, but for products of bfloat16.
+// These take all kernels of avx512, and amx_twin those of base, but for products of bfloat16 (and
+// amx_twin for weighted sums of 16 bits).
 namespace avx512_bf16 {
 Kernels table();
 }

@@ -28,7 +28,8 @@ class Colliding(Hashed):
     1 - (1 - p)^n_hashes with p = (1 - acos(cosine) / pi)^n_bits, so that the sums of numerator and
     denominator are unbiased for those of softmax (Horvitz and Thompson 1952). The gradient is that
     of the estimate with its probabilities held constant. (Probabilities are those of "hyperplane"
-    and nearly those of "hadamard": docs/lsh_attention.md.) Memory is linear in the lengths, time
+    and nearly those of "hadamard": docs/lsh_attention.md.) Two rows of zeros, whose cosine
+    is 0, share all codes: they count with probability 1. Memory is linear in the lengths, time
     quadratic with a small factor: of independent rows of 64 features 13 % of the pairs collide with
     8 bits and 32 hashes, 1 % with 12. With bits that grow with the length (max_length) it grew as
     n^1.4 to n^1.5 on text. `lsh_attention` does the same for scores without unit norms. Packed
@@ -165,6 +166,7 @@ def units(x: Tensor) -> Tensor:
     Rows of subnormal numbers are zeros: the derivative of the others is finite.
     """
     x = x if x.dtype is torch.float64 else x.float()
+    x = x if x.stride(-1) == 1 else x.contiguous()  # or bits depend on strides
     if x.shape[-1]:
         largest = x.detach().abs().amax(-1, keepdim=True)
         x = torch.where(largest < torch.finfo(x.dtype).tiny, 0, x)

@@ -16,6 +16,9 @@ Kernels table() {
 #else
 #define LSHKIT_TILE_KERNEL LSHKIT_BFLOAT16_KERNEL
 #endif
+#if defined(LSHKIT_ISA_AMX_TWIN)
+#define LSHKIT_SHORT_KERNEL LSHKIT_BFLOAT16_KERNEL
+#endif
 #include "kernels/kernel_list.hpp"
   return t;
 }
