@@ -20,28 +20,21 @@ constexpr float kWiden = 4;  // the step after an overflow
 constexpr index_t kLeastKeys = 64;
 
 // What the first hash says: the keys in its fullest bucket, and the queries that read each key's.
+// counts: of queries and of keys, of each bucket.
 template <class Code>
-FastAdded added_by(const HeadSum<float>& s, std::int32_t* in_bucket, float* readers) {
+FastAdded added_by(const HeadSum<float>& s, std::int32_t* counts, float* readers) {
   const Code* query_codes = static_cast<const Code*>(s.query_codes);
   const Code* key_codes = static_cast<const Code*>(s.key_codes);
-  const auto bucket = [&](const Code* codes, index_t row) -> std::int32_t& {
-    return in_bucket[codes[row * s.n_hashes]];
-  };
-  std::memset(in_bucket, 0, sizeof(std::int32_t) * s.n_buckets);
-  for (index_t i = 0; i < s.n_queries; ++i) ++bucket(query_codes, i);
+  std::memset(counts, 0, 2 * sizeof(std::int32_t) * s.n_buckets);
+  for (index_t i = 0; i < s.n_queries; ++i) ++counts[query_codes[i * s.n_hashes]];
   FastAdded added{s.key_mask, 0, 0, 0};
   added.readers = readers;
-  double all = 0;
-  for (index_t j = 0; j < s.n_keys; ++j) {
-    readers[j] = float(bucket(key_codes, j));
-    if (!s.key_mask || s.key_mask[j]) all += readers[j];
-  }
-  added.all_readers = float(all);
-  std::memset(in_bucket, 0, sizeof(std::int32_t) * s.n_buckets);
   std::int32_t most = 0;
   for (index_t j = 0; j < s.n_keys; ++j) {
     if (s.key_mask && !s.key_mask[j]) continue;
-    most = std::max(most, ++bucket(key_codes, j));
+    const index_t bucket = key_codes[j * s.n_hashes];
+    readers[j] = float(counts[bucket]);
+    most = std::max(most, ++counts[s.n_buckets + bucket]);
     ++added.count;
   }
   added.weight = added.square = float(most);
@@ -54,7 +47,7 @@ struct FastMemory {
   std::uint32_t* table;
   std::int16_t* values;
   float *out, *to_integer, *to_output;  // the latter of each column
-  std::int32_t* in_bucket;
+  std::int32_t* counts;
   float* readers;
   std::size_t bytes;
 
@@ -66,7 +59,7 @@ struct FastMemory {
     out = arena.take<float>(cut.packed ? s.n_queries * columns : 0);
     to_integer = arena.take<float>(columns);
     to_output = arena.take<float>(columns);
-    in_bucket = arena.take<std::int32_t>(s.n_buckets);
+    counts = arena.take<std::int32_t>(2 * s.n_buckets);
     readers = arena.take<float>(s.n_keys);
     bytes = arena.used();
   }
@@ -80,8 +73,8 @@ class FastSum {
         at_once_(std::min<index_t>(slices, cut_.at_once)),
         memory_(Arena(thread_scratch(FastMemory(Arena(), s_, cut_, at_once_).bytes)), s_, cut_,
                 at_once_) {
-    added_ = s_.code_bytes == 1 ? added_by<std::uint8_t>(s_, memory_.in_bucket, memory_.readers)
-                                : added_by<std::uint16_t>(s_, memory_.in_bucket, memory_.readers);
+    added_ = s_.code_bytes == 1 ? added_by<std::uint8_t>(s_, memory_.counts, memory_.readers)
+                                : added_by<std::uint16_t>(s_, memory_.counts, memory_.readers);
     memory_.codes.arrange();
   }
   index_t at_once() const { return at_once_; }

@@ -16,10 +16,9 @@ struct FastAdded {
   float weight, square;
   float noise = 0, signal = 0;
   float most_spread = INFINITY;  // the largest value of a column, in mean magnitudes
-  // How much of what is read each row is: the rows that read its bucket, or their weights' squares
-  // with its own; and the sum of that. Null: as much of each.
+  // In proportion to a row's share of what is read: how many rows read its bucket, or (weighted)
+  // the squares of their weights times those of its own.
   const float* readers = nullptr;
-  float all_readers = 0;
 };
 
 // to_integer = 1 / step of up to kFastColumns columns; 0 for columns of zeros. `widening`
@@ -27,7 +26,8 @@ struct FastAdded {
 // largest_error mean magnitudes of its column (not root mean squares, which one large value among
 // small ones would raise), if a sum's noise is more than that part of its signal, if values are
 // spread too far, or if a column has one that is not finite. The mean over all rows or over what is
-// read, whichever is less: a gradient through normalised rows is small where many rows collide.
+// read (but for zeros), whichever is less: a gradient through normalised rows is small where many
+// rows collide.
 inline bool choose_steps(Matrix<const float> values, const FastAdded& added, float largest_error,
                          float widening, float* to_integer) {
   // Below, the sum of squares is too close to what float32 cannot hold.
@@ -46,8 +46,8 @@ inline bool choose_steps(Matrix<const float> values, const FastAdded& added, flo
     const float bound = 1.5f * added.weight * mean + 5 * std::sqrt(added.square) * rms + largest;
     to_integer[c] = 32767 / (widening * bound);
     float magnitude = sums.magnitude_sum[c] / count, met = rms;
-    if (added.all_readers > 0) {
-      const float read = sums.weighted_magnitude_sum[c] / added.all_readers;
+    if (sums.weight_sum[c] > 0) {
+      const float read = sums.weighted_magnitude_sum[c] / sums.weight_sum[c];
       met *= std::min(1.0f, read / magnitude);
       magnitude = std::min(magnitude, read);
     }

@@ -67,15 +67,12 @@ FastAdded added_of(const WeightedHead<float>& s, SideWeights& from, index_t adde
   added.signal = in_bucket * from.squares * to.squares;
   const index_t rows = index_t(from.codes.size()) / added_probes;
   from.readers.assign(rows, 0);
-  double all = 0;
   for (index_t j = 0; j < rows; ++j) {
     if (added.valid && !added.valid[j]) continue;
     for (index_t k = j * added_probes; k < (j + 1) * added_probes; ++k)
       from.readers[j] += from.weights[k] * from.weights[k] * to.square_sums[from.codes[k]];
-    all += from.readers[j];
   }
   added.readers = from.readers.data();
-  added.all_readers = float(all);
   return added;
 }
 

@@ -377,6 +377,16 @@ def test_rows_that_are_small_where_most_collide(n_bits, dtype):
         assert relative_error(*cluster) < LARGEST_ERROR + rounding(dtype)
 
 
+def test_padding_in_one_bucket_needs_no_wider_numbers():
+    """Its zeros have no rounding, however many rows read them."""
+    x, rows = gradient_rows("random", 2048, torch.float16)
+    x[..., :128, :], rows[..., :128, :] = x[..., :1, :].clone(), 0
+    out, *codes = run(x, x, rows)
+    wanted = exact(*codes, rows)
+    assert relative_error(out, wanted) < LARGEST_ERROR + rounding(torch.float16)
+    assert (out != wanted.half()).float().mean() > 0.05  # what float32 would be
+
+
 def test_gradient_of_the_values_by_two_threads():
     x, grad = gradient_rows("random", 1000, torch.bfloat16)
     _, *codes = run(x, x, x)

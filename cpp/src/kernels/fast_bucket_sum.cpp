@@ -160,18 +160,19 @@ void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, cons
                       FastColumnSums* sums) {
   constexpr int kVectors = kFastColumns / W;
   F largest[kVectors] = {}, sum[kVectors] = {}, magnitude_sum[kVectors] = {},
-    square_sum[kVectors] = {}, weighted[kVectors] = {};
+    square_sum[kVectors] = {}, weighted[kVectors] = {}, weight_sum[kVectors] = {};
   const int width = int(values.columns);
   for (index_t j = 0; j < values.rows; ++j) {
     if (mask && !mask[j]) continue;
     const float* row = values.row(j);
-    const float weight = weights ? weights[j] : 1;
+    const F weight = broadcast(weights[j]);
     prefetch_row(values.row(smaller(j + kAhead, values.rows - 1)), 4 * values.columns);
     LSHKIT_UNROLL
     for (int i = 0; i < kVectors; ++i) {
       const F v = load_first(row + i * W, width - i * W);
       const F size = (F)((I)v & 0x7fffffff);
       weighted[i] += weight * size;
+      weight_sum[i] += size > F{} ? weight : F{};
       largest[i] = size > largest[i] ? size : largest[i];
       sum[i] += v;
       magnitude_sum[i] += size;
@@ -185,6 +186,7 @@ void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, cons
     store(sums->magnitude_sum + i * W, magnitude_sum[i]);
     store(sums->square_sum + i * W, square_sum[i]);
     store(sums->weighted_magnitude_sum + i * W, weighted[i]);
+    store(sums->weight_sum + i * W, weight_sum[i]);
   }
 }
 

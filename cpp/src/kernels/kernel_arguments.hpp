@@ -173,11 +173,11 @@ struct PairSumPass : PairSearch {
   T scale;
   Matrix<T> out;
 };
-// Of up to kFastColumns columns, over the keys that are not masked out. Without weights of the keys
-// they are 1.
+// Of up to kFastColumns columns, over the keys that are not masked out. weight_sum is of the keys
+// that are not zero there.
 struct FastColumnSums {
   float largest[kFastColumns], sum[kFastColumns], magnitude_sum[kFastColumns],
-      square_sum[kFastColumns], weighted_magnitude_sum[kFastColumns];
+      square_sum[kFastColumns], weighted_magnitude_sum[kFastColumns], weight_sum[kFastColumns];
 };
 // Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
 template <class T>

@@ -1,10 +1,11 @@
 // The kernels, each declared here and nowhere else: result, name, arguments. kernels.hpp makes of
 // this list the tables of function pointers and the declarations of one instruction set, so there
 // is no include guard. A kernel of LSHKIT_TYPED_KERNEL has an overload for float and for double, by
-// the T among its arguments; one of LSHKIT_SHORT_KERNEL is there with AVX-512, null in other
-// sets; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set multiplies bfloat16, one of
-// LSHKIT_TILE_KERNEL where it does so by tiles, and one of LSHKIT_BFLOAT16_VECTOR_KERNEL where it
-// does so by AVX512-BF16 alone: CPUs with tiles have that at half the rate of float32.
+// the T among its arguments; one of LSHKIT_SHORT_KERNEL is there with AVX-512 and for amx_twin,
+// null in other sets; one of LSHKIT_BFLOAT16_KERNEL is there where an instruction set multiplies
+// bfloat16, one of LSHKIT_TILE_KERNEL where it does so by tiles, and one of
+// LSHKIT_BFLOAT16_VECTOR_KERNEL where it does so by AVX512-BF16 alone: CPUs with tiles have that at
+// half the rate of float32.
 #ifndef LSHKIT_KERNEL
 #define LSHKIT_KERNEL(result, name, ...)
 #endif

@@ -166,7 +166,7 @@ def units(x: Tensor) -> Tensor:
     Rows of subnormal numbers are zeros: the derivative of the others is finite.
     """
     x = x if x.dtype is torch.float64 else x.float()
-    x = x if x.stride(-1) == 1 else x.contiguous()  # or bits depend on strides
+    x = x if x.stride(-1) == 1 else x.contiguous()  # else bits depend on strides
     if x.shape[-1]:
         largest = x.detach().abs().amax(-1, keepdim=True)
         x = torch.where(largest < torch.finfo(x.dtype).tiny, 0, x)
