@@ -3,15 +3,12 @@
 float32 inputs of the same rows have the same probes, and are summed in full.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from cases.attention import NORMALIZE, attention_inputs, padding_mask  # noqa: E402
+from cases.commands import run_by_instruction_set  # noqa: E402
 
 from lshkit import _C  # noqa: E402
 from lshkit.attention import Soft, yoso_attention  # noqa: E402
@@ -193,15 +190,7 @@ def test_numbers_that_are_not_finite(bad):
 
 @pytest.mark.parametrize("name", [x for x in _C.instruction_sets.split() if x not in IN_FLOAT32])
 def test_instruction_set(name):
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=os.environ | {"LSHKIT_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    if f"LSHKIT_ISA={name} does not run here" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
-    assert done.returncode == 0, done.stderr
+    run_by_instruction_set(__file__, name)
 
 
 def check():

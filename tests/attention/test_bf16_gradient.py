@@ -1,8 +1,5 @@
 """The lower bound's gradient of bfloat16 inputs, whose bucket products may be of bfloat16."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -20,6 +17,7 @@ from cases.attention import (  # noqa: E402
     float32_gradients,
     padding_mask,
 )
+from cases.commands import run_by_instruction_set  # noqa: E402
 
 from lshkit.attention import yoso_attention  # noqa: E402
 
@@ -115,15 +113,7 @@ def test_autocast_takes_the_same_path():
     "name", [x for x in _C.instruction_sets.split() if x not in ("base", "avx2")]
 )
 def test_instruction_set(name):
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=os.environ | {"LSHKIT_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    if f"LSHKIT_ISA={name} does not run here" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
-    assert done.returncode == 0, done.stderr
+    run_by_instruction_set(__file__, name)
 
 
 def check():

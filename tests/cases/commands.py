@@ -74,6 +74,19 @@ def run_alone(command, *options, folder=ROOT):
     return fits_a_terminal(done, command, folder)
 
 
+def run_by_instruction_set(file, name):
+    """The file in a process of its own; skips the test where the machine lacks the instructions."""
+    done = subprocess.run(
+        [sys.executable, file],
+        env=os.environ | {"LSHKIT_ISA": name, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    if f"LSHKIT_ISA={name} does not run here" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+
+
 def rows_of(printed):
     """The cells of each line of the Markdown tables that were printed, stripped."""
     lines = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("|")]
