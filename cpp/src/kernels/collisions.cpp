@@ -11,14 +11,16 @@ template <class Code>
 void compare(const CollisionPass& p) {
   Cut cut{p.scratch};
   const CollisionScratch s(p.codes, cut);
+  std::uint8_t in_block[kBlock + 4];
+  std::int32_t counts[kBlock + 4], keys[kBlock];
+  Colliding<std::int32_t> found{in_block, counts};
   for (index_t j0 = 0; j0 < p.codes.n_keys; j0 += kBlock)
-    for_each_query<Code, std::int32_t>(
-        p.codes, s, j0, smaller(kBlock, p.codes.n_keys - j0),
+    for_each_query<Code>(
+        p.codes, s, j0, smaller(kBlock, p.codes.n_keys - j0), found,
         [](Code count) { return std::int32_t(count); },
-        [&](const Colliding<std::int32_t>& c) {
-          std::int32_t keys[kBlock + 4];
-          for (int t = 0; t < c.n; ++t) keys[t] = std::int32_t(j0) + c.keys[t];
-          p.visit(p.context, p.codes.first_query + c.query, keys, c.values, c.n);
+        [&] {
+          for (int t = 0; t < found.n; ++t) keys[t] = std::int32_t(j0) + in_block[t];
+          p.visit(p.context, p.codes.first_query + found.query, keys, counts, found.n);
         });
 }
 

@@ -16,20 +16,24 @@ namespace {
 constexpr int kBlock = 128, kWord = 64;  // keys of a block, and those that a word has bits for
 
 // A bit for each of the 64 counts that is not zero.
-#if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AVX2)
+#if defined(LSHKIT_ISA_AVX512)
+LSHKIT_INLINE std::uint64_t nonzero(const std::uint8_t* counts) {
+  const __m512i v = _mm512_loadu_si512(counts);
+  return _mm512_test_epi8_mask(v, v);
+}
+LSHKIT_INLINE std::uint64_t nonzero(const std::uint16_t* counts) {
+  const __m512i low = _mm512_loadu_si512(counts), high = _mm512_loadu_si512(counts + 32);
+  return _mm512_test_epi16_mask(low, low) | std::uint64_t(_mm512_test_epi16_mask(high, high)) << 32;
+}
+#elif defined(LSHKIT_ISA_AVX2)
 LSHKIT_INLINE std::uint64_t nonzero(const std::uint8_t* counts) {
   std::uint64_t bits = 0;
-#if defined(LSHKIT_ISA_AVX512)
-  const __m512i v = _mm512_loadu_si512(counts);
-  bits = _mm512_test_epi8_mask(v, v);
-#else
   for (int i = 0; i < 2; ++i) {
     const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(counts + 32 * i));
     const unsigned zero =
         unsigned(_mm256_movemask_epi8(_mm256_cmpeq_epi8(v, _mm256_setzero_si256())));
     bits |= std::uint64_t(~zero) << (32 * i);
   }
-#endif
   return bits;
 }
 LSHKIT_INLINE std::uint64_t nonzero(const std::uint16_t* counts) {
@@ -48,41 +52,68 @@ LSHKIT_INLINE std::uint64_t nonzero(const Code* counts) {
 
 // counts[j] = the number of hashes in which key j of the block has the query's code.
 #if defined(LSHKIT_ISA_AVX512)
-LSHKIT_INLINE void count_collisions(const std::uint8_t* query, const std::uint8_t* block,
-                                    index_t n_hashes, std::uint8_t* counts) {
-  const __m512i one = _mm512_set1_epi8(1);
-  __m512i sum[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-  LSHKIT_UNROLL
-  for (index_t h = 0; h < n_hashes; ++h) {
-    const __m512i code = _mm512_set1_epi8(char(query[h]));
-    LSHKIT_UNROLL
-    for (int w = 0; w < 2; ++w) {
-      const __m512i keys = _mm512_loadu_si512(block + h * kBlock + w * kWord);
-      sum[w] = _mm512_mask_add_epi8(sum[w], _mm512_cmpeq_epi8_mask(keys, code), sum[w], one);
-    }
-  }
-  for (int w = 0; w < 2; ++w) _mm512_storeu_si512(counts + w * kWord, sum[w]);
+// A code in each byte or half of its word: a broadcast from there does not take the comparisons'
+// port, as one of bytes would.
+LSHKIT_INLINE __m512i fill_words(const std::uint16_t* codes, __mmask16 valid) {
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, codes));
+  return _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
 }
-#endif
+LSHKIT_INLINE __m512i fill_words(const std::uint8_t* codes, __mmask16 valid) {
+  const __m512i words = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(valid, codes));
+  const __m512i halves = _mm512_or_si512(words, _mm512_slli_epi32(words, 8));
+  return _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16));
+}
 template <class Code>
 LSHKIT_INLINE void count_collisions(const Code* query, const Code* block, index_t n_hashes,
                                     Code* counts) {
-  constexpr int kBytes = kVectorBytes > 32 ? 32 : kVectorBytes;
-  constexpr int n = kBlock * sizeof(Code) / kBytes, kCodes = kBytes / sizeof(Code);
-  typedef Code Packed __attribute__((vector_size(kBytes)));
+  constexpr int kSums = kBlock * sizeof(Code) / 64, kCodes = 64 / sizeof(Code);
+  constexpr index_t kRun = 256;
+  alignas(64) std::uint32_t words[kRun];
+  __m512i sum[kSums] = {};
+  for (; n_hashes > 0; n_hashes -= kRun, query += kRun, block += kRun * kBlock) {
+    const index_t run = smaller(kRun, n_hashes);
+    for (index_t h = 0; h < run; h += 16) {
+      const auto valid = __mmask16((1u << smaller(16, run - h)) - 1);
+      _mm512_store_si512(words + h, fill_words(query + h, valid));
+    }
+    LSHKIT_UNROLL
+    for (index_t h = 0; h < run; ++h) {
+      const __m512i code = _mm512_set1_epi32(int(words[h]));
+      LSHKIT_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        const __m512i keys = _mm512_loadu_si512(block + h * kBlock + i * kCodes);
+        if constexpr (sizeof(Code) == 1)
+          sum[i] = _mm512_mask_add_epi8(sum[i], _mm512_cmpeq_epi8_mask(keys, code), sum[i],
+                                        _mm512_set1_epi8(1));
+        else
+          sum[i] = _mm512_mask_add_epi16(sum[i], _mm512_cmpeq_epi16_mask(keys, code), sum[i],
+                                         _mm512_set1_epi16(1));
+      }
+    }
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < kSums; ++i) _mm512_storeu_si512(counts + i * kCodes, sum[i]);
+}
+#else
+template <class Code>
+LSHKIT_INLINE void count_collisions(const Code* query, const Code* block, index_t n_hashes,
+                                    Code* counts) {
+  constexpr int n = kBlock * sizeof(Code) / kVectorBytes, kCodes = kVectorBytes / sizeof(Code);
+  typedef Code Packed __attribute__((vector_size(kVectorBytes)));
   Packed sum[n] = {};
   for (index_t h = 0; h < n_hashes; ++h) {
     const Packed code = query[h] - Packed{};
     LSHKIT_UNROLL
     for (int i = 0; i < n; ++i) {
       Packed key;
-      std::memcpy(&key, block + h * kBlock + i * kCodes, kBytes);
+      std::memcpy(&key, block + h * kBlock + i * kCodes, kVectorBytes);
       sum[i] -= Packed(key == code);
     }
   }
   LSHKIT_UNROLL
-  for (int i = 0; i < n; ++i) std::memcpy(counts + i * kCodes, &sum[i], kBytes);
+  for (int i = 0; i < n; ++i) std::memcpy(counts + i * kCodes, &sum[i], kVectorBytes);
 }
+#endif
 
 // The type that codes are compared and collisions counted in: one byte while both fit.
 LSHKIT_INLINE bool bytes_suffice(const PairCodes& p) {
@@ -106,21 +137,23 @@ LSHKIT_INLINE Code code_at(const PairCodes& p, const void* codes, index_t row, i
 }
 
 // The keys of a block that a query collides with, ascending, and of each what the caller makes of
-// its count. Three more follow that repeat the first, for loops that take four.
+// its count: in the caller's memory, of kBlock + 4 each. Up to three more follow that repeat the
+// first, with a value of zero, for loops that take four.
 template <class Value>
 struct Colliding {
-  index_t query;
-  int n;
-  const std::uint8_t* keys;  // in the block
-  const Value* values;       // zero for the three more
+  std::uint8_t* keys;  // in the block
+  Value* values;
+  index_t query = 0;
+  int n = 0;
 };
 
-// visit(colliding) for each query that collides with one of the keys j0 ... j0 + n - 1, n <=
-// kBlock. value_of(count) is listed where the count is read: looked up later it costs 5 % of a
-// gradient.
+// visit() for each query that collides with one of the keys j0 ... j0 + n - 1, n <= kBlock, which
+// `to` has then. value_of(count) is listed where the count is read: looked up later it costs 5 % of
+// a gradient.
 template <class Code, class Value, class ValueOf, class Visit>
 LSHKIT_INLINE void for_each_query(const PairCodes& p, const CollisionScratch& s, index_t j0,
-                                  index_t n, const ValueOf& value_of, const Visit& visit) {
+                                  index_t n, Colliding<Value>& to, const ValueOf& value_of,
+                                  const Visit& visit) {
   Code* block_codes = static_cast<Code*>(s.block_codes);
   std::uint64_t valid[kBlock / kWord] = {};
   for (index_t j = 0; j < n; ++j) {
@@ -138,8 +171,8 @@ LSHKIT_INLINE void for_each_query(const PairCodes& p, const CollisionScratch& s,
     }
     Code block_counts[kBlock];
     count_collisions(codes, block_codes, p.n_hashes, block_counts);
-    std::uint8_t keys[kBlock + 4];
-    Value values[kBlock + 4];
+    std::uint8_t* const keys = to.keys;
+    Value* const values = to.values;
     int found = 0;
     LSHKIT_UNROLL
     for (int w = 0; w < kBlock / kWord; ++w) {
@@ -163,7 +196,9 @@ LSHKIT_INLINE void for_each_query(const PairCodes& p, const CollisionScratch& s,
       keys[t] = keys[0];
       values[t] = 0;
     }
-    visit(Colliding<Value>{i, found, keys, values});
+    to.query = i;
+    to.n = found;
+    visit();
   }
 }
 

@@ -5,7 +5,6 @@
 namespace lshkit {
 namespace LSHKIT_ISA {
 
-bool lower_bound_lists_pay(const LowerBoundGradient&);
 index_t lower_bound_lists_scratch(const LowerBoundGradient&);  // bytes
 bool lower_bound_lists(const LowerBoundGradient&);             // false: there are too many pairs
 index_t lower_bound_pairs_scratch(const LowerBoundGradient&);  // bytes

@@ -12,17 +12,7 @@ namespace {
 
 using Problem = LowerBoundGradient;
 
-constexpr index_t kMostKeys = 65535;  // they have numbers of 16 bits
-// Up to kManyKeys all pairs are compared in little more time, except on Intel's CPUs with AVX-512
-// (Emerald Rapids, 512 to 1,024 rows: lists take 0.6 to 0.9 of the time, in clusters up to 1.2
-// times as long).
-constexpr index_t kManyKeys = 1024, kLeastKeys = 512;
-
-// Not where AVX512-BF16 multiplies: that is AMD's.
-bool compares_slowly(const Problem& p) {
-  return kLanes<float> == 16 && !lshkit::kernels().bfloat16_bucket && !p.causal &&
-         p.key.rows >= kLeastKeys && p.key.rows <= p.n_buckets;
-}
+constexpr index_t kManyKeys = 1024;  // beyond, other ways take longer
 
 struct Scratch {
   PairSearch search;
@@ -52,32 +42,6 @@ struct Scratch {
   }
 };
 
-// products_k = the row's product with row found_k of `rows`. Up to three more are written.
-LSHKIT_INLINE void products_of(const float* row, Matrix<const float> rows,
-                               const std::uint16_t* found, index_t count, float* products) {
-  each_columns<float, kVectors / 2>(rows.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
-    Vec<float> x[columns.vectors];
-    columns.load_row(row, x);
-    for (index_t k = 0; k < count; k += 4) {
-      Vec<float> partial[4];
-      LSHKIT_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        Vec<float> v[columns.vectors];
-        columns.load_row(rows.row(found[smaller(k + r, count - 1)]), v);
-        partial[r] = v[0] * x[0];
-        LSHKIT_UNROLL
-        for (int c = 1; c < columns.vectors; ++c) partial[r] += v[c] * x[c];
-      }
-      Vec4 sums = sum_lanes4(partial[0], partial[1], partial[2], partial[3]), before;
-      if (columns.first > 0) {
-        std::memcpy(&before, products + k, sizeof(before));
-        sums += before;
-      }
-      std::memcpy(products + k, &sums, sizeof(sums));
-    }
-  });
-}
-
 template <bool ToQuery, bool ToKey>
 bool pairs(const Problem& problem) {
   const Problem p = problem;  // whose members nothing that is written could be
@@ -88,7 +52,7 @@ bool pairs(const Problem& problem) {
   clear(p.key_grad);
   const auto use = [&](index_t i, const std::uint16_t* found, index_t count) LSHKIT_ALWAYS_INLINE {
     if (count == 0 || (p.query_valid && !p.query_valid[i])) return;
-    products_of(p.grad.row(i), p.value, found, count, products);
+    products_of(p.grad.row(i), 1, p.value, found, count, products);
     const float bias = p.bias ? p.bias[i] : 0, inverse_norm = p.query_inverse_norm[i];
     for (index_t k = 0; k < count; ++k) products[k] = p.scale * (products[k] + bias);
     each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
@@ -126,11 +90,6 @@ bool pairs(const Problem& problem) {
 }
 
 }  // namespace
-
-bool lower_bound_lists_pay(const LowerBoundGradient& p) {
-  return p.query.rows > 0 && (p.key.rows > kManyKeys || compares_slowly(p)) &&
-         p.key.rows <= kMostKeys && p.key.rows <= 4 * p.n_buckets && p.n_buckets <= 64 * p.key.rows;
-}
 
 index_t lower_bound_lists_scratch(const LowerBoundGradient& p) {
   Cut cut{nullptr};

@@ -1,11 +1,14 @@
 #pragma once
-// The gradient of queries and keys pair by pair, for the pairs that collide: a block of 128 keys
-// stays in the L2 cache while all queries pass. 6 d flops a pair, 8 d where its cosine is needed.
+// The gradient of queries and keys pair by pair, for the pairs that collide. A block of 128 keys
+// meets all queries, whose pairs with it are listed by the thousand: the list is gone through for
+// the products of output gradients and values, for the queries' gradients and for the keys', so
+// that each of the block's arrays stays in the L1 cache while it is used (rows of 64 columns).
+// Bound: 6 d flops a pair, 8 d where its cosine is needed; loads and stores of 20 d bytes.
 #include "collisions.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
+#include "row_columns.hpp"
 #include "simd.hpp"
-#include "wanted_gradients.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -16,126 +19,138 @@ LSHKIT_INLINE PairCodes codes_of(const SampledGradient& p) {
           p.key.rows,    p.query_valid, p.key_valid,  p.causal,   0};
 }
 
+// Pairs of some queries with a block's keys. A query's are a multiple of four, of which the last
+// may repeat its first with a weight of zero.
+struct PairList {
+  static constexpr int kFull = 4096, kMost = kFull + kBlock + kLanes<float>;
+  int n = 0, queries = 0;
+  std::int32_t *query, *first;  // first: of a query's pairs
+  std::uint8_t* key;
+  float *weight, *product, *cosine;
+
+  PairList(bool cosines, Cut& cut)
+      : query(cut.take<std::int32_t>(kFull + 1)),
+        first(cut.take<std::int32_t>(kFull + 1)),
+        key(cut.take<std::uint8_t>(kMost)),
+        weight(cut.take<float>(kMost)),
+        product(cut.take<float>(kMost)),
+        cosine(cosines ? cut.take<float>(kMost) : nullptr) {}
+
+  // use(query, its first pair, how many)
+  template <class Use>
+  LSHKIT_INLINE void each_query(const Use& use) const {
+    for (int r = 0; r < queries; ++r) use(query[r], first[r], first[r + 1] - first[r]);
+  }
+};
+
 struct PairScratch {
-  float *key, *value, *key_grad;     // (kBlock, padded columns)
-  float *query, *grad, *query_grad;  // one padded row each
-  index_t d, dv;                     // padded
+  index_t d, dv;                  // padded
+  float *key, *value, *key_grad;  // (kBlock, padded columns); key: unit vectors
   CollisionScratch collisions;
+  PairList list;
 
-  PairScratch(const PairGradient<float>& p, const PairCodes& codes, Cut& cut)
-      : d(round_up(p.query.columns, kLanes<float>)), dv(round_up(p.value.columns, kLanes<float>)) {
-    key = cut.take<float>(kBlock * d);
-    value = cut.take<float>(kBlock * dv);
-    key_grad = cut.take<float>(kBlock * d);
-    query = cut.take<float>(d);
-    grad = cut.take<float>(dv);
-    query_grad = cut.take<float>(d);
-    collisions = CollisionScratch(codes, cut);
-  }
+  PairScratch(const PairGradient<float>& p, const PairCodes& codes, bool cosines, Cut& cut)
+      : d(round_up(p.query.columns, kLanes<float>)),
+        dv(round_up(p.value.columns, kLanes<float>)),
+        key(cut.take<float>(kBlock * d)),
+        value(cut.take<float>(kBlock * dv)),
+        key_grad(cut.take<float>(kBlock * d)),
+        collisions(codes, cut),
+        list(cosines, cut) {}
 };
 
-// Query i and a block's keys. Vectors > 0: unpadded rows of that many registers, kept there; else
-// rows of any length. ToQuery, ToKey: which gradients gain what is added.
-template <int Vectors, bool ToQuery, bool ToKey>
-struct PairRow {
-  static constexpr int W = kLanes<float>, kMost = Vectors ? Vectors : 1;
-  using F = Vec<float>;
-  const PairScratch& s;
-  float* out;
-  int kv, vv;
-  index_t d, key_stride, value_stride;
-  float bias;
-  F g[kMost], q[kMost], dq[kMost];
-
-  LSHKIT_INLINE PairRow(const PairGradient<float>& p, const PairScratch& scratch, index_t i)
-      : s(scratch),
-        out(p.query_grad.row(i)),
-        kv(Vectors ? Vectors : int(s.d / W)),
-        vv(Vectors ? Vectors : int(s.dv / W)),
-        d(p.query.columns),
-        key_stride(kv * W),
-        value_stride(vv * W),
-        bias(p.bias ? p.bias[i] : 0) {
-    if (Vectors) {
-      LSHKIT_UNROLL
-      for (int c = 0; c < kMost; ++c) {
-        g[c] = load(p.grad.row(i) + c * W);
-        q[c] = load(p.query.row(i) + c * W) * p.query_inverse_norm[i];
-        if (ToQuery) dq[c] = load(out + c * W);
-      }
-    } else {
-      pack<float>(1, d, s.d, {p.query.row(i), 0}, p.query_inverse_norm[i], nullptr, s.query);
-      pack<float>(1, p.value.columns, s.dv, {p.grad.row(i), 0}, 1, nullptr, s.grad);
-      if (ToQuery) pack<float>(1, d, s.d, {out, 0}, 1, nullptr, s.query_grad);
+// product = weight * (g . v + bias), and cosine where that is wanted.
+LSHKIT_NOINLINE void multiply_pairs(const PairGradient<float>& p, const PairScratch& s) {
+  const PairList& l = s.list;
+  const Matrix<const float> values{s.value, s.dv, kBlock, p.value.columns};
+  const Matrix<const float> keys{s.key, s.d, kBlock, p.query.columns};
+  l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
+    products_of(p.grad.row(i), 1, values, l.key + first, count, l.product + first);
+    const float bias = p.bias ? p.bias[i] : 0;
+    for (int t = first; t < first + count; t += 4) {
+      Vec4 product, weight;
+      std::memcpy(&product, l.product + t, sizeof(product));
+      std::memcpy(&weight, l.weight + t, sizeof(weight));
+      product = weight * (product + bias);
+      std::memcpy(l.product + t, &product, sizeof(product));
     }
-  }
-  // g . v + bias and q . k of four keys
-  LSHKIT_INLINE Vec4 values(const std::uint8_t* keys) const {
-    return dots(keys, g, s.grad, s.value, value_stride, vv) + bias;
-  }
-  LSHKIT_INLINE Vec4 cosines(const std::uint8_t* keys) const {
-    return dots(keys, q, s.query, s.key, key_stride, kv);
-  }
-  // dq += b k and dk += b q
-  LSHKIT_INLINE void add(F b, std::uint8_t key) {
-    const index_t at = row_offset(key, key_stride);
-    const float* k = s.key + at;
-    float* dk = s.key_grad + at;
-    LSHKIT_UNROLL
-    for (int c = 0; c < kv; ++c) {
-      const F query = Vectors ? q[Vectors ? c : 0] : load(s.query + c * W);
-      if (ToQuery && Vectors)
-        dq[Vectors ? c : 0] += b * load(k + c * W);
-      else if (ToQuery)
-        store(s.query_grad + c * W, load(s.query_grad + c * W) + b * load(k + c * W));
-      if (ToKey) store(dk + c * W, load(dk + c * W) + b * query);
-    }
-  }
-  LSHKIT_INLINE void finish() const {
-    if (!ToQuery) return;
-    if (Vectors) LSHKIT_UNROLL
-    for (int c = 0; c < kMost; ++c) store(out + c * W, dq[c]);
-    else std::memcpy(out, s.query_grad, sizeof(float) * d);
-  }
-
- private:
-  LSHKIT_INLINE Vec4 dots(const std::uint8_t* keys, const F* row, const float* padded_row,
-                          const float* block, index_t stride, int n) const {
-    F dot[4] = {};
-    LSHKIT_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const float* x = block + row_offset(keys[t], stride);
-      LSHKIT_UNROLL
-      for (int c = 0; c < n; ++c)
-        dot[t] += (Vectors ? row[Vectors ? c : 0] : load(padded_row + c * W)) * load(x + c * W);
-    }
-    return sum_lanes4(dot[0], dot[1], dot[2], dot[3]);
-  }
-};
-
-// The registers of a row where queries and values have equally many columns and fill them, else 0.
-LSHKIT_INLINE int row_vectors(const PairGradient<float>& p) {
-  constexpr int W = kLanes<float>;
-  const index_t d = p.query.columns, n = d / W;
-  const bool filled = d == p.value.columns && d % W == 0;
-  return filled && (n == 2 || n == 4 || n == 8) ? int(n) : 0;
+  });
+  if (!l.cosine) return;
+  l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
+    products_of(p.query.row(i), p.query_inverse_norm[i], keys, l.key + first, count,
+                l.cosine + first);
+  });
 }
 
-// visit(colliding) for each query and block of keys that has some for it (see for_each_query), and
-// end_of_block() before the block goes.
-template <class Code, class Value, class ValueOf, class Visit, class End>
+// dq += product k
+LSHKIT_NOINLINE void add_to_queries(const PairGradient<float>& p, const PairScratch& s) {
+  const PairList& l = s.list;
+  l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
+    each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
+      Vec<float> sum[columns.vectors], row[columns.vectors];
+      columns.load_row(p.query_grad.row(i), sum);
+      for (int t = first; t < first + count; ++t) {
+        const Vec<float> product = broadcast(l.product[t]);
+        columns.load_row(s.key + row_offset(l.key[t], s.d), row);
+        LSHKIT_UNROLL
+        for (int c = 0; c < columns.vectors; ++c) sum[c] += product * row[c];
+      }
+      columns.store_row(p.query_grad.row(i), sum);
+    });
+  });
+}
+
+// dk += product q
+LSHKIT_NOINLINE void add_to_keys(const PairGradient<float>& p, const PairScratch& s) {
+  const PairList& l = s.list;
+  l.each_query([&](index_t i, int first, int count) LSHKIT_ALWAYS_INLINE {
+    each_columns<float, kVectors / 2>(p.query.columns, [&](auto columns) LSHKIT_ALWAYS_INLINE {
+      Vec<float> query[columns.vectors], sum[columns.vectors];
+      columns.load_row(p.query.row(i), query);
+      LSHKIT_UNROLL
+      for (int c = 0; c < columns.vectors; ++c) query[c] *= p.query_inverse_norm[i];
+      for (int t = first; t < first + count; ++t) {
+        float* const to = s.key_grad + row_offset(l.key[t], s.d);
+        const Vec<float> product = broadcast(l.product[t]);
+        columns.load_row(to, sum);
+        LSHKIT_UNROLL
+        for (int c = 0; c < columns.vectors; ++c) sum[c] += product * query[c];
+        columns.store_row(to, sum);
+      }
+    });
+  });
+}
+
+// weight_of(count): of a pair that collides in so many hashes. weigh(list) may change the products.
+template <class Code, class WeightOf, class Weigh>
 LSHKIT_INLINE void pair_gradient(const PairGradient<float>& p, const PairCodes& codes,
-                                 const PairScratch& s, const ValueOf& value_of, const Visit& visit,
-                                 const End& end_of_block) {
+                                 PairScratch& s, const WeightOf& weight_of, const Weigh& weigh) {
   const index_t d = p.query.columns;
+  PairList& list = s.list;
+  const auto flush = [&] {
+    list.first[list.queries] = list.n;
+    multiply_pairs(p, s);
+    weigh(list);
+    if (p.query_grad.data) add_to_queries(p, s);
+    if (p.key_grad.data) add_to_keys(p, s);
+    list.n = list.queries = 0;
+  };
   clear(p.query_grad);
   for (index_t j0 = 0; j0 < p.key.rows; j0 += kBlock) {
     const index_t n = smaller(kBlock, p.key.rows - j0);
     pack<float>(n, d, s.d, {p.key.row(j0), p.key.stride}, 1, p.key_inverse_norm + j0, s.key);
     pack<float>(n, p.value.columns, s.dv, {p.value.row(j0), p.value.stride}, 1, nullptr, s.value);
     if (p.key_grad.data) std::memset(s.key_grad, 0, sizeof(float) * kBlock * s.d);
-    for_each_query<Code, Value>(codes, s.collisions, j0, n, value_of, visit);
-    end_of_block();
+    Colliding<float> found{list.key, list.weight};
+    for_each_query<Code>(codes, s.collisions, j0, n, found, weight_of, [&] {
+      list.query[list.queries] = std::int32_t(found.query);
+      list.first[list.queries++] = list.n;
+      list.n += int(round_up(found.n, 4));
+      if (list.n >= PairList::kFull) flush();
+      found.keys = list.key + list.n;
+      found.values = list.weight + list.n;
+    });
+    flush();
     for (index_t j = 0; j < n && p.key_grad.data; ++j)
       std::memcpy(p.key_grad.row(j0 + j), s.key_grad + j * s.d, sizeof(float) * d);
   }
