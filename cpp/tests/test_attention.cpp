@@ -214,10 +214,12 @@ const Case kCases[] = {
     {9, 9, 5, 3, 2, 4},           // pairs, odd rows
     {130, 70, 20, 33, 9, 7},      // pairs, 16-bit codes
     {40, 90, 64, 64, 4, 300},     // pairs, counts beyond a byte
-    {1100, 1050, 64, 64, 8, 3},   // buckets: direct
+    {1100, 1050, 64, 64, 8, 40},  // pairs, more than a list has
     {1100, 1030, 20, 20, 14, 9},  // lists of linked keys
-    {1030, 1100, 64, 40, 9, 11},  // lists of sorted keys
+    {1030, 1100, 64, 40, 10, 9},  // lists of sorted keys
     {600, 520, 64, 64, 10, 9},    // lists on Intel with AVX-512
+    {320, 300, 64, 64, 4, 3},     // buckets: direct, causal pairs
+    {300, 290, 64, 64, 3, 3},     // buckets: causal direct
     {300, 300, 32, 32, 2, 2},     // buckets: direct rows of 32, linear
     {300, 280, 24, 40, 3, 2},     // buckets: quadratic
     {700, 700, 20, 12, 1, 2},     // buckets: linear, many chunks

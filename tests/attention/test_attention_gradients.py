@@ -80,7 +80,7 @@ def test_sampled_gradients_equal_reference(shape, n_bits, is_causal):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(("n_bits", "alike_from"), [(9, None), (12, None), (12, 0), (12, 480)])
+@pytest.mark.parametrize(("n_bits", "alike_from"), [(9, None), (10, None), (12, None), (12, 0), (12, 480)])
 @pytest.mark.parametrize("n", [1050, 520])
 def test_sampled_gradients_of_long_sequences(n, n_bits, alike_from, is_causal):
     """Few rows in a bucket, or in some hashes most of them in one."""

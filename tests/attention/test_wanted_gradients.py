@@ -18,10 +18,11 @@ from lshkit.attention import Expected, Soft, lsh_attention, yoso_attention  # no
 
 SUBSETS = [s for s in itertools.product((False, True), repeat=3) if 0 < sum(s) < 3]
 SMALL = replace(SAMPLED, n_hashes=4)
-# By pairs; buckets of about 15, 60 and 120 of 240 rows, each with a form of its own.
+# By pairs; buckets of about 20, 40 (causal), 80 and 160 of 320 rows, each with a form of its own.
 ESTIMATORS = {
     "pairs": SMALL,
     "direct": replace(SMALL, n_bits=4),
+    "causal_direct": replace(SMALL, n_bits=3),
     "quadratic": replace(SMALL, n_bits=2),
     "linear": replace(SMALL, n_bits=1),
     "hashes": replace(SMALL, n_bits=4, gradient_hashes=2),
@@ -59,7 +60,7 @@ def check(attend, case, subsets=SUBSETS):
 @pytest.mark.parametrize("columns", [64, 24])
 @pytest.mark.parametrize("estimator", ESTIMATORS.values(), ids=ESTIMATORS)
 def test_the_bits_of_the_whole(estimator, columns, causal):
-    case = attention_inputs(240, d=columns, heads=2, batch=1)
+    case = attention_inputs(320, d=columns, heads=2, batch=1)
 
     def attend(*tensors):
         options = {"is_causal": causal, "normalize": "sum", "seed": 0}

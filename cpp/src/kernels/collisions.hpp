@@ -52,45 +52,23 @@ LSHKIT_INLINE std::uint64_t nonzero(const Code* counts) {
 
 // counts[j] = the number of hashes in which key j of the block has the query's code.
 #if defined(LSHKIT_ISA_AVX512)
-// A code in each byte or half of its word: a broadcast from there does not take the comparisons'
-// port, as one of bytes would.
-LSHKIT_INLINE __m512i fill_words(const std::uint16_t* codes, __mmask16 valid) {
-  const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(valid, codes));
-  return _mm512_or_si512(words, _mm512_slli_epi32(words, 16));
+LSHKIT_INLINE __m512i count_equal(__m512i keys, std::uint8_t code, __m512i count) {
+  const __mmask64 equal = _mm512_cmpeq_epi8_mask(keys, _mm512_set1_epi8(char(code)));
+  return _mm512_mask_add_epi8(count, equal, count, _mm512_set1_epi8(1));
 }
-LSHKIT_INLINE __m512i fill_words(const std::uint8_t* codes, __mmask16 valid) {
-  const __m512i words = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(valid, codes));
-  const __m512i halves = _mm512_or_si512(words, _mm512_slli_epi32(words, 8));
-  return _mm512_or_si512(halves, _mm512_slli_epi32(halves, 16));
+LSHKIT_INLINE __m512i count_equal(__m512i keys, std::uint16_t code, __m512i count) {
+  const __mmask32 equal = _mm512_cmpeq_epi16_mask(keys, _mm512_set1_epi16(short(code)));
+  return _mm512_mask_add_epi16(count, equal, count, _mm512_set1_epi16(1));
 }
 template <class Code>
 LSHKIT_INLINE void count_collisions(const Code* query, const Code* block, index_t n_hashes,
                                     Code* counts) {
   constexpr int kSums = kBlock * sizeof(Code) / 64, kCodes = 64 / sizeof(Code);
-  constexpr index_t kRun = 256;
-  alignas(64) std::uint32_t words[kRun];
   __m512i sum[kSums] = {};
-  for (; n_hashes > 0; n_hashes -= kRun, query += kRun, block += kRun * kBlock) {
-    const index_t run = smaller(kRun, n_hashes);
-    for (index_t h = 0; h < run; h += 16) {
-      const auto valid = __mmask16((1u << smaller(16, run - h)) - 1);
-      _mm512_store_si512(words + h, fill_words(query + h, valid));
-    }
-    LSHKIT_UNROLL
-    for (index_t h = 0; h < run; ++h) {
-      const __m512i code = _mm512_set1_epi32(int(words[h]));
-      LSHKIT_UNROLL
-      for (int i = 0; i < kSums; ++i) {
-        const __m512i keys = _mm512_loadu_si512(block + h * kBlock + i * kCodes);
-        if constexpr (sizeof(Code) == 1)
-          sum[i] = _mm512_mask_add_epi8(sum[i], _mm512_cmpeq_epi8_mask(keys, code), sum[i],
-                                        _mm512_set1_epi8(1));
-        else
-          sum[i] = _mm512_mask_add_epi16(sum[i], _mm512_cmpeq_epi16_mask(keys, code), sum[i],
-                                         _mm512_set1_epi16(1));
-      }
-    }
-  }
+  LSHKIT_UNROLL
+  for (index_t h = 0; h < n_hashes; ++h) LSHKIT_UNROLL
+  for (int i = 0; i < kSums; ++i)
+    sum[i] = count_equal(_mm512_loadu_si512(block + h * kBlock + i * kCodes), query[h], sum[i]);
   LSHKIT_UNROLL
   for (int i = 0; i < kSums; ++i) _mm512_storeu_si512(counts + i * kCodes, sum[i]);
 }

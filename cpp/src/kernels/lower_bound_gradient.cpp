@@ -9,25 +9,29 @@ namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
+// Intel's CPUs with AVX-512 compare codes of 16 bits slowly, beside what lists take there. Not
+// where AVX512-BF16 multiplies: that is AMD's.
+bool compares_slowly(const LowerBoundGradient& p) {
+  return kLanes<float> == 16 && !lshkit::kernels().bfloat16_bucket && p.code_bytes == 2;
+}
+
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
-// bucket. Of causal heads, whose buckets are read in parts, these are more (Zen 3, 8 bits, forward
-// and backward: 0.6 of the time at 2,048 to 8,192 rows; not causal 0.8 at 2,048, 1.5 at 4,096).
+// bucket. Of causal heads, whose buckets are read in parts, these are more.
 bool few(const LowerBoundGradient& p) {
-  const index_t rows = p.causal ? 8192 : 2048, in_bucket = p.causal ? 32 : 16;
+  const index_t rows = !p.causal ? 2048 : compares_slowly(p) ? 4096 : 8192;
+  const index_t in_bucket = p.causal ? 32 : 16;
   const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;
   return most <= rows && most <= in_bucket * p.n_buckets && p.n_hashes <= 65535;  // 16-bit counts
 }
 
-// Whether lists may be tried. Up to 1,024 keys all pairs are compared in little more time, except
-// on Intel's CPUs with AVX-512 (Emerald Rapids, 512 to 1,024 rows: lists take 0.6 to 0.9 of the
-// time, in clusters up to 1.2 times as long). Not where AVX512-BF16 multiplies: that is AMD's.
+// Whether lists may be tried. Up to 1,024 keys all pairs are compared in little more time; where
+// that is slow, lists take 0.4 to 0.9 of the time from 512 on, in clusters up to 1.2 times as long.
 bool lists_pay(const LowerBoundGradient& p) {
   const index_t keys = p.key.rows;
-  const bool compares_slowly = kLanes<float> == 16 && !lshkit::kernels().bfloat16_bucket &&
-                               !p.causal && keys >= 512 && keys <= p.n_buckets;
-  return p.query.rows > 0 && (keys > 1024 || compares_slowly) &&
+  const bool slow = compares_slowly(p), short_pays = slow && !p.causal && keys <= p.n_buckets;
+  return p.query.rows > 0 && keys > (short_pays ? 511 : 1024) &&
          keys <= 65535 &&  // they have numbers of 16 bits
-         keys <= (few(p) ? 2 : 4) * p.n_buckets && p.n_buckets <= 64 * keys;
+         keys <= (few(p) && !slow ? 2 : 4) * p.n_buckets && p.n_buckets <= 64 * keys;
 }
 
 }  // namespace

@@ -309,11 +309,45 @@ LSHKIT_INLINE void logit_gradient(const float* w, const float* g, index_t t, int
     to[k] = add_halves(add_pairs(sum))[0];
   }
 }
+// The same of pairs of four probes side by side, as many as fill registers: returns how many. The
+// results are out_step from one pair to the next.
+template <std::size_t... I>
+LSHKIT_INLINE index_t four_logit_gradients(index_t pairs, const float* w, const float* g,
+                                           float* out, index_t out_step,
+                                           std::index_sequence<I...>) {
+  constexpr int n = kLanes<float>, at_once = n / 4;
+  index_t i = 0;
+  for (; i + at_once <= pairs; i += at_once, out += at_once * out_step) {
+    const Vec<float> weight = load(w + 4 * i), grad = load(g + 4 * i);
+    Vec<float> s = weight * grad;
+    s += __builtin_shufflevector(s, s, int(I ^ 1)...);
+    s += __builtin_shufflevector(s, s, int(I ^ 2)...);
+    const Vec<float> all = weight * (s - grad);
+    const Vec<float> two = __builtin_shufflevector(all, all, int(I / 4 * 4 + 1 + I % 2)...) +
+                           __builtin_shufflevector(all, all, int(I / 4 * 4 + 3)...);
+    float results[n];
+    store(results, two);
+    LSHKIT_UNROLL
+    for (int k = 0; k < at_once; ++k)
+      std::memcpy(out + k * out_step, results + 4 * k, 2 * sizeof(float));
+  }
+  return i;
+}
 template <int Probes>
 LSHKIT_NOINLINE void logit_gradients(index_t rows, index_t count, index_t t, index_t r,
                                      index_t probe_stride, index_t out_stride, const float* w,
                                      const float* g, float* out) {
   if (Probes) t = Probes, r = kSelected<Probes>;
+  if constexpr (Probes == 4) {
+    constexpr auto lanes = std::make_index_sequence<kLanes<float>>{};
+    if (count == 1 && probe_stride == t) {
+      const index_t done = four_logit_gradients(rows, w, g, out, out_stride, lanes);
+      rows -= done;
+      w += done * t;
+      g += done * t;
+      out += done * out_stride;
+    }
+  }
   for (index_t i = 0; i < rows; ++i, w += probe_stride, g += probe_stride, out += out_stride)
     for (index_t h = 0; h < count; ++h)
       logit_gradient<Probes>(w + h * t, g + h * t, t, int(r), out + h * r);
