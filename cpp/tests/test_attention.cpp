@@ -218,8 +218,7 @@ const Case kCases[] = {
     {1100, 1030, 20, 20, 14, 9},  // lists of linked keys
     {1030, 1100, 64, 40, 10, 9},  // lists of sorted keys
     {600, 520, 64, 64, 10, 9},    // lists on Intel with AVX-512
-    {320, 300, 64, 64, 4, 3},     // buckets: direct, causal pairs
-    {300, 290, 64, 64, 3, 3},     // buckets: causal direct
+    {1100, 1050, 64, 64, 8, 3},   // buckets: direct
     {300, 300, 32, 32, 2, 2},     // buckets: direct rows of 32, linear
     {300, 280, 24, 40, 3, 2},     // buckets: quadratic
     {700, 700, 20, 12, 1, 2},     // buckets: linear, many chunks
