@@ -253,7 +253,7 @@ TEST(expected_equals_dense) {
 
 TEST(threads_do_not_change_a_bit) {
   for (const bool sampled : {true, false}) {
-    Run one({1100, 1050, 64, 64, 8, 16}, {true, Normalize::sum, Gradient::lower_bound}, true, 8),
+    Run one({1100, 1050, 64, 64, 8, 11}, {true, Normalize::sum, Gradient::lower_bound}, true, 8),
         two = one;
     for (Run* r : {&one, &two})
       sampled ? run_sampled(*r, r == &one ? 1 : 2) : run_expected(*r, r == &one ? 1 : 2);

@@ -11,7 +11,7 @@ namespace {
 
 using Problem = CollidedGradient;
 
-void weigh(const Problem& p, const PairList& list) {
+void weigh(const Problem& p, PairList& list) {
   constexpr int W = kLanes<float>;
   for (int t = list.n; t < list.n + W; ++t) list.cosine[t] = list.product[t] = 0;
   for (int t = 0; t < list.n; t += W) {
@@ -30,7 +30,7 @@ void pairs(const Problem& p) {
   PairScratch s(p, codes, true, cut);
   pair_gradient<Code>(
       p, codes, s, [](Code) { return 1.0f; },  // the count does not matter
-      [&](const PairList& list) { weigh(p, list); });
+      [&](PairList& list) { weigh(p, list); });
 }
 
 }  // namespace

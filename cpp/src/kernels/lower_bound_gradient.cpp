@@ -16,9 +16,9 @@ bool compares_slowly(const LowerBoundGradient& p) {
 }
 
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
-// bucket. Of causal heads, whose buckets are read in parts, these are more. Of few hashes, whose
-// comparisons take less time than what follows them, they are fewer (4 hashes: 1.5 of the time at
-// 2,048 rows and at 4,096 causal ones; 8: 1.0).
+// bucket. Of causal heads, whose buckets are read in parts, these are more. Of few hashes they are
+// fewer: listing what collides does not take less time, buckets do (4 hashes: 1.5 of the time of
+// buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
 bool few(const LowerBoundGradient& p) {
   const index_t rows = p.n_hashes < 12 ? 1024 : !p.causal ? 2048 : compares_slowly(p) ? 4096 : 8192;
   const index_t in_bucket = p.causal ? 32 : 16;

@@ -21,7 +21,7 @@ void pairs(const Problem& p) {
   Scratch s(p, cut);
   for (index_t count = 0; count <= p.n_hashes; ++count) s.weight[count] = p.scale * float(count);
   pair_gradient<Code>(
-      p, codes_of(p), s, [&](Code count) { return s.weight[count]; }, [](const PairList&) {});
+      p, codes_of(p), s, [&](Code count) { return s.weight[count]; }, [](PairList&) {});
 }
 
 }  // namespace

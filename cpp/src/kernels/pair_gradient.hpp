@@ -1,9 +1,10 @@
 #pragma once
 // The gradient of queries and keys pair by pair, for the pairs that collide. A block of 128 keys
 // meets all queries, whose pairs with it are listed by the thousand: the list is gone through for
-// the products of output gradients and values, for the queries' gradients and for the keys', so
-// that each of the block's arrays stays in the L1 cache while it is used (rows of 64 columns).
-// Bound: 6 d flops a pair, 8 d where its cosine is needed; loads and stores of 20 d bytes.
+// the products of output gradients and values, for cosines where these are needed, for the queries'
+// gradients and for the keys', so that one of the block's arrays is in use at a time, 32 KB of 64
+// columns, about the L1 cache. Bound: 6 d flops a pair and loads and stores of 16 d bytes, with the
+// cosine 8 d and 20 d.
 #include "collisions.hpp"
 #include "kernels.hpp"
 #include "matmul.hpp"
@@ -29,8 +30,8 @@ struct PairList {
   float *weight, *product, *cosine;
 
   PairList(bool cosines, Cut& cut)
-      : query(cut.take<std::int32_t>(kFull + 1)),
-        first(cut.take<std::int32_t>(kFull + 1)),
+      : query(cut.take<std::int32_t>(kMost / 4 + 1)),
+        first(cut.take<std::int32_t>(kMost / 4 + 1)),
         key(cut.take<std::uint8_t>(kMost)),
         weight(cut.take<float>(kMost)),
         product(cut.take<float>(kMost)),
@@ -121,7 +122,7 @@ LSHKIT_NOINLINE void add_to_keys(const PairGradient<float>& p, const PairScratch
   });
 }
 
-// weight_of(count): of a pair that collides in so many hashes. weigh(list) may change the products.
+// weight_of(count): of a pair that collides in so many hashes. weigh(list) changes the products.
 template <class Code, class WeightOf, class Weigh>
 LSHKIT_INLINE void pair_gradient(const PairGradient<float>& p, const PairCodes& codes,
                                  PairScratch& s, const WeightOf& weight_of, const Weigh& weigh) {
