@@ -12,8 +12,6 @@ namespace {
 
 using Problem = LowerBoundGradient;
 
-constexpr index_t kManyKeys = 1024;  // beyond, other ways take longer
-
 struct Scratch {
   PairSearch search;
   float* products;  // of the pairs of a query
@@ -37,7 +35,7 @@ struct Scratch {
   // So many pairs of a query and hash in the mean, and a half to start with, take no longer than
   // the other ways.
   void limit(const Problem& p) {
-    search.most_of_query = (p.key.rows > kManyKeys ? 5 : 3) * search.group;
+    search.most_of_query = (lower_bound_pairs_pay(p) ? 3 : 5) * search.group;
     search.most = p.key.rows * search.group / 2;
   }
 };
