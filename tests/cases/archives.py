@@ -38,11 +38,18 @@ def with_header(source, text):
 
 def attempt(load, file, limit):
     """What load gives for a file, or the ValueError; it allocates less than limit bytes."""
+
+    def loaded():
+        try:
+            return load(file)
+        except ValueError as error:
+            return error
+
+    loaded()  # what this imports, for an error's message too, is not counted
+    file.seek(0)
     tracemalloc.start()
     try:
-        return load(file)
-    except ValueError as error:
-        return error
+        return loaded()
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
