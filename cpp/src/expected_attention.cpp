@@ -14,12 +14,9 @@ bool in_bfloat16(const AttentionInputs<T>& in) {
 }
 
 template <class T>
-ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms, bool causal,
-                             int n_bits, index_t first_query, Matrix<T> out, T* row_sum) {
-  ExpectedSum<T> p;
-  p.query = head.query;
-  p.key = head.key;
-  p.value = head.value;
+ExpectedOutput<T> output_of(const Norms<T>& norms, bool causal, int n_bits, index_t first_query,
+                            Matrix<T> out, T* row_sum) {
+  ExpectedOutput<T> p;
   p.query_inverse_norm = norms.query;
   p.key_inverse_norm = norms.key;
   p.key_valid = norms.key_valid;
@@ -30,24 +27,47 @@ ExpectedSum<T> expected_rows(const AttentionHead<T>& head, const Norms<T>& norms
   p.row_sum = row_sum;
   return p;
 }
-
-// By the products of bfloat16 where these may be taken, and otherwise in T.
 template <class T>
-void compute(ExpectedSum<T> p, bool bfloat16) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    if (bfloat16) {
-      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, false));
-      if (kernels().expected_bfloat16_sum(p)) return;
-    }
-  }
+void compute(const AttentionHead<T>& head, const ExpectedOutput<T>& output) {
+  ExpectedSum<T> p{output, head.query, head.key, head.value};
   p.scratch = thread_scratch(kernels().typed<T>().expected_scratch(p.query, p.value));
   kernels().typed<T>().expected_sum(p);
 }
+
+// A head's rows of bfloat16 as they lie in the tensors.
+struct Bfloat16Head {
+  Matrix<const std::uint16_t> query, key, value;
+
+  Bfloat16Head(const AttentionShape& shape, const AttentionInputs<float>& in, const HeadRange& r)
+      : query(rows(in.query, r.queries, r.n_queries, shape.n_features)),
+        key(rows(in.key, r.keys, r.n_keys, shape.n_features)),
+        value(rows(in.value, r.keys, r.n_keys, shape.n_values)) {}
+
+  static Matrix<const std::uint16_t> rows(const Input<float>& x, RowPosition at, index_t rows,
+                                          index_t columns) {
+    return {static_cast<const std::uint16_t*>(x.row(at.batch, at.head, at.row)), x.row_stride, rows,
+            columns};
+  }
+  void fill(const Norms<float>& norms, const std::uint8_t* key_mask) const {
+    kernels().bfloat16_inverse_norms(query, nullptr, norms.query, norms.query_valid);
+    kernels().bfloat16_inverse_norms(key, key_mask, norms.key, norms.key_valid);
+  }
+  // By products of bfloat16. False where they may not be taken.
+  bool compute(const ExpectedOutput<float>& output) const {
+    ExpectedBfloat16Sum p{output, query, key, value};
+    p.scratch = thread_scratch(
+        kernels().expected_bfloat16_scratch(query.rows, query.columns, value.columns, false));
+    return kernels().expected_bfloat16_sum(p);
+  }
+};
+
+// By the products of bfloat16 where these may be taken, and otherwise in T.
 template <class T>
 void compute(ExpectedGradient<T> p, bool bfloat16) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (bfloat16) {
-      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query, p.value, true));
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(
+          p.query.rows, p.query.columns, p.value.columns, true));
       if (kernels().expected_bfloat16_gradient(p)) return;
     }
   }
@@ -79,7 +99,7 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
     };
     T* converted = nullptr;
     void* memory = thread_scratch(convert(Arena(), &converted).second, Scratch::rows);
-    const AttentionHead<T> head = head_of(shape, in, r, convert(Arena(memory), &converted).first);
+    const ConvertedHead<T> rows_in_t = convert(Arena(memory), &converted).first;
     const Matrix<T> to = rows_to(out, r.queries, r.n_queries, shape.n_values, converted);
 
     const auto cut = [&](Arena arena, T** sums) {
@@ -90,12 +110,24 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
     T* sums = nullptr;
     const std::size_t bytes = cut(Arena(), &sums).second;
     const Norms<T> norms = cut(Arena(thread_scratch(bytes, Scratch::head)), &sums).first;
-    norms.fill(head);
     T* divisor = divisors ? divisors + r.query_row + first : nullptr;
     if (divisor && options.normalize == Normalize::sum) sums = divisor;
-    compute(expected_rows(head, norms, options.causal, n_bits, first, to,
-                          options.normalize == Normalize::sum ? sums : nullptr),
-            bfloat16);
+    const ExpectedOutput<T> output =
+        output_of(norms, options.causal, n_bits, first, to,
+                  options.normalize == Normalize::sum ? sums : nullptr);
+    bool computed = false;
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (bfloat16) {
+        const Bfloat16Head head(shape, in, r);
+        head.fill(norms, mask_of(in.key_mask, r));
+        computed = head.compute(output);
+      }
+    }
+    if (!computed) {
+      const AttentionHead<T> head = head_of(shape, in, r, rows_in_t);
+      norms.fill(head);
+      compute(head, output);
+    }
     normalize_output(options.normalize, to, sums, divisor);
     fill_invalid_rows(to, norms.query_valid);
     store_rows(out, r.queries, to);
@@ -112,13 +144,16 @@ void expected_backward(const AttentionShape& shape, const AttentionOptions& opti
     const T* bias;
     const Matrix<const T> grad =
         output_backward<T>(options.normalize, b.grad, s, &bias, [&](Matrix<T> raw, T* sums) {
-          if constexpr (sizeof(T) == sizeof(float))
+          const ExpectedOutput<T> output =
+              output_of(s.norms, options.causal, n_bits, 0, raw,
+                        options.normalize == Normalize::sum ? sums : nullptr);
+          if constexpr (sizeof(T) == sizeof(float)) {
             if (options.kept.divisors)
               return restore_sums(options.normalize, options.kept.out, options.kept.divisors,
                                   b.range, raw, sums);
-          compute(expected_rows(b.head, s.norms, options.causal, n_bits, 0, raw,
-                                options.normalize == Normalize::sum ? sums : nullptr),
-                  bfloat16);
+            if (bfloat16 && Bfloat16Head(shape, in, b.range).compute(output)) return;
+          }
+          compute(b.head, output);
         });
     ExpectedGradient<T> p;
     fill_pair_gradient(p, b, s.norms, grad, bias, options.causal);

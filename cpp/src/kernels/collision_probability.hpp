@@ -68,20 +68,47 @@ constexpr T kFloor = sizeof(T) == 4 ? T(1e-6) : T(1e-12);
 template <class T>
 constexpr T kNearOne = 1 - 4 * (sizeof(T) == 4 ? T(1.1920929e-7) : T(2.220446049250313e-16));
 
+// ---- for what is rounded to bfloat16 afterwards ----
+// 1 / sqrt(x) where x >= least > 0, else 0; to 2^-14 of it.
+#if defined(LSHKIT_ISA_AVX512)
+LSHKIT_INLINE Vec<float> rough_inverse_root(Vec<float> x, Vec<float> least) {
+  return _mm512_maskz_rsqrt14_ps(_mm512_cmp_ps_mask(x, least, _CMP_GE_OQ), x);
+}
+#else
+LSHKIT_INLINE Vec<float> rough_inverse_root(Vec<float> x, Vec<float> least) {
+  return select(x >= least, 1 / root(select(x >= least, x, least)), Vec<float>{});
+}
+#endif
+// acos(a) / pi for 0 <= a <= 1, complement = 1 - a, which counts as 0 where it is less than `least`:
+// sqrt(1 - a) times a minimax polynomial, of relative error 6e-6.
+LSHKIT_INLINE Vec<float> rough_arccos_over_pi(Vec<float> a, Vec<float> complement,
+                                              Vec<float> least) {
+  Vec<float> p = broadcast<float>(0.002734858077f);
+  p = p * a - 0.011345660314f;
+  p = p * a + 0.026927925646f;
+  p = p * a - 0.068153589964f;
+  p = p * a + 0.499997168779f;
+  return p * (complement * rough_inverse_root(complement, least));
+}
+
 // ---- of several registers, whose chains of operations overlap ----
 
 // The probability 1 - acos(x) / pi that one bit agrees: 1/2 +- (1/2 - acos(|x|) / pi). Of x, which
-// may be rounded to beyond 1, the magnitudes are left, at most 1. Near -1, where the probability
-// is small, its error is 2^-25 in float32: absolute, not of it.
-template <class T, std::size_t N>
+// may be rounded to beyond 1, the magnitudes are left, at most 1 (Rough: or about 1). Near -1, where
+// the probability is small, its error is 2^-25 in float32: absolute, not of it.
+template <class T, bool Rough, std::size_t N>
 LSHKIT_INLINE void agreements(Vec<T> (&x)[N], Vec<T> (&bit)[N]) {
   const Vec<T> one = broadcast<T>(1), half = broadcast<T>(0.5), near_one = broadcast(kNearOne<T>);
   LSHKIT_UNROLL
   for (std::size_t i = 0; i < N; ++i) {
     const Int<T> sign = Int<T>(x[i]) & Int<T>(broadcast<T>(-0.0));
-    Vec<T> a = Vec<T>(Int<T>(x[i]) ^ sign);
-    a = a > near_one ? one : a;
-    const Vec<T> from_half = half - arccos(a) * T(1 / kPi);
+    Vec<T> a = Vec<T>(Int<T>(x[i]) ^ sign), from_half;
+    if constexpr (Rough) {
+      from_half = half - rough_arccos_over_pi(a, one - a, one - near_one);
+    } else {
+      a = a > near_one ? one : a;
+      from_half = half - arccos(a) * T(1 / kPi);
+    }
     bit[i] = half + Vec<T>(Int<T>(from_half) ^ sign);
     x[i] = a;
   }
@@ -105,19 +132,19 @@ LSHKIT_INLINE void powers(Vec<T> (&base)[N], int n, Vec<T> (&result)[N]) {
     if (n % 2) multiply_each<T>(result, base);
   }
 }
-// p of cosines, which become their magnitudes.
-template <class T, std::size_t N>
+// p of cosines, which become their magnitudes. Rough: to the digits of a bfloat16.
+template <class T, bool Rough = false, std::size_t N>
 LSHKIT_INLINE void probabilities(Vec<T> (&x)[N], int n_bits, Vec<T> (&p)[N]) {
   Vec<T> bit[N];
-  agreements<T>(x, bit);
+  agreements<T, Rough>(x, bit);
   powers<T>(bit, n_bits, p);
 }
 // The gradient's weights too.
-template <class T, std::size_t N>
+template <class T, bool Rough = false, std::size_t N>
 LSHKIT_INLINE void weights(Vec<T> (&x)[N], int n_bits, Gradient kind, Vec<T> (&p)[N],
                            Vec<T> (&w)[N]) {
   Vec<T> base[N];
-  agreements<T>(x, p);
+  agreements<T, Rough>(x, p);
   LSHKIT_UNROLL
   for (std::size_t i = 0; i < N; ++i) base[i] = p[i];
   powers<T>(base, n_bits - 1, w);
@@ -128,8 +155,11 @@ LSHKIT_INLINE void weights(Vec<T> (&x)[N], int n_bits, Gradient kind, Vec<T> (&p
     if (kind == Gradient::lower_bound) {
       w[i] = p[i] * T(n_bits * 0.5);
     } else {
-      const Vec<T> square = 1 - x[i] * x[i];
-      w[i] = w[i] * T(n_bits / kPi) / root(square < floor ? floor : square);
+      const Vec<T> square = 1 - x[i] * x[i], some = square < floor ? floor : square;
+      if constexpr (Rough)
+        w[i] *= float(n_bits / kPi) * rough_inverse_root(some, floor);
+      else
+        w[i] = w[i] * T(n_bits / kPi) / root(some);
     }
   }
 }
@@ -139,7 +169,7 @@ LSHKIT_INLINE void weights(Vec<T> (&x)[N], int n_bits, Gradient kind, Vec<T> (&p
 template <class T>
 LSHKIT_INLINE Vec<T> agreement(Vec<T> x) {
   Vec<T> cosine[1] = {x}, bit[1];
-  agreements<T>(cosine, bit);
+  agreements<T, false>(cosine, bit);
   return bit[0];
 }
 template <class T>

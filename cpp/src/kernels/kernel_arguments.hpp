@@ -301,8 +301,7 @@ struct ExpectedGradient : PairGradient<T> {
 };
 // out_i = sum_j p_ij value_j and, where not null, row_sum_i = sum_j p_ij.
 template <class T>
-struct ExpectedSum {
-  Matrix<const T> query, key, value;
+struct ExpectedOutput {  // all but the rows
   const T *query_inverse_norm, *key_inverse_norm;
   const std::uint8_t* key_valid;
   bool causal;
@@ -312,6 +311,11 @@ struct ExpectedSum {
   T* row_sum;
   void* scratch;
 };
+template <class T, class Row = T>  // Row: T, or the bits of a bfloat16
+struct ExpectedSum : ExpectedOutput<T> {
+  Matrix<const Row> query, key, value;
+};
+using ExpectedBfloat16Sum = ExpectedSum<float, std::uint16_t>;
 
 // ---- partition_sums ----
 constexpr index_t kListPanel = 256;  // rows of a list that pack_listed lays side by side

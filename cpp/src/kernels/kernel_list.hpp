@@ -33,6 +33,9 @@ LSHKIT_KERNEL(void, narrow, const float* from, index_t count, Element element, v
 // with a NaN or infinity. valid_i: not masked, and finite.
 LSHKIT_TYPED_KERNEL(void, inverse_norms, Matrix<const T> x, const std::uint8_t* mask, T* inverse,
                     std::uint8_t* valid)
+// Of rows of bfloat16.
+LSHKIT_KERNEL(void, bfloat16_inverse_norms, Matrix<const std::uint16_t> x, const std::uint8_t* mask,
+              float* inverse, std::uint8_t* valid)
 // y = y / |y|, or y_i / sums_i; 0 where the divisor is zero. norms: null, or gets those before.
 LSHKIT_TYPED_KERNEL(void, normalize_l2, Matrix<T> y, T* norms)
 LSHKIT_TYPED_KERNEL(void, normalize_sum, Matrix<T> y, const T* sums)
@@ -154,11 +157,11 @@ LSHKIT_KERNEL(float, largest_of, const float* x, index_t count, float largest)
 LSHKIT_KERNEL(ExponentialSums, exponential_sums, const float* x, index_t count, float largest)
 
 // ---- products of bfloat16, in kernels/bfloat16/: null in the sets that have none ----
-// The expectation of rows that are bfloat16 without loss. False, with outputs of any content, for
-// causal rows that are not finite.
-LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, Matrix<const float> query,
-                       Matrix<const float> value, bool gradient)  // bytes
-LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedSum<float>& sum)
+// The expectation of bfloat16, and its gradient where rows are bfloat16 without loss. False, with
+// outputs of any content, for causal rows that are not finite.
+LSHKIT_BFLOAT16_KERNEL(index_t, expected_bfloat16_scratch, index_t n_queries, index_t n_features,
+                       index_t n_values, bool gradient)  // bytes
+LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_sum, const ExpectedBfloat16Sum& sum)
 LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<float>& gradient)
 
 // Codes of hyperplanes, those of hash_hyperplane. False, with codes of any content, where that one

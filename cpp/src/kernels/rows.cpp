@@ -1,21 +1,50 @@
 // Row by row: norms, the normalisation of the output and the gradients through both.
 #include "kernels.hpp"
+#include "short_floats.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
+// The first `count` lanes of a row of T, or of bfloat16.
 template <class T>
-LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
+LSHKIT_INLINE Vec<T> lanes(const T* row, index_t count) {
+  return load_first(row, int(smaller(count, kLanes<T>)));
+}
+template <class T>
+LSHKIT_INLINE Vec<T> lanes(const Half* row, index_t count) {
+  return Bfloat16::widen(load_first_half(row, int(smaller(count, kLanes<T>))));
+}
+
+template <class T, class Row>
+LSHKIT_INLINE T dot(const Row* a, const Row* b, index_t n) {
   Vec<T> s0 = {}, s1 = {};
   index_t i = 0;
   for (; i + 2 * kLanes<T> <= n; i += 2 * kLanes<T>) {
-    s0 += load(a + i) * load(b + i);
-    s1 += load(a + i + kLanes<T>) * load(b + i + kLanes<T>);
+    const index_t j = i + kLanes<T>;
+    s0 += lanes<T>(a + i, n - i) * lanes<T>(b + i, n - i);
+    s1 += lanes<T>(a + j, n - j) * lanes<T>(b + j, n - j);
   }
-  for (; i < n; i += kLanes<T>) s0 += load_first(a + i, int(n - i)) * load_first(b + i, int(n - i));
+  for (; i < n; i += kLanes<T>) s0 += lanes<T>(a + i, n - i) * lanes<T>(b + i, n - i);
   return sum_lanes(s0 + s1);
+}
+
+// The squared norms of four rows, each summed in the same order wherever it stands.
+template <class T, class Row>
+LSHKIT_INLINE void squares_of(const Row* const (&row)[4], index_t n, T (&square)[4]) {
+  Vec<T> sum[4] = {};
+  for (index_t i = 0; i < n; i += kLanes<T>) LSHKIT_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const Vec<T> x = lanes<T>(row[k] + i, n - i);
+    sum[k] += x * x;
+  }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const Vec4 all = sum_lanes4(sum[0], sum[1], sum[2], sum[3]);
+    std::memcpy(square, &all, sizeof(square));
+  } else {
+    for (int k = 0; k < 4; ++k) square[k] = sum_lanes(sum[k]);
+  }
 }
 
 LSHKIT_INLINE float root(float x) { return __builtin_sqrtf(x); }
@@ -44,38 +73,71 @@ struct ScaledNorm {
   T of_row() const { return norm / factor; }
 };
 template <class T>
-LSHKIT_INLINE ScaledNorm<T> scaled_norm(const T* x, index_t n) {
-  constexpr T kLeast = sizeof(T) == 4 ? T(1e-30) : T(1e-280);
+constexpr T kLeastSquare = sizeof(T) == 4 ? T(1e-30) : T(1e-280);
+template <class T>
+LSHKIT_INLINE bool leaves_range(T square) {
+  return square <= kLeastSquare<T> || square >= 1 / kLeastSquare<T> || square != square;
+}
+template <class T, class Row>
+LSHKIT_INLINE ScaledNorm<T> scaled_norm(const Row* x, index_t n, T square) {
   constexpr T kFactor = sizeof(T) == 4 ? T(0x1p100) : T(0x1p600);
-  const T square = dot(x, x, n);
-  if (!(square <= kLeast || square >= 1 / kLeast)) return {1, root(square)};
-  const T factor = square <= kLeast ? kFactor : 1 / kFactor;
+  if (!leaves_range(square) || square != square) return {1, root(square)};
+  const T factor = square <= kLeastSquare<T> ? kFactor : 1 / kFactor;
   T sum = 0;
-  for (index_t i = 0; i < n; ++i) sum += (x[i] * factor) * (x[i] * factor);
+  for (index_t i = 0; i < n; ++i) {
+    const T scaled = lanes<T>(x + i, 1)[0] * factor;
+    sum += scaled * scaled;
+  }
   return {factor, root(sum)};
 }
 
-template <class T>
-void inverse_norms_of(Matrix<const T> x, const std::uint8_t* mask, T* inverse,
-                      std::uint8_t* valid) {
-  for (index_t i = 0; i < x.rows; ++i) {
-    inverse[i] = 0;
-    valid[i] = 0;
-    if (mask && !mask[i]) continue;
-    const ScaledNorm<T> length = scaled_norm(x.row(i), x.columns);  // of a finite row finite
-    const T reciprocal = length.factor / length.norm;
-    valid[i] = length.norm - length.norm == 0;
-    if (!valid[i])
-      inverse[i] = T(__builtin_nan(""));
-    else if (reciprocal - reciprocal == 0)  // zero and subnormal lengths have none
-      inverse[i] = reciprocal;
+// take(i, squared norm, its root) for each row: four at once, whose sums of lanes and roots are
+// computed together.
+template <class T, class Row, class Take>
+LSHKIT_INLINE void by_fours(Matrix<const Row> x, const Take& take) {
+  constexpr int kRows = 4;
+  for (index_t i = 0; i < x.rows; i += kRows) {
+    const int count = int(smaller(kRows, x.rows - i));
+    const Row* row[kRows];
+    for (int k = 0; k < kRows; ++k) row[k] = x.row(i + (k < count ? k : 0));
+    T square[kRows], norm[kRows];
+    squares_of<T>(row, x.columns, square);
+    for (int k = 0; k < kRows; ++k) norm[k] = root(square[k]);
+    for (int k = 0; k < count; ++k) take(i + k, square[k], norm[k]);
   }
+}
+
+template <class T>
+void set_inverse_norm(const ScaledNorm<T>& length, T* inverse, std::uint8_t* valid) {
+  const T reciprocal = length.factor / length.norm;
+  *valid = length.norm - length.norm == 0;  // of a finite row finite
+  *inverse = 0;
+  if (!*valid)
+    *inverse = T(__builtin_nan(""));
+  else if (reciprocal - reciprocal == 0)  // zero and subnormal lengths have none
+    *inverse = reciprocal;
+}
+
+template <class T, class Row>
+void inverse_norms_of(Matrix<const Row> x, const std::uint8_t* mask, T* inverse,
+                      std::uint8_t* valid) {
+  by_fours<T>(x, [&](index_t i, T square, T norm) {
+    if (mask && !mask[i]) {
+      inverse[i] = 0;
+      valid[i] = 0;
+    } else if (leaves_range(square)) {
+      set_inverse_norm(scaled_norm(x.row(i), x.columns, square), inverse + i, valid + i);
+    } else {
+      inverse[i] = 1 / norm;
+      valid[i] = 1;
+    }
+  });
 }
 
 // The row as a unit vector, zeros where it is zero: its norm.
 template <class T>
-LSHKIT_INLINE ScaledNorm<T> to_unit(T* row, index_t n) {
-  const ScaledNorm<T> length = scaled_norm<T>(row, n);
+LSHKIT_INLINE ScaledNorm<T> to_unit(T* row, index_t n, T square) {
+  const ScaledNorm<T> length = scaled_norm(row, n, square);
   if (length.norm == 0) {
     clear(row, n);
     return length;
@@ -87,10 +149,14 @@ LSHKIT_INLINE ScaledNorm<T> to_unit(T* row, index_t n) {
 
 template <class T>
 void l2(Matrix<T> y, T* norms) {
-  for (index_t i = 0; i < y.rows; ++i) {
-    const T norm = to_unit(y.row(i), y.columns).of_row();
-    if (norms) norms[i] = norm;
-  }
+  by_fours<T>(Matrix<const T>{y.data, y.stride, y.rows, y.columns},
+              [&](index_t i, T square, T norm) {
+                if (leaves_range(square))
+                  norm = to_unit(y.row(i), y.columns, square).of_row();
+                else
+                  scale(1 / norm, y.row(i), y.columns);
+                if (norms) norms[i] = norm;
+              });
 }
 
 // A sum of weights that is zero, or so small that its reciprocal is infinite.
@@ -115,11 +181,11 @@ void l2_backward(Matrix<const T> grad, Matrix<T> y) {
   constexpr T kLargest = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
   for (index_t i = 0; i < y.rows; ++i) {
     T* row = y.row(i);
-    const ScaledNorm<T> length = to_unit(row, y.columns);
+    const ScaledNorm<T> length = to_unit(row, y.columns, dot<T>(row, row, y.columns));
     if (length.norm == 0) continue;
     const T reciprocal = 1 / length.norm * length.factor;
     const T inverse = reciprocal > kLargest ? kLargest : reciprocal;
-    const T along = dot(grad.row(i), static_cast<const T*>(row), y.columns);
+    const T along = dot<T>(grad.row(i), static_cast<const T*>(row), y.columns);
     combine(-along * inverse, row, inverse, grad.row(i), y.columns);
   }
 }
@@ -136,7 +202,7 @@ void sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) {
       continue;
     }
     const T inverse = 1 / sums[i];
-    bias[i] = -dot(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
+    bias[i] = -dot<T>(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
     combine(T(0), row, inverse, grad.row(i), y.columns);
   }
 }
@@ -153,7 +219,7 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
     }
     T along = 0;
     if (scale > T(1e-6) && scale < T(1e6))
-      along = dot(static_cast<const T*>(g), row, grad.columns) * scale;
+      along = dot<T>(static_cast<const T*>(g), row, grad.columns) * scale;
     else  // products with rows of such lengths may leave the range of T
       for (index_t c = 0; c < grad.columns; ++c) along += g[c] * (row[c] * scale);
     for (index_t c = 0; c < grad.columns; ++c) g[c] = scale * (g[c] - along * (row[c] * scale));
@@ -179,6 +245,10 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
 LSHKIT_DEFINE(float)
 LSHKIT_DEFINE(double)
 #undef LSHKIT_DEFINE
+void bfloat16_inverse_norms(Matrix<const Half> x, const std::uint8_t* mask, float* inverse,
+                            std::uint8_t* valid) {
+  inverse_norms_of(x, mask, inverse, valid);
+}
 
 }  // namespace LSHKIT_ISA
 }  // namespace lshkit

@@ -14,9 +14,8 @@ void widen_all(const Half* from, index_t count, float* to) {
   index_t i = 0;
   for (; i + W <= count; i += W) store(to + i, Format::widen(load_half(from + i)));
   if (i == count) return;
-  Half last[W] = {};
-  std::memcpy(last, from + i, sizeof(Half) * (count - i));
-  store_first(to + i, Format::widen(load_half(last)), int(count - i));
+  const int left = int(count - i);
+  store_first(to + i, Format::widen(load_first_half(from + i, left)), left);
 }
 template <class Format>
 void narrow_all(const float* from, index_t count, Half* to) {

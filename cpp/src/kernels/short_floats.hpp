@@ -20,11 +20,25 @@ LSHKIT_INLINE Halves load_half(const Half* p) {
   return h;
 }
 LSHKIT_INLINE void store_half(Half* p, Halves h) { std::memcpy(p, &h, sizeof(h)); }
+// The first `count` lanes (0 to all) from memory, zero in the others.
+LSHKIT_INLINE Halves load_first_half(const Half* p, int count) {
+  if (count >= kLanes<float>) return load_half(p);
+  Halves h = {};
+  if (count > 0) std::memcpy(&h, p, sizeof(Half) * count);
+  return h;
+}
+
+// Numbers of 16 bits in lanes of 32, in one instruction, of which GCC makes three or four.
+LSHKIT_INLINE Words to_words(Halves h) {
+#if defined(LSHKIT_ISA_AVX512)
+  return Words(_mm512_maskz_cvtepu16_epi32(0xffff, __m256i(h)));
+#else
+  return __builtin_convertvector(h, Words);
+#endif
+}
 
 struct Bfloat16 {
-  LSHKIT_INLINE static Vec<float> widen(Halves h) {
-    return Vec<float>(__builtin_convertvector(h, Words) << 16);
-  }
+  LSHKIT_INLINE static Vec<float> widen(Halves h) { return Vec<float>(to_words(h) << 16); }
   LSHKIT_INLINE static Halves narrow(Vec<float> x) {
     const Words bits = Words(x), rounded = bits + (0x7fff + ((bits >> 16) & 1));
     const Words nan = (bits >> 16) | 0x40;  // quiet: rounding could make an infinity of it

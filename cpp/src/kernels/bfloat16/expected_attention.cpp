@@ -19,8 +19,10 @@ constexpr int W = kLanes<float>;
 constexpr int kAtOnce = kPair / W;  // registers
 using F = Vec<float>;
 
-// The power of two that brings a row to a norm of 1/2 to 1; 0 for one without an inverse norm.
+// A power of two that brings a row to a norm which leaves room in float32: 1 where that does; 0 for
+// a row without an inverse norm.
 float power_near(float inverse_norm) {
+  if (inverse_norm > 0x1p-40f && inverse_norm < 0x1p40f) return 1;
   if (!(inverse_norm > 0)) return 0;
   std::uint32_t bits;
   std::memcpy(&bits, &inverse_norm, sizeof(bits));
@@ -30,13 +32,14 @@ float power_near(float inverse_norm) {
   return power < 0x1p-126f ? 0x1p-126f : power;
 }
 
-// Rows to be packed, and the factors of each.
+// Rows to be packed, and the factors of each. Row: float, or Half for bfloat16.
+template <class Row>
 struct Listed {
-  const float* row[kKeys];
+  const Row* row[kKeys];
   float factor[kKeys];
   index_t n = 0;
 
-  void add(const float* x, float f) {
+  void add(const Row* x, float f) {
     row[n] = x;
     factor[n++] = f;
   }
@@ -91,11 +94,16 @@ struct Scratch {
   }
 };
 
-bool finite(Matrix<const float> m, const std::uint8_t* valid) {
+F lanes(const float* x, index_t count) { return load_first(x, int(smaller(count, W))); }
+F lanes(const Half* x, index_t count) {
+  return Bfloat16::widen(load_first_half(x, int(smaller(count, W))));
+}
+template <class Row>
+bool finite(Matrix<const Row> m, const std::uint8_t* valid) {
   F check = {};
   for (index_t r = 0; r < m.rows; ++r)
     for (index_t c = 0; valid[r] && c < m.columns; c += W) {
-      const F x = load_first(m.row(r) + c, int(m.columns - c));
+      const F x = lanes(m.row(r) + c, m.columns - c);
       check += x - x;
     }
   return sum_lanes(check) == 0;
@@ -129,10 +137,11 @@ LSHKIT_INLINE index_t keys_seen(const Scratch& s, index_t n, bool causal, index_
 }
 
 // Unit rows but for scale_r, as A.
-void pack_queries(Matrix<const float> x, const float* inverse_norm, const Queries& q) {
+template <class Row>
+void pack_queries(Matrix<const Row> x, const float* inverse_norm, const Queries& q) {
   const index_t depth = depth_of(x.columns);
   for (index_t i = 0; i < q.rows; i += kQueries) {
-    Listed rows;
+    Listed<Row> rows;
     for (index_t r = i; r < smaller(i + kQueries, q.rows); ++r) {
       const float power = r < x.rows ? power_near(inverse_norm[r]) : 0;
       q.scale[r] = power > 0 ? inverse_norm[r] / power : 0;
@@ -152,7 +161,7 @@ void pack_gradients(const ExpectedGradient<float>& p, const Queries& q) {
     }
   };
   for (index_t i = 0; i < q.rows; i += kQueries) {
-    Listed rows, grads;
+    Listed<float> rows, grads;
     for (index_t r = i; r < smaller(i + kQueries, q.rows); ++r) {
       const bool valid = r < p.query.rows && p.query_valid[r];
       rows.add(valid ? p.query.row(r) : nullptr, valid ? power_near(p.query_inverse_norm[r]) : 0);
@@ -172,15 +181,17 @@ void pack_gradients(const ExpectedGradient<float>& p, const Queries& q) {
 }
 
 // A chunk's rows as B, summed over their columns.
-void pack_transposed(const Listed& x, index_t columns, const Scratch& s, Word* b) {
+template <class Row>
+void pack_transposed(const Listed<Row>& x, index_t columns, const Scratch& s, Word* b) {
   pack_rows(x.n, columns, x.row, x.factor, s.rows);
   for (index_t t = 0; t < tiles_of(x.n) * depth_of(columns); ++t)
     transpose_tile(s.rows + t * kTileSize, b + t * kTileSize);
 }
 // Lists the chunk's keys, with what their powers of two leave in s.key_scale, and values. Returns
 // their number, padded.
-index_t list_keys(Matrix<const float> key, Matrix<const float> value, const float* inverse_norm,
-                  index_t n, const Scratch& s, Listed& keys, Listed& values) {
+template <class Row>
+index_t list_keys(Matrix<const Row> key, Matrix<const Row> value, const float* inverse_norm,
+                  index_t n, const Scratch& s, Listed<Row>& keys, Listed<Row>& values) {
   const index_t padded = round_up(n, kPair);
   for (index_t r = 0; r < padded; ++r) {
     const index_t row = s.keys[r < n ? r : 0];
@@ -198,15 +209,52 @@ LSHKIT_INLINE F lanes_before(F x, index_t lane, index_t end) {  // zero from `en
   for (int i = 0; i < W; ++i) index[i] = i;
   return select(index < int(end - lane), x, F{});
 }
-// y_r += tiles of C, rows and columns as y has them.
+// The probabilities of a block's cosines s.x, as A in s.pair; zeros from seen[r] on. Of two rows
+// and a column of A at a time: two columns of C.
+void store_probabilities(const Scratch& s, const float* query_scale, index_t nq, index_t nk,
+                         const index_t* seen, int n_bits) {
+  constexpr int kRows = 2;
+  for (index_t first = 0; first < nk; first += kPair) {
+    F scale[kAtOnce];
+    LSHKIT_UNROLL
+    for (int k = 0; k < kAtOnce; ++k) scale[k] = load(s.key_scale + first + k * W);
+    for (index_t r = 0; r < nq; r += kRows) {
+      const float* x = s.x + (r / kTile * nk + first) * kTile + r % kTile * kTile;
+      F cosine[kRows * kAtOnce], weight[kRows * kAtOnce];
+      LSHKIT_UNROLL
+      for (int k = 0; k < kRows * kAtOnce; ++k) {
+        const int row = k / kAtOnce, c = k % kAtOnce * W;
+        cosine[k] = load(x + c / kTile * kTileSize + row * kTile + c % kTile) *
+                    query_scale[r + row] * scale[k % kAtOnce];
+      }
+      probabilities<float, true>(cosine, n_bits, weight);
+      Half* to = row_of_a(s.pair, depth_of(nk), r, first);
+      LSHKIT_UNROLL
+      for (int k = 0; k < kRows * kAtOnce; ++k) {
+        const int row = k / kAtOnce, c = k % kAtOnce * W;
+        const F sees = lanes_before(weight[k], first + c, seen[r + row]);
+        store_half(to + row * 2 * kTile + c, to_bfloat16(sees));
+      }
+    }
+  }
+}
+// Of nk numbers of row r of an A.
+float sum_of_row(Word* a, index_t r, index_t nk) {
+  F sum = {};
+  for (index_t c = 0; c < nk; c += W)
+    sum += Bfloat16::widen(load_half(row_of_a(a, depth_of(nk), r, c)));
+  return sum_lanes(sum);
+}
+// y_r (+)= tiles of C, rows and columns as y has them.
 LSHKIT_INLINE void add_tiles(const float* c, index_t columns, index_t first, index_t rows,
-                             Matrix<float> y) {
+                             Matrix<float> y, bool add = true) {
   for (index_t r = 0; r < smaller(rows, y.rows - first); ++r)
     for (index_t k = 0; k < y.columns; k += W) {
       const float* from = c + (r / kTile * columns + k / kTile) * kTileSize + r % kTile * kTile;
       float* to = y.row(first + r) + k;
       const int count = int(smaller(y.columns - k, W));
-      store_first(to, load_first(to, count) + load(from + k % kTile), count);
+      const F sum = load(from + k % kTile);
+      store_first(to, add ? load_first(to, count) + sum : sum, count);
     }
 }
 void clear(Matrix<float> m) {
@@ -215,57 +263,43 @@ void clear(Matrix<float> m) {
 
 }  // namespace
 
-index_t expected_bfloat16_scratch(Matrix<const float> query, Matrix<const float> value,
+index_t expected_bfloat16_scratch(index_t n_queries, index_t n_features, index_t n_values,
                                   bool gradient) {
   Cut cut{nullptr};
-  Scratch scratch(query.rows, query.columns, value.columns, gradient, cut);
+  Scratch scratch(n_queries, n_features, n_values, gradient, cut);
   return cut.used;
 }
 
-bool expected_bfloat16_sum(const ExpectedSum<float>& p) {
+bool expected_bfloat16_sum(const ExpectedBfloat16Sum& p) {
   if (p.causal && !finite(p.value, p.key_valid)) return false;  // hidden, but 0 * NaN is NaN
   const index_t d = p.query.columns, dv = p.value.columns;
   Cut cut{p.scratch};
   const Scratch s(p.query.rows, d, dv, false, cut);
   const TileUse tiles;
-  clear(p.out);
+  bool add = p.causal;  // a chunk of causal keys has sums of some queries
+  if (add) clear(p.out);
   if (p.row_sum) std::memset(p.row_sum, 0, sizeof(float) * p.out.rows);
   pack_queries(p.query, p.query_inverse_norm, s.queries);
   for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
-    Listed keys, values;
+    Listed<Half> keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
     pack_transposed(keys, d, s, s.key);
     pack_pairs(nk, dv, values.row, values.factor, s.value);
     for_query_blocks(s, p.causal, p.first_query, [&](index_t i, index_t nq) {
       multiply(tiles_of(nq), tiles_of(nk), depth_of(d), s.queries.query + i * kTile * depth_of(d),
                s.key, s.x, false);
-      for (index_t r = 0; r < nq; ++r) {
-        const index_t seen = keys_seen(s, n_keys, p.causal, p.first_query + i + r);
-        const F scale = broadcast<float>(s.queries.scale[i + r]);
-        const float* x = s.x + r / kTile * nk * kTile + r % kTile * kTile;
-        F sum = {};
-        for (index_t first = 0; first < nk; first += kAtOnce * W) {
-          F cosine[kAtOnce], weight[kAtOnce];
-          LSHKIT_UNROLL
-          for (int i = 0; i < kAtOnce; ++i) {
-            const index_t c = first + i * W;
-            cosine[i] = load(x + c / kTile * kTileSize + c % kTile) * scale * load(s.key_scale + c);
-          }
-          probabilities<float>(cosine, p.n_bits, weight);
-          LSHKIT_UNROLL
-          for (int i = 0; i < kAtOnce; ++i) {
-            const index_t c = first + i * W;
-            const Halves rounded = to_bfloat16(lanes_before(weight[i], c, seen));
-            if (p.row_sum) sum += Bfloat16::widen(rounded);
-            store_half(row_of_a(s.pair, depth_of(nk), r, c), rounded);
-          }
-        }
-        if (p.row_sum && i + r < p.out.rows) p.row_sum[i + r] += sum_lanes(sum);
-      }
+      index_t seen[kQueries];
+      for (index_t r = 0; r < nq; ++r)
+        seen[r] = keys_seen(s, n_keys, p.causal, p.first_query + i + r);
+      store_probabilities(s, s.queries.scale + i, nq, nk, seen, p.n_bits);
+      for (index_t r = 0; p.row_sum && r < smaller(nq, p.out.rows - i); ++r)
+        p.row_sum[i + r] += sum_of_row(s.pair, r, nk);
       multiply(tiles_of(nq), s.dv, depth_of(nk), s.pair, s.value, s.out, false);
-      add_tiles(s.out, s.dv, i, nq, p.out);
+      add_tiles(s.out, s.dv, i, nq, p.out, add);
     });
+    add = true;
   });
+  if (!add) clear(p.out);
   return true;
 }
 
@@ -283,7 +317,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
   pack_queries(p.query, p.query_inverse_norm, q);
   pack_gradients(p, q);
   for_key_chunks(s, p.key.rows, p.key_valid, p.causal, [&](index_t n_keys) {
-    Listed keys, values;
+    Listed<float> keys, values;
     const index_t nk = list_keys(p.key, p.value, p.key_inverse_norm, n_keys, s, keys, values);
     pack_transposed(keys, d, s, s.key);
     pack_transposed(values, dv, s, s.value);
@@ -310,7 +344,7 @@ bool expected_bfloat16_gradient(const ExpectedGradient<float>& p) {
             cosine[odd] = load(s.x + at) * q.scale[i + row] * scale;
             dot[odd] = load(s.s + at) + q.bias[i + row];
           }
-          weights<float>(cosine, p.n_bits, p.weight, probability, weight);
+          weights<float, true>(cosine, p.n_bits, p.weight, probability, weight);
           Halves rounded[2], scaled[2];
           LSHKIT_UNROLL
           for (int odd = 0; odd < 2; ++odd) {

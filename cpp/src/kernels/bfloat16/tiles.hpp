@@ -216,37 +216,55 @@ LSHKIT_INLINE Half* row_of_a(Word* a, index_t depth, index_t r, index_t c) {
 }
 // The words of rows r and r + 1 (r even) from lane values of both.
 LSHKIT_INLINE Words pair_up(Halves even, Halves odd) {
-  return __builtin_convertvector(even, Words) | __builtin_convertvector(odd, Words) << 16;
+  return to_words(even) | to_words(odd) << 16;
 }
 
-// A of factor_r * x(r), summed over columns; zeros up to whole tiles of both. rest: null, or gets
-// what the rounding left, rounded.
-[[maybe_unused]] LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns,
-                                                const float* const* x, const float* factor, Word* a,
-                                                Word* rest = nullptr) {
+// `count` lanes of factor * x, zero in the others; x is not read where the factor is 0. rest: null,
+// or gets what the rounding left, rounded.
+LSHKIT_INLINE Halves scaled_lanes(const float* x, float factor, int count, Halves* rest) {
+  Vec<float> v = {};
+  if (factor != 0) v = load_first(x, count) * factor;
+  const Halves rounded = to_bfloat16(v);
+  if (rest) *rest = to_bfloat16(v - Bfloat16::widen(rounded));
+  return rounded;
+}
+// Of bfloat16.
+LSHKIT_INLINE Halves scaled_lanes(const Half* x, float factor, int count, Halves*) {
+  if (factor == 1) return load_first_half(x, count);
+  return factor != 0 ? to_bfloat16(Bfloat16::widen(load_first_half(x, count)) * factor) : Halves{};
+}
+// A of factor_r * x(r), summed over columns; zeros up to whole tiles of both. Row: float or Half.
+template <class Row>
+LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const Row* const* x,
+                               const float* factor, Word* a, Word* rest = nullptr) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(columns);
-  for (index_t r = 0; r < tiles_of(rows) * kTile; ++r)
+  for (index_t r = 0; r < tiles_of(rows) * kTile; ++r) {
+    if constexpr (sizeof(Row) == sizeof(Half))
+      if (r < rows && factor[r] == 1 && columns % (2 * kTile) == 0) {  // whole rows of tiles
+        for (index_t c = 0; c < columns; c += 2 * kTile)
+          std::memcpy(row_of_a(a, depth, r, c), x[r] + c, 2 * kTile * sizeof(Half));
+        continue;
+      }
     for (index_t c = 0; c < depth * 2 * kTile; c += W) {
-      Vec<float> v = {};
-      if (r < rows && c < columns && factor[r] != 0)
-        v = load_first(x[r] + c, int(smaller(columns - c, W))) * factor[r];
-      const Halves rounded = to_bfloat16(v);
-      store_half(row_of_a(a, depth, r, c), rounded);
-      if (rest) store_half(row_of_a(rest, depth, r, c), to_bfloat16(v - Bfloat16::widen(rounded)));
+      Halves left = {}, lanes = {};
+      if (r < rows && c < columns)
+        lanes = scaled_lanes(x[r] + c, factor[r], int(smaller(columns - c, W)),
+                             rest ? &left : nullptr);
+      store_half(row_of_a(a, depth, r, c), lanes);
+      if (rest) store_half(row_of_a(rest, depth, r, c), left);
     }
+  }
 }
 // B of factor_r * x(r), summed over rows; zeros up to whole tiles of both.
-[[maybe_unused]] LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns,
-                                                 const float* const* x, const float* factor,
-                                                 Word* b) {
+template <class Row>
+LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns, const Row* const* x,
+                                const float* factor, Word* b) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(rows);
   const auto lanes = [&](index_t r, index_t c) {
-    Vec<float> v = {};
-    if (r < rows && c < columns && factor[r] != 0)
-      v = load_first(x[r] + c, int(smaller(columns - c, W))) * factor[r];
-    return to_bfloat16(v);
+    if (r >= rows || c >= columns) return Halves{};
+    return scaled_lanes(x[r] + c, factor[r], int(smaller(columns - c, W)), nullptr);
   };
   for (index_t j = 0; j < tiles_of(columns); ++j)
     for (index_t r = 0; r < depth * 2 * kTile; r += 2)
