@@ -74,7 +74,8 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
     scratch =
         kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;
   if (planes) scratch = std::max(scratch, hash_tiles_scratch(n_features));
-  const index_t converted = x.converted() ? kRows * n_features : 0;
+  const bool as_it_lies = fast && x.converted();
+  const index_t converted = x.converted() && !fast ? kRows * n_features : 0;
   const index_t words = two_words ? kRows * n_hashes : 0;
   std::atomic<bool> finite{true};
   parallel_for(batch * heads * tasks_per_head, threads, [&](index_t task) {
@@ -88,11 +89,17 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
     Arena arena(thread_scratch(sizeof(float) * (scratch + converted + 2 * words) + 256));
     h.scratch = arena.take<float>(scratch);
     h.rows = rows - first < kRows ? rows - first : kRows;
-    const Matrix<const float> m = rows_as<float>(x, {head / heads, head % heads, first}, h.rows,
-                                                 n_features, arena.take<float>(converted));
+    h.n_features = n_features;
+    const RowPosition at{head / heads, head % heads, first};
+    Matrix<const float> m{nullptr, x.row_stride, h.rows, n_features};
+    if (as_it_lies) {
+      h.short_x = static_cast<const std::uint16_t*>(x.row(at.batch, at.head, at.row));
+      h.element = x.element;
+    } else {
+      m = rows_as<float>(x, at, h.rows, n_features, arena.take<float>(converted));
+    }
     h.x = m.data;
     h.row_stride = m.stride;
-    h.n_features = n_features;
     h.codes = static_cast<char*>(codes) + (head * rows + first) * n_hashes * code_bytes;
     std::uint32_t* const low = arena.take<std::uint32_t>(words);
     std::uint32_t* const high = arena.take<std::uint32_t>(words);

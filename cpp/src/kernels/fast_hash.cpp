@@ -10,6 +10,7 @@
 // two of these instead of adding them. Rounding z moves a projection by 3e-4 of its standard
 // deviation at 64 columns.
 #include "hadamard.hpp"
+#include "short_floats.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -25,6 +26,29 @@ LSHKIT_INLINE void rotate_plane(F& a, F& b, float c, float s) {
 }
 
 LSHKIT_INLINE F absolute(F v) { return (F)((I)v & 0x7fffffff); }
+
+// As load_tile, of the next 2 W features of rows of 16 bits: two in a lane are transposed together.
+template <class Format>
+LSHKIT_INLINE void load_short_tile(const HashRows& h, index_t token, index_t count, index_t first,
+                                   F* r) {
+  const index_t width = smaller(2 * W, h.n_features - first);
+  Vec<std::int32_t> pair[W];
+  LSHKIT_UNROLL
+  for (int t = 0; t < W; ++t) {
+    const Half* row = h.short_x + (token + (t < count ? t : count - 1)) * h.row_stride + first;
+    pair[t] = Vec<std::int32_t>{};
+    if (width == 2 * W)
+      std::memcpy(&pair[t], row, kVectorBytes);
+    else
+      std::memcpy(&pair[t], row, sizeof(Half) * width);
+  }
+  transpose<std::int32_t>(pair);
+  LSHKIT_UNROLL
+  for (int i = 0; i < W; ++i) {
+    r[2 * i] = Format::lower(Words(pair[i]));
+    r[2 * i + 1] = Format::upper(Words(pair[i]));
+  }
+}
 
 // A plane rotation, then the transform at strides 8 and up, of R = columns / 8 elements each.
 template <int R>
@@ -48,13 +72,19 @@ template <int R>
 LSHKIT_NOINLINE bool first_stage(const HashRows& h, index_t token, index_t count, float* z,
                                  F* sums) {
   Squares squares;
-  for (index_t first = 0; first < h.n_features; first += W) {
-    F r[W];
-    load_tile(h, token, count, first, r);
-    LSHKIT_UNROLL
-    for (int i = 0; i < W; ++i) {
-      store(z + (first + i) * W, r[i]);
-      squares.add(i, r[i]);
+  const index_t step = h.short_x ? 2 * W : W;
+  for (index_t first = 0; first < h.n_features; first += step) {
+    F r[2 * W];
+    if (h.element == Element::bfloat16)
+      load_short_tile<Bfloat16>(h, token, count, first, r);
+    else if (h.short_x)
+      load_short_tile<Float16>(h, token, count, first, r);
+    else
+      load_tile(h, token, count, first, r);
+    for (int i = 0; i < step; i += W) LSHKIT_UNROLL
+    for (int k = 0; k < W; ++k) {
+      store(z + (first + i + k) * W, r[i + k]);
+      squares.add(k, r[i + k]);
     }
   }
   const bool finite = squares.well_scaled() || scale_tile(z, round_up(h.n_features, W));
@@ -193,8 +223,13 @@ bool hadamard(const HashRows& h) {
       const F least = broadcast(1e-36f);
       scale[tile] = float(32767 - D) / 1024 / (larger_sum > least ? larger_sum : least);
     }
-    for (int t = 0; t < 2 * W; ++t)
-      prefetch_row(h.x + smaller(token + 2 * W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
+    for (int t = 0; t < 2 * W; ++t) {
+      const index_t next = smaller(token + 2 * W + t, h.rows - 1) * h.row_stride;
+      if (h.short_x)
+        prefetch_row(h.short_x + next, 2 * h.n_features);
+      else
+        prefetch_row(h.x + next, 4 * h.n_features);
+    }
 
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the lowest bits.
     const F shift = broadcast(12582912.0f);

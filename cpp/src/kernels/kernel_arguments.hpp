@@ -19,6 +19,8 @@ struct HashRows {
   index_t n_hashes;
   const float* x;
   index_t row_stride, rows, n_features;
+  const std::uint16_t* short_x = nullptr;  // fast_hash_hadamard: of `element`, in the place of x
+  Element element = Element::float32;
   void* codes;  // (rows, n_hashes)
   // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats. In 16 bits
   // kHashTile * (4 * columns + n_hashes), and ceil(n_hashes / 16) * n_bits * columns for the signs.

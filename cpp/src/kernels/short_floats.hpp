@@ -39,6 +39,9 @@ LSHKIT_INLINE Words to_words(Halves h) {
 
 struct Bfloat16 {
   LSHKIT_INLINE static Vec<float> widen(Halves h) { return Vec<float>(to_words(h) << 16); }
+  // Of words of two numbers.
+  LSHKIT_INLINE static Vec<float> lower(Words w) { return Vec<float>(w << 16); }
+  LSHKIT_INLINE static Vec<float> upper(Words w) { return Vec<float>(w & 0xffff0000); }
   LSHKIT_INLINE static Halves narrow(Vec<float> x) {
     const Words bits = Words(x), rounded = bits + (0x7fff + ((bits >> 16) & 1));
     const Words nan = (bits >> 16) | 0x40;  // quiet: rounding could make an infinity of it
@@ -48,6 +51,13 @@ struct Bfloat16 {
 };
 
 struct Float16 {
+  // Of words of two numbers.
+  LSHKIT_INLINE static Vec<float> lower(Words w) {
+    return widen(__builtin_convertvector(w & 0xffff, Halves));
+  }
+  LSHKIT_INLINE static Vec<float> upper(Words w) {
+    return widen(__builtin_convertvector(w >> 16, Halves));
+  }
 #if defined(LSHKIT_ISA_AVX512)
   LSHKIT_INLINE static Vec<float> widen(Halves h) {
     return _mm512_maskz_cvtph_ps(0xffff, __m256i(h));
