@@ -47,6 +47,71 @@ struct BucketScratch {
   }
 };
 
+// A row in registers.
+template <int Vectors>
+struct RowVectors {
+  static constexpr int kVectors = Vectors;
+  F v[Vectors];
+};
+// Rows as Bucket::direct takes them: columns of grad and value in one order, those of key and of
+// what add_to adds in one, and those of query as they lie.
+template <int Vectors>
+struct FloatForm {
+  using Row = RowVectors<Vectors>;
+  const Problem& p;
+
+  FloatForm(const Problem& problem, const Bfloat16Rows&) : p(problem) {}
+  static LSHKIT_INLINE Row row(const float* x, float scale) {
+    Row r;
+    LSHKIT_UNROLL
+    for (int c = 0; c < Vectors; ++c) r.v[c] = load(x + c * W) * scale;
+    return r;
+  }
+  LSHKIT_INLINE Row grad(index_t i) const { return row(p.grad.row(i), 1); }
+  LSHKIT_INLINE Row value(index_t j) const { return row(p.value.row(j), 1); }
+  LSHKIT_INLINE Row key(index_t j) const { return row(p.key.row(j), 1); }
+  LSHKIT_INLINE Row query(index_t i) const { return row(p.query.row(i), p.query_inverse_norm[i]); }
+  LSHKIT_INLINE float key_scale(index_t j) const { return p.key_inverse_norm[j]; }
+  static LSHKIT_INLINE void add_to(float* x, const Row& r) {
+    LSHKIT_UNROLL
+    for (int c = 0; c < Vectors; ++c) store(x + c * W, load(x + c * W) + r.v[c]);
+  }
+};
+// Of the words: half the bytes. Two registers of columns come from one of words, those in the lower
+// halves and those in the upper ones, and stay in this order but for a query's.
+template <int Vectors>
+struct WordForm {
+  using Row = RowVectors<Vectors>;
+  const Bfloat16Rows& w;
+
+  WordForm(const Problem&, const Bfloat16Rows& words) : w(words) {}
+  static LSHKIT_INLINE Row row(const std::uint32_t* words) {
+    Row r;
+    LSHKIT_UNROLL
+    for (int c = 0; c < Vectors; c += 2) {
+      const Vec<std::uint32_t> both = load(words + c / 2 * W);
+      r.v[c] = F(both << 16);
+      r.v[c + 1] = F(both & 0xffff0000);
+    }
+    return r;
+  }
+  // The columns in the order in which they lie.
+  static LSHKIT_INLINE Row in_order(const Row& r) {
+    Row to;
+    LSHKIT_UNROLL
+    for (int c = 0; c < Vectors; c += 2) interleave(r.v[c], r.v[c + 1], to.v[c], to.v[c + 1]);
+    return to;
+  }
+  LSHKIT_INLINE Row grad(index_t i) const { return row(w.grad + i * (w.dv / 2)); }
+  LSHKIT_INLINE Row value(index_t j) const { return row(w.value + j * (w.dv / 2)); }
+  LSHKIT_INLINE Row key(index_t j) const { return row(w.key + j * (w.d / 2)); }
+  LSHKIT_INLINE Row query(index_t i) const { return in_order(row(w.query + i * (w.d / 2))); }
+  LSHKIT_INLINE float key_scale(index_t) const { return 1; }
+  static LSHKIT_INLINE void add_to(float* x, const Row& r) {
+    FloatForm<Vectors>::add_to(x, in_order(r));
+  }
+};
+
 // The rows of one bucket of one hash, in ascending order.
 struct Bucket {
   const Problem& p;
@@ -240,35 +305,29 @@ struct Bucket {
     }
   }
 
-  // A few rows of Vectors registers each, where they lie: two queries meet two keys at a time, and
-  // nothing is packed.
-  template <int Vectors, bool ToQuery, bool ToKey>
+  // A few rows where they lie: two queries meet two keys at a time, and nothing is packed.
+  template <class Form, bool ToQuery, bool ToKey>
   LSHKIT_NOINLINE void direct(index_t nq, index_t nk) const {
+    using Row = typename Form::Row;
+    const Form form(p, s.words);
     for (index_t i = 0; i < nq; i += 2) {
       const index_t a = queries[i], b = queries[i + 1 < nq ? i + 1 : i];
       const float b_takes_part = i + 1 < nq ? p.scale : 0;
-      F ga[Vectors], gb[Vectors], qa[Vectors], qb[Vectors], da[Vectors] = {}, db[Vectors] = {};
-      LSHKIT_UNROLL
-      for (int c = 0; c < Vectors; ++c) {
-        ga[c] = load(p.grad.row(a) + c * W);
-        gb[c] = load(p.grad.row(b) + c * W);
-        qa[c] = load(p.query.row(a) + c * W) * p.query_inverse_norm[a];
-        qb[c] = load(p.query.row(b) + c * W) * p.query_inverse_norm[b];
-      }
+      const Row ga = form.grad(a), gb = form.grad(b), qa = form.query(a), qb = form.query(b);
+      Row da = {}, db = {};
       const Vec4 bias = p.bias ? Vec4{p.bias[a], p.bias[b], p.bias[a], p.bias[b]} : Vec4{};
       for (index_t j = 0; j < nk; j += 2) {
         const bool pair = j + 1 < nk;
         const index_t x = keys[j], y = keys[pair ? j + 1 : j];
         if (p.causal && x > b) break;
-        const float *vx = p.value.row(x), *vy = p.value.row(y);
+        const Row vx = form.value(x), vy = form.value(y);
         F ax = {}, bx = {}, ay = {}, by = {};
         LSHKIT_UNROLL
-        for (int c = 0; c < Vectors; ++c) {
-          const F v = load(vx + c * W), w = load(vy + c * W);
-          ax += ga[c] * v;
-          bx += gb[c] * v;
-          ay += ga[c] * w;
-          by += gb[c] * w;
+        for (int c = 0; c < Row::kVectors; ++c) {
+          ax += ga.v[c] * vx.v[c];
+          bx += gb.v[c] * vx.v[c];
+          ay += ga.v[c] * vy.v[c];
+          by += gb.v[c] * vy.v[c];
         }
         Vec4 take = {p.scale, b_takes_part, pair ? p.scale : 0, pair ? b_takes_part : 0};
         if (p.causal)
@@ -277,42 +336,41 @@ struct Bucket {
         // Selected, not multiplied by zero: what is hidden may be a NaN.
         Vec4 s4 = (sum_lanes4(ax, bx, ay, by) + bias) * take;
         s4 = take != Vec4{} ? s4 : Vec4{};
-        const float nx = p.key_inverse_norm[x], ny = p.key_inverse_norm[y];
+        const float nx = form.key_scale(x), ny = form.key_scale(y);
         const Vec4 k4 = s4 * Vec4{nx, nx, ny, ny};
-        add_pair<Vectors, ToQuery, ToKey>(x, s4[0], s4[1], k4[0], k4[1], qa, qb, da, db);
-        if (pair) add_pair<Vectors, ToQuery, ToKey>(y, s4[2], s4[3], k4[2], k4[3], qa, qb, da, db);
+        add_pair<ToQuery, ToKey>(form, x, s4[0], s4[1], k4[0], k4[1], qa, qb, da, db);
+        if (pair) add_pair<ToQuery, ToKey>(form, y, s4[2], s4[3], k4[2], k4[3], qa, qb, da, db);
       }
-      if (!ToQuery) continue;
-      float *out_a = p.query_grad.row(a), *out_b = p.query_grad.row(b);
-      LSHKIT_UNROLL
-      for (int c = 0; c < Vectors; ++c) store(out_a + c * W, load(out_a + c * W) + da[c]);
-      if (i + 1 < nq) LSHKIT_UNROLL
-      for (int c = 0; c < Vectors; ++c) store(out_b + c * W, load(out_b + c * W) + db[c]);
+      if (ToQuery) form.add_to(p.query_grad.row(a), da);
+      if (ToQuery && i + 1 < nq) form.add_to(p.query_grad.row(b), db);
     }
   }
-  template <int Vectors, bool ToQuery, bool ToKey>
-  LSHKIT_INLINE void add_pair(index_t key, float sa, float sb, float ka, float kb, const F* qa,
-                              const F* qb, F* da, F* db) const {
-    const float* k = p.key.row(key);
+  template <bool ToQuery, bool ToKey, class Form>
+  LSHKIT_INLINE void add_pair(const Form& form, index_t key, float sa, float sb, float ka, float kb,
+                              const typename Form::Row& qa, const typename Form::Row& qb,
+                              typename Form::Row& da, typename Form::Row& db) const {
+    const typename Form::Row k = form.key(key);
     float* dk = p.key_grad.row(key);
     LSHKIT_UNROLL
-    for (int c = 0; c < Vectors; ++c) {
-      const F row = load(k + c * W);
-      if (ToQuery) da[c] += ka * row;
-      if (ToQuery) db[c] += kb * row;
-      if (ToKey) store(dk + c * W, load(dk + c * W) + sa * qa[c] + sb * qb[c]);
+    for (int c = 0; c < Form::Row::kVectors; ++c) {
+      if (ToQuery) da.v[c] += ka * k.v[c];
+      if (ToQuery) db.v[c] += kb * k.v[c];
+      if (ToKey) store(dk + c * W, load(dk + c * W) + sa * qa.v[c] + sb * qb.v[c]);
     }
   }
 };
 
 // Bucket::direct where it is compiled for rows of this length; otherwise null.
 template <bool ToQuery, bool ToKey>
-auto direct_form(const Problem& p) {
+auto direct_form(const Problem& p, bool words) {
   void (Bucket::*none)(index_t, index_t) const = nullptr;
-  return p.query.columns != p.value.columns    ? none
-         : p.query.columns == 2 * W            ? &Bucket::direct<2, ToQuery, ToKey>
-         : p.query.columns == kMostVectors * W ? &Bucket::direct<kMostVectors, ToQuery, ToKey>
-                                               : none;
+  return p.query.columns != p.value.columns ? none
+         : p.query.columns == 2 * W         ? words ? &Bucket::direct<WordForm<2>, ToQuery, ToKey>
+                                                    : &Bucket::direct<FloatForm<2>, ToQuery, ToKey>
+         : p.query.columns == kMostVectors * W
+             ? words ? &Bucket::direct<WordForm<kMostVectors>, ToQuery, ToKey>
+                     : &Bucket::direct<FloatForm<kMostVectors>, ToQuery, ToKey>
+             : none;
 }
 
 }  // namespace

@@ -46,14 +46,14 @@ LSHKIT_INLINE bool in_words(const BucketScratch& s, index_t nq, index_t nk) {
   return s.words.on && nq * nk >= (s.words.linear ? kLeastWordPairs : kLeastTilePairs);
 }
 
-// Of the form that the bucket will be read in.
+// Of the form that the bucket will be read in. direct: few rows are read in words.
 LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Costs& costs,
-                                 const Buckets& of, index_t b) {
+                                 bool direct, const Buckets& of, index_t b) {
   const Bfloat16Rows& w = s.words;
   const std::int32_t *queries = of.query_order + of.query_start[b],
                      *keys = of.key_order + of.key_start[b];
   const index_t nq = of.queries(b), nk = of.keys(b);
-  if (!costs.pairs_are_cheaper(nq, nk) ? w.linear : in_words(s, nq, nk)) {
+  if (!costs.pairs_are_cheaper(nq, nk) ? w.linear : direct || in_words(s, nq, nk)) {
     const index_t x = w.d / 2, y = w.dv / 2;
     prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
     prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
@@ -80,8 +80,9 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   if (s.words.on) lshkit::kernels().bfloat16_rows(p, s.words);
   if (tiles) lshkit::kernels().hold_tiles(true);
   const Costs costs(p, s);
-  const auto direct = with_wanted(
-      p, [&](auto to_query, auto to_key) { return direct_form<to_query.value, to_key.value>(p); });
+  const auto direct = with_wanted(p, [&](auto to_query, auto to_key) {
+    return direct_form<to_query.value, to_key.value>(p, s.words.on);
+  });
   const index_t most_direct = p.causal ? kDirectCausalRows : kDirectRows;
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
@@ -92,7 +93,7 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
     sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
-      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, costs, of, b + 1);
+      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, costs, s.words.on && direct, of, b + 1);
       if (nq == 0 || nk == 0) continue;
       const bool pairs = costs.pairs_are_cheaper(nq, nk);
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};

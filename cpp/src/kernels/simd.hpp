@@ -136,6 +136,17 @@ LSHKIT_INLINE V exchange_high(V a, V b, std::index_sequence<I...>) {
   return __builtin_shufflevector(a, b, ((int(I) & Step) ? n + int(I) : int(I) + Step)...);
 }
 
+template <class V, std::size_t... I>
+LSHKIT_INLINE void interleave(V a, V b, V& first, V& second, std::index_sequence<I...>) {
+  constexpr int n = sizeof...(I);
+  first = __builtin_shufflevector(a, b, (int(I) / 2 + (I % 2 ? n : 0))...);
+  second = __builtin_shufflevector(a, b, (n / 2 + int(I) / 2 + (I % 2 ? n : 0))...);
+}
+// The lanes of a and b in turn.
+LSHKIT_INLINE void interleave(Vec<float> a, Vec<float> b, Vec<float>& first, Vec<float>& second) {
+  interleave(a, b, first, second, std::make_index_sequence<kLanes<float>>{});
+}
+
 // Lanes of a, those with Step in their numbers of b; and the lanes Step away.
 template <int Step, class V, std::size_t... I>
 LSHKIT_INLINE V blend(V a, V b, std::index_sequence<I...>) {
