@@ -43,7 +43,8 @@ inline bool choose_steps(Matrix<const float> values, const FastAdded& added, flo
     if (!std::isfinite(square_sum) || square_sum < kLeastSquareSum) return false;
     // What to expect of the sum of a bucket: means, five standard deviations, one more row.
     const float mean = std::fabs(sums.sum[c]) / count, rms = std::sqrt(square_sum / count);
-    const float bound = 1.5f * added.weight * mean + 5 * std::sqrt(added.square) * rms + largest;
+    const float spread = std::sqrt(std::max(rms * rms - mean * mean, 1e-4f * rms * rms));
+    const float bound = 1.5f * added.weight * mean + 5 * std::sqrt(added.square) * spread + largest;
     to_integer[c] = 32767 / (widening * bound);
     float magnitude = sums.magnitude_sum[c] / count, met = rms;
     if (sums.weight_sum[c] > 0) {
