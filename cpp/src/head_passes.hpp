@@ -155,7 +155,8 @@ class HeadPasses {
     for (Expanded<T>* e : {&queries_, &keys_}) e->batch = e->run = {};
   }
   void clear() {
-    std::memset(table_, 0, group_ * table_rows_ * (chunk_last_ - chunk_first_) * kSliceBytes);
+    const index_t slices = chunk_last_ - chunk_first_;
+    kernels().empty_table(table_, used_, group_ * table_rows_ * slices, kSliceBytes);
     std::memset(column_table_, 0, sizeof(T) * group_ * table_rows_);
   }
 
@@ -205,7 +206,9 @@ class HeadPasses {
     for (index_t slice = chunk_first_; slice < chunk_last_; slice += at_once_) {
       Pass p;
       p.slices = int(std::min<index_t>(at_once_, chunk_last_ - slice));
-      p.table = table_ + (slice - chunk_first_) * kWidth * group_ * table_rows_;
+      const index_t rows_before = (slice - chunk_first_) * group_ * table_rows_;
+      p.table = table_ + rows_before * kWidth;
+      p.used = used_ + rows_before;
       p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
       if constexpr (!kFast) p.scale = s_.scale;
       call(p, slice * kWidth);
@@ -253,6 +256,7 @@ class HeadPasses {
   }
   void cut(Arena arena) {
     table_ = arena.take<Table>(group_ * table_rows_ * chunk_ * kWidth);
+    used_ = arena.take<std::uint16_t>(group_ * table_rows_ * chunk_);
     column_table_ = arena.take<T>(group_ * table_rows_);
     const auto take = [&](const WeightedSide<T>& side) {
       const index_t probes = std::min(run_rows_, side.rows) * batch_ * side.n_probes;
@@ -326,6 +330,7 @@ class HeadPasses {
   bool compact_, blocks_, whole_;
   T* block_memory_[3];
   Table* table_;
+  std::uint16_t* used_;  // of the rows of slices: a pass of two leaves half of them alone
   T* column_table_;
   std::uint16_t* period_;
   Expanded<T> queries_, keys_;

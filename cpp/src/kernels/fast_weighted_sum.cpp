@@ -16,6 +16,7 @@
 
 #include "kernels.hpp"
 #include "simd.hpp"
+#include "used_rows.hpp"
 #include "weighted_bucket_sum.hpp"
 
 namespace lshkit {
@@ -94,10 +95,11 @@ struct Run {
       LSHKIT_UNROLL_PROBES
       for (int a = 0; a < probes; ++a) {
         std::int16_t* to = p.table + index_t(slot[a]) * kStride;
+        const RowMask used = use_row(p.used + slot[a]);
         const S w = S(broadcast(weight[a]));
         LSHKIT_UNROLL
         for (int i = 0; i < kRegisterCount; ++i) {
-          const S before = load(to + 2 * i * W), x = high_product(v[i], w);
+          const S before = load_used(to + 2 * i * W, used), x = high_product(v[i], w);
           const S after = S(U16(before) + U16(x));
           overflow |= U((before ^ after) & (x ^ after));
           store(to + 2 * i * W, after);
@@ -150,7 +152,10 @@ struct Run {
       LSHKIT_UNROLL_PROBES
       for (int a = 0; a < probes; ++a) {
         S v[kRegisterCount];
-        load_row(p.table + index_t(slot[a]) * kStride, v);
+        const std::int16_t* row = p.table + index_t(slot[a]) * kStride;
+        const RowMask used = p.used[slot[a]];
+        LSHKIT_UNROLL
+        for (int i = 0; i < kRegisterCount; ++i) v[i] = load_used(row + 2 * i * W, used);
         if (Sum) {
           const S w = S(broadcast(weight[a]));
           LSHKIT_UNROLL

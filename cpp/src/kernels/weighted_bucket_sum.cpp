@@ -13,6 +13,7 @@
 #include "kernels.hpp"
 #include "order.hpp"
 #include "simd.hpp"
+#include "used_rows.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
@@ -81,9 +82,11 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       T* to = p.table + index_t(slot[a]) * kColumns;
+      const RowMask used = use_row(p.used + slot[a]);
       const Vec<T> w = broadcast(weight[a]);
       LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i) store(to + i * n, load(to + i * n) + w * v[i]);
+      for (int i = 0; i < kVectors; ++i)
+        store(to + i * n, load_used(to + i * n, used) + w * v[i]);
     }
   }
 
@@ -108,9 +111,10 @@ struct Run {
     LSHKIT_UNROLL_PROBES
     for (int a = 0; a < probes; ++a) {
       const T* from = p.table + index_t(slot[a]) * kColumns;
+      const RowMask used = p.used[slot[a]];
       Vec<T> v[kVectors];
       LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i) v[i] = load(from + i * n);
+      for (int i = 0; i < kVectors; ++i) v[i] = load_used(from + i * n, used);
       if (Sum) {
         const Vec<T> w = broadcast(weight[a]);
         LSHKIT_UNROLL
@@ -214,6 +218,13 @@ void run_column(const WeightedColumn<T>& p) {
 }
 
 }  // namespace
+
+void empty_table(void* table, std::uint16_t* used, index_t rows, index_t row_bytes) {
+  if (kMasksRows)
+    std::memset(used, 0, sizeof(RowMask) * rows);
+  else
+    std::memset(table, 0, row_bytes * rows);
+}
 
 #define LSHKIT_DEFINE(T)                                                \
   void weighted_bucket_sum(const WeightedPass<T>& p) { run_slices(p); } \
