@@ -210,7 +210,10 @@ class HeadPasses {
       p.table = table_ + rows_before * kWidth;
       p.used = used_ + rows_before;
       p.width = int(std::min(p.slices * kWidth, columns - slice * kWidth));
-      if constexpr (!kFast) p.scale = s_.scale;
+      if constexpr (kFast)
+        p.table_rows = table_rows_;
+      else
+        p.scale = s_.scale;
       call(p, slice * kWidth);
     }
   }

@@ -106,6 +106,10 @@ struct Run {
         }
       }
     }
+    clear_unused(p.used, p.table_rows, [&](index_t row) {
+      LSHKIT_UNROLL
+      for (int i = 0; i < kRegisterCount; ++i) store(p.table + row * kStride + 2 * i * W, S{});
+    });
     std::uint32_t any = 0;
     for (int i = 0; i < W; ++i) any |= overflow[i];
     return !(any & 0x80008000u);
@@ -153,9 +157,7 @@ struct Run {
       for (int a = 0; a < probes; ++a) {
         S v[kRegisterCount];
         const std::int16_t* row = p.table + index_t(slot[a]) * kStride;
-        const RowMask used = p.used[slot[a]];
-        LSHKIT_UNROLL
-        for (int i = 0; i < kRegisterCount; ++i) v[i] = load_used(row + 2 * i * W, used);
+        load_row(row, v);
         if (Sum) {
           const S w = S(broadcast(weight[a]));
           LSHKIT_UNROLL

@@ -85,8 +85,7 @@ struct Run {
       const RowMask used = use_row(p.used + slot[a]);
       const Vec<T> w = broadcast(weight[a]);
       LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i)
-        store(to + i * n, load_used(to + i * n, used) + w * v[i]);
+      for (int i = 0; i < kVectors; ++i) store(to + i * n, load_used(to + i * n, used) + w * v[i]);
     }
   }
 

@@ -17,13 +17,13 @@ struct WeightedRows {
 };
 // add's rows go into the table, weight * row to each of its slots; read's rows take from it sum_i =
 // scale * the weighted sum of its table rows, and dots_ik = scale * the dot product of row i with
-// the table row of its probe k. The table is that of empty_table. In the orders causal and reversed,
-// row i is added before row i reads.
+// the table row of its probe k. The table is that of empty_table. In the orders causal and
+// reversed, row i is added before row i reads.
 template <class T>
 struct WeightedPass {
   T* table;             // rows of slices * kSliceBytes, aligned to 64
   std::uint16_t* used;  // of each of its rows: see used_rows.hpp
-  int slices, width;  // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
+  int slices, width;    // 1 or 2, and their columns: at most slices * kSliceBytes / sizeof(T)
   Order order;
   WeightedRows<T> add, read;  // read.rows only for the dots
   T scale;
@@ -58,6 +58,7 @@ struct FastWeightedRows {
 struct FastWeightedPass {
   std::int16_t* table;         // rows of slices * kSliceBytes, aligned to 64
   std::uint16_t* used;         // of each of its rows
+  index_t table_rows;          // cleared once all rows have been added, if not used until then
   int slices, width;           // 1 or 2, and their columns
   FastWeightedRows add, read;  // read.rows only for the dots
   const float* sum_scale;      // of each column of whole slices
