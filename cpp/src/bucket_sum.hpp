@@ -2,6 +2,7 @@
 // The sum verb on one head, for the clients that go head by head.
 #include "kernels/kernels.hpp"
 #include "lshkit/bucket_sum.hpp"
+#include "rows.hpp"
 
 namespace lshkit {
 
@@ -18,6 +19,16 @@ struct HeadSum : SumRows {
   Matrix<const T> values;
   T scale;
   Matrix<T> out;
+  // Where `values` has no data: the rows of a tensor, which become values for whom needs them, in
+  // `memory` if they are of 16 bits.
+  Input<T> source{};
+  RowPosition source_at{};
+  T* memory = nullptr;
+
+  void need_values() {
+    if (!values.data && source.data)
+      values = rows_as<T>(source, source_at, n_keys, values.columns, memory);
+  }
 };
 
 // The columns are cut into slices that can be computed apart.
@@ -29,9 +40,12 @@ index_t slice_count(index_t n_values) {
 // Slices [first, last). Uses thread_scratch.
 template <class T>
 void sum_slices(const HeadSum<T>& sum, index_t first, index_t last);
-// Its two ways. By pairs of a query and a key in one bucket, where these are few: of how many
-// queries, and if not causal of all or none. That does not depend on the slices, and if causal not
-// on later rows. By tables: from sum.first_query on.
+// Its two ways, of `values`. By pairs of a query and a key in one bucket, where these are few (0
+// where they do not pay by the sizes): of how many queries, and if not causal of all or none. That
+// does not depend on the slices, and if causal not on later rows. By tables: from sum.first_query
+// on.
+template <class T>
+bool pairs_pay(const HeadSum<T>& sum);
 template <class T>
 index_t sum_by_pairs(const HeadSum<T>& sum, index_t first, index_t last);
 template <class T>

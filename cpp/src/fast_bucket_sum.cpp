@@ -98,16 +98,20 @@ class FastSum {
   }
 
  private:
-  Matrix<const float> values(index_t slice, index_t count) const {
-    const index_t first = slice * kFastColumns;
-    return {s_.values.data + first, s_.values.stride, s_.n_keys,
-            std::min(count * kFastColumns, s_.values.columns - first)};
+  FloatRows values(index_t slice, index_t count) const {
+    FloatRows all = s_.values;
+    if (!s_.values.data && s_.source.data) {
+      const RowPosition at = s_.source_at;
+      all = {s_.source.row(at.batch, at.head, at.row), s_.source.row_stride, s_.n_keys,
+             s_.values.columns, s_.source.element};
+    }
+    return all.slice(slice * kFastColumns, count * kFastColumns);
   }
   // False if a bucket left 16 bits.
   bool sum(index_t slice, index_t count) const {
     for (index_t c = 0; c < count * kFastColumns; ++c)
       memory_.to_output[c] = memory_.to_integer[c] > 0 ? s_.scale / memory_.to_integer[c] : 0;
-    const Matrix<const float> v = values(slice, count);
+    const FloatRows v = values(slice, count);
     kernels().fast_values(v, memory_.to_integer, memory_.values, count * kFastColumns);
     const Matrix<float> out{s_.out.data + slice * kFastColumns, s_.out.stride, s_.n_queries,
                             v.columns};
@@ -147,7 +151,8 @@ void fast_sum_slices(const HeadSum<float>& head, index_t first, index_t last) {
     return std::min(kSlices * slice, slice_count<float>(head.values.columns));
   };
   HeadSum<float> s = head;
-  s.first_query = sum_by_pairs(head, kSlices * first, end(last));
+  if (pairs_pay(s)) s.need_values();
+  s.first_query = sum_by_pairs(s, kSlices * first, end(last));
   if (s.first_query == s.n_queries) return;
   std::vector<index_t> full;
   // The steps of 16 bits follow from all keys, of which a query of another order sees some alone.
@@ -162,6 +167,7 @@ void fast_sum_slices(const HeadSum<float>& head, index_t first, index_t last) {
         if (!sum.run_alone(i)) full.push_back(i);
     }
   }
+  if (!full.empty()) s.need_values();
   for (const index_t slice : full) sum_by_tables(s, kSlices * slice, end(slice + 1));
 }
 

@@ -28,7 +28,7 @@ struct FastAdded {
 // spread too far, or if a column has one that is not finite. The mean over all rows or over what is
 // read (but for zeros), whichever is less: a gradient through normalised rows is small where many
 // rows collide.
-inline bool choose_steps(Matrix<const float> values, const FastAdded& added, float largest_error,
+inline bool choose_steps(const FloatRows& values, const FastAdded& added, float largest_error,
                          float widening, float* to_integer) {
   // Below, the sum of squares is too close to what float32 cannot hold.
   constexpr float kLeastSquareSum = 1e-24f;

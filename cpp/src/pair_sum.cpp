@@ -19,7 +19,9 @@ struct PairMemory {
   }
 };
 
-// Of its sizes, if codes were uniform.
+}  // namespace
+
+// By its sizes, if codes were uniform.
 template <class T>
 bool pairs_pay(const HeadSum<T>& s) {
   constexpr index_t kMostKeys = 65535;  // they have numbers of 16 bits
@@ -28,8 +30,6 @@ bool pairs_pay(const HeadSum<T>& s) {
   return s.n_queries > 0 && s.n_keys > 0 && s.n_keys <= kMostKeys &&
          4 * s.n_keys <= slices * s.n_buckets && s.n_buckets <= 16 * slices * s.n_keys;
 }
-
-}  // namespace
 
 template <class T>
 index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
@@ -68,6 +68,8 @@ index_t sum_by_pairs(const HeadSum<T>& s, index_t first, index_t last) {
   return pass.n_queries;
 }
 
+template bool pairs_pay(const HeadSum<float>&);
+template bool pairs_pay(const HeadSum<double>&);
 template index_t sum_by_pairs(const HeadSum<float>&, index_t, index_t);
 template index_t sum_by_pairs(const HeadSum<double>&, index_t, index_t);
 

@@ -95,8 +95,11 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     const index_t value_size = conversion_size(in.value, r.n_keys, shape.n_values);
     const index_t out_size = conversion_size(out, r.n_queries, shape.n_values);
     Arena arena(thread_scratch(sizeof(float) * (value_size + out_size) + 128, Scratch::rows));
-    s.values =
-        rows_as<float>(in.value, r.keys, r.n_keys, shape.n_values, arena.take<float>(value_size));
+    s.values = {nullptr, shape.n_values, r.n_keys, shape.n_values};
+    s.source = in.value;
+    s.source_at = r.keys;
+    s.memory = arena.take<float>(value_size);
+    if (!fast || !in.value.converted()) s.need_values();
     s.out =
         rows_to<float>(out, r.queries, r.n_queries, shape.n_values, arena.take<float>(out_size));
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);

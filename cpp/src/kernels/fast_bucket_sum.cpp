@@ -8,6 +8,7 @@
 // unsigned numbers, which carry into the upper half in a known way.
 #include "kernels.hpp"
 #include "order.hpp"
+#include "short_floats.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -132,53 +133,82 @@ bool run(const FastSumPass& p) {
   return p.slices == 1 ? run<Code, 1>(p) : run<Code, 2>(p);
 }
 
+// lanes(row, column): a register of a row's numbers, zeros behind the last column.
+template <class Format>
+struct Lanes {  // Format: of numbers of 16 bits, or void for floats
+  const FloatRows& rows;
+
+  using Number = std::conditional_t<std::is_void_v<Format>, float, Half>;
+  LSHKIT_INLINE const Number* row(index_t i) const {
+    return static_cast<const Number*>(rows.data) + i * rows.stride;
+  }
+  LSHKIT_INLINE F operator()(index_t i, index_t column) const {
+    const int count = int(smaller(W, rows.columns - column));
+    if constexpr (std::is_void_v<Format>)
+      return load_first(row(i) + column, count);
+    else
+      return Format::widen(load_first_half(row(i) + column, count));
+  }
+  LSHKIT_INLINE void prefetch(index_t i) const {
+    prefetch_row(row(i), index_t(sizeof(Number)) * rows.columns);
+  }
+};
+template <class Call>
+LSHKIT_INLINE void with_lanes(const FloatRows& rows, const Call& call) {
+  if (rows.element == Element::bfloat16)
+    call(Lanes<Bfloat16>{rows});
+  else if (rows.element == Element::float16)
+    call(Lanes<Float16>{rows});
+  else
+    call(Lanes<void>{rows});
+}
+
 }  // namespace
 
 bool fast_bucket_sum(const FastSumPass& p) {
   return p.code_bytes == 1 ? run<std::uint8_t>(p) : run<std::uint16_t>(p);
 }
 
-void fast_values(Matrix<const float> values, const float* scale, std::int16_t* out,
+void fast_values(const FloatRows& values, const float* scale, std::int16_t* out,
                  index_t out_stride) {
   // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the lowest bits.
   const F shift = broadcast(12582912.0f);
-  const auto rounded = [&](const float* row, index_t column) {
-    const F v = load_first(row + column, int(smaller(W, values.columns - column)));
-    return (U)(v * load(scale + column) + shift);
-  };
-  for (index_t j = 0; j < values.rows; ++j) {
-    const float* row = values.row(j);
-    for (index_t column = 0; column < out_stride; column += 2 * W) {
-      const U lower = rounded(row, column), upper = rounded(row, column + W);
-      const U both = (lower & kLowerHalf) | (upper << 16);
-      std::memcpy(out + j * out_stride + column, &both, kVectorBytes);
-    }
-  }
+  with_lanes(values, [&](const auto& lanes) {
+    const auto rounded = [&](index_t row, index_t column) LSHKIT_ALWAYS_INLINE {
+      return (U)(lanes(row, column) * load(scale + column) + shift);
+    };
+    for (index_t j = 0; j < values.rows; ++j)
+      for (index_t column = 0; column < out_stride; column += 2 * W) {
+        const U lower = rounded(j, column), upper = rounded(j, column + W);
+        const U both = (lower & kLowerHalf) | (upper << 16);
+        std::memcpy(out + j * out_stride + column, &both, kVectorBytes);
+      }
+  });
 }
 
-void fast_column_sums(Matrix<const float> values, const std::uint8_t* mask, const float* weights,
+void fast_column_sums(const FloatRows& values, const std::uint8_t* mask, const float* weights,
                       FastColumnSums* sums) {
   constexpr int kVectors = kFastColumns / W;
   F largest[kVectors] = {}, sum[kVectors] = {}, magnitude_sum[kVectors] = {},
     square_sum[kVectors] = {}, weighted[kVectors] = {}, weight_sum[kVectors] = {};
-  const int width = int(values.columns);
-  for (index_t j = 0; j < values.rows; ++j) {
-    if (mask && !mask[j]) continue;
-    const float* row = values.row(j);
-    const F weight = broadcast(weights[j]);
-    prefetch_row(values.row(smaller(j + kAhead, values.rows - 1)), 4 * values.columns);
-    LSHKIT_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      const F v = load_first(row + i * W, width - i * W);
-      const F size = (F)((I)v & 0x7fffffff);
-      weighted[i] += weight * size;
-      weight_sum[i] += size > F{} ? weight : F{};
-      largest[i] = size > largest[i] ? size : largest[i];
-      sum[i] += v;
-      magnitude_sum[i] += size;
-      square_sum[i] += v * v;
+  with_lanes(values, [&](const auto& lanes) {
+    for (index_t j = 0; j < values.rows; ++j) {
+      if (mask && !mask[j]) continue;
+      const F weight = broadcast(weights[j]);
+      lanes.prefetch(smaller(j + kAhead, values.rows - 1));
+      LSHKIT_UNROLL
+      for (int i = 0; i < kVectors; ++i) {
+        const F v = lanes(j, i * W);
+        const F size = (F)((I)v & 0x7fffffff);
+        weighted[i] += weight * size;
+        weight_sum[i] += size > F{} ? weight : F{};
+        largest[i] = size > largest[i] ? size : largest[i];
+        sum[i] += v;
+        magnitude_sum[i] += size;
+        square_sum[i] += v * v;
+      }
     }
-  }
+  });
   LSHKIT_UNROLL
   for (int i = 0; i < kVectors; ++i) {
     store(sums->largest + i * W, largest[i]);

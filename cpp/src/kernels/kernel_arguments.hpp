@@ -175,6 +175,21 @@ struct PairSumPass : PairSearch {
   T scale;
   Matrix<T> out;
 };
+// Rows of floats, or of numbers of 16 bits.
+struct FloatRows {
+  const void* data;
+  index_t stride, rows, columns;
+  Element element;
+
+  FloatRows(Matrix<const float> m)
+      : FloatRows(m.data, m.stride, m.rows, m.columns, Element::float32) {}
+  FloatRows(const void* first, index_t step, index_t n, index_t width, Element kind)
+      : data(first), stride(step), rows(n), columns(width), element(kind) {}
+  FloatRows slice(index_t first, index_t width) const {
+    return {static_cast<const char*>(data) + first * element_bytes(element), stride, rows,
+            width < columns - first ? width : columns - first, element};
+  }
+};
 // Of up to kFastColumns columns, over the keys that are not masked out. weight_sum is of the keys
 // that are not zero there.
 struct FastColumnSums {

@@ -77,9 +77,9 @@ LSHKIT_TYPED_KERNEL(void, bucket_sum, const BucketSumPass<T>& pass)
 // none.
 LSHKIT_TYPED_KERNEL(index_t, pair_sum, const PairSumPass<T>& pass)
 // value_j * scale to the nearest integer, columns in the order of fast_bucket_sum's lanes
-LSHKIT_KERNEL(void, fast_values, Matrix<const float> values, const float* scale, std::int16_t* out,
+LSHKIT_KERNEL(void, fast_values, const FloatRows& values, const float* scale, std::int16_t* out,
               index_t out_stride)
-LSHKIT_KERNEL(void, fast_column_sums, Matrix<const float> values, const std::uint8_t* mask,
+LSHKIT_KERNEL(void, fast_column_sums, const FloatRows& values, const std::uint8_t* mask,
               const float* weights, FastColumnSums* sums)
 // False if a bucket left 16 bits at some time: the output may be anything.
 LSHKIT_KERNEL(bool, fast_bucket_sum, const FastSumPass& pass)
