@@ -27,6 +27,7 @@ ExpectedOutput<T> output_of(const Norms<T>& norms, bool causal, int n_bits, inde
   p.row_sum = row_sum;
   return p;
 }
+
 template <class T>
 void compute(const AttentionHead<T>& head, const ExpectedOutput<T>& output) {
   ExpectedSum<T> p{output, head.query, head.key, head.value};
@@ -66,8 +67,8 @@ template <class T>
 void compute(ExpectedGradient<T> p, bool bfloat16) {
   if constexpr (sizeof(T) == sizeof(float)) {
     if (bfloat16) {
-      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(
-          p.query.rows, p.query.columns, p.value.columns, true));
+      p.scratch = thread_scratch(kernels().expected_bfloat16_scratch(p.query.rows, p.query.columns,
+                                                                     p.value.columns, true));
       if (kernels().expected_bfloat16_gradient(p)) return;
     }
   }

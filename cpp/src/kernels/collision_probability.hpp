@@ -76,11 +76,11 @@ LSHKIT_INLINE Vec<float> rough_inverse_root(Vec<float> x, Vec<float> least) {
 }
 #else
 LSHKIT_INLINE Vec<float> rough_inverse_root(Vec<float> x, Vec<float> least) {
-  return select(x >= least, 1 / root(select(x >= least, x, least)), Vec<float>{});
+  return select(x >= least, 1 / root(x), Vec<float>{});
 }
 #endif
-// acos(a) / pi for 0 <= a <= 1, complement = 1 - a, which counts as 0 where it is less than `least`:
-// sqrt(1 - a) times a minimax polynomial, of relative error 6e-6.
+// acos(a) / pi for 0 <= a <= 1, complement = 1 - a, which counts as 0 where it is less than
+// `least`: sqrt(1 - a) times a minimax polynomial, of relative error 6e-6.
 LSHKIT_INLINE Vec<float> rough_arccos_over_pi(Vec<float> a, Vec<float> complement,
                                               Vec<float> least) {
   Vec<float> p = broadcast<float>(0.002734858077f);
@@ -94,8 +94,8 @@ LSHKIT_INLINE Vec<float> rough_arccos_over_pi(Vec<float> a, Vec<float> complemen
 // ---- of several registers, whose chains of operations overlap ----
 
 // The probability 1 - acos(x) / pi that one bit agrees: 1/2 +- (1/2 - acos(|x|) / pi). Of x, which
-// may be rounded to beyond 1, the magnitudes are left, at most 1 (Rough: or about 1). Near -1, where
-// the probability is small, its error is 2^-25 in float32: absolute, not of it.
+// may be rounded to beyond 1, the magnitudes are left, at most 1 (Rough: or about 1). Near -1,
+// where the probability is small, its error is 2^-25 in float32: absolute, not of it.
 template <class T, bool Rough, std::size_t N>
 LSHKIT_INLINE void agreements(Vec<T> (&x)[N], Vec<T> (&bit)[N]) {
   const Vec<T> one = broadcast<T>(1), half = broadcast<T>(0.5), near_one = broadcast(kNearOne<T>);

@@ -4,9 +4,9 @@
 // row's products with table rows are exact. Halves are rounded up: weights are odd, of 15 bits, or
 // a weight of 1/2 or 1/4 would have many of them, a bias.
 //
-// Measured at 4 probes, 4096 buckets and 64 columns (Zen 4, a table of 512 KB), nanoseconds a row
-// and hash at 4096 rows, float32 in brackets: clearing 1.3 (2.4), adding 11.2 (16.0), reading 8.6
-// (11.7).
+// Measured at 4 probes, 4096 buckets and 64 columns (Zen 4, a table of 512 KB that was cleared, 1.3
+// ns), nanoseconds a row and hash at 4096 rows, float32 in brackets: adding 11.2 (16.0), reading
+// 8.6 (11.7).
 // With AVX-512 alone: AVX2 looks for overflows in four operations in the place of two, and float32
 // takes as long. And in plain C++ for the twin of AMX, so that every machine can test it.
 #if defined(LSHKIT_ISA_AVX512) || defined(LSHKIT_ISA_AMX_TWIN)
@@ -60,13 +60,19 @@ LSHKIT_INLINE I pair_product(S a, S b) {
 constexpr index_t kAhead = 12;                     // rows to prefetch ahead
 constexpr int kLine = kSliceBytes / kVectorBytes;  // registers a slice, 2 W columns each
 constexpr float kOne = 32768;                      // a weight of 1, but for its last bit
-constexpr float kLargestFactor = 8191;  // 14 bits: two slices of products stay within 32 bits
+constexpr float kLargestFactor = 8191;  // 14 bits: two registers of products stay within 32 bits
 constexpr float kSmallFactor = 0x1p-100f;
 
 template <int Slices, int Probes, bool Full>
 struct Run {
   static constexpr int kRegisterCount = Slices * kLine, kStride = Slices * kFastColumns;
+  // Two registers of products stay within 32 bits; short ones are more.
+  using Dot = std::conditional_t<kRegisterCount <= 2, I, F>;
   const FastWeightedPass& p;
+
+  static LSHKIT_INLINE Dot dot_part(S a, S b) {
+    return __builtin_convertvector(pair_product(a, b), Dot);
+  }
 
   LSHKIT_INLINE static int count(const FastWeightedRows& rows) {
     return Probes ? Probes : rows.n_probes;
@@ -156,8 +162,7 @@ struct Run {
       LSHKIT_UNROLL_PROBES
       for (int a = 0; a < probes; ++a) {
         S v[kRegisterCount];
-        const std::int16_t* row = p.table + index_t(slot[a]) * kStride;
-        load_row(row, v);
+        load_row(p.table + index_t(slot[a]) * kStride, v);
         if (Sum) {
           const S w = S(broadcast(weight[a]));
           LSHKIT_UNROLL
@@ -165,9 +170,9 @@ struct Run {
             sum[k] = add_within(sum[k], high_product(v[k], w));
         }
         if (Dots) {
-          I dot = pair_product(v[0], x[0]);
+          Dot dot = dot_part(v[0], x[0]);
           LSHKIT_UNROLL
-          for (int k = 1; k < kRegisterCount; ++k) dot += pair_product(v[k], x[k]);
+          for (int k = 1; k < kRegisterCount; ++k) dot += dot_part(v[k], x[k]);
           partial[waiting++] = __builtin_convertvector(dot, F) * scale;
           if (waiting == W) {
             reduce_dots(partial, p.accumulate_dots, dots, W);

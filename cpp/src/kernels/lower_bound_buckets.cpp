@@ -40,20 +40,36 @@ struct Costs {
   }
 };
 
-// Whether the pairs of a bucket are products of bfloat16: of fewer, rows are best left where they
-// lie.
-LSHKIT_INLINE bool in_words(const BucketScratch& s, index_t nq, index_t nk) {
-  return s.words.on && nq * nk >= (s.words.linear ? kLeastWordPairs : kLeastTilePairs);
-}
+enum class Form { short_pairs, direct, pairs, products };  // short_pairs: of bfloat16
 
-// Of the form that the bucket will be read in. direct: few rows are read in words.
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const BucketScratch& s, const Costs& costs,
-                                 bool direct, const Buckets& of, index_t b) {
-  const Bfloat16Rows& w = s.words;
+// Which form the buckets of a head take.
+struct Forms {
+  const BucketScratch& s;
+  Costs costs;
+  index_t most_direct;  // rows of a side
+
+  Form of(index_t nq, index_t nk) const {
+    const Bfloat16Rows& w = s.words;
+    const bool pairs = costs.pairs_are_cheaper(nq, nk);
+    // Of fewer, rows are best left where they lie.
+    const index_t least = w.linear ? kLeastWordPairs : kLeastTilePairs;
+    if (pairs && w.on && nq * nk >= least) return Form::short_pairs;
+    if (nq <= most_direct && nk <= most_direct) return Form::direct;
+    return pairs ? Form::pairs : Form::products;
+  }
+  bool reads_words(Form form) const {
+    return form == Form::short_pairs || (form == Form::direct && s.words.on) ||
+           (form == Form::products && s.words.linear);
+  }
+};
+
+LSHKIT_INLINE void prefetch_rows(const Problem& p, const Forms& forms, const Buckets& of,
+                                 index_t b) {
+  const Bfloat16Rows& w = forms.s.words;
   const std::int32_t *queries = of.query_order + of.query_start[b],
                      *keys = of.key_order + of.key_start[b];
   const index_t nq = of.queries(b), nk = of.keys(b);
-  if (!costs.pairs_are_cheaper(nq, nk) ? w.linear : direct || in_words(s, nq, nk)) {
+  if (forms.reads_words(forms.of(nq, nk))) {
     const index_t x = w.d / 2, y = w.dv / 2;
     prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
     prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
@@ -79,11 +95,10 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   const bool tiles = s.words.on && !s.words.linear;
   if (s.words.on) lshkit::kernels().bfloat16_rows(p, s.words);
   if (tiles) lshkit::kernels().hold_tiles(true);
-  const Costs costs(p, s);
   const auto direct = with_wanted(p, [&](auto to_query, auto to_key) {
     return direct_form<to_query.value, to_key.value>(p, s.words.on);
   });
-  const index_t most_direct = p.causal ? kDirectCausalRows : kDirectRows;
+  const Forms forms{s, Costs(p, s), !direct ? 0 : p.causal ? kDirectCausalRows : kDirectRows};
   // A bucket's rows lie all over memory; within the L2 cache that does not matter.
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.sort.number) std::memset(s.sort.number, 0, sizeof(*s.sort.number) * p.n_buckets);
@@ -93,20 +108,22 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
     sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
-      if (prefetch && b + 1 < of.count) prefetch_rows(p, s, costs, s.words.on && direct, of, b + 1);
+      if (prefetch && b + 1 < of.count) prefetch_rows(p, forms, of, b + 1);
       if (nq == 0 || nk == 0) continue;
-      const bool pairs = costs.pairs_are_cheaper(nq, nk);
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
-      if (pairs && in_words(s, nq, nk))
-        bucket.bfloat16_pairs(nq, nk);
-      else if (direct && nq <= most_direct && nk <= most_direct)
-        (bucket.*direct)(nq, nk);
-      else if (pairs)
-        bucket.quadratic(0, nq, 0, nk);
-      else if (p.causal)
-        bucket.linear_causal(nq, nk);
-      else
-        bucket.linear(nq, nk);
+      switch (forms.of(nq, nk)) {
+        case Form::short_pairs:
+          bucket.bfloat16_pairs(nq, nk);
+          break;
+        case Form::direct:
+          (bucket.*direct)(nq, nk);
+          break;
+        case Form::pairs:
+          bucket.quadratic(0, nq, 0, nk);
+          break;
+        case Form::products:
+          p.causal ? bucket.linear_causal(nq, nk) : bucket.linear(nq, nk);
+      }
     }
   }
   if (tiles) lshkit::kernels().hold_tiles(false);

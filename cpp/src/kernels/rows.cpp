@@ -17,16 +17,15 @@ LSHKIT_INLINE Vec<T> lanes(const Half* row, index_t count) {
   return Bfloat16::widen(load_first_half(row, int(smaller(count, kLanes<T>))));
 }
 
-template <class T, class Row>
-LSHKIT_INLINE T dot(const Row* a, const Row* b, index_t n) {
+template <class T>
+LSHKIT_INLINE T dot(const T* a, const T* b, index_t n) {
   Vec<T> s0 = {}, s1 = {};
   index_t i = 0;
   for (; i + 2 * kLanes<T> <= n; i += 2 * kLanes<T>) {
-    const index_t j = i + kLanes<T>;
-    s0 += lanes<T>(a + i, n - i) * lanes<T>(b + i, n - i);
-    s1 += lanes<T>(a + j, n - j) * lanes<T>(b + j, n - j);
+    s0 += load(a + i) * load(b + i);
+    s1 += load(a + i + kLanes<T>) * load(b + i + kLanes<T>);
   }
-  for (; i < n; i += kLanes<T>) s0 += lanes<T>(a + i, n - i) * lanes<T>(b + i, n - i);
+  for (; i < n; i += kLanes<T>) s0 += load_first(a + i, int(n - i)) * load_first(b + i, int(n - i));
   return sum_lanes(s0 + s1);
 }
 
@@ -81,7 +80,7 @@ LSHKIT_INLINE bool leaves_range(T square) {
 template <class T, class Row>
 LSHKIT_INLINE ScaledNorm<T> scaled_norm(const Row* x, index_t n, T square) {
   constexpr T kFactor = sizeof(T) == 4 ? T(0x1p100) : T(0x1p600);
-  if (!leaves_range(square) || square != square) return {1, root(square)};
+  if (!(square <= kLeastSquare<T> || square >= 1 / kLeastSquare<T>)) return {1, root(square)};
   const T factor = square <= kLeastSquare<T> ? kFactor : 1 / kFactor;
   T sum = 0;
   for (index_t i = 0; i < n; ++i) {
@@ -181,11 +180,11 @@ void l2_backward(Matrix<const T> grad, Matrix<T> y) {
   constexpr T kLargest = sizeof(T) == 4 ? T(0x1p100) : T(0x1p1000);
   for (index_t i = 0; i < y.rows; ++i) {
     T* row = y.row(i);
-    const ScaledNorm<T> length = to_unit(row, y.columns, dot<T>(row, row, y.columns));
+    const ScaledNorm<T> length = to_unit(row, y.columns, dot(row, row, y.columns));
     if (length.norm == 0) continue;
     const T reciprocal = 1 / length.norm * length.factor;
     const T inverse = reciprocal > kLargest ? kLargest : reciprocal;
-    const T along = dot<T>(grad.row(i), static_cast<const T*>(row), y.columns);
+    const T along = dot(grad.row(i), static_cast<const T*>(row), y.columns);
     combine(-along * inverse, row, inverse, grad.row(i), y.columns);
   }
 }
@@ -202,7 +201,7 @@ void sum_backward(Matrix<const T> grad, Matrix<T> y, const T* sums, T* bias) {
       continue;
     }
     const T inverse = 1 / sums[i];
-    bias[i] = -dot<T>(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
+    bias[i] = -dot(grad.row(i), static_cast<const T*>(row), y.columns) * inverse * inverse;
     combine(T(0), row, inverse, grad.row(i), y.columns);
   }
 }
@@ -219,7 +218,7 @@ void unit_backward(Matrix<const T> x, const T* inverse, Matrix<T> grad) {
     }
     T along = 0;
     if (scale > T(1e-6) && scale < T(1e6))
-      along = dot<T>(static_cast<const T*>(g), row, grad.columns) * scale;
+      along = dot(static_cast<const T*>(g), row, grad.columns) * scale;
     else  // products with rows of such lengths may leave the range of T
       for (index_t c = 0; c < grad.columns; ++c) along += g[c] * (row[c] * scale);
     for (index_t c = 0; c < grad.columns; ++c) g[c] = scale * (g[c] - along * (row[c] * scale));

@@ -1,8 +1,9 @@
 #pragma once
 // Tables that are not cleared before rows are added to theirs: a mask for each row says whether it
-// has been used, and loads take a row that has not for zeros. Where all rows are added before any
-// is read, the few that are left are cleared then. Of 4,096 probes in as many buckets clearing all
-// took a fifth of a pass. Where an instruction set has no loads by masks, empty_table clears.
+// has been used, and loads take a row that has not for zeros. In 16-bit tables, where all rows
+// are added before any is read, the few that are left are cleared then. Of 4,096 probes in as many
+// buckets clearing all took a fifth of a pass. Where an instruction set has no loads by masks,
+// empty_table clears.
 #if defined(LSHKIT_ISA_AVX512)
 #include <immintrin.h>
 #endif

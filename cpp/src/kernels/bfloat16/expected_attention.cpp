@@ -1,7 +1,8 @@
 // The expectation of bfloat16 rows (see kernels/expected_attention.cpp), with products of bfloat16
 // and sums in float32. A chunk of keys is packed once and meets the queries block by block.
 //
-// Rows are scaled by powers of two alone, which rounds nothing, so cosines are those of float32.
+// Rows are scaled by powers of two alone, and only where their norms are far from 1, which rounds
+// nothing: cosines are those of float32.
 // Rounded to bfloat16, by 2^-8 of each at most: probabilities, the weights of pairs in the
 // gradient, and the output's gradient where it is summed for the values; g . v takes two parts of
 // it.

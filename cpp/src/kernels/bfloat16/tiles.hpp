@@ -219,19 +219,23 @@ LSHKIT_INLINE Words pair_up(Halves even, Halves odd) {
   return to_words(even) | to_words(odd) << 16;
 }
 
-// `count` lanes of factor * x, zero in the others; x is not read where the factor is 0. rest: null,
-// or gets what the rounding left, rounded.
-LSHKIT_INLINE Halves scaled_lanes(const float* x, float factor, int count, Halves* rest) {
+// The lanes of factor * x from column c on, zeros behind the last; x, which may be null, is not
+// looked at where the factor is 0. rest: null, or gets what the rounding left, rounded.
+LSHKIT_INLINE Halves scaled_lanes(const float* x, float factor, index_t c, index_t columns,
+                                  Halves* rest) {
+  const int count = int(smaller(columns - c, kLanes<float>));
   Vec<float> v = {};
-  if (factor != 0) v = load_first(x, count) * factor;
+  if (factor != 0) v = load_first(x + c, count) * factor;
   const Halves rounded = to_bfloat16(v);
   if (rest) *rest = to_bfloat16(v - Bfloat16::widen(rounded));
   return rounded;
 }
 // Of bfloat16.
-LSHKIT_INLINE Halves scaled_lanes(const Half* x, float factor, int count, Halves*) {
-  if (factor == 1) return load_first_half(x, count);
-  return factor != 0 ? to_bfloat16(Bfloat16::widen(load_first_half(x, count)) * factor) : Halves{};
+LSHKIT_INLINE Halves scaled_lanes(const Half* x, float factor, index_t c, index_t columns,
+                                  Halves*) {
+  if (factor == 0) return Halves{};
+  const Halves lanes = load_first_half(x + c, int(smaller(columns - c, kLanes<float>)));
+  return factor == 1 ? lanes : to_bfloat16(Bfloat16::widen(lanes) * factor);
 }
 // A of factor_r * x(r), summed over columns; zeros up to whole tiles of both. Row: float or Half.
 template <class Row>
@@ -249,8 +253,7 @@ LSHKIT_NOINLINE void pack_rows(index_t rows, index_t columns, const Row* const* 
     for (index_t c = 0; c < depth * 2 * kTile; c += W) {
       Halves left = {}, lanes = {};
       if (r < rows && c < columns)
-        lanes = scaled_lanes(x[r] + c, factor[r], int(smaller(columns - c, W)),
-                             rest ? &left : nullptr);
+        lanes = scaled_lanes(x[r], factor[r], c, columns, rest ? &left : nullptr);
       store_half(row_of_a(a, depth, r, c), lanes);
       if (rest) store_half(row_of_a(rest, depth, r, c), left);
     }
@@ -264,7 +267,7 @@ LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns, const Row* const*
   const index_t depth = depth_of(rows);
   const auto lanes = [&](index_t r, index_t c) {
     if (r >= rows || c >= columns) return Halves{};
-    return scaled_lanes(x[r] + c, factor[r], int(smaller(columns - c, W)), nullptr);
+    return scaled_lanes(x[r], factor[r], c, columns, nullptr);
   };
   for (index_t j = 0; j < tiles_of(columns); ++j)
     for (index_t r = 0; r < depth * 2 * kTile; r += 2)
