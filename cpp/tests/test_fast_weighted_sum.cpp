@@ -201,6 +201,12 @@ TEST(sums_that_leave_16_bits_and_come_back) {
   CHECK(relative_error(fast.value_grad, full.value_grad) < 4e-3);
 }
 
+// Dot products of numbers of one sign are the largest that 16 bits by 14 can make.
+TEST(dots_of_rows_of_one_sign) {
+  for (const int n_buckets : {16, 32})
+    CHECK(hashes_done({300, 300, 4, 64, 2, 2, n_buckets}, 20, 2e-3) == (has_products() ? 4 : 0));
+}
+
 TEST(values_that_rounding_would_lose) {
   for (const float large : {1e6f, INFINITY, NAN}) {
     Problem p({300, 300, 5, 64, 4, 4, 64}, 0);
