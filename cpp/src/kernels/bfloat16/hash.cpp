@@ -84,16 +84,6 @@ struct SignsOf {
 #endif
 };
 
-// sum + a * b, fused where the vectors of hash_hyperplane are. Of products that are not written as
-// such the compiler makes vectors, which it adds up unfused.
-LSHKIT_INLINE float multiply_add(float a, float b, float sum) {
-#if defined(LSHKIT_ISA_AVX512)
-  return __builtin_fmaf(a, b, sum);
-#else
-  return sum + a * b;
-#endif
-}
-
 // Bits that float32 decides: a few at a time, so that no addition waits for the one before.
 struct Uncertain {
   static constexpr int kAtOnce = 4;
@@ -117,9 +107,13 @@ struct Uncertain {
   void decide() {
     if (n == 0) return;
     for (int i = n; i < kAtOnce; ++i) x[i] = x[0], normal[i] = normal[0];
-    float sum[kAtOnce] = {};
-    for (index_t k = 0; k < h.n_features; ++k) LSHKIT_UNROLL
-    for (int i = 0; i < kAtOnce; ++i) sum[i] = multiply_add(normal[i][k], x[i][k], sum[i]);
+    F sum = {};  // of vectors, as in hash_hyperplane: then products are fused in both or in none
+    for (index_t k = 0; k < h.n_features; ++k) {
+      F a = {}, b = {};
+      LSHKIT_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) a[i] = normal[i][k], b[i] = x[i][k];
+      sum += a * b;
+    }
     for (int i = 0; i < n; ++i)
       *byte[i] = std::uint8_t((*byte[i] & ~(1 << bit[i])) | int(sum[i] > 0) << bit[i]);
     n = 0;
