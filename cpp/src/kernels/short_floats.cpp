@@ -8,16 +8,10 @@ namespace LSHKIT_ISA {
 namespace {
 
 constexpr int W = kLanes<float>;
-constexpr index_t kAhead = 1024;  // numbers to prefetch ahead
 
 template <class Format>
 void widen_all(const Half* from, index_t count, float* to) {
   index_t i = 0;
-  for (; i + 2 * W <= count; i += 2 * W) {
-    prefetch(from + i + kAhead);
-    store(to + i, Format::widen(load_half(from + i)));
-    store(to + i + W, Format::widen(load_half(from + i + W)));
-  }
   for (; i + W <= count; i += W) store(to + i, Format::widen(load_half(from + i)));
   if (i == count) return;
   const int left = int(count - i);
