@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <vector>
 
 #include "kernels/kernels.hpp"
+#include "packed_planes.hpp"
 #include "parallel.hpp"
 #include "rows.hpp"
 
@@ -17,49 +17,58 @@ std::uint32_t code_at(const void* codes, int bytes, index_t i) {
   return static_cast<const std::uint32_t*>(codes)[i];
 }
 
-// Planes for tiles, of each head's set or of one for all heads; none where tiles do not pay.
-class PackedPlanes {
- public:
-  PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_of_all, index_t n_features,
-               int threads) {
-    const index_t sets = f.head_stride ? heads / f.heads_per_set : 1;
-    // Packing takes as long as hashing some 50 rows; a code's bits are those of whole bytes.
-    if (f.family != Family::hyperplane || !kernels().hash_tiles || n_features > kMaxTileFeatures ||
-        f.n_bits <= 2 || rows_of_all / sets < 2 * kTileRows)
-      return;
-    lines_ = hash_tiles_planes(hash_code_bytes(f.n_bits), f.n_hashes, n_features) / 16;
-    memory_.resize(sets * lines_);
-    std::atomic<bool> usable{true};
-    parallel_for(sets, threads, [&](index_t set) {
-      HashTiles h;
-      h.parameters = f.parameters + set * f.head_stride;
-      h.n_bits = f.n_bits;
-      h.n_hashes = f.n_hashes;
-      h.n_features = n_features;
-      h.planes = of_set(set);
-      if (!kernels().pack_planes(h)) usable = false;
-    });
-    if (!usable) memory_.clear();
-  }
-  explicit operator bool() const { return !memory_.empty(); }
-  float* of_set(index_t set) { return memory_[set * lines_].numbers; }
-
- private:
-  struct alignas(64) Line {
-    float numbers[16];
-  };
-  std::vector<Line> memory_;
-  index_t lines_ = 0;
-};
+bool is_fast(const HashFunctions& f, Precision precision) {
+  return f.family == Family::hadamard && precision == Precision::fast &&
+         f.columns <= kMaxFastColumns;
+}
 
 }  // namespace
+
+PackedPlanes::PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_of_all,
+                           index_t n_features, Precision precision, int threads) {
+  const index_t sets = f.head_stride ? heads / f.heads_per_set : 1;
+  // Packing takes as long as hashing some 50 rows; a code's bits are those of whole bytes. What is
+  // fast has other codes, and has them however few rows there are.
+  const bool fast = is_fast(f, precision);
+  constexpr index_t kFewRows = 128;
+  const bool pays = fast || (f.family == Family::hyperplane && n_features <= kMaxTileFeatures &&
+                             f.n_bits > 2 && rows_of_all >= kFewRows * sets);
+  if (!kernels().hash_tiles || !pays) return;
+  lines_ = hash_tiles_planes(hash_code_bytes(f.n_bits), f.n_hashes, n_features) / 16;
+  memory_.reset(new Line[sets * lines_]);
+  std::atomic<bool> usable{true};
+  parallel_for(sets, threads, [&](index_t set) {
+    HashTiles h;
+    h.parameters = f.parameters + set * f.head_stride;
+    h.columns = f.columns;
+    h.n_bits = f.n_bits;
+    h.n_hashes = f.n_hashes;
+    h.n_features = n_features;
+    h.planes = of_set(set);
+    if (fast) {
+      h.scratch =
+          static_cast<float*>(thread_scratch(sizeof(float) * pack_rotations_scratch(f.columns)));
+      kernels().pack_rotations(h);
+    } else if (!kernels().pack_planes(h)) {
+      usable = false;
+    }
+  });
+  if (!usable) memory_.reset();
+}
 
 bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
           index_t rows, index_t n_features, void* codes, int threads, Precision precision) {
   if (batch * heads * rows == 0) return true;
+  const PackedPlanes planes(functions, heads, batch * heads * rows, n_features, precision, threads);
+  return hash(functions, planes, x, batch, heads, rows, n_features, codes, threads, precision);
+}
+
+bool hash(const HashFunctions& functions, const PackedPlanes& planes, Input<float> x, index_t batch,
+          index_t heads, index_t rows, index_t n_features, void* codes, int threads,
+          Precision precision) {
   const index_t columns = functions.columns, n_hashes = functions.n_hashes;
   const bool hadamard = functions.family == Family::hadamard;
-  const bool fast = hadamard && precision == Precision::fast && columns <= kMaxFastColumns;
+  const bool fast = is_fast(functions, precision);
   const auto kernel = fast       ? kernels().fast_hash_hadamard
                       : hadamard ? kernels().hash_hadamard
                                  : kernels().hash_hyperplane;
@@ -68,14 +77,14 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
   const index_t tasks_per_head = (rows + kRows - 1) / kRows;
   const int code_bytes = hash_code_bytes(functions.n_bits);
   const bool two_words = code_bytes == 8;
-  PackedPlanes planes(functions, heads, batch * heads * rows, n_features, threads);
   index_t scratch = kHashTile * (2 * columns + n_hashes + kHashPadding);
   if (fast)  // with the signs for 16 rows of codes at a time or more
     scratch =
         kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;
   if (planes) scratch = std::max(scratch, hash_tiles_scratch(n_features));
-  const bool as_it_lies = fast && x.converted();
-  const index_t converted = x.converted() && !fast ? kRows * n_features : 0;
+  const bool bfloat16 = x.element == Element::bfloat16;
+  const bool as_it_lies = fast && x.converted() && (bfloat16 || !planes);
+  const index_t converted = x.converted() && !as_it_lies ? kRows * n_features : 0;
   const index_t words = two_words ? kRows * n_hashes : 0;
   std::atomic<bool> finite{true};
   parallel_for(batch * heads * tasks_per_head, threads, [&](index_t task) {
@@ -123,13 +132,18 @@ bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t
       if (!hash_rows(h)) finite = false;
       return;
     }
-    h.bfloat16 = x.element == Element::bfloat16;
+    h.bfloat16 = bfloat16;
     h.planes = planes.of_set(set);
+    if (fast) {
+      if (!kernels().fast_hash_tiles(h)) finite = false;
+      return;
+    }
     for (index_t done = 0; done < m.rows; done += kTileRows) {
-      h.x = m.row(done);
-      h.rows = std::min(kTileRows, m.rows - done);
-      h.codes = static_cast<char*>(codes) + (head * rows + first + done) * n_hashes * code_bytes;
-      if (!kernels().hash_tiles(h) && !hash_rows(h)) finite = false;
+      HashTiles block = h;
+      block.x = m.row(done);
+      block.rows = std::min(kTileRows, m.rows - done);
+      block.codes = static_cast<char*>(h.codes) + done * n_hashes * code_bytes;
+      if (!kernels().hash_tiles(block) && !hash_rows(block)) finite = false;
     }
   });
   return finite;

@@ -5,6 +5,7 @@
 #include "attention_head.hpp"
 #include "bucket_sum.hpp"
 #include "fast_bucket_sum.hpp"
+#include "packed_planes.hpp"
 
 namespace lshkit {
 namespace {
@@ -76,11 +77,14 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const Precision precision = fast ? Precision::fast : Precision::full;
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
+  const PackedPlanes planes(functions, key_heads(shape),
+                            heads * shape.n_queries + shape.batch * key_heads(shape) * shape.n_keys,
+                            shape.n_features, precision, threads);
   const bool finite_queries =
-      hash(query_functions, in.query, shape.batch, shape.heads, shape.n_queries, shape.n_features,
-           query_codes, threads, precision);
-  const bool finite_keys = hash(functions, in.key, shape.batch, key_heads(shape), shape.n_keys,
-                                shape.n_features, key_codes, threads, precision);
+      hash(query_functions, planes, in.query, shape.batch, shape.heads, shape.n_queries,
+           shape.n_features, query_codes, threads, precision);
+  const bool finite_keys = hash(functions, planes, in.key, shape.batch, key_heads(shape),
+                                shape.n_keys, shape.n_features, key_codes, threads, precision);
   // Rows that are not finite are looked for only when there is a sign of them.
   std::optional<ValidRows> valid;
   if (!finite_queries || !finite_keys) valid.emplace(shape, in, threads);

@@ -104,6 +104,16 @@ LSHKIT_INLINE index_t top_stride(index_t columns) {
   return top;
 }
 
+// z = G2 H G1 H G0 x, in its place.
+LSHKIT_INLINE void shared_first_stage(float* z, index_t columns, const float* parameters) {
+  const index_t top = top_stride(columns);
+  rotate_planes(z, columns, parameters);
+  transform(z, columns, top);
+  rotate_planes(z, columns, parameters + columns);
+  transform(z, columns, top);
+  rotate_planes(z, columns, parameters + 2 * columns);
+}
+
 // Whether the rows of H that are used repeat after half of its columns.
 LSHKIT_INLINE bool in_halves(index_t columns, index_t used) {
   return 2 * used <= columns && columns >= 32;

@@ -29,7 +29,6 @@ bool hadamard(const HashRows& h) {
   float* z = h.scratch;           // (columns, W): the tile after the shared first stage
   float* work = z + columns * W;  // (columns, W)
   std::int32_t* bits = reinterpret_cast<std::int32_t*>(work + columns * W);  // (n_hashes, W)
-  const index_t top = top_stride(columns);
   std::memset(bits + h.n_hashes * W, 0,
               sizeof(*bits) * (padded_hashes(h.n_hashes) - h.n_hashes) * W);
   bool finite = true;
@@ -51,11 +50,7 @@ bool hadamard(const HashRows& h) {
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
 
-    rotate_planes(z, columns, h.parameters);
-    transform(z, columns, top);
-    rotate_planes(z, columns, h.parameters + columns);
-    transform(z, columns, top);
-    rotate_planes(z, columns, h.parameters + 2 * columns);
+    shared_first_stage(z, columns, h.parameters);
 
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
       const index_t used = smaller(columns, h.n_hashes - group * columns);

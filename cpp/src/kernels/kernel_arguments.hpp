@@ -31,13 +31,14 @@ struct HashRows {
   index_t bits() const { return all_bits ? all_bits : n_bits; }
 };
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
-// Rows for kernels/bfloat16/hash.cpp: one block of them, all bits of a code.
+// Rows for kernels/bfloat16/hash.cpp, all bits of a code; hash_tiles: a block of them.
 struct HashTiles : HashRows {
-  bool bfloat16;  // which the rows are without loss
-  float*
-      planes;  // 64-byte aligned, hash_tiles_planes() floats: what pack_planes makes of parameters
+  bool bfloat16;  // which the rows are without loss; fast_hash_tiles: they lie in short_x
+  // 64-byte aligned, hash_tiles_planes() floats: what pack_planes or pack_rotations makes of
+  // parameters.
+  float* planes;
 };
-constexpr index_t kTileRows = 64;  // of a block, at most
+constexpr index_t kTileRows = 32;  // of a block, at most
 // Beyond so many features, float32's rounding leaves the signs of too many sums open.
 constexpr index_t kMaxTileFeatures = 2048;
 constexpr index_t hash_tiles_planes(index_t code_bytes, index_t n_hashes, index_t n_features) {
@@ -47,6 +48,8 @@ constexpr index_t hash_tiles_planes(index_t code_bytes, index_t n_hashes, index_
 constexpr index_t hash_tiles_scratch(index_t n_features) {  // floats
   return kTileRows * ((n_features + 31) / 32 * 32 + 32);    // two parts, and sums
 }
+// Of pack_rotations: two tiles of W unit vectors.
+constexpr index_t pack_rotations_scratch(index_t columns) { return 32 * columns; }
 constexpr int kHashTile = 32;     // tokens, at most, whose features and codes lie in scratch
 constexpr int kHashPadding = 96;  // to whole registers of features and of packed codes
 

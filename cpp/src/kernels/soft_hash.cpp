@@ -146,7 +146,7 @@ struct HadamardTile {
 
 template <int Columns>
 void soft_hadamard(const SoftHashRows& h) {
-  const index_t columns = Columns ? Columns : h.columns, top = top_stride(columns);
+  const index_t columns = Columns ? Columns : h.columns;
   const HadamardTile tile(Cut{h.scratch}, h);
   float* z = tile.z;
   for (index_t token = 0; token < h.rows; token += W) {
@@ -155,11 +155,7 @@ void soft_hadamard(const SoftHashRows& h) {
     load_unit_tile(h, token, count, columns, 1.0f / float(columns), z);
     for (int t = 0; t < W; ++t)
       prefetch_row(h.x + smaller(token + W + t, h.rows - 1) * h.row_stride, 4 * h.n_features);
-    rotate_planes(z, columns, h.parameters);
-    transform(z, columns, top);
-    rotate_planes(z, columns, h.parameters + columns);
-    transform(z, columns, top);
-    rotate_planes(z, columns, h.parameters + 2 * columns);
+    shared_first_stage(z, columns, h.parameters);
     for (index_t group = 0; group * columns < h.n_hashes; ++group) {
       const index_t used = smaller(columns, h.n_hashes - group * columns);
       for (int b = 0; b < h.n_bits; ++b) {

@@ -1,24 +1,83 @@
-// Codes of hyperplanes by tiles: the codes of hash_hyperplane, for less.
+// Codes by tiles: signs of products of rows and normals.
 //
-// Rows and normals are split in two parts of bfloat16, x = high + low + at most 2^-16 of x. Three
-// products of parts give a projection to within `uncertainty` |x| |normal|, which most projections
-// exceed: their signs are then those of float32's sums. The others, 3 in 10,000 of normal rows of
-// 64 features, are summed in float32, term by term as hash_hyperplane sums them.
+// hash_tiles: the codes of hash_hyperplane, for less. Rows and normals are split in two parts of
+// bfloat16, x = high + low + at most 2^-16 of x. Three products of parts give a projection to
+// within `uncertainty` |x| |normal|, which most projections exceed: their signs are then those of
+// float32's sums. The others, 3 in 10,000 of normal rows of 64 features, are summed in float32,
+// term by term as hash_hyperplane sums them.
+//
+// fast_hash_tiles: FastHadamard's rotations written out, a normal for each bit. One product takes
+// less than the steps of the transform, of which a tile does a 16th of the multiplications a cycle
+// that it does of these. Normals are rounded to bfloat16, which turns them by 8e-4: a bit in 5,000
+// differs from the full precision's.
 #if !defined(LSHKIT_ISA_AVX512_BF16) || defined(LSHKIT_ISA_AMX)
 #include "lshkit/hash.hpp"
 
 #include <cmath>
 
 #include "kernels/bfloat16/tiles.hpp"
+#include "kernels/hadamard.hpp"
 #include "kernels/kernels.hpp"
 
 namespace lshkit {
 namespace LSHKIT_ISA {
 namespace {
 
-constexpr int W = kLanes<float>;
-using F = Vec<float>;
+// ---- products ----
+// The sums of two tiles of rows on tile t of the planes, in tiles C and C + 1.
+template <int C>
+LSHKIT_INLINE void multiply_planes(const Terms& terms, index_t depth, index_t t) {
+  Tiles tiles;
+  tiles.zero<C>();
+  tiles.zero<C + 1>();
+  for (int i = 0; i < terms.count; ++i) {
+    const Word *a = terms.a[i], *b = terms.b[i] + t * depth * kTileSize;
+    for (index_t k = 0; k < depth; ++k, a += kTileSize, b += kTileSize) {
+      tiles.load<6>(b);
+      tiles.load<4>(a);
+      tiles.multiply_add<C, 4, 6>();
+      tiles.load<5>(a + depth * kTileSize);
+      tiles.multiply_add<C + 1, 5, 6>();
+    }
+  }
+}
+template <int C, class Read>
+LSHKIT_INLINE bool read_sums(index_t t, float* sums, const Read& read) {
+  Tiles tiles;
+  tiles.store<C>(sums);
+  tiles.store<C + 1>(sums + kTileSize);
+  return read(t, sums);
+}
+// read(t, sums of kTileRows rows on tile t of the planes) for each, until one is false. The next
+// tile is multiplied while one is read. sums: of two tiles of planes.
+template <class Read>
+LSHKIT_NOINLINE bool for_each_tile(const Terms& terms, index_t depth, index_t tiles, float* sums,
+                                   const Read& read) {
+  multiply_planes<0>(terms, depth, 0);
+  for (index_t t = 0; t < tiles; t += 2) {
+    if (t + 1 < tiles) multiply_planes<2>(terms, depth, t + 1);
+    if (!read_sums<0>(t, sums, read)) return false;
+    if (t + 2 < tiles) multiply_planes<0>(terms, depth, t + 2);
+    if (t + 1 < tiles && !read_sums<2>(t + 1, sums + kTileRows * kTile, read)) return false;
+  }
+  return true;
+}
+static_assert(kTileRows == 2 * kTile);
 
+// Rows for these, as two parts of bfloat16 or one: zeros up to kTileRows of them.
+struct PackedRows {
+  Word *high, *low;
+  float* sums;
+
+  explicit PackedRows(const HashTiles& h) {
+    const index_t size = kTileRows * kTile * depth_of(h.n_features);
+    high = reinterpret_cast<Word*>(h.scratch);
+    low = high + size;
+    sums = h.scratch + 2 * size;
+  }
+};
+
+// ---- hyperplanes ----
 // Within these neither the parts of bfloat16, whose subnormal numbers tiles take for zeros, nor
 // float32's sums lose more than a hundredth of the bound, and hash_hyperplane does not scale a row.
 constexpr float kSmallRow = 0x1p-100f, kLargeRow = 0x1p100f;  // squared norms
@@ -57,7 +116,49 @@ float squared_norm(const float* x, index_t n) {
   return sum_lanes(sum);
 }
 
-// Of 16 sums, bit i of the sum at i: which are positive, and which are too near zero to tell.
+// Of 16 sums, bit i of the sum at i: which are positive.
+LSHKIT_INLINE unsigned positive(const float* sums) {
+#if defined(LSHKIT_ISA_AVX512)
+  return _mm512_cmp_ps_mask(_mm512_loadu_ps(sums), __m512{}, _CMP_GT_OQ);
+#else
+  unsigned bits = 0;
+  for (int i = 0; i < kTile; ++i) bits |= unsigned(sums[i] > 0) << i;
+  return bits;
+#endif
+}
+// Where such bits go: two bytes of the codes of a row for each tile of planes, the last of which
+// may have one.
+struct CodeBytes {
+  std::uint8_t* codes;
+  index_t of_row;
+
+  explicit CodeBytes(const HashTiles& h)
+      : codes(static_cast<std::uint8_t*>(h.codes)),
+        of_row(h.n_hashes * hash_code_bytes(h.n_bits)) {}
+  LSHKIT_INLINE bool two_bytes(index_t tile) const { return 2 * tile + 1 < of_row; }
+  LSHKIT_INLINE void write(index_t row, index_t tile, unsigned bits) const {
+    std::uint8_t* const to = codes + row * of_row + 2 * tile;
+    const auto word = std::uint16_t(bits);
+    if (two_bytes(tile))
+      std::memcpy(to, &word, sizeof(word));
+    else
+      *to = std::uint8_t(word);
+  }
+  // Of kTileRows rows and their sums.
+  LSHKIT_INLINE void write_words(index_t row, index_t tile, const float* sums) const {
+    constexpr index_t kAtOnce = 8;
+    const index_t step = of_row;
+    std::uint8_t* to = codes + row * step + 2 * tile;
+    for (index_t r = 0; r < kTileRows; r += kAtOnce, to += kAtOnce * step, sums += kAtOnce * kTile)
+      LSHKIT_UNROLL
+    for (index_t i = 0; i < kAtOnce; ++i) {
+      const auto word = std::uint16_t(positive(sums + i * kTile));
+      std::memcpy(to + i * step, &word, sizeof(word));
+    }
+  }
+};
+
+// Which of 16 sums are positive, and which are too near zero to tell.
 struct Signs {
   unsigned positive, uncertain;
 };
@@ -67,18 +168,15 @@ struct SignsOf {
   explicit SignsOf(const float* norms) : norm(_mm512_loadu_ps(norms)) {}
   LSHKIT_INLINE Signs operator()(const float* sums, float within) const {
     const __m512 s = _mm512_loadu_ps(sums);
-    return {_mm512_cmp_ps_mask(s, __m512{}, _CMP_GT_OQ),
-            _mm512_cmp_ps_mask(_mm512_abs_ps(s), norm * within, _CMP_LT_OQ)};
+    return {positive(sums), _mm512_cmp_ps_mask(_mm512_abs_ps(s), norm * within, _CMP_LT_OQ)};
   }
 #else
   const float* norm;
   explicit SignsOf(const float* norms) : norm(norms) {}
   Signs operator()(const float* sums, float within) const {
-    Signs s{};
-    for (int i = 0; i < kTile; ++i) {
-      s.positive |= unsigned(sums[i] > 0) << i;
+    Signs s{positive(sums), 0};
+    for (int i = 0; i < kTile; ++i)
       s.uncertain |= unsigned(std::fabs(sums[i]) < norm[i] * within) << i;
-    }
     return s;
   }
 #endif
@@ -139,66 +237,182 @@ bool pack_planes(const HashTiles& h) {
     }
     const index_t at = t * p.depth * kTileSize;
     pack_rows(kTile, d, normal, factor, p.high + at, p.low + at);
-    alignas(64) Word tile[kTileSize];
-    for (Word* part : {p.high + at, p.low + at})
-      for (index_t k = 0; k < p.depth; ++k) {
-        std::memcpy(tile, part + k * kTileSize, sizeof(tile));
-        transpose_tile(tile, part + k * kTileSize);
-      }
+    for (Word* part : {p.high + at, p.low + at}) transpose_tiles(part, p.depth);
   }
   return true;
 }
 
 bool hash_tiles(const HashTiles& h) {
   const Planes p(h);
-  const index_t d = h.n_features, row_tiles = tiles_of(h.rows);
-  Word* const high = reinterpret_cast<Word*>(h.scratch);
-  Word* const low = high + row_tiles * p.depth * kTileSize;
-  float* const sums = h.scratch + 2 * row_tiles * p.depth * kTileSize;
+  const PackedRows rows(h);
   const float* x[kTileRows];
-  float factor[kTileRows], within[kTileRows];
+  float factor[kTileRows] = {}, within[kTileRows];
   const float bound = uncertainty(h);
   for (index_t r = 0; r < h.rows; ++r) {
     x[r] = h.x + r * h.row_stride;
     factor[r] = 1;
-    const float square = squared_norm(x[r], d);
+    const float square = squared_norm(x[r], h.n_features);
     if (!(square > kSmallRow && square < kLargeRow)) return false;
     within[r] = bound * std::sqrt(square);
   }
-  pack_rows(h.rows, d, x, factor, high, h.bfloat16 ? nullptr : low);
+  pack_rows(kTileRows, h.n_features, x, factor, rows.high, h.bfloat16 ? nullptr : rows.low);
 
   const TileUse use;
-  const Terms terms{h.bfloat16 ? 2 : 3, {high, high, low}, {p.high, p.low, p.high}};
-  const index_t code_bytes = p.bits / 8 * h.n_hashes;  // of a row
+  const Terms terms{h.bfloat16 ? 2 : 3, {rows.high, rows.high, rows.low}, {p.high, p.low, p.high}};
   Uncertain uncertain(h, p.bits);
-  for (index_t t = 0; t < p.tiles; t += kAside) {
-    const index_t columns = smaller(kAside, p.tiles - t);
-    multiply(row_tiles, columns, p.depth, terms.from(0, t * p.depth), sums, false);
-    for (index_t j = 0; j < columns; ++j) {
-      const index_t plane = (t + j) * kTile;
-      const SignsOf signs(p.norm + plane);
-      const bool two_bytes = plane / 8 + 1 < code_bytes;
-      std::uint8_t* to = static_cast<std::uint8_t*>(h.codes) + plane / 8;
-      for (index_t first = 0; first < h.rows; first += kTile) {
-        const float* of_row = sums + (first / kTile * columns + j) * kTileSize;
-        const index_t last = smaller(first + kTile, h.rows);
-        for (index_t r = first; r < last; ++r, of_row += kTile, to += code_bytes) {
-          const Signs s = signs(of_row, within[r]);
-          const auto word = std::uint16_t(s.positive);
-          if (two_bytes)
-            std::memcpy(to, &word, sizeof(word));
-          else
-            *to = std::uint8_t(word);
-          for (unsigned left = s.uncertain; left; left &= left - 1)
-            uncertain.add(r, plane + __builtin_ctz(left));
-        }
-      }
-    }
-    // Where many are uncertain, such as all of rows that are orthogonal to the normals.
-    if (uncertain.found > h.n_bits * h.n_hashes) return false;
-  }
+  const CodeBytes codes(h);
+  const bool told = for_each_tile(terms, p.depth, p.tiles, rows.sums,
+                                  [&](index_t t, const float* sums) LSHKIT_ALWAYS_INLINE {
+                                    const SignsOf signs(p.norm + t * kTile);
+                                    for (index_t r = 0; r < h.rows; ++r, sums += kTile) {
+                                      const Signs s = signs(sums, within[r]);
+                                      codes.write(r, t, s.positive);
+                                      for (unsigned left = s.uncertain; left; left &= left - 1)
+                                        uncertain.add(r, t * kTile + __builtin_ctz(left));
+                                    }
+                                    // Where many are uncertain, such as all of rows that are
+                                    // orthogonal to the normals.
+                                    return uncertain.found <= h.n_bits * h.n_hashes;
+                                  });
+  if (!told) return false;
   uncertain.decide();
   return true;
+}
+
+// ---- rotations ----
+namespace {
+
+// Magnitudes are compared as the bits of numbers without their signs. T: integers of as many bits.
+template <class T>
+constexpr int kMantissa = sizeof(T) == 2 ? 7 : 23;
+template <class T>
+constexpr T kSmallBits = (127 - 60) << kMantissa<T>;
+template <class T>
+constexpr T kLargeBits = (127 + 60) << kMantissa<T>;
+
+template <class V>
+LSHKIT_INLINE V larger_lanes(V a, V b) {
+  return a > b ? a : b;
+}
+template <class T>
+LSHKIT_INLINE bool any_above(Vec<T> v, T limit) {
+#if defined(LSHKIT_ISA_AVX512)
+  if constexpr (sizeof(T) == 2)
+    return _mm512_cmpgt_epi16_mask((__m512i)v, _mm512_set1_epi16(limit)) != 0;
+  else
+    return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(limit)) != 0;
+#else
+  for (int i = 0; i < kLanes<T>; ++i)
+    if (v[i] > limit) return true;
+  return false;
+#endif
+}
+// What brings rows to sizes that products hold: powers of two, which change no code. False where a
+// row is not finite.
+template <class T, class Row>
+bool row_factors(index_t rows, index_t n, const Row* const* x, float* factor) {
+  constexpr T kLargest = std::numeric_limits<T>::max(), kInfinity = 255 << kMantissa<T>;
+  bool finite = true;
+  for (index_t r = 0; r < rows; ++r) {
+    const T* const bits = reinterpret_cast<const T*>(x[r]);
+    Vec<T> largest = {};
+    for (index_t c = 0; c < n; c += kLanes<T>)
+      largest =
+          larger_lanes(largest, load_first(bits + c, int(smaller(n - c, kLanes<T>))) & kLargest);
+    const bool large = any_above<T>(largest, kLargeBits<T>);
+    factor[r] = large ? 0x1p-100f : any_above<T>(largest, kSmallBits<T>) ? 1 : 0x1p100f;
+    if (large && any_above<T>(largest, kInfinity - 1)) finite = false;
+  }
+  return finite;
+}
+
+}  // namespace
+
+void pack_rotations(const HashTiles& h) {
+  const Planes p(h);
+  const index_t columns = h.columns;
+  std::memset(p.high, 0, sizeof(Word) * p.tiles * p.depth * kTileSize);
+  Cut cut{h.scratch};
+  float* const z = cut.take<float>(columns * W);
+  float* const work = cut.take<float>(columns * W);
+  // W unit vectors at a time, in lanes: a projection of them has as many elements of its normal.
+  for (index_t first = 0; first < h.n_features; first += W) {
+    std::memset(z, 0, sizeof(float) * columns * W);
+    for (index_t i = first; i < smaller(first + W, h.n_features); ++i) z[i * W + i - first] = 1;
+    shared_first_stage(z, columns, h.parameters);
+    for (index_t group = 0; group * columns < h.n_hashes; ++group)
+      for (int bit = 0; bit < h.n_bits; ++bit)
+        rotate(z, work, columns, h.parameters + (3 + group * h.n_bits + bit) * columns,
+               smaller(columns, h.n_hashes - group * columns),
+               [&](index_t row, F v) LSHKIT_ALWAYS_INLINE {
+                 const index_t plane = (group * columns + row) * p.bits + bit;
+                 store_half(row_of_a(p.high, p.depth, plane, first), to_bfloat16(v));
+               });
+  }
+  transpose_tiles(p.high, p.tiles * p.depth);
+}
+
+namespace {
+
+// Rows of whole tiles as they lie. False where one is not of a usual size.
+bool copy_rows(const HashTiles& h, index_t first, index_t count, Word* to) {
+  using T = std::int16_t;
+  const index_t depth = depth_of(h.n_features);
+  Vec<T> largest = {};
+  for (index_t r = 0; r < count; ++r) {
+    const T* const x = reinterpret_cast<const T*>(h.short_x + (first + r) * h.row_stride);
+    Vec<T> of_row = {};
+    for (index_t c = 0; c < h.n_features; c += kLanes<T>) {
+      const Vec<T> v = load(x + c);
+      std::memcpy(row_of_a(to, depth, r, c), &v, sizeof(v));
+      of_row = larger_lanes(of_row, v & std::numeric_limits<T>::max());
+    }
+    if (!any_above<T>(of_row, kSmallBits<T>)) return false;
+    largest = larger_lanes(largest, of_row);
+  }
+  return !any_above<T>(largest, kLargeBits<T>);
+}
+// Rows [first, first + count) as tiles, of sizes that products hold. False where one is not finite.
+template <class Row, class Bits>
+bool pack_block(const HashTiles& h, const Row* all, index_t first, index_t count,
+                const PackedRows& to) {
+  const Row* x[kTileRows];
+  float factor[kTileRows] = {};
+  for (index_t r = 0; r < count; ++r) x[r] = all + (first + r) * h.row_stride;
+  const bool finite = row_factors<Bits>(count, h.n_features, x, factor);
+  pack_rows(kTileRows, h.n_features, x, factor, to.high, h.bfloat16 ? nullptr : to.low);
+  return finite;
+}
+bool pack_block(const HashTiles& h, index_t first, index_t count, const PackedRows& to) {
+  if (!h.bfloat16) return pack_block<float, std::int32_t>(h, h.x, first, count, to);
+  const bool whole = count == kTileRows && h.n_features % (2 * kTile) == 0;
+  if (whole && copy_rows(h, first, count, to.high)) return true;
+  return pack_block<Half, std::int16_t>(h, h.short_x, first, count, to);
+}
+
+}  // namespace
+
+bool fast_hash_tiles(const HashTiles& h) {
+  const Planes p(h);
+  const PackedRows rows(h);
+  const Terms terms{h.bfloat16 ? 1 : 2, {rows.high, rows.low}, {p.high, p.high}};
+  const CodeBytes codes(h);
+  const TileUse use;
+  bool finite = true;
+  for (index_t first = 0; first < h.rows; first += kTileRows) {
+    const index_t count = smaller(kTileRows, h.rows - first);
+    if (!pack_block(h, first, count, rows)) finite = false;
+    for_each_tile(terms, p.depth, p.tiles, rows.sums,
+                  [&](index_t t, const float* sums) LSHKIT_ALWAYS_INLINE {
+                    if (count == kTileRows && codes.two_bytes(t))
+                      codes.write_words(first, t, sums);
+                    else
+                      for (index_t r = 0; r < count; ++r)
+                        codes.write(first + r, t, positive(sums + r * kTile));
+                    return true;
+                  });
+  }
+  return finite;
 }
 
 }  // namespace LSHKIT_ISA

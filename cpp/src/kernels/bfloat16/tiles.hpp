@@ -209,6 +209,13 @@ LSHKIT_INLINE void transpose_tile(const Word* from, Word* to) {
       for (int i = 0; i < W; ++i) std::memcpy(to + (c + i) * kTile + r, &v[i], sizeof(v[i]));
     }
 }
+LSHKIT_INLINE void transpose_tiles(Word* tiles, index_t count) {
+  alignas(64) Word copy[kTileSize];
+  for (index_t t = 0; t < count; ++t) {
+    std::memcpy(copy, tiles + t * kTileSize, sizeof(copy));
+    transpose_tile(copy, tiles + t * kTileSize);
+  }
+}
 // Halves of a row r of A at column c, a multiple of the lanes.
 LSHKIT_INLINE Half* row_of_a(Word* a, index_t depth, index_t r, index_t c) {
   Word* tile = a + (r / kTile * depth + c / (2 * kTile)) * kTileSize;
