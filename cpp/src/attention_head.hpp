@@ -183,6 +183,24 @@ void fill_invalid_rows(Matrix<T> out, const std::uint8_t* query_valid) {
     if (!query_valid[i]) std::fill_n(out.row(i), out.columns, std::numeric_limits<T>::quiet_NaN());
 }
 
+// The end of a head's forward pass: rows are normalised, NaN where a query is not finite
+// (query_valid: null where all are), and brought to the tensor, a few at a time, from the L1 cache.
+// divisors: with Normalize::sum the sums of weights; with l2 the norms, written where not null.
+template <class T>
+void finish_output(Normalize normalize, const Output<T>& out, RowPosition at, Matrix<T> all,
+                   T* divisors, const std::uint8_t* query_valid) {
+  constexpr index_t kRows = 64;
+  const bool l2 = normalize == Normalize::l2;
+  for (index_t first = 0; first < all.rows; first += kRows) {
+    const Matrix<T> rows{all.row(first), all.stride, std::min(kRows, all.rows - first),
+                         all.columns};
+    T* const of_rows = divisors ? divisors + first : nullptr;
+    normalize_output(normalize, rows, of_rows, l2 ? of_rows : nullptr);
+    if (query_valid) fill_invalid_rows(rows, query_valid + first);
+    store_rows(out, {at.batch, at.head, at.row + first}, rows);
+  }
+}
+
 // The gradient of the unnormalised output. raw_output(raw, sums) computes that output and, for
 // Normalize::sum, its divisors; bias is what every g_i . v_j gains, null for nothing.
 template <class T, class RawOutput>

@@ -129,9 +129,8 @@ void expected_forward(const AttentionShape& shape, const AttentionOptions& optio
       norms.fill(head);
       compute(head, output);
     }
-    normalize_output(options.normalize, to, sums, divisor);
-    fill_invalid_rows(to, norms.query_valid);
-    store_rows(out, r.queries, to);
+    finish_output(options.normalize, out, r.queries, to,
+                  options.normalize == Normalize::sum ? sums : divisor, norms.query_valid);
   });
 }
 

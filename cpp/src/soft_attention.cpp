@@ -141,10 +141,8 @@ void soft_attention_forward(const AttentionShape& shape, const SoftOptions& opti
                                  options.causal, in.query.converted()),
                    to, sums_wanted && first == 0 ? divisor : nullptr, first, last);
     if (!finish) return;
-    if (options.normalize == Normalize::l2) kernels().f32.normalize_l2(to, divisor);
-    if (sums_wanted) kernels().f32.normalize_sum(to, divisor);
-    if (valid) fill_invalid_rows(to, valid->queries.data() + r.query_row);
-    store_rows(out, r.queries, to);
+    finish_output(options.normalize, out, r.queries, to, divisor,
+                  valid ? valid->queries.data() + r.query_row : nullptr);
   };
   for_each_slice(heads, slices, in.value.converted() || out.converted(), threads, run);
 }

@@ -109,18 +109,14 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
     s.key_mask = valid ? valid->keys.data() + r.key_row : mask_of(in.key_mask, r);
     sums.run(s, first, last);
     if (!finish) return;
-    float* divisor =
-        divisors && options.normalize != Normalize::none ? divisors + r.query_row : nullptr;
-    float* counts = nullptr;
+    float* divisor = divisors ? divisors + r.query_row : nullptr;
     if (options.normalize == Normalize::sum) {
-      counts =
-          divisor ? divisor
-                  : static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
-      collision_counts(s, counts);
+      if (!divisor)
+        divisor = static_cast<float*>(thread_scratch(sizeof(float) * s.n_queries, Scratch::head));
+      collision_counts(s, divisor);
     }
-    normalize_output(options.normalize, s.out, counts, divisor);
-    if (valid) fill_invalid_rows(s.out, valid->queries.data() + r.query_row);
-    store_rows(out, r.queries, s.out);
+    finish_output(options.normalize, out, r.queries, s.out, divisor,
+                  valid ? valid->queries.data() + r.query_row : nullptr);
   };
 
   for_each_slice(heads, sums.slices, in.value.converted() || out.converted(), threads, run);

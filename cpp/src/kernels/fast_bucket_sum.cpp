@@ -195,7 +195,7 @@ void fast_column_sums(const FloatRows& values, const std::uint8_t* mask, const f
     for (index_t j = 0; j < values.rows; ++j) {
       if (mask && !mask[j]) continue;
       const F weight = broadcast(weights[j]);
-      lanes.prefetch(smaller(j + kAhead, values.rows - 1));
+      lanes.prefetch(smaller(j + 64, values.rows - 1));
       LSHKIT_UNROLL
       for (int i = 0; i < kVectors; ++i) {
         const F v = lanes(j, i * W);

@@ -383,6 +383,12 @@ bool pack_block(const HashTiles& h, const Row* all, index_t first, index_t count
   pack_rows(kTileRows, h.n_features, x, factor, to.high, h.bfloat16 ? nullptr : to.low);
   return finite;
 }
+LSHKIT_INLINE void prefetch_of(const HashTiles& h, index_t row) {
+  if (h.bfloat16)
+    prefetch_row(h.short_x + row * h.row_stride, 2 * h.n_features);
+  else
+    prefetch_row(h.x + row * h.row_stride, 4 * h.n_features);
+}
 bool pack_block(const HashTiles& h, index_t first, index_t count, const PackedRows& to) {
   if (!h.bfloat16) return pack_block<float, std::int32_t>(h, h.x, first, count, to);
   const bool whole = count == kTileRows && h.n_features % (2 * kTile) == 0;
@@ -397,6 +403,7 @@ bool fast_hash_tiles(const HashTiles& h) {
   const PackedRows rows(h);
   const Terms terms{h.bfloat16 ? 1 : 2, {rows.high, rows.low}, {p.high, p.high}};
   const CodeBytes codes(h);
+  const index_t next_rows = (kTileRows + p.tiles - 1) / p.tiles;  // to prefetch at a tile
   const TileUse use;
   bool finite = true;
   for (index_t first = 0; first < h.rows; first += kTileRows) {
@@ -404,6 +411,9 @@ bool fast_hash_tiles(const HashTiles& h) {
     if (!pack_block(h, first, count, rows)) finite = false;
     for_each_tile(terms, p.depth, p.tiles, rows.sums,
                   [&](index_t t, const float* sums) LSHKIT_ALWAYS_INLINE {
+                    const index_t next = first + kTileRows + t * next_rows;
+                    for (index_t r = next; r < smaller(next + next_rows, h.rows); ++r)
+                      prefetch_of(h, r);
                     if (count == kTileRows && codes.two_bytes(t))
                       codes.write_words(first, t, sums);
                     else
