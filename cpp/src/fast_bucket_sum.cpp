@@ -81,20 +81,16 @@ class FastSum {
 
   // False where 16 bits do not do: the output may be anything. `widening` multiplies the steps.
   bool run(index_t slice, index_t count, float widening) {
-    for (index_t i = 0; i < count; ++i)
-      if (!choose_steps(values(slice + i, 1), added_, kLargestError, widening,
-                        memory_.to_integer + i * kFastColumns)) {
-        too_coarse_ = true;
-        return false;
-      }
-    return sum(slice, count);
+    too_coarse_ =
+        !choose_steps(values(slice, count), added_, kLargestError, widening, memory_.to_integer);
+    return !too_coarse_ && sum(slice, count);
   }
   // The same for one slice, with wider steps while a bucket overflows.
   bool run_alone(index_t slice) {
-    too_coarse_ = false;
-    for (float widening = 1; !too_coarse_; widening *= kWiden)
+    for (float widening = 1;; widening *= kWiden) {
       if (run(slice, 1, widening)) return true;
-    return false;
+      if (too_coarse_) return false;
+    }
   }
 
  private:

@@ -21,7 +21,7 @@ struct FastAdded {
   const float* readers = nullptr;
 };
 
-// to_integer = 1 / step of up to kFastColumns columns; 0 for columns of zeros. `widening`
+// to_integer = 1 / step of the columns of one slice or two; 0 for columns of zeros. `widening`
 // multiplies the steps. Rounding moves a value by at most half a step: false if that is more than
 // largest_error mean magnitudes of its column (not root mean squares, which one large value among
 // small ones would raise), if a sum's noise is more than that part of its signal, if values are
@@ -35,9 +35,9 @@ inline bool choose_steps(const FloatRows& values, const FastAdded& added, float 
   FastColumnSums sums;
   kernels().fast_column_sums(values, added.valid, added.readers, &sums);
   const float count = float(added.count);
-  for (index_t c = 0; c < kFastColumns; ++c) {
-    to_integer[c] = 0;
-    if (c >= values.columns || added.count == 0) continue;
+  const index_t slices = (values.columns + kFastColumns - 1) / kFastColumns;
+  std::fill_n(to_integer, slices * kFastColumns, 0.0f);
+  for (index_t c = 0; c < values.columns && added.count > 0; ++c) {
     const float largest = sums.largest[c], square_sum = sums.square_sum[c];
     if (largest == 0 && square_sum == 0) continue;
     if (!std::isfinite(square_sum) || square_sum < kLeastSquareSum) return false;

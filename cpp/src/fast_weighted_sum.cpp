@@ -95,8 +95,8 @@ class IntegerRows {
   }
   // False where 16 bits do not do. scale: of the sums.
   bool round_added(const FastAdded& added, float widening, float scale) {
-    for (index_t column = 0; column < columns_; column += kFastColumns)
-      if (!choose_steps(from(column, kFastColumns), added, kLargestError, widening,
+    for (index_t column = 0; column < columns_; column += 2 * kFastColumns)
+      if (!choose_steps(from(column, 2 * kFastColumns), added, kLargestError, widening,
                         to_integer_ + column))
         return false;
     for (index_t c = 0; c < columns_; ++c)

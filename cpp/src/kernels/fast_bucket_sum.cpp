@@ -22,6 +22,7 @@ using U = Vec<std::uint32_t>;
 typedef std::uint16_t U16 __attribute__((vector_size(kVectorBytes)));
 
 constexpr index_t kAhead = 12;                     // rows to prefetch ahead
+constexpr index_t kFarAhead = 64;                  // and from beyond the L2 cache
 constexpr int kLine = kSliceBytes / kVectorBytes;  // registers a slice; each has 2 W columns
 constexpr int kLaneCount = kSliceBytes / 4;        // 32-bit lanes a slice
 constexpr std::uint32_t kLowerHalf = 0xffff, kBias = 0x8000;  // of the lower halves
@@ -163,6 +164,38 @@ LSHKIT_INLINE void with_lanes(const FloatRows& rows, const Call& call) {
     call(Lanes<void>{rows});
 }
 
+template <int Vectors, class Rows>
+LSHKIT_INLINE void column_sums(const Rows& lanes, index_t rows, const std::uint8_t* mask,
+                               const float* weights, FastColumnSums* sums) {
+  F largest[Vectors] = {}, sum[Vectors] = {}, magnitude_sum[Vectors] = {}, square_sum[Vectors] = {},
+    weighted[Vectors] = {}, weight_sum[Vectors] = {};
+  for (index_t j = 0; j < rows; ++j) {
+    if (mask && !mask[j]) continue;
+    const F weight = broadcast(weights[j]);
+    lanes.prefetch(smaller(j + kFarAhead, rows - 1));
+    LSHKIT_UNROLL
+    for (int i = 0; i < Vectors; ++i) {
+      const F v = lanes(j, i * W);
+      const F size = (F)((I)v & 0x7fffffff);
+      weighted[i] += weight * size;
+      weight_sum[i] += size > F{} ? weight : F{};
+      largest[i] = size > largest[i] ? size : largest[i];
+      sum[i] += v;
+      magnitude_sum[i] += size;
+      square_sum[i] += v * v;
+    }
+  }
+  LSHKIT_UNROLL
+  for (int i = 0; i < Vectors; ++i) {
+    store(sums->largest + i * W, largest[i]);
+    store(sums->sum + i * W, sum[i]);
+    store(sums->magnitude_sum + i * W, magnitude_sum[i]);
+    store(sums->square_sum + i * W, square_sum[i]);
+    store(sums->weighted_magnitude_sum + i * W, weighted[i]);
+    store(sums->weight_sum + i * W, weight_sum[i]);
+  }
+}
+
 }  // namespace
 
 bool fast_bucket_sum(const FastSumPass& p) {
@@ -189,35 +222,12 @@ void fast_values(const FloatRows& values, const float* scale, std::int16_t* out,
 void fast_column_sums(const FloatRows& values, const std::uint8_t* mask, const float* weights,
                       FastColumnSums* sums) {
   constexpr int kVectors = kFastColumns / W;
-  F largest[kVectors] = {}, sum[kVectors] = {}, magnitude_sum[kVectors] = {},
-    square_sum[kVectors] = {}, weighted[kVectors] = {}, weight_sum[kVectors] = {};
   with_lanes(values, [&](const auto& lanes) {
-    for (index_t j = 0; j < values.rows; ++j) {
-      if (mask && !mask[j]) continue;
-      const F weight = broadcast(weights[j]);
-      lanes.prefetch(smaller(j + 64, values.rows - 1));
-      LSHKIT_UNROLL
-      for (int i = 0; i < kVectors; ++i) {
-        const F v = lanes(j, i * W);
-        const F size = (F)((I)v & 0x7fffffff);
-        weighted[i] += weight * size;
-        weight_sum[i] += size > F{} ? weight : F{};
-        largest[i] = size > largest[i] ? size : largest[i];
-        sum[i] += v;
-        magnitude_sum[i] += size;
-        square_sum[i] += v * v;
-      }
-    }
+    if (values.columns <= kFastColumns)
+      column_sums<kVectors>(lanes, values.rows, mask, weights, sums);
+    else
+      column_sums<2 * kVectors>(lanes, values.rows, mask, weights, sums);
   });
-  LSHKIT_UNROLL
-  for (int i = 0; i < kVectors; ++i) {
-    store(sums->largest + i * W, largest[i]);
-    store(sums->sum + i * W, sum[i]);
-    store(sums->magnitude_sum + i * W, magnitude_sum[i]);
-    store(sums->square_sum + i * W, square_sum[i]);
-    store(sums->weighted_magnitude_sum + i * W, weighted[i]);
-    store(sums->weight_sum + i * W, weight_sum[i]);
-  }
 }
 
 }  // namespace LSHKIT_ISA

@@ -193,11 +193,11 @@ struct FloatRows {
             width < columns - first ? width : columns - first, element};
   }
 };
-// Of up to kFastColumns columns, over the keys that are not masked out. weight_sum is of the keys
-// that are not zero there.
+// Of the columns of two slices at most, over the keys that are not masked out. weight_sum is of the
+// keys that are not zero there.
 struct FastColumnSums {
-  float largest[kFastColumns], sum[kFastColumns], magnitude_sum[kFastColumns],
-      square_sum[kFastColumns], weighted_magnitude_sum[kFastColumns], weight_sum[kFastColumns];
+  using Columns = float[2 * kFastColumns];
+  Columns largest, sum, magnitude_sum, square_sum, weighted_magnitude_sum, weight_sum;
 };
 // Whole rows of a BucketTable: one hash's (n_buckets, n_values) after the other's.
 template <class T>
