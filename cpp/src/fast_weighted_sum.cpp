@@ -95,6 +95,7 @@ class IntegerRows {
   }
   // False where 16 bits do not do. scale: of the sums.
   bool round_added(const FastAdded& added, float widening, float scale) {
+    std::fill_n(to_integer_, columns_, 0.0f);
     for (index_t column = 0; column < columns_; column += 2 * kFastColumns)
       if (!choose_steps(from(column, 2 * kFastColumns), added, kLargestError, widening,
                         to_integer_ + column))

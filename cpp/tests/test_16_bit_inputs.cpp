@@ -1,6 +1,9 @@
 // The forward of bfloat16 rows against that of the same rows in float32: few bits of the codes
 // differ, and the sum of the codes that it gives is close to bucket_sum's.
+#include <cmath>
+
 #include "check.hpp"
+#include "kernels/kernels.hpp"
 #include "lshkit/attention.hpp"
 #include "lshkit/bucket_sum.hpp"
 #include "problem.hpp"
@@ -124,7 +127,11 @@ TEST(sums_are_close_and_codes_nearly_equal) {
       index_t changed = 0;
       for (std::size_t i = 0; i < full.key_codes.size(); ++i)
         changed += full.key_codes[i] != fast.key_codes[i];
-      CHECK(double(changed) <= 2 + 0.003 * double(c.nk * c.n_hashes));
+      // Of independent bits, within five standard deviations. Normals of bfloat16 change more.
+      const double a_bit = kernels().fast_hash_tiles ? 5.6e-4 : 1.5e-4;
+      const double codes = double(c.nk * c.n_hashes);
+      const double expected = codes * (1 - std::pow(1 - a_bit, c.n_bits));
+      CHECK(double(changed) <= expected + 5 * std::sqrt(expected) + 1);
     }
 }
 

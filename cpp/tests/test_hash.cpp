@@ -1,5 +1,6 @@
 // Codes against the definition in hash.hpp, in double precision.
 #include "check.hpp"
+#include "kernels/kernels.hpp"
 #include "projections.hpp"
 
 namespace {
@@ -53,6 +54,78 @@ TEST(codes_are_signs_of_projections) {
     check_codes(family, 515, 7, 45, 5, 2);
     check_codes(family, 3, 20, 64, 130, 1);
   }
+}
+
+// Bits that are not within rounding of zero, of rows of every element.
+TEST(fast_codes_are_signs_of_projections) {
+  for (const index_t d : {1, 7, 32, 60, 64, 65, 128})
+    for (const auto& [n_bits, n_hashes] :
+         {std::pair<int, index_t>{1, 1}, {3, 7}, {8, 32}, {8, 33}, {12, 6}, {16, 130}})
+      for (const Element element : {Element::float32, Element::bfloat16, Element::float16}) {
+        const index_t n = 75, stride = d + 3;
+        const Parameters p = hadamard(d, n_bits, n_hashes, 1, 1);
+        std::vector<float> x = normal(n * stride, 2);
+        std::vector<std::uint16_t> shorts(x.size());
+        for (std::size_t i = 0; i < x.size(); ++i) {  // numbers that both 16-bit formats hold
+          x[i] = std::round(x[i] * 32) / 32;
+          kernels().narrow(&x[i], 1, element == Element::float16 ? element : Element::bfloat16,
+                           &shorts[i]);
+        }
+        HashFunctions f;
+        f.parameters = p.numbers.data();
+        f.columns = p.columns;
+        f.n_bits = n_bits;
+        f.n_hashes = n_hashes;
+        Input<float> rows(x.data(), 0, 0, stride);
+        if (element != Element::float32) rows = {shorts.data(), 0, 0, stride, element};
+        const int bytes = hash_code_bytes(n_bits);
+        std::vector<std::uint8_t> codes(n * n_hashes * bytes);
+        CHECK(hash(f, rows, 1, 1, n, d, codes.data(), 1, Precision::fast));
+        int wrong = 0;
+        for (index_t row = 0; row < n; ++row)
+          for (index_t h = 0; h < n_hashes; h += 1 + h / 20) {
+            std::uint32_t code = 0;
+            std::memcpy(&code, &codes[(row * n_hashes + h) * bytes], bytes);
+            if (code >> n_bits) ++wrong;
+            for (int b = 0; b < n_bits; ++b) {
+              double size;
+              const double z = projection(Family::hadamard, f.parameters, p.columns,
+                                          &x[row * stride], d, n_bits, h, b, &size);
+              if (std::fabs(z) > 2e-3 * size && (code >> b & 1) != std::uint32_t(z > 0)) ++wrong;
+            }
+          }
+        CHECK(wrong == 0);
+      }
+}
+
+// The same rows of bfloat16, however many at once and in which format they are.
+TEST(fast_codes_are_those_of_the_row_alone) {
+  const index_t n = 100, d = 64, m = 32;
+  const Parameters p = hadamard(d, 8, m, 1, 1);
+  HashFunctions f;
+  f.parameters = p.numbers.data();
+  f.columns = p.columns;
+  f.n_hashes = m;
+  std::vector<float> x = normal(n * d, 2);
+  for (float& value : x) value = std::round(value * 16) / 16;
+  for (index_t i = 0; i < n; ++i)  // of sizes up to the ends of the range, zeros, and not finite
+    for (index_t c = 0; c < d; ++c) x[i * d + c] = std::ldexp(x[i * d + c], int(i % 25) * 9 - 120);
+  for (index_t c = 0; c < d; ++c) x[41 * d + c] = 0;
+  x[42 * d + 5] = NAN;
+  x[43 * d + 6] = -INFINITY;
+  std::vector<std::uint16_t> shorts(n * d);
+  kernels().narrow(x.data(), n * d, Element::bfloat16, shorts.data());
+  const Input<float> rows(shorts.data(), 0, 0, d, Element::bfloat16);
+  std::vector<std::uint8_t> together(n * m), alone(n * m), of_floats(n * m);
+  CHECK(!hash(f, rows, 1, 1, n, d, together.data(), 1, Precision::fast));
+  CHECK(!hash(f, {x.data(), 0, 0, d}, 1, 1, n, d, of_floats.data(), 1, Precision::fast));
+  for (index_t i = 0; i < n; ++i) {
+    const Input<float> row(&shorts[i * d], 0, 0, d, Element::bfloat16);
+    CHECK(hash(f, row, 1, 1, 1, d, &alone[i * m], 1, Precision::fast) == (i != 42 && i != 43));
+  }
+  for (index_t i = 0; i < n * m; ++i)
+    if (i / m != 42 && i / m != 43)
+      CHECK(together[i] == alone[i] && together[i] == of_floats[i] && (i / m != 41 || !alone[i]));
 }
 
 TEST(zero_rows_have_code_zero_and_bad_rows_are_told) {
