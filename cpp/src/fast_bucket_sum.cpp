@@ -81,8 +81,8 @@ class FastSum {
 
   // False where 16 bits do not do: the output may be anything. `widening` multiplies the steps.
   bool run(index_t slice, index_t count, float widening) {
-    too_coarse_ =
-        !choose_steps(values(slice, count), added_, kLargestError, widening, memory_.to_integer);
+    too_coarse_ = !choose_steps(values(slice, count), count, added_, kLargestError, widening,
+                                memory_.to_integer);
     return !too_coarse_ && sum(slice, count);
   }
   // The same for one slice, with wider steps while a bucket overflows.

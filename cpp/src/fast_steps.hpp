@@ -21,20 +21,21 @@ struct FastAdded {
   const float* readers = nullptr;
 };
 
-// to_integer = 1 / step of the columns of one slice or two; not written, which leaves 0, for
-// columns of zeros. `widening` multiplies the steps. Rounding moves a value by at most half a step:
-// false if that is more than largest_error mean magnitudes of its column (not root mean squares,
-// which one large value among small ones would raise), if a sum's noise is more than that part of
-// its signal, if values are spread too far, or if a column has one that is not finite. The mean
-// over all rows or over what is read (but for zeros), whichever is less: a gradient through
+// to_integer = 1 / step of the columns of so many slices, one or two; 0 for columns of zeros, and
+// behind the last one. `widening` multiplies the steps. Rounding moves a value by at most half a
+// step: false if that is more than largest_error mean magnitudes of its column (not root mean
+// squares, which one large value among small ones would raise), if a sum's noise is more than that
+// part of its signal, if values are spread too far, or if a column has one that is not finite. The
+// mean over all rows or over what is read (but for zeros), whichever is less: a gradient through
 // normalised rows is small where many rows collide.
-inline bool choose_steps(const FloatRows& values, const FastAdded& added, float largest_error,
-                         float widening, float* to_integer) {
+inline bool choose_steps(const FloatRows& values, index_t slices, const FastAdded& added,
+                         float largest_error, float widening, float* to_integer) {
   // Below, the sum of squares is too close to what float32 cannot hold.
   constexpr float kLeastSquareSum = 1e-24f;
   FastColumnSums sums;
   kernels().fast_column_sums(values, added.valid, added.readers, &sums);
   const float count = float(added.count);
+  std::fill_n(to_integer, slices * kFastColumns, 0.0f);
   for (index_t c = 0; c < values.columns && added.count > 0; ++c) {
     const float largest = sums.largest[c], square_sum = sums.square_sum[c];
     if (largest == 0 && square_sum == 0) continue;

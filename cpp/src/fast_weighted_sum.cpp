@@ -95,11 +95,12 @@ class IntegerRows {
   }
   // False where 16 bits do not do. scale: of the sums.
   bool round_added(const FastAdded& added, float widening, float scale) {
-    std::fill_n(to_integer_, columns_, 0.0f);
-    for (index_t column = 0; column < columns_; column += 2 * kFastColumns)
-      if (!choose_steps(from(column, 2 * kFastColumns), added, kLargestError, widening,
+    for (index_t column = 0; column < columns_; column += 2 * kFastColumns) {
+      const index_t slices = std::min<index_t>((columns_ - column) / kFastColumns, 2);
+      if (!choose_steps(from(column, 2 * kFastColumns), slices, added, kLargestError, widening,
                         to_integer_ + column))
         return false;
+    }
     for (index_t c = 0; c < columns_; ++c)
       scale_[c] = to_integer_[c] > 0 ? scale / to_integer_[c] : 0;
     for (index_t column = 0; column < columns_; column += width_)

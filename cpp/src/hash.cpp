@@ -22,19 +22,32 @@ bool is_fast(const HashFunctions& f, Precision precision) {
          f.columns <= kMaxFastColumns;
 }
 
+// Whether the rotations of fast hashing are multiplied out for tiles: where a row has 16 tiles of
+// bits at most, most of them in use, and fills tiles itself. By the functions alone, not by how
+// many rows there are: these codes are others.
+bool by_products(const HashFunctions& f, index_t n_features) {
+  return kernels().fast_hash_tiles && hash_code_bytes(f.n_bits) * f.n_hashes <= 32 &&
+         f.n_bits > 4 && n_features % 32 == 0;
+}
+
 }  // namespace
 
 PackedPlanes::PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_of_all,
                            index_t n_features, Precision precision, int threads) {
   const index_t sets = f.head_stride ? heads / f.heads_per_set : 1;
-  // Packing takes as long as hashing some 50 rows; a code's bits are those of whole bytes. What is
-  // fast has other codes, and has them however few rows there are.
-  const bool fast = is_fast(f, precision);
+  // Packing hyperplanes takes as long as hashing some 50 rows; a code's bits are those of whole
+  // bytes.
   constexpr index_t kFewRows = 128;
-  const bool pays = fast || (f.family == Family::hyperplane && n_features <= kMaxTileFeatures &&
-                             f.n_bits > 2 && rows_of_all >= kFewRows * sets);
-  if (!kernels().hash_tiles || !pays) return;
-  lines_ = hash_tiles_planes(hash_code_bytes(f.n_bits), f.n_hashes, n_features) / 16;
+  const bool fast = is_fast(f, precision);
+  const bool pays = fast ? by_products(f, n_features)
+                         : kernels().hash_tiles && f.family == Family::hyperplane &&
+                               n_features <= kMaxTileFeatures && f.n_bits > 2 &&
+                               rows_of_all >= kFewRows * sets;
+  if (!pays) return;
+  const index_t code_bytes = hash_code_bytes(f.n_bits);
+  lines_ = (fast ? fast_hash_tiles_planes(code_bytes, f.n_hashes, n_features)
+                 : hash_tiles_planes(code_bytes, f.n_hashes, n_features)) /
+           16;
   memory_.reset(new Line[sets * lines_]);
   std::atomic<bool> usable{true};
   parallel_for(sets, threads, [&](index_t set) {

@@ -77,9 +77,10 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const Precision precision = fast ? Precision::fast : Precision::full;
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
-  const PackedPlanes planes(functions, key_heads(shape),
-                            heads * shape.n_queries + shape.batch * key_heads(shape) * shape.n_keys,
-                            shape.n_features, precision, threads);
+  const PackedPlanes planes(
+      functions, key_heads(shape),
+      shape.batch * (shape.heads * shape.n_queries + key_heads(shape) * shape.n_keys),
+      shape.n_features, precision, threads);
   const bool finite_queries =
       hash(query_functions, planes, in.query, shape.batch, shape.heads, shape.n_queries,
            shape.n_features, query_codes, threads, precision);

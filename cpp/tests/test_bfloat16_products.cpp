@@ -349,18 +349,19 @@ struct Hashed {
     CHECK(codes(n, Element::float32, 1) == wanted);
     CHECK(codes(n, Element::float32, 3) == wanted);
   }
-  bool by_tiles(bool bfloat16) const {  // whether tiles make the codes of the first 64 rows
+  bool by_tiles(bool bfloat16) const {  // whether tiles make the codes of the first rows
     std::vector<float> packed(
         hash_tiles_planes(hash_code_bytes(functions.n_bits), functions.n_hashes, d));
     std::vector<float> scratch(hash_tiles_scratch(d));
-    std::vector<std::uint8_t> result(64 * functions.n_hashes * hash_code_bytes(functions.n_bits));
+    std::vector<std::uint8_t> result(kTileRows * functions.n_hashes *
+                                     hash_code_bytes(functions.n_bits));
     HashTiles h;
     h.parameters = planes.data();
     h.columns = h.n_features = h.row_stride = d;
     h.n_bits = functions.n_bits;
     h.n_hashes = functions.n_hashes;
     h.x = x.data();
-    h.rows = 64;
+    h.rows = kTileRows;
     h.codes = result.data();
     h.scratch = scratch.data();
     h.bfloat16 = bfloat16;

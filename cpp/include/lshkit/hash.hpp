@@ -5,9 +5,9 @@
 namespace lshkit {
 
 enum class Family : int { hyperplane = 0, hadamard = 1 };
-// fast: 16-bit integers where they gain time. In hash(), the rotations of hadamard with up to 128
-// columns: a bit differs from the full precision's where the projection is within rounding of zero,
-// in about 1 of 10^4.
+// fast: shorter numbers where they gain time. In hash(), hadamard with up to 128 columns: rotations
+// of 16-bit integers, or their product in bfloat16. A bit differs from the full precision's where
+// the projection is within rounding of zero: in about 1 of 10^4, or 5.
 enum class Precision : int { full = 0, fast = 1 };
 
 // The random numbers that make one hash function set, as float32 (rows, columns) per head:

@@ -19,7 +19,7 @@ struct HashRows {
   index_t n_hashes;
   const float* x;
   index_t row_stride, rows, n_features;
-  const std::uint16_t* short_x = nullptr;  // fast_hash_hadamard: of `element`, in the place of x
+  const std::uint16_t* short_x = nullptr;  // of the fast kernels: of `element`, in the place of x
   Element element = Element::float32;
   void* codes;  // (rows, n_hashes)
   // 64-byte aligned, kHashTile * (2 * columns + n_hashes + kHashPadding) floats. In 16 bits
@@ -34,8 +34,8 @@ constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too ma
 // Rows for kernels/bfloat16/hash.cpp, all bits of a code; hash_tiles: a block of them.
 struct HashTiles : HashRows {
   bool bfloat16;  // which the rows are without loss; fast_hash_tiles: they lie in short_x
-  // 64-byte aligned, hash_tiles_planes() floats: what pack_planes or pack_rotations makes of
-  // parameters.
+  // 64-byte aligned: what pack_planes makes of parameters, hash_tiles_planes() floats, or
+  // pack_rotations, fast_hash_tiles_planes().
   float* planes;
 };
 constexpr index_t kTileRows = 32;  // of a block, at most
@@ -44,6 +44,9 @@ constexpr index_t kMaxTileFeatures = 2048;
 constexpr index_t hash_tiles_planes(index_t code_bytes, index_t n_hashes, index_t n_features) {
   const index_t planes = (8 * code_bytes * n_hashes + 15) / 16 * 16;
   return planes * ((n_features + 31) / 32 * 32 + 1);  // two parts of bfloat16, and the norm
+}
+constexpr index_t fast_hash_tiles_planes(index_t code_bytes, index_t n_hashes, index_t n_features) {
+  return (8 * code_bytes * n_hashes + 15) / 16 * 8 * ((n_features + 31) / 32 * 32);
 }
 constexpr index_t hash_tiles_scratch(index_t n_features) {  // floats
   return kTileRows * ((n_features + 31) / 32 * 32 + 32);    // two parts, and sums

@@ -245,7 +245,7 @@ bool pack_planes(const HashTiles& h) {
 bool hash_tiles(const HashTiles& h) {
   const Planes p(h);
   const PackedRows rows(h);
-  const float* x[kTileRows];
+  const float* x[kTileRows] = {};
   float factor[kTileRows] = {}, within[kTileRows];
   const float bound = uncertainty(h);
   for (index_t r = 0; r < h.rows; ++r) {
@@ -307,8 +307,7 @@ LSHKIT_INLINE bool any_above(Vec<T> v, T limit) {
   return false;
 #endif
 }
-// What brings rows to sizes that products hold: powers of two, which change no code. False where a
-// row is not finite.
+// What brings rows to sizes that products hold: powers of two. False where a row is not finite.
 template <class T, class Row>
 bool row_factors(index_t rows, index_t n, const Row* const* x, float* factor) {
   constexpr T kLargest = std::numeric_limits<T>::max(), kInfinity = 255 << kMantissa<T>;
@@ -376,7 +375,7 @@ bool copy_rows(const HashTiles& h, index_t first, index_t count, Word* to) {
 template <class Row, class Bits>
 bool pack_block(const HashTiles& h, const Row* all, index_t first, index_t count,
                 const PackedRows& to) {
-  const Row* x[kTileRows];
+  const Row* x[kTileRows] = {};
   float factor[kTileRows] = {};
   for (index_t r = 0; r < count; ++r) x[r] = all + (first + r) * h.row_stride;
   const bool finite = row_factors<Bits>(count, h.n_features, x, factor);
