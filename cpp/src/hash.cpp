@@ -23,23 +23,23 @@ bool is_fast(const HashFunctions& f, Precision precision) {
 }
 
 // Whether the rotations of fast hashing are multiplied out for tiles: where a row has 16 tiles of
-// bits at most, most of them in use, and fills tiles itself. By the functions alone, not by how
-// many rows there are: these codes are others.
-bool by_products(const HashFunctions& f, index_t n_features) {
-  return kernels().fast_hash_tiles && hash_code_bytes(f.n_bits) * f.n_hashes <= 32 &&
-         f.n_bits > 4 && n_features % 32 == 0;
+// bits at most, most of them in use, and fills tiles itself as it lies. Not by how many rows there
+// are: these codes are others.
+bool by_products(const HashFunctions& f, index_t n_features, Element element) {
+  return element == Element::bfloat16 && kernels().fast_hash_tiles &&
+         hash_code_bytes(f.n_bits) * f.n_hashes <= 32 && f.n_bits > 4 && n_features % 32 == 0;
 }
 
 }  // namespace
 
 PackedPlanes::PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_of_all,
-                           index_t n_features, Precision precision, int threads) {
+                           index_t n_features, Element element, Precision precision, int threads) {
   const index_t sets = f.head_stride ? heads / f.heads_per_set : 1;
   // Packing hyperplanes takes as long as hashing some 50 rows; a code's bits are those of whole
   // bytes.
   constexpr index_t kFewRows = 128;
   const bool fast = is_fast(f, precision);
-  const bool pays = fast ? by_products(f, n_features)
+  const bool pays = fast ? by_products(f, n_features, element)
                          : kernels().hash_tiles && f.family == Family::hyperplane &&
                                n_features <= kMaxTileFeatures && f.n_bits > 2 &&
                                rows_of_all >= kFewRows * sets;
@@ -72,7 +72,8 @@ PackedPlanes::PackedPlanes(const HashFunctions& f, index_t heads, index_t rows_o
 bool hash(const HashFunctions& functions, Input<float> x, index_t batch, index_t heads,
           index_t rows, index_t n_features, void* codes, int threads, Precision precision) {
   if (batch * heads * rows == 0) return true;
-  const PackedPlanes planes(functions, heads, batch * heads * rows, n_features, precision, threads);
+  const PackedPlanes planes(functions, heads, batch * heads * rows, n_features, x.element,
+                            precision, threads);
   return hash(functions, planes, x, batch, heads, rows, n_features, codes, threads, precision);
 }
 
@@ -95,8 +96,7 @@ bool hash(const HashFunctions& functions, const PackedPlanes& planes, Input<floa
     scratch =
         kHashTile * (4 * columns + n_hashes) + (n_hashes + 15) / 16 * functions.n_bits * columns;
   if (planes) scratch = std::max(scratch, hash_tiles_scratch(n_features));
-  const bool bfloat16 = x.element == Element::bfloat16;
-  const bool as_it_lies = fast && x.converted() && (bfloat16 || !planes);
+  const bool as_it_lies = fast && x.converted();
   const index_t converted = x.converted() && !as_it_lies ? kRows * n_features : 0;
   const index_t words = two_words ? kRows * n_hashes : 0;
   std::atomic<bool> finite{true};
@@ -145,7 +145,7 @@ bool hash(const HashFunctions& functions, const PackedPlanes& planes, Input<floa
       if (!hash_rows(h)) finite = false;
       return;
     }
-    h.bfloat16 = bfloat16;
+    h.bfloat16 = x.element == Element::bfloat16;
     h.planes = planes.of_set(set);
     if (fast) {
       if (!kernels().fast_hash_tiles(h)) finite = false;

@@ -9,9 +9,9 @@ namespace lshkit {
 // heads; none where tiles are not there or do not pay.
 class PackedPlanes {
  public:
-  // rows_of_all: that are hashed with them, of all heads.
+  // rows_of_all: that are hashed with them, of all heads, and are `element`.
   PackedPlanes(const HashFunctions& functions, index_t heads, index_t rows_of_all,
-               index_t n_features, Precision precision, int threads);
+               index_t n_features, Element element, Precision precision, int threads);
   explicit operator bool() const { return memory_ != nullptr; }
   float* of_set(index_t set) const { return memory_[set * lines_].numbers; }
 

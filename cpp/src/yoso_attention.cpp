@@ -77,10 +77,12 @@ void yoso_forward(const AttentionShape& shape, const AttentionOptions& options,
   const Precision precision = fast ? Precision::fast : Precision::full;
   HashFunctions query_functions = functions;
   query_functions.heads_per_set = shape.heads / key_heads(shape);
+  // Queries and keys have the same hash functions: products where both can be multiplied.
+  const Element element = in.query.element == in.key.element ? in.query.element : Element::float32;
   const PackedPlanes planes(
       functions, key_heads(shape),
       shape.batch * (shape.heads * shape.n_queries + key_heads(shape) * shape.n_keys),
-      shape.n_features, precision, threads);
+      shape.n_features, element, precision, threads);
   const bool finite_queries =
       hash(query_functions, planes, in.query, shape.batch, shape.heads, shape.n_queries,
            shape.n_features, query_codes, threads, precision);

@@ -132,7 +132,8 @@ TEST(sums_are_close_and_codes_nearly_equal) {
       for (std::size_t i = 0; i < full.key_codes.size(); ++i)
         changed += full.key_codes[i] != fast.key_codes[i];
       // Of independent bits, within five standard deviations. Normals of bfloat16 change more.
-      const PackedPlanes planes(full.functions(), 1, c.nk, c.d, Precision::fast, 1);
+      const PackedPlanes planes(full.functions(), 1, c.nk, c.d, Element::bfloat16, Precision::fast,
+                                1);
       const double a_bit = planes ? 5.6e-4 : 1.5e-4;
       const double codes = double(c.nk * c.n_hashes);
       const double expected = codes * (1 - std::pow(1 - a_bit, c.n_bits));

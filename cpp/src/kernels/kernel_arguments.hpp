@@ -33,7 +33,7 @@ struct HashRows {
 constexpr index_t kMaxFastColumns = 128;  // beyond, 16 bits would change too many codes
 // Rows for kernels/bfloat16/hash.cpp, all bits of a code; hash_tiles: a block of them.
 struct HashTiles : HashRows {
-  bool bfloat16;  // which the rows are without loss; fast_hash_tiles: they lie in short_x
+  bool bfloat16;  // which the rows are without loss
   // 64-byte aligned: what pack_planes makes of parameters, hash_tiles_planes() floats, or
   // pack_rotations, fast_hash_tiles_planes().
   float* planes;

@@ -170,8 +170,9 @@ LSHKIT_BFLOAT16_KERNEL(bool, expected_bfloat16_gradient, const ExpectedGradient<
 // has to make them: for planes of norms far from 1, and blocks with such rows.
 LSHKIT_TILE_KERNEL(bool, pack_planes, const HashTiles& planes)
 LSHKIT_TILE_KERNEL(bool, hash_tiles, const HashTiles& rows)
-// Codes of hadamard's rotations by one product, others than those of fast_hash_hadamard. False
-// where a row is not finite. The scratch of pack_rotations is of pack_rotations_scratch().
+// Codes of hadamard's rotations by one product, others than those of fast_hash_hadamard, of rows of
+// bfloat16 (short_x) of a multiple of 32 features. False where a row is not finite. The scratch of
+// pack_rotations is of pack_rotations_scratch().
 LSHKIT_TILE_KERNEL(void, pack_rotations, const HashTiles& h)
 LSHKIT_TILE_KERNEL(bool, fast_hash_tiles, const HashTiles& rows)
 

@@ -8,8 +8,9 @@
 //
 // fast_hash_tiles: the rotations of FastHadamard written out, a normal for each bit: at 64 columns
 // and 32 hashes a product of 64 x 256 a row, which tiles do in less time than vectors do the
-// transforms. Normals are rounded to bfloat16, which turns them by 1.7e-3: one bit in 1,900 differs
-// from the full precision's. It is the same function of a row wherever the row stands.
+// transforms. Rows are bfloat16, of a multiple of 32 features. Normals are rounded to bfloat16,
+// which turns them by 1.7e-3: one bit in 1,900 differs from the full precision's. It is the same
+// function of a row wherever the row stands.
 #if !defined(LSHKIT_ISA_AVX512_BF16) || defined(LSHKIT_ISA_AMX)
 #include "lshkit/hash.hpp"
 
@@ -282,46 +283,57 @@ bool hash_tiles(const HashTiles& h) {
 // ---- rotations ----
 namespace {
 
-// Magnitudes are compared as the bits of numbers without their signs. T: integers of as many bits.
-template <class T>
-constexpr int kMantissa = sizeof(T) == 2 ? 7 : 23;
-template <class T>
-constexpr T kSmallBits = (127 - 60) << kMantissa<T>;
-template <class T>
-constexpr T kLargeBits = (127 + 60) << kMantissa<T>;
+// Magnitudes are compared as the bits of bfloat16 without their signs.
+using Bits = std::int16_t;
+constexpr Bits kMagnitude = 0x7fff, kInfinityBits = 255 << 7;
+constexpr Bits kSmallBits = (127 - 60) << 7, kLargeBits = (127 + 60) << 7;
 
-template <class V>
-LSHKIT_INLINE V larger_lanes(V a, V b) {
-  return a > b ? a : b;
-}
-template <class T>
-LSHKIT_INLINE bool any_above(Vec<T> v, T limit) {
+LSHKIT_INLINE Vec<Bits> larger_lanes(Vec<Bits> a, Vec<Bits> b) { return a > b ? a : b; }
+LSHKIT_INLINE bool any_above(Vec<Bits> v, Bits limit) {
 #if defined(LSHKIT_ISA_AVX512)
-  if constexpr (sizeof(T) == 2)
-    return _mm512_cmpgt_epi16_mask((__m512i)v, _mm512_set1_epi16(limit)) != 0;
-  else
-    return _mm512_cmpgt_epi32_mask((__m512i)v, _mm512_set1_epi32(limit)) != 0;
+  return _mm512_cmpgt_epi16_mask((__m512i)v, _mm512_set1_epi16(limit)) != 0;
 #else
-  for (int i = 0; i < kLanes<T>; ++i)
+  for (int i = 0; i < kLanes<Bits>; ++i)
     if (v[i] > limit) return true;
   return false;
 #endif
 }
-// What brings rows to sizes that products hold: powers of two. False where a row is not finite.
-template <class T, class Row>
-bool row_factors(index_t rows, index_t n, const Row* const* x, float* factor) {
-  constexpr T kLargest = std::numeric_limits<T>::max(), kInfinity = 255 << kMantissa<T>;
-  bool finite = true;
-  for (index_t r = 0; r < rows; ++r) {
-    const T* const bits = reinterpret_cast<const T*>(x[r]);
-    Vec<T> largest = {};
-    for (index_t c = 0; c < n; c += kLanes<T>)
-      largest =
-          larger_lanes(largest, load_first(bits + c, int(smaller(n - c, kLanes<T>))) & kLargest);
-    const bool large = any_above<T>(largest, kLargeBits<T>);
-    factor[r] = large ? 0x1p-100f : any_above<T>(largest, kSmallBits<T>) ? 1 : 0x1p100f;
-    if (large && any_above<T>(largest, kInfinity - 1)) finite = false;
+
+// Rows [first, first + count) as tiles. False where one is not of a usual size, or rows are no
+// whole block.
+bool copy_rows(const HashTiles& h, index_t first, index_t count, Word* to) {
+  if (count < kTileRows) return false;
+  const index_t depth = depth_of(h.n_features);
+  Vec<Bits> largest = {};
+  for (index_t r = 0; r < count; ++r) {
+    const auto* const x = reinterpret_cast<const Bits*>(h.short_x + (first + r) * h.row_stride);
+    Vec<Bits> of_row = {};
+    for (index_t c = 0; c < h.n_features; c += kLanes<Bits>) {
+      const Vec<Bits> v = load(x + c);
+      std::memcpy(row_of_a(to, depth, r, c), &v, sizeof(v));
+      of_row = larger_lanes(of_row, v & kMagnitude);
+    }
+    if (!any_above(of_row, kSmallBits)) return false;
+    largest = larger_lanes(largest, of_row);
   }
+  return !any_above(largest, kLargeBits);
+}
+// The same for any rows, brought to sizes that products hold by powers of two. False where one is
+// not finite.
+bool pack_block(const HashTiles& h, index_t first, index_t count, Word* to) {
+  const Half* x[kTileRows] = {};
+  float factor[kTileRows] = {};
+  bool finite = true;
+  for (index_t r = 0; r < count; ++r) {
+    x[r] = h.short_x + (first + r) * h.row_stride;
+    Vec<Bits> largest = {};
+    for (index_t c = 0; c < h.n_features; c += kLanes<Bits>)
+      largest = larger_lanes(largest, load(reinterpret_cast<const Bits*>(x[r]) + c) & kMagnitude);
+    const bool large = any_above(largest, kLargeBits);
+    factor[r] = large ? 0x1p-100f : any_above(largest, kSmallBits) ? 1 : 0x1p100f;
+    if (large && any_above(largest, kInfinityBits - 1)) finite = false;
+  }
+  pack_rows(kTileRows, h.n_features, x, factor, to);
   return finite;
 }
 
@@ -351,68 +363,23 @@ void pack_rotations(const HashTiles& h) {
   transpose_tiles(p.high, p.tiles * p.depth);
 }
 
-namespace {
-
-// Rows of whole tiles as they lie. False where one is not of a usual size.
-bool copy_rows(const HashTiles& h, index_t first, index_t count, Word* to) {
-  using T = std::int16_t;
-  const index_t depth = depth_of(h.n_features);
-  Vec<T> largest = {};
-  for (index_t r = 0; r < count; ++r) {
-    const T* const x = reinterpret_cast<const T*>(h.short_x + (first + r) * h.row_stride);
-    Vec<T> of_row = {};
-    for (index_t c = 0; c < h.n_features; c += kLanes<T>) {
-      const Vec<T> v = load(x + c);
-      std::memcpy(row_of_a(to, depth, r, c), &v, sizeof(v));
-      of_row = larger_lanes(of_row, v & std::numeric_limits<T>::max());
-    }
-    if (!any_above<T>(of_row, kSmallBits<T>)) return false;
-    largest = larger_lanes(largest, of_row);
-  }
-  return !any_above<T>(largest, kLargeBits<T>);
-}
-// Rows [first, first + count) as tiles, of sizes that products hold. False where one is not finite.
-template <class Row, class Bits>
-bool pack_block(const HashTiles& h, const Row* all, index_t first, index_t count,
-                const PackedRows& to) {
-  const Row* x[kTileRows] = {};
-  float factor[kTileRows] = {};
-  for (index_t r = 0; r < count; ++r) x[r] = all + (first + r) * h.row_stride;
-  const bool finite = row_factors<Bits>(count, h.n_features, x, factor);
-  pack_rows(kTileRows, h.n_features, x, factor, to.high, h.bfloat16 ? nullptr : to.low);
-  return finite;
-}
-LSHKIT_INLINE void prefetch_of(const HashTiles& h, index_t row) {
-  if (h.bfloat16)
-    prefetch_row(h.short_x + row * h.row_stride, 2 * h.n_features);
-  else
-    prefetch_row(h.x + row * h.row_stride, 4 * h.n_features);
-}
-bool pack_block(const HashTiles& h, index_t first, index_t count, const PackedRows& to) {
-  if (!h.bfloat16) return pack_block<float, std::int32_t>(h, h.x, first, count, to);
-  const bool whole = count == kTileRows && h.n_features % (2 * kTile) == 0;
-  if (whole && copy_rows(h, first, count, to.high)) return true;
-  return pack_block<Half, std::int16_t>(h, h.short_x, first, count, to);
-}
-
-}  // namespace
-
 bool fast_hash_tiles(const HashTiles& h) {
   const Planes p(h);
   const PackedRows rows(h);
-  const Terms terms{h.bfloat16 ? 1 : 2, {rows.high, rows.low}, {p.high, p.high}};
+  const Terms terms{1, {rows.high}, {p.high}};
   const CodeBytes codes(h);
   const index_t next_rows = (kTileRows + p.tiles - 1) / p.tiles;  // to prefetch at a tile
   const TileUse use;
   bool finite = true;
   for (index_t first = 0; first < h.rows; first += kTileRows) {
     const index_t count = smaller(kTileRows, h.rows - first);
-    if (!pack_block(h, first, count, rows)) finite = false;
+    if (!copy_rows(h, first, count, rows.high) && !pack_block(h, first, count, rows.high))
+      finite = false;
     for_each_tile(terms, p.depth, p.tiles, rows.sums,
                   [&](index_t t, const float* sums) LSHKIT_ALWAYS_INLINE {
                     const index_t next = first + kTileRows + t * next_rows;
                     for (index_t r = next; r < smaller(next + next_rows, h.rows); ++r)
-                      prefetch_of(h, r);
+                      prefetch_row(h.short_x + r * h.row_stride, 2 * h.n_features);
                     if (count == kTileRows && codes.two_bytes(t))
                       codes.write_words(first, t, sums);
                     else
