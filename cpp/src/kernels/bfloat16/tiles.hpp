@@ -272,16 +272,24 @@ LSHKIT_NOINLINE void pack_pairs(index_t rows, index_t columns, const Row* const*
                                 const float* factor, Word* b) {
   constexpr int W = kLanes<float>;
   const index_t depth = depth_of(rows);
-  const auto lanes = [&](index_t r, index_t c) {
-    if (r >= rows || c >= columns) return Halves{};
-    return scaled_lanes(x[r], factor[r], c, columns, nullptr);
+  const auto pair = [&](index_t r, const auto& lanes) {
+    for (index_t c = 0; c < tiles_of(columns) * kTile; c += W) {
+      const Words words = pair_up(lanes(r, c), lanes(r + 1, c));
+      std::memcpy(b + c / kTile * depth * kTileSize + r / 2 * kTile + c % kTile, &words,
+                  sizeof(words));
+    }
   };
-  for (index_t j = 0; j < tiles_of(columns); ++j)
-    for (index_t r = 0; r < depth * 2 * kTile; r += 2)
-      for (index_t c = 0; c < kTile; c += W) {
-        const Words words = pair_up(lanes(r, j * kTile + c), lanes(r + 1, j * kTile + c));
-        std::memcpy(b + j * depth * kTileSize + r / 2 * kTile + c, &words, sizeof(words));
+  for (index_t r = 0; r < depth * 2 * kTile; r += 2) {
+    if constexpr (sizeof(Row) == sizeof(Half))
+      if (r + 1 < rows && factor[r] == 1 && factor[r + 1] == 1 && columns % kTile == 0) {
+        pair(r, [&](index_t row, index_t c) { return load_half(x[row] + c); });
+        continue;
       }
+    pair(r, [&](index_t row, index_t c) {
+      if (row >= rows || c >= columns) return Halves{};
+      return scaled_lanes(x[row], factor[row], c, columns, nullptr);
+    });
+  }
 }
 
 }  // namespace
