@@ -110,23 +110,23 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
             raise ValueError(f"{name} must be on query's device {device}, got {x.device}")
         if x.dtype is not dtype and not torch.is_autocast_enabled(autocast_device(query)):
             raise TypeError(f"{name} must have query's dtype {dtype}, got {x.dtype}")
-    of, heads = "query", query.shape[:-2]
+    (*heads, _, features), of = query.shape, "query"
+    *key_heads, n_keys, key_features = key.shape
+    *value_heads, n_values, _ = value.shape
     if enable_gqa:
         _check_groups(query, key)
-        of, heads = "key", key.shape[:-2]
-    for name, x in (("key", key), ("value", value)):
-        if x.shape[:-2] != heads:
+        of, heads = "key", key_heads
+    for name, own in (("key", key_heads), ("value", value_heads)):
+        if own != heads:
             raise ValueError(
-                f"{name} must have {of}'s batch and heads {tuple(heads)}, got {tuple(x.shape[:-2])}"
+                f"{name} must have {of}'s batch and heads {tuple(heads)}, got {tuple(own)}"
             )
-    if key.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"key must have query's number of features {query.shape[-1]}, got {key.shape[-1]}"
-        )
-    if query.shape[-1] == 0:
+    if key_features != features:
+        raise ValueError(f"key must have query's number of features {features}, got {key_features}")
+    if features == 0:
         raise ValueError(f"query must have features, got shape {tuple(query.shape)}")
-    if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"value must have key's length {key.shape[-2]}, got {value.shape[-2]}")
+    if n_values != n_keys:
+        raise ValueError(f"value must have key's length {n_keys}, got {n_values}")
 
 
 def folded(x: Tensor) -> Tensor:

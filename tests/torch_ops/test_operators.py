@@ -1,0 +1,131 @@
+"""What `lshkit.torch_ops` calls: the kernel where nobody listens, else the operator."""
+
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.11")
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from lshkit import torch_ops  # noqa: E402
+from lshkit.torch_ops import library  # noqa: E402
+
+NAMES = ["expected_attention", "expected_attention_backward"]
+
+
+def rows(requires_grad=False):
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 2, 5, 8)
+    return [torch.randn(shape, generator=generator, requires_grad=requires_grad) for _ in range(3)]
+
+
+def attend(query, key, value):
+    return torch_ops.expected_attention(query, key, value, None, None, None, 4, False, 2, 0)[0]
+
+
+def forward_and_backward(query, key, value):
+    attend(query, key, value).sum().backward()
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "lshkit":
+            self.names.append(function.__name__.removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+
+class SeenFunctions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "namespace", None) == "lshkit":
+            self.names.append(function.__name__.removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Seen, SeenFunctions])
+def test_modes_see_operators(mode):
+    with mode() as seen:
+        attend(*rows())
+    assert seen.names == NAMES[:1]
+
+
+def test_a_mode_sees_the_backward_operator():
+    with Seen() as seen:
+        forward_and_backward(*rows(requires_grad=True))
+    assert seen.names == NAMES
+
+
+def test_a_profile_names_operators():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attend(*rows())
+    assert "lshkit::expected_attention" in {event.key for event in profile.key_averages()}
+
+
+def test_the_kernel_alone_gives_what_the_operator_gives(monkeypatch):
+    direct = []
+    finds_the_kernel = library._finds_the_kernel
+
+    def noted(args):
+        direct.append(finds_the_kernel(args))
+        return direct[-1]
+
+    monkeypatch.setattr(library, "_finds_the_kernel", noted)
+    inputs = rows(requires_grad=True)
+    forward_and_backward(*inputs)
+    assert direct == [True, True]
+    others = rows(requires_grad=True)
+    with Seen():
+        forward_and_backward(*others)
+    assert direct == [True, True, False, False]
+    for x, y in zip(inputs, others, strict=True):
+        assert torch.equal(x.grad, y.grad)
+
+
+def test_a_trace_holds_the_operator():
+    traced = torch.jit.trace(attend, tuple(rows()), check_trace=False)
+    assert "lshkit::expected_attention" in str(traced.graph)
+
+
+class Scaled(torch.Tensor):
+    """A subclass whose operators have their own meaning."""
+
+    @staticmethod
+    def __new__(cls, data):
+        return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype)
+
+    def __init__(self, data):
+        self.data_ = data
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        plain = [2 * x.data_ if isinstance(x, Scaled) else x for x in args]
+        return function(*plain, **(kwargs or {}))
+
+
+def test_a_subclass_has_its_say():
+    query, key, value = rows()
+    query[..., 4:], key[..., 4:] = 0, 0
+    assert torch.allclose(
+        torch_ops.expected_attention(query, key, Scaled(value), None, None, None, 4, False, 0, 0)[
+            0
+        ],
+        2 * torch_ops.expected_attention(query, key, value, None, None, None, 4, False, 0, 0)[0],
+    )
+
+
+def test_lazily_negated_views_are_resolved():
+    query, key, value = rows()
+    negated = torch.view_as_complex(torch.stack((value, -value), -1)).conj().imag
+    assert negated.is_neg()
+    assert torch.equal(attend(query, key, negated), attend(query, key, value))
+
+
+def test_autocast_casts():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert attend(*rows()).dtype is torch.bfloat16
