@@ -35,8 +35,10 @@ class Call(NamedTuple):
     @property
     def lengths(self) -> tuple[int, int]:
         """Queries and keys of a sequence; of packed ones their mean, rounded up."""
-        n_sequences = 1 if self.query_starts is None else self.query_starts.shape[0] - 1
-        return mean_lengths(self.query.shape[2], self.key.shape[2], n_sequences)
+        n_queries, n_keys = self.query.shape[2], self.key.shape[2]
+        if self.query_starts is None:
+            return n_queries, n_keys
+        return mean_lengths(n_queries, n_keys, self.query_starts.shape[0] - 1)
 
     @property
     def options(self) -> tuple[bool, int]:

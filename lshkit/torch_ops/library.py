@@ -72,8 +72,10 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
     )
 
     def compute(args: tuple[Any, ...]) -> Any:
+        if _finds_the_kernel(args):
+            return kernel(*args)
         with torch._C._AutoDispatchBelowAutograd():
-            return (kernel if _finds_the_kernel(args) else op)(*args)
+            return op(*args)
 
     def forward(ctx: Any, *args: Any) -> Any:
         out = compute(args)
@@ -295,7 +297,8 @@ def new_codes(x: Tensor, n_bits: int, n_hashes: int) -> Tensor:
 
 
 def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
+    batch, heads, n_queries, _ = query.shape
+    return query.new_empty((batch, heads, n_queries, value.shape[-1]), dtype=dtype)
 
 
 # An operator of several gradients has an output_mask, as torch's own do: which of them are wanted.
