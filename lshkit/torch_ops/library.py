@@ -185,7 +185,7 @@ def _finds_the_kernel(args: Sequence[Any]) -> bool:
         or torch._C._len_torch_function_stack()
         or torch._C._is_any_autocast_enabled()
         or torch._C._get_tracing_state() is not None
-        or torch.autograd._profiler_enabled()
+        or torch._C._autograd._profiler_enabled()
     ):
         return False
     for x in args:

@@ -210,8 +210,8 @@ LSHKIT_INLINE F lanes_before(F x, index_t lane, index_t end) {  // zero from `en
   for (int i = 0; i < W; ++i) index[i] = i;
   return select(index < int(end - lane), x, F{});
 }
-// The probabilities of the cosines s.x of a block's rows from `from` to `end`, as A in s.pair; zeros
-// from seen[r] on. Of two rows and a column of A at a time: two columns of C.
+// The probabilities of the cosines s.x of a block's rows from `from` to `end`, as A in s.pair;
+// zeros from seen[r] on. Of two rows and a column of A at a time: two columns of C.
 void store_probabilities(const Scratch& s, const float* query_scale, index_t from, index_t end,
                          index_t nk, const index_t* seen, int n_bits) {
   constexpr int kRows = 2;
