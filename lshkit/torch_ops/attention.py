@@ -67,9 +67,8 @@ def expectation_keeps_output(query: Tensor) -> bool:
 
 
 def _new_divisors(query: Tensor, normalize: int, *, kept: bool = True) -> Tensor:
-    batch, heads, n_queries, _ = query.shape
-    n_kept = n_queries if normalize and kept else 0
-    return query.new_empty((batch, heads, n_kept), dtype=torch.float32)
+    shape = (*query.shape[:2], query.shape[2] if normalize and kept else 0)
+    return query.new_empty(shape, dtype=torch.float32)
 
 
 def _yoso_attention(

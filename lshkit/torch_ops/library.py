@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 # Library.define and .impl cost less per call than the custom_op decorator. The object is kept
 # alive: the registrations end with it.
 LIBRARY = torch.library.Library("lshkit", "FRAGMENT")
-KERNELS: dict[str, Callable[..., Any]] = {}
+
 
 Operator: TypeAlias = Callable[..., Any]
 Three: TypeAlias = tuple[Tensor, Tensor, Tensor]
@@ -33,13 +33,10 @@ def fake(*names: str) -> Callable[..., Any]:
     return register
 
 
-def register_kernel(
-    name: str, kernel: Callable[..., Any], devices: tuple[str, ...] = ("CPU", "CUDA")
-) -> None:
-    """One function for the tensors of these devices, of which the CPU is one."""
-    KERNELS[name] = kernel
-    for device in devices:
-        LIBRARY.impl(name, kernel, device)
+def register_kernel(name: str, kernel: Callable[..., Any]) -> None:
+    """One function for CPU tensors and CUDA tensors."""
+    LIBRARY.impl(name, kernel, "CPU")
+    LIBRARY.impl(name, kernel, "CUDA")
 
 
 def not_differentiable(name: str) -> None:
@@ -55,7 +52,7 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
     forward mode would pass it by and give tangents of zero; this one refuses.
     """
     torch.library.register_autograd(f"lshkit::{name}", backward, setup_context=setup, lib=LIBRARY)
-    op, kernel = getattr(torch.ops.lshkit, name).default, KERNELS[name]
+    op = getattr(torch.ops.lshkit, name).default
     schema = op._schema.arguments
     defaults = [argument.default_value for argument in schema]
     methods = {
@@ -71,14 +68,9 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
         | {"generate_vmap_rule": True},
     )
 
-    def compute(args: tuple[Any, ...]) -> Any:
-        if _finds_the_kernel(args):
-            return kernel(*args)
-        with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
-
     def forward(ctx: Any, *args: Any) -> Any:
-        out = compute(args)
+        with torch._C._AutoDispatchBelowAutograd():
+            out = op(*args)
         setup(ctx, args, out)
         return out
 
@@ -104,7 +96,8 @@ def differentiable(name: str, setup: Callable[..., Any], backward: Callable[...,
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
             return function.apply(*args, *defaults[len(args) :])
         if not _differentiates(args):
-            return compute(args)
+            with torch._C._AutoDispatchBelowAutograd():
+                return op(*args)
         # Autocast casts before autograd; a trace is to hold the operator.
         if torch._C._is_any_autocast_enabled() or torch._C._get_tracing_state() is not None:
             return op(*args)
@@ -169,33 +162,6 @@ def once_differentiable(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differentiates(args: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
-
-
-_PLAIN = frozenset({int, bool, float, type(None), tuple, list})
-
-
-def _finds_the_kernel(args: Sequence[Any]) -> bool:
-    """Whether the dispatcher would do nothing below autograd but find the kernel of the CPU.
-
-    That takes 4 us, and twice as long between other work: no mode, trace, profile or autocast is
-    on, and the tensors are torch's own, on the CPU and no lazily negated views.
-    """
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._is_any_autocast_enabled()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._autograd._profiler_enabled()
-    ):
-        return False
-    for x in args:
-        kind = type(x)
-        if kind is Tensor or kind is torch.nn.Parameter:
-            if not x.is_cpu or x.is_neg():
-                return False
-        elif kind not in _PLAIN:
-            return False
-    return True
 
 
 def register_autocast(name: str) -> None:
@@ -297,8 +263,7 @@ def new_codes(x: Tensor, n_bits: int, n_hashes: int) -> Tensor:
 
 
 def new_output(query: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    batch, heads, n_queries, _ = query.shape
-    return query.new_empty((batch, heads, n_queries, value.shape[-1]), dtype=dtype)
+    return query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
 
 
 # An operator of several gradients has an output_mask, as torch's own do: which of them are wanted.

@@ -13,6 +13,7 @@ from torch import Tensor
 from lshkit import _C
 from lshkit.torch_ops.hashing import hash
 from lshkit.torch_ops.library import (
+    LIBRARY,
     Operator,
     check_codes,
     define,
@@ -24,7 +25,6 @@ from lshkit.torch_ops.library import (
     new_gradients,
     new_output,
     register_autocast,
-    register_kernel,
     register_vmap,
     rows,
     rows_of,
@@ -144,8 +144,8 @@ def _lsh_attention_backward(
     return tuple(g.to(query.dtype) for g in gradients)
 
 
-register_kernel("lsh_attention", _lsh_attention, ("CPU",))
-register_kernel("lsh_attention_backward", _lsh_attention_backward, ("CPU",))
+LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")
+LIBRARY.impl("lsh_attention_backward", _lsh_attention_backward, "CPU")
 
 
 @fake("lsh_attention")
