@@ -3,6 +3,7 @@
 // bfloat16/lower_bound_tiles.cpp) and its linear form (the former). A word holds the bfloat16 of
 // two neighbours in the dimension that is summed over, the lower in its lower half.
 #include "kernels.hpp"
+#include "rows_ahead.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -11,8 +12,9 @@ constexpr index_t kPairedRows = 128;  // that are paired at once
 // A head's rows in words: unit vectors of queries and keys, and output gradients and values with
 // the bias, and one, as one more column. 2 n (d + d_v) bytes for each side.
 struct Bfloat16Rows {
-  bool on, linear;  // linear: of that form too
-  index_t d, dv;    // columns; dv with the bias and to an even number
+  RowsAhead* ahead;  // of the next bucket
+  bool on, linear;   // linear: of that form too
+  index_t d, dv;     // columns; dv with the bias and to an even number
   std::uint32_t *query, *key, *grad, *value;
   // In vectors: (kPairedRows / 2, d), (kPairedRows / 2, dv), (dv / 2, d), (dv, d).
   std::uint32_t *x, *y, *product;

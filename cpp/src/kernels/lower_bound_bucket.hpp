@@ -320,6 +320,7 @@ struct Bucket {
         const bool pair = j + 1 < nk;
         const index_t x = keys[j], y = keys[pair ? j + 1 : j];
         if (p.causal && x > b) break;
+        fetch_rows(*s.words.ahead, 1);
         const Row vx = form.value(x), vy = form.value(y);
         F ax = {}, bx = {}, ay = {}, by = {};
         LSHKIT_UNROLL

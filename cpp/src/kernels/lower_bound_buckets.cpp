@@ -14,17 +14,7 @@ constexpr index_t kCacheBytes = index_t(2) << 20;  // rows beyond that are prefe
 // Rows of a bucket up to which packing does not pay. A packed bucket of a causal head has products
 // that are hidden.
 constexpr index_t kDirectRows = 24, kDirectCausalRows = 40;
-constexpr index_t kLeastWordPairs = 32, kLeastTilePairs = 256;  // 16 x 16 are a tile
-
-template <class T>
-LSHKIT_INLINE void prefetch_side(Matrix<const T> x, Matrix<const T> y, Matrix<float> gradient,
-                                 const std::int32_t* order, index_t n) {
-  for (index_t t = 0; t < smaller(n, 2 * kChunk); ++t) {
-    prefetch_row(x.row(order[t]), 4 * x.columns);
-    prefetch_row(y.row(order[t]), 4 * y.columns);
-    if (gradient.data) prefetch_row(gradient.row(order[t]), 4 * gradient.columns);
-  }
-}
+constexpr index_t kLeastWordPairs = 32, kLeastTilePairs = 96;
 
 // Flops of a bucket pair by pair and through its products.
 struct Costs {
@@ -61,22 +51,34 @@ struct Forms {
     return form == Form::short_pairs || (form == Form::direct && s.words.on) ||
            (form == Form::products && s.words.linear);
   }
+  // Between its own steps.
+  bool fetches_ahead(Form form) const {
+    return form == Form::direct || (form == Form::short_pairs && !s.words.linear);
+  }
 };
 
-LSHKIT_INLINE void prefetch_rows(const Problem& p, const Forms& forms, const Buckets& of,
-                                 index_t b) {
-  const Bfloat16Rows& w = forms.s.words;
+// What a bucket reads.
+LSHKIT_INLINE RowsAhead rows_of(const Problem& p, const Forms& forms, const Buckets& of,
+                                index_t b) {
   const std::int32_t *queries = of.query_order + of.query_start[b],
                      *keys = of.key_order + of.key_start[b];
   const index_t nq = of.queries(b), nk = of.keys(b);
-  if (forms.reads_words(forms.of(nq, nk))) {
-    const index_t x = w.d / 2, y = w.dv / 2;
-    prefetch_side<std::uint32_t>({w.query, x, 0, x}, {w.grad, y, 0, y}, p.query_grad, queries, nq);
-    prefetch_side<std::uint32_t>({w.key, x, 0, x}, {w.value, y, 0, y}, p.key_grad, keys, nk);
-  } else {
-    prefetch_side<float>(p.query, p.grad, p.query_grad, queries, nq);
-    prefetch_side<float>(p.key, p.value, p.key_grad, keys, nk);
-  }
+  const auto side = [](auto x, auto y, Matrix<float> gradient, const std::int32_t* rows,
+                       index_t n) -> RowsAhead::Side {
+    return {{part_of_row(x), part_of_row(y), part_of_row(gradient)}, rows, smaller(n, 2 * kChunk)};
+  };
+  if (!forms.reads_words(forms.of(nq, nk)))
+    return {{side(p.query, p.grad, p.query_grad, queries, nq),
+             side(p.key, p.value, p.key_grad, keys, nk)},
+            0};
+  const Bfloat16Rows& w = forms.s.words;
+  using Words = Matrix<const std::uint32_t>;
+  const auto words = [&](const std::uint32_t* x, const std::uint32_t* y, auto... rest) {
+    return side(Words{x, w.d / 2, 0, w.d / 2}, Words{y, w.dv / 2, 0, w.dv / 2}, rest...);
+  };
+  return {{words(w.query, w.grad, p.query_grad, queries, nq),
+           words(w.key, w.value, p.key_grad, keys, nk)},
+          0};
 }
 
 }  // namespace
@@ -103,15 +105,20 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   const index_t row_bytes = 4 * (2 * p.query.columns + p.value.columns);
   if (s.sort.number) std::memset(s.sort.number, 0, sizeof(*s.sort.number) * p.n_buckets);
   const bool prefetch = (p.query.rows + p.key.rows) * row_bytes > kCacheBytes;
+  RowsAhead ahead{};
+  s.words.ahead = &ahead;
   Buckets& of = s.sort.buckets;
   for (index_t h = 0; h < p.n_hashes; ++h) {
     sort_hash(p, s.sort, h, of);
     for (index_t b = 0; b < of.count; ++b) {
       const index_t nq = of.queries(b), nk = of.keys(b);
-      if (prefetch && b + 1 < of.count) prefetch_rows(p, forms, of, b + 1);
+      fetch_rows(ahead, rows_left(ahead));  // what is left of this bucket's
+      if (prefetch && b + 1 < of.count) ahead = rows_of(p, forms, of, b + 1);
       if (nq == 0 || nk == 0) continue;
+      const Form form = forms.of(nq, nk);
+      if (!forms.fetches_ahead(form)) fetch_rows(ahead, rows_left(ahead));
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};
-      switch (forms.of(nq, nk)) {
+      switch (form) {
         case Form::short_pairs:
           bucket.bfloat16_pairs(nq, nk);
           break;

@@ -56,12 +56,13 @@ LSHKIT_NOINLINE void gather_pairs(const Word* rows, const std::int32_t* order, i
 
 // A B in blocks of up to 2 x 2 tiles, each used while it is in the L1 cache: use(i, j, rows,
 // columns, block), in tiles; a block's tile (r, s) is its number 2 r + s.
-template <class Use>
+template <class Fetch, class Use>
 LSHKIT_INLINE void each_block(index_t rows, index_t columns, index_t depth, const Word* a,
-                              const Word* b, const Use& use) {
+                              const Word* b, const Fetch& fetch, const Use& use) {
   alignas(64) float block[4 * kTileSize];
   for (index_t i = 0; i < rows; i += 2)
     for (index_t j = 0; j < columns; j += 2) {
+      fetch();
       const Terms terms{1, {a + i * depth * kTileSize}, {b + j * depth * kTileSize}};
       const bool two_rows = i + 1 < rows, two_columns = j + 1 < columns;
       const auto product = two_rows      ? two_columns ? multiply_tiles<2, 2> : multiply_tiles<2, 1>
@@ -131,10 +132,14 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
   Word* transposed = cut.take<Word>(tk * over_queries * kTileSize);
   Word* a = cut.take<Word>(larger(tq * depth, larger(over_keys, over_queries) * td) * kTileSize);
   Word* b = cut.take<Word>(tk * depth * kTileSize);
+  const index_t pairs_of_tq = (tq + 1) / 2, pairs_of_tk = (tk + 1) / 2;
+  const index_t blocks = pairs_of_tq * pairs_of_tk + (pairs_of_tq + pairs_of_tk) * ((td + 1) / 2);
+  const index_t rows_ahead = rows_left(*w.ahead) / blocks + 1;
+  const auto fetch = [&] { fetch_rows(*w.ahead, rows_ahead); };
   gather<false>(queries.a, queries.rows, nq, size, a);
   gather<true>(keys.a, keys.rows, nk, size, b);
   const Weights of_pairs{p.scale, over_keys, over_queries * kTileSize, bool(p.key_grad.data)};
-  each_block(tq, tk, depth, a, b,
+  each_block(tq, tk, depth, a, b, fetch,
              [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
                of_pairs.take(block, rows, columns, weights + (i * over_keys + j / 2) * kTileSize,
                              transposed + (j * over_queries + i / 2) * kTileSize);
@@ -142,7 +147,7 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
   const auto add = [&](const Word* of, const Bfloat16Side& from, const Bfloat16Side& to,
                        Matrix<float> gradient) {
     gather_pairs(from.b, from.rows, from.n, w.d, a);
-    each_block(tiles_of(to.n), td, depth_of(from.n), of, a,
+    each_block(tiles_of(to.n), td, depth_of(from.n), of, a, fetch,
                [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
                  scatter(block, columns, to.rows + i * kTile,
                          smaller(rows * kTile, to.n - i * kTile), j * kTile, gradient);
