@@ -2,6 +2,7 @@
 // expectation against double precision, codes by tiles against those of float32, and which
 // instruction sets a machine has.
 #include <algorithm>
+#include <array>
 
 #include "check.hpp"
 #include "lshkit/attention.hpp"
@@ -235,39 +236,71 @@ TEST(expectation_of_bfloat16_rows_has_the_same_bits_at_any_thread_count) {
   }
 }
 
+namespace {
+
+// Gradients of queries and keys by the lower bound, of codes without order, in products of bfloat16
+// or not.
+std::array<std::vector<double>, 2> lower_bound(const Run& run, int n_bits, index_t n_hashes,
+                                               bool short_products) {
+  std::vector<std::uint8_t> codes[] = {std::vector<std::uint8_t>(run.nq * n_hashes),
+                                       std::vector<std::uint8_t>(run.nk * n_hashes)};
+  for (auto& side : codes)
+    for (std::size_t i = 0; i < side.size(); ++i)
+      side[i] = std::uint8_t((i * i * 2654435761u + side.size()) >> 13) % (1 << n_bits);
+  AttentionOptions options = run.options;
+  options.bfloat16_products = short_products;
+  std::vector<float> dq = unwritten<float>(run.q.size()), dk = unwritten<float>(run.k.size()),
+                     dv = unwritten<float>(run.v.size());
+  yoso_backward({1, 1, run.nq, run.nk, run.d, run.dv}, options, n_bits, n_hashes,
+                {view<const float>(run.q, run.nq, run.d), view<const float>(run.k, run.nk, run.d),
+                 view<const float>(run.v, run.nk, run.dv), Mask{run.mask.data(), 0}},
+                {codes[0].data(), 1}, {codes[1].data(), 1},
+                {view<const float>(run.g, run.nq, run.dv), view<float>(dq, run.nq, run.d),
+                 view<float>(dk, run.nk, run.d), view<float>(dv, run.nk, run.dv)},
+                1);
+  return {Run::doubles(dq), Run::doubles(dk)};
+}
+bool finite_alike(const std::vector<double>& a, const std::vector<double>& b) {
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (std::isfinite(a[i]) != std::isfinite(b[i])) return false;
+  return true;
+}
+
+}  // namespace
+
 // Of queries and keys: buckets of some 75 rows, of 18, and of 150, which are taken in parts.
 TEST(gradient_of_sampled_bfloat16_pairs_is_within_rounding) {
   struct {
     index_t nq, nk, d, dv;
     int n_bits;
     index_t n_hashes;
-  } const cases[] = {
-      {300, 290, 64, 64, 2, 9}, {1100, 1050, 32, 80, 6, 3}, {300, 290, 16, 48, 1, 2}};
+  } const cases[] = {{300, 290, 64, 64, 2, 9},
+                     {1100, 1050, 32, 80, 6, 3},
+                     {290, 300, 16, 48, 1, 2},
+                     {300, 290, 16, 48, 1, 2}};
   for (const auto& c : cases)
-    for (const Normalize normalize : {Normalize::none, Normalize::sum}) {
-      Run run(c.nq, c.nk, c.d, c.dv, {false, normalize, Gradient::lower_bound});
-      std::vector<std::uint8_t> codes[] = {std::vector<std::uint8_t>(c.nq * c.n_hashes),
-                                           std::vector<std::uint8_t>(c.nk * c.n_hashes)};
-      for (auto& side : codes)
-        for (std::size_t i = 0; i < side.size(); ++i)
-          side[i] = std::uint8_t((i * i * 2654435761u + side.size()) >> 13) % (1 << c.n_bits);
-      std::vector<double> results[2][2];
-      for (const bool short_products : {false, true}) {
-        run.options.bfloat16_products = short_products;
-        std::vector<float> dq = unwritten<float>(run.q.size()), dk = unwritten<float>(run.k.size()),
-                           dv = unwritten<float>(run.v.size());
-        yoso_backward({1, 1, c.nq, c.nk, c.d, c.dv}, run.options, c.n_bits, c.n_hashes,
-                      {view<const float>(run.q, c.nq, c.d), view<const float>(run.k, c.nk, c.d),
-                       view<const float>(run.v, c.nk, c.dv), Mask{run.mask.data(), 0}},
-                      {codes[0].data(), 1}, {codes[1].data(), 1},
-                      {view<const float>(run.g, c.nq, c.dv), view<float>(dq, c.nq, c.d),
-                       view<float>(dk, c.nk, c.d), view<float>(dv, c.nk, c.dv)},
-                      1);
-        results[short_products][0] = Run::doubles(dq);
-        results[short_products][1] = Run::doubles(dk);
+    for (const bool causal : {false, true})
+      for (const Normalize normalize : {Normalize::none, Normalize::sum}) {
+        const Run run(c.nq, c.nk, c.d, c.dv, {causal, normalize, Gradient::lower_bound});
+        const auto got = lower_bound(run, c.n_bits, c.n_hashes, true),
+                   wanted = lower_bound(run, c.n_bits, c.n_hashes, false);
+        for (const int side : {0, 1}) CHECK(distance(got[side], wanted[side]) < kRounding);
       }
-      for (const int side : {0, 1}) CHECK(distance(results[1][side], results[0][side]) < kRounding);
+}
+
+// Of a causal head those alone that see a value or an output gradient that is not finite.
+TEST(gradient_of_sampled_bfloat16_pairs_that_are_not_finite) {
+  for (const int n_bits : {1, 2, 3}) {
+    Run run(300, 300, 32, 32, {true, Normalize::none, Gradient::lower_bound});
+    run.v[280 * 32 + 1] = NAN;
+    run.v[150 * 32] = INFINITY;
+    run.g[20 * 32 + 3] = NAN;
+    const auto got = lower_bound(run, n_bits, 1, true), wanted = lower_bound(run, n_bits, 1, false);
+    for (const int side : {0, 1}) {
+      CHECK(finite_alike(got[side], wanted[side]));
+      CHECK(std::isfinite(got[side][21 * 32]));
     }
+  }
 }
 
 // Norms that float32 has and whose products it does not have.
@@ -288,15 +321,10 @@ TEST(expectation_of_bfloat16_rows_that_are_not_finite) {
     run.k[7 * 16] = INFINITY;
     run.v[20 * 8 + 1] = NAN;
     const Run::Result got = run.in_bfloat16(1), wanted = run.in_double();
-    const auto same = [](const std::vector<double>& a, const std::vector<double>& b) {
-      for (std::size_t i = 0; i < a.size(); ++i)
-        if (std::isfinite(a[i]) != std::isfinite(b[i])) return false;
-      return true;
-    };
-    CHECK(same(got.out, wanted.out));
-    CHECK(same(got.dq, wanted.dq));
-    CHECK(same(got.dk, wanted.dk));
-    CHECK(same(got.dv, wanted.dv));
+    CHECK(finite_alike(got.out, wanted.out));
+    CHECK(finite_alike(got.dq, wanted.dq));
+    CHECK(finite_alike(got.dk, wanted.dk));
+    CHECK(finite_alike(got.dv, wanted.dv));
   }
 }
 

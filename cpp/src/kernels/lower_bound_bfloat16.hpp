@@ -33,10 +33,16 @@ struct Bfloat16Side {
 namespace LSHKIT_ISA {
 namespace {
 
+// Whether products are of words: of causal rows by tiles alone.
+LSHKIT_INLINE bool takes_words(const LowerBoundGradient& p) {
+  return p.bfloat16_products && lshkit::kernels().bfloat16_rows &&
+         !(p.causal && lshkit::kernels().bfloat16_bucket) && p.query.columns % 16 == 0 &&
+         p.value.columns % 16 == 0;
+}
+
 LSHKIT_INLINE Bfloat16Rows cut_words(const LowerBoundGradient& p, Cut& cut) {
   Bfloat16Rows w{};
-  w.on = p.bfloat16_products && !p.causal && p.query.columns % 16 == 0 &&
-         p.value.columns % 16 == 0 && lshkit::kernels().bfloat16_rows;
+  w.on = takes_words(p);
   if (!w.on) return w;
   w.linear = lshkit::kernels().bfloat16_bucket;
   w.d = p.query.columns;

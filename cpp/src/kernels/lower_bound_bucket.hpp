@@ -252,10 +252,12 @@ struct Bucket {
   }
   void bfloat16_pairs(index_t nq, index_t nk) const {
     for (index_t i = 0; i < nq; i += kPairedRows)
-      for (index_t j = 0; j < nk; j += kPairedRows)
+      for (index_t j = 0; j < nk; j += kPairedRows) {
+        if (p.causal && keys[j] > queries[smaller(i + kPairedRows, nq) - 1]) break;
         lshkit::kernels().bfloat16_pairs(p, s.words,
                                          words_of_queries(i, smaller(kPairedRows, nq - i)),
                                          words_of_keys(j, smaller(kPairedRows, nk - j)));
+      }
   }
 
   void linear(index_t nq, index_t nk) const {

@@ -41,8 +41,8 @@ struct Forms {
   Form of(index_t nq, index_t nk) const {
     const Bfloat16Rows& w = s.words;
     const bool pairs = costs.pairs_are_cheaper(nq, nk);
-    // Of fewer, rows are best left where they lie.
-    const index_t least = w.linear ? kLeastWordPairs : kLeastTilePairs;
+    // Of fewer, rows are best left where they lie. Half of a causal bucket's are hidden.
+    const index_t least = (w.linear ? kLeastWordPairs : kLeastTilePairs) * (costs.causal ? 2 : 1);
     if (pairs && w.on && nq * nk >= least) return Form::short_pairs;
     if (nq <= most_direct && nk <= most_direct) return Form::direct;
     return pairs ? Form::pairs : Form::products;

@@ -3,6 +3,7 @@
 // lower_bound_pairs for short sequences and lower_bound_buckets for long ones.
 #include "lower_bound_gradient.hpp"
 
+#include "lower_bound_bfloat16.hpp"
 #include "simd.hpp"
 
 namespace lshkit {
@@ -28,11 +29,12 @@ bool lists_pay(const LowerBoundGradient& p) {
 }  // namespace
 
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
-// bucket. Of causal heads, whose buckets are read in parts, these are more. Of few hashes they are
-// fewer: listing what collides does not take less time, buckets do (4 hashes: 1.5 of the time of
-// buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
+// bucket. Of causal heads, whose buckets are read in parts, these are more, but by tiles. Of few
+// hashes they are fewer: listing what collides does not take less time, buckets do (4 hashes: 1.5
+// of the time of buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
 bool lower_bound_pairs_pay(const LowerBoundGradient& p) {
-  const index_t rows = p.n_hashes < 12 ? 1024 : !p.causal ? 2048 : compares_slowly(p) ? 4096 : 8192;
+  const index_t causal_rows = takes_words(p) ? 3700 : compares_slowly(p) ? 4096 : 8192;
+  const index_t rows = p.n_hashes < 12 ? 1024 : p.causal ? causal_rows : 2048;
   const index_t in_bucket = p.causal ? 32 : 16;
   const index_t most = p.key.rows > p.query.rows ? p.key.rows : p.query.rows;
   return most <= rows && most <= in_bucket * p.n_buckets && p.n_hashes <= 65535;  // 16-bit counts

@@ -2,6 +2,8 @@
 // and values, then S K and the transposed S times Q. Rows are gathered into tiles as they lie, and
 // what is summed over changes between the products: S and the values are transposed on the way.
 #if !defined(LSHKIT_ISA_AVX512_BF16) || defined(LSHKIT_ISA_AMX)
+#include <limits>
+
 #include "kernels/bfloat16/tiles.hpp"
 #include "kernels/kernels.hpp"
 #include "kernels/lower_bound_bfloat16.hpp"
@@ -76,23 +78,42 @@ LSHKIT_INLINE void each_block(index_t rows, index_t columns, index_t depth, cons
 // A block of S, scaled, to tiles of A: those of S, summed over columns, and those of S transposed,
 // one for each column of tiles, `stride` words from one to the next.
 struct Weights {
+  const Bfloat16Side &queries, &keys;
+  bool causal, transposed_wanted;
   float scale;
   index_t depth, stride;
-  bool transposed_wanted;
 
-  LSHKIT_INLINE Halves at(const float* block, index_t row, index_t column) const {
-    const index_t tile = row / kTile * 2 + column / kTile;
-    return to_bfloat16(load(block + tile * kTileSize + row % kTile * kTile + column % kTile) *
-                       scale);
+  // The places in their sequences of a block's queries and keys; behind the last none sees any.
+  struct Places {
+    std::int32_t query[2 * kTile], key[2 * kTile];
+  };
+  static LSHKIT_INLINE void take_places(const Bfloat16Side& side, index_t first, std::int32_t none,
+                                        std::int32_t* to) {
+    for (index_t r = 0; r < 2 * kTile; ++r)
+      to[r] = first + r < side.n ? side.rows[first + r] : none;
   }
-  LSHKIT_NOINLINE void take(const float* block, index_t rows, index_t columns, Word* to,
-                            Word* transposed) const {
+  LSHKIT_INLINE Halves at(const float* block, const Places& places, index_t row,
+                          index_t column) const {
+    const index_t tile = row / kTile * 2 + column / kTile;
+    Vec<float> x = load(block + tile * kTileSize + row % kTile * kTile + column % kTile);
+    // Selected, not multiplied by zero: what is hidden may be a NaN.
+    if (causal) x = load(places.key + column) <= places.query[row] ? x : Vec<float>{};
+    return to_bfloat16(x * scale);
+  }
+  // The block at tile i of queries and j of keys.
+  LSHKIT_NOINLINE void take(const float* block, index_t i, index_t j, index_t rows, index_t columns,
+                            Word* to, Word* transposed) const {
     alignas(64) Word pairs[2][kTileSize];  // of rows: words of B
+    Places places;
+    if (causal) {
+      take_places(queries, i * kTile, -1, places.query);
+      take_places(keys, j * kTile, std::numeric_limits<std::int32_t>::max(), places.key);
+    }
     for (index_t r = 0; r < 2 * kTile; r += 2)
       for (index_t c = 0; c < 2 * kTile; c += W) {
         const bool there = r < rows * kTile && c < columns * kTile;
-        const Halves even = there ? at(block, r, c) : Halves{};
-        const Halves odd = there ? at(block, r + 1, c) : Halves{};
+        const Halves even = there ? at(block, places, r, c) : Halves{};
+        const Halves odd = there ? at(block, places, r + 1, c) : Halves{};
         if (r < rows * kTile) {
           store_half(row_of_a(to, depth, r, c), even);
           store_half(row_of_a(to, depth, r + 1, c), odd);
@@ -138,10 +159,12 @@ void bfloat16_pairs(const LowerBoundGradient& p, const Bfloat16Rows& w, const Bf
   const auto fetch = [&] { fetch_rows(*w.ahead, rows_ahead); };
   gather<false>(queries.a, queries.rows, nq, size, a);
   gather<true>(keys.a, keys.rows, nk, size, b);
-  const Weights of_pairs{p.scale, over_keys, over_queries * kTileSize, bool(p.key_grad.data)};
+  const Weights of_pairs{
+      queries, keys, p.causal, bool(p.key_grad.data), p.scale, over_keys, over_queries * kTileSize};
   each_block(tq, tk, depth, a, b, fetch,
              [&](index_t i, index_t j, index_t rows, index_t columns, const float* block) {
-               of_pairs.take(block, rows, columns, weights + (i * over_keys + j / 2) * kTileSize,
+               of_pairs.take(block, i, j, rows, columns,
+                             weights + (i * over_keys + j / 2) * kTileSize,
                              transposed + (j * over_queries + i / 2) * kTileSize);
              });
   const auto add = [&](const Word* of, const Bfloat16Side& from, const Bfloat16Side& to,
