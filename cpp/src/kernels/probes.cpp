@@ -18,7 +18,7 @@ constexpr int kSelected = Probes <= 1   ? 0
                           : Probes <= 4 ? 2
                           : Probes <= 8 ? 3
                                         : 4;
-constexpr index_t kAhead = 16;  // rows to prefetch ahead
+constexpr index_t kAhead = 48;  // rows to prefetch ahead
 constexpr index_t kRun = 1024;  // margins whose exponentials are kept, a multiple of every register
 
 // The own code with the bits of a = 0 .. 3 flipped.
@@ -231,9 +231,9 @@ void expand(const ProbeRows& p, const Own* all_own, Code* probe_codes, float* we
       for (index_t i = 0; i < rows; ++i) {
         const float* margins = p.margins + (pair + i * p.n_hashes) * r;
         if (const index_t ahead = i + kAhead; row + ahead < p.rows) {
-          prefetch(margins + kAhead * p.n_hashes * r);
-          prefetch(all_own + pair + ahead * p.n_hashes);
-          prefetch(p.bits + (pair + ahead * p.n_hashes) * r);
+          prefetch_row(margins + kAhead * p.n_hashes * r, 4 * n);
+          prefetch_row(all_own + pair + ahead * p.n_hashes, 1);
+          prefetch_row(p.bits + (pair + ahead * p.n_hashes) * r, 1);
         }
         for (index_t c = 0; c < n; c += kLanes<float>) {
           const Vec<float> u = load_first(margins + c, int(smaller(kLanes<float>, n - c))) * twice;
