@@ -120,6 +120,8 @@ def check():
     """Of the instruction set in use; AMX's twin takes its time."""
     for sizes in CASES[:4]:
         check_rounding(sizes, "l2", is_causal=False, batch=1, heads=1)
+    for sizes in CASES[:2]:
+        check_rounding(sizes, "sum", is_causal=True, batch=1, heads=1)
     test_rows_that_take_no_part()
     test_a_value_that_is_not_finite_reaches_the_queries_that_collide()
 

@@ -16,6 +16,11 @@ struct Buckets {
 
   index_t queries(index_t b) const { return query_start[b + 1] - query_start[b]; }
   index_t keys(index_t b) const { return key_start[b + 1] - key_start[b]; }
+  // The first bucket from b on that has both; count: none.
+  index_t pairs_from(index_t b) const {
+    while (b < count && (queries(b) == 0 || keys(b) == 0)) ++b;
+    return b;
+  }
 };
 
 struct BucketSort {

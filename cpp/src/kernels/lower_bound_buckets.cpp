@@ -57,7 +57,7 @@ struct Forms {
   }
 };
 
-// What a bucket reads.
+// What a bucket reads: the first rows of each side.
 LSHKIT_INLINE RowsAhead rows_of(const Problem& p, const Forms& forms, const Buckets& of,
                                 index_t b) {
   const std::int32_t *queries = of.query_order + of.query_start[b],
@@ -110,11 +110,11 @@ void lower_bound_buckets(const LowerBoundGradient& p) {
   Buckets& of = s.sort.buckets;
   for (index_t h = 0; h < p.n_hashes; ++h) {
     sort_hash(p, s.sort, h, of);
-    for (index_t b = 0; b < of.count; ++b) {
+    for (index_t b = of.pairs_from(0), next; b < of.count; b = next) {
       const index_t nq = of.queries(b), nk = of.keys(b);
+      next = of.pairs_from(b + 1);
       fetch_rows(ahead, rows_left(ahead));  // what is left of this bucket's
-      if (prefetch && b + 1 < of.count) ahead = rows_of(p, forms, of, b + 1);
-      if (nq == 0 || nk == 0) continue;
+      if (prefetch && next < of.count) ahead = rows_of(p, forms, of, next);
       const Form form = forms.of(nq, nk);
       if (!forms.fetches_ahead(form)) fetch_rows(ahead, rows_left(ahead));
       const Bucket bucket{p, s, of.query_order + of.query_start[b], of.key_order + of.key_start[b]};

@@ -29,9 +29,9 @@ bool lists_pay(const LowerBoundGradient& p) {
 }  // namespace
 
 // Whether comparing all pairs takes less time than buckets do: up to so many rows, and so many in a
-// bucket. Of causal heads, whose buckets are read in parts, these are more, but by tiles. Of few
-// hashes they are fewer: listing what collides does not take less time, buckets do (4 hashes: 1.5
-// of the time of buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
+// bucket. Of causal heads, whose buckets are read in parts, these are more, fewer where tiles take
+// them whole. Of few hashes they are fewer: listing what collides does not take less time, buckets
+// do (4 hashes: 1.5 of the time of buckets at 2,048 rows and at 4,096 causal ones; 8: 1.0).
 bool lower_bound_pairs_pay(const LowerBoundGradient& p) {
   const index_t causal_rows = takes_words(p) ? 3700 : compares_slowly(p) ? 4096 : 8192;
   const index_t rows = p.n_hashes < 12 ? 1024 : p.causal ? causal_rows : 2048;
