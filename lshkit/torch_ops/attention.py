@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lshkit import _C
+from lshkit.torch_ops.hashing import drawn
 from lshkit.torch_ops.library import (
     Operator,
     check_codes,
@@ -22,6 +23,7 @@ from lshkit.torch_ops.library import (
     differentiable,
     fake,
     gradient_of,
+    in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
@@ -92,17 +94,18 @@ def _yoso_attention(
     query_codes, key_codes = new_codes(query, n_bits, n_hashes), new_codes(key, n_bits, n_hashes)
     divisors = _new_divisors(query, normalize)
     if out.numel() == 0 or key.numel() == 0:
-        out = out.zero_().to(query.dtype)
+        out = in_dtype(out.zero_(), query.dtype)
         return out, query_codes.zero_(), key_codes.zero_(), divisors.zero_()
+    parameters = drawn(parameters, key.shape[1], key.shape[3], n_bits, n_hashes, family)
     q, k, v = rows_of(dtype, query, key, value)
     _C.yoso_forward(
-        *(q, k, v, mask_rows(key_mask), parameters.contiguous(), family, n_bits, n_hashes),
+        *(q, k, v, mask_rows(key_mask), parameters, family, n_bits, n_hashes),
         *(is_causal, normalize, out, query_codes, key_codes, torch.get_num_threads()),
         query_starts=query_starts,
         key_starts=key_starts,
         divisors=divisors,
     )
-    return out.to(query.dtype), query_codes, key_codes, divisors
+    return in_dtype(out, query.dtype), query_codes, key_codes, divisors
 
 
 def _yoso_attention_backward(
@@ -127,7 +130,7 @@ def _yoso_attention_backward(
     dtype = core_dtype(query)
     gradients = new_gradients(dtype, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
-        return tuple(g.zero_().to(query.dtype) for g in gradients)
+        return tuple(in_dtype(g.zero_(), query.dtype) for g in gradients)
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
     q, k, v = rows_of(dtype, query, key, value)
@@ -146,7 +149,7 @@ def _yoso_attention_backward(
         out=None if out is None else rows(out, dtype),
         divisors=None if divisors is None else divisors.contiguous(),
     )
-    return tuple(g.to(query.dtype) for g in gradients)
+    return tuple(in_dtype(g, query.dtype) for g in gradients)
 
 
 def _new_expectation(query: Tensor, value: Tensor, normalize: int) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,13 @@ def _hash_parameters(
     return parameters
 
 
+def drawn(parameters: Tensor, *sizes: int) -> Tensor:
+    """For an operator whose parameters may be the seed that they are drawn from."""
+    if parameters.dtype is torch.int64:
+        return _hash_parameters(parameters, *sizes)
+    return parameters.contiguous()
+
+
 def _hash(
     x: Tensor,
     parameters: Tensor,

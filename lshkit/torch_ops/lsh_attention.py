@@ -20,6 +20,7 @@ from lshkit.torch_ops.library import (
     differentiable,
     fake,
     gradient_of,
+    in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
@@ -110,7 +111,7 @@ def _lsh_attention(
             *(q, k, v, mask_rows(key_mask), query_codes, key_codes, n_bits, scale, weighting),
             *(is_causal, offset, window, n_sinks, out, log_sum, pairs, torch.get_num_threads()),
         )
-    return out.to(query.dtype), log_sum, query_codes, key_codes, centre, pairs
+    return in_dtype(out, query.dtype), log_sum, query_codes, key_codes, centre, pairs
 
 
 def _lsh_attention_backward(
@@ -131,7 +132,7 @@ def _lsh_attention_backward(
     q, k, v = rows_of(torch.float32, query, key, value)
     gradients = new_gradients(torch.float32, query, key, value, output_mask)
     if grad_out.numel() == 0 or key.numel() == 0:
-        return tuple(g.zero_().to(query.dtype) for g in gradients)
+        return tuple(in_dtype(g.zero_(), query.dtype) for g in gradients)
     scale, weighting, is_causal, offset, window, n_sinks = options
     check_codes("query_codes", query_codes, 2**n_bits)
     check_codes("key_codes", key_codes, 2**n_bits)
@@ -141,7 +142,7 @@ def _lsh_attention_backward(
         *(n_sinks, rows(grad_out, torch.float32), rows(out, torch.float32), log_sum.contiguous()),
         *(*wanted_only(gradients, output_mask), torch.get_num_threads()),
     )
-    return tuple(g.to(query.dtype) for g in gradients)
+    return tuple(in_dtype(g, query.dtype) for g in gradients)
 
 
 LIBRARY.impl("lsh_attention", _lsh_attention, "CPU")

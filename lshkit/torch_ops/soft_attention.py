@@ -17,6 +17,7 @@ from lshkit.torch_ops.library import (
     differentiable,
     fake,
     gradient_of,
+    in_dtype,
     mask_rows,
     new_codes,
     new_gradients,
@@ -128,7 +129,7 @@ def _soft_attention(
     sizes = n_bits, n_hashes, query_probes, key_probes, normalize
     out, soft_codes, divisors = _new_results(query, key, value, *sizes, core_dtype(query))
     if out.numel() == 0 or key.numel() == 0:
-        return out.zero_().to(query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
+        return in_dtype(out.zero_(), query.dtype), *(x.zero_() for x in (*soft_codes, divisors))
     _C.soft_attention_forward(
         *_core_inputs(query, key, value, key_mask, parameters, sharpness),
         *(family, n_bits, n_hashes, query_probes, key_probes, is_causal),
@@ -139,7 +140,7 @@ def _soft_attention(
         query_starts=query_starts,
         key_starts=key_starts,
     )
-    return out.to(query.dtype), *soft_codes, divisors
+    return in_dtype(out, query.dtype), *soft_codes, divisors
 
 
 def _new_gradients(
@@ -204,7 +205,7 @@ def _soft_attention_backward(
             key_starts=key_starts,
             grad_parameters=gradients[4] if parameters_too else None,
         )
-    return *(g.to(query.dtype) for g in gradients[:3]), *gradients[3:]
+    return *(in_dtype(g, query.dtype) for g in gradients[:3]), *gradients[3:]
 
 
 register_kernel("soft_attention", _soft_attention)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from lshkit import checks, torch_ops
-from lshkit.attention.arguments import check_choice
+from lshkit.attention.arguments import check_choice, seed_tensor
 from lshkit.attention.call import Call, aligned, expected_attention, exporting, without_first
 from lshkit.attention.estimators.base import Estimator
 from lshkit.attention.estimators.expected import Expected
@@ -113,6 +113,13 @@ class Sampled(BucketSums):
         hashed = EXPECTED_KEYS_PER_HASH * self.n_hashes * (n_queries + n_keys)
         return 2 * n_queries * n_keys <= hashed
 
+    def _functions_or_seed(self, call: Call) -> tuple[Tensor, int, int, int]:
+        """`functions_of`, or the seed that the operator draws them from, for one operator less."""
+        if call.heads is not None:
+            return self.functions_of(call)
+        family = torch_ops.FAMILY[self.hasher]
+        return seed_tensor(call.seed, call.query.device), family, self.n_bits, self.n_hashes
+
     def _attend(self, call: Call) -> Tensor:
         n_queries, n_keys = call.lengths
         self.check_length(n_keys)
@@ -126,7 +133,7 @@ class Sampled(BucketSums):
         call, first = aligned(call)
         out, *_ = torch_ops.yoso_attention(
             *call.tensors,
-            *self.functions_of(call),
+            *self._functions_or_seed(call),
             *(*call.options, torch_ops.GRADIENT[self.gradient]),
             self.gradient_hashes or 0,
         )
